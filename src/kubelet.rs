@@ -1,0 +1,12 @@
+//! What the kubelet hands out and has handed out, and how it is configured.
+//!
+//! The wire types of the podresources API stay in here; everybody above sees [`Allocatable`] and [`Usage`].
+
+mod client;
+mod config;
+pub mod proto;
+mod types;
+
+pub use client::{Api, Client, ClientError, Connection};
+pub use config::{KubeletConfig, read_config};
+pub use types::{Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, PodUsage, Usage};

@@ -1,0 +1,418 @@
+//! The podresources client: one connection by path, made again whenever the socket at that path is another.
+
+use std::error::Error as _;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Response, Status};
+use tower::service_fn;
+
+use super::proto::{v1, v1alpha1};
+use super::types::{Allocatable, PodUsage, Usage};
+
+/// The convention of every podresources client (Kubernetes' own e2e tests, Multus, NFD): 16 MiB.
+const MESSAGE_LIMIT: usize = 16 << 20;
+
+/// Which version of the podresources API answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Api {
+    /// CPUs, memory and devices.
+    V1,
+    /// Devices only; kubelets before 1.20.
+    V1alpha1,
+}
+
+/// Tells connections apart: another value means another kubelet process, or the same one restarted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Connection(u64);
+
+/// A client of the kubelet's podresources socket.
+///
+/// The kubelet replaces the socket when it restarts, so every call looks at the path first and connects
+/// again when another socket lies there. A call on a connection that broke is tried once more on a new one.
+#[derive(Debug)]
+pub struct Client {
+    socket: PathBuf,
+    timeout: Duration,
+    open: Option<Open>,
+    connections: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    channel: Channel,
+    connection: Connection,
+    /// Device and inode of the socket we connected to.
+    identity: (u64, u64),
+    api: Api,
+    /// Has anything on this connection ever answered in gRPC?
+    answered: bool,
+}
+
+/// Why the kubelet's answer is not there. Every variant is one sentence for the person who runs the node.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// The path does not exist.
+    #[error("there is no kubelet socket at {0}: is the kubelet running, and is `kubelet.socket` right?")]
+    NoSocket(PathBuf),
+    /// The path exists, but nobody listens.
+    #[error("nobody listens on {0}: the kubelet is not running or is just starting")]
+    Refused(PathBuf),
+    /// The path exists, but we may not connect, or it is no socket.
+    #[error("cannot connect to {path}: {reason}")]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        reason: String,
+    },
+    /// Something listens that is no gRPC server.
+    #[error("{path} is a socket, but no gRPC server answers on it ({reason}); is `kubelet.socket` right?")]
+    NotGrpc {
+        /// The socket.
+        path: PathBuf,
+        /// What happened instead of an answer.
+        reason: String,
+    },
+    /// No answer in time.
+    #[error("the kubelet did not answer {call} on {path} within {after:?}")]
+    Deadline {
+        /// The socket.
+        path: PathBuf,
+        /// The gRPC method.
+        call: &'static str,
+        /// The deadline.
+        after: Duration,
+    },
+    /// The kubelet's limiter (100 requests per second for all its clients together) refused.
+    #[error("the kubelet refused {0}: its request limit is used up by its clients together")]
+    RateLimited(&'static str),
+    /// The answer is larger than we accept.
+    #[error("the kubelet's answer to {call} is too large: {detail}")]
+    TooLarge {
+        /// The gRPC method.
+        call: &'static str,
+        /// The transport's words.
+        detail: String,
+    },
+    /// The kubelet does not serve the method.
+    #[error(
+        "the kubelet at {path} does not serve {call} (numacast needs kubelet 1.23 or later, \
+         or 1.21 with the feature gate KubeletPodResourcesGetAllocatable)"
+    )]
+    Unsupported {
+        /// The socket.
+        path: PathBuf,
+        /// The gRPC method.
+        call: &'static str,
+    },
+    /// `Get` is switched off or too old on this kubelet.
+    #[error("the kubelet does not serve Get (feature gate KubeletPodResourcesGet, on since 1.34)")]
+    GetDisabled,
+    /// `Get` knows no such pod.
+    #[error("the kubelet knows no pod {0}")]
+    NoSuchPod(String),
+    /// The connection broke, and the new one as well.
+    #[error("the kubelet's connection broke during {call}: {detail}")]
+    Lost {
+        /// The gRPC method.
+        call: &'static str,
+        /// The transport's words.
+        detail: String,
+    },
+    /// Anything else, code and text as they came.
+    #[error("the kubelet answered {call} with {code}: {message}")]
+    Status {
+        /// The gRPC method.
+        call: &'static str,
+        /// The name of the gRPC code.
+        code: String,
+        /// The status text.
+        message: String,
+    },
+}
+
+impl ClientError {
+    /// Is another attempt on a new connection worth while?
+    fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. })
+    }
+}
+
+impl Client {
+    /// A client for `socket` whose calls end after `timeout`. Nothing is opened yet.
+    #[must_use]
+    pub fn new(socket: PathBuf, timeout: Duration) -> Self {
+        Self { socket, timeout, open: None, connections: 0 }
+    }
+
+    /// What every active pod holds, the API version that told, and the connection it came from.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn list(&mut self) -> Result<(Usage, Api, Connection), ClientError> {
+        if self.open().await?.api == Api::V1 {
+            let answer = self.call("List", |channel| async move {
+                v1_client(channel).list(v1::ListPodResourcesRequest {}).await.map(Response::into_inner)
+            });
+            match answer.await {
+                Ok((answer, connection)) => return Ok((answer.into(), Api::V1, connection)),
+                Err(ClientError::Unsupported { .. }) => self.remember(Api::V1alpha1),
+                Err(error) => return Err(error),
+            }
+        }
+        let (answer, connection) = self
+            .call("List", |channel| async move {
+                v1alpha1_client(channel)
+                    .list(v1alpha1::ListPodResourcesRequest {})
+                    .await
+                    .map(Response::into_inner)
+            })
+            .await?;
+        Ok((answer.into(), Api::V1alpha1, connection))
+    }
+
+    /// What the kubelet may hand out, and the connection that told.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Unsupported`] from a kubelet that is too old.
+    pub async fn allocatable(&mut self) -> Result<(Allocatable, Connection), ClientError> {
+        let (answer, connection) = self
+            .call("GetAllocatableResources", |channel| async move {
+                v1_client(channel)
+                    .get_allocatable_resources(v1::AllocatableResourcesRequest {})
+                    .await
+                    .map(Response::into_inner)
+            })
+            .await?;
+        Ok((answer.into(), connection))
+    }
+
+    /// What one pod holds.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::GetDisabled`] and [`ClientError::NoSuchPod`] are this call's own.
+    pub async fn get(&mut self, namespace: &str, name: &str) -> Result<PodUsage, ClientError> {
+        let answer = self.call("Get", |channel| async move {
+            let request =
+                v1::GetPodResourcesRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
+            v1_client(channel).get(request).await.map(Response::into_inner)
+        });
+        match answer.await {
+            Ok((v1::GetPodResourcesResponse { pod_resources: Some(pod) }, _)) => Ok(pod.into()),
+            Ok(_) => Err(ClientError::NoSuchPod(format!("{namespace}/{name}"))),
+            Err(ClientError::Unsupported { .. }) => Err(ClientError::GetDisabled),
+            // Both answers are `Unknown`: only the text tells them apart (kubelet.md 3.9).
+            Err(ClientError::Status { message, .. }) if message.ends_with("Get method disabled") => {
+                Err(ClientError::GetDisabled)
+            }
+            Err(ClientError::Status { message, .. }) if message.ends_with("not found") => {
+                Err(ClientError::NoSuchPod(format!("{namespace}/{name}")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One call with its deadline, tried again on a new connection if the old one turns out to be dead.
+    async fn call<T, F>(
+        &mut self,
+        call: &'static str,
+        request: impl Fn(Channel) -> F,
+    ) -> Result<(T, Connection), ClientError>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let fresh = self.open.is_none();
+        match self.attempt(call, &request).await {
+            Err(error) if error.is_lost() && !fresh => self.attempt(call, &request).await,
+            answer => answer,
+        }
+    }
+
+    async fn attempt<T, F>(
+        &mut self,
+        call: &'static str,
+        request: &impl Fn(Channel) -> F,
+    ) -> Result<(T, Connection), ClientError>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let open = self.open().await?.clone();
+        let (channel, connection) = (open.channel, open.connection);
+        let error = match tokio::time::timeout(self.timeout, request(channel)).await {
+            Ok(Ok(answer)) => {
+                self.answered();
+                return Ok((answer, connection));
+            }
+            Ok(Err(status)) => self.explain(call, &status, open.answered),
+            Err(_) if !open.answered => ClientError::NotGrpc {
+                path: self.socket.clone(),
+                reason: format!("no answer within {:?}", self.timeout),
+            },
+            Err(_) => ClientError::Deadline { path: self.socket.clone(), call, after: self.timeout },
+        };
+        match error {
+            // The server spoke; the connection is as good as before.
+            ClientError::Status { .. }
+            | ClientError::Unsupported { .. }
+            | ClientError::RateLimited(_)
+            | ClientError::TooLarge { .. } => self.answered(),
+            _ => self.open = None,
+        }
+        Err(error)
+    }
+
+    fn answered(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.answered = true;
+        }
+    }
+
+    fn remember(&mut self, api: Api) {
+        if let Some(open) = &mut self.open {
+            open.api = api;
+        }
+    }
+
+    /// The connection to the socket that lies at the path now.
+    async fn open(&mut self) -> Result<&Open, ClientError> {
+        // No socket at the path is no reason to leave a connection that works.
+        let stale = |open: &Open| identity(&self.socket).is_ok_and(|now| now != open.identity);
+        let open = match self.open.take().filter(|open| !stale(open)) {
+            Some(open) => open,
+            None => self.connect().await?,
+        };
+        Ok(self.open.insert(open))
+    }
+
+    async fn connect(&mut self) -> Result<Open, ClientError> {
+        let identity = identity(&self.socket).map_err(|e| connect_error(&self.socket, &e))?;
+        let stream = tokio::time::timeout(self.timeout, UnixStream::connect(&self.socket))
+            .await
+            .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)))
+            .map_err(|e| connect_error(&self.socket, &e))?;
+        let channel = channel(stream)
+            .await
+            .map_err(|e| ClientError::NotGrpc { path: self.socket.clone(), reason: innermost(&e) })?;
+        self.connections += 1;
+        let connection = Connection(self.connections);
+        Ok(Open { channel, connection, identity, api: Api::V1, answered: false })
+    }
+
+    /// Turns a status into the sentence that fits; `answered`: this connection has spoken gRPC before.
+    fn explain(&self, call: &'static str, status: &Status, answered: bool) -> ClientError {
+        let message = status.message();
+        match status.code() {
+            Code::ResourceExhausted if message.contains("rate limit") => ClientError::RateLimited(call),
+            // tonic says OutOfRange of an answer above its own limit, Go's servers ResourceExhausted.
+            Code::ResourceExhausted | Code::OutOfRange if message.contains("large") => {
+                ClientError::TooLarge { call, detail: message.to_owned() }
+            }
+            Code::Unimplemented => ClientError::Unsupported { path: self.socket.clone(), call },
+            // Kubelets before 1.23 answer so when the gate is off.
+            Code::Unknown if call == "GetAllocatableResources" && message.contains("disabled") => {
+                ClientError::Unsupported { path: self.socket.clone(), call }
+            }
+            _ if status.source().is_none() && !is_transport(status) => ClientError::Status {
+                call,
+                code: format!("{:?}", status.code()),
+                message: message.chars().take(300).collect(),
+            },
+            _ if answered || broke(status) => ClientError::Lost { call, detail: innermost(status) },
+            _ => ClientError::NotGrpc { path: self.socket.clone(), reason: innermost(status) },
+        }
+    }
+}
+
+/// tonic makes a status of its own when the HTTP answer is none of gRPC's.
+fn is_transport(status: &Status) -> bool {
+    let message = status.message();
+    message.contains("invalid compression flag")
+        || message.contains("h2 protocol error")
+        || message.contains("transport error")
+        || message.contains("grpc-status header missing")
+}
+
+/// The peer went away, as opposed to talking nonsense.
+fn broke(status: &Status) -> bool {
+    let mut source = status.source();
+    while let Some(error) = source {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return matches!(
+                io.kind(),
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected
+            );
+        }
+        source = error.source();
+    }
+    false
+}
+
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string().chars().take(300).collect()
+}
+
+fn identity(socket: &Path) -> io::Result<(u64, u64)> {
+    std::fs::metadata(socket).map(|meta| (meta.dev(), meta.ino()))
+}
+
+fn connect_error(path: &Path, error: &io::Error) -> ClientError {
+    let path = path.to_owned();
+    match error.kind() {
+        io::ErrorKind::NotFound => ClientError::NoSocket(path),
+        io::ErrorKind::ConnectionRefused if is_socket(&path) => ClientError::Refused(path),
+        io::ErrorKind::ConnectionRefused => ClientError::Connect { path, reason: "it is no socket".into() },
+        _ => ClientError::Connect { path, reason: error.to_string() },
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
+}
+
+/// A channel on this stream only: it never connects again by itself, since a new connection means a new
+/// inventory for everybody above.
+async fn channel(stream: UnixStream) -> Result<Channel, tonic::transport::Error> {
+    let stream = Arc::new(Mutex::new(Some(stream)));
+    let connector = service_fn(move |_: Uri| {
+        let stream = stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+        async move { stream.map(TokioIo::new).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+    });
+    Endpoint::from_static("http://localhost").connect_with_connector(connector).await
+}
+
+fn v1_client(channel: Channel) -> v1::pod_resources_lister_client::PodResourcesListerClient<Channel> {
+    v1::pod_resources_lister_client::PodResourcesListerClient::new(channel)
+        .max_decoding_message_size(MESSAGE_LIMIT)
+}
+
+fn v1alpha1_client(
+    channel: Channel,
+) -> v1alpha1::pod_resources_lister_client::PodResourcesListerClient<Channel> {
+    v1alpha1::pod_resources_lister_client::PodResourcesListerClient::new(channel)
+        .max_decoding_message_size(MESSAGE_LIMIT)
+}
+
+impl fmt::Display for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V1 => "v1",
+            Self::V1alpha1 => "v1alpha1",
+        })
+    }
+}

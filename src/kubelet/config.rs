@@ -1,0 +1,231 @@
+//! The kubelet's configuration, read leniently from its file: unknown keys and feature gates are normal, and
+//! one key that makes no sense does not hide the others.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::machine::{Id, IdSet};
+use crate::quantity::Quantity;
+
+/// The largest file worth reading.
+const FILE_LIMIT: u64 = 1 << 20;
+
+/// What numacast needs of a `KubeletConfiguration` (kubelet.config.k8s.io/v1beta1), with the kubelet's defaults.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct KubeletConfig {
+    /// `none` or `static`.
+    pub cpu_manager_policy: String,
+    /// `None` or `Static`.
+    pub memory_manager_policy: String,
+    /// `none`, `best-effort`, `restricted` or `single-numa-node`.
+    pub topology_manager_policy: String,
+    /// `container` or `pod`.
+    pub topology_manager_scope: String,
+    /// The Topology Manager's options, verbatim.
+    pub topology_manager_policy_options: BTreeMap<String, String>,
+    /// CPUs that are never exclusive. Empty: `reserved_cpu_count` of them, whichever the kubelet takes.
+    #[serde(rename = "reservedSystemCPUs")]
+    pub reserved_system_cpus: IdSet,
+    /// Whole CPUs that `kubeReserved` and `systemReserved` come to.
+    pub reserved_cpu_count: u64,
+    /// Node to resource (`memory`, `hugepages-<size>`) to bytes.
+    pub reserved_memory: BTreeMap<Id, BTreeMap<String, u64>>,
+}
+
+impl Default for KubeletConfig {
+    fn default() -> Self {
+        Self {
+            cpu_manager_policy: "none".into(),
+            memory_manager_policy: "None".into(),
+            topology_manager_policy: "none".into(),
+            topology_manager_scope: "container".into(),
+            topology_manager_policy_options: BTreeMap::new(),
+            reserved_system_cpus: IdSet::new(),
+            reserved_cpu_count: 0,
+            reserved_memory: BTreeMap::new(),
+        }
+    }
+}
+
+/// Reads the kubelet's configuration file (YAML or JSON).
+///
+/// Keys that are missing have the kubelet's defaults; the second value names keys that make no sense and
+/// were left at their default.
+///
+/// # Errors
+/// One sentence, when the file cannot be read or is no mapping.
+pub fn read_config(path: &Path) -> Result<(KubeletConfig, Vec<String>), String> {
+    let explain =
+        |what: String| format!("cannot read the kubelet's configuration {}: {what}", path.display());
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_end(&mut bytes))
+        .map_err(|error| explain(error.to_string()))?;
+    if bytes.len() as u64 > FILE_LIMIT {
+        return Err(explain("it is larger than 1 MiB".into()));
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let value: Value =
+        serde_saphyr::from_str(&text).map_err(|error| explain(first_line(&error.to_string())))?;
+    let Value::Object(_) = value else { return Err(explain("it is no mapping of keys".into())) };
+    let mut problems = Vec::new();
+    let config = pick(&value, &mut problems);
+    let place = path.display();
+    Ok((config, problems.into_iter().map(|problem| format!("{place}: {problem}")).collect()))
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+fn pick(value: &Value, problems: &mut Vec<String>) -> KubeletConfig {
+    let defaults = KubeletConfig::default();
+    let mut key = |name: &str, default: String| match &value[name] {
+        Value::Null => default,
+        Value::String(text) if text.is_empty() => default,
+        Value::String(text) => text.clone(),
+        other => {
+            problems.push(format!("{name} is `{other}`, no text; taken as {default}"));
+            default
+        }
+    };
+    KubeletConfig {
+        cpu_manager_policy: key("cpuManagerPolicy", defaults.cpu_manager_policy),
+        memory_manager_policy: key("memoryManagerPolicy", defaults.memory_manager_policy),
+        topology_manager_policy: key("topologyManagerPolicy", defaults.topology_manager_policy),
+        topology_manager_scope: key("topologyManagerScope", defaults.topology_manager_scope),
+        topology_manager_policy_options: options(&value["topologyManagerPolicyOptions"]),
+        reserved_system_cpus: reserved_cpus(&value["reservedSystemCPUs"], problems),
+        reserved_cpu_count: reserved_cpu_count(value, problems),
+        reserved_memory: reserved_memory(&value["reservedMemory"], problems),
+    }
+}
+
+fn plain(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(flag) => Some(flag.to_string()),
+        _ => None,
+    }
+}
+
+fn options(value: &Value) -> BTreeMap<String, String> {
+    let entries = value.as_object().into_iter().flatten();
+    entries.filter_map(|(name, value)| Some((name.clone(), plain(value)?))).collect()
+}
+
+fn reserved_cpus(value: &Value, problems: &mut Vec<String>) -> IdSet {
+    let Some(text) = plain(value) else { return IdSet::new() };
+    text.parse().unwrap_or_else(|error| {
+        problems.push(format!("reservedSystemCPUs: {error}; taken as none"));
+        IdSet::new()
+    })
+}
+
+/// The kubelet reserves whole CPUs: the sum of both reservations, rounded up.
+fn reserved_cpu_count(value: &Value, problems: &mut Vec<String>) -> u64 {
+    let mut milli = 0;
+    for section in ["kubeReserved", "systemReserved"] {
+        milli += quantity(&value[section]["cpu"], &format!("{section}.cpu"), problems).milli().max(0);
+    }
+    u64::try_from((milli + 999) / 1000).unwrap_or(u64::MAX)
+}
+
+fn reserved_memory(value: &Value, problems: &mut Vec<String>) -> BTreeMap<Id, BTreeMap<String, u64>> {
+    let mut reserved: BTreeMap<Id, BTreeMap<String, u64>> = BTreeMap::new();
+    for entry in value.as_array().into_iter().flatten() {
+        let Some(node) = entry["numaNode"].as_u64().and_then(|id| Id::try_from(id).ok()) else {
+            problems.push(format!("reservedMemory: `{}` is no NUMA node; entry ignored", entry["numaNode"]));
+            continue;
+        };
+        for (resource, amount) in entry["limits"].as_object().into_iter().flatten() {
+            let bytes = quantity(amount, &format!("reservedMemory.{resource}"), problems).ceil();
+            let sum = reserved.entry(node).or_default().entry(resource.clone()).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+    reserved
+}
+
+fn quantity(value: &Value, name: &str, problems: &mut Vec<String>) -> Quantity {
+    let Some(text) = plain(value) else { return Quantity::default() };
+    text.parse().unwrap_or_else(|error| {
+        problems.push(format!("{name}: {error}; taken as 0"));
+        Quantity::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(yaml: &str) -> (KubeletConfig, Vec<String>) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), yaml).unwrap();
+        let (config, problems) = read_config(file.path()).unwrap();
+        let place = format!("{}: ", file.path().display());
+        (config, problems.into_iter().map(|p| p.replace(&place, "")).collect())
+    }
+
+    #[test]
+    fn an_empty_mapping_has_the_kubelets_defaults() {
+        assert_eq!(parse("kind: KubeletConfiguration\n"), (KubeletConfig::default(), vec![]));
+    }
+
+    #[test]
+    fn keys_we_do_not_know_are_normal() {
+        let (config, problems) = parse(
+            "featureGates: {FromTheFuture: true}\nnewKey: [1, {a: b}]\ncpuManagerPolicy: static\n\
+             topologyManagerPolicy: single-numa-node\ntopologyManagerScope: pod\nmemoryManagerPolicy: Static\n\
+             topologyManagerPolicyOptions: {max-allowable-numa-nodes: 16}\nreservedSystemCPUs: 0,8-9\n\
+             kubeReserved: {cpu: 1500m}\nsystemReserved: {cpu: '0.6'}\n\
+             reservedMemory: [{numaNode: 1, limits: {memory: 1Gi, hugepages-2Mi: 4Mi}}]\n",
+        );
+        assert_eq!(problems, Vec::<String>::new());
+        assert_eq!(config.cpu_manager_policy, "static");
+        assert_eq!(config.topology_manager_scope, "pod");
+        assert_eq!(config.topology_manager_policy_options["max-allowable-numa-nodes"], "16");
+        assert_eq!(config.reserved_system_cpus.to_string(), "0,8-9");
+        assert_eq!(config.reserved_cpu_count, 3);
+        assert_eq!(
+            config.reserved_memory[&1],
+            [("hugepages-2Mi".into(), 4 << 20), ("memory".into(), 1 << 30)].into()
+        );
+    }
+
+    #[test]
+    fn a_key_that_makes_no_sense_is_told_and_hides_no_other() {
+        let (config, problems) = parse(
+            "cpuManagerPolicy: [static]\nreservedSystemCPUs: some\nkubeReserved: {cpu: much}\n\
+             reservedMemory: [{numaNode: -1}]\ntopologyManagerPolicy: restricted\n",
+        );
+        assert_eq!(config.topology_manager_policy, "restricted");
+        assert_eq!(
+            problems,
+            [
+                "cpuManagerPolicy is `[\"static\"]`, no text; taken as none",
+                "reservedSystemCPUs: `some` is not a list of ids such as 0-3,8; taken as none",
+                "kubeReserved.cpu: `much` is not a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi; taken as 0",
+                "reservedMemory: `-1` is no NUMA node; entry ignored",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_missing_or_no_mapping_is_one_sentence() {
+        let error = read_config(Path::new("/nowhere/config.yaml")).unwrap_err();
+        assert!(
+            error.starts_with("cannot read the kubelet's configuration /nowhere/config.yaml: No such file")
+        );
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "- a\n").unwrap();
+        let error = read_config(file.path()).unwrap_err();
+        assert!(error.ends_with("it is no mapping of keys"), "{error}");
+    }
+}

@@ -1,0 +1,13 @@
+//! numacast: NUMA truth for Kubernetes.
+//!
+//! Data flows one way. `nrt`, `machine` and `kubelet` know nobody above them; `topology` knows only their
+//! types and does no I/O; `agent` composes; `cli` wires.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a test that fails says where
+
+pub mod kubelet;
+pub mod machine;
+pub mod nrt;
+pub mod quantity;
+#[cfg(feature = "sim")]
+pub mod sim;

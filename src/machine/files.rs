@@ -1,0 +1,122 @@
+//! Where the hardware is read from: the host's own files, or a recording of them.
+//!
+//! Paths are relative and start with `sys/` or `proc/`, so that both roots move together.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+/// The largest file worth reading. Sysfs files have at most a page or a few.
+const FILE_LIMIT: u64 = 1 << 20;
+
+/// A source of small text files.
+pub trait HostFiles {
+    /// The text of a file.
+    ///
+    /// # Errors
+    /// The kernel's, `NotFound` above all: on some machines almost any file is missing.
+    fn read(&self, path: &str) -> io::Result<String>;
+
+    /// The names in a directory, ascending.
+    ///
+    /// # Errors
+    /// The kernel's, `NotFound` above all.
+    fn list(&self, path: &str) -> io::Result<Vec<String>>;
+}
+
+/// The host's own files, below roots that may be mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostRoots {
+    /// Stands for `/sys`.
+    pub sys: PathBuf,
+    /// Stands for `/proc`.
+    pub proc: PathBuf,
+}
+
+impl HostRoots {
+    fn resolve(&self, path: &str) -> io::Result<PathBuf> {
+        match path.split_once('/') {
+            Some(("sys", rest)) => Ok(self.sys.join(rest)),
+            Some(("proc", rest)) => Ok(self.proc.join(rest)),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{path} is below neither root"))),
+        }
+    }
+}
+
+impl HostFiles for HostRoots {
+    fn read(&self, path: &str) -> io::Result<String> {
+        let mut bytes = Vec::new();
+        std::fs::File::open(self.resolve(path)?)?.take(FILE_LIMIT + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > FILE_LIMIT {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 1 MiB"));
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let mut names = BTreeSet::new();
+        for entry in std::fs::read_dir(self.resolve(path)?)? {
+            names.insert(entry?.file_name().to_string_lossy().into_owned());
+        }
+        Ok(names.into_iter().collect())
+    }
+}
+
+/// Files as they were, path to text. What is not in it was not there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct RecordedFiles(pub BTreeMap<String, String>);
+
+impl HostFiles for RecordedFiles {
+    fn read(&self, path: &str) -> io::Result<String> {
+        self.0.get(path).cloned().ok_or_else(not_found)
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let prefix = format!("{path}/");
+        let names: BTreeSet<String> = self
+            .0
+            .range(prefix.clone()..)
+            .take_while(|(file, _)| file.starts_with(&prefix))
+            .filter_map(|(file, _)| file[prefix.len()..].split('/').next())
+            .map(str::to_owned)
+            .collect();
+        if names.is_empty() { Err(not_found()) } else { Ok(names.into_iter().collect()) }
+    }
+}
+
+fn not_found() -> io::Error {
+    io::Error::from(io::ErrorKind::NotFound)
+}
+
+/// Passes reads through and keeps what was read.
+#[derive(Debug)]
+pub struct Recorder<F> {
+    inner: F,
+    files: RefCell<BTreeMap<String, String>>,
+}
+
+impl<F> Recorder<F> {
+    /// Records what is read from `inner`.
+    pub fn new(inner: F) -> Self {
+        Self { inner, files: RefCell::default() }
+    }
+
+    /// Everything that was read.
+    pub fn finish(self) -> RecordedFiles {
+        RecordedFiles(self.files.into_inner())
+    }
+}
+
+impl<F: HostFiles> HostFiles for Recorder<F> {
+    fn read(&self, path: &str) -> io::Result<String> {
+        let text = self.inner.read(path)?;
+        self.files.borrow_mut().insert(path.to_owned(), text.clone());
+        Ok(text)
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        self.inner.list(path)
+    }
+}

@@ -1,0 +1,312 @@
+//! sysfs -> [`Machine`]. Facts: the kernel's ABI documentation of `/sys/devices/system/node`.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::str::FromStr;
+
+use super::{HostFiles, Id, IdSet, Machine, MachineError, NumaNode, Problem};
+
+const NODES: &str = "sys/devices/system/node";
+const CPUS: &str = "sys/devices/system/cpu";
+/// The machine-wide pools, for machines without NUMA nodes.
+const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
+
+/// Reads the machine.
+///
+/// # Errors
+/// Only when neither the list of online NUMA nodes nor the list of online CPUs can be read. Anything
+/// else is left at zero and told in [`Machine::problems`].
+pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
+    let mut reader = Reader { files, problems: Vec::new() };
+    let online = reader.online_nodes()?;
+    let nodes = match &online {
+        Some(ids) => ids.iter().map(|id| reader.node(id, ids)).collect(),
+        None => vec![reader.whole_machine()?],
+    };
+    Ok(Machine { nodes, numa: online.is_some(), problems: reader.problems })
+}
+
+struct Reader<'a, F> {
+    files: &'a F,
+    problems: Vec<Problem>,
+}
+
+impl<F: HostFiles> Reader<'_, F> {
+    /// The ids of the online nodes; `None` when the kernel shows no NUMA nodes.
+    fn online_nodes(&mut self) -> Result<Option<IdSet>, MachineError> {
+        let file = format!("{NODES}/online");
+        match self.files.read(&file) {
+            Ok(text) => match IdSet::from_str(&text) {
+                Ok(ids) if !ids.is_empty() => Ok(Some(ids)),
+                Ok(_) => self.listed_nodes(&file, "is empty"),
+                Err(error) => self.listed_nodes(&file, &error.to_string()),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.listed_nodes(&file, "is missing"),
+            Err(source) => Err(MachineError::Unreadable { file, source }),
+        }
+    }
+
+    /// `online` is missing or malformed: the node directories tell as well.
+    fn listed_nodes(&mut self, file: &str, what: &str) -> Result<Option<IdSet>, MachineError> {
+        let names = match self.files.list(NODES) {
+            Ok(names) => names,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(MachineError::Unreadable { file: NODES.to_owned(), source }),
+        };
+        let ids: IdSet =
+            names.iter().filter_map(|name| name.strip_prefix("node")?.parse::<Id>().ok()).collect();
+        if ids.is_empty() {
+            return Ok(None);
+        }
+        self.problem(file, format!("{what}; using the node directories instead: {ids}"));
+        Ok(Some(ids))
+    }
+
+    fn node(&mut self, id: Id, online: &IdSet) -> NumaNode {
+        let dir = format!("{NODES}/node{id}");
+        NumaNode {
+            id,
+            cpus: self.parsed(&format!("{dir}/cpulist"), "no CPUs of this node are known"),
+            memory: self.mem_total(&format!("{dir}/meminfo")),
+            hugepages: self.hugepages(&format!("{dir}/hugepages")),
+            distances: self.distances(&format!("{dir}/distance"), online),
+        }
+    }
+
+    /// No NUMA information: everything is on one node with the id 0.
+    fn whole_machine(&mut self) -> Result<NumaNode, MachineError> {
+        let file = format!("{CPUS}/online");
+        let text = match self.files.read(&file) {
+            Ok(text) => text,
+            Err(source) => return Err(MachineError::Unreadable { file, source }),
+        };
+        let cpus: IdSet = match text.parse() {
+            Ok(cpus) => cpus,
+            Err(error) => return Err(MachineError::Malformed { file, what: format!("{error}") }),
+        };
+        Ok(NumaNode {
+            id: 0,
+            cpus,
+            memory: self.mem_total("proc/meminfo"),
+            hugepages: self.hugepages(HUGEPAGES),
+            distances: BTreeMap::new(),
+        })
+    }
+
+    /// A file that may be missing (then the default holds) but must make sense when it is there.
+    fn parsed<T: FromStr + Default>(&mut self, file: &str, consequence: &str) -> T
+    where
+        T::Err: std::fmt::Display,
+    {
+        match self.text(file, consequence).map(|text| text.trim().parse()) {
+            None => T::default(),
+            Some(Ok(value)) => value,
+            Some(Err(error)) => {
+                self.problem(file, format!("{error}; {consequence}"));
+                T::default()
+            }
+        }
+    }
+
+    /// `Node 0 MemTotal:  16384 kB` or `MemTotal:  16384 kB`, as bytes. A node without memory may lack it.
+    fn mem_total(&mut self, file: &str) -> u64 {
+        let consequence = "its memory is taken as 0";
+        let Some(text) = self.text(file, consequence) else { return 0 };
+        let Some(line) = text.lines().find(|line| line.contains("MemTotal:")) else { return 0 };
+        let mut words = line.split_whitespace().skip_while(|word| *word != "MemTotal:").skip(1);
+        match (words.next().map(str::parse::<u64>), words.next()) {
+            (Some(Ok(kib)), Some("kB")) => kib.saturating_mul(1024),
+            _ => {
+                self.problem(file, format!("`{}` is no amount of memory; {consequence}", brief(line)));
+                0
+            }
+        }
+    }
+
+    /// `hugepages-<kB>kB/nr_hugepages` below `dir`. Nodes without memory have no such directory.
+    fn hugepages(&mut self, dir: &str) -> BTreeMap<u64, u64> {
+        let names = match self.files.list(dir) {
+            Ok(names) => names,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    self.problem(dir, format!("{error}; its huge pages are taken as 0"));
+                }
+                return BTreeMap::new();
+            }
+        };
+        names
+            .iter()
+            .filter_map(|name| {
+                let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+                let pages: u64 =
+                    self.parsed(&format!("{dir}/{name}/nr_hugepages"), "these pages are taken as 0");
+                Some((kib.checked_mul(1024)?, pages))
+            })
+            .collect()
+    }
+
+    /// One column per online node in ascending order of id, not indexed by id.
+    fn distances(&mut self, file: &str, online: &IdSet) -> BTreeMap<Id, u32> {
+        let consequence = "the costs of this node are published as unknown (255)";
+        let Some(text) = self.text(file, consequence) else { return BTreeMap::new() };
+        let columns: Result<Vec<u32>, _> = text.split_whitespace().map(str::parse).collect();
+        match columns {
+            Ok(columns) if columns.len() as u64 == online.len() => online.iter().zip(columns).collect(),
+            _ => {
+                let what = format!(
+                    "`{}` is not one distance for each of the {} online nodes; {consequence}",
+                    brief(&text),
+                    online.len()
+                );
+                self.problem(file, what);
+                BTreeMap::new()
+            }
+        }
+    }
+
+    /// The text of a file, `None` when it is missing or unreadable (the latter is a problem).
+    fn text(&mut self, file: &str, consequence: &str) -> Option<String> {
+        match self.files.read(file) {
+            Ok(text) => Some(text),
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    self.problem(file, format!("{error}; {consequence}"));
+                }
+                None
+            }
+        }
+    }
+
+    fn problem(&mut self, file: &str, what: String) {
+        self.problems.push(Problem { file: file.to_owned(), what });
+    }
+}
+
+fn brief(text: &str) -> String {
+    text.trim().chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RecordedFiles;
+    use super::*;
+
+    fn files(entries: &[(&str, &str)]) -> RecordedFiles {
+        RecordedFiles(entries.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect())
+    }
+
+    const TWO_SPARSE_NODES: [(&str, &str); 9] = [
+        ("sys/devices/system/node/online", "0,8\n"),
+        ("sys/devices/system/node/node0/cpulist", "0-3\n"),
+        ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       16384 kB\nNode 0 MemFree: 1 kB\n"),
+        ("sys/devices/system/node/node0/distance", "10 40\n"),
+        ("sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "3\n"),
+        ("sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages", "0\n"),
+        ("sys/devices/system/node/node8/cpulist", "\n"),
+        ("sys/devices/system/node/node8/meminfo", "Node 8 MemTotal:       4096 kB\n"),
+        ("sys/devices/system/node/node8/distance", "40 10\n"),
+    ];
+
+    #[test]
+    fn nodes_are_keyed_by_their_real_id() {
+        let machine = read(&files(&TWO_SPARSE_NODES)).unwrap();
+        assert!(machine.numa);
+        assert_eq!(machine.problems, []);
+        assert_eq!(
+            machine.nodes,
+            [
+                NumaNode {
+                    id: 0,
+                    cpus: "0-3".parse().unwrap(),
+                    memory: 16384 << 10,
+                    hugepages: [(2 << 20, 3), (1 << 30, 0)].into(),
+                    distances: [(0, 10), (8, 40)].into(),
+                },
+                NumaNode {
+                    id: 8,
+                    cpus: IdSet::new(),
+                    memory: 4096 << 10,
+                    hugepages: BTreeMap::new(),
+                    distances: [(0, 40), (8, 10)].into(),
+                },
+            ]
+        );
+        assert_eq!(machine.node(8).unwrap().memory, 4096 << 10);
+        assert_eq!(machine.node(1), None);
+    }
+
+    #[test]
+    fn a_malformed_file_is_told_once_and_hides_nothing_else() {
+        for (file, text, expected) in [
+            (
+                "node0/cpulist",
+                "0-x\n",
+                "`0-x` is not a list of ids such as 0-3,8; no CPUs of this node are known",
+            ),
+            (
+                "node0/meminfo",
+                "Node 0 MemTotal: lots\n",
+                "`Node 0 MemTotal: lots` is no amount of memory; its memory is taken as 0",
+            ),
+            (
+                "node0/distance",
+                "10\n",
+                "`10` is not one distance for each of the 2 online nodes; the costs of this node are published as unknown (255)",
+            ),
+            (
+                "node0/hugepages/hugepages-2048kB/nr_hugepages",
+                "\u{0}\n",
+                "invalid digit found in string; these pages are taken as 0",
+            ),
+            (
+                "online",
+                "zero\n",
+                "`zero` is not a list of ids such as 0-3,8; using the node directories instead: 0,8",
+            ),
+        ] {
+            let mut recorded = files(&TWO_SPARSE_NODES);
+            recorded.0.insert(format!("{NODES}/{file}"), text.to_owned());
+            let machine = read(&recorded).unwrap();
+            let problems: Vec<String> = machine.problems.iter().map(Problem::to_string).collect();
+            assert_eq!(problems, [format!("{NODES}/{file}: {expected}")]);
+            assert_eq!(machine.nodes.len(), 2);
+            assert_eq!(machine.nodes[1].memory, 4096 << 10);
+        }
+    }
+
+    #[test]
+    fn missing_files_are_normal() {
+        let machine = read(&files(&[("sys/devices/system/node/online", "0-1\n")])).unwrap();
+        assert_eq!(machine.problems, []);
+        assert_eq!(machine.nodes[1], NumaNode { id: 1, ..NumaNode::default() });
+    }
+
+    #[test]
+    fn without_a_numa_directory_there_is_one_node() {
+        let machine = read(&files(&[
+            ("sys/devices/system/cpu/online", "0-3\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "7\n"),
+            ("proc/meminfo", "MemTotal:  1000 kB\n"),
+        ]))
+        .unwrap();
+        assert!(!machine.numa);
+        assert_eq!(machine.problems, []);
+        assert_eq!(
+            machine.nodes,
+            [NumaNode {
+                id: 0,
+                cpus: "0-3".parse().unwrap(),
+                memory: 1000 << 10,
+                hugepages: [(2 << 20, 7)].into(),
+                distances: BTreeMap::new(),
+            }]
+        );
+    }
+
+    #[test]
+    fn a_host_without_anything_is_an_error_that_names_the_setting() {
+        let error = read(&files(&[])).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read the hardware: sys/devices/system/cpu/online: "), "{error}");
+        assert!(error.ends_with("is `host.sys` right?"), "{error}");
+    }
+}

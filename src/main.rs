@@ -1,0 +1,3 @@
+//! The numacast binary.
+
+fn main() {}

@@ -1,0 +1,200 @@
+//! `NodeResourceTopology`, `topology.node.k8s.io/v1alpha2`: the object we keep true.
+//!
+//! The types mirror `k8stopologyawareschedwg/noderesourcetopology-api` (tags to v0.1.3). The fields sit at the
+//! root of the object, there is no `spec`.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::Quantity;
+
+/// The CRD, both versions, as upstream serves them: v1alpha1 served, v1alpha2 served and stored.
+pub const CRD: &str = include_str!("../crds/topology.node.k8s.io_noderesourcetopologies.yaml");
+
+/// `type` of a zone that is a NUMA node; the scheduler ignores every other type.
+pub const ZONE_TYPE: &str = "Node";
+
+/// The name the scheduler parses a NUMA id from: `node-` and a decimal.
+#[must_use]
+pub fn zone_name(id: u16) -> String {
+    format!("node-{id}")
+}
+
+/// What one node's NUMA zones have, and how its kubelet places pods on them.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "topology.node.k8s.io",
+    version = "v1alpha2",
+    kind = "NodeResourceTopology",
+    plural = "noderesourcetopologies",
+    singular = "noderesourcetopology",
+    shortname = "node-res-topo",
+    derive = "Default",
+    derive = "PartialEq",
+    doc = "One node's NUMA zones. Its name is the node's.",
+    no_spec
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeResourceTopologyFields {
+    /// Deprecated in favour of `attributes`; nothing writes it by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology_policies: Option<Vec<String>>,
+    /// The NUMA nodes, ascending by id.
+    pub zones: Vec<Zone>,
+    /// The kubelet's policies, in a fixed order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<Vec<AttributeInfo>>,
+}
+
+/// One NUMA node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Zone {
+    /// `node-<NUMA id>`.
+    pub name: String,
+    /// `Node`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Unused by the consumers we know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// Distances to every zone, itself included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub costs: Option<Vec<CostInfo>>,
+    /// Attributes of the zone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<Vec<AttributeInfo>>,
+    /// Sorted by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Vec<ResourceInfo>>,
+}
+
+/// The distance to one zone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CostInfo {
+    /// The other zone's name.
+    pub name: String,
+    /// The SLIT distance; 255 when unknown.
+    pub value: i64,
+}
+
+/// A name and its value.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AttributeInfo {
+    /// The first entry of a name counts.
+    pub name: String,
+    /// Verbatim.
+    pub value: String,
+}
+
+/// What a zone has of one resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ResourceInfo {
+    /// The name used in pod specs.
+    pub name: String,
+    /// What the hardware has.
+    #[schemars(schema_with = "quantity_schema")]
+    pub capacity: Quantity,
+    /// What the kubelet may hand out.
+    #[schemars(schema_with = "quantity_schema")]
+    pub allocatable: Quantity,
+    /// What of it is still free.
+    #[schemars(schema_with = "quantity_schema")]
+    pub available: Quantity,
+}
+
+/// A quantity as controller-gen describes it.
+fn quantity_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "pattern": QUANTITY_PATTERN,
+        "x-kubernetes-int-or-string": true,
+    })
+}
+
+/// controller-gen's pattern for `resource.Quantity`.
+const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+
+#[cfg(test)]
+mod tests {
+    use kube::CustomResourceExt;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn crd_file() -> Value {
+        serde_saphyr::from_str(CRD).unwrap()
+    }
+
+    fn version(name: &str) -> Value {
+        let file = crd_file();
+        let versions = file["spec"]["versions"].as_array().unwrap();
+        versions.iter().find(|v| v["name"] == name).unwrap().clone()
+    }
+
+    /// The parts of a schema that decide what is valid; sorted, so that order does not count.
+    fn shape(schema: &Value) -> Value {
+        match schema {
+            Value::Object(fields) => {
+                // kube empties the alternatives of an int-or-string, which the extension says already.
+                let int_or_string = fields.contains_key("x-kubernetes-int-or-string");
+                let kept = fields.iter().filter(|(key, value)| {
+                    !(key.as_str() == "description" && value.is_string())
+                        && !(key.as_str() == "anyOf" && int_or_string)
+                        && !matches!(key.as_str(), "title" | "format" | "nullable" | "default")
+                });
+                Value::Object(kept.map(|(key, value)| (key.clone(), shape(value))).collect())
+            }
+            Value::Array(items) => {
+                let mut items: Vec<Value> = items.iter().map(shape).collect();
+                items.sort_by_key(Value::to_string);
+                Value::Array(items)
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// `apiVersion`, `kind` and `metadata` are in every controller-gen schema and in no derived one.
+    fn own_properties(schema: &Value) -> Value {
+        let mut schema = shape(schema);
+        let properties = schema["properties"].as_object_mut().unwrap();
+        for common in ["apiVersion", "kind", "metadata"] {
+            properties.remove(common);
+        }
+        schema
+    }
+
+    #[test]
+    fn the_derived_schema_and_the_crd_file_agree() {
+        let derived = serde_json::to_value(NodeResourceTopology::crd()).unwrap();
+        let file = crd_file();
+        assert_eq!(derived["spec"]["group"], file["spec"]["group"]);
+        assert_eq!(derived["spec"]["scope"], file["spec"]["scope"]);
+        assert_eq!(derived["metadata"]["name"], file["metadata"]["name"]);
+        for name in ["kind", "plural", "singular", "shortNames"] {
+            assert_eq!(derived["spec"]["names"][name], file["spec"]["names"][name], "{name}");
+        }
+        let derived = own_properties(&derived["spec"]["versions"][0]["schema"]["openAPIV3Schema"]);
+        let written = own_properties(&version("v1alpha2")["schema"]["openAPIV3Schema"]);
+        assert_eq!(derived, written);
+    }
+
+    #[test]
+    fn the_versions_are_served_as_upstream_serves_them() {
+        let (old, new) = (version("v1alpha1"), version("v1alpha2"));
+        assert_eq!((&old["served"], &old["storage"]), (&json!(true), &json!(false)));
+        assert_eq!((&new["served"], &new["storage"]), (&json!(true), &json!(true)));
+        let mut expected = own_properties(&new["schema"]["openAPIV3Schema"]);
+        expected["properties"].as_object_mut().unwrap().remove("attributes");
+        expected["required"] = json!(["topologyPolicies", "zones"]);
+        assert_eq!(own_properties(&old["schema"]["openAPIV3Schema"]), expected);
+    }
+
+    #[test]
+    fn the_fields_sit_at_the_root() {
+        let object = NodeResourceTopology::new("worker", NodeResourceTopologyFields::default());
+        let value = serde_json::to_value(object).unwrap();
+        assert_eq!(value["zones"], json!([]));
+        assert_eq!(value.get("spec"), None);
+    }
+}

@@ -1,0 +1,3 @@
+//! The simulated node and cluster that `demo` and the tests share. Not in the shipped image.
+
+pub mod machine;
