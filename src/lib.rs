@@ -11,3 +11,4 @@ pub mod nrt;
 pub mod quantity;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod topology;
