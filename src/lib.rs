@@ -5,6 +5,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a test that fails says where
 
+pub mod config;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;
