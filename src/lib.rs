@@ -5,9 +5,11 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a test that fails says where
 
+pub mod config;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;
 pub mod quantity;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod topology;

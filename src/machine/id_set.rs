@@ -93,6 +93,12 @@ impl IdSet {
         Id::try_from(63 - word.leading_zeros()).ok().map(|bit| index * 64 + bit)
     }
 
+    /// The ids 0 to 63 as a bit mask.
+    #[must_use]
+    pub fn low_mask(&self) -> u64 {
+        self.words.first().copied().unwrap_or(0)
+    }
+
     fn trimmed(mut words: Vec<u64>) -> Self {
         while words.last() == Some(&0) {
             words.pop();

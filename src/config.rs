@@ -1,0 +1,294 @@
+//! One configuration model for file, environment and flags.
+//!
+//! Layers are merged key by key (defaults, file, environment, flags; the later wins), and every value remembers
+//! where it came from. Unknown keys fail, with a suggestion.
+
+mod layers;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use layers::{ConfigError, Effective, Layers, Origin};
+
+/// Everything a person can set. The defaults are in [`Config::default`], the words for people in [`DOCS`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Config {
+    /// The node's name in the cluster.
+    pub node_name: String,
+    /// Where the host's files are.
+    pub host: Host,
+    /// Where the kubelet is.
+    pub kubelet: Kubelet,
+    /// When to look.
+    pub scan: Scan,
+    /// Where and how to write.
+    pub publish: Publish,
+    /// What zones look like.
+    pub zones: Zones,
+    /// What to tell people.
+    pub log: Log,
+}
+
+/// Where the host's files are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Host {
+    /// Every path below moves with it.
+    pub root: PathBuf,
+    /// Stands for `/sys`; `<host.root>/sys` when not set.
+    pub sys: Option<PathBuf>,
+    /// Stands for `/proc`; `<host.root>/proc` when not set.
+    pub proc: Option<PathBuf>,
+}
+
+/// Where the kubelet is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Kubelet {
+    /// The kubelet's `--root-dir`; `<host.root>/var/lib/kubelet` when not set.
+    pub dir: Option<PathBuf>,
+    /// The podresources socket; `<kubelet.dir>/pod-resources/kubelet.sock` when not set.
+    pub socket: Option<PathBuf>,
+    /// The kubelet's configuration file; `<kubelet.dir>/config.yaml` when not set.
+    pub config_file: Option<PathBuf>,
+    /// The deadline of one call.
+    pub timeout: Period,
+}
+
+/// When to look.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Scan {
+    /// How often to look when nothing seems to happen, give or take a tenth.
+    pub poll: Period,
+    /// How long the last good object may stay after a kubelet restart.
+    pub settle: Period,
+}
+
+/// Where and how to write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Publish {
+    /// A kubeconfig file; `$KUBECONFIG`, `~/.kube/config` or the pod's service account when not set.
+    pub kubeconfig: Option<PathBuf>,
+    /// The deadline of one API call.
+    pub timeout: Period,
+    /// How often the object is applied again although nothing changed.
+    pub refresh: Period,
+    /// Make the Node own the object, so that it goes with the Node.
+    pub owner_reference: bool,
+}
+
+/// What zones look like.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Zones {
+    /// Emit empty zones for missing NUMA ids.
+    pub fillers: bool,
+}
+
+/// What to tell people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Log {
+    /// The least severe level that is written.
+    pub level: LogLevel,
+    /// Text for people, JSON for collectors.
+    pub format: LogFormat,
+}
+
+/// How severe a line must be to be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// Only what needs a person.
+    Error,
+    /// And what may.
+    Warn,
+    /// And what changed.
+    #[default]
+    Info,
+    /// And what was looked at.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+/// How a line is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For collectors.
+    Json,
+}
+
+/// Key and meaning, in the order of the file. Every key of [`Config`] is here, which a test checks.
+pub const DOCS: &[(&str, &str)] = &[
+    ("nodeName", "The node's name in the cluster. In a pod: NODE_NAME, from spec.nodeName."),
+    ("host.root", "Where the host's root is mounted; the paths below start there unless they are set."),
+    ("host.sys", "Stands for /sys. Not set: <host.root>/sys"),
+    ("host.proc", "Stands for /proc. Not set: <host.root>/proc"),
+    ("kubelet.dir", "The kubelet's --root-dir. Not set: <host.root>/var/lib/kubelet"),
+    ("kubelet.socket", "The podresources socket. Not set: <kubelet.dir>/pod-resources/kubelet.sock"),
+    ("kubelet.configFile", "The kubelet's own configuration file. Not set: <kubelet.dir>/config.yaml"),
+    ("kubelet.timeout", "The deadline of one call to the kubelet."),
+    ("scan.poll", "How often to look when nothing seems to happen, give or take a tenth."),
+    (
+        "scan.settle",
+        "How long the last good object may stay after a kubelet restart, until known pods are back.",
+    ),
+    (
+        "publish.kubeconfig",
+        "A kubeconfig file. Not set: $KUBECONFIG, ~/.kube/config or the pod's service account",
+    ),
+    ("publish.timeout", "The deadline of one call to the API server."),
+    ("publish.refresh", "How often the object is applied again although nothing changed."),
+    ("publish.ownerReference", "Make the Node own the object, so that it is deleted with the Node."),
+    ("zones.fillers", "Emit empty zones for missing NUMA ids: the scheduler plugin needs position == id."),
+    ("log.level", "error, warn, info, debug or trace."),
+    ("log.format", "text or json."),
+];
+
+impl Default for Host {
+    fn default() -> Self {
+        Self { root: "/".into(), sys: None, proc: None }
+    }
+}
+
+impl Default for Kubelet {
+    fn default() -> Self {
+        Self { dir: None, socket: None, config_file: None, timeout: Period::seconds(10) }
+    }
+}
+
+impl Default for Scan {
+    fn default() -> Self {
+        Self { poll: Period::seconds(5), settle: Period::seconds(30) }
+    }
+}
+
+impl Default for Publish {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            timeout: Period::seconds(5),
+            refresh: Period::seconds(600),
+            owner_reference: true,
+        }
+    }
+}
+
+impl Default for Zones {
+    fn default() -> Self {
+        Self { fillers: true }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: LogLevel::Info, format: LogFormat::Text }
+    }
+}
+
+impl Config {
+    /// The configuration with every derived path filled in.
+    #[must_use]
+    pub fn resolved(mut self) -> Self {
+        let root = self.host.root.clone();
+        self.host.sys.get_or_insert_with(|| root.join("sys"));
+        self.host.proc.get_or_insert_with(|| root.join("proc"));
+        let dir = self.kubelet.dir.get_or_insert_with(|| root.join("var/lib/kubelet")).clone();
+        self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
+        self.kubelet.config_file.get_or_insert_with(|| dir.join("config.yaml"));
+        self
+    }
+}
+
+/// A positive length of time, written like `500ms`, `10s`, `5m` or `1h 30m`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Period(Duration);
+
+impl Period {
+    const fn seconds(seconds: u64) -> Self {
+        Self(Duration::from_secs(seconds))
+    }
+
+    /// As a standard duration.
+    #[must_use]
+    pub const fn get(self) -> Duration {
+        self.0
+    }
+}
+
+impl FromStr for Period {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || format!("`{text}` is no length of time such as 500ms, 10s or 5m");
+        let signed: jiff::SignedDuration = text.parse().map_err(|_| error())?;
+        let duration = Duration::try_from(signed).map_err(|_| error())?;
+        if duration.is_zero() { Err(format!("`{text}` must be longer than 0")) } else { Ok(Self(duration)) }
+    }
+}
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match jiff::SignedDuration::try_from(self.0) {
+            Ok(signed) => write!(f, "{signed:#}"),
+            Err(_) => write!(f, "{}s", self.0.as_secs()),
+        }
+    }
+}
+
+impl Serialize for Period {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Period {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_move_with_the_hosts_root_unless_they_are_set() {
+        let mut config = Config::default();
+        config.host.root = "/host".into();
+        config.host.proc = Some("/elsewhere".into());
+        let config = config.resolved();
+        assert_eq!(config.host.sys.unwrap(), PathBuf::from("/host/sys"));
+        assert_eq!(config.host.proc.unwrap(), PathBuf::from("/elsewhere"));
+        let socket = config.kubelet.socket.unwrap();
+        assert_eq!(socket, PathBuf::from("/host/var/lib/kubelet/pod-resources/kubelet.sock"));
+        assert_eq!(config.kubelet.config_file.unwrap(), PathBuf::from("/host/var/lib/kubelet/config.yaml"));
+    }
+
+    #[test]
+    fn periods_read_what_they_write() {
+        for (text, seconds) in
+            [("10s", 10.0), ("500ms", 0.5), ("5m", 300.0), ("1h 30m", 5400.0), ("1m30s", 90.0)]
+        {
+            let period: Period = text.parse().unwrap();
+            assert!((period.get().as_secs_f64() - seconds).abs() < 1e-9, "{text}");
+            assert_eq!(period.to_string().parse::<Period>().unwrap(), period);
+        }
+        assert_eq!(Period::seconds(600).to_string(), "10m");
+        for text in ["soon", "", "-1s", "0s", "10"] {
+            assert!(text.parse::<Period>().unwrap_err().contains(&format!("`{text}`")), "{text}");
+        }
+    }
+}

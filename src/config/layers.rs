@@ -1,0 +1,336 @@
+//! Defaults, file, environment and flags, merged key by key.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{Config, DOCS};
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// Nobody set it, and it follows from another key.
+    Derived,
+    /// The configuration file.
+    File(PathBuf),
+    /// An environment variable.
+    Environment(&'static str),
+    /// A flag of the command line.
+    Flag(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Derived => f.write_str("derived"),
+            Self::File(path) => write!(f, "file {}", path.display()),
+            Self::Environment(name) => write!(f, "environment {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+/// What is wrong with a configuration; every variant is one sentence that says where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}: {reason}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        reason: String,
+    },
+    /// The file is no YAML mapping.
+    #[error("the configuration {} is no YAML mapping: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The parser's words.
+        reason: String,
+    },
+    /// A key that does not exist.
+    #[error("unknown key `{key}` in {origin}{}", suggest(.suggestion.as_deref()))]
+    UnknownKey {
+        /// The key, from the root.
+        key: String,
+        /// Where it stands.
+        origin: String,
+        /// The nearest key that exists.
+        suggestion: Option<String>,
+    },
+    /// A value that makes no sense.
+    #[error("`{key}` in {origin}: {reason}")]
+    BadValue {
+        /// The key, from the root.
+        key: String,
+        /// Where it stands.
+        origin: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+fn suggest(suggestion: Option<&str>) -> String {
+    suggestion.map_or_else(
+        || "; `numacast config defaults` lists the keys".to_owned(),
+        |key| format!("; did you mean `{key}`?"),
+    )
+}
+
+/// A merged configuration and where each of its values came from.
+#[derive(Clone, Debug)]
+pub struct Effective {
+    /// The values, derived paths filled in.
+    pub config: Config,
+    /// Key, value and origin, in the order of [`DOCS`].
+    pub values: Vec<(&'static str, Value, Origin)>,
+}
+
+/// Collects the layers; the later one wins.
+#[derive(Debug, Default)]
+pub struct Layers {
+    set: BTreeMap<String, (Value, Origin)>,
+    errors: Vec<ConfigError>,
+}
+
+impl Layers {
+    /// Adds a YAML file.
+    #[must_use]
+    pub fn file(mut self, path: &Path) -> Self {
+        match read(path) {
+            Ok(value) => self.walk(&value, "", &Origin::File(path.to_owned())),
+            Err(error) => self.errors.push(error),
+        }
+        self
+    }
+
+    /// Adds one value; nothing when there is none.
+    #[must_use]
+    pub fn value(mut self, key: &str, value: Option<impl Into<Value>>, origin: Origin) -> Self {
+        if let Some(value) = value {
+            self.leaf(key, value.into(), origin);
+        }
+        self
+    }
+
+    /// Merges.
+    ///
+    /// # Errors
+    /// Everything that is wrong in any layer.
+    pub fn finish(mut self) -> Result<Effective, Vec<ConfigError>> {
+        let mut tree = defaults();
+        for (key, (value, origin)) in &self.set {
+            if let Err(error) = try_value(key, value, origin) {
+                self.errors.push(error);
+            }
+            *slot(&mut tree, key) = value.clone();
+        }
+        if !self.errors.is_empty() {
+            return Err(self.errors);
+        }
+        let config: Config = serde_json::from_value(tree).map_err(|error| {
+            // Every value was tried on its own above, so this names a combination.
+            vec![ConfigError::BadValue {
+                key: "configuration".into(),
+                origin: "all layers".into(),
+                reason: error.to_string(),
+            }]
+        })?;
+        let config = config.resolved();
+        let values = self.values(&config);
+        Ok(Effective { config, values })
+    }
+
+    fn values(&self, config: &Config) -> Vec<(&'static str, Value, Origin)> {
+        let mut resolved = serde_json::to_value(config).unwrap_or_default();
+        let mut defaults = defaults();
+        DOCS.iter()
+            .map(|(key, _)| {
+                let value = slot(&mut resolved, key).clone();
+                let origin = match self.set.get(*key) {
+                    Some((_, origin)) => origin.clone(),
+                    None if *slot(&mut defaults, key) == value => Origin::Default,
+                    None => Origin::Derived,
+                };
+                (*key, value, origin)
+            })
+            .collect()
+    }
+
+    fn walk(&mut self, value: &Value, prefix: &str, origin: &Origin) {
+        let Value::Object(entries) = value else { return };
+        for (name, value) in entries {
+            let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+            let is_section = DOCS.iter().any(|(known, _)| known.starts_with(&format!("{key}.")));
+            match value {
+                Value::Object(_) if is_section => self.walk(value, &key, origin),
+                // `log:` with nothing below it sets nothing.
+                Value::Null if is_section => {}
+                _ if is_section => self.errors.push(ConfigError::BadValue {
+                    key,
+                    origin: origin.to_string(),
+                    reason: "this is a section; its keys go below it".into(),
+                }),
+                _ => self.leaf(&key, value.clone(), origin.clone()),
+            }
+        }
+    }
+
+    fn leaf(&mut self, key: &str, value: Value, origin: Origin) {
+        if DOCS.iter().any(|(known, _)| *known == key) {
+            self.set.insert(key.to_owned(), (value, origin));
+            return;
+        }
+        let (origin, suggestion) = (origin.to_string(), nearest(key));
+        self.errors.push(ConfigError::UnknownKey { key: key.to_owned(), origin, suggestion });
+    }
+}
+
+fn read(path: &Path) -> Result<Value, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), reason: error.to_string() })?;
+    let malformed = |reason: String| ConfigError::Malformed { path: path.to_owned(), reason };
+    let value: Value = serde_saphyr::from_str(&text)
+        .map_err(|error| malformed(error.to_string().lines().next().unwrap_or_default().to_owned()))?;
+    match value {
+        Value::Object(_) | Value::Null => Ok(value),
+        other => Err(malformed(format!("it holds {other}"))),
+    }
+}
+
+fn defaults() -> Value {
+    serde_json::to_value(Config::default()).unwrap_or_default()
+}
+
+/// The value at `key`, which exists in every tree made from [`Config`].
+fn slot<'a>(tree: &'a mut Value, key: &str) -> &'a mut Value {
+    key.split('.').fold(tree, |node, name| &mut node[name])
+}
+
+/// Is this value, alone among the defaults, a configuration?
+fn try_value(key: &str, value: &Value, origin: &Origin) -> Result<(), ConfigError> {
+    let mut tree = defaults();
+    *slot(&mut tree, key) = value.clone();
+    serde_json::from_value::<Config>(tree).map(drop).map_err(|error| ConfigError::BadValue {
+        key: key.to_owned(),
+        origin: origin.to_string(),
+        reason: error.to_string(),
+    })
+}
+
+/// The known key a person most probably meant: by its whole path, or by its last part put elsewhere.
+fn nearest(key: &str) -> Option<String> {
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_lowercase();
+    let score = |known: &str| {
+        let whole = strsim::jaro_winkler(&known.to_lowercase(), &key.to_lowercase());
+        whole.max(strsim::jaro_winkler(&last(known), &last(key)) * 0.95)
+    };
+    let best = DOCS.iter().map(|(known, _)| (score(known), *known)).max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (best.0 > 0.8).then(|| best.1.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(yaml: &str) -> Result<Effective, Vec<String>> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), yaml).unwrap();
+        let place = file.path().display().to_string();
+        let plain = |errors: Vec<ConfigError>| {
+            errors.iter().map(|error| error.to_string().replace(&place, "FILE")).collect()
+        };
+        Layers::default().file(file.path()).finish().map_err(plain)
+    }
+
+    #[test]
+    fn every_key_is_documented_once_and_only_keys_are() {
+        fn leaves(value: &Value, prefix: &str, found: &mut Vec<String>) {
+            match value {
+                Value::Object(entries) => {
+                    for (name, value) in entries {
+                        let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+                        leaves(value, &key, found);
+                    }
+                }
+                _ => found.push(prefix.to_owned()),
+            }
+        }
+        let mut found = Vec::new();
+        leaves(&defaults(), "", &mut found);
+        found.sort();
+        let mut documented: Vec<String> = DOCS.iter().map(|(key, _)| (*key).to_owned()).collect();
+        documented.sort();
+        assert_eq!(found, documented);
+    }
+
+    #[test]
+    fn the_later_layer_wins_and_every_value_knows_its_origin() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "nodeName: from-file\nscan: {poll: 1s}\nkubelet: {dir: /k}\n").unwrap();
+        let effective = Layers::default()
+            .file(file.path())
+            .value("nodeName", Some("from-env"), Origin::Environment("NODE_NAME"))
+            .value("scan.poll", Some("2s"), Origin::Flag("--poll".into()))
+            .value("log.level", None::<String>, Origin::Flag("--log-level".into()))
+            .finish()
+            .unwrap();
+        assert_eq!(effective.config.node_name, "from-env");
+        assert_eq!(effective.config.scan.poll, "2s".parse().unwrap());
+        let origin = |key: &str| {
+            let found = effective.values.iter().find(|(name, ..)| *name == key).unwrap();
+            (found.1.clone(), found.2.to_string())
+        };
+        assert_eq!(origin("nodeName"), ("from-env".into(), "environment NODE_NAME".into()));
+        assert_eq!(origin("scan.poll"), ("2s".into(), "flag --poll".into()));
+        assert_eq!(origin("kubelet.dir"), ("/k".into(), format!("file {}", file.path().display())));
+        assert_eq!(origin("kubelet.socket"), ("/k/pod-resources/kubelet.sock".into(), "derived".into()));
+        assert_eq!(origin("log.level"), ("info".into(), "default".into()));
+    }
+
+    #[test]
+    fn an_unknown_key_fails_with_a_suggestion() {
+        let errors = file("kubelet: {sokcet: /x}\nnodename: a\npoll: 1s\nxyzzy: 1\n").unwrap_err();
+        assert_eq!(
+            errors,
+            [
+                "unknown key `kubelet.sokcet` in file FILE; did you mean `kubelet.socket`?",
+                "unknown key `nodename` in file FILE; did you mean `nodeName`?",
+                "unknown key `poll` in file FILE; did you mean `scan.poll`?",
+                "unknown key `xyzzy` in file FILE; `numacast config defaults` lists the keys",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_value_that_makes_no_sense_names_its_key() {
+        let errors = file("scan: {poll: soon}\nlog: {level: loud}\nzones: 3\npublish: {ownerReference: 1}\n");
+        assert_eq!(
+            errors.unwrap_err(),
+            [
+                "`zones` in file FILE: this is a section; its keys go below it",
+                "`log.level` in file FILE: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace`",
+                "`publish.ownerReference` in file FILE: invalid type: integer `1`, expected a boolean",
+                "`scan.poll` in file FILE: `soon` is no length of time such as 500ms, 10s or 5m",
+            ]
+        );
+    }
+
+    #[test]
+    fn an_empty_file_sets_nothing_and_a_broken_one_says_so() {
+        assert_eq!(file("# nothing\n").unwrap().config, Config::default().resolved());
+        assert_eq!(file("log:\n").unwrap().config, Config::default().resolved());
+        let errors = file("- a\n").unwrap_err();
+        assert!(errors[0].starts_with("the configuration FILE is no YAML mapping"), "{errors:?}");
+        let errors = Layers::default().file(Path::new("/nowhere.yaml")).finish().unwrap_err();
+        assert!(
+            errors[0].to_string().starts_with("cannot read the configuration /nowhere.yaml: No such file")
+        );
+    }
+}

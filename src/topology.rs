@@ -1,0 +1,198 @@
+//! The heart: machine + allocatable + usage -> zones. Pure: no I/O, no clock, no async.
+//!
+//! CPUs, devices and page pools are counted as sets of ids, never as differences of counts, and everything
+//! that comes out is sorted: the same input gives the same bytes, in whatever order the kubelet listed it.
+
+mod attributes;
+mod cpus;
+mod devices;
+mod memory;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::kubelet::{Allocatable, KubeletConfig, Usage};
+use crate::machine::{Id, IdSet, Machine};
+
+/// The highest zone id the scheduler's 64-bit masks can hold; a zone `node-64` makes it panic.
+pub const HIGHEST_ZONE: Id = 63;
+
+/// The cost that stands for "unknown or unreachable".
+pub const UNKNOWN_COST: u32 = 255;
+
+/// The distance of a node to itself where the kernel tells none.
+const SELF_COST: u32 = 10;
+
+/// Everything the accounting needs, read at one instant.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// What the hardware has.
+    pub machine: &'a Machine,
+    /// What the kubelet may hand out.
+    pub allocatable: &'a Allocatable,
+    /// What it has handed out.
+    pub usage: &'a Usage,
+    /// How the kubelet is configured, if that is known.
+    pub config: Option<&'a KubeletConfig>,
+    /// Device resources that every zone lists even while nobody offers them: their plugin may be restarting.
+    pub known: &'a BTreeSet<String>,
+    /// Emit empty zones for missing ids, so that position equals id for the scheduler.
+    pub fillers: bool,
+}
+
+/// The account of one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    /// Ascending by id.
+    pub zones: Vec<Zone>,
+    /// Names and values, in a fixed order; empty while the kubelet's configuration is unknown.
+    pub attributes: Vec<(String, String)>,
+    /// What does not fit together, for the logs; sorted.
+    pub findings: BTreeSet<Finding>,
+}
+
+/// One NUMA node's account.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Zone {
+    /// The NUMA node.
+    pub id: Id,
+    /// Distance to every zone, itself included, ascending by id.
+    pub costs: BTreeMap<Id, u32>,
+    /// Resource name to amounts. Every zone lists the same names.
+    pub resources: BTreeMap<String, Amounts>,
+}
+
+/// CPUs, bytes or devices of one resource in one zone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// What the hardware has.
+    pub capacity: u64,
+    /// What the kubelet may hand out.
+    pub allocatable: u64,
+    /// What of it nobody holds.
+    pub available: u64,
+}
+
+/// Something in the inputs that does not fit together. The numbers are safe all the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Finding {
+    /// A NUMA node whose id the scheduler cannot hold.
+    UnpublishedNode(Id),
+    /// The kubelet names CPUs that are in no zone.
+    UnknownCpus(String),
+    /// The kubelet offers much more memory than the node has.
+    ImpossibleMemory {
+        /// The NUMA node.
+        node: Id,
+        /// `memory` or `hugepages-<size>`.
+        resource: String,
+        /// What the kubelet says, in bytes.
+        bytes: u64,
+    },
+    /// More is in use than the node or group of nodes can have.
+    OverusedMemory {
+        /// The nodes of the block.
+        nodes: String,
+        /// `memory` or `hugepages-<size>`.
+        resource: String,
+    },
+    /// A device says that it is on a node that is not online.
+    DeviceOnUnknownNode {
+        /// The device's resource.
+        resource: String,
+        /// The NUMA node.
+        node: Id,
+    },
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnpublishedNode(id) => {
+                write!(f, "NUMA node {id} is not published: the scheduler holds ids 0 to {HIGHEST_ZONE} only")
+            }
+            Self::UnknownCpus(cpus) => {
+                write!(f, "the kubelet names CPUs {cpus}, which are in no zone; they are left out")
+            }
+            Self::ImpossibleMemory { node, resource, bytes } => write!(
+                f,
+                "the kubelet offers {bytes} bytes of {resource} on NUMA node {node}, more than it has; clamped"
+            ),
+            Self::OverusedMemory { nodes, resource } => {
+                write!(f, "more {resource} is in use on NUMA nodes {nodes} than they can have")
+            }
+            Self::DeviceOnUnknownNode { resource, node } => {
+                write!(
+                    f,
+                    "devices of {resource} are on NUMA node {node}, which is not online; left out there"
+                )
+            }
+        }
+    }
+}
+
+/// Draws up the account.
+#[must_use]
+pub fn account(inputs: &Inputs<'_>) -> Topology {
+    let mut findings = BTreeSet::new();
+    let ids = zone_ids(inputs, &mut findings);
+    let mut ledger = Ledger::new(&ids);
+    cpus::account(inputs, &mut ledger, &mut findings);
+    memory::account(inputs, &mut ledger, &mut findings);
+    devices::account(inputs, &mut ledger, &mut findings);
+    let costs = |id| ids.iter().map(|peer| (peer, cost(inputs.machine, id, peer))).collect();
+    let zones =
+        ledger.zones.into_iter().map(|(id, resources)| Zone { id, costs: costs(id), resources }).collect();
+    let attributes = inputs.config.map(attributes::of).unwrap_or_default();
+    Topology { zones, attributes, findings }
+}
+
+/// The zones to publish: the online nodes the scheduler can hold, and fillers for gaps below them.
+fn zone_ids(inputs: &Inputs<'_>, findings: &mut BTreeSet<Finding>) -> IdSet {
+    let (held, beyond): (Vec<Id>, Vec<Id>) =
+        inputs.machine.nodes.iter().map(|node| node.id).partition(|id| *id <= HIGHEST_ZONE);
+    findings.extend(beyond.into_iter().map(Finding::UnpublishedNode));
+    match held.last() {
+        Some(last) if inputs.fillers => (0..=*last).collect(),
+        _ => held.into_iter().collect(),
+    }
+}
+
+fn cost(machine: &Machine, from: Id, to: Id) -> u32 {
+    match machine.node(from) {
+        Some(node) if from == to => node.distances.get(&to).copied().unwrap_or(SELF_COST),
+        Some(node) => node.distances.get(&to).copied().unwrap_or(UNKNOWN_COST),
+        None => UNKNOWN_COST,
+    }
+}
+
+/// The zones while they are being filled.
+struct Ledger {
+    zones: BTreeMap<Id, BTreeMap<String, Amounts>>,
+}
+
+impl Ledger {
+    fn new(ids: &IdSet) -> Self {
+        Self { zones: ids.iter().map(|id| (id, BTreeMap::new())).collect() }
+    }
+
+    /// Lists `resource` in every zone with what `amounts` says of it.
+    fn enter(&mut self, resource: &str, mut amounts: impl FnMut(Id) -> Amounts) {
+        for (id, resources) in &mut self.zones {
+            resources.insert(resource.to_owned(), amounts(*id));
+        }
+    }
+
+    /// Does every zone list `resource`?
+    fn lists(&self, resource: &str) -> bool {
+        self.zones.values().all(|resources| resources.contains_key(resource))
+    }
+
+    /// The zones as a bit mask: their ids are at most 63.
+    fn mask(&self) -> u64 {
+        self.zones.keys().fold(0, |mask, id| mask | 1 << id)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! CPUs: sets of ids per zone.
+
+use std::collections::BTreeSet;
+
+use super::{Amounts, Finding, Inputs, Ledger};
+use crate::kubelet::{KubeletConfig, Usage};
+use crate::machine::{IdSet, Machine};
+
+pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
+    let online = online(inputs.machine);
+    let allocatable = &inputs.allocatable.cpus;
+    // The kubelet lists no CPUs at all under the CPU manager policy `none`.
+    let offered = if allocatable.is_empty() {
+        online.difference(&reserved(inputs.config, &online))
+    } else {
+        allocatable.clone()
+    };
+    let used = used(inputs.usage);
+    let mut named = offered.clone();
+    named.union_with(&used);
+    let unknown = named.difference(&online);
+    if !unknown.is_empty() {
+        findings.insert(Finding::UnknownCpus(unknown.to_string()));
+    }
+    ledger.enter("cpu", |id| {
+        let Some(node) = inputs.machine.node(id) else { return Amounts::default() };
+        let offered = offered.intersection(&node.cpus);
+        Amounts {
+            capacity: node.cpus.len(),
+            allocatable: offered.len(),
+            available: offered.difference(&used).len(),
+        }
+    });
+}
+
+fn online(machine: &Machine) -> IdSet {
+    let mut all = IdSet::new();
+    for node in &machine.nodes {
+        all.union_with(&node.cpus);
+    }
+    all
+}
+
+/// What the kubelet keeps for itself. It takes CPUs from the lowest ids when it is given only a number.
+fn reserved(config: Option<&KubeletConfig>, online: &IdSet) -> IdSet {
+    let Some(config) = config else { return IdSet::new() };
+    if !config.reserved_system_cpus.is_empty() {
+        return config.reserved_system_cpus.clone();
+    }
+    let count = usize::try_from(config.reserved_cpu_count).unwrap_or(usize::MAX);
+    online.iter().take(count).collect()
+}
+
+/// The exclusive CPUs of all pods. Pod-level sets overlap those of the containers: a union, never a sum.
+fn used(usage: &Usage) -> IdSet {
+    let mut used = IdSet::new();
+    for pod in &usage.pods {
+        used.union_with(&pod.cpus);
+        for container in &pod.containers {
+            used.union_with(&container.cpus);
+        }
+    }
+    used
+}

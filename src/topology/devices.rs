@@ -1,0 +1,76 @@
+//! Devices: each `(resource, id)` once, wherever and however often the kubelet names it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::{Amounts, Finding, Inputs, Ledger};
+use crate::kubelet::DeviceGroup;
+use crate::machine::{Id, IdSet};
+
+/// One device, by what was said of it so far.
+#[derive(Default)]
+struct Device {
+    /// The zones it is on; bit per id.
+    zones: u64,
+    allocatable: bool,
+    used: bool,
+}
+
+type Devices<'a> = HashMap<&'a str, Device>;
+
+pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
+    let mut resources: BTreeMap<&str, Devices<'_>> = BTreeMap::new();
+    for group in &inputs.allocatable.devices {
+        note(&mut resources, group, |device| device.allocatable = true);
+    }
+    let containers = inputs.usage.pods.iter().flat_map(|pod| &pod.containers);
+    for group in containers.flat_map(|container| &container.devices) {
+        note(&mut resources, group, |device| device.used = true);
+    }
+    let zones = ledger.mask();
+    for (resource, devices) in &resources {
+        let present = devices.values().fold(0, |mask, device| mask | device.zones);
+        // Devices without topology belong to no zone, and a resource of only such devices to no object.
+        if present & zones != 0 {
+            enter(ledger, resource, devices);
+        }
+        let unknown = IdSet::from_iter((0..64).filter(|id| (present & !zones) & (1_u64 << id) != 0));
+        findings.extend(
+            unknown
+                .iter()
+                .map(|node: Id| Finding::DeviceOnUnknownNode { resource: (*resource).to_owned(), node }),
+        );
+    }
+    for resource in inputs.known.iter().filter(|name| !ledger.lists(name)).collect::<Vec<_>>() {
+        ledger.enter(resource, |_| Amounts::default());
+    }
+}
+
+/// The kubelet repeats a device for each of its nodes: the sets are united.
+fn note<'a>(
+    resources: &mut BTreeMap<&'a str, Devices<'a>>,
+    group: &'a DeviceGroup,
+    mark: impl Fn(&mut Device),
+) {
+    let devices = resources.entry(&group.resource).or_default();
+    let zones = group.nodes.low_mask();
+    for id in &group.ids {
+        let device = devices.entry(id).or_default();
+        device.zones |= zones;
+        mark(device);
+    }
+}
+
+fn enter(ledger: &mut Ledger, resource: &str, devices: &Devices<'_>) {
+    let mut totals = [Amounts::default(); 64];
+    for device in devices.values() {
+        let mut zones = device.zones;
+        while zones != 0 {
+            let amounts = &mut totals[zones.trailing_zeros() as usize];
+            zones &= zones - 1;
+            amounts.capacity += 1;
+            amounts.allocatable += u64::from(device.allocatable);
+            amounts.available += u64::from(device.allocatable && !device.used);
+        }
+    }
+    ledger.enter(resource, |id| totals.get(usize::from(id)).copied().unwrap_or_default());
+}

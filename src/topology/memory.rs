@@ -1,0 +1,137 @@
+//! Memory and huge pages: bytes per node, with blocks that span several nodes split.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Amounts, Finding, Inputs, Ledger};
+use crate::kubelet::{MemoryBlock, PodUsage, Usage};
+use crate::machine::{Id, IdSet, NumaNode};
+use crate::quantity::hugepages_name;
+
+const MEMORY: &str = "memory";
+
+/// MemTotal moves by a few pages from boot to boot, and the kubelet keeps what it read at its start. A block
+/// this much (one part in 32) above MemTotal is such a drift; anything more is an underflow.
+const DRIFT: u64 = 32;
+
+pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
+    let offered = offered(&inputs.allocatable.memory);
+    for resource in resources(inputs) {
+        let mut pools: BTreeMap<Id, Pool> = inputs
+            .machine
+            .nodes
+            .iter()
+            .map(|node| (node.id, pool(inputs, node, &resource, &offered, findings)))
+            .collect();
+        take(&mut pools, &resource, inputs.usage, findings);
+        ledger.enter(&resource, |id| {
+            pools.get(&id).map_or(Amounts::default(), |pool| Amounts {
+                capacity: pool.capacity,
+                allocatable: pool.allocatable,
+                available: pool.left,
+            })
+        });
+    }
+}
+
+/// One type of memory on one node.
+struct Pool {
+    capacity: u64,
+    allocatable: u64,
+    left: u64,
+}
+
+/// `memory`, and every page size that the kernel or the kubelet knows.
+fn resources(inputs: &Inputs<'_>) -> BTreeSet<String> {
+    let sizes = inputs.machine.nodes.iter().flat_map(|node| node.hugepages.keys());
+    let offered = inputs.allocatable.memory.iter().map(|block| block.resource.clone());
+    sizes.map(|size| hugepages_name(*size)).chain(offered).chain([MEMORY.to_owned()]).collect()
+}
+
+/// Resource and node to bytes. The kubelet gives one block per node and type.
+fn offered(blocks: &[MemoryBlock]) -> BTreeMap<(&str, Id), u64> {
+    let mut offered: BTreeMap<(&str, Id), u64> = BTreeMap::new();
+    for block in blocks {
+        for node in block.nodes.iter() {
+            let sum = offered.entry((block.resource.as_str(), node)).or_default();
+            *sum = sum.saturating_add(block.bytes);
+        }
+    }
+    offered
+}
+
+fn pool(
+    inputs: &Inputs<'_>,
+    node: &NumaNode,
+    resource: &str,
+    offered: &BTreeMap<(&str, Id), u64>,
+    findings: &mut BTreeSet<Finding>,
+) -> Pool {
+    let hardware = capacity(node, resource);
+    let derived = derived(inputs, node, resource, hardware);
+    let allocatable = if inputs.allocatable.memory.is_empty() {
+        derived // Memory Manager `None`
+    } else {
+        // The kubelet leaves out entries that are 0.
+        let bytes = offered.get(&(resource, node.id)).copied().unwrap_or(0);
+        if bytes > node.memory.saturating_add(node.memory / DRIFT) {
+            let resource = resource.to_owned();
+            findings.insert(Finding::ImpossibleMemory { node: node.id, resource, bytes });
+            derived
+        } else {
+            bytes
+        }
+    };
+    Pool { capacity: hardware.max(allocatable), allocatable, left: allocatable }
+}
+
+fn capacity(node: &NumaNode, resource: &str) -> u64 {
+    if resource == MEMORY {
+        return node.memory;
+    }
+    let pools = node.hugepages.iter().filter(|(size, _)| hugepages_name(**size) == resource);
+    pools.map(|(size, pages)| size.saturating_mul(*pages)).sum()
+}
+
+/// What the kubelet would offer: the hardware less its reservation, and for memory less the huge pages.
+fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) -> u64 {
+    let reservations = inputs.config.and_then(|config| config.reserved_memory.get(&node.id));
+    let reserved = reservations.and_then(|amounts| amounts.get(resource)).copied().unwrap_or(0);
+    let hugepages = if resource == MEMORY { node.hugepage_bytes() } else { 0 };
+    hardware.saturating_sub(hugepages).saturating_sub(reserved)
+}
+
+/// Takes what the pods hold. Blocks of one node first, so that the split of the others sees what is left.
+fn take(pools: &mut BTreeMap<Id, Pool>, resource: &str, usage: &Usage, findings: &mut BTreeSet<Finding>) {
+    let mut groups: BTreeMap<Vec<Id>, (&IdSet, u64)> = BTreeMap::new();
+    for block in usage.pods.iter().flat_map(blocks).filter(|block| block.resource == resource) {
+        let group = groups.entry(block.nodes.iter().collect()).or_insert((&block.nodes, 0));
+        group.1 = group.1.saturating_add(block.bytes);
+    }
+    let (single, several): (Vec<_>, Vec<_>) = groups.into_iter().partition(|(nodes, _)| nodes.len() == 1);
+    // A block without any node has no affinity and leaves no zone.
+    let several = several.into_iter().filter(|(nodes, _)| !nodes.is_empty());
+    for (nodes, (set, bytes)) in single.into_iter().chain(several) {
+        if spread(pools, &nodes, bytes) > 0 {
+            let finding = Finding::OverusedMemory { nodes: set.to_string(), resource: resource.to_owned() };
+            findings.insert(finding);
+        }
+    }
+}
+
+/// Takes `bytes` from the nodes in ascending order, each giving what it has left; returns what nobody had.
+fn spread(pools: &mut BTreeMap<Id, Pool>, nodes: &[Id], mut bytes: u64) -> u64 {
+    for node in nodes {
+        let Some(pool) = pools.get_mut(node) else { continue };
+        let given = bytes.min(pool.left);
+        pool.left -= given;
+        bytes -= given;
+    }
+    bytes
+}
+
+/// The blocks of a pod: its own list if it has one (kubelet 1.37), else those of its containers.
+fn blocks(pod: &PodUsage) -> impl Iterator<Item = &MemoryBlock> {
+    let own = &pod.memory;
+    let containers = pod.containers.iter().filter(|_| own.is_empty());
+    own.iter().chain(containers.flat_map(|container| &container.memory))
+}

@@ -1,0 +1,442 @@
+//! The accounting rules of DESIGN section 3, one by one, and their properties.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::kubelet::{ContainerUsage, DeviceGroup, MemoryBlock, PodUsage};
+use crate::machine::NumaNode;
+
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+
+fn ids(text: &str) -> IdSet {
+    text.parse().unwrap()
+}
+
+/// Two nodes with four CPUs and 8 GiB each, of which 512 MiB are 2 MiB pages.
+fn two_nodes() -> Machine {
+    let node = |id: Id, cpus: &str| NumaNode {
+        id,
+        cpus: ids(cpus),
+        memory: 8 * GIB,
+        hugepages: [(2 * MIB, 256)].into(),
+        distances: [(0, if id == 0 { 10 } else { 21 }), (1, if id == 1 { 10 } else { 21 })].into(),
+    };
+    Machine { nodes: vec![node(0, "0-3"), node(1, "4-7")], numa: true, problems: vec![] }
+}
+
+fn block(resource: &str, bytes: u64, nodes: &str) -> MemoryBlock {
+    MemoryBlock { resource: resource.into(), bytes, nodes: ids(nodes) }
+}
+
+fn devices(resource: &str, names: &[&str], nodes: &str) -> DeviceGroup {
+    DeviceGroup {
+        resource: resource.into(),
+        ids: names.iter().map(|name| (*name).to_owned()).collect(),
+        nodes: ids(nodes),
+    }
+}
+
+fn pod(name: &str, container: ContainerUsage) -> PodUsage {
+    PodUsage { namespace: "ns".into(), name: name.into(), containers: vec![container], ..PodUsage::default() }
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    machine: Machine,
+    allocatable: Allocatable,
+    usage: Usage,
+    config: Option<KubeletConfig>,
+    known: BTreeSet<String>,
+    fillers: bool,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self {
+            machine: two_nodes(),
+            allocatable: Allocatable::default(),
+            usage: Usage::default(),
+            config: None,
+            known: BTreeSet::new(),
+            fillers: true,
+        }
+    }
+}
+
+impl Case {
+    fn account(&self) -> Topology {
+        account(&Inputs {
+            machine: &self.machine,
+            allocatable: &self.allocatable,
+            usage: &self.usage,
+            config: self.config.as_ref(),
+            known: &self.known,
+            fillers: self.fillers,
+        })
+    }
+
+    /// `zone: capacity/allocatable/available` of one resource.
+    fn of(&self, resource: &str) -> Vec<(Id, [u64; 3])> {
+        let zones = self.account().zones;
+        let amounts = |zone: &Zone| zone.resources.get(resource).copied();
+        zones
+            .iter()
+            .filter_map(|zone| amounts(zone).map(|a| (zone.id, [a.capacity, a.allocatable, a.available])))
+            .collect()
+    }
+}
+
+#[test]
+fn exclusive_cpus_leave_the_zone_they_are_on() {
+    let usage = Usage {
+        pods: vec![
+            pod("a", ContainerUsage { cpus: ids("1-2"), ..Default::default() }),
+            pod("b", ContainerUsage { cpus: ids("5"), ..Default::default() }),
+            pod("shared", ContainerUsage::default()),
+        ],
+    };
+    let case = Case {
+        allocatable: Allocatable { cpus: ids("1-3,5-7"), ..Default::default() },
+        usage,
+        ..Default::default()
+    };
+    assert_eq!(case.of("cpu"), [(0, [4, 3, 1]), (1, [4, 3, 2])]);
+}
+
+#[test]
+fn pod_level_cpus_overlap_those_of_the_containers() {
+    let mut both = pod("a", ContainerUsage { cpus: ids("1"), ..Default::default() });
+    both.cpus = ids("1-2");
+    let case = Case {
+        allocatable: Allocatable { cpus: ids("1-3,5-7"), ..Default::default() },
+        usage: Usage { pods: vec![both] },
+        ..Default::default()
+    };
+    assert_eq!(case.of("cpu"), [(0, [4, 3, 1]), (1, [4, 3, 3])]);
+}
+
+#[test]
+fn without_a_cpu_manager_every_online_cpu_but_the_reserved_is_offered() {
+    let mut case = Case::default();
+    assert_eq!(case.of("cpu"), [(0, [4, 4, 4]), (1, [4, 4, 4])]);
+    case.config = Some(KubeletConfig { reserved_system_cpus: ids("0,4-5"), ..Default::default() });
+    assert_eq!(case.of("cpu"), [(0, [4, 3, 3]), (1, [4, 2, 2])]);
+    case.config = Some(KubeletConfig { reserved_cpu_count: 5, ..Default::default() });
+    assert_eq!(case.of("cpu"), [(0, [4, 0, 0]), (1, [4, 3, 3])]);
+}
+
+#[test]
+fn cpus_outside_the_zones_or_the_offer_never_underflow() {
+    let case = Case {
+        allocatable: Allocatable { cpus: ids("1,900"), ..Default::default() },
+        usage: Usage { pods: vec![pod("a", ContainerUsage { cpus: ids("0-7,901"), ..Default::default() })] },
+        ..Default::default()
+    };
+    assert_eq!(case.of("cpu"), [(0, [4, 1, 0]), (1, [4, 0, 0])]);
+    assert_eq!(case.account().findings, [Finding::UnknownCpus("900-901".into())].into());
+}
+
+#[test]
+fn memory_is_the_kubelets_block_less_what_pods_hold() {
+    let case = Case {
+        allocatable: Allocatable {
+            memory: vec![
+                block("memory", 7 * GIB, "0"),
+                block("memory", 7 * GIB, "1"),
+                block("hugepages-2Mi", 512 * MIB, "0"),
+            ],
+            ..Default::default()
+        },
+        usage: Usage {
+            pods: vec![pod(
+                "a",
+                ContainerUsage {
+                    memory: vec![block("memory", GIB, "1"), block("hugepages-2Mi", 64 * MIB, "0")],
+                    ..Default::default()
+                },
+            )],
+        },
+        ..Default::default()
+    };
+    assert_eq!(case.of("memory"), [(0, [8 * GIB, 7 * GIB, 7 * GIB]), (1, [8 * GIB, 7 * GIB, 6 * GIB])]);
+    // The kubelet leaves out entries that are 0: node 1 offers no huge pages although it has some.
+    assert_eq!(case.of("hugepages-2Mi"), [(0, [512 * MIB, 512 * MIB, 448 * MIB]), (1, [512 * MIB, 0, 0])]);
+}
+
+#[test]
+fn without_a_memory_manager_memory_is_derived() {
+    let reserved = [(0, [("memory".to_owned(), GIB), ("hugepages-2Mi".to_owned(), 2 * MIB)].into())].into();
+    let case = Case {
+        config: Some(KubeletConfig { reserved_memory: reserved, ..Default::default() }),
+        ..Default::default()
+    };
+    let free = 8 * GIB - 512 * MIB;
+    assert_eq!(case.of("memory"), [(0, [8 * GIB, free - GIB, free - GIB]), (1, [8 * GIB, free, free])]);
+    let pages = 512 * MIB;
+    assert_eq!(
+        case.of("hugepages-2Mi"),
+        [(0, [pages, pages - 2 * MIB, pages - 2 * MIB]), (1, [pages, pages, pages])]
+    );
+}
+
+#[test]
+fn a_block_on_several_nodes_is_split_in_ascending_order() {
+    let held = |memory| Usage { pods: vec![pod("a", ContainerUsage { memory, ..Default::default() })] };
+    let mut case = Case {
+        allocatable: Allocatable {
+            memory: vec![block("memory", 4 * GIB, "0"), block("memory", 4 * GIB, "1")],
+            ..Default::default()
+        },
+        usage: held(vec![block("memory", 5 * GIB, "0-1"), block("memory", GIB, "0")]),
+        ..Default::default()
+    };
+    assert_eq!(case.of("memory"), [(0, [8 * GIB, 4 * GIB, 0]), (1, [8 * GIB, 4 * GIB, 2 * GIB])]);
+    case.usage = held(vec![block("memory", 9 * GIB, "0-1")]);
+    assert_eq!(case.of("memory"), [(0, [8 * GIB, 4 * GIB, 0]), (1, [8 * GIB, 4 * GIB, 0])]);
+    let finding = Finding::OverusedMemory { nodes: "0-1".into(), resource: "memory".into() };
+    assert_eq!(case.account().findings, [finding].into());
+}
+
+#[test]
+fn pod_level_memory_replaces_that_of_the_containers() {
+    let mut both = pod("a", ContainerUsage { memory: vec![block("memory", GIB, "0")], ..Default::default() });
+    both.memory = vec![block("memory", 2 * GIB, "0")];
+    let case = Case {
+        allocatable: Allocatable { memory: vec![block("memory", 4 * GIB, "0")], ..Default::default() },
+        usage: Usage { pods: vec![both] },
+        ..Default::default()
+    };
+    assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 2 * GIB]));
+}
+
+#[test]
+fn memory_that_drifted_is_kept_and_an_underflow_is_clamped() {
+    let offer = |bytes| Case {
+        allocatable: Allocatable { memory: vec![block("memory", bytes, "0")], ..Default::default() },
+        ..Default::default()
+    };
+    let drifted = 8 * GIB + 4096;
+    assert_eq!(offer(drifted).of("memory")[0], (0, [drifted, drifted, drifted]));
+    let underflow = offer(u64::MAX - 5);
+    let free = 8 * GIB - 512 * MIB;
+    assert_eq!(underflow.of("memory")[0], (0, [8 * GIB, free, free]));
+    assert_eq!(underflow.account().findings.len(), 1);
+}
+
+#[test]
+fn a_device_counts_in_each_of_its_zones_and_leaves_each_when_used() {
+    let case = Case {
+        allocatable: Allocatable {
+            devices: vec![
+                devices("example.com/nic", &["a"], "0"),
+                devices("example.com/nic", &["both"], "0"),
+                devices("example.com/nic", &["both"], "1"),
+                devices("example.com/free", &["nowhere"], ""),
+            ],
+            ..Default::default()
+        },
+        usage: Usage {
+            pods: vec![pod(
+                "a",
+                ContainerUsage {
+                    devices: vec![devices("example.com/nic", &["both"], "1")],
+                    ..Default::default()
+                },
+            )],
+        },
+        ..Default::default()
+    };
+    assert_eq!(case.of("example.com/nic"), [(0, [2, 2, 1]), (1, [1, 1, 0])]);
+    assert_eq!(case.of("example.com/free"), [], "a device without topology belongs to no zone");
+}
+
+#[test]
+fn an_unhealthy_device_in_use_is_capacity_but_not_allocatable() {
+    let case = Case {
+        allocatable: Allocatable {
+            devices: vec![devices("example.com/nic", &["a"], "0")],
+            ..Default::default()
+        },
+        usage: Usage {
+            pods: vec![pod(
+                "a",
+                ContainerUsage {
+                    devices: vec![
+                        devices("example.com/nic", &["sick"], "0"),
+                        devices("example.com/nic", &["far"], "7"),
+                    ],
+                    ..Default::default()
+                },
+            )],
+        },
+        ..Default::default()
+    };
+    assert_eq!(case.of("example.com/nic"), [(0, [2, 1, 1]), (1, [0, 0, 0])]);
+    let finding = Finding::DeviceOnUnknownNode { resource: "example.com/nic".into(), node: 7 };
+    assert_eq!(case.account().findings, [finding].into());
+}
+
+#[test]
+fn a_known_resource_stays_listed_while_its_plugin_is_away() {
+    let case = Case { known: ["example.com/nic".to_owned()].into(), ..Default::default() };
+    assert_eq!(case.of("example.com/nic"), [(0, [0, 0, 0]), (1, [0, 0, 0])]);
+}
+
+#[test]
+fn sparse_ids_are_filled_and_ids_beyond_the_scheduler_left_out() {
+    let node = |id| NumaNode { id, memory: GIB, distances: [(id, 10), (0, 40)].into(), ..Default::default() };
+    let mut case = Case {
+        machine: Machine { nodes: vec![node(0), node(2), node(64)], numa: true, problems: vec![] },
+        ..Default::default()
+    };
+    let topology = case.account();
+    assert_eq!(topology.zones.iter().map(|zone| zone.id).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(topology.findings, [Finding::UnpublishedNode(64)].into());
+    let filler = &topology.zones[1];
+    assert_eq!(filler.costs, [(0, 255), (1, 255), (2, 255)].into());
+    assert!(filler.resources.values().all(|amounts| *amounts == Amounts::default()));
+    assert_eq!(filler.resources.keys().collect::<Vec<_>>(), ["cpu", "memory"]);
+    assert_eq!(topology.zones[2].costs, [(0, 40), (1, 255), (2, 10)].into());
+    case.fillers = false;
+    assert_eq!(case.account().zones.iter().map(|zone| zone.id).collect::<Vec<_>>(), [0, 2]);
+}
+
+#[test]
+fn a_machine_without_distances_costs_ten_to_itself() {
+    let case = Case {
+        machine: Machine { nodes: vec![NumaNode::default()], numa: false, problems: vec![] },
+        ..Default::default()
+    };
+    assert_eq!(case.account().zones[0].costs, [(0, 10)].into());
+}
+
+#[test]
+fn attributes_have_the_documented_spelling_and_order() {
+    let config = KubeletConfig {
+        topology_manager_policy: "single-numa-node".into(),
+        topology_manager_scope: "pod".into(),
+        topology_manager_policy_options: [
+            ("max-allowable-numa-nodes".to_owned(), "16".to_owned()),
+            ("prefer-closest-numa-nodes".to_owned(), "true".to_owned()),
+        ]
+        .into(),
+        cpu_manager_policy: "static".into(),
+        ..Default::default()
+    };
+    let topology = Case { config: Some(config), ..Default::default() }.account();
+    let expected = [
+        ("topologyManagerPolicy", "single-numa-node"),
+        ("topologyManagerScope", "pod"),
+        ("topologyManagerMaxNUMANodes", "16"),
+        ("topologyManagerOptionPreferClosestNumaNodes", "true"),
+        ("cpuManagerPolicy", "static"),
+        ("memoryManagerPolicy", "None"),
+    ];
+    assert_eq!(topology.attributes, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    assert_eq!(Case::default().account().attributes, [], "unknown is not the same as none");
+}
+
+fn any_nodes() -> impl Strategy<Value = IdSet> {
+    proptest::collection::vec(0_u16..4, 0..3).prop_map(|ids| ids.into_iter().collect())
+}
+
+fn any_devices() -> impl Strategy<Value = Vec<DeviceGroup>> {
+    let group = ("[ab]", proptest::collection::vec("[a-f]", 0..4), any_nodes())
+        .prop_map(|(resource, ids, nodes)| DeviceGroup { resource, ids, nodes });
+    proptest::collection::vec(group, 0..6)
+}
+
+fn any_memory() -> impl Strategy<Value = Vec<MemoryBlock>> {
+    let resource = prop_oneof![Just("memory".to_owned()), Just("hugepages-2Mi".to_owned())];
+    let bytes = prop_oneof![0..9 * GIB, Just(u64::MAX)];
+    let block = (resource, bytes, any_nodes()).prop_map(|(resource, bytes, nodes)| MemoryBlock {
+        resource,
+        bytes,
+        nodes,
+    });
+    proptest::collection::vec(block, 0..5)
+}
+
+fn any_cpus() -> impl Strategy<Value = IdSet> {
+    proptest::collection::vec(0_u16..12, 0..10).prop_map(|ids| ids.into_iter().collect())
+}
+
+prop_compose! {
+    fn any_pod()(cpus in any_cpus(), memory in any_memory(), devices in any_devices(), name in "[a-c]") -> PodUsage {
+        pod(&name, ContainerUsage { cpus, memory, devices, ..Default::default() })
+    }
+}
+
+prop_compose! {
+    fn any_case()(
+        cpus in any_cpus(),
+        memory in any_memory(),
+        devices in any_devices(),
+        pods in proptest::collection::vec(any_pod(), 0..5),
+        known in proptest::collection::btree_set("[a-d]", 0..3),
+        fillers: bool,
+    ) -> Case {
+        Case {
+            allocatable: Allocatable { cpus, memory, devices },
+            usage: Usage { pods },
+            known,
+            fillers,
+            ..Default::default()
+        }
+    }
+}
+
+fn available(topology: &Topology) -> BTreeMap<(Id, String), u64> {
+    let zones = topology.zones.iter();
+    zones
+        .flat_map(|zone| zone.resources.iter().map(|(name, a)| ((zone.id, name.clone()), a.available)))
+        .collect()
+}
+
+proptest! {
+    #[test]
+    fn available_is_at_most_allocatable_is_at_most_capacity(case in any_case()) {
+        for zone in case.account().zones {
+            for (name, amounts) in zone.resources {
+                prop_assert!(amounts.available <= amounts.allocatable, "{name} {amounts:?}");
+                prop_assert!(amounts.allocatable <= amounts.capacity, "{name} {amounts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_zone_lists_the_same_resources(case in any_case()) {
+        let topology = case.account();
+        let first: Vec<_> = topology.zones[0].resources.keys().collect();
+        prop_assert!(first.iter().any(|name| *name == "cpu") && first.iter().any(|name| *name == "memory"));
+        for zone in &topology.zones {
+            prop_assert_eq!(zone.resources.keys().collect::<Vec<_>>(), first.clone());
+        }
+    }
+
+    #[test]
+    fn order_does_not_matter(mut case in any_case()) {
+        let before = case.account();
+        case.usage.pods.reverse();
+        for container in case.usage.pods.iter_mut().flat_map(|pod| &mut pod.containers) {
+            container.devices.reverse();
+            container.memory.reverse();
+        }
+        case.allocatable.devices.reverse();
+        case.allocatable.memory.reverse();
+        prop_assert_eq!(case.account(), before);
+    }
+
+    #[test]
+    fn one_more_pod_never_raises_what_is_available(mut case in any_case(), pod in any_pod()) {
+        let before = available(&case.account());
+        case.usage.pods.push(pod);
+        for (place, after) in available(&case.account()) {
+            // A resource that only the new pod names was not there before, and has nothing to offer.
+            prop_assert!(after <= before.get(&place).copied().unwrap_or(0), "{place:?}");
+        }
+    }
+}
