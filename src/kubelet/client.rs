@@ -36,6 +36,14 @@ pub enum Api {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Connection(u64);
 
+impl Connection {
+    /// The one after this.
+    #[must_use]
+    pub(crate) fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
 /// A client of the kubelet's podresources socket.
 ///
 /// The kubelet replaces the socket when it restarts, so every call looks at the path first and connects
@@ -45,7 +53,7 @@ pub struct Client {
     socket: PathBuf,
     timeout: Duration,
     open: Option<Open>,
-    connections: u64,
+    last: Connection,
 }
 
 #[derive(Clone, Debug)]
@@ -153,7 +161,7 @@ impl Client {
     /// A client for `socket` whose calls end after `timeout`. Nothing is opened yet.
     #[must_use]
     pub fn new(socket: PathBuf, timeout: Duration) -> Self {
-        Self { socket, timeout, open: None, connections: 0 }
+        Self { socket, timeout, open: None, last: Connection::default() }
     }
 
     /// What every active pod holds, the API version that told, and the connection it came from.
@@ -304,9 +312,8 @@ impl Client {
         let channel = channel(stream)
             .await
             .map_err(|e| ClientError::NotGrpc { path: self.socket.clone(), reason: innermost(&e) })?;
-        self.connections += 1;
-        let connection = Connection(self.connections);
-        Ok(Open { channel, connection, identity, api: Api::V1, answered: false })
+        self.last = self.last.next();
+        Ok(Open { channel, connection: self.last, identity, api: Api::V1, answered: false })
     }
 
     /// Turns a status into the sentence that fits; `answered`: this connection has spoken gRPC before.
