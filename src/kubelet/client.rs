@@ -92,6 +92,19 @@ pub enum ClientError {
         /// What happened instead of an answer.
         reason: String,
     },
+    /// Something accepts connections and has never said a word.
+    #[error(
+        "{path} is a socket, but no gRPC server answers on it (no answer to {call} within {after:?}); \
+         is `kubelet.socket` right?"
+    )]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// The gRPC method.
+        call: &'static str,
+        /// The deadline.
+        after: Duration,
+    },
     /// No answer in time.
     #[error("the kubelet did not answer {call} on {path} within {after:?}")]
     Deadline {
@@ -151,9 +164,9 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Is another attempt on a new connection worth while?
+    /// Is another attempt on a new connection worth while? A kubelet that was ending may have taken the first.
     fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. })
+        matches!(self, Self::Lost { .. } | Self::NotGrpc { .. })
     }
 }
 
@@ -240,9 +253,8 @@ impl Client {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        let fresh = self.open.is_none();
         match self.attempt(call, &request).await {
-            Err(error) if error.is_lost() && !fresh => self.attempt(call, &request).await,
+            Err(error) if error.is_lost() => self.attempt(call, &request).await,
             answer => answer,
         }
     }
@@ -263,10 +275,9 @@ impl Client {
                 return Ok((answer, connection));
             }
             Ok(Err(status)) => self.explain(call, &status, open.answered),
-            Err(_) if !open.answered => ClientError::NotGrpc {
-                path: self.socket.clone(),
-                reason: format!("no answer within {:?}", self.timeout),
-            },
+            Err(_) if !open.answered => {
+                ClientError::Silent { path: self.socket.clone(), call, after: self.timeout }
+            }
             Err(_) => ClientError::Deadline { path: self.socket.clone(), call, after: self.timeout },
         };
         match error {
@@ -335,8 +346,8 @@ impl Client {
                 code: format!("{:?}", status.code()),
                 message: message.chars().take(300).collect(),
             },
-            _ if answered || broke(status) => ClientError::Lost { call, detail: innermost(status) },
-            _ => ClientError::NotGrpc { path: self.socket.clone(), reason: innermost(status) },
+            _ if answered => ClientError::Lost { call, detail: innermost(status) },
+            _ => ClientError::NotGrpc { path: self.socket.clone(), reason: nonsense(status) },
         }
     }
 }
@@ -350,19 +361,17 @@ fn is_transport(status: &Status) -> bool {
         || message.contains("grpc-status header missing")
 }
 
-/// The peer went away, as opposed to talking nonsense.
-fn broke(status: &Status) -> bool {
+/// Why a peer that never answered is no gRPC server.
+fn nonsense(status: &Status) -> String {
     let mut source = status.source();
     while let Some(error) = source {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return matches!(
-                io.kind(),
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected
-            );
+        // Our own connector, asked for a second connection: the first one ended before an answer.
+        if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotConnected) {
+            return "it ended the connection without an answer".to_owned();
         }
         source = error.source();
     }
-    false
+    innermost(status)
 }
 
 fn innermost(error: &dyn std::error::Error) -> String {
