@@ -22,10 +22,10 @@ pub(super) struct SettingsArgs {
     host_root: Option<String>,
     /// Stands for /sys [key: host.sys]
     #[arg(long, value_name = "DIR")]
-    sys: Option<String>,
+    sys_dir: Option<String>,
     /// Stands for /proc [key: host.proc]
     #[arg(long, value_name = "DIR")]
-    proc: Option<String>,
+    proc_dir: Option<String>,
     /// The kubelet's root directory [key: kubelet.dir]
     #[arg(long, value_name = "DIR")]
     kubelet_dir: Option<String>,
@@ -59,8 +59,8 @@ impl SettingsArgs {
             config,
             node_name,
             host_root,
-            sys,
-            proc,
+            sys_dir,
+            proc_dir,
             kubelet_dir,
             kubelet_socket,
             kubelet_config,
@@ -79,8 +79,8 @@ impl SettingsArgs {
         for (flag, key, value) in [
             ("--node-name", "nodeName", node_name),
             ("--host-root", "host.root", host_root),
-            ("--sys", "host.sys", sys),
-            ("--proc", "host.proc", proc),
+            ("--sys-dir", "host.sys", sys_dir),
+            ("--proc-dir", "host.proc", proc_dir),
             ("--kubelet-dir", "kubelet.dir", kubelet_dir),
             ("--kubelet-socket", "kubelet.socket", kubelet_socket),
             ("--kubelet-config", "kubelet.configFile", kubelet_config),
