@@ -1,0 +1,111 @@
+// Command fakenode plays everything round a real kubelet: the container runtime
+// and the device plugins. It also holds the mount namespace of the described
+// machine that the kubelet is started in.
+//
+// It is driven by JSON lines on standard input, with one answer line each on
+// standard output, and ends when standard input does, so that nothing is left
+// over when the test that started it dies. Its first line of output says that
+// the runtime is listening.
+//
+//	{"do":"setDevices","resource":"example.com/nic","devices":[{"id":"nic-0","numa":[0]},{"id":"nic-1","unhealthy":true}]}
+//	{"do":"stopPlugin","resource":"example.com/nic"}
+//	{"do":"startPlugin","resource":"example.com/nic"}
+//	{"do":"exitContainer","namespace":"default","pod":"a","container":"main","code":1}
+//
+// A plugin starts with the first setDevices of its resource and registers again
+// by itself whenever the kubelet was restarted.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"os"
+)
+
+// request is one line of standard input.
+type request struct {
+	Do        string   `json:"do"`
+	Resource  string   `json:"resource"`
+	Devices   []device `json:"devices"`
+	Namespace string   `json:"namespace"`
+	Pod       string   `json:"pod"`
+	Container string   `json:"container"`
+	Code      int32    `json:"code"`
+}
+
+// answer is one line of standard output.
+type answer struct {
+	OK    bool   `json:"ok"`
+	Error string `json:"error,omitempty"`
+}
+
+func main() {
+	runtimeSocket := flag.String("runtime-socket", "", "serve the container runtime on this unix socket")
+	pluginDir := flag.String("plugin-dir", "/var/lib/kubelet/device-plugins", "the kubelet's directory for device plugins")
+	newKey := flag.String("new-key", "", "only write a new private key for service account tokens to this file, and end")
+	flag.Parse()
+
+	if err := run(*runtimeSocket, *pluginDir, *newKey); err != nil {
+		log.Fatalf("fakenode: %v", err)
+	}
+}
+
+func run(runtimeSocket, pluginDir, newKey string) error {
+	if newKey != "" {
+		return writeKey(newKey)
+	}
+	containers, err := startRuntime(runtimeSocket)
+	if err != nil {
+		return err
+	}
+	node := &node{containers: containers, plugins: newPlugins(pluginDir)}
+	return node.serve(os.Stdin, os.Stdout)
+}
+
+// node is all that fakenode plays.
+type node struct {
+	containers *containerRuntime
+	plugins    *plugins
+}
+
+// serve answers requests until their stream ends.
+func (n *node) serve(in io.Reader, out io.Writer) error {
+	answers := json.NewEncoder(out)
+	if err := answers.Encode(answer{OK: true}); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 16<<20) // a line names every device of a resource
+	for lines.Scan() {
+		reply := answer{OK: true}
+		if err := n.handle(lines.Bytes()); err != nil {
+			reply = answer{Error: err.Error()}
+		}
+		if err := answers.Encode(reply); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+func (n *node) handle(line []byte) error {
+	var r request
+	if err := json.Unmarshal(line, &r); err != nil {
+		return err
+	}
+	switch r.Do {
+	case "setDevices":
+		return n.plugins.setDevices(r.Resource, r.Devices)
+	case "stopPlugin":
+		return n.plugins.stop(r.Resource)
+	case "startPlugin":
+		return n.plugins.start(r.Resource)
+	case "exitContainer":
+		return n.containers.exit(r.Namespace, r.Pod, r.Container, r.Code)
+	}
+	return fmt.Errorf("nothing to do is called %q", r.Do)
+}
