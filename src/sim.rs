@@ -1,3 +1,5 @@
 //! The simulated node and cluster that `demo` and the tests share. Not in the shipped image.
 
+pub mod kubelet;
 pub mod machine;
+mod serve;

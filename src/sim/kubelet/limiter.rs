@@ -1,0 +1,51 @@
+//! The kubelet's request limiter: one token bucket for all clients of both versions.
+
+use std::time::Instant;
+
+/// Requests per second, in the long run.
+const RATE: f64 = 100.0;
+/// Requests at once.
+const BURST: f64 = 10.0;
+
+/// A token bucket that starts full.
+#[derive(Debug)]
+pub(super) struct Limiter {
+    tokens: f64,
+    seen: Instant,
+}
+
+impl Limiter {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { tokens: BURST, seen: now }
+    }
+
+    /// May a request that comes now pass?
+    pub(super) fn admit(&mut self, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.seen).as_secs_f64() * RATE;
+        self.tokens = (self.tokens + earned).min(BURST);
+        self.seen = now;
+        let admitted = self.tokens >= 1.0;
+        if admitted {
+            self.tokens -= 1.0;
+        }
+        admitted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn ten_at_once_and_then_one_every_ten_milliseconds() {
+        let start = Instant::now();
+        let mut limiter = Limiter::new(start);
+        assert_eq!((0..20).filter(|_| limiter.admit(start)).count(), 10);
+        assert!(!limiter.admit(start + Duration::from_millis(9)));
+        assert!(limiter.admit(start + Duration::from_millis(20)));
+        let later = start + Duration::from_secs(60);
+        assert_eq!((0..20).filter(|_| limiter.admit(later)).count(), 10, "tokens do not pile up");
+    }
+}

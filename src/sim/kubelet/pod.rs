@@ -1,0 +1,181 @@
+//! Pods as callers of the simulation describe them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::machine::IdSet;
+
+/// A pod for the simulated kubelet, and its object for the simulated API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodSpec {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub name: String,
+    /// The pod's uid; two pods never share one.
+    pub uid: String,
+    /// Quality of service Guaranteed: limits equal requests, so that CPUs and memory can be exclusive.
+    pub guaranteed: bool,
+    /// Sidecars and app containers, in the order of the specification.
+    pub containers: Vec<ContainerSpec>,
+    /// Place everything on exactly these nodes, or refuse the pod: tests ask for groups of nodes with it.
+    pub affinity: Option<IdSet>,
+    /// Tell the CPUs and the memory at pod level as well, like a kubelet 1.37 with pod scope.
+    pub pod_level: bool,
+}
+
+/// One container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerSpec {
+    /// The container's name.
+    pub name: String,
+    /// A restartable init container.
+    pub sidecar: bool,
+    /// Requested thousandths of a CPU.
+    pub milli_cpu: u64,
+    /// Requested bytes of memory.
+    pub memory: u64,
+    /// `hugepages-<size>` to bytes.
+    pub hugepages: BTreeMap<String, u64>,
+    /// Extended resource to the number of devices.
+    pub devices: BTreeMap<String, u64>,
+}
+
+impl PodSpec {
+    /// A pod in the namespace `default` with one container that asks for nothing.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self {
+            namespace: "default".into(),
+            name: name.into(),
+            uid: format!("uid-{name}"),
+            containers: vec![ContainerSpec { name: "main".into(), ..ContainerSpec::default() }],
+            ..Self::default()
+        }
+    }
+
+    /// A Guaranteed pod with one container that asks for whole CPUs and bytes of memory.
+    #[must_use]
+    pub fn guaranteed(name: &str, cpus: u64, memory: u64) -> Self {
+        let mut pod = Self { guaranteed: true, ..Self::new(name) };
+        pod.containers[0].milli_cpu = cpus * 1000;
+        pod.containers[0].memory = memory;
+        pod
+    }
+
+    /// The last container asks for huge pages as well: `hugepages("hugepages-2Mi", 64 << 20)`.
+    #[must_use]
+    pub fn hugepages(mut self, resource: &str, bytes: u64) -> Self {
+        if let Some(container) = self.containers.last_mut() {
+            container.hugepages.insert(resource.into(), bytes);
+        }
+        self
+    }
+
+    /// The last container asks for devices as well.
+    #[must_use]
+    pub fn devices(mut self, resource: &str, count: u64) -> Self {
+        if let Some(container) = self.containers.last_mut() {
+            container.devices.insert(resource.into(), count);
+        }
+        self
+    }
+
+    /// Places the pod on exactly these nodes.
+    #[must_use]
+    pub fn on(mut self, nodes: impl IntoIterator<Item = crate::machine::Id>) -> Self {
+        self.affinity = Some(nodes.into_iter().collect());
+        self
+    }
+
+    /// The pod as an object of the API server, bound to `node`.
+    #[must_use]
+    pub fn object(&self, node: &str, phase: &str) -> Value {
+        let of_kind = |sidecar: bool| -> Vec<Value> {
+            let chosen = self.containers.iter().filter(|container| container.sidecar == sidecar);
+            chosen.map(|container| self.container_object(container)).collect()
+        };
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid},
+            "spec": {"nodeName": node, "initContainers": of_kind(true), "containers": of_kind(false)},
+            "status": {"phase": phase, "qosClass": self.qos_class()},
+        })
+    }
+
+    fn qos_class(&self) -> &'static str {
+        let asks = |container: &ContainerSpec| container.milli_cpu > 0 || container.memory > 0;
+        match self.guaranteed {
+            true => "Guaranteed",
+            false if self.containers.iter().any(asks) => "Burstable",
+            false => "BestEffort",
+        }
+    }
+
+    fn container_object(&self, container: &ContainerSpec) -> Value {
+        let mut requests = serde_json::Map::new();
+        if container.milli_cpu > 0 {
+            requests.insert("cpu".into(), json!(cpu_quantity(container.milli_cpu)));
+        }
+        if container.memory > 0 {
+            requests.insert("memory".into(), json!(container.memory.to_string()));
+        }
+        let mut limits = serde_json::Map::new();
+        for (resource, amount) in container.hugepages.iter().chain(&container.devices) {
+            limits.insert(resource.clone(), json!(amount.to_string()));
+        }
+        // Huge pages and devices cannot be over-committed: their limits equal their requests for every pod.
+        requests.extend(limits.clone());
+        if self.guaranteed {
+            limits.clone_from(&requests);
+        }
+        let mut object = json!({
+            "name": container.name,
+            "image": "registry.k8s.io/pause:3.10",
+            "resources": {"requests": requests, "limits": limits},
+        });
+        if container.sidecar {
+            object["restartPolicy"] = json!("Always");
+        }
+        object
+    }
+}
+
+fn cpu_quantity(milli: u64) -> String {
+    if milli.is_multiple_of(1000) { (milli / 1000).to_string() } else { format!("{milli}m") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guaranteed_pod_has_limits_equal_to_its_requests() {
+        let pod =
+            PodSpec::guaranteed("db", 4, 1 << 30).hugepages("hugepages-2Mi", 2 << 20).devices("a.b/c", 1);
+        let object = pod.object("worker", "Running");
+        let resources = &object["spec"]["containers"][0]["resources"];
+        assert_eq!(resources["limits"], resources["requests"]);
+        assert_eq!(
+            resources["requests"],
+            json!({"cpu": "4", "memory": "1073741824", "hugepages-2Mi": "2097152", "a.b/c": "1"})
+        );
+        assert_eq!(object["status"]["qosClass"], "Guaranteed");
+    }
+
+    #[test]
+    fn sidecars_are_init_containers_that_restart() {
+        let mut pod = PodSpec::new("web");
+        pod.containers.insert(
+            0,
+            ContainerSpec { name: "mesh".into(), sidecar: true, milli_cpu: 1500, ..ContainerSpec::default() },
+        );
+        let object = pod.object("worker", "Pending");
+        assert_eq!(object["spec"]["initContainers"][0]["restartPolicy"], "Always");
+        assert_eq!(object["spec"]["initContainers"][0]["resources"]["requests"]["cpu"], "1500m");
+        assert_eq!(object["spec"]["containers"][0]["name"], "main");
+        assert_eq!(object["status"]["qosClass"], "Burstable");
+    }
+}

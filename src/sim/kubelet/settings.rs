@@ -1,0 +1,93 @@
+//! The keys of the machine's `KubeletConfiguration` that the simulated managers obey. Read here a second time
+//! and on purpose: the simulation is the oracle of the code that reads them for the agent.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use crate::machine::{Id, IdSet};
+use crate::quantity::Quantity;
+
+/// The Topology Manager's policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Alignment {
+    #[default]
+    None,
+    BestEffort,
+    Restricted,
+    SingleNode,
+}
+
+impl Alignment {
+    /// Does the policy refuse rather than spread?
+    pub(super) fn is_strict(self) -> bool {
+        self == Self::SingleNode
+    }
+}
+
+/// What the managers obey.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Settings {
+    pub(super) static_cpus: bool,
+    pub(super) static_memory: bool,
+    pub(super) full_cores: bool,
+    pub(super) alignment: Alignment,
+    pub(super) pod_scope: bool,
+    pub(super) reserved_cpus: IdSet,
+    pub(super) reserved_cpu_count: u64,
+    reserved_memory: BTreeMap<(Id, String), u64>,
+}
+
+impl Settings {
+    pub(super) fn from_keys(keys: &Map<String, Value>) -> Self {
+        let text = |key: &str| keys.get(key).and_then(Value::as_str).unwrap_or_default();
+        let full = keys.get("cpuManagerPolicyOptions").and_then(|options| options.get("full-pcpus-only"));
+        let static_cpus = text("cpuManagerPolicy") == "static";
+        Self {
+            static_cpus,
+            static_memory: text("memoryManagerPolicy") == "Static",
+            full_cores: static_cpus && full.is_some_and(|value| value == "true" || *value == true),
+            alignment: match text("topologyManagerPolicy") {
+                "best-effort" => Alignment::BestEffort,
+                "restricted" => Alignment::Restricted,
+                "single-numa-node" => Alignment::SingleNode,
+                _ => Alignment::None,
+            },
+            pod_scope: text("topologyManagerScope") == "pod",
+            reserved_cpus: text("reservedSystemCPUs").parse().unwrap_or_default(),
+            reserved_cpu_count: reserved_cpu_count(keys),
+            reserved_memory: reserved_memory(keys),
+        }
+    }
+
+    /// Bytes of a resource that `reservedMemory` keeps back on a node.
+    pub(super) fn reserved(&self, node: Id, resource: &str) -> u64 {
+        self.reserved_memory.get(&(node, resource.to_owned())).copied().unwrap_or(0)
+    }
+}
+
+fn quantity(value: &Value) -> Quantity {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    text.parse().unwrap_or_default()
+}
+
+fn reserved_cpu_count(keys: &Map<String, Value>) -> u64 {
+    let milli = |section: &str| {
+        let cpu = keys.get(section).and_then(|section| section.get("cpu"));
+        cpu.map_or(0, |cpu| quantity(cpu).milli())
+    };
+    let milli = u64::try_from(milli("kubeReserved") + milli("systemReserved")).unwrap_or(0);
+    milli.div_ceil(1000)
+}
+
+fn reserved_memory(keys: &Map<String, Value>) -> BTreeMap<(Id, String), u64> {
+    let mut reserved = BTreeMap::new();
+    for entry in keys.get("reservedMemory").and_then(Value::as_array).into_iter().flatten() {
+        let node = entry["numaNode"].as_u64().and_then(|node| Id::try_from(node).ok());
+        for (resource, amount) in entry["limits"].as_object().into_iter().flatten() {
+            let Some(node) = node else { continue };
+            *reserved.entry((node, resource.clone())).or_default() += quantity(amount).ceil();
+        }
+    }
+    reserved
+}

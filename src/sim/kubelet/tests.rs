@@ -1,0 +1,433 @@
+//! The simulated kubelet seen from outside: through the agent's own client and the files.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::json;
+use tonic::Code;
+
+use super::*;
+use crate::kubelet::{Api, Client, ClientError, KubeletConfig, read_config};
+
+fn spec(policy: &str) -> MachineSpec {
+    MachineSpec::from_yaml(&format!(
+        "
+description: two nodes of four cores
+threadsPerCore: 2
+nodes:
+  - {{id: 0, cpus: '0-7', memory: 8Gi, hugepages: {{2Mi: 512}}}}
+  - {{id: 1, cpus: '8-15', memory: 8Gi, hugepages: {{2Mi: 512}}}}
+devices:
+  - resource: example.com/nic
+    devices: [{{id: a, numa: [0]}}, {{id: b, numa: [1]}}, {{id: both, numa: [0, 1]}}, {{id: far}}]
+kubelet:
+  cpuManagerPolicy: static
+  memoryManagerPolicy: Static
+  topologyManagerPolicy: {policy}
+  reservedSystemCPUs: '0,4'
+  reservedMemory: [{{numaNode: 0, limits: {{memory: 1Gi}}}}]
+"
+    ))
+    .unwrap()
+}
+
+struct Node {
+    kubelet: SimKubelet,
+    client: Client,
+    dir: tempfile::TempDir,
+}
+
+impl Node {
+    fn new(spec: &MachineSpec, options: Options) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let kubelet = SimKubelet::start(spec, dir.path(), options).unwrap();
+        let client = Client::new(kubelet.socket(), Duration::from_secs(5));
+        Self { kubelet, client, dir }
+    }
+
+    fn file(&self, name: &str) -> Value {
+        read(self.dir.path(), name)
+    }
+}
+
+fn read(root: &Path, name: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(root.join(name)).unwrap()).unwrap()
+}
+
+fn at_once() -> Options {
+    let zero = RestartTiming {
+        down: Duration::ZERO,
+        managers: Duration::ZERO,
+        pods: Duration::ZERO,
+        plugins: Duration::ZERO,
+    };
+    Options { release_lag: Duration::ZERO, restart: zero, limited: false, ..Options::default() }
+}
+
+fn cpus(given: &[Given]) -> String {
+    let mut all = crate::machine::IdSet::new();
+    given.iter().for_each(|given| all.union_with(&given.cpus));
+    all.to_string()
+}
+
+#[tokio::test]
+async fn a_pod_is_aligned_listed_written_down_and_freed() {
+    let mut node = Node::new(&spec("single-numa-node"), at_once());
+    let pod = PodSpec::guaranteed("db", 4, 2 << 30)
+        .hugepages("hugepages-2Mi", 64 << 20)
+        .devices("example.com/nic", 1);
+    let given = node.kubelet.start_pod(pod).await.unwrap();
+    assert_eq!(cpus(&given), "1-2,5-6", "whole cores of node 0, past the reserved one");
+
+    let (usage, api, _) = node.client.list().await.unwrap();
+    assert_eq!(api, Api::V1);
+    let listed = &usage.pods[0].containers[0];
+    assert_eq!(listed.cpus.to_string(), "1-2,5-6");
+    assert_eq!(listed.memory.iter().map(|block| block.bytes).sum::<u64>(), (2 << 30) + (64 << 20));
+    assert_eq!(listed.devices[0].ids, ["a"]);
+
+    let state = node.file("cpu_manager_state");
+    assert_eq!(state["defaultCpuSet"], "0,3-4,7-15");
+    assert_eq!(state["entries"]["uid-db"]["main"], "1-2,5-6");
+    let state = node.file("memory_manager_state");
+    let table = &state["machineState"]["0"]["memoryMap"]["memory"];
+    assert_eq!(table["total"], 8_u64 << 30);
+    assert_eq!(table["allocatable"], 6_u64 << 30, "less 1Gi of huge pages and 1Gi reserved");
+    assert_eq!(table["free"], 4_u64 << 30);
+    assert_eq!(state["entries"]["uid-db"]["main"][1]["type"], "memory");
+    let state = node.file("device-plugins/kubelet_internal_checkpoint");
+    assert_eq!(state["Data"]["PodDeviceEntries"][0]["DeviceIDs"], json!({"0": ["a"]}));
+
+    assert!(node.kubelet.stop_pod("default", "db"));
+    assert!(node.client.list().await.unwrap().0.pods.is_empty());
+    assert_eq!(node.file("cpu_manager_state")["entries"], Value::Null);
+    assert!(!node.kubelet.stop_pod("default", "db"));
+}
+
+#[tokio::test]
+async fn a_pod_leaves_the_list_before_the_state_file_and_the_next_admission_frees_it() {
+    let options = Options { release_lag: Duration::from_secs(3600), ..at_once() };
+    let mut node = Node::new(&spec("single-numa-node"), options);
+    for name in ["one", "two"] {
+        node.kubelet.start_pod(PodSpec::guaranteed(name, 6, 1 << 30)).await.unwrap();
+    }
+    let refusal = node.kubelet.start_pod(PodSpec::guaranteed("three", 6, 1 << 30)).await.unwrap_err();
+    assert_eq!(refusal.reason, "TopologyAffinityError");
+    node.kubelet.stop_pod("default", "one");
+    assert_eq!(node.client.list().await.unwrap().0.pods.len(), 1);
+    assert_ne!(node.file("cpu_manager_state")["entries"]["uid-one"], Value::Null);
+    assert_eq!(node.kubelet.expected().zones[&0]["cpu"].available, 6);
+    node.kubelet.start_pod(PodSpec::guaranteed("three", 6, 1 << 30)).await.unwrap();
+    assert_eq!(node.file("cpu_manager_state")["entries"]["uid-one"], Value::Null);
+}
+
+#[tokio::test]
+async fn policies_decide_between_spreading_and_refusing() {
+    for (policy, outcome) in [
+        ("none", Some("1-3,5-10,12-14")),
+        ("best-effort", Some("1-3,5-10,12-14")),
+        // No single node could ever give twelve, so two nodes are the best there is.
+        ("restricted", Some("1-3,5-10,12-14")),
+        ("single-numa-node", None),
+    ] {
+        let node = Node::new(&spec(policy), at_once());
+        let given = node.kubelet.start_pod(PodSpec::guaranteed("wide", 12, 1 << 30)).await;
+        assert_eq!(given.ok().map(|given| cpus(&given)).as_deref(), outcome, "{policy}");
+    }
+    let node = Node::new(&spec("restricted"), at_once());
+    for name in ["one", "two"] {
+        node.kubelet.start_pod(PodSpec::guaranteed(name, 4, 1 << 30)).await.unwrap();
+    }
+    let refusal = node.kubelet.start_pod(PodSpec::guaranteed("three", 5, 1 << 30)).await.unwrap_err();
+    assert_eq!(refusal.reason, "TopologyAffinityError", "one node could give five if it were empty");
+}
+
+#[tokio::test]
+async fn only_guaranteed_pods_with_whole_cpus_hold_cpus() {
+    let node = Node::new(&spec("best-effort"), at_once());
+    let mut fraction = PodSpec::guaranteed("fraction", 1, 1 << 30);
+    fraction.containers[0].milli_cpu = 1500;
+    assert_eq!(cpus(&node.kubelet.start_pod(fraction).await.unwrap()), "");
+    let burstable = PodSpec { guaranteed: false, ..PodSpec::guaranteed("burstable", 2, 1 << 30) };
+    let given = node.kubelet.start_pod(burstable).await.unwrap();
+    assert_eq!((cpus(&given).as_str(), given[0].memory.len()), ("", 0));
+    assert_eq!(
+        node.kubelet.expected().zones[&0]["memory"].available,
+        5 << 30,
+        "the fraction's memory counts"
+    );
+}
+
+#[tokio::test]
+async fn a_block_over_several_nodes_carries_the_total_and_binds_them() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("huge", 1, 9 << 30)).await.unwrap();
+    let (usage, ..) = node.client.list().await.unwrap();
+    let block = &usage.pods[0].containers[0].memory[0];
+    assert_eq!((block.bytes, block.nodes.to_string().as_str()), (9 << 30, "0-1"));
+    let state = node.file("memory_manager_state");
+    assert_eq!(state["machineState"]["1"]["cells"], json!([0, 1]));
+    assert_eq!(state["machineState"]["0"]["memoryMap"]["memory"]["free"], 0);
+    assert_eq!(state["machineState"]["1"]["memoryMap"]["memory"]["free"], 4_u64 << 30);
+    // A node of a group takes no pod of its own; the pod joins the group.
+    node.kubelet.start_pod(PodSpec::guaranteed("small", 1, 1 << 30)).await.unwrap();
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert!(usage.pods.iter().all(|pod| pod.containers[0].memory[0].nodes.len() == 2));
+    let expected = node.kubelet.expected();
+    assert_eq!(expected.groups, [BTreeSet::from([0, 1])].into());
+    assert_eq!(expected.zones[&1]["memory"].available, 3 << 30);
+    node.kubelet.stop_pod("default", "huge");
+    node.kubelet.stop_pod("default", "small");
+    assert!(node.kubelet.expected().groups.is_empty());
+}
+
+#[tokio::test]
+async fn a_forced_affinity_makes_a_group_of_the_callers_choice() {
+    let node = Node::new(&spec("best-effort"), at_once());
+    let given = node.kubelet.start_pod(PodSpec::guaranteed("group", 2, 1 << 30).on([0, 1])).await.unwrap();
+    assert_eq!(given[0].memory[0].split, [(0, 1 << 30), (1, 0)].into());
+    let given = node.kubelet.start_pod(PodSpec::guaranteed("right", 2, 0).on([1])).await.unwrap();
+    assert_eq!(cpus(&given), "8,12");
+}
+
+#[tokio::test]
+async fn devices_come_from_near_then_without_topology_then_from_far() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    let pod = PodSpec::guaranteed("nets", 2, 1 << 30).devices("example.com/nic", 4);
+    let given = node.kubelet.start_pod(pod).await.unwrap();
+    assert_eq!(given[0].devices["example.com/nic"].len(), 4);
+    let (usage, ..) = node.client.list().await.unwrap();
+    let both = usage.pods[0].containers[0].devices.iter().filter(|group| group.ids == ["both"]);
+    assert_eq!(both.count(), 2, "a device on two nodes is told twice");
+    assert_eq!(node.kubelet.expected().zones[&1]["example.com/nic"].capacity, 2);
+    assert_eq!(node.kubelet.expected().zones[&1]["example.com/nic"].available, 0);
+    let refusal =
+        node.kubelet.start_pod(PodSpec::new("late").devices("example.com/nic", 1)).await.unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for \
+         example.com/nic. Requested: 1, Available: 0, which is unexpected"
+    );
+}
+
+#[tokio::test]
+async fn an_unhealthy_device_leaves_the_inventory_and_stays_in_use() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("net", 2, 0).devices("example.com/nic", 1)).await.unwrap();
+    assert!(node.kubelet.set_device_health("example.com/nic", "a", false));
+    assert!(!node.kubelet.set_device_health("example.com/nic", "nobody", false));
+    let allocatable = node.client.allocatable().await.unwrap().0;
+    assert!(allocatable.devices.iter().all(|group| group.ids != ["a"]));
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert_eq!(usage.pods[0].containers[0].devices[0].ids, ["a"]);
+    let amounts = node.kubelet.expected().zones[&0]["example.com/nic"];
+    assert_eq!(amounts, Amounts { capacity: 2, allocatable: 1, available: 1 });
+}
+
+#[tokio::test]
+async fn managers_that_are_off_tell_nothing() {
+    let mut spec = spec("none");
+    spec.kubelet = serde_json::Map::new();
+    let mut node = Node::new(&spec, at_once());
+    let given = node.kubelet.start_pod(PodSpec::guaranteed("db", 4, 2 << 30)).await.unwrap();
+    assert_eq!((cpus(&given).as_str(), given[0].memory.len()), ("", 0));
+    let allocatable = node.client.allocatable().await.unwrap().0;
+    assert!(allocatable.cpus.is_empty() && allocatable.memory.is_empty());
+    assert_eq!(node.file("cpu_manager_state")["policyName"], "none");
+    assert!(!node.dir.path().join("memory_manager_state").exists());
+    assert_eq!(
+        node.kubelet.expected().zones[&0]["memory"],
+        Amounts { capacity: 8 << 30, allocatable: 7 << 30, available: 7 << 30 }
+    );
+}
+
+#[tokio::test]
+async fn allocatable_is_what_the_oracle_says() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    let allocatable = node.client.allocatable().await.unwrap().0;
+    assert_eq!(allocatable.cpus.to_string(), "1-3,5-15");
+    let expected = node.kubelet.expected();
+    for block in &allocatable.memory {
+        let zone = block.nodes.iter().next().unwrap();
+        assert_eq!(expected.zones[&zone][&block.resource].allocatable, block.bytes);
+    }
+    assert_eq!(allocatable.memory.len(), 4);
+    assert!(allocatable.devices.iter().any(|group| group.nodes.is_empty()), "a device without topology");
+}
+
+#[tokio::test]
+async fn reservations_without_a_list_take_the_lowest_cores() {
+    let mut spec = spec("none");
+    spec.kubelet.remove("reservedSystemCPUs");
+    spec.kubelet.insert("kubeReserved".into(), json!({"cpu": "1500m"}));
+    spec.kubelet.insert("systemReserved".into(), json!({"cpu": "1"}));
+    let mut node = Node::new(&spec, at_once());
+    let allocatable = node.client.allocatable().await.unwrap().0;
+    assert_eq!(allocatable.cpus.to_string(), "2-3,5-15", "0, its sibling 4, and 1");
+}
+
+#[tokio::test]
+async fn full_cores_only_refuses_halves() {
+    let mut spec = spec("single-numa-node");
+    spec.kubelet.insert("cpuManagerPolicyOptions".into(), json!({"full-pcpus-only": "true"}));
+    let node = Node::new(&spec, at_once());
+    let refusal = node.kubelet.start_pod(PodSpec::guaranteed("odd", 3, 0)).await.unwrap_err();
+    assert_eq!(refusal.reason, "SMTAlignmentError");
+}
+
+#[tokio::test]
+async fn pod_scope_aligns_all_containers_together() {
+    let mut spec = spec("single-numa-node");
+    let two = || {
+        let mut pod = PodSpec::guaranteed("two", 4, 1 << 30);
+        let second = ContainerSpec { name: "second".into(), ..pod.containers[0].clone() };
+        pod.containers.push(second);
+        pod
+    };
+    let node = Node::new(&spec, at_once());
+    assert_eq!(cpus(&node.kubelet.start_pod(two()).await.unwrap()), "1-2,5-6,8-9,12-13");
+    spec.kubelet.insert("topologyManagerScope".into(), json!("pod"));
+    let node = Node::new(&spec, at_once());
+    assert_eq!(cpus(&node.kubelet.start_pod(two()).await.unwrap()), "8-15", "node 0 has but six");
+}
+
+#[tokio::test]
+async fn pod_level_fields_overlap_the_containers() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    let pod = PodSpec { pod_level: true, ..PodSpec::guaranteed("db", 2, 1 << 30) };
+    node.kubelet.start_pod(pod).await.unwrap();
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert_eq!(usage.pods[0].cpus, usage.pods[0].containers[0].cpus);
+    assert_eq!(usage.pods[0].memory, usage.pods[0].containers[0].memory);
+}
+
+#[tokio::test]
+async fn an_announced_pod_is_listed_with_nothing_and_a_refused_one_leaves() {
+    let mut node = Node::new(&spec("single-numa-node"), at_once());
+    node.kubelet.announce_pod(PodSpec::guaranteed("wide", 12, 1 << 30)).unwrap();
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert!(usage.pods[0].containers[0].cpus.is_empty());
+    assert!(node.kubelet.announce_pod(PodSpec::new("wide")).is_err());
+    assert!(node.kubelet.admit_pod("uid-wide").is_err());
+    assert!(node.client.list().await.unwrap().0.pods.is_empty());
+}
+
+#[tokio::test]
+async fn ended_pods_stay_in_the_list_of_an_old_kubelet_only() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("job", 2, 0)).await.unwrap();
+    assert!(node.kubelet.finish_pod("default", "job"));
+    assert!(node.client.list().await.unwrap().0.pods.is_empty());
+    node.kubelet.set_age(Age::Before134);
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert_eq!(usage.pods[0].name, "job");
+    assert_eq!(node.client.get("default", "job").await.unwrap_err(), ClientError::GetDisabled);
+}
+
+#[tokio::test]
+async fn get_answers_like_the_kubelet() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 0)).await.unwrap();
+    assert_eq!(node.client.get("default", "db").await.unwrap().containers[0].cpus.to_string(), "1,5");
+    let error = node.client.get("default", "nobody").await.unwrap_err();
+    assert_eq!(error, ClientError::NoSuchPod("default/nobody".into()));
+}
+
+#[tokio::test]
+async fn old_kubelets_lack_methods() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::new("net").devices("example.com/nic", 1)).await.unwrap();
+    node.kubelet.set_age(Age::Before121);
+    let error = node.client.allocatable().await.unwrap_err();
+    assert!(matches!(error, ClientError::Unsupported { .. }), "{error}");
+    node.kubelet.set_age(Age::OnlyV1alpha1);
+    let (usage, api, _) = node.client.list().await.unwrap();
+    assert_eq!(api, Api::V1alpha1);
+    assert_eq!(usage.pods[0].containers[0].devices[0].ids, ["a"]);
+}
+
+#[tokio::test]
+async fn faults_hit_the_next_calls_in_order() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    for name in ["a", "b", "c"] {
+        node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
+    }
+    let kubelet = &node.kubelet;
+    kubelet.fail_next(Call::List, 1, &Fault::Status(Code::Internal, "broken".into()));
+    kubelet.fail_next(Call::List, 1, &Fault::Empty);
+    kubelet.fail_next(Call::List, 1, &Fault::Partial(2));
+    kubelet.fail_next(Call::List, 1, &Fault::Oversize(17 << 20));
+    kubelet.fail_next(Call::List, 1, &Fault::Delay(Duration::from_millis(1)));
+    let error = node.client.list().await.unwrap_err();
+    assert_eq!(error.to_string(), "the kubelet answered List with Internal: broken");
+    assert_eq!(node.client.list().await.unwrap().0.pods.len(), 0);
+    assert_eq!(node.client.list().await.unwrap().0.pods.len(), 2);
+    let error = node.client.list().await.unwrap_err();
+    assert!(matches!(error, ClientError::TooLarge { .. }), "{error}");
+    assert_eq!(node.client.list().await.unwrap().0.pods.len(), 3);
+    assert_eq!(node.kubelet.calls().list, 5);
+}
+
+#[tokio::test]
+async fn the_limiter_speaks_the_kubelets_words() {
+    let mut node = Node::new(&spec("best-effort"), Options { limited: true, ..at_once() });
+    let mut refused = None;
+    // More than any machine does in the time that twenty tokens take.
+    for _ in 0..10_000 {
+        if let Err(error) = node.client.list().await {
+            refused = Some(error);
+            break;
+        }
+    }
+    assert_eq!(refused, Some(ClientError::RateLimited("List")));
+    assert!(node.kubelet.calls().refused >= 1);
+}
+
+#[tokio::test]
+async fn a_restart_forgets_plugins_and_hides_pods_for_a_while() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("net", 2, 0).devices("example.com/nic", 1)).await.unwrap();
+    let first = node.client.list().await.unwrap().2;
+    node.kubelet.stop();
+    assert!(!node.kubelet.socket().exists());
+    assert!(node.client.list().await.is_err(), "the old connection is dead");
+    node.kubelet.boot().unwrap();
+    let (usage, _, second) = node.client.list().await.unwrap();
+    assert!(usage.pods.is_empty());
+    assert_ne!(first, second);
+    let allocatable = node.client.allocatable().await.unwrap().0;
+    assert_eq!(allocatable, crate::kubelet::Allocatable::default());
+    node.kubelet.set_ready(true, true);
+    let allocatable = node.client.allocatable().await.unwrap().0;
+    assert_eq!((allocatable.cpus.len(), allocatable.devices.len()), (14, 0));
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert_eq!(usage.pods[0].containers[0].cpus.to_string(), "1,5", "allocations outlive the process");
+    node.kubelet.register_plugin("example.com/nic", true);
+    assert_ne!(node.client.allocatable().await.unwrap().0.devices.len(), 0);
+    node.kubelet.restart().await.unwrap();
+    assert_ne!(node.client.allocatable().await.unwrap().0.devices.len(), 0);
+}
+
+#[tokio::test]
+async fn the_configuration_file_is_read_by_the_agents_reader() {
+    let node = Node::new(&spec("single-numa-node"), at_once());
+    let (config, problems) = read_config(&node.dir.path().join("config.yaml")).unwrap();
+    assert_eq!(problems, Vec::<String>::new());
+    assert_eq!(config.topology_manager_policy, "single-numa-node");
+    assert_eq!(config.reserved_system_cpus.to_string(), "0,4");
+    assert_ne!(config, KubeletConfig::default());
+}
+
+#[tokio::test]
+async fn answers_come_in_no_order_and_the_seed_repeats_them() {
+    let order = async |seed: u64| {
+        let mut node = Node::new(&spec("best-effort"), Options { seed, ..at_once() });
+        for number in 0..8 {
+            node.kubelet.start_pod(PodSpec::new(&format!("pod-{number}"))).await.unwrap();
+        }
+        let pods = node.client.list().await.unwrap().0.pods;
+        pods.into_iter().map(|pod| pod.name).collect::<Vec<_>>()
+    };
+    assert_eq!(order(1).await, order(1).await);
+    assert_ne!(order(1).await, order(2).await);
+}
