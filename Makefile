@@ -28,6 +28,7 @@ parts:
 
 bench: parts
 	cargo build --locked --release --no-default-features
+	install -D target/release/numacast target/shipped/numacast
 	cargo bench --locked --bench agent
 
 clean:
