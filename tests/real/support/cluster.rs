@@ -41,7 +41,9 @@ impl Cluster {
     /// Starts both and waits until they are ready.
     pub(crate) async fn start(parts: &Parts) -> Result<Self> {
         install_tls();
-        let dir = tempfile::Builder::new().prefix("numacast-").tempdir()?;
+        let mut dir = tempfile::Builder::new().prefix("numacast-").tempdir()?;
+        // Whoever looks into a failure wants the logs.
+        dir.disable_cleanup(std::env::var_os("NUMACAST_KEEP").is_some());
         let programs = Programs { kubelet: parts.program("kubelet"), fakenode: parts.program("fakenode") };
         let (etcd, etcd_url) = start_etcd(parts, dir.path())?;
         let (api_server, url) = start_api_server(parts, &programs, dir.path(), &etcd_url)?;

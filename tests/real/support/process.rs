@@ -6,6 +6,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use super::wait::Hopeless;
+
 /// A running program; dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -54,7 +56,8 @@ impl Process {
     /// Fails, with the end of the log, when the program has ended.
     pub(crate) fn still_runs(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            anyhow::bail!("{} ended with {status}; its last words:\n{}", self.name, self.last_words());
+            let end = format!("{} ended with {status}; its last words:\n{}", self.name, self.last_words());
+            return Err(Hopeless(end).into());
         }
         Ok(())
     }
