@@ -18,8 +18,8 @@ impl Agent {
         let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
         command.args(["agent", "--node-name", node.name()]);
         command.arg("--kubeconfig").arg(node.agent_kubeconfig());
-        command.arg("--sys").arg(node.dir().join("sys"));
-        command.arg("--proc").arg(node.dir().join("proc"));
+        command.arg("--sys-dir").arg(node.dir().join("sys"));
+        command.arg("--proc-dir").arg(node.dir().join("proc"));
         command.arg("--kubelet-dir").arg(node.kubelet_dir());
         command.args(arguments);
         Ok(Self { process: Process::start("agent", node.dir(), command)? })
