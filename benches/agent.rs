@@ -4,7 +4,7 @@
 //! of the kubelet's state file to the object's event at a watch of the API server.
 
 #[path = "../tests/real/support/mod.rs"]
-#[allow(dead_code)] // the tests use the rest
+#[allow(dead_code, unused_imports)] // the tests use the rest
 mod support;
 
 mod report;
