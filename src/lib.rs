@@ -5,6 +5,9 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a test that fails says where
 
+pub mod agent;
+pub mod cli;
+pub mod cluster;
 pub mod config;
 pub mod kubelet;
 pub mod machine;
@@ -12,4 +15,5 @@ pub mod nrt;
 pub mod quantity;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod telemetry;
 pub mod topology;

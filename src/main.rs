@@ -1,3 +1,7 @@
-//! The numacast binary.
+//! The numacast binary: everything is in the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    numacast::cli::main()
+}

@@ -36,6 +36,14 @@ pub enum Api {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Connection(u64);
 
+impl Connection {
+    /// The one after this.
+    #[must_use]
+    pub(crate) fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
 /// A client of the kubelet's podresources socket.
 ///
 /// The kubelet replaces the socket when it restarts, so every call looks at the path first and connects
@@ -45,7 +53,7 @@ pub struct Client {
     socket: PathBuf,
     timeout: Duration,
     open: Option<Open>,
-    connections: u64,
+    last: Connection,
 }
 
 #[derive(Clone, Debug)]
@@ -83,6 +91,19 @@ pub enum ClientError {
         path: PathBuf,
         /// What happened instead of an answer.
         reason: String,
+    },
+    /// Something accepts connections and has never said a word.
+    #[error(
+        "{path} is a socket, but no gRPC server answers on it (no answer to {call} within {after:?}); \
+         is `kubelet.socket` right?"
+    )]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// The gRPC method.
+        call: &'static str,
+        /// The deadline.
+        after: Duration,
     },
     /// No answer in time.
     #[error("the kubelet did not answer {call} on {path} within {after:?}")]
@@ -143,9 +164,9 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Is another attempt on a new connection worth while?
+    /// Is another attempt on a new connection worth while? A kubelet that was ending may have taken the first.
     fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. })
+        matches!(self, Self::Lost { .. } | Self::NotGrpc { .. })
     }
 }
 
@@ -153,7 +174,7 @@ impl Client {
     /// A client for `socket` whose calls end after `timeout`. Nothing is opened yet.
     #[must_use]
     pub fn new(socket: PathBuf, timeout: Duration) -> Self {
-        Self { socket, timeout, open: None, connections: 0 }
+        Self { socket, timeout, open: None, last: Connection::default() }
     }
 
     /// What every active pod holds, the API version that told, and the connection it came from.
@@ -232,9 +253,8 @@ impl Client {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        let fresh = self.open.is_none();
         match self.attempt(call, &request).await {
-            Err(error) if error.is_lost() && !fresh => self.attempt(call, &request).await,
+            Err(error) if error.is_lost() => self.attempt(call, &request).await,
             answer => answer,
         }
     }
@@ -255,10 +275,9 @@ impl Client {
                 return Ok((answer, connection));
             }
             Ok(Err(status)) => self.explain(call, &status, open.answered),
-            Err(_) if !open.answered => ClientError::NotGrpc {
-                path: self.socket.clone(),
-                reason: format!("no answer within {:?}", self.timeout),
-            },
+            Err(_) if !open.answered => {
+                ClientError::Silent { path: self.socket.clone(), call, after: self.timeout }
+            }
             Err(_) => ClientError::Deadline { path: self.socket.clone(), call, after: self.timeout },
         };
         match error {
@@ -304,9 +323,8 @@ impl Client {
         let channel = channel(stream)
             .await
             .map_err(|e| ClientError::NotGrpc { path: self.socket.clone(), reason: innermost(&e) })?;
-        self.connections += 1;
-        let connection = Connection(self.connections);
-        Ok(Open { channel, connection, identity, api: Api::V1, answered: false })
+        self.last = self.last.next();
+        Ok(Open { channel, connection: self.last, identity, api: Api::V1, answered: false })
     }
 
     /// Turns a status into the sentence that fits; `answered`: this connection has spoken gRPC before.
@@ -328,8 +346,8 @@ impl Client {
                 code: format!("{:?}", status.code()),
                 message: message.chars().take(300).collect(),
             },
-            _ if answered || broke(status) => ClientError::Lost { call, detail: innermost(status) },
-            _ => ClientError::NotGrpc { path: self.socket.clone(), reason: innermost(status) },
+            _ if answered => ClientError::Lost { call, detail: innermost(status) },
+            _ => ClientError::NotGrpc { path: self.socket.clone(), reason: nonsense(status) },
         }
     }
 }
@@ -343,19 +361,17 @@ fn is_transport(status: &Status) -> bool {
         || message.contains("grpc-status header missing")
 }
 
-/// The peer went away, as opposed to talking nonsense.
-fn broke(status: &Status) -> bool {
+/// Why a peer that never answered is no gRPC server.
+fn nonsense(status: &Status) -> String {
     let mut source = status.source();
     while let Some(error) = source {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return matches!(
-                io.kind(),
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected
-            );
+        // Our own connector, asked for a second connection: the first one ended before an answer.
+        if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotConnected) {
+            return "it ended the connection without an answer".to_owned();
         }
         source = error.source();
     }
-    false
+    innermost(status)
 }
 
 fn innermost(error: &dyn std::error::Error) -> String {

@@ -1,0 +1,50 @@
+//! A token bucket: how long the next List has to wait.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Fills at a steady rate up to a burst.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    per_second: f64,
+    burst: f64,
+    tokens: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    /// A full bucket.
+    pub(super) fn new(per_second: f64, burst: f64, now: Instant) -> Self {
+        Self { per_second, burst, tokens: burst, at: now }
+    }
+
+    /// Takes a token, perhaps one of the future: wait this long before using it.
+    pub(super) fn take(&mut self, now: Instant) -> Duration {
+        let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
+        self.tokens = (self.tokens + earned).min(self.burst) - 1.0;
+        self.at = now;
+        if self.tokens >= 0.0 {
+            Duration::ZERO
+        } else {
+            Duration::from_secs_f64(-self.tokens / self.per_second)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_free_and_then_the_rate_holds() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(10.0, 4.0, start);
+        let waits: Vec<u128> = (0..6).map(|_| bucket.take(start).as_millis()).collect();
+        assert_eq!(waits, [0, 0, 0, 0, 100, 200]);
+        // A second later the debt is paid and the bucket is full again, not fuller.
+        let later = start + Duration::from_secs(60);
+        let waits: Vec<u128> = (0..5).map(|_| bucket.take(later).as_millis()).collect();
+        assert_eq!(waits, [0, 0, 0, 0, 100]);
+    }
+}

@@ -1,0 +1,184 @@
+//! Everything one scan reads, in one file that a person can attach to a bug report, and the scan made from it.
+//!
+//! A recording holds the hardware's files as they were and the kubelet's answers in our words. Of the kubelet's
+//! configuration only what numacast uses is kept: the file itself may hold secrets.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Settings;
+use super::scan::{Inventory, Scan, config_problem};
+use crate::kubelet::{Allocatable, Api, Client, Connection, KubeletConfig, Usage, read_config};
+use crate::machine::{self, RecordedFiles, Recorder};
+
+/// The form of recordings this program writes, and the newest it reads.
+const FORMAT: u32 = 1;
+
+/// All inputs of one scan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Recording {
+    /// The form of this file.
+    pub format: u32,
+    /// The numacast that wrote it.
+    pub version: String,
+    /// When it was written.
+    pub recorded: jiff::Timestamp,
+    /// The node's name.
+    pub node: String,
+    /// Were empty zones for missing NUMA ids asked for?
+    pub fillers: bool,
+    /// The hardware's files: path to text.
+    pub files: RecordedFiles,
+    /// The version of the podresources API that answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api: Option<Api>,
+    /// The kubelet's configuration, as far as numacast uses it.
+    pub config: Answer<KubeletConfig>,
+    /// Keys of it that make no sense.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub config_problems: Vec<String>,
+    /// The answer to GetAllocatableResources.
+    pub allocatable: Answer<Allocatable>,
+    /// The answer to List.
+    pub usage: Answer<Usage>,
+}
+
+/// What came back, or the sentence that says why nothing did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Answer<T> {
+    /// An answer.
+    Answer(T),
+    /// None, and why.
+    Error(String),
+}
+
+impl<T> Answer<T> {
+    fn of<E: ToString>(result: Result<T, E>) -> Self {
+        match result {
+            Ok(answer) => Self::Answer(answer),
+            Err(error) => Self::Error(error.to_string()),
+        }
+    }
+
+    fn get(&self) -> Result<&T, &String> {
+        match self {
+            Self::Answer(answer) => Ok(answer),
+            Self::Error(sentence) => Err(sentence),
+        }
+    }
+}
+
+/// Why a recording is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordingError {
+    /// It cannot be read or written.
+    #[error("cannot {verb} the recording {path}: {reason}")]
+    File {
+        /// `read` or `write`.
+        verb: &'static str,
+        /// The file.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
+    /// It is from a newer numacast.
+    #[error("the recording {path} has the form {format}; this numacast reads forms up to {FORMAT}")]
+    Format {
+        /// The file.
+        path: String,
+        /// Its form.
+        format: u32,
+    },
+    /// The kubelet or the hardware had not answered when it was made.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Recording {
+    /// Reads everything once. What cannot be read is recorded as the reason why.
+    pub async fn take(settings: &Settings) -> Self {
+        let mut client = Client::new(settings.socket.clone(), settings.kubelet_timeout);
+        let usage = client.list().await;
+        let api = usage.as_ref().ok().map(|(_, api, _)| *api);
+        let allocatable = client.allocatable().await;
+        let recorder = Recorder::new(settings.host.clone());
+        // An error shows again when the recording is evaluated.
+        let _ = machine::read(&recorder);
+        let config = read_config(&settings.kubelet_config);
+        let config_problems = config.as_ref().map(|(_, problems)| problems.clone()).unwrap_or_default();
+        Self {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            recorded: jiff::Timestamp::now(),
+            node: settings.node.clone(),
+            fillers: settings.fillers,
+            files: recorder.finish(),
+            api,
+            config: Answer::of(config.map(|(config, _)| config)),
+            config_problems,
+            allocatable: Answer::of(allocatable.map(|(allocatable, _)| allocatable)),
+            usage: Answer::of(usage.map(|(usage, ..)| usage)),
+        }
+    }
+
+    /// The scan that these inputs give.
+    ///
+    /// # Errors
+    /// When the kubelet or the hardware had not answered.
+    pub fn scan(&self) -> Result<Scan, RecordingError> {
+        let failed = |sentence: &String| RecordingError::Failed(sentence.clone());
+        let usage = self.usage.get().map_err(failed)?.clone();
+        let allocatable = self.allocatable.get().map_err(failed)?.clone();
+        let machine =
+            machine::read(&self.files).map_err(|error| RecordingError::Failed(error.to_string()))?;
+        let mut problems: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
+        problems.extend(self.config_problems.iter().cloned());
+        let config = match self.config.get() {
+            Ok(config) => Some(config.clone()),
+            Err(problem) => {
+                problems.push(config_problem(problem, false));
+                None
+            }
+        };
+        let inventory = Arc::new(Inventory { machine, allocatable, config, problems });
+        let api = self.api.unwrap_or(Api::V1);
+        Ok(Scan { usage, inventory, api, connection: Connection::default() })
+    }
+
+    /// Reads a recording.
+    ///
+    /// # Errors
+    /// When the file is missing, no recording, or from a newer numacast.
+    pub fn read(path: &Path) -> Result<Self, RecordingError> {
+        #[derive(Deserialize)]
+        struct Form {
+            format: u32,
+        }
+        let place = || path.display().to_string();
+        let explain = |reason: String| RecordingError::File { verb: "read", path: place(), reason };
+        let text = std::fs::read_to_string(path).map_err(|error| explain(error.to_string()))?;
+        let Form { format } = serde_json::from_str(&text).map_err(|error| explain(error.to_string()))?;
+        if format > FORMAT {
+            return Err(RecordingError::Format { path: place(), format });
+        }
+        serde_json::from_str(&text).map_err(|error| explain(error.to_string()))
+    }
+
+    /// Writes the recording as JSON.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), RecordingError> {
+        let explain = |reason: String| {
+            let path = path.display().to_string();
+            RecordingError::File { verb: "write", path, reason }
+        };
+        let mut text = serde_json::to_string_pretty(self).map_err(|error| explain(error.to_string()))?;
+        text.push('\n');
+        std::fs::write(path, text).map_err(|error| explain(error.to_string()))
+    }
+}

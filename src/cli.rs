@@ -1,0 +1,75 @@
+//! The command line: one file per verb.
+
+mod agent;
+mod config;
+mod crd;
+mod settings;
+mod snapshot;
+
+use std::future::Future;
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+
+/// NUMA truth for Kubernetes: what every NUMA zone of a node has, what is allocatable, what is free.
+#[derive(Debug, Parser)]
+#[command(name = "numacast", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Keep this node's NodeResourceTopology true (runs on every node).
+    Agent(agent::Args),
+    /// Print this node's zones once; needs no API server.
+    Snapshot(snapshot::Args),
+    /// Print the CustomResourceDefinition of NodeResourceTopology.
+    Crd(crd::Args),
+    /// Print, check and explain the configuration.
+    Config(config::Args),
+}
+
+/// Runs the command that the process was started with.
+#[must_use]
+pub fn main() -> ExitCode {
+    let Cli { command } = Cli::parse();
+    // Several crates bring rustls; exactly one provider must be chosen, before the first connection.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let outcome = match command {
+        Command::Agent(args) => agent::run(args),
+        Command::Snapshot(args) => snapshot::run(args),
+        Command::Crd(args) => crd::run(args),
+        Command::Config(args) => config::run(args),
+    };
+    match outcome {
+        Ok(code) => code,
+        // A reader that went away (`numacast crd | head`) is no failure of ours.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "numacast: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Runs a future to its end on this thread: one node's agent needs no more.
+fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the asynchronous runtime")?;
+    runtime.block_on(future)
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}

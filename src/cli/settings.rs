@@ -1,0 +1,114 @@
+//! The flags that set configuration keys, and the layers they join.
+
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use serde_json::Value;
+
+use crate::config::{Effective, Layers, Origin};
+
+/// Flags that set keys of the configuration. `numacast config defaults` explains every key.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Configuration")]
+pub(super) struct SettingsArgs {
+    /// A configuration file (YAML); flags and NODE_NAME win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The node's name in the cluster [key: nodeName, environment: NODE_NAME]
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// Where the host's root is mounted [key: host.root]
+    #[arg(long, value_name = "DIR")]
+    host_root: Option<String>,
+    /// Stands for /sys [key: host.sys]
+    #[arg(long, value_name = "DIR")]
+    sys_dir: Option<String>,
+    /// Stands for /proc [key: host.proc]
+    #[arg(long, value_name = "DIR")]
+    proc_dir: Option<String>,
+    /// The kubelet's root directory [key: kubelet.dir]
+    #[arg(long, value_name = "DIR")]
+    kubelet_dir: Option<String>,
+    /// The kubelet's podresources socket [key: kubelet.socket]
+    #[arg(long, value_name = "SOCKET")]
+    kubelet_socket: Option<String>,
+    /// The kubelet's own configuration file [key: kubelet.configFile]
+    #[arg(long, value_name = "FILE")]
+    kubelet_config: Option<String>,
+    /// A kubeconfig file [key: publish.kubeconfig]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<String>,
+    /// How often to look when nothing seems to happen [key: scan.poll]
+    #[arg(long, value_name = "TIME")]
+    poll: Option<String>,
+    /// error, warn, info, debug or trace [key: log.level]
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// text or json [key: log.format]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+    /// Any key of the configuration, e.g. --set scan.settle=1m
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl SettingsArgs {
+    /// Merges defaults, file, environment and these flags.
+    pub(super) fn effective(self) -> anyhow::Result<Effective> {
+        let Self {
+            config,
+            node_name,
+            host_root,
+            sys_dir,
+            proc_dir,
+            kubelet_dir,
+            kubelet_socket,
+            kubelet_config,
+            kubeconfig,
+            poll,
+            log_level,
+            log_format,
+            set,
+        } = self;
+        let mut layers = Layers::default();
+        if let Some(file) = config {
+            layers = layers.file(&file);
+        }
+        let environment = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
+        layers = layers.value("nodeName", environment, Origin::Environment("NODE_NAME"));
+        for (flag, key, value) in [
+            ("--node-name", "nodeName", node_name),
+            ("--host-root", "host.root", host_root),
+            ("--sys-dir", "host.sys", sys_dir),
+            ("--proc-dir", "host.proc", proc_dir),
+            ("--kubelet-dir", "kubelet.dir", kubelet_dir),
+            ("--kubelet-socket", "kubelet.socket", kubelet_socket),
+            ("--kubelet-config", "kubelet.configFile", kubelet_config),
+            ("--kubeconfig", "publish.kubeconfig", kubeconfig),
+            ("--poll", "scan.poll", poll),
+            ("--log-level", "log.level", log_level),
+            ("--log-format", "log.format", log_format),
+        ] {
+            layers = layers.value(key, value, Origin::Flag(flag.to_owned()));
+        }
+        for assignment in set {
+            let Some((key, value)) = assignment.split_once('=') else {
+                return Err(anyhow!("--set {assignment}: write KEY=VALUE, e.g. --set scan.settle=1m"));
+            };
+            layers = layers.value(key, Some(scalar(value)), Origin::Flag("--set".to_owned()));
+        }
+        layers.finish().map_err(|errors| {
+            let sentences: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            anyhow!(sentences.join("\nnumacast: "))
+        })
+    }
+}
+
+/// Only booleans are not written as text in the configuration.
+fn scalar(text: &str) -> Value {
+    match text {
+        "true" => Value::Bool(true),
+        "false" => Value::Bool(false),
+        other => Value::String(other.to_owned()),
+    }
+}

@@ -1,0 +1,81 @@
+//! `numacast snapshot`
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use tracing::warn;
+
+use super::settings::SettingsArgs;
+use crate::agent::{self, Recording, Settings};
+use crate::config::Config;
+use crate::nrt::NodeResourceTopology;
+use crate::telemetry;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// How the object is printed
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    /// Also store all inputs in one file, for a bug report or a replay. It names the node's pods and devices;
+    /// of the kubelet's configuration it holds only policies and reservations
+    #[arg(long, value_name = "FILE", conflicts_with = "replay")]
+    record: Option<PathBuf>,
+    /// Compute from a recording instead of this node
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum Output {
+    #[default]
+    Yaml,
+    Json,
+}
+
+pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let Args { output, record, replay, settings } = args;
+    let config = settings.effective()?.config;
+    telemetry::start_logs(&config.log);
+    let recording = match replay {
+        Some(file) => Recording::read(&file)?,
+        None => super::block_on(async { Ok(take(&config).await) })?,
+    };
+    // Stored first: a recording of what failed is what a bug report needs.
+    if let Some(file) = record {
+        recording.write(&file)?;
+    }
+    let scan = recording.scan()?;
+    let topology = agent::account(&scan, &BTreeSet::new(), recording.fillers);
+    let problems = scan.inventory.problems.iter().cloned();
+    for problem in problems.chain(topology.findings.iter().map(ToString::to_string)) {
+        warn!("{problem}");
+    }
+    super::print(&render(&agent::object(&recording.node, None, &topology), output)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn take(config: &Config) -> Recording {
+    let mut settings = Settings::from_config(config);
+    if settings.node.is_empty() {
+        settings.node = host_name(&settings);
+    }
+    Recording::take(&settings).await
+}
+
+/// Without a configured name the kubelet's own default serves: the host's name.
+fn host_name(settings: &Settings) -> String {
+    let file = settings.host.proc.join("sys/kernel/hostname");
+    std::fs::read_to_string(file).map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_lowercase())
+}
+
+fn render(object: &NodeResourceTopology, output: Output) -> anyhow::Result<String> {
+    Ok(match output {
+        Output::Yaml => serde_saphyr::to_string(object).context("cannot write YAML")?,
+        Output::Json => serde_json::to_string_pretty(object).context("cannot write JSON")? + "\n",
+    })
+}

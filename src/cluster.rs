@@ -1,0 +1,201 @@
+//! The API server: our own Node's identity, and the one object we write.
+//!
+//! Every call has a deadline and is tried once: the publisher above decides about the next attempt, since
+//! only it knows what is newest by then.
+
+use std::future::Future;
+use std::path::Path;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::Status;
+use kube::{Api, ResourceExt};
+
+use crate::nrt::NodeResourceTopology;
+
+/// Our name in `managedFields`.
+pub const FIELD_MANAGER: &str = "numacast";
+
+/// A client of the API server with deadlines.
+#[derive(Clone)]
+pub struct Cluster {
+    client: kube::Client,
+    server: String,
+    timeout: Duration,
+}
+
+/// Why the API server did not do what we asked. Every variant is one sentence for the person who runs the
+/// cluster.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClusterError {
+    /// There is no usable client configuration.
+    #[error(
+        "no way to reach the API server: {0}; set `publish.kubeconfig` or run in a pod with a service account"
+    )]
+    NoConfig(String),
+    /// Nobody answers.
+    #[error("the API server at {server} cannot be reached: {reason}")]
+    Unreachable {
+        /// Its URL.
+        server: String,
+        /// What the connection said.
+        reason: String,
+    },
+    /// No answer in time.
+    #[error("the API server did not answer within {after:?} ({what})")]
+    Deadline {
+        /// What we asked for.
+        what: String,
+        /// The deadline.
+        after: Duration,
+    },
+    /// The CRD is not there.
+    #[error(
+        "the API server does not know noderesourcetopologies.topology.node.k8s.io/v1alpha2: install the CRD \
+         (`numacast crd | kubectl apply -f -`)"
+    )]
+    NoCrd,
+    /// Our token is not accepted.
+    #[error("the API server does not accept our credentials: {0}")]
+    Unauthorized(String),
+    /// Our token may not do this.
+    #[error("RBAC refuses: {0}")]
+    Forbidden(String),
+    /// The Node does not exist.
+    #[error(
+        "the cluster has no node `{0}`: is `nodeName` (NODE_NAME) right, and has the kubelet registered?"
+    )]
+    NoSuchNode(String),
+    /// The server looked at the object and refused it.
+    #[error("the API server refused {what}: {message} ({code})")]
+    Refused {
+        /// What we asked for.
+        what: String,
+        /// The HTTP code.
+        code: u16,
+        /// The server's words.
+        message: String,
+    },
+}
+
+/// What the server keeps of an object we applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The object's version after the write; the same as before when nothing changed.
+    pub resource_version: String,
+}
+
+impl Cluster {
+    /// A client from a kubeconfig file, or from the environment when none is given. Connects to nobody yet.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoConfig`].
+    pub async fn new(kubeconfig: Option<&Path>, timeout: Duration) -> Result<Self, ClusterError> {
+        let no_config = |error: String| ClusterError::NoConfig(error);
+        let mut config = match kubeconfig {
+            None => kube::Config::infer().await.map_err(|error| no_config(error.to_string()))?,
+            Some(path) => {
+                let explain = |error: String| no_config(format!("{}: {error}", path.display()));
+                let file = Kubeconfig::read_from(path).map_err(|error| explain(chain(&error)))?;
+                kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                    .await
+                    .map_err(|error| explain(chain(&error)))?
+            }
+        };
+        // A stale object must not be written minutes late by a retry that knows nothing of newer ones.
+        config.default_retry = false;
+        config.connect_timeout = Some(timeout);
+        let server = config.cluster_url.to_string();
+        let client = kube::Client::try_from(config).map_err(|error| no_config(chain(&error)))?;
+        Ok(Self { client, server, timeout })
+    }
+
+    /// The UID of a Node, which its object's owner reference needs.
+    ///
+    /// # Errors
+    /// See [`ClusterError`]; [`ClusterError::NoSuchNode`] is this call's own.
+    pub async fn node_uid(&self, name: &str) -> Result<String, ClusterError> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = self.in_time(&format!("get node {name}"), nodes.get_metadata(name)).await;
+        match node {
+            Ok(node) => Ok(node.uid().unwrap_or_default()),
+            Err(Failure::Status(status)) if status.code == 404 => {
+                Err(ClusterError::NoSuchNode(name.to_owned()))
+            }
+            Err(failure) => Err(failure.explain(&format!("get node {name}"))),
+        }
+    }
+
+    /// Makes the object in the API server equal to `object`, creating it if need be.
+    ///
+    /// # Errors
+    /// See [`ClusterError`]; [`ClusterError::NoCrd`] is this call's own.
+    pub async fn apply(&self, object: &NodeResourceTopology) -> Result<Applied, ClusterError> {
+        let api: Api<NodeResourceTopology> = Api::all(self.client.clone());
+        let name = object.name_any();
+        let what = format!("apply noderesourcetopology {name}");
+        // Force: an agent that ran under another manager's name before must not lock us out.
+        let params = PatchParams::apply(FIELD_MANAGER).force().validation_strict();
+        let patch = Patch::Apply(object);
+        match self.in_time(&what, api.patch_metadata(&name, &params, &patch)).await {
+            Ok(meta) => Ok(Applied { resource_version: meta.resource_version().unwrap_or_default() }),
+            // An apply creates what is missing, so only the resource itself can be unknown.
+            Err(Failure::Status(status)) if status.code == 404 => Err(ClusterError::NoCrd),
+            Err(failure) => Err(failure.explain(&what)),
+        }
+    }
+
+    async fn in_time<T>(
+        &self,
+        what: &str,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, Failure> {
+        match tokio::time::timeout(self.timeout, call).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(kube::Error::Api(status))) => Err(Failure::Status(status)),
+            Ok(Err(error)) => Err(Failure::Known(ClusterError::Unreachable {
+                server: self.server.clone(),
+                reason: chain(&error),
+            })),
+            Err(_) => {
+                let what = what.to_owned();
+                Err(Failure::Known(ClusterError::Deadline { what, after: self.timeout }))
+            }
+        }
+    }
+}
+
+enum Failure {
+    Status(Box<Status>),
+    Known(ClusterError),
+}
+
+impl Failure {
+    fn explain(self, what: &str) -> ClusterError {
+        let status = match self {
+            Self::Known(error) => return error,
+            Self::Status(status) => status,
+        };
+        match status.code {
+            401 => ClusterError::Unauthorized(status.message),
+            403 => ClusterError::Forbidden(status.message),
+            code => ClusterError::Refused { what: what.to_owned(), code, message: status.message },
+        }
+    }
+}
+
+/// The innermost reasons of an error, outermost first, without repetition.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        let words = inner.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        source = inner.source();
+    }
+    text
+}

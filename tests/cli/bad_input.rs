@@ -1,0 +1,148 @@
+//! Bad input: each kind with its own sentence, which says what, where and what to do.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+
+use crate::support::{FakeHost, numacast};
+
+#[test]
+fn no_socket() {
+    let host = FakeHost::two_nodes();
+    let socket = host.socket();
+    assert_eq!(
+        host.numacast(&["snapshot"]).refusal(),
+        format!(
+            "numacast: there is no kubelet socket at {}: is the kubelet running, and is `kubelet.socket` right?",
+            socket.display()
+        )
+    );
+}
+
+#[test]
+fn a_socket_nobody_listens_on() {
+    let host = FakeHost::two_nodes();
+    let socket = host.socket();
+    drop(UnixListener::bind(&socket).unwrap());
+    assert_eq!(
+        host.numacast(&["snapshot"]).refusal(),
+        format!(
+            "numacast: nobody listens on {}: the kubelet is not running or is just starting",
+            socket.display()
+        )
+    );
+}
+
+#[test]
+fn a_file_that_is_no_socket() {
+    let host = FakeHost::two_nodes();
+    let socket = host.socket();
+    std::fs::write(&socket, "").unwrap();
+    let outcome = host.numacast(&["snapshot"]);
+    let expected = format!("numacast: cannot connect to {}: it is no socket", socket.display());
+    assert_eq!(outcome.refusal(), expected);
+}
+
+/// Answers every connection with `words`, or with silence.
+fn serve(socket: &std::path::Path, words: Option<&'static [u8]>) {
+    let listener = UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        let mut silent = Vec::new();
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut start = [0_u8; 24];
+            let _ = stream.read(&mut start);
+            match words {
+                Some(words) => drop(stream.write_all(words)),
+                None => silent.push(stream),
+            }
+        }
+    });
+}
+
+#[test]
+fn a_socket_that_is_no_grpc_server() {
+    for words in [
+        Some(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n".as_slice()),
+        Some(b"\x00\x01\x02garbage of another protocol altogether\n".as_slice()),
+        Some(b"".as_slice()),
+        None,
+    ] {
+        let host = FakeHost::two_nodes();
+        let socket = host.socket();
+        serve(&socket, words);
+        let outcome = host.numacast(&["snapshot", "--set", "kubelet.timeout=300ms"]);
+        let sentence = outcome.refusal();
+        let expected =
+            format!("numacast: {} is a socket, but no gRPC server answers on it (", socket.display());
+        assert!(sentence.starts_with(&expected), "{words:?}: {sentence}");
+        assert!(sentence.ends_with("); is `kubelet.socket` right?"), "{words:?}: {sentence}");
+    }
+}
+
+#[test]
+fn no_node_name() {
+    assert_eq!(
+        numacast(&["agent", "--once"]).refusal(),
+        "numacast: the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName), `nodeName` or \
+         --node-name"
+    );
+}
+
+#[test]
+fn no_way_to_the_api_server() {
+    let outcome = numacast(&["agent", "--once", "--node-name", "n", "--kubeconfig", "/nowhere/kubeconfig"]);
+    let sentence = outcome.refusal();
+    assert!(
+        sentence.starts_with("numacast: no way to reach the API server: /nowhere/kubeconfig: "),
+        "{sentence}"
+    );
+    assert!(
+        sentence.ends_with("; set `publish.kubeconfig` or run in a pod with a service account"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn an_unknown_config_key() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "kubelet:\n  sokcet: /run/kubelet.sock\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let expected =
+        format!("numacast: unknown key `kubelet.sokcet` in file {path}; did you mean `kubelet.socket`?");
+    assert_eq!(numacast(&["config", "check", path]).refusal(), expected);
+    assert_eq!(numacast(&["agent", "--config", path]).refusal(), expected);
+    assert_eq!(
+        numacast(&["snapshot", "--set", "scan.pol=3s"]).refusal(),
+        "numacast: unknown key `scan.pol` in flag --set; did you mean `scan.poll`?"
+    );
+}
+
+#[test]
+fn a_recording_that_is_none() {
+    let outcome = numacast(&["snapshot", "--replay", "/nowhere.json"]);
+    assert!(outcome.refusal().starts_with("numacast: cannot read the recording /nowhere.json: No such file"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), r#"{"format": 99}"#).unwrap();
+    let path = file.path().to_str().unwrap();
+    assert_eq!(
+        numacast(&["snapshot", "--replay", path]).refusal(),
+        format!("numacast: the recording {path} has the form 99; this numacast reads forms up to 1")
+    );
+}
+
+#[test]
+fn what_failed_is_recorded_too() {
+    let host = FakeHost::two_nodes();
+    host.socket();
+    let file = host.path("bug.json");
+    let path = file.to_str().unwrap();
+    let sentence = host.numacast(&["snapshot", "--record", path]).refusal().to_owned();
+    assert!(sentence.contains("there is no kubelet socket"), "{sentence}");
+    assert_eq!(
+        numacast(&["snapshot", "--replay", path]).refusal(),
+        sentence,
+        "the replay fails the same way"
+    );
+    let recording = std::fs::read_to_string(&file).unwrap();
+    assert!(recording.contains("sys/devices/system/node/node1/cpulist"), "{recording}");
+}

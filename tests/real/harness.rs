@@ -1,0 +1,74 @@
+//! The parts by themselves, without the agent: that the kubelet does what the other tests rely on, and that
+//! the oracle sees it.
+
+use anyhow::{Result, ensure};
+use numacast::sim::machine::Device;
+
+use crate::support::node::Fate;
+use crate::support::nrt::Figures;
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts, RealNode, Stop, oracle, pod};
+
+const NIC: &str = "example.com/nic";
+
+#[tokio::test]
+async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+
+    let at_first = oracle::expected(&node).await?;
+    ensure!(at_first.figures("node-0", "cpu")? == Figures { capacity: 8, allocatable: 7, available: 7 });
+    ensure!(at_first.figures("node-1", NIC)? == Figures { capacity: 2, allocatable: 2, available: 2 });
+
+    node.run(pod("a").cpus(2).memory("1Gi").hugepages("2Mi", "64Mi").device(NIC, 1)).await?;
+    let with_a = oracle::expected(&node).await?;
+    ensure!(free(&with_a, "cpu")? == 12 && free(&with_a, NIC)? == 3);
+    ensure!(free(&with_a, "hugepages-2Mi")? == (1024 - 32) << 21);
+    ensure!(free(&with_a, "memory")? + (1 << 30) == free(&at_first, "memory")?);
+
+    ensure!(node.try_to_run(pod("greedy").cpus(14).memory("1Gi")).await? != Fate::Running);
+    let ends = with_a.figures("node-0", "cpu")?;
+    ensure!(oracle::expected(&node).await?.figures("node-0", "cpu")? == ends, "a refused pod took CPUs");
+
+    node.restart_kubelet(Stop::Kill).await?;
+    ensure!(free(&oracle::expected(&node).await?, "cpu")? == 12);
+
+    node.set_devices(NIC, &[Device { id: "nic-0".into(), numa: vec![0], unhealthy: true }])?;
+    until("only devices in use are left", async || {
+        let now = oracle::expected(&node).await?;
+        let (zone_0, zone_1) = (now.figures("node-0", NIC)?, now.figures("node-1", NIC)?);
+        ensure!(zone_0.allocatable + zone_1.allocatable == 0, "{zone_0:?}, {zone_1:?}");
+        ensure!(zone_0.capacity + zone_1.capacity == 1, "{zone_0:?}, {zone_1:?}");
+        Ok(())
+    })
+    .await?;
+
+    node.finish("a", 1).await?;
+    ensure!(free(&oracle::expected(&node).await?, "cpu")? == 14, "a pod that has ended holds CPUs");
+    node.delete("a").await?;
+    node.delete("greedy").await
+}
+
+#[tokio::test]
+async fn the_oracle_sums_what_a_pod_has_from_two_nodes() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+    let at_first = free(&oracle::expected(&node).await?, "memory")?;
+
+    node.run(pod("wide").cpus(1).memory("14Gi")).await?;
+    ensure!(free(&oracle::expected(&node).await?, "memory")? + (14 << 30) == at_first);
+    // Nodes that give together no longer give alone: this comes from both, small as it is.
+    node.run(pod("narrow").cpus(1).memory("1Gi")).await?;
+    ensure!(free(&oracle::expected(&node).await?, "memory")? + (15 << 30) == at_first);
+    node.delete("wide").await?;
+    ensure!(free(&oracle::expected(&node).await?, "memory")? + (1 << 30) == at_first);
+    node.delete("narrow").await
+}
+
+/// What both zones together have free.
+fn free(expected: &oracle::Expected, resource: &str) -> Result<u64> {
+    let (zone_0, zone_1) = (expected.figures("node-0", resource)?, expected.figures("node-1", resource)?);
+    Ok(zone_0.available + zone_1.available)
+}

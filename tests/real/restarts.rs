@@ -1,0 +1,74 @@
+//! A kubelet that goes away and comes back: the agent goes on, and nobody who watches the object is told that
+//! the node is free while pods hold its resources.
+
+use anyhow::{Result, ensure};
+
+use crate::support::agent::Agent;
+use crate::support::{Cluster, Needs, Observer, Parts, RealNode, Stop, oracle, pod};
+
+#[tokio::test]
+async fn a_restarted_kubelet_never_makes_the_node_look_free() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+    let mut agent = Agent::start(&node, &[])?;
+    let held = [
+        pod("cpus-and-nic").cpus(3).memory("1Gi").device("example.com/nic", 1),
+        pod("pages").cpus(1).memory("512Mi").hugepages("2Mi", "128Mi").hugepages("1Gi", "1Gi"),
+        pod("bridge").burstable().millicpus(100).memory("64Mi").device("example.com/bridge", 1),
+        pod("nothing"),
+    ];
+    for spec in held {
+        node.run(spec).await?;
+    }
+    agent.tells_the_truth(&node).await?;
+    let observer = Observer::start(&node.client(), node.name()).await?;
+
+    for (how, lost_directory) in
+        [(Stop::Term, false), (Stop::Kill, false), (Stop::Kill, true), (Stop::Term, true)]
+    {
+        node.stop_kubelet(how)?;
+        if lost_directory {
+            node.recreate_pod_resources_dir()?;
+        }
+        node.start_kubelet().await?;
+        agent.tells_the_truth(&node).await?;
+    }
+    // It is not blind now: a change still shows.
+    let before = oracle::expected(&node).await?;
+    nothing_was_promised_beyond(&before, &observer).await?;
+    node.run(pod("after").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
+    agent.tells_the_truth(&node).await
+}
+
+#[tokio::test]
+async fn a_kubelet_that_is_away_for_long_changes_nothing() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+    let mut agent = Agent::start(&node, &[])?;
+    node.run(pod("holder").cpus(4).memory("2Gi").device("example.com/nic", 2)).await?;
+    agent.tells_the_truth(&node).await?;
+    let observer = Observer::start(&node.client(), node.name()).await?;
+    let truth = oracle::expected(&node).await?;
+
+    node.stop_kubelet(Stop::Kill)?;
+    node.recreate_pod_resources_dir()?;
+    // Long enough for every poll and every back-off of the agent to meet the dead kubelet.
+    tokio::time::sleep(std::time::Duration::from_secs(8)).await;
+    agent.still_runs()?;
+    nothing_was_promised_beyond(&truth, &observer).await?;
+
+    node.start_kubelet().await?;
+    agent.tells_the_truth(&node).await?;
+    nothing_was_promised_beyond(&truth, &observer).await
+}
+
+/// Every version that the observer saw was one that a scheduler may believe.
+async fn nothing_was_promised_beyond(truth: &oracle::Expected, observer: &Observer) -> Result<()> {
+    for seen in observer.everything_so_far().await? {
+        let beyond = truth.promises_beyond(&seen.zones);
+        ensure!(beyond.is_empty(), "version {} promised:\n  {}", seen.version, beyond.join("\n  "));
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! The agent under test: the real binary, on a real node's files and sockets.
+
+use anyhow::{Context, Result, ensure};
+
+use super::node::RealNode;
+use super::process::{Process, tethered};
+use super::wait::until;
+use super::{nrt, oracle};
+
+/// A running agent.
+pub(crate) struct Agent {
+    process: Process,
+}
+
+impl Agent {
+    /// Starts the agent of a node, with further arguments.
+    pub(crate) fn start(node: &RealNode, arguments: &[&str]) -> Result<Self> {
+        let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
+        command.args(["agent", "--node-name", node.name()]);
+        command.arg("--kubeconfig").arg(node.agent_kubeconfig());
+        command.arg("--sys-dir").arg(node.dir().join("sys"));
+        command.arg("--proc-dir").arg(node.dir().join("proc"));
+        command.arg("--kubelet-dir").arg(node.kubelet_dir());
+        command.args(arguments);
+        Ok(Self { process: Process::start("agent", node.dir(), command)? })
+    }
+
+    /// Fails when the agent has ended: it never may.
+    pub(crate) fn still_runs(&mut self) -> Result<()> {
+        self.process.still_runs()
+    }
+
+    /// Waits until the published object says what the oracle says.
+    pub(crate) async fn tells_the_truth(&mut self, node: &RealNode) -> Result<()> {
+        until("the published object equals the oracle", async || {
+            self.still_runs()?;
+            let expected = oracle::expected(node).await?;
+            let published = nrt::read(&node.client(), node.name()).await?;
+            let differences = expected.differences(&published.zones);
+            ensure!(differences.is_empty(), "it does not:\n  {}", differences.join("\n  "));
+            Ok(())
+        })
+        .await
+        .with_context(|| format!("the agent's last words:\n{}", self.process.last_words()))
+    }
+}

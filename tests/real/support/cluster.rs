@@ -1,0 +1,193 @@
+//! A real API server with its etcd, on loopback.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config, ResourceExt};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::parts::{self, Parts};
+use super::process::{Process, tethered};
+use super::wait::until;
+
+/// The administrator's token; the server forgets it with its directory.
+const ADMIN_TOKEN: &str = "admin-of-a-test";
+
+/// etcd and an API server in which the CRDs of `crds/` are established.
+pub(crate) struct Cluster {
+    // Processes first: they end before their directory goes.
+    api_server: Process,
+    _etcd: Process,
+    client: Client,
+    url: String,
+    programs: Programs,
+    dir: TempDir,
+}
+
+/// Paths of the programs that a cluster's nodes run.
+#[derive(Clone, Debug)]
+pub(crate) struct Programs {
+    pub(crate) kubelet: PathBuf,
+    pub(crate) fakenode: PathBuf,
+}
+
+impl Cluster {
+    /// Starts both and waits until they are ready.
+    pub(crate) async fn start(parts: &Parts) -> Result<Self> {
+        install_tls();
+        let mut dir = tempfile::Builder::new().prefix("numacast-").tempdir()?;
+        // Whoever looks into a failure wants the logs.
+        dir.disable_cleanup(std::env::var_os("NUMACAST_KEEP").is_some());
+        let programs = Programs { kubelet: parts.program("kubelet"), fakenode: parts.program("fakenode") };
+        let (etcd, etcd_url) = start_etcd(parts, dir.path())?;
+        let (api_server, url) = start_api_server(parts, &programs, dir.path(), &etcd_url)?;
+        let file = write_kubeconfig(dir.path(), &url, "admin", &json!({ "token": ADMIN_TOKEN }))?;
+        let mut cluster =
+            Self { client: client_of(dir.path(), &file).await?, api_server, _etcd: etcd, url, programs, dir };
+        cluster.wait_until_ready().await?;
+        cluster.apply_crds().await?;
+        Ok(cluster)
+    }
+
+    /// A client with every right.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// A directory that goes with the cluster.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// What nodes run.
+    pub(crate) fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// The administrator's kubeconfig.
+    pub(crate) fn admin_kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("admin.kubeconfig")
+    }
+
+    /// A kubeconfig that acts as someone else, with that one's rights.
+    pub(crate) fn kubeconfig_as(&self, user: &str, groups: &[&str]) -> Result<PathBuf> {
+        let name = user.replace([':', '/'], "-");
+        let who = json!({ "token": ADMIN_TOKEN, "as": user, "as-groups": groups });
+        write_kubeconfig(self.dir.path(), &self.url, &name, &who)
+    }
+
+    async fn wait_until_ready(&mut self) -> Result<()> {
+        until("the API server is ready", async || {
+            self.api_server.still_runs()?;
+            let request = tonic::codegen::http::Request::get("/readyz").body(Vec::new())?;
+            let answer = self.client.request_text(request).await?;
+            ensure!(answer == "ok", "it says {answer}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn apply_crds(&self) -> Result<()> {
+        let api: Api<CustomResourceDefinition> = Api::all(self.client());
+        for entry in std::fs::read_dir(parts::repository().join("crds"))? {
+            let path = entry?.path();
+            let text = std::fs::read_to_string(&path)?;
+            let value: Value = serde_saphyr::from_str(&text).with_context(|| path.display().to_string())?;
+            let crd: CustomResourceDefinition = serde_json::from_value(value)?;
+            let name = crd.name_any();
+            api.patch(&name, &PatchParams::apply("tests"), &Patch::Apply(&crd)).await?;
+            until(&format!("{name} is established"), async || {
+                let status = api.get(&name).await?.status.unwrap_or_default();
+                let mut conditions = status.conditions.into_iter().flatten();
+                ensure!(conditions.any(|c| c.type_ == "Established" && c.status == "True"));
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(())
+    }
+}
+
+/// A port of loopback that is free now.
+pub(crate) fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+fn install_tls() {
+    static DONE: Once = Once::new();
+    // It fails only when another one is installed, and then that one does.
+    DONE.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
+}
+
+fn start_etcd(parts: &Parts, dir: &Path) -> Result<(Process, String)> {
+    let url = format!("http://127.0.0.1:{}", free_port()?);
+    let peers = format!("http://127.0.0.1:{}", free_port()?);
+    let mut command = tethered(parts.program("etcd"));
+    command.arg("--unsafe-no-fsync").arg("--data-dir").arg(dir.join("etcd"));
+    command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+    command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+    command.args(["--initial-cluster", &format!("default={peers}"), "--log-level", "warn"]);
+    Ok((Process::start("etcd", dir, command)?, url))
+}
+
+fn start_api_server(parts: &Parts, programs: &Programs, dir: &Path, etcd: &str) -> Result<(Process, String)> {
+    let key = dir.join("service-accounts.key");
+    let made = std::process::Command::new(&programs.fakenode).arg("--new-key").arg(&key).status()?;
+    ensure!(made.success(), "fakenode makes no key");
+    let tokens = dir.join("tokens.csv");
+    std::fs::write(&tokens, format!("{ADMIN_TOKEN},admin,admin,system:masters\n"))?;
+    let port = free_port()?;
+    let with = |flag: &str, path: &Path| format!("{flag}={}", path.display());
+    let mut command = tethered(parts.program("kube-apiserver"));
+    command
+        .arg(format!("--etcd-servers={etcd}"))
+        .args(["--bind-address=127.0.0.1", &format!("--secure-port={port}")])
+        .arg(with("--cert-dir", &dir.join("certificates")))
+        .arg("--service-account-issuer=https://kubernetes.default.svc")
+        .arg(with("--service-account-key-file", &key))
+        .arg(with("--service-account-signing-key-file", &key))
+        .args(["--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=Node,RBAC"])
+        .arg("--enable-admission-plugins=NodeRestriction")
+        // Nobody makes the service account that it would give every pod.
+        .arg("--disable-admission-plugins=ServiceAccount")
+        .args([&with("--token-auth-file", &tokens), "--allow-privileged"]);
+    Ok((Process::start("kube-apiserver", dir, command)?, format!("https://127.0.0.1:{port}")))
+}
+
+fn write_kubeconfig(dir: &Path, url: &str, name: &str, user: &Value) -> Result<PathBuf> {
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+        "clusters": [{ "name": "test", "cluster": {
+            "server": url,
+            "certificate-authority": dir.join("certificates/apiserver.crt"),
+        }}],
+        "users": [{ "name": "test", "user": user }],
+    });
+    let path = dir.join(format!("{name}.kubeconfig"));
+    std::fs::write(&path, config.to_string())?;
+    Ok(path)
+}
+
+/// A client from a kubeconfig, as soon as the server has written the certificate that the file names.
+async fn client_of(dir: &Path, kubeconfig: &Path) -> Result<Client> {
+    let certificate = dir.join("certificates/apiserver.crt");
+    until("the API server has a certificate", async || {
+        let pem = std::fs::read_to_string(&certificate)?;
+        // The server's own and that of the authority behind it.
+        ensure!(pem.matches("END CERTIFICATE").count() >= 2, "it is not all there");
+        Ok(())
+    })
+    .await?;
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(Kubeconfig::read_from(kubeconfig)?, &options).await?;
+    Ok(Client::try_from(config)?)
+}

@@ -1,0 +1,18 @@
+//! What the tests on real parts stand on: a real API server, a real kubelet on a described machine, the
+//! agent under test, and an oracle that reads the kubelet's own state files.
+
+pub(crate) mod agent;
+pub(crate) mod cluster;
+pub(crate) mod node;
+pub(crate) mod nrt;
+pub(crate) mod oracle;
+pub(crate) mod parts;
+pub(crate) mod pods;
+pub(crate) mod process;
+pub(crate) mod wait;
+
+pub(crate) use cluster::Cluster;
+pub(crate) use node::{RealNode, Stop};
+pub(crate) use nrt::Observer;
+pub(crate) use parts::{Needs, Parts};
+pub(crate) use pods::{PodSpec, pod};

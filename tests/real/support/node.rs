@@ -1,0 +1,372 @@
+//! A described machine with a real kubelet on it.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use numacast::sim::machine::{Device, MachineSpec};
+use serde_json::{Map, Value, json};
+
+use super::cluster::{Cluster, Programs, free_port};
+use super::parts;
+use super::pods::PodSpec;
+use super::process::{Process, tethered};
+use super::wait::until;
+
+/// How a kubelet ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stop {
+    /// In order.
+    Term,
+    /// `kill -9`.
+    Kill,
+}
+
+/// What became of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It runs.
+    Running,
+    /// The kubelet refused it, or it ended: the phase and the reason.
+    Ended(String),
+}
+
+/// A machine that is about to get its kubelet.
+pub(crate) struct NodeSetup {
+    name: String,
+    machine: MachineSpec,
+}
+
+/// A machine whose kubelet runs and has joined the cluster. The node is called like its machine.
+pub(crate) struct RealNode {
+    kubelet: Option<Process>,
+    // One conversation: a request and its answer belong together.
+    fakenode: RefCell<FakeNode>,
+    name: String,
+    dir: PathBuf,
+    machine: MachineSpec,
+    client: Client,
+    programs: Programs,
+    kubeconfig: PathBuf,
+    agent_kubeconfig: PathBuf,
+    /// Every device that a plugin ever had, for those that are gone and still in use.
+    inventory: BTreeMap<String, BTreeMap<String, BTreeSet<u16>>>,
+}
+
+struct FakeNode {
+    process: Process,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl NodeSetup {
+    /// Another name than the machine's.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
+    /// A key of the `KubeletConfiguration`, in place of the machine's own; `null` leaves it off.
+    pub(crate) fn kubelet(mut self, key: &str, value: Value) -> Self {
+        match value {
+            Value::Null => self.machine.kubelet.remove(key),
+            value => self.machine.kubelet.insert(key.to_owned(), value),
+        };
+        self
+    }
+
+    /// Starts everything and waits until the node is Ready and offers its devices.
+    pub(crate) async fn start(self, cluster: &Cluster) -> Result<RealNode> {
+        let Self { name, machine } = self;
+        let dir = cluster.dir().join(&name);
+        std::fs::create_dir_all(dir.join("kubelet"))?;
+        machine.write_tree(&dir)?;
+        let config = kubelet_config(&machine, &dir)?;
+        std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
+        let programs = cluster.programs().clone();
+        let mut node = RealNode {
+            kubelet: None,
+            fakenode: RefCell::new(FakeNode::start(&dir, &programs)?),
+            client: cluster.client(),
+            kubeconfig: cluster.kubeconfig_as(&format!("system:node:{name}"), &["system:nodes"])?,
+            agent_kubeconfig: cluster.admin_kubeconfig(),
+            inventory: BTreeMap::new(),
+            programs,
+            name,
+            dir,
+            machine,
+        };
+        for resource in node.machine.devices.clone() {
+            node.set_devices(&resource.resource, &resource.devices)?;
+        }
+        node.start_kubelet().await?;
+        Ok(node)
+    }
+}
+
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+impl RealNode {
+    /// The machine of `tests/machines/<machine>.yaml`.
+    pub(crate) fn on(machine: &str) -> Result<NodeSetup> {
+        let path = parts::repository().join(format!("tests/machines/{machine}.yaml"));
+        let spec = MachineSpec::read(&path).map_err(anyhow::Error::msg)?;
+        Ok(NodeSetup { name: machine.to_owned(), machine: spec })
+    }
+
+    /// The node's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The machine's directory: `sys/`, `proc/`, `kubelet/`.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What the kubelet sees as `/var/lib/kubelet`.
+    pub(crate) fn kubelet_dir(&self) -> PathBuf {
+        self.dir.join("kubelet")
+    }
+
+    /// The machine, with the kubelet's configuration as this node has it.
+    pub(crate) fn machine(&self) -> &MachineSpec {
+        &self.machine
+    }
+
+    /// A client with every right.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The kubeconfig for the agent under test.
+    pub(crate) fn agent_kubeconfig(&self) -> &Path {
+        &self.agent_kubeconfig
+    }
+
+    /// Every device that a plugin ever had: resource -> id -> NUMA nodes.
+    pub(crate) fn inventory(&self) -> &BTreeMap<String, BTreeMap<String, BTreeSet<u16>>> {
+        &self.inventory
+    }
+
+    // ---- pods
+
+    /// Starts a pod and waits until it runs.
+    pub(crate) async fn run(&self, spec: PodSpec) -> Result<()> {
+        match self.try_to_run(spec.clone()).await? {
+            Fate::Running => Ok(()),
+            Fate::Ended(why) => bail!("pod {} does not run: {why}", spec.name()),
+        }
+    }
+
+    /// Starts a pod and waits for its fate: the kubelet may refuse it.
+    pub(crate) async fn try_to_run(&self, spec: PodSpec) -> Result<Fate> {
+        self.submit(&spec).await?;
+        self.fate_of(spec.name()).await
+    }
+
+    /// Creates a pod and does not wait for anything.
+    pub(crate) async fn submit(&self, spec: &PodSpec) -> Result<()> {
+        self.pods_api().create(&PostParams::default(), &spec.bound_to(&self.name)?).await?;
+        Ok(())
+    }
+
+    /// Waits until a pod runs or has ended.
+    pub(crate) async fn fate_of(&self, name: &str) -> Result<Fate> {
+        until(&format!("pod {name} runs or has ended"), async || {
+            let status = self.pods_api().get(name).await?.status.unwrap_or_default();
+            let reason = status.reason.or(status.message).unwrap_or_default();
+            match status.phase.as_deref() {
+                Some("Running") => Ok(Fate::Running),
+                Some(phase @ ("Failed" | "Succeeded")) => Ok(Fate::Ended(format!("{phase} {reason}"))),
+                other => bail!("its phase is {other:?}"),
+            }
+        })
+        .await
+    }
+
+    /// Ends a pod's container with an exit code and waits until the pod is Succeeded or Failed.
+    pub(crate) async fn finish(&self, pod: &str, code: i32) -> Result<()> {
+        self.ask(&json!({
+            "do": "exitContainer", "namespace": "default", "pod": pod, "container": "main", "code": code,
+        }))?;
+        until(&format!("pod {pod} has ended"), async || {
+            let fate = self.fate_of(pod).await?;
+            ensure!(fate != Fate::Running, "it runs");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes a pod and waits until it is gone.
+    pub(crate) async fn delete(&self, name: &str) -> Result<()> {
+        self.pods_api().delete(name, &DeleteParams::default()).await?;
+        until(&format!("pod {name} is gone"), async || {
+            ensure!(self.pods_api().get_opt(name).await?.is_none(), "it is still there");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Every pod object that is bound to the node.
+    pub(crate) async fn pods(&self) -> Result<Vec<Pod>> {
+        let bound = ListParams::default().fields(&format!("spec.nodeName={}", self.name));
+        Ok(Api::all(self.client()).list(&bound).await?.items)
+    }
+
+    fn pods_api(&self) -> Api<Pod> {
+        Api::default_namespaced(self.client())
+    }
+
+    // ---- devices
+
+    /// Says what a plugin has from now on; its first words start it.
+    pub(crate) fn set_devices(&mut self, resource: &str, devices: &[Device]) -> Result<()> {
+        let known = self.inventory.entry(resource.to_owned()).or_default();
+        known.extend(devices.iter().map(|d| (d.id.clone(), d.numa.iter().copied().collect())));
+        self.ask(&json!({ "do": "setDevices", "resource": resource, "devices": devices }))
+    }
+
+    /// Ends a plugin; its devices become unhealthy, and after five minutes the kubelet forgets them.
+    pub(crate) fn stop_plugin(&self, resource: &str) -> Result<()> {
+        self.ask(&json!({ "do": "stopPlugin", "resource": resource }))
+    }
+
+    /// Starts a plugin that was ended.
+    pub(crate) fn start_plugin(&self, resource: &str) -> Result<()> {
+        self.ask(&json!({ "do": "startPlugin", "resource": resource }))
+    }
+
+    fn ask(&self, request: &Value) -> Result<()> {
+        self.fakenode.borrow_mut().ask(request)
+    }
+
+    // ---- the kubelet
+
+    /// Starts the kubelet and waits until the node is Ready and offers every device.
+    pub(crate) async fn start_kubelet(&mut self) -> Result<()> {
+        let mut command = tethered("nsenter");
+        command.args(["-m", "-t", &self.fakenode.borrow().process.id().to_string(), "--"]);
+        command.arg(&self.programs.kubelet);
+        command.args(["--config", "/var/lib/kubelet/config.yaml", "--hostname-override", &self.name]);
+        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        command.arg("--cert-dir").arg(self.dir.join("kubelet-certificates"));
+        let mut kubelet = Process::start("kubelet", &self.dir, command)?;
+        let started = until("the node is ready", async || {
+            kubelet.still_runs()?;
+            self.is_ready().await
+        });
+        started.await.with_context(|| kubelet.last_words())?;
+        self.kubelet = Some(kubelet);
+        Ok(())
+    }
+
+    /// Ends the kubelet, whose pods go on, and waits until it is gone.
+    pub(crate) fn stop_kubelet(&mut self, how: Stop) -> Result<()> {
+        let mut kubelet = self.kubelet.take().context("the kubelet does not run")?;
+        match how {
+            Stop::Kill => kubelet.kill()?,
+            Stop::Term => {
+                kubelet.signal("TERM")?;
+                kubelet.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the kubelet and starts it again.
+    pub(crate) async fn restart_kubelet(&mut self, how: Stop) -> Result<()> {
+        self.stop_kubelet(how)?;
+        self.start_kubelet().await
+    }
+
+    /// Deletes the directory of the podresources socket and makes it again, empty.
+    pub(crate) fn recreate_pod_resources_dir(&self) -> Result<()> {
+        let dir = self.kubelet_dir().join("pod-resources");
+        std::fs::remove_dir_all(&dir)?;
+        Ok(std::fs::create_dir(&dir)?)
+    }
+
+    /// The node's object is Ready, from this start of the kubelet on, and counts every healthy device.
+    async fn is_ready(&self) -> Result<()> {
+        let node = Api::<Node>::all(self.client()).get(&self.name).await?;
+        let status = node.status.clone().unwrap_or_default();
+        let mut conditions = status.conditions.iter().flatten();
+        ensure!(
+            conditions.any(|c| c.type_ == "Ready" && c.status == "True"),
+            "{} is not Ready",
+            node.name_any()
+        );
+        let socket = self.kubelet_dir().join("pod-resources/kubelet.sock");
+        ensure!(std::os::unix::net::UnixStream::connect(&socket).is_ok(), "{} is dead", socket.display());
+        let checkpoint = super::oracle::registered_devices(&self.kubelet_dir())?;
+        for resource in self.inventory.keys() {
+            ensure!(checkpoint.contains_key(resource), "{resource} is not registered");
+        }
+        Ok(())
+    }
+}
+
+impl FakeNode {
+    fn start(dir: &Path, programs: &Programs) -> Result<Self> {
+        let mut command = tethered(parts::script("in-machine"));
+        command.arg(dir).arg(&programs.fakenode).arg("--runtime-socket").arg(dir.join("runtime.sock"));
+        let (process, requests, output) = Process::start_to_talk("fakenode", dir, command)?;
+        let mut fakenode = Self { process, requests, answers: BufReader::new(output) };
+        fakenode.answer().with_context(|| fakenode.process.last_words())?;
+        Ok(fakenode)
+    }
+
+    fn ask(&mut self, request: &Value) -> Result<()> {
+        writeln!(self.requests, "{request}")?;
+        self.answer().with_context(|| format!("fakenode, asked for {request}"))
+    }
+
+    fn answer(&mut self) -> Result<()> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        let answer: Value = serde_json::from_str(&line).context("fakenode does not answer")?;
+        ensure!(answer["ok"] == true, "{}", answer["error"]);
+        Ok(())
+    }
+}
+
+/// A configuration that works without systemd and without cgroups, with the machine's own keys.
+fn kubelet_config(machine: &MachineSpec, dir: &Path) -> Result<Map<String, Value>> {
+    let runtime = format!("unix://{}", dir.join("runtime.sock").display());
+    let config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": runtime,
+        "imageServiceEndpoint": runtime,
+        "address": "127.0.0.1",
+        "port": free_port()?,
+        "healthzPort": 0,
+        "readOnlyPort": 0,
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": false,
+        "enforceNodeAllocatable": [],
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "localStorageCapacityIsolation": false,
+        "resolvConf": "",
+        "featureGates": { "PodsAPI": true },
+        // The disks are the host's, however full they are.
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "0%",
+            "nodefs.inodesFree": "0%",
+            "imagefs.available": "0%",
+            "imagefs.inodesFree": "0%",
+        },
+    });
+    let Value::Object(mut config) = config else { bail!("a configuration is a mapping") };
+    config.extend(machine.kubelet.clone());
+    Ok(config)
+}

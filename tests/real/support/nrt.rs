@@ -1,0 +1,147 @@
+//! `NodeResourceTopology` objects as the API server has them, read without the types of the agent.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::StreamExt;
+use kube::api::{ApiResource, DynamicObject, WatchEvent, WatchParams};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client, ResourceExt};
+use serde_json::Value;
+
+use super::wait::until;
+
+/// Zone -> resource -> figures.
+pub(crate) type Zones = BTreeMap<String, BTreeMap<String, Figures>>;
+
+/// What a zone has of a resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) capacity: u64,
+    pub(crate) allocatable: u64,
+    pub(crate) available: u64,
+}
+
+/// One version of an object.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) version: String,
+    pub(crate) zones: Zones,
+    /// Everything but the metadata, in which only the API server counts.
+    pub(crate) content: Value,
+}
+
+/// The node's object as it is now.
+pub(crate) async fn read(client: &Client, node: &str) -> Result<Seen> {
+    Seen::of(&api(client).get(node).await?)
+}
+
+fn api(client: &Client) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk("topology.node.k8s.io", "v1alpha2", "NodeResourceTopology");
+    Api::all_with(client.clone(), &ApiResource::from_gvk_with_plural(&kind, "noderesourcetopologies"))
+}
+
+impl Seen {
+    fn of(object: &DynamicObject) -> Result<Self> {
+        let mut zones = Zones::new();
+        for zone in object.data["zones"].as_array().context("the object has no zones")? {
+            ensure!(zone["type"] == "Node", "a zone of type {}", zone["type"]);
+            let name = text(&zone["name"])?;
+            ensure!(zones.insert(name.clone(), resources(zone)?).is_none(), "zone {name} is there twice");
+        }
+        let version = object.resource_version().context("an object without a version")?;
+        Ok(Self { version, zones, content: object.data.clone() })
+    }
+}
+
+fn resources(zone: &Value) -> Result<BTreeMap<String, Figures>> {
+    let mut resources = BTreeMap::new();
+    for resource in zone["resources"].as_array().into_iter().flatten() {
+        let number = |key: &str| -> Result<u64> {
+            let written = &resource[key];
+            let plain = written.as_u64().or_else(|| written.as_str()?.parse().ok());
+            plain.with_context(|| format!("{key} of {} is no plain number: {written}", resource["name"]))
+        };
+        let figures = Figures {
+            capacity: number("capacity")?,
+            allocatable: number("allocatable")?,
+            available: number("available")?,
+        };
+        let name = text(&resource["name"])?;
+        ensure!(resources.insert(name.clone(), figures).is_none(), "{name} is there twice");
+    }
+    Ok(resources)
+}
+
+fn text(value: &Value) -> Result<String> {
+    Ok(value.as_str().with_context(|| format!("{value} is no text"))?.to_owned())
+}
+
+/// What was seen, in order; text where it was no object in order.
+type Record = Arc<Mutex<Vec<Result<Seen, String>>>>;
+
+/// Someone who watches the node's object and remembers every version.
+pub(crate) struct Observer {
+    seen: Record,
+    client: Client,
+    node: String,
+    watching: tokio::task::JoinHandle<()>,
+}
+
+impl Observer {
+    /// Starts to watch; the object as it is now is the first that is seen.
+    pub(crate) async fn start(client: &Client, node: &str) -> Result<Self> {
+        let first = read(client, node).await?;
+        let version = first.version.clone();
+        let seen = Record::new(Mutex::new(vec![Ok(first)]));
+        let watching = tokio::spawn(watch(api(client), node.to_owned(), version, Arc::clone(&seen)));
+        Ok(Self { seen, client: client.clone(), node: node.to_owned(), watching })
+    }
+
+    /// Every version up to the one that the object has now.
+    pub(crate) async fn everything_so_far(&self) -> Result<Vec<Seen>> {
+        until("the observer has seen the newest version", async || {
+            let newest = read(&self.client, &self.node).await?.version;
+            let record = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let seen =
+                record.into_iter().collect::<Result<Vec<Seen>, String>>().map_err(anyhow::Error::msg)?;
+            ensure!(seen.last().is_some_and(|last| last.version == newest), "it has not");
+            Ok(seen)
+        })
+        .await
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+/// Watches for as long as it is let; a watch that the server ends goes on where it stopped.
+async fn watch(api: Api<DynamicObject>, node: String, mut version: String, seen: Record) {
+    let only = WatchParams::default().fields(&format!("metadata.name={node}"));
+    loop {
+        let Ok(stream) = api.watch(&only, &version).await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let mut stream = std::pin::pin!(stream);
+        while let Some(event) = stream.next().await {
+            let one = match event {
+                Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Seen::of(&object),
+                Ok(WatchEvent::Deleted(_)) => Err(anyhow::anyhow!("the object was deleted")),
+                Ok(WatchEvent::Error(status)) => Err(anyhow::anyhow!("the watch failed: {}", status.message)),
+                Ok(WatchEvent::Bookmark(_)) => continue,
+                Err(_) => break,
+            };
+            if let Ok(one) = &one {
+                version.clone_from(&one.version);
+            }
+            let one = one.map_err(|error| format!("{error:#}"));
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+        }
+    }
+}

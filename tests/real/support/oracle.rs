@@ -1,0 +1,512 @@
+//! What the object must say, computed from the machine's description and the kubelet's own state files.
+//!
+//! It shares no code with the agent's accounting. The kubelet removes a dead pod's entries late (CPUs within
+//! its reconcile period, memory and devices at the next admission), so entries count only for pods that are
+//! alive: that is what the kubelet's List says too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use numacast::sim::machine::{MachineSpec, NodeSpec};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::node::RealNode;
+use super::nrt::{Figures, Zones};
+
+/// The truth about a node.
+pub(crate) struct Expected {
+    zones: Zones,
+    /// Memory that the kubelet handed out over several nodes. Only the sum over them is certain.
+    groups: Vec<Group>,
+}
+
+/// A resource that some pod has from several nodes together.
+struct Group {
+    resource: String,
+    zones: BTreeSet<String>,
+}
+
+/// The truth about a node now. It fails while a state file does not yet speak of every running pod.
+pub(crate) async fn expected(node: &RealNode) -> Result<Expected> {
+    let pods = node.pods().await?;
+    let state = State::read(node, &pods)?;
+    state.speaks_of_every_running_pod(&pods)?;
+    let mut zones = Zones::new();
+    for numa in &node.machine().nodes {
+        zones.insert(zone_name(numa.id), state.zone(numa)?);
+    }
+    let expected = Expected { groups: state.take_memory(&mut zones)?, zones };
+    state.agrees_with_itself(&expected)?;
+    Ok(expected)
+}
+
+impl Expected {
+    /// What one zone has of one resource.
+    pub(crate) fn figures(&self, zone: &str, resource: &str) -> Result<Figures> {
+        let found = self.zones.get(zone).and_then(|resources| resources.get(resource));
+        found.copied().with_context(|| format!("{zone} has no {resource}"))
+    }
+
+    /// Every difference to what was published, one sentence each.
+    pub(crate) fn differences(&self, published: &Zones) -> Vec<String> {
+        let mut found = Vec::new();
+        let names = |zones: &Zones| zones.keys().cloned().collect::<Vec<_>>();
+        if names(&self.zones) != names(published) {
+            found.push(format!("zones: expected {:?}, published {:?}", names(&self.zones), names(published)));
+        }
+        for (zone, resources) in &self.zones {
+            let nothing = BTreeMap::new();
+            self.compare_zone(zone, resources, published.get(zone).unwrap_or(&nothing), &mut found);
+        }
+        for group in &self.groups {
+            let (expected, published) = (group.sum(&self.zones), group.sum(published));
+            if expected != published {
+                let Group { zones, resource } = group;
+                found.push(format!(
+                    "{zones:?} {resource}: expected {expected} together, published {published}"
+                ));
+            }
+        }
+        found
+    }
+
+    fn compare_zone(
+        &self,
+        zone: &str,
+        expected: &BTreeMap<String, Figures>,
+        published: &BTreeMap<String, Figures>,
+        found: &mut Vec<String>,
+    ) {
+        let names: BTreeSet<&String> = expected.keys().chain(published.keys()).collect();
+        for name in names {
+            let (want, have) = match (expected.get(name), published.get(name)) {
+                (Some(want), Some(have)) => (want, have),
+                (want, have) => {
+                    found.push(format!("{zone} {name}: expected {want:?}, published {have:?}"));
+                    continue;
+                }
+            };
+            let shared = self.groups.iter().any(|g| g.resource == *name && g.zones.contains(zone));
+            let parts = [
+                ("capacity", want.capacity, have.capacity),
+                ("allocatable", want.allocatable, have.allocatable),
+                ("available", want.available, if shared { want.available } else { have.available }),
+            ];
+            for (part, want, have) in parts.into_iter().filter(|(_, want, have)| want != have) {
+                found.push(format!("{zone} {name} {part}: expected {want}, published {have}"));
+            }
+        }
+    }
+
+    /// Where a published object promises more than there is: what a scheduler would be misled by.
+    pub(crate) fn promises_beyond(&self, published: &Zones) -> Vec<String> {
+        let mut found = Vec::new();
+        for (zone, resources) in &self.zones {
+            for (name, want) in resources {
+                let have = published.get(zone).and_then(|resources| resources.get(name));
+                match have {
+                    None => found.push(format!("{zone} {name} is not there")),
+                    Some(have) if have.available > want.available => found.push(format!(
+                        "{zone} {name}: {} said to be free, {} are",
+                        have.available, want.available
+                    )),
+                    Some(_) => {}
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Group {
+    fn sum(&self, zones: &Zones) -> u64 {
+        let of = |zone: &String| zones.get(zone)?.get(&self.resource);
+        self.zones.iter().filter_map(of).map(|figures| figures.available).sum()
+    }
+}
+
+/// The healthy devices of each registered resource, from the device manager's checkpoint.
+pub(crate) fn registered_devices(kubelet_dir: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let devices: DeviceState = read_json(&kubelet_dir.join("device-plugins/kubelet_internal_checkpoint"))?;
+    Ok(devices.data.registered_devices)
+}
+
+// ---- the kubelet's files
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CpuState {
+    policy_name: String,
+    default_cpu_set: String,
+    #[serde(default)]
+    entries: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MemoryState {
+    machine_state: BTreeMap<u16, MemoryOfNode>,
+    #[serde(default)]
+    entries: BTreeMap<String, BTreeMap<String, Vec<Block>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MemoryOfNode {
+    memory_map: BTreeMap<String, MemoryFigures>,
+}
+
+#[derive(Deserialize)]
+struct MemoryFigures {
+    allocatable: u64,
+    free: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Block {
+    numa_affinity: BTreeSet<u16>,
+    #[serde(rename = "type")]
+    kind: String,
+    size: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DeviceState {
+    data: DeviceData,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DeviceData {
+    pod_device_entries: Option<Vec<DeviceEntry>>,
+    #[serde(default)]
+    registered_devices: BTreeMap<String, BTreeSet<String>>,
+}
+
+#[derive(Deserialize)]
+struct DeviceEntry {
+    #[serde(rename = "PodUID")]
+    pod: String,
+    #[serde(rename = "ResourceName")]
+    resource: String,
+    /// NUMA node -> ids; `-1` for devices that are near none.
+    #[serde(rename = "DeviceIDs")]
+    ids: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// The files of one moment, with the entries of dead pods left out.
+struct State<'a> {
+    node: &'a RealNode,
+    machine: &'a MachineSpec,
+    cpus: CpuState,
+    /// `None` under the policy None.
+    memory: Option<MemoryState>,
+    devices: Vec<DeviceEntry>,
+    healthy: BTreeMap<String, BTreeSet<String>>,
+    /// No entry of a dead pod was in the files: then their totals are of the living too.
+    settled: bool,
+}
+
+impl<'a> State<'a> {
+    fn read(node: &'a RealNode, pods: &[Pod]) -> Result<Self> {
+        let dir = node.kubelet_dir();
+        let alive: BTreeSet<String> =
+            pods.iter().filter(|pod| !has_ended(pod)).filter_map(Pod::uid).collect();
+        let mut cpus: CpuState = read_json(&dir.join("cpu_manager_state"))?;
+        let mut memory: Option<MemoryState> = match policy(node.machine(), "memoryManagerPolicy") {
+            "Static" => Some(read_json(&dir.join("memory_manager_state"))?),
+            _ => None,
+        };
+        let devices: DeviceState = read_json(&dir.join("device-plugins/kubelet_internal_checkpoint"))?;
+        let mut settled = true;
+        let mut lives = |pod: &String| {
+            let lives = alive.contains(pod);
+            settled &= lives;
+            lives
+        };
+        cpus.entries.retain(|pod, _| lives(pod));
+        if let Some(memory) = &mut memory {
+            memory.entries.retain(|pod, _| lives(pod));
+        }
+        let entries = devices.data.pod_device_entries.unwrap_or_default();
+        Ok(Self {
+            node,
+            machine: node.machine(),
+            settled,
+            cpus,
+            memory,
+            devices: entries.into_iter().filter(|entry| alive.contains(&entry.pod)).collect(),
+            healthy: devices.data.registered_devices,
+        })
+    }
+
+    /// All that a zone has, with the memory of pods not yet taken off.
+    fn zone(&self, numa: &NodeSpec) -> Result<BTreeMap<String, Figures>> {
+        let mut resources = BTreeMap::from([("cpu".to_owned(), self.cpu(numa)?)]);
+        resources.extend(self.memory(numa)?);
+        for resource in self.node.inventory().keys() {
+            if self.is_near_any_zone(resource) {
+                resources.insert(resource.clone(), self.device(numa, resource));
+            }
+        }
+        Ok(resources)
+    }
+
+    fn cpu(&self, numa: &NodeSpec) -> Result<Figures> {
+        let online: BTreeSet<u16> = numa.cpus.iter().collect();
+        let allocatable: BTreeSet<u16> = online.difference(&self.reserved_cpus()?).copied().collect();
+        let taken = self.exclusive_cpus()?;
+        Ok(Figures {
+            capacity: count(online.len()),
+            allocatable: count(allocatable.len()),
+            available: count(allocatable.difference(&taken).count()),
+        })
+    }
+
+    fn exclusive_cpus(&self) -> Result<BTreeSet<u16>> {
+        let mut taken = BTreeSet::new();
+        for list in self.cpus.entries.values().flat_map(BTreeMap::values) {
+            taken.extend(cpu_list(list)?);
+        }
+        Ok(taken)
+    }
+
+    fn reserved_cpus(&self) -> Result<BTreeSet<u16>> {
+        match self.machine.kubelet.get("reservedSystemCPUs") {
+            Some(list) => cpu_list(list.as_str().context("reservedSystemCPUs is no text")?),
+            None if policy(self.machine, "cpuManagerPolicy") == "static" => {
+                bail!("a machine with static CPUs names the reserved ones")
+            }
+            None => Ok(BTreeSet::new()),
+        }
+    }
+
+    fn memory(&self, numa: &NodeSpec) -> Result<BTreeMap<String, Figures>> {
+        let mut figures = BTreeMap::new();
+        let total = numa.memory.ceil();
+        let reserved = self.reserved_memory(numa.id, "memory")?;
+        let allocatable =
+            self.allocatable_memory(numa.id, "memory", total - numa.hugepage_bytes() - reserved)?;
+        figures.insert("memory".to_owned(), untouched(total, allocatable));
+        let sizes: BTreeSet<&String> = self.machine.nodes.iter().flat_map(|n| n.hugepages.keys()).collect();
+        for size in sizes {
+            let bytes: numacast::quantity::Quantity = size.parse()?;
+            let capacity = numa.hugepages.get(size).copied().unwrap_or(0) * bytes.ceil();
+            let resource = format!("hugepages-{size}");
+            let reserved = self.reserved_memory(numa.id, &resource)?;
+            let allocatable = self.allocatable_memory(numa.id, &resource, capacity - reserved)?;
+            figures.insert(resource, untouched(capacity, allocatable));
+        }
+        Ok(figures)
+    }
+
+    /// What the kubelet says may be handed out, which must be what the description comes to.
+    fn allocatable_memory(&self, numa: u16, resource: &str, described: u64) -> Result<u64> {
+        if let Some(state) = &self.memory {
+            let of_node = state.machine_state.get(&numa).and_then(|node| node.memory_map.get(resource));
+            let stated = of_node.map_or(0, |figures| figures.allocatable);
+            ensure!(
+                stated == described,
+                "{resource} of node {numa}: {stated} in the state, {described} described"
+            );
+        }
+        Ok(described)
+    }
+
+    fn reserved_memory(&self, numa: u16, resource: &str) -> Result<u64> {
+        let all = self.machine.kubelet.get("reservedMemory").and_then(Value::as_array);
+        let mut reserved = 0;
+        for entry in all.into_iter().flatten().filter(|entry| entry["numaNode"] == numa) {
+            if let Some(quantity) = entry["limits"][resource].as_str() {
+                reserved += quantity.parse::<numacast::quantity::Quantity>()?.ceil();
+            }
+        }
+        Ok(reserved)
+    }
+
+    /// Takes what pods have off the zones; what comes from several nodes off their sum, and says which.
+    fn take_memory(&self, zones: &mut Zones) -> Result<Vec<Group>> {
+        let mut groups = Vec::new();
+        let Some(state) = &self.memory else { return Ok(groups) };
+        for block in state.entries.values().flat_map(BTreeMap::values).flatten() {
+            let mut left = block.size;
+            for numa in &block.numa_affinity {
+                let figures = zones.get_mut(&zone_name(*numa)).and_then(|zone| zone.get_mut(&block.kind));
+                let figures = figures.with_context(|| format!("no {} on node {numa}", block.kind))?;
+                let taken = left.min(figures.available);
+                figures.available -= taken;
+                left -= taken;
+            }
+            ensure!(left == 0, "{} of {} exceeds what its nodes have", block.size, block.kind);
+            if block.numa_affinity.len() > 1 {
+                let zones = block.numa_affinity.iter().copied().map(zone_name).collect();
+                groups.push(Group { resource: block.kind.clone(), zones });
+            }
+        }
+        Ok(groups)
+    }
+
+    fn device(&self, numa: &NodeSpec, resource: &str) -> Figures {
+        let near = |id: &&String| self.nodes_of(resource, id).contains(&numa.id);
+        let healthy = self.healthy.get(resource).into_iter().flatten().filter(near);
+        let allocatable: BTreeSet<&String> = healthy.collect();
+        let taken = self.taken_devices(resource);
+        let of_zone: BTreeSet<&String> = taken.iter().filter(|id| near(id)).collect();
+        Figures {
+            capacity: count(allocatable.union(&of_zone).count()),
+            allocatable: count(allocatable.len()),
+            available: count(allocatable.difference(&of_zone).count()),
+        }
+    }
+
+    fn taken_devices(&self, resource: &str) -> BTreeSet<String> {
+        let entries = self.devices.iter().filter(|entry| entry.resource == resource);
+        entries.flat_map(|entry| entry.ids.values().flatten()).cloned().collect()
+    }
+
+    fn nodes_of(&self, resource: &str, id: &str) -> BTreeSet<u16> {
+        self.node.inventory().get(resource).and_then(|ids| ids.get(id)).cloned().unwrap_or_default()
+    }
+
+    fn is_near_any_zone(&self, resource: &str) -> bool {
+        self.node.inventory().get(resource).is_some_and(|ids| ids.values().any(|nodes| !nodes.is_empty()))
+    }
+
+    // ---- doubts about the oracle itself
+
+    /// A pod that runs has what its spec asks for: else a file is older than the pod, or was not understood.
+    fn speaks_of_every_running_pod(&self, pods: &[Pod]) -> Result<()> {
+        let running = |pod: &&Pod| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Running"));
+        for pod in pods.iter().filter(running) {
+            let uid = pod.uid().context("a pod without a uid")?;
+            let name = pod.name_any();
+            let asked = Asked::by(pod, policy(self.machine, "cpuManagerPolicy") == "static")?;
+            let mut cpus = BTreeSet::new();
+            for list in self.cpus.entries.get(&uid).into_iter().flat_map(BTreeMap::values) {
+                cpus.extend(cpu_list(list)?);
+            }
+            ensure!(
+                count(cpus.len()) == asked.cpus,
+                "pod {name} has CPUs {cpus:?}, and asked for {}",
+                asked.cpus
+            );
+            for (resource, wanted) in &asked.devices {
+                let entries = self.devices.iter().filter(|e| e.pod == uid && e.resource == *resource);
+                let ids: BTreeSet<&String> = entries.flat_map(|e| e.ids.values().flatten()).collect();
+                ensure!(count(ids.len()) == *wanted, "pod {name} has {ids:?} of {wanted} {resource}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The kubelet keeps totals beside the entries. When no dead pod is among these, both must say the same.
+    fn agrees_with_itself(&self, expected: &Expected) -> Result<()> {
+        if !self.settled {
+            return Ok(());
+        }
+        let shared = cpu_list(&self.cpus.default_cpu_set)?;
+        let reserved = self.reserved_cpus()?;
+        for numa in &self.machine.nodes {
+            let zone = &expected.zones[&zone_name(numa.id)];
+            let free = numa.cpus.iter().filter(|cpu| shared.contains(cpu) && !reserved.contains(cpu)).count();
+            ensure!(
+                self.cpus.policy_name != "static" || zone["cpu"].available == count(free),
+                "node {}: entries leave {} CPUs, the shared pool has {free}",
+                numa.id,
+                zone["cpu"].available
+            );
+            self.memory_agrees(numa, zone, &expected.groups)?;
+        }
+        Ok(())
+    }
+
+    fn memory_agrees(
+        &self,
+        numa: &NodeSpec,
+        zone: &BTreeMap<String, Figures>,
+        groups: &[Group],
+    ) -> Result<()> {
+        let Some(of_node) = self.memory.as_ref().and_then(|state| state.machine_state.get(&numa.id)) else {
+            return Ok(());
+        };
+        for (resource, MemoryFigures { free, .. }) in &of_node.memory_map {
+            let name = zone_name(numa.id);
+            if groups.iter().any(|group| group.resource == *resource && group.zones.contains(&name)) {
+                continue;
+            }
+            let computed = zone.get(resource).map_or(0, |figures| figures.available);
+            ensure!(computed == *free, "{name} {resource}: entries leave {computed}, the state says {free}");
+        }
+        Ok(())
+    }
+}
+
+/// What a pod's spec makes the kubelet give to it alone.
+struct Asked {
+    cpus: u64,
+    devices: BTreeMap<String, u64>,
+}
+
+impl Asked {
+    fn by(pod: &Pod, static_cpus: bool) -> Result<Self> {
+        let guaranteed = pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) == Some("Guaranteed");
+        let mut asked = Self { cpus: 0, devices: BTreeMap::new() };
+        let spec = pod.spec.clone().unwrap_or_default();
+        let sidecars = spec.init_containers.into_iter().flatten().filter(|c| c.restart_policy.is_some());
+        for container in sidecars.chain(spec.containers) {
+            let requests = container.resources.unwrap_or_default().requests.unwrap_or_default();
+            for (resource, quantity) in requests {
+                match quantity.0.parse::<u64>() {
+                    Ok(whole) if resource == "cpu" && guaranteed && static_cpus => asked.cpus += whole,
+                    Ok(whole) if resource.contains('/') => {
+                        *asked.devices.entry(resource).or_default() += whole
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(asked)
+    }
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+fn untouched(capacity: u64, allocatable: u64) -> Figures {
+    Figures { capacity, allocatable, available: allocatable }
+}
+
+fn policy<'a>(machine: &'a MachineSpec, key: &str) -> &'a str {
+    machine.kubelet.get(key).and_then(Value::as_str).unwrap_or("none")
+}
+
+fn zone_name(numa: u16) -> String {
+    format!("node-{numa}")
+}
+
+fn count(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+/// The kernel's list syntax: `0-3,8`.
+fn cpu_list(text: &str) -> Result<BTreeSet<u16>> {
+    let mut ids = BTreeSet::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        ids.extend(first.parse::<u16>()?..=last.parse::<u16>()?);
+    }
+    Ok(ids)
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    serde_json::from_str(&text).with_context(|| path.display().to_string())
+}

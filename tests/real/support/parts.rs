@@ -1,0 +1,106 @@
+//! Where the real programs are, and whether this machine can run them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Once;
+
+use anyhow::{Context, Result, bail, ensure};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// What a test needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// etcd and an API server.
+    #[allow(dead_code, reason = "for tests that need no node")]
+    ApiServer,
+    /// These and a kubelet on a described machine.
+    Kubelet,
+}
+
+/// The real programs, for one test at a time: two kubelets under load share two cores badly.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    dir: PathBuf,
+    _turn: MutexGuard<'static, ()>,
+}
+
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// The exit status by which `tests/parts/build` says that it cannot build here at all.
+const CANNOT_BUILD: i32 = 69;
+
+impl Parts {
+    /// Waits for this test's turn and sees to it that every program is built. `None`: they cannot run here,
+    /// which has been said, and is an error where `CI=true`.
+    pub(crate) async fn for_test(needs: Needs) -> Result<Option<Self>> {
+        let turn = TURN.lock().await;
+        let found = match missing(needs) {
+            Some(why) => Err(why),
+            None => build()?,
+        };
+        match found {
+            Ok(dir) => Ok(Some(Self { dir, _turn: turn })),
+            Err(why) if std::env::var("CI").is_ok_and(|ci| ci == "true") => {
+                bail!("the real parts cannot run, and CI=true: {why}")
+            }
+            Err(why) => {
+                say_once(&why);
+                Ok(None)
+            }
+        }
+    }
+
+    /// A program's path; what the person brought along comes first.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        let given = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));
+        given.filter(|path| path.is_file()).unwrap_or_else(|| self.dir.join(name))
+    }
+}
+
+/// A file of `tests/parts/`.
+pub(crate) fn script(name: &str) -> PathBuf {
+    repository().join("tests/parts").join(name)
+}
+
+/// The directory of the repository.
+pub(crate) fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Why the machine cannot run the parts, as far as that shows before anything is built.
+fn missing(needs: Needs) -> Option<String> {
+    if needs == Needs::ApiServer {
+        return None;
+    }
+    let can = |program: &str, args: &[&str]| {
+        let status = Command::new(program).args(args).stderr(std::process::Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    if !can("unshare", &["-m", "--propagation", "private", "true"]) {
+        return Some("a described machine needs a mount namespace, and so root with CAP_SYS_ADMIN".into());
+    }
+    let places = ["/sys/devices/system/node", "/sys/devices/system/cpu", "/sys/bus/node/devices"];
+    let absent = places.iter().find(|place| !Path::new(place).is_dir())?;
+    Some(format!("a described machine is put over {absent}, which this kernel does not have"))
+}
+
+/// Builds what is missing. The inner error says why nothing can be built here.
+fn build() -> Result<Result<PathBuf, String>> {
+    let output = Command::new(script("build")).output().context("cannot run tests/parts/build")?;
+    let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if output.status.code() == Some(CANNOT_BUILD) {
+        return Ok(Err(complaint));
+    }
+    ensure!(output.status.success(), "{complaint}");
+    let said = String::from_utf8(output.stdout)?;
+    Ok(Ok(PathBuf::from(said.lines().last().context("tests/parts/build names no directory")?)))
+}
+
+/// One line for all tests together, past the test harness, which would keep it to itself.
+fn say_once(why: &str) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let _ = writeln!(std::io::stderr(), "skipped, passing: the tests on real parts: {why}");
+    });
+}

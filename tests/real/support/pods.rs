@@ -1,0 +1,151 @@
+//! Pods as a test describes them: `pod("a").cpus(2).memory("1Gi").device("example.com/nic", 1)`.
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Map, Value, json};
+
+/// A pod of one container, `main`, unless more are named. The methods for resources speak of the container
+/// that was named last.
+///
+/// What is asked for is limit and request alike: a pod whose containers have CPUs and memory is Guaranteed,
+/// one that asks for nothing BestEffort. [`PodSpec::burstable`] leaves the limits off.
+#[derive(Clone, Debug)]
+pub(crate) struct PodSpec {
+    name: String,
+    burstable: bool,
+    annotations: Map<String, Value>,
+    containers: Vec<Container>,
+}
+
+#[derive(Clone, Debug)]
+struct Container {
+    name: String,
+    kind: Kind,
+    resources: Map<String, Value>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    App,
+    Init,
+    Sidecar,
+}
+
+/// A pod that asks for nothing yet.
+pub(crate) fn pod(name: &str) -> PodSpec {
+    let main = Container { name: "main".to_owned(), kind: Kind::App, resources: Map::new() };
+    PodSpec { name: name.to_owned(), burstable: false, annotations: Map::new(), containers: vec![main] }
+}
+
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+impl PodSpec {
+    /// The pod's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whole CPUs: exclusive ones when the pod is Guaranteed.
+    pub(crate) fn cpus(self, count: u32) -> Self {
+        self.asks("cpu", count.to_string())
+    }
+
+    /// Thousandths of a CPU: a share of the CPUs that nobody has to himself.
+    pub(crate) fn millicpus(self, count: u32) -> Self {
+        self.asks("cpu", format!("{count}m"))
+    }
+
+    /// Memory, such as `1Gi`.
+    pub(crate) fn memory(self, quantity: &str) -> Self {
+        self.asks("memory", quantity)
+    }
+
+    /// Huge pages of one size: `hugepages("2Mi", "64Mi")`.
+    pub(crate) fn hugepages(self, size: &str, quantity: &str) -> Self {
+        self.asks(&format!("hugepages-{size}"), quantity)
+    }
+
+    /// Devices of a plugin.
+    pub(crate) fn device(self, resource: &str, count: u32) -> Self {
+        self.asks(resource, count.to_string())
+    }
+
+    /// Requests without limits, of CPUs and memory.
+    pub(crate) fn burstable(mut self) -> Self {
+        self.burstable = true;
+        self
+    }
+
+    /// An annotation.
+    pub(crate) fn annotation(mut self, key: &str, value: &str) -> Self {
+        self.annotations.insert(key.to_owned(), json!(value));
+        self
+    }
+
+    /// Another container.
+    pub(crate) fn container(self, name: &str) -> Self {
+        self.and(name, Kind::App)
+    }
+
+    /// A container that runs and ends before the others start.
+    pub(crate) fn init(self, name: &str) -> Self {
+        self.and(name, Kind::Init)
+    }
+
+    /// An init container that goes on running beside the others.
+    pub(crate) fn sidecar(self, name: &str) -> Self {
+        self.and(name, Kind::Sidecar)
+    }
+
+    fn and(mut self, name: &str, kind: Kind) -> Self {
+        self.containers.push(Container { name: name.to_owned(), kind, resources: Map::new() });
+        self
+    }
+
+    fn asks(mut self, resource: &str, quantity: impl Into<String>) -> Self {
+        if let Some(container) = self.containers.last_mut() {
+            container.resources.insert(resource.to_owned(), Value::String(quantity.into()));
+        }
+        self
+    }
+
+    /// The object, bound to a node.
+    pub(crate) fn bound_to(&self, node: &str) -> Result<Pod> {
+        let (apps, inits): (Vec<&Container>, Vec<&Container>) =
+            self.containers.iter().partition(|container| container.kind == Kind::App);
+        let all = |containers: Vec<&Container>| -> Vec<Value> {
+            containers.into_iter().map(|container| self.to_json(container)).collect()
+        };
+        Ok(serde_json::from_value(json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "name": self.name, "namespace": "default", "annotations": self.annotations },
+            "spec": {
+                "nodeName": node,
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
+                "enableServiceLinks": false,
+                "tolerations": [{ "operator": "Exists" }],
+                "initContainers": all(inits),
+                "containers": all(apps),
+            },
+        }))?)
+    }
+
+    fn to_json(&self, container: &Container) -> Value {
+        // A burstable pod still needs the limit of everything that cannot be overcommitted.
+        let limited = |name: &str| !(self.burstable && ["cpu", "memory"].contains(&name));
+        let resources = &container.resources;
+        let limits: Map<String, Value> =
+            resources.iter().filter(|(name, _)| limited(name)).map(|(k, v)| (k.clone(), v.clone())).collect();
+        let mut value = json!({
+            "name": container.name,
+            "image": "pause:latest",
+            "imagePullPolicy": "IfNotPresent",
+            "resources": { "requests": resources, "limits": limits },
+        });
+        if container.kind == Kind::Sidecar {
+            value["restartPolicy"] = json!("Always");
+        }
+        value
+    }
+}

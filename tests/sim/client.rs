@@ -1,0 +1,176 @@
+//! The podresources client against everything a kubelet can answer.
+
+use std::time::Duration;
+
+use numacast::kubelet::{Api, ClientError};
+use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec};
+use tonic::Code;
+
+use crate::support::SimNode;
+
+const GIB: u64 = 1 << 30;
+
+#[tokio::test]
+async fn list_allocatable_and_get_tell_what_was_handed_out() {
+    let node = SimNode::start();
+    let spec = PodSpec::guaranteed("a", 2, GIB).devices("example.com/nic", 1);
+    let given = node.kubelet.start_pod(spec).await.unwrap();
+    let mut client = node.client();
+
+    let (usage, api, _) = client.list().await.unwrap();
+    assert_eq!(api, Api::V1);
+    let container = &usage.pods[0].containers[0];
+    assert_eq!(container.cpus, given[0].cpus);
+    assert_eq!(container.memory.iter().map(|block| block.bytes).sum::<u64>(), GIB);
+    assert_eq!(container.devices.len(), 1);
+
+    let (allocatable, _) = client.allocatable().await.unwrap();
+    assert!(container.cpus.difference(&allocatable.cpus).is_empty());
+    assert!(allocatable.devices.iter().any(|group| group.resource == "example.com/nic"));
+
+    assert_eq!(client.get("default", "a").await.unwrap(), usage.pods[0]);
+    assert_eq!(
+        client.get("default", "b").await.unwrap_err().to_string(),
+        "the kubelet knows no pod default/b"
+    );
+}
+
+#[tokio::test]
+async fn an_old_kubelet_is_asked_for_v1alpha1() {
+    let node = SimNode::with(Options { age: Age::OnlyV1alpha1, limited: false, ..Options::default() });
+    node.kubelet.start_pod(PodSpec::new("a").devices("example.com/nic", 1)).await.unwrap();
+    let mut client = node.client();
+    for _ in 0..2 {
+        let (usage, api, _) = client.list().await.unwrap();
+        assert_eq!(api, Api::V1alpha1);
+        assert_eq!(usage.pods[0].containers[0].devices[0].ids.len(), 1);
+    }
+    assert_eq!(client.get("default", "a").await.unwrap_err(), ClientError::GetDisabled);
+}
+
+#[tokio::test]
+async fn get_that_is_switched_off_is_no_missing_pod() {
+    let node = SimNode::with(Options { age: Age::Before134, limited: false, ..Options::default() });
+    assert_eq!(node.client().get("default", "a").await.unwrap_err(), ClientError::GetDisabled);
+}
+
+#[tokio::test]
+async fn a_kubelet_without_get_allocatable_is_told_so() {
+    for age in [Age::Before121, Age::OnlyV1alpha1] {
+        let node = SimNode::with(Options { age, limited: false, ..Options::default() });
+        let sentence = node.client().allocatable().await.unwrap_err().to_string();
+        assert_eq!(
+            sentence,
+            format!(
+                "the kubelet at {} does not serve GetAllocatableResources (numacast needs kubelet 1.23 or later, \
+                 or 1.21 with the feature gate KubeletPodResourcesGetAllocatable)",
+                node.kubelet.socket().display()
+            )
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_limiter_is_told_from_an_answer_that_is_too_large() {
+    let node = SimNode::start();
+    let mut client = node.client();
+    let limited = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
+    node.kubelet.fail_next(Call::List, 1, &limited);
+    assert_eq!(client.list().await.unwrap_err(), ClientError::RateLimited("List"));
+
+    // What a Go client in between says of an answer above its own limit.
+    let large = "grpc: received message larger than max (5000000 vs. 4194304)";
+    node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::ResourceExhausted, large.into()));
+    let expected = ClientError::TooLarge { call: "List", detail: large.into() };
+    assert_eq!(client.list().await.unwrap_err(), expected);
+
+    node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(17 << 20));
+    assert!(matches!(client.list().await.unwrap_err(), ClientError::TooLarge { call: "List", .. }));
+
+    // Sixteen MiB are the limit, not tonic's four.
+    node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(5 << 20));
+    client.list().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_real_limiter_refuses_a_flood() {
+    let node = SimNode::with(Options::default());
+    let mut client = node.client();
+    let mut refused = 0;
+    for _ in 0..50 {
+        match client.list().await {
+            Ok(_) => {}
+            Err(ClientError::RateLimited("List")) => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(node.kubelet.calls().refused, refused);
+    assert!(refused > 0);
+}
+
+#[tokio::test]
+async fn a_call_that_gets_no_answer_ends() {
+    let node = SimNode::start();
+    let mut client = node.impatient_client();
+    client.list().await.unwrap();
+    node.kubelet.fail_next(Call::List, 1, &Fault::Hang);
+    let error = client.list().await.unwrap_err();
+    let expected = ClientError::Deadline {
+        path: node.kubelet.socket(),
+        call: "List",
+        after: Duration::from_millis(200),
+    };
+    assert_eq!(error, expected);
+    client.list().await.unwrap();
+}
+
+#[tokio::test]
+async fn any_other_status_is_passed_on_in_the_servers_words() {
+    let node = SimNode::start();
+    let mut client = node.client();
+    node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::Internal, "the disk is on fire".into()));
+    let sentence = client.list().await.unwrap_err().to_string();
+    assert_eq!(sentence, "the kubelet answered List with Internal: the disk is on fire");
+}
+
+#[tokio::test]
+async fn a_restarted_kubelet_is_found_again_and_is_another_connection() {
+    let node = SimNode::start();
+    let mut client = node.client();
+    let (_, _, first) = client.list().await.unwrap();
+    let (_, _, same) = client.list().await.unwrap();
+    assert_eq!(first, same);
+    for _ in 0..3 {
+        node.kubelet.restart().await.unwrap();
+        let (_, _, next) = client.list().await.unwrap();
+        assert_ne!(next, first);
+        let (_, allocatable) = client.allocatable().await.unwrap();
+        assert_eq!(allocatable, next);
+    }
+}
+
+#[tokio::test]
+async fn a_kubelet_that_is_away_is_said_to_be_away() {
+    let node = SimNode::start();
+    let mut client = node.client();
+    client.list().await.unwrap();
+    node.kubelet.stop();
+    let socket = node.kubelet.socket();
+    assert!(matches!(
+        client.list().await.unwrap_err(),
+        ClientError::Refused(path) | ClientError::NoSocket(path) if path == socket
+    ));
+    std::fs::remove_dir_all(socket.parent().unwrap()).unwrap();
+    assert_eq!(client.list().await.unwrap_err(), ClientError::NoSocket(socket));
+}
+
+#[tokio::test]
+async fn another_socket_at_the_path_is_preferred_to_a_connection_that_still_works() {
+    let node = SimNode::start();
+    let other = SimNode::start();
+    other.kubelet.start_pod(PodSpec::new("elsewhere")).await.unwrap();
+    let mut client = node.client();
+    assert_eq!(client.list().await.unwrap().0.pods.len(), 0);
+    std::fs::rename(other.kubelet.socket(), node.kubelet.socket()).unwrap();
+    assert_eq!(client.list().await.unwrap().0.pods[0].name, "elsewhere");
+}

@@ -1,0 +1,8 @@
+//! The agent and its parts against the simulated kubelet and API server: real sockets, real gRPC and HTTP, and
+//! the misbehaviour that real servers do not show on demand.
+
+#![allow(clippy::unwrap_used)] // a test that fails says where
+
+mod client;
+mod snapshot;
+mod support;

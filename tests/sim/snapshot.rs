@@ -1,0 +1,121 @@
+//! `numacast snapshot` on a simulated node.
+
+use assert_cmd::Command;
+use numacast::nrt::NodeResourceTopology;
+use numacast::sim::kubelet::{Age, Options, PodSpec, Split};
+
+use crate::support::SimNode;
+
+const GIB: u64 = 1 << 30;
+
+async fn busy_node() -> SimNode {
+    let node = SimNode::start();
+    let pods = [
+        PodSpec::guaranteed("a", 2, GIB).hugepages("hugepages-2Mi", 64 << 20).devices("example.com/nic", 1),
+        PodSpec::guaranteed("b", 3, GIB),
+        PodSpec::new("c"),
+    ];
+    for pod in pods {
+        node.kubelet.start_pod(pod).await.unwrap();
+    }
+    node
+}
+
+/// Runs the binary on another thread, since this one turns the simulated kubelet.
+async fn numacast(words: Vec<String>) -> (Option<i32>, String, String) {
+    let run =
+        move || Command::new(env!("CARGO_BIN_EXE_numacast")).args(words).env("NODE_NAME", "worker").output();
+    let output = tokio::task::spawn_blocking(run).await.unwrap().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+async fn snapshot(node: &SimNode, words: &[&str]) -> (Option<i32>, String, String) {
+    let root = node.root().to_str().unwrap();
+    let all = [&["snapshot", "--host-root", root], words].concat();
+    numacast(all.into_iter().map(str::to_owned).collect()).await
+}
+
+#[tokio::test]
+async fn the_zones_equal_the_oracle_in_both_forms() {
+    let node = busy_node().await;
+    let (code, json, warnings) = snapshot(&node, &["-o", "json"]).await;
+    assert_eq!((code, warnings.as_str()), (Some(0), ""));
+    let object: NodeResourceTopology = serde_json::from_str(&json).unwrap();
+    assert_eq!(object.metadata.name.as_deref(), Some("worker"));
+    assert_eq!(node.kubelet.expected().differences(&object, Split::PerGroup), Vec::<String>::new());
+    let (_, yaml, _) = snapshot(&node, &[]).await;
+    let from_yaml: NodeResourceTopology = serde_saphyr::from_str(&yaml).unwrap();
+    assert_eq!(from_yaml, object);
+}
+
+#[tokio::test]
+async fn identical_input_gives_identical_bytes() {
+    // The simulated kubelet answers in another order each time, as the real one does.
+    let node = busy_node().await;
+    let (_, first, _) = snapshot(&node, &[]).await;
+    for _ in 0..3 {
+        assert_eq!(snapshot(&node, &[]).await.1, first);
+    }
+}
+
+#[tokio::test]
+async fn a_recording_replays_to_the_same_bytes_without_the_node() {
+    let node = busy_node().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bug.json").to_str().unwrap().to_owned();
+    let (code, live, _) = snapshot(&node, &["--record", &file]).await;
+    assert_eq!(code, Some(0));
+    drop(node);
+    let (code, replayed, warnings) = numacast(vec!["snapshot".into(), "--replay".into(), file]).await;
+    assert_eq!((code, warnings.as_str()), (Some(0), ""));
+    assert_eq!(replayed, live);
+}
+
+#[tokio::test]
+async fn a_malformed_sysfs_file_is_one_sentence_and_the_other_zone_is_right() {
+    let node = busy_node().await;
+    let (_, before, _) = snapshot(&node, &["-o", "json"]).await;
+    let file = "sys/devices/system/node/node0/cpulist";
+    std::fs::write(node.root().join(file), "0-7,x\n").unwrap();
+    let (code, after, warnings) = snapshot(&node, &["-o", "json"]).await;
+    assert_eq!(code, Some(0));
+    let expected =
+        format!("{file}: `0-7,x` is not a list of ids such as 0-3,8; no CPUs of this node are known");
+    assert_eq!(warnings.lines().filter(|line| line.ends_with(&expected)).count(), 1, "{warnings}");
+    let zones = |json: &str| -> NodeResourceTopology { serde_json::from_str(json).unwrap() };
+    let (before, after) = (zones(&before).spec.zones, zones(&after).spec.zones);
+    assert_eq!(after[1], before[1]);
+    let cpu = |zone: &numacast::nrt::Zone| {
+        let resources = zone.resources.clone().unwrap();
+        resources.into_iter().find(|resource| resource.name == "cpu").unwrap().available.ceil()
+    };
+    assert_eq!(cpu(&after[0]), 0, "nothing is promised that was not read");
+    assert!(cpu(&before[0]) > 0);
+}
+
+#[tokio::test]
+async fn without_a_numa_directory_there_is_one_zone() {
+    let node = busy_node().await;
+    std::fs::remove_dir_all(node.root().join("sys/devices/system/node")).unwrap();
+    let (code, json, _) = snapshot(&node, &["-o", "json"]).await;
+    assert_eq!(code, Some(0));
+    let object: NodeResourceTopology = serde_json::from_str(&json).unwrap();
+    let names: Vec<&str> = object.spec.zones.iter().map(|zone| zone.name.as_str()).collect();
+    assert_eq!(names, ["node-0"]);
+    let resources = object.spec.zones[0].resources.as_ref().unwrap();
+    let cpu = resources.iter().find(|resource| resource.name == "cpu").unwrap();
+    assert_eq!(cpu.capacity.ceil(), 16);
+}
+
+#[tokio::test]
+async fn a_kubelet_without_get_allocatable_is_refused_in_one_sentence() {
+    let node = SimNode::with(Options { age: Age::Before121, limited: false, ..Options::default() });
+    let (code, stdout, stderr) = snapshot(&node, &[]).await;
+    assert_eq!((code, stdout.as_str()), (Some(1), ""));
+    assert!(
+        stderr.contains("does not serve GetAllocatableResources (numacast needs kubelet 1.23"),
+        "{stderr}"
+    );
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}

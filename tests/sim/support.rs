@@ -1,0 +1,49 @@
+//! A simulated node: a described machine in a folder, with a simulated kubelet on it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use numacast::kubelet::Client;
+use numacast::sim::kubelet::{Options, SimKubelet};
+use numacast::sim::machine::MachineSpec;
+use tempfile::TempDir;
+
+pub(crate) struct SimNode {
+    dir: TempDir,
+    pub(crate) kubelet: SimKubelet,
+}
+
+impl SimNode {
+    /// Two zones of eight CPUs; the kubelet answers everything at once.
+    pub(crate) fn start() -> Self {
+        Self::with(Options { limited: false, ..Options::default() })
+    }
+
+    pub(crate) fn with(options: Options) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = machine("two-by-eight");
+        spec.write_tree(dir.path()).unwrap();
+        let kubelet = SimKubelet::start(&spec, &dir.path().join("var/lib/kubelet"), options).unwrap();
+        Self { dir, kubelet }
+    }
+
+    /// Stands for the host's root: `numacast --host-root`.
+    pub(crate) fn root(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.kubelet.socket(), Duration::from_secs(5))
+    }
+
+    /// A client that soon loses its patience.
+    pub(crate) fn impatient_client(&self) -> Client {
+        Client::new(self.kubelet.socket(), Duration::from_millis(200))
+    }
+}
+
+/// A machine of `tests/machines/`.
+pub(crate) fn machine(name: &str) -> MachineSpec {
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/machines/{name}.yaml"));
+    MachineSpec::read(&file).unwrap()
+}
