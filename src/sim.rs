@@ -1,5 +1,6 @@
 //! The simulated node and cluster that `demo` and the tests share. Not in the shipped image.
 
+pub mod api_server;
 pub mod kubelet;
 pub mod machine;
 mod serve;

@@ -1,0 +1,325 @@
+//! A Kubernetes API server in miniature, over real HTTP: enough for kube, for the agent and for a person's own
+//! `kubectl`, with the words of a real one and with faults on demand ([`Fault`]).
+//!
+//! It serves nodes, pods, namespaces, events, leases and `NodeResourceTopology` objects with get, list, watch,
+//! create, update, merge patch, server-side apply and delete, and collects garbage by owner. It has no
+//! authentication, no JSON patch, no protocol buffers and no tables (`kubectl` prints names and ages then).
+
+mod faults;
+mod fields;
+mod http;
+mod kinds;
+mod schema;
+mod selector;
+mod status;
+mod store;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::{broadcast, watch};
+
+pub use faults::{Fault, Rule};
+pub use kinds::{CORE_EVENTS, EVENTS, Kind, LEASES, NAMESPACES, NODES, PODS, TOPOLOGIES};
+pub use store::{Change, ChangeKind};
+
+use self::faults::Faults;
+use self::fields::Writer;
+use self::store::{Key, Store, Write, Written};
+use super::serve::Serving;
+use crate::nrt::NodeResourceTopology;
+
+/// How often `NodeResourceTopology` objects were written by clients.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Writes {
+    /// Requests that would write, refused ones too.
+    pub requests: u64,
+    /// Those that changed something.
+    pub changes: u64,
+    /// When the last change was in the store.
+    pub last_change: Option<Instant>,
+}
+
+/// Why an object that a test or the scenario wanted is not as wanted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the simulated API server refused: {0}")]
+pub struct Refused(String);
+
+/// An embedded API server. Dropping it ends it.
+#[derive(Debug)]
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    serving: Mutex<Option<Serving>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    frozen: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct State {
+    store: Store,
+    faults: Faults,
+    installed: bool,
+    denied: BTreeSet<(&'static str, &'static str)>,
+    user: String,
+    writes: Writes,
+    generated: u64,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the server is not frozen.
+    async fn thawed(&self) {
+        // The sender is ours, so it cannot be gone.
+        let _ = self.frozen.subscribe().wait_for(|frozen| !frozen).await;
+    }
+}
+
+impl State {
+    fn count(&mut self, kind: &Kind, written: Option<&Written>) {
+        if kind != &TOPOLOGIES {
+            return;
+        }
+        self.writes.requests += 1;
+        if written.is_some_and(|written| written.changed) {
+            self.writes.changes += 1;
+            self.writes.last_change = Some(Instant::now());
+        }
+    }
+
+    fn generated_name(&mut self, prefix: &str) -> String {
+        self.generated += 1;
+        format!("{prefix}{:05x}", self.generated)
+    }
+}
+
+fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+impl ApiServer {
+    /// Starts a server on `address` (port 0 takes any free one) with the namespaces of a fresh cluster and the
+    /// CRD. Uids are drawn from `seed`.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub async fn start(address: SocketAddr, seed: u64) -> io::Result<Self> {
+        let mut store = Store::new(seed);
+        store::seed(&mut store, &now());
+        let state = State {
+            store,
+            faults: Faults::default(),
+            installed: true,
+            denied: BTreeSet::new(),
+            user: "system:serviceaccount:numacast:numacast".into(),
+            writes: Writes::default(),
+            generated: 0,
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), frozen: watch::Sender::new(false) });
+        let (serving, address) = serve(&shared, address).await?;
+        Ok(Self { shared, address, serving: Mutex::new(Some(serving)) })
+    }
+
+    /// A server on any free port of the loopback address.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn start_anywhere(seed: u64) -> io::Result<Self> {
+        Self::start(SocketAddr::from(([127, 0, 0, 1], 0)), seed).await
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `http://127.0.0.1:12345`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// A client of this server.
+    ///
+    /// # Errors
+    /// When kube cannot make one.
+    pub fn client(&self) -> Result<kube::Client, kube::Error> {
+        // Whoever was first installed the same provider.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let url = self
+            .url()
+            .parse()
+            .map_err(|error: axum::http::uri::InvalidUri| kube::Error::HttpError(error.into()))?;
+        kube::Client::try_from(kube::Config::new(url))
+    }
+
+    /// The server is away: connections break and new ones are refused. Its objects outlive it.
+    pub fn stop(&self) {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// The server is back at its address.
+    ///
+    /// # Errors
+    /// When somebody took the port meanwhile.
+    pub async fn resume(&self) -> io::Result<()> {
+        let (serving, _) = serve(&self.shared, self.address).await?;
+        *self.serving.lock().unwrap_or_else(PoisonError::into_inner) = Some(serving);
+        Ok(())
+    }
+
+    /// Breaks the connections that are open now.
+    pub fn cut_connections(&self) {
+        if let Some(serving) = &*self.serving.lock().unwrap_or_else(PoisonError::into_inner) {
+            serving.cut_connections();
+        }
+    }
+
+    /// Frozen, the server accepts connections and requests and answers nothing; watches stand still.
+    pub fn set_frozen(&self, frozen: bool) {
+        self.shared.frozen.send_replace(frozen);
+    }
+
+    /// Requests that fit the rule go wrong.
+    pub fn inject(&self, rule: Rule) {
+        self.shared.lock().faults.push(rule);
+    }
+
+    /// The next `times` requests with this verb on this resource go wrong.
+    pub fn fail_next(&self, verb: &'static str, resource: &'static str, times: usize, fault: Fault) {
+        self.inject(Rule { verb: Some(verb), resource: Some(resource), times: Some(times), fault });
+    }
+
+    /// Forgets all rules.
+    pub fn clear_faults(&self) {
+        self.shared.lock().faults.clear();
+    }
+
+    /// Is the CRD of `NodeResourceTopology` installed?
+    pub fn set_installed(&self, installed: bool) {
+        self.shared.lock().installed = installed;
+    }
+
+    /// RBAC denies a verb on a resource, or allows it again.
+    pub fn set_denied(&self, verb: &'static str, resource: &'static str, denied: bool) {
+        let rules = &mut self.shared.lock().denied;
+        if denied {
+            rules.insert((verb, resource));
+        } else {
+            rules.remove(&(verb, resource));
+        }
+    }
+
+    /// Compacts the history: a watch that starts from an older version is told 410.
+    pub fn forget_history(&self) {
+        self.shared.lock().store.forget_history();
+    }
+
+    /// How often `NodeResourceTopology` objects were written over HTTP.
+    #[must_use]
+    pub fn writes(&self) -> Writes {
+        self.shared.lock().writes
+    }
+
+    /// Every change of every object from now on.
+    #[must_use]
+    pub fn changes(&self) -> broadcast::Receiver<Arc<Change>> {
+        self.shared.lock().store.subscribe()
+    }
+
+    /// Makes or replaces an object, as the cluster would.
+    ///
+    /// # Errors
+    /// When the object has no name or does not fit its schema.
+    pub fn put(&self, kind: &'static Kind, object: Value) -> Result<Arc<Value>, Refused> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (name, namespace) = (text(&object["metadata"]["name"]), text(&object["metadata"]["namespace"]));
+        if name.is_empty() {
+            return Err(Refused("the object has no name".into()));
+        }
+        let key = Key { kind, namespace, name };
+        let state = &mut *self.shared.lock();
+        let write = match state.store.get(&key) {
+            Ok(live) => {
+                let mut object = object;
+                object["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"].clone();
+                Write::Replace(object)
+            }
+            Err(_) => Write::Create(object),
+        };
+        let (api_version, time) = (kind.api_version(kind.versions[0]), now());
+        let writer = Writer { manager: "sim", api_version: &api_version, time: &time };
+        let written = state.store.write(&key, write, &writer);
+        written.map(|written| written.object).map_err(|failure| Refused(failure.message))
+    }
+
+    /// An object as it is now.
+    #[must_use]
+    pub fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let key = Key { kind, namespace: namespace.into(), name: name.into() };
+        self.shared.lock().store.get(&key).ok()
+    }
+
+    /// The objects of a kind, in one namespace or (empty) in all.
+    #[must_use]
+    pub fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Value>> {
+        self.shared.lock().store.list(kind, namespace)
+    }
+
+    /// Deletes an object and what it alone owned. Was it there?
+    pub fn delete(&self, kind: &'static Kind, namespace: &str, name: &str) -> bool {
+        let key = Key { kind, namespace: namespace.into(), name: name.into() };
+        self.shared.lock().store.delete(&key, None, "sim").is_ok()
+    }
+
+    /// Makes a Node that is ready. Returns its uid.
+    ///
+    /// # Errors
+    /// Never for a name that is not empty.
+    pub fn add_node(&self, name: &str) -> Result<String, Refused> {
+        let object = self.put(
+            &NODES,
+            json!({
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+                "spec": {},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+            }),
+        )?;
+        Ok(object["metadata"]["uid"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// The `NodeResourceTopology` of a node, if there is one.
+    #[must_use]
+    pub fn topology(&self, node: &str) -> Option<NodeResourceTopology> {
+        let object = self.get(&TOPOLOGIES, "", node)?;
+        serde_json::from_value((*object).clone()).ok()
+    }
+}
+
+async fn serve(shared: &Arc<Shared>, address: SocketAddr) -> io::Result<(Serving, SocketAddr)> {
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    let shared = shared.clone();
+    let service = tower::service_fn(move |request: Request<Body>| http::handle(shared.clone(), request));
+    Ok((Serving::start(listener, service), address))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,573 @@
+//! HTTP: paths, verbs, content types, faults and watches.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::Query;
+use axum::http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use futures::stream;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+use super::faults::Fault;
+use super::fields::Writer;
+use super::kinds::{KINDS, Kind, TOPOLOGIES, discovery};
+use super::selector::Selector;
+use super::status::{self, Failure};
+use super::store::{Change, ChangeKind, Key, Write, Written};
+use super::{Shared, now, schema};
+
+/// The largest body of a real server.
+const BODY_LIMIT: usize = 3 << 20;
+/// How long a watch lasts that asks for no time: real servers take half an hour to an hour.
+const WATCH_LIMIT: Duration = Duration::from_secs(1800);
+
+type Parameters = HashMap<String, String>;
+
+/// What a request is about.
+struct Target {
+    kind: &'static Kind,
+    version: String,
+    namespace: String,
+    name: String,
+}
+
+/// How the client wants objects.
+#[derive(Clone, Copy)]
+struct Shape {
+    metadata_only: bool,
+}
+
+/// Answers one request. The error closes the connection without an answer.
+pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::Result<Response<Body>> {
+    let cut = || io::Error::from(io::ErrorKind::ConnectionReset);
+    shared.thawed().await;
+    let path = request.uri().path().to_owned();
+    let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+    let parameters =
+        Query::<Parameters>::try_from_uri(request.uri()).map(|query| query.0).unwrap_or_default();
+    let target = target(&segments);
+    let verb = verb(request.method(), target.as_ref(), &parameters);
+    let fault = shared.lock().faults.take(verb, target.as_ref().map_or("", |target| target.kind.plural));
+    match &fault {
+        Some(Fault::Cut) => return Err(cut()),
+        Some(Fault::Hang) => std::future::pending().await,
+        Some(Fault::Delay(delay)) => tokio::time::sleep(*delay).await,
+        Some(Fault::Status(code)) => return Ok(failure(&status::trouble(*code))),
+        Some(Fault::TooManyRequests { retry_after }) => return Ok(too_many_requests(*retry_after)),
+        Some(Fault::CutAfterwards) | None => {}
+    }
+    let answer = match target {
+        Some(target) => respond(&shared, target, verb, &parameters, request).await,
+        None => Ok(elsewhere(&shared, &segments)),
+    };
+    if fault == Some(Fault::CutAfterwards) {
+        return Err(cut());
+    }
+    shared.thawed().await;
+    Ok(answer.unwrap_or_else(|problem| failure(&problem)))
+}
+
+/// Discovery, health, and everything that is not there.
+fn elsewhere(shared: &Shared, segments: &[&str]) -> Response<Body> {
+    if matches!(segments, ["healthz" | "readyz" | "livez", ..]) {
+        return plain(StatusCode::OK, "ok");
+    }
+    let installed = shared.lock().installed;
+    match discovery(segments, |kind| installed || !kind.is_custom()) {
+        Some(document) => reply(StatusCode::OK, &document),
+        None => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
+    }
+}
+
+/// The object or collection of a path; `None` for discovery and unknown paths.
+fn target(segments: &[&str]) -> Option<Target> {
+    let (group, version, rest) = match segments {
+        ["api", version, rest @ ..] => ("", *version, rest),
+        ["apis", group, version, rest @ ..] => (*group, *version, rest),
+        _ => return None,
+    };
+    let (namespace, plural, name) = match rest {
+        // The status of an object is not a thing of its own here.
+        ["namespaces", namespace, plural, name] | ["namespaces", namespace, plural, name, "status"] => {
+            (*namespace, *plural, *name)
+        }
+        ["namespaces", namespace, plural] => (*namespace, *plural, ""),
+        [plural, name] | [plural, name, "status"] => ("", *plural, *name),
+        [plural] => ("", *plural, ""),
+        _ => return None,
+    };
+    let kind = KINDS
+        .iter()
+        .find(|kind| kind.group == group && kind.plural == plural && kind.versions.contains(&version))?;
+    let fits = namespace.is_empty() || kind.namespaced;
+    let whole = name.is_empty() || !namespace.is_empty() || !kind.namespaced;
+    (fits && whole).then(|| Target {
+        kind,
+        version: version.to_owned(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    })
+}
+
+/// The verb as RBAC has it.
+fn verb(method: &Method, target: Option<&Target>, parameters: &Parameters) -> &'static str {
+    let watching = parameters.get("watch").is_some_and(|value| value == "true" || value == "1");
+    let named = target.is_some_and(|target| !target.name.is_empty());
+    match method.as_str() {
+        "GET" if watching => "watch",
+        "GET" if named => "get",
+        "GET" => "list",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" => "delete",
+        _ => "",
+    }
+}
+
+async fn respond(
+    shared: &Arc<Shared>,
+    mut target: Target,
+    verb: &'static str,
+    parameters: &Parameters,
+    request: Request<Body>,
+) -> Result<Response<Body>, Failure> {
+    {
+        let state = shared.lock();
+        if target.kind.is_custom() && !state.installed {
+            return Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n"));
+        }
+        if state.denied.contains(&(verb, target.kind.plural)) {
+            let Target { kind, namespace, name, .. } = &target;
+            return Err(status::forbidden(kind, namespace, name, verb, &state.user));
+        }
+    }
+    let (parts, body) = request.into_parts();
+    let shape = Shape::of(&parts.headers);
+    match verb {
+        "get" => {
+            let object = shared.lock().store.get(&target.key())?;
+            Ok(reply(StatusCode::OK, &shape.object(&target, &object)))
+        }
+        "list" => list(shared, &target, parameters, shape),
+        "watch" => watch(shared, target, parameters, shape),
+        "delete" => delete(shared, &target, parameters, &parts.headers, body).await,
+        "create" | "update" | "patch" => {
+            let body = body_of(body).await?;
+            let written = write(shared, &mut target, verb, parameters, &parts.headers, &body)?;
+            let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
+            Ok(reply(code, &shape.object(&target, &written.object)))
+        }
+        _ => Err(status::method_not_allowed()),
+    }
+}
+
+async fn body_of(body: Body) -> Result<Bytes, Failure> {
+    let too_large = |_| status::bad_request(format!("limit is {BODY_LIMIT}"));
+    to_bytes(body, BODY_LIMIT).await.map_err(too_large)
+}
+
+fn list(
+    shared: &Shared,
+    target: &Target,
+    parameters: &Parameters,
+    shape: Shape,
+) -> Result<Response<Body>, Failure> {
+    let selector = selector(target, parameters)?;
+    let (objects, version) = {
+        let state = shared.lock();
+        (state.store.list(target.kind, &target.namespace), state.store.version())
+    };
+    let items: Vec<Value> = objects
+        .iter()
+        .filter(|object| selector.matches(object))
+        .map(|object| shape.object(target, object))
+        .collect();
+    let (api_version, kind) = match shape.metadata_only {
+        true => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList".to_owned()),
+        false => (target.kind.api_version(&target.version), format!("{}List", target.kind.kind)),
+    };
+    let list = json!({
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {"resourceVersion": version.to_string()},
+        "items": items,
+    });
+    Ok(reply(StatusCode::OK, &list))
+}
+
+/// A watch of one object by its path is a watch with a field selector.
+fn selector(target: &Target, parameters: &Parameters) -> Result<Selector, Failure> {
+    let text = |name: &str| parameters.get(name).cloned().unwrap_or_default();
+    let mut fields = text("fieldSelector");
+    if !target.name.is_empty() {
+        fields = format!("{fields},metadata.name={}", target.name);
+    }
+    Selector::new(&fields, &text("labelSelector"))
+}
+
+fn write(
+    shared: &Shared,
+    target: &mut Target,
+    verb: &str,
+    parameters: &Parameters,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Result<Written, Failure> {
+    let mut object = parse(body)?;
+    let patch = Patch::of(verb, target.kind, headers)?;
+    let whole = patch != Some(Patch::Merge);
+    if whole {
+        name_of(target, &object)?;
+    }
+    check_fields(target, &mut object, patch, parameters)?;
+    let manager = manager(parameters, headers, patch)?;
+    if whole {
+        object["apiVersion"] = json!(target.kind.api_version(target.kind.versions[0]));
+        object["kind"] = json!(target.kind.kind);
+    }
+    let prefix = object["metadata"]["generateName"].as_str().unwrap_or_default().to_owned();
+    let write = match patch {
+        Some(Patch::Apply) => Write::Apply {
+            config: object,
+            force: parameters.get("force").is_some_and(|force| force == "true"),
+        },
+        Some(Patch::Merge) => Write::Merge(object),
+        None if verb == "create" => Write::Create(object),
+        None => Write::Replace(object),
+    };
+    let api_version = target.kind.api_version(&target.version);
+    let time = now();
+    let writer = Writer { manager: &manager, api_version: &api_version, time: &time };
+    let state = &mut *shared.lock();
+    if target.name.is_empty() {
+        target.name = state.generated_name(&prefix);
+    }
+    let written = state.store.write(&target.key(), write, &writer);
+    state.count(target.kind, written.as_ref().ok());
+    written
+}
+
+fn parse(body: &[u8]) -> Result<Value, Failure> {
+    if let Ok(object) = serde_json::from_slice(body) {
+        return Ok(object);
+    }
+    let text = String::from_utf8_lossy(body);
+    serde_saphyr::from_str(&text).map_err(|error| {
+        let what = error.to_string();
+        status::bad_request(format!("error decoding YAML: {}", what.lines().next().unwrap_or_default()))
+    })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patch {
+    Apply,
+    Merge,
+}
+
+impl Patch {
+    /// How a patch is meant; `None` for verbs that send a whole object.
+    fn of(verb: &str, kind: &Kind, headers: &HeaderMap) -> Result<Option<Self>, Failure> {
+        if verb != "patch" {
+            return Ok(None);
+        }
+        let content = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        match content.unwrap_or_default().split(';').next().unwrap_or_default() {
+            "application/apply-patch+yaml" => Ok(Some(Self::Apply)),
+            "application/merge-patch+json" => Ok(Some(Self::Merge)),
+            // Close enough for the labels, annotations and statuses that are patched so.
+            "application/strategic-merge-patch+json" if !kind.is_custom() => Ok(Some(Self::Merge)),
+            _ => Err(status::unsupported_media(kind)),
+        }
+    }
+}
+
+/// The name in the body must be that of the path; a creation has it in the body only.
+fn name_of(target: &mut Target, object: &Value) -> Result<(), Failure> {
+    let metadata = &object["metadata"];
+    let name = metadata["name"].as_str().unwrap_or_default();
+    if target.name.is_empty() {
+        name.clone_into(&mut target.name);
+        if name.is_empty() {
+            // Only events are made so here; the rest of the name is drawn later.
+            return match metadata["generateName"].as_str() {
+                Some(_) => Ok(()),
+                None => Err(status::bad_request("name or generateName is required".into())),
+            };
+        }
+        return Ok(());
+    }
+    if !name.is_empty() && name != target.name {
+        return Err(status::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            target.name
+        )));
+    }
+    Ok(())
+}
+
+/// Unknown fields are an error with server-side apply or when asked for, and dropped otherwise.
+fn check_fields(
+    target: &Target,
+    object: &mut Value,
+    patch: Option<Patch>,
+    parameters: &Parameters,
+) -> Result<(), Failure> {
+    let managed = &object["metadata"]["managedFields"];
+    if patch == Some(Patch::Apply) && managed.as_array().is_some_and(|entries| !entries.is_empty()) {
+        return Err(status::bad_request("metadata.managedFields must be nil".into()));
+    }
+    if target.kind != &TOPOLOGIES {
+        return Ok(());
+    }
+    let schema = schema::of_version(&target.version);
+    let unknown = schema::unknown_fields(schema, object);
+    if patch == Some(Patch::Apply) {
+        let untyped = schema::untyped(schema, object);
+        let first = unknown.first().map(|path| format!(".{path}: field not declared in schema")).or(untyped);
+        let problem = |what: String| status::untyped_patch(target.kind, &target.version, &target.name, &what);
+        return first.map_or(Ok(()), |what| Err(problem(what)));
+    }
+    let strict = parameters.get("fieldValidation").is_some_and(|value| value == "Strict");
+    if strict && !unknown.is_empty() {
+        let Kind { kind, .. } = target.kind;
+        let told: Vec<String> = unknown.iter().map(|path| format!("unknown field \"{path}\"")).collect();
+        return Err(status::bad_request(format!(
+            "{kind} in version \"{}\" cannot be handled as a {kind}: strict decoding error: {}",
+            target.version,
+            told.join(", ")
+        )));
+    }
+    schema::prune(schema, object);
+    Ok(())
+}
+
+/// The field manager: named, else the first word of the user agent.
+fn manager(parameters: &Parameters, headers: &HeaderMap, patch: Option<Patch>) -> Result<String, Failure> {
+    if let Some(manager) = parameters.get("fieldManager").filter(|manager| !manager.is_empty()) {
+        return Ok(manager.clone());
+    }
+    if patch == Some(Patch::Apply) {
+        return Err(status::needs_manager());
+    }
+    let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or("unknown");
+    Ok(agent.split('/').next().unwrap_or(agent).to_owned())
+}
+
+async fn delete(
+    shared: &Shared,
+    target: &Target,
+    parameters: &Parameters,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response<Body>, Failure> {
+    if target.name.is_empty() {
+        return Err(status::method_not_allowed());
+    }
+    let body = body_of(body).await?;
+    let options = if body.is_empty() { Value::Null } else { parse(&body)? };
+    let uid = options["preconditions"]["uid"].as_str();
+    let manager = manager(parameters, headers, None)?;
+    let gone = shared.lock().store.delete(&target.key(), uid, &manager)?;
+    let mut details =
+        json!({"name": target.name, "kind": target.kind.plural, "uid": gone["metadata"]["uid"]});
+    if !target.kind.group.is_empty() {
+        details["group"] = json!(target.kind.group);
+    }
+    Ok(reply(
+        StatusCode::OK,
+        &json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Success",
+            "details": details,
+        }),
+    ))
+}
+
+/// What a watch still has to tell.
+struct Watch {
+    shared: Arc<Shared>,
+    target: Target,
+    selector: Selector,
+    shape: Shape,
+    pending: std::vec::IntoIter<Bytes>,
+    changes: broadcast::Receiver<Arc<Change>>,
+    /// Changes up to this version are in `pending`.
+    seen: u64,
+    until: Instant,
+}
+
+fn watch(
+    shared: &Arc<Shared>,
+    target: Target,
+    parameters: &Parameters,
+    shape: Shape,
+) -> Result<Response<Body>, Failure> {
+    let selector = selector(&target, parameters)?;
+    let text = |name: &str| parameters.get(name).map_or("", String::as_str);
+    let limit = text("timeoutSeconds").parse().map_or(WATCH_LIMIT, Duration::from_secs);
+    let from: u64 = text("resourceVersion").parse().unwrap_or(0);
+    let streamed = text("sendInitialEvents") == "true";
+    let state = shared.lock();
+    let seen = state.store.version();
+    let mut lines = Vec::new();
+    if from == 0 || streamed {
+        for object in state.store.list(target.kind, &target.namespace) {
+            if selector.matches(&object) {
+                lines.push(line("ADDED", &shape.object(&target, &object)));
+            }
+        }
+        if streamed {
+            lines.push(line("BOOKMARK", &shape.bookmark(&target, seen)));
+        }
+    } else {
+        match state.store.since(from) {
+            Ok(changes) => {
+                lines.extend(changes.iter().filter_map(|change| told(change, &target, &selector, shape)))
+            }
+            // Inside the stream, as a real server does it.
+            Err(problem) => return Ok(streaming(Body::from(line("ERROR", &problem.to_object())))),
+        }
+    }
+    let changes = state.store.subscribe();
+    drop(state);
+    let watch = Watch {
+        shared: shared.clone(),
+        target,
+        selector,
+        shape,
+        pending: lines.into_iter(),
+        changes,
+        seen,
+        until: Instant::now() + limit,
+    };
+    let lines = stream::unfold(watch, |mut watch| async {
+        let line = watch.next().await?;
+        Some((Ok::<Bytes, Infallible>(line), watch))
+    });
+    Ok(streaming(Body::from_stream(lines)))
+}
+
+impl Watch {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(line) = self.pending.next() {
+                return Some(line);
+            }
+            // A client that is too far behind must start over, and so must one whose time is up.
+            let change = tokio::time::timeout_at(self.until, self.changes.recv()).await.ok()?.ok()?;
+            self.shared.thawed().await;
+            if change.resource_version <= self.seen {
+                continue;
+            }
+            if let Some(line) = told(&change, &self.target, &self.selector, self.shape) {
+                return Some(line);
+            }
+        }
+    }
+}
+
+/// The watch event of a change, if this watch sees it.
+fn told(change: &Change, target: &Target, selector: &Selector, shape: Shape) -> Option<Bytes> {
+    let namespace = change.object["metadata"]["namespace"].as_str().unwrap_or_default();
+    if change.of != target.kind || !(target.namespace.is_empty() || target.namespace == namespace) {
+        return None;
+    }
+    let was = change.before.as_ref().is_some_and(|before| selector.matches(before));
+    let is = change.what != ChangeKind::Deleted && selector.matches(&change.object);
+    let event = match (was, is) {
+        (false, true) => "ADDED",
+        (true, true) => "MODIFIED",
+        (true, false) => "DELETED",
+        (false, false) => return None,
+    };
+    Some(line(event, &shape.object(target, &change.object)))
+}
+
+fn line(event: &str, object: &Value) -> Bytes {
+    Bytes::from(format!("{}\n", json!({"type": event, "object": object})))
+}
+
+impl Target {
+    fn key(&self) -> Key {
+        Key { kind: self.kind, namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+}
+
+impl Shape {
+    fn of(headers: &HeaderMap) -> Self {
+        let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        Self { metadata_only: accept.contains("as=PartialObjectMetadata") }
+    }
+
+    /// The object in the version and the form that the client wants.
+    fn object(self, target: &Target, object: &Value) -> Value {
+        if self.metadata_only {
+            return json!({
+                "apiVersion": "meta.k8s.io/v1",
+                "kind": "PartialObjectMetadata",
+                "metadata": object["metadata"],
+            });
+        }
+        let mut object = object.clone();
+        if target.version != target.kind.versions[0] {
+            // Versions without a conversion: another name, and what its schema does not know is pruned.
+            object["apiVersion"] = json!(target.kind.api_version(&target.version));
+            schema::prune(schema::of_version(&target.version), &mut object);
+        }
+        object
+    }
+
+    fn bookmark(self, target: &Target, version: u64) -> Value {
+        let metadata = json!({
+            "resourceVersion": version.to_string(),
+            "annotations": {"k8s.io/initial-events-end": "true"},
+        });
+        let object = json!({
+            "apiVersion": target.kind.api_version(&target.version),
+            "kind": target.kind.kind,
+            "metadata": metadata,
+        });
+        if self.metadata_only { self.object(target, &object) } else { object }
+    }
+}
+
+fn respond_with(code: StatusCode, content_type: &'static str, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
+    response
+}
+
+fn reply(code: StatusCode, object: &Value) -> Response<Body> {
+    respond_with(code, "application/json", Body::from(object.to_string()))
+}
+
+fn streaming(body: Body) -> Response<Body> {
+    respond_with(StatusCode::OK, "application/json", body)
+}
+
+fn plain(code: StatusCode, text: &'static str) -> Response<Body> {
+    respond_with(code, "text/plain; charset=utf-8", Body::from(text))
+}
+
+fn failure(failure: &Failure) -> Response<Body> {
+    let code = StatusCode::from_u16(failure.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    reply(code, &failure.to_object())
+}
+
+/// Priority and fairness answers in plain text.
+fn too_many_requests(retry_after: u32) -> Response<Body> {
+    let text = "Too many requests, please try again later.\n";
+    let mut response = plain(StatusCode::TOO_MANY_REQUESTS, text);
+    response.headers_mut().insert(header::RETRY_AFTER, retry_after.into());
+    response
+}

@@ -1,0 +1,351 @@
+//! The objects, their versions and the history that watches read. No I/O.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use fastrand::Rng;
+use serde_json::{Map, Value, json};
+use tokio::sync::broadcast;
+
+use super::fields::{self, Writer};
+use super::kinds::{Kind, NAMESPACES, NODES, TOPOLOGIES};
+use super::status::{self, Failure};
+
+/// How many changes a watch may be behind.
+const HISTORY: usize = 1024;
+
+/// What happened to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It was made.
+    Added,
+    /// It is another now.
+    Modified,
+    /// It is gone; the object is as it was last.
+    Deleted,
+}
+
+/// One change of one object.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// The object's kind.
+    pub of: &'static Kind,
+    /// What happened.
+    pub what: ChangeKind,
+    /// The object after it.
+    pub object: Arc<Value>,
+    /// The object before it.
+    pub before: Option<Arc<Value>>,
+    /// The version that the change made.
+    pub resource_version: u64,
+    /// The field manager of the one who wrote.
+    pub manager: String,
+    /// When the object was in the store.
+    pub at: Instant,
+}
+
+/// Identifies an object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) kind: &'static Kind,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+/// How an object is written.
+pub(super) enum Write {
+    /// Made; must not be there.
+    Create(Value),
+    /// Replaced; must be there.
+    Replace(Value),
+    /// A JSON merge patch; must be there.
+    Merge(Value),
+    /// Server-side apply.
+    Apply { config: Value, force: bool },
+}
+
+/// What a write came to.
+#[derive(Debug)]
+pub(super) struct Written {
+    pub(super) object: Arc<Value>,
+    pub(super) created: bool,
+    pub(super) changed: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Store {
+    objects: BTreeMap<Key, Arc<Value>>,
+    version: u64,
+    history: VecDeque<Arc<Change>>,
+    /// The newest version that fell out of the history.
+    forgotten: u64,
+    changes: broadcast::Sender<Arc<Change>>,
+    rng: Rng,
+}
+
+impl Store {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            version: 1,
+            history: VecDeque::new(),
+            forgotten: 1,
+            changes: broadcast::Sender::new(HISTORY),
+            rng: Rng::with_seed(seed),
+        }
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(super) fn subscribe(&self) -> broadcast::Receiver<Arc<Change>> {
+        self.changes.subscribe()
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Result<Arc<Value>, Failure> {
+        self.objects.get(key).cloned().ok_or_else(|| status::not_found(key.kind, &key.name))
+    }
+
+    /// The objects of a kind, in one namespace or (empty) in all.
+    pub(super) fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Value>> {
+        self.objects
+            .iter()
+            .filter(|(key, _)| key.kind == kind && (namespace.is_empty() || key.namespace == namespace))
+            .map(|(_, object)| object.clone())
+            .collect()
+    }
+
+    /// The changes after a version, or the failure that makes a client list again.
+    pub(super) fn since(&self, version: u64) -> Result<Vec<Arc<Change>>, Failure> {
+        if version < self.forgotten {
+            return Err(status::expired(version, self.forgotten));
+        }
+        Ok(self.history.iter().filter(|change| change.resource_version > version).cloned().collect())
+    }
+
+    /// Forgets the history, as a server's compaction does: watches from an old version must start over.
+    pub(super) fn forget_history(&mut self) {
+        self.history.clear();
+        self.forgotten = self.version;
+    }
+
+    pub(super) fn write(&mut self, key: &Key, write: Write, writer: &Writer<'_>) -> Result<Written, Failure> {
+        let live = self.objects.get(key).cloned();
+        let new = Self::changed(key, live.as_deref(), write, writer)?;
+        check(key, writer.api_version, &new)?;
+        let what = if live.is_some() { ChangeKind::Modified } else { ChangeKind::Added };
+        let Some(object) = self.stamped(key, live.as_deref(), new, writer.time) else {
+            // A real server answers with the object as it was; the version stays.
+            let object = live.ok_or_else(|| status::not_found(key.kind, &key.name))?;
+            return Ok(Written { object, created: false, changed: false });
+        };
+        let object = Arc::new(object);
+        self.objects.insert(key.clone(), object.clone());
+        self.record(key.kind, what, object.clone(), live, writer.manager);
+        Ok(Written { object, created: what == ChangeKind::Added, changed: true })
+    }
+
+    /// The object as the writer wants it, with the managed fields that follow.
+    fn changed(key: &Key, live: Option<&Value>, write: Write, writer: &Writer<'_>) -> Result<Value, Failure> {
+        let missing = || status::not_found(key.kind, &key.name);
+        let new = match write {
+            Write::Create(_) if live.is_some() => return Err(status::already_exists(key.kind, &key.name)),
+            Write::Create(new) => new,
+            Write::Replace(new) => {
+                check_version(key, live.ok_or_else(missing)?, &new, key.kind == &TOPOLOGIES)?;
+                new
+            }
+            Write::Merge(patch) => {
+                let live = live.ok_or_else(missing)?;
+                check_version(key, live, &patch, false)?;
+                let mut merged = live.clone();
+                merge(&mut merged, &patch);
+                merged
+            }
+            Write::Apply { config, force } => return fields::apply(live, &config, writer, force),
+        };
+        Ok(fields::update(live, new, writer))
+    }
+
+    /// Gives the object what the server alone decides; `None` if nothing changed.
+    fn stamped(&mut self, key: &Key, live: Option<&Value>, mut new: Value, time: &str) -> Option<Value> {
+        let mut metadata = match new["metadata"].take() {
+            Value::Object(metadata) => metadata,
+            _ => Map::new(),
+        };
+        metadata.insert("name".into(), json!(key.name));
+        if key.kind.namespaced {
+            metadata.insert("namespace".into(), json!(key.namespace));
+        }
+        let own = live.map(|live| &live["metadata"]);
+        for field in ["uid", "creationTimestamp", "resourceVersion", "generation"] {
+            let kept = own.map(|own| own[field].clone()).filter(|value| !value.is_null());
+            let made = match field {
+                // The caller's uid is kept, so that a simulated pod has the uid that its kubelet knows.
+                "uid" => metadata.remove("uid").filter(Value::is_string).or_else(|| Some(json!(self.uid()))),
+                "creationTimestamp" => Some(json!(time)),
+                _ => None,
+            };
+            metadata.remove(field);
+            if let Some(value) = kept.or(made) {
+                metadata.insert(field.into(), value);
+            }
+        }
+        new["metadata"] = Value::Object(metadata);
+        if live.is_some_and(|live| timeless(live) == timeless(&new)) {
+            return None;
+        }
+        let generation = live.map_or(0, |live| live["metadata"]["generation"].as_u64().unwrap_or(0));
+        let step = u64::from(live.is_none_or(|live| content(live) != content(&new)));
+        new["metadata"]["generation"] = json!(generation + step);
+        new["metadata"]["resourceVersion"] = json!((self.version + 1).to_string());
+        Some(new)
+    }
+
+    /// Deletes an object and what it owned.
+    pub(super) fn delete(
+        &mut self,
+        key: &Key,
+        uid: Option<&str>,
+        manager: &str,
+    ) -> Result<Arc<Value>, Failure> {
+        let live = self.get(key)?;
+        let found = live["metadata"]["uid"].as_str().unwrap_or_default();
+        if let Some(wanted) = uid.filter(|wanted| *wanted != found) {
+            return Err(status::precondition(key.kind, &key.name, wanted, found));
+        }
+        self.objects.remove(key);
+        self.record(key.kind, ChangeKind::Deleted, live.clone(), Some(live.clone()), manager);
+        self.collect_garbage(found);
+        Ok(live)
+    }
+
+    /// What only the object with this uid owned goes with it.
+    fn collect_garbage(&mut self, owner: &str) {
+        let orphaned = |object: &Value| {
+            let owners = object["metadata"]["ownerReferences"].as_array();
+            owners.is_some_and(|owners| !owners.is_empty() && owners.iter().all(|one| one["uid"] == owner))
+        };
+        let orphans: Vec<Key> =
+            self.objects.iter().filter(|(_, object)| orphaned(object)).map(|(key, _)| key.clone()).collect();
+        for key in orphans {
+            // It was there a moment ago.
+            let _ = self.delete(&key, None, "garbage-collector");
+        }
+    }
+
+    fn record(
+        &mut self,
+        of: &'static Kind,
+        what: ChangeKind,
+        object: Arc<Value>,
+        before: Option<Arc<Value>>,
+        manager: &str,
+    ) {
+        self.version += 1;
+        let object = match what {
+            ChangeKind::Deleted => {
+                let mut object = (*object).clone();
+                object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+                Arc::new(object)
+            }
+            _ => object,
+        };
+        let change = Arc::new(Change {
+            of,
+            what,
+            object,
+            before,
+            resource_version: self.version,
+            manager: manager.to_owned(),
+            at: Instant::now(),
+        });
+        self.history.push_back(change.clone());
+        if self.history.len() > HISTORY
+            && let Some(oldest) = self.history.pop_front()
+        {
+            self.forgotten = oldest.resource_version;
+        }
+        // Nobody may be watching.
+        let _ = self.changes.send(change);
+    }
+
+    fn uid(&mut self) -> String {
+        let bits = self.rng.u128(..);
+        let hex = format!("{bits:032x}");
+        format!("{}-{}-4{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
+    }
+}
+
+/// A custom resource must fit its schema; built-in kinds are taken as they come.
+fn check(key: &Key, api_version: &str, object: &Value) -> Result<(), Failure> {
+    if key.kind != &TOPOLOGIES {
+        return Ok(());
+    }
+    let version = api_version.rsplit('/').next().unwrap_or_default();
+    let violations = super::schema::violations(super::schema::of_version(version), object);
+    if violations.is_empty() { Ok(()) } else { Err(status::invalid(key.kind, &key.name, &violations)) }
+}
+
+/// Somebody else may have written since the writer read.
+fn check_version(key: &Key, live: &Value, new: &Value, required: bool) -> Result<(), Failure> {
+    let wanted = new["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+    if wanted.is_empty() && required {
+        return Err(status::needs_resource_version(key.kind, &key.name));
+    }
+    let stale = !wanted.is_empty() && live["metadata"]["resourceVersion"] != *wanted;
+    if stale { Err(status::modified(key.kind, &key.name)) } else { Ok(()) }
+}
+
+/// A JSON merge patch (RFC 7396).
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    for (name, value) in patch {
+        match target.as_object_mut() {
+            Some(fields) if value.is_null() => {
+                fields.remove(name);
+            }
+            _ => merge(&mut target[name], value),
+        }
+    }
+}
+
+/// The object without the times of its managers, which alone make no change.
+fn timeless(object: &Value) -> Value {
+    let mut object = object.clone();
+    let managers = object["metadata"]["managedFields"].as_array_mut();
+    for entry in managers.into_iter().flatten() {
+        entry["time"] = Value::Null;
+    }
+    object
+}
+
+/// What a generation counts the changes of.
+fn content(object: &Value) -> Value {
+    let mut object = object.clone();
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("metadata");
+        fields.remove("status");
+    }
+    object
+}
+
+/// Nodes and namespaces that a fresh cluster has.
+pub(super) fn seed(store: &mut Store, time: &str) {
+    let writer = Writer { manager: "kube-apiserver", api_version: "v1", time };
+    for name in ["default", "kube-system"] {
+        let object = json!({"apiVersion": "v1", "kind": "Namespace", "status": {"phase": "Active"}});
+        let key = Key { kind: &NAMESPACES, namespace: String::new(), name: name.into() };
+        // A fresh store has no such object.
+        let _ = store.write(&key, Write::Create(object), &writer);
+    }
+    debug_assert!(store.list(&NODES, "").is_empty());
+}
