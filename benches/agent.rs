@@ -49,10 +49,8 @@ const SHAPES: [Shape; 2] = [
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let binary = std::env::var_os("NUMACAST_SHIPPED").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/shipped/numacast"),
-        PathBuf::from,
-    );
+    let binary = std::env::var_os("NUMACAST_SHIPPED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/shipped/numacast"), PathBuf::from);
     ensure!(binary.is_file(), "there is no binary at {}; `make bench` builds it", binary.display());
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
     let mut report = Report::new(std::fs::metadata(&binary)?.len());

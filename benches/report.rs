@@ -76,7 +76,10 @@ impl Report {
             all.push(as_json(name, figures));
         }
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/target/bench.json");
-        std::fs::write(file, serde_json::to_string_pretty(&json!({"binaryBytes": self.binary, "nodes": all}))?)?;
+        std::fs::write(
+            file,
+            serde_json::to_string_pretty(&json!({"binaryBytes": self.binary, "nodes": all}))?,
+        )?;
         Ok(())
     }
 }
@@ -96,11 +99,7 @@ fn rows(figures: &Figures, budget: &Budget) -> Vec<(&'static str, String, String
             format!("{} / {}", budget.p50_ms, budget.p99_ms),
         ),
         ("NRT writes per allocation, mean", format!("{:.2}", mean(&figures.writes)), "1".into()),
-        (
-            "CPU per change",
-            format!("{:.2} ms", figures.cpu_per_change.as_secs_f64() * 1e3),
-            "1 ms".into(),
-        ),
+        ("CPU per change", format!("{:.2} ms", figures.cpu_per_change.as_secs_f64() * 1e3), "1 ms".into()),
         (
             "CPU when nothing changes",
             format!("{:.3} % of a core, {} writes", figures.idle_share * 100.0, figures.idle_writes),

@@ -57,6 +57,10 @@ pub(crate) struct RealNode {
     agent_kubeconfig: PathBuf,
     /// Every device that a plugin ever had, for those that are gone and still in use.
     inventory: BTreeMap<String, BTreeMap<String, BTreeSet<u16>>>,
+    /// Devices that running plugins call healthy.
+    healthy: BTreeMap<String, BTreeSet<String>>,
+    /// Plugins that were ended, and what they will have again.
+    stopped: BTreeMap<String, BTreeSet<String>>,
 }
 
 struct FakeNode {
@@ -98,6 +102,8 @@ impl NodeSetup {
             kubeconfig: cluster.kubeconfig_as(&format!("system:node:{name}"), &["system:nodes"])?,
             agent_kubeconfig: cluster.admin_kubeconfig(),
             inventory: BTreeMap::new(),
+            healthy: BTreeMap::new(),
+            stopped: BTreeMap::new(),
             programs,
             name,
             dir,
@@ -155,6 +161,11 @@ impl RealNode {
         &self.inventory
     }
 
+    /// Devices of a resource that a running plugin calls healthy.
+    pub(crate) fn healthy_devices(&self, resource: &str) -> BTreeSet<String> {
+        self.healthy.get(resource).cloned().unwrap_or_default()
+    }
+
     // ---- pods
 
     /// Starts a pod and waits until it runs.
@@ -191,10 +202,10 @@ impl RealNode {
         .await
     }
 
-    /// Ends a pod's container with an exit code and waits until the pod is Succeeded or Failed.
+    /// Ends a pod's containers with an exit code and waits until the pod is Succeeded or Failed.
     pub(crate) async fn finish(&self, pod: &str, code: i32) -> Result<()> {
         self.ask(&json!({
-            "do": "exitContainer", "namespace": "default", "pod": pod, "container": "main", "code": code,
+            "do": "exitContainers", "namespace": "default", "pod": pod, "code": code,
         }))?;
         until(&format!("pod {pod} has ended"), async || {
             let fate = self.fate_of(pod).await?;
@@ -230,16 +241,25 @@ impl RealNode {
     pub(crate) fn set_devices(&mut self, resource: &str, devices: &[Device]) -> Result<()> {
         let known = self.inventory.entry(resource.to_owned()).or_default();
         known.extend(devices.iter().map(|d| (d.id.clone(), d.numa.iter().copied().collect())));
+        let healthy = devices.iter().filter(|d| !d.unhealthy).map(|d| d.id.clone()).collect();
+        let whose = if self.stopped.contains_key(resource) { &mut self.stopped } else { &mut self.healthy };
+        whose.insert(resource.to_owned(), healthy);
         self.ask(&json!({ "do": "setDevices", "resource": resource, "devices": devices }))
     }
 
     /// Ends a plugin; its devices become unhealthy, and after five minutes the kubelet forgets them.
-    pub(crate) fn stop_plugin(&self, resource: &str) -> Result<()> {
+    pub(crate) fn stop_plugin(&mut self, resource: &str) -> Result<()> {
+        if let Some((resource, devices)) = self.healthy.remove_entry(resource) {
+            self.stopped.insert(resource, devices);
+        }
         self.ask(&json!({ "do": "stopPlugin", "resource": resource }))
     }
 
     /// Starts a plugin that was ended.
-    pub(crate) fn start_plugin(&self, resource: &str) -> Result<()> {
+    pub(crate) fn start_plugin(&mut self, resource: &str) -> Result<()> {
+        if let Some((resource, devices)) = self.stopped.remove_entry(resource) {
+            self.healthy.insert(resource, devices);
+        }
         self.ask(&json!({ "do": "startPlugin", "resource": resource }))
     }
 
@@ -293,7 +313,7 @@ impl RealNode {
         Ok(std::fs::create_dir(&dir)?)
     }
 
-    /// The node's object is Ready, from this start of the kubelet on, and counts every healthy device.
+    /// The node's object is Ready, the kubelet listens, and it knows every device.
     async fn is_ready(&self) -> Result<()> {
         let node = Api::<Node>::all(self.client()).get(&self.name).await?;
         let status = node.status.clone().unwrap_or_default();
@@ -305,11 +325,7 @@ impl RealNode {
         );
         let socket = self.kubelet_dir().join("pod-resources/kubelet.sock");
         ensure!(std::os::unix::net::UnixStream::connect(&socket).is_ok(), "{} is dead", socket.display());
-        let checkpoint = super::oracle::registered_devices(&self.kubelet_dir())?;
-        for resource in self.inventory.keys() {
-            ensure!(checkpoint.contains_key(resource), "{resource} is not registered");
-        }
-        Ok(())
+        self.ask(&json!({ "do": "served" }))
     }
 }
 

@@ -3,6 +3,10 @@
 //! It shares no code with the agent's accounting. The kubelet removes a dead pod's entries late (CPUs within
 //! its reconcile period, memory and devices at the next admission), so entries count only for pods that are
 //! alive: that is what the kubelet's List says too.
+//!
+//! Which devices are healthy comes from what the plugins were told. The checkpoint names them too, but the
+//! kubelet collects it and writes it under no common lock, and when two plugins speak within a millisecond
+//! the older one of two checkpoints may stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -129,12 +133,6 @@ impl Group {
     }
 }
 
-/// The healthy devices of each registered resource, from the device manager's checkpoint.
-pub(crate) fn registered_devices(kubelet_dir: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
-    let devices: DeviceState = read_json(&kubelet_dir.join("device-plugins/kubelet_internal_checkpoint"))?;
-    Ok(devices.data.registered_devices)
-}
-
 // ---- the kubelet's files
 
 #[derive(Deserialize)]
@@ -185,8 +183,6 @@ struct DeviceState {
 #[serde(rename_all = "PascalCase")]
 struct DeviceData {
     pod_device_entries: Option<Vec<DeviceEntry>>,
-    #[serde(default)]
-    registered_devices: BTreeMap<String, BTreeSet<String>>,
 }
 
 #[derive(Deserialize)]
@@ -208,7 +204,6 @@ struct State<'a> {
     /// `None` under the policy None.
     memory: Option<MemoryState>,
     devices: Vec<DeviceEntry>,
-    healthy: BTreeMap<String, BTreeSet<String>>,
     /// No entry of a dead pod was in the files: then their totals are of the living too.
     settled: bool,
 }
@@ -242,7 +237,6 @@ impl<'a> State<'a> {
             cpus,
             memory,
             devices: entries.into_iter().filter(|entry| alive.contains(&entry.pod)).collect(),
-            healthy: devices.data.registered_devices,
         })
     }
 
@@ -354,8 +348,8 @@ impl<'a> State<'a> {
 
     fn device(&self, numa: &NodeSpec, resource: &str) -> Figures {
         let near = |id: &&String| self.nodes_of(resource, id).contains(&numa.id);
-        let healthy = self.healthy.get(resource).into_iter().flatten().filter(near);
-        let allocatable: BTreeSet<&String> = healthy.collect();
+        let healthy = self.node.healthy_devices(resource);
+        let allocatable: BTreeSet<&String> = healthy.iter().filter(near).collect();
         let taken = self.taken_devices(resource);
         let of_zone: BTreeSet<&String> = taken.iter().filter(|id| near(id)).collect();
         Figures {

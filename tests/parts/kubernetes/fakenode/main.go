@@ -10,8 +10,10 @@
 //	{"do":"setDevices","resource":"example.com/nic","devices":[{"id":"nic-0","numa":[0]},{"id":"nic-1","unhealthy":true}]}
 //	{"do":"stopPlugin","resource":"example.com/nic"}
 //	{"do":"startPlugin","resource":"example.com/nic"}
-//	{"do":"exitContainer","namespace":"default","pod":"a","container":"main","code":1}
+//	{"do":"served"}
+//	{"do":"exitContainers","namespace":"default","pod":"a","code":1}
 //
+// "served" fails unless the kubelet has been sent the devices as they are now.
 // A plugin starts with the first setDevices of its resource and registers again
 // by itself whenever the kubelet was restarted.
 package main
@@ -33,7 +35,6 @@ type request struct {
 	Devices   []device `json:"devices"`
 	Namespace string   `json:"namespace"`
 	Pod       string   `json:"pod"`
-	Container string   `json:"container"`
 	Code      int32    `json:"code"`
 }
 
@@ -104,8 +105,10 @@ func (n *node) handle(line []byte) error {
 		return n.plugins.stop(r.Resource)
 	case "startPlugin":
 		return n.plugins.start(r.Resource)
-	case "exitContainer":
-		return n.containers.exit(r.Namespace, r.Pod, r.Container, r.Code)
+	case "served":
+		return n.plugins.served()
+	case "exitContainers":
+		return n.containers.exit(r.Namespace, r.Pod, r.Code)
 	}
 	return fmt.Errorf("nothing to do is called %q", r.Do)
 }

@@ -69,6 +69,7 @@ func (p *plugins) setDevices(resource string, devices []device) error {
 			dir:      p.dir,
 			socket:   strings.ReplaceAll(resource, "/", "_") + ".sock",
 			changed:  make(chan struct{}),
+			sent:     map[stream]<-chan struct{}{},
 			running:  true,
 		}
 		p.byResource[resource] = one
@@ -90,6 +91,16 @@ func (p *plugins) setRunning(resource string, running bool) error {
 	return nil
 }
 
+// served fails unless the kubelet has been sent what every running plugin has now.
+func (p *plugins) served() error {
+	for resource, one := range p.byResource {
+		if !one.served() {
+			return fmt.Errorf("the kubelet does not know the devices of %s", resource)
+		}
+	}
+	return nil
+}
+
 // plugin serves one resource over the device plugin API.
 //
 // Upstream has a stub of its own, which waits ten seconds after the kubelet came
@@ -104,12 +115,15 @@ type plugin struct {
 	devices []device
 	changed chan struct{} // closed, and replaced, when devices change
 	running bool
+	sent    map[stream]<-chan struct{} // what closes when the devices sent last are no longer so
 
 	server     *grpc.Server
 	registered identity // the kubelet's socket at the last registration
 
 	api.UnsafeDevicePluginServer
 }
+
+type stream = grpc.ServerStreamingServer[api.ListAndWatchResponse]
 
 // identity tells a socket from another one at the same path.
 type identity struct {
@@ -144,6 +158,17 @@ func (p *plugin) setRunning(running bool) {
 	if !running {
 		p.halt()
 	}
+}
+
+func (p *plugin) served() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, changed := range p.sent {
+		if changed == p.changed {
+			return true
+		}
+	}
+	return !p.running
 }
 
 // run keeps the plugin served and registered for as long as the process lives.
@@ -237,16 +262,29 @@ func (p *plugin) snapshot() ([]*api.Device, <-chan struct{}) {
 	return devices, p.changed
 }
 
+// note remembers what a stream has been sent; nil, when it has ended.
+func (p *plugin) note(to stream, sent <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if sent == nil {
+		delete(p.sent, to)
+	} else {
+		p.sent[to] = sent
+	}
+}
+
 // ListAndWatch sends the devices, and all of them again whenever they change.
-func (p *plugin) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
+func (p *plugin) ListAndWatch(_ *api.Empty, to stream) error {
+	defer p.note(to, nil)
 	for {
 		devices, changed := p.snapshot()
-		if err := stream.Send(&api.ListAndWatchResponse{Devices: devices}); err != nil {
+		if err := to.Send(&api.ListAndWatchResponse{Devices: devices}); err != nil {
 			return err
 		}
+		p.note(to, changed)
 		select {
 		case <-changed:
-		case <-stream.Context().Done():
+		case <-to.Context().Done():
 			return nil
 		}
 	}

@@ -12,7 +12,6 @@ import (
 const (
 	labelNamespace = "io.kubernetes.pod.namespace"
 	labelPod       = "io.kubernetes.pod.name"
-	labelContainer = "io.kubernetes.container.name"
 )
 
 // image is the one image that the runtime has; pods name it.
@@ -33,19 +32,19 @@ func startRuntime(socket string) (*containerRuntime, error) {
 	return &containerRuntime{fake: runtime}, nil
 }
 
-// exit ends the running container of a pod as if its process had. The kubelet
-// notices at its next look at the runtime, within a second.
-func (r *containerRuntime) exit(namespace, pod, container string, code int32) error {
+// exit ends the running containers of a pod as if their processes had. The
+// kubelet notices at its next look at the runtime, within a second.
+func (r *containerRuntime) exit(namespace, pod string, code int32) error {
 	service := r.fake.RuntimeService
 	service.Lock()
 	defer service.Unlock()
+	ended := 0
 	for _, c := range service.Containers {
 		if c.State != cri.ContainerState_CONTAINER_RUNNING ||
-			c.Labels[labelNamespace] != namespace ||
-			c.Labels[labelPod] != pod ||
-			c.Labels[labelContainer] != container {
+			c.Labels[labelNamespace] != namespace || c.Labels[labelPod] != pod {
 			continue
 		}
+		ended++
 		c.State = cri.ContainerState_CONTAINER_EXITED
 		c.FinishedAt = time.Now().UnixNano()
 		c.ExitCode = code
@@ -53,7 +52,9 @@ func (r *containerRuntime) exit(namespace, pod, container string, code int32) er
 		if code != 0 {
 			c.Reason = "Error"
 		}
-		return nil
 	}
-	return fmt.Errorf("no container %s of pod %s/%s is running", container, namespace, pod)
+	if ended == 0 {
+		return fmt.Errorf("no container of pod %s/%s is running", namespace, pod)
+	}
+	return nil
 }
