@@ -93,7 +93,8 @@ impl Cluster {
         .await
     }
 
-    async fn apply_crds(&self) -> Result<()> {
+    /// Installs the CRDs of `crds/` and waits until they are established.
+    pub(crate) async fn apply_crds(&self) -> Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         for entry in std::fs::read_dir(parts::repository().join("crds"))? {
             let path = entry?.path();
