@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used)] // a test that fails says where
 
 mod client;
+mod demo;
 mod snapshot;
 mod support;
