@@ -3,6 +3,8 @@
 mod agent;
 mod config;
 mod crd;
+#[cfg(feature = "sim")]
+mod demo;
 mod settings;
 mod snapshot;
 
@@ -31,6 +33,9 @@ enum Command {
     Crd(crd::Args),
     /// Print, check and explain the configuration.
     Config(config::Args),
+    /// Watch the real agent work on a simulated node, with no cluster at all.
+    #[cfg(feature = "sim")]
+    Demo(demo::Args),
 }
 
 /// Runs the command that the process was started with.
@@ -44,6 +49,8 @@ pub fn main() -> ExitCode {
         Command::Snapshot(args) => snapshot::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Config(args) => config::run(args),
+        #[cfg(feature = "sim")]
+        Command::Demo(args) => demo::run(args),
     };
     match outcome {
         Ok(code) => code,

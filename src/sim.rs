@@ -3,4 +3,6 @@
 pub mod api_server;
 pub mod kubelet;
 pub mod machine;
+pub mod node;
+pub mod scenario;
 mod serve;

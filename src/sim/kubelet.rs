@@ -148,6 +148,8 @@ struct State {
     files: u64,
     /// The last content of each state file: nothing is written twice.
     written: BTreeMap<PathBuf, String>,
+    /// When the last change was complete.
+    changed: Instant,
 }
 
 impl Shared {
@@ -224,6 +226,7 @@ impl SimKubelet {
             managers_are_ready: true,
             files: 0,
             written: BTreeMap::new(),
+            changed: Instant::now(),
         };
         let shared = Shared { root: root.to_owned(), spec: spec.clone(), options, state: Mutex::new(state) };
         let kubelet = Self {
@@ -287,12 +290,17 @@ impl SimKubelet {
         let state = &mut *self.shared.lock();
         let outcome = state.model.admit(uid);
         self.shared.write_state_or_say(state);
+        state.changed = Instant::now();
         outcome
     }
 
     /// The pod is gone: it leaves the List now, the state files tell after the release lag. Was it there?
     pub fn stop_pod(&self, namespace: &str, name: &str) -> bool {
-        let gone = self.shared.lock().model.remove(namespace, name).is_some();
+        let gone = {
+            let state = &mut *self.shared.lock();
+            state.changed = Instant::now();
+            state.model.remove(namespace, name).is_some()
+        };
         self.settle_later();
         gone
     }
@@ -429,6 +437,13 @@ impl SimKubelet {
     #[must_use]
     pub fn expected(&self) -> Expected {
         self.shared.lock().model.expected()
+    }
+
+    /// When the last admission was complete, the List and the state files together, or the last pod left the
+    /// List.
+    #[must_use]
+    pub fn changed_at(&self) -> Instant {
+        self.shared.lock().changed
     }
 
     /// Looks at the managers' state.

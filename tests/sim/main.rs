@@ -5,5 +5,6 @@
 
 mod agent;
 mod client;
+mod demo;
 mod snapshot;
 mod support;

@@ -196,7 +196,7 @@ fn set(object: &mut Value, path: &[String], value: Option<&Value>) {
 
 fn set_item(list: &mut Value, key: &str, value: Option<&Value>) {
     let matches = |item: &Value| match key.strip_prefix("v:") {
-        Some(text) => item.to_string() == text,
+        Some(text) => serde_json::from_str(text).is_ok_and(|wanted: Value| wanted == *item),
         None => format!("k:{{\"uid\":{}}}", item["uid"]) == key,
     };
     let mut items = list.as_array().cloned().unwrap_or_default();

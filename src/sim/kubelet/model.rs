@@ -250,6 +250,24 @@ impl Model {
         cpus
     }
 
+    /// The nodes that containers' exclusive resources are on.
+    #[must_use]
+    pub fn zones_of(&self, given: &[Given]) -> IdSet {
+        let mut zones = IdSet::new();
+        for given in given {
+            let cpus = self.nodes.iter().filter(|(_, node)| !node.cpus.intersection(&given.cpus).is_empty());
+            cpus.for_each(|(id, _)| zones.insert(*id));
+            let parts = given.memory.iter().flat_map(|block| &block.split);
+            parts.filter(|(_, bytes)| **bytes > 0).for_each(|(id, _)| zones.insert(*id));
+            for (resource, ids) in &given.devices {
+                let devices = self.plugins.get(resource).map(|plugin| &plugin.devices);
+                let held = devices.into_iter().flatten().filter(|(id, _)| ids.contains(*id));
+                held.for_each(|(_, device)| zones.union_with(&device.nodes));
+            }
+        }
+        zones
+    }
+
     /// What containers hold, whether their pod is listed or not.
     pub(super) fn given(&self) -> impl Iterator<Item = &Given> {
         self.pods.values().flat_map(|pod| &pod.given)
@@ -361,7 +379,8 @@ impl Model {
     }
 
     fn demand(&self, pod: &PodSpec, container: &ContainerSpec) -> Demand {
-        let exclusive = self.settings.static_cpus && pod.guaranteed && container.milli_cpu % 1000 == 0;
+        let exclusive =
+            self.settings.static_cpus && pod.guaranteed && container.milli_cpu.is_multiple_of(1000);
         let pinned = self.settings.static_memory && pod.guaranteed;
         let mut memory = BTreeMap::new();
         if pinned {

@@ -211,6 +211,92 @@ async fn devices_come_from_near_then_without_topology_then_from_far() {
 }
 
 #[tokio::test]
+async fn a_pod_takes_the_nearest_device_that_is_left() {
+    let node = Node::new(&spec("best-effort"), at_once());
+    for nearest in ["a", "both", "far", "b"] {
+        let pod = PodSpec::guaranteed(nearest, 1, 0).devices("example.com/nic", 1);
+        let given = node.kubelet.start_pod(pod).await.unwrap();
+        assert_eq!(given[0].devices["example.com/nic"], [nearest.to_owned()].into());
+    }
+}
+
+/// The object that says exactly what the oracle says.
+fn truth(expected: &Expected) -> crate::nrt::NodeResourceTopology {
+    let resource = |(name, amounts): (&String, &Amounts)| crate::nrt::ResourceInfo {
+        name: name.clone(),
+        capacity: amounts.capacity.into(),
+        allocatable: amounts.allocatable.into(),
+        available: amounts.available.into(),
+    };
+    let zone = |(id, resources): (&u16, &BTreeMap<String, Amounts>)| crate::nrt::Zone {
+        name: crate::nrt::zone_name(*id),
+        kind: crate::nrt::ZONE_TYPE.into(),
+        resources: Some(resources.iter().map(resource).collect()),
+        ..crate::nrt::Zone::default()
+    };
+    let zones = expected.zones.iter().map(zone).collect();
+    let fields = crate::nrt::NodeResourceTopologyFields { zones, ..Default::default() };
+    crate::nrt::NodeResourceTopology::new("w", fields)
+}
+
+#[tokio::test]
+async fn the_oracle_names_every_number_that_is_wrong() {
+    let node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 1 << 30)).await.unwrap();
+    let expected = node.kubelet.expected();
+    let object = truth(&expected);
+    assert_eq!(expected.differences(&object, Split::PerNode), Vec::<String>::new());
+    for zone in 0..2 {
+        for resource in 0..expected.zones[&0].len() {
+            for number in 0..3 {
+                let mut wrong = object.clone();
+                let resource = &mut wrong.spec.zones[zone].resources.as_mut().unwrap()[resource];
+                let numbers = [&mut resource.capacity, &mut resource.allocatable, &mut resource.available];
+                let number = numbers.into_iter().nth(number).unwrap();
+                *number = (number.ceil() + 1).into();
+                let differences = expected.differences(&wrong, Split::PerGroup);
+                assert_eq!(differences.len(), 1, "{differences:?}");
+            }
+            let mut wrong = object.clone();
+            wrong.spec.zones[zone].resources.as_mut().unwrap().remove(resource);
+            assert_eq!(expected.differences(&wrong, Split::PerNode).len(), 1);
+        }
+        let mut wrong = object.clone();
+        wrong.spec.zones.remove(zone);
+        assert_eq!(expected.differences(&wrong, Split::PerNode), [format!("node-{zone} is missing")]);
+    }
+    let mut filled = object.clone();
+    let filler = crate::nrt::Zone { name: "node-7".into(), ..object.spec.zones[0].clone() };
+    filled.spec.zones.push(filler);
+    assert_eq!(expected.differences(&filled, Split::PerNode).len(), 4, "a filler has nothing");
+    for resource in filled.spec.zones[2].resources.as_mut().unwrap() {
+        (resource.capacity, resource.allocatable, resource.available) = (0.into(), 0.into(), 0.into());
+    }
+    assert_eq!(expected.differences(&filled, Split::PerNode), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn inside_a_group_only_the_sum_of_free_memory_is_known() {
+    let node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("huge", 1, 9 << 30)).await.unwrap();
+    let expected = node.kubelet.expected();
+    let mut object = truth(&expected);
+    for (zone, free) in [(0, 1_u64 << 30), (1, 3 << 30)] {
+        let resources = object.spec.zones[zone].resources.as_mut().unwrap();
+        let memory = resources.iter_mut().find(|resource| resource.name == "memory").unwrap();
+        memory.available = free.into();
+    }
+    assert_eq!(expected.differences(&object, Split::PerGroup), Vec::<String>::new());
+    assert_eq!(expected.differences(&object, Split::PerNode).len(), 2);
+    let resources = object.spec.zones[0].resources.as_mut().unwrap();
+    resources.iter_mut().find(|resource| resource.name == "memory").unwrap().available = 0.into();
+    assert_eq!(
+        expected.differences(&object, Split::PerGroup),
+        ["nodes {0, 1} together memory: 3221225472 available instead of 4294967296"]
+    );
+}
+
+#[tokio::test]
 async fn an_unhealthy_device_leaves_the_inventory_and_stays_in_use() {
     let mut node = Node::new(&spec("best-effort"), at_once());
     node.kubelet.start_pod(PodSpec::guaranteed("net", 2, 0).devices("example.com/nic", 1)).await.unwrap();

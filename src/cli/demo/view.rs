@@ -1,0 +1,448 @@
+//! What the demo shows: a pure function from the state to text that fits the window.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::latency::Summary;
+use crate::nrt;
+use crate::sim::kubelet::PodSpec;
+
+/// Everything there is to show.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View {
+    pub(super) node: String,
+    pub(super) seed: u64,
+    /// How a person sees the same; empty on a page that outlives its API server.
+    pub(super) command: String,
+    /// As the API server has them.
+    pub(super) zones: Vec<Zone>,
+    /// Pod to the ids of its zones (`0`, `0-1`), as the API server has them.
+    pub(super) pods: BTreeMap<String, String>,
+    /// The newest first.
+    pub(super) events: VecDeque<Event>,
+    /// Writes that changed the object.
+    pub(super) writes: u64,
+    /// Allocations and releases.
+    pub(super) changes: u64,
+    pub(super) allocation: Summary,
+    pub(super) release: Summary,
+    /// How long the kubelet's own files take to show a release.
+    pub(super) release_lag: Duration,
+    /// Does the object say what the kubelet's own books say?
+    pub(super) agrees: bool,
+    pub(super) trouble: Option<String>,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug)]
+pub(super) struct Event {
+    pub(super) words: String,
+    /// Until the object showed it; `None` for what no object shows.
+    pub(super) took: Option<Duration>,
+}
+
+/// One zone of the object.
+#[derive(Clone, Debug)]
+pub(super) struct Zone {
+    name: String,
+    resources: Vec<Resource>,
+}
+
+#[derive(Clone, Debug)]
+struct Resource {
+    label: String,
+    /// Bytes are shown in GiB.
+    bytes: bool,
+    allocatable: u64,
+    available: u64,
+}
+
+impl From<&nrt::Zone> for Zone {
+    fn from(zone: &nrt::Zone) -> Self {
+        let resource = |resource: &nrt::ResourceInfo| Resource {
+            label: label(&resource.name),
+            bytes: resource.name == "memory" || resource.name.starts_with("hugepages-"),
+            allocatable: resource.allocatable.ceil(),
+            available: resource.available.ceil(),
+        };
+        let mut resources: Vec<Resource> = zone.resources.iter().flatten().map(resource).collect();
+        // The order in which people think of them; within that, the object's.
+        resources.sort_by_key(|resource| match resource.label.as_str() {
+            "cpu" => 0,
+            "memory" => 1,
+            _ if resource.bytes => 2,
+            _ => 3,
+        });
+        Self { name: zone.name.clone(), resources }
+    }
+}
+
+/// `cpu`, `memory`, `2Mi pages`, `gpu`.
+fn label(name: &str) -> String {
+    match name.strip_prefix("hugepages-") {
+        Some(size) => format!("{size} pages"),
+        None => name.rsplit('/').next().unwrap_or(name).to_owned(),
+    }
+}
+
+/// What a pod asks for, in words.
+pub(super) fn request(pod: &PodSpec) -> String {
+    let mut parts = Vec::new();
+    for container in &pod.containers {
+        let cpus = container.milli_cpu / 1000;
+        parts.push(if cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") });
+        parts.push(format!("{} GiB", gib(container.memory)));
+        let pages = container.hugepages.iter();
+        parts.extend(pages.map(|(name, bytes)| format!("{} GiB of {}", gib(*bytes), label(name))));
+        parts.extend(container.devices.iter().map(|(name, count)| format!("{count} {}", label(name))));
+    }
+    match parts.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => "nothing".to_owned(),
+    }
+}
+
+/// `18`, `2.5`.
+fn gib(bytes: u64) -> String {
+    let tenths = (u128::from(bytes) * 10 + (1 << 29)) >> 30;
+    if tenths % 10 == 0 { (tenths / 10).to_string() } else { format!("{}.{}", tenths / 10, tenths % 10) }
+}
+
+impl Resource {
+    fn used(&self) -> u64 {
+        self.allocatable.saturating_sub(self.available)
+    }
+
+    fn number(&self, value: u64) -> String {
+        if self.bytes { gib(value) } else { value.to_string() }
+    }
+}
+
+/// How a piece of text looks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Style {
+    Plain,
+    Bold,
+    Dim,
+    Used,
+    Free,
+    Good,
+    Bad,
+}
+
+impl Style {
+    fn code(self) -> Option<&'static str> {
+        match self {
+            Self::Plain => None,
+            Self::Bold => Some("1"),
+            Self::Dim => Some("2"),
+            Self::Used => Some("33"),
+            Self::Free | Self::Good => Some("32"),
+            Self::Bad => Some("31"),
+        }
+    }
+}
+
+/// One line in pieces. Every character that the demo prints is one column wide.
+#[derive(Clone, Default)]
+struct Line(Vec<(String, Style)>);
+
+impl Line {
+    fn new(text: impl Into<String>, style: Style) -> Self {
+        Self(vec![(text.into(), style)])
+    }
+
+    fn add(mut self, text: impl Into<String>, style: Style) -> Self {
+        self.0.push((text.into(), style));
+        self
+    }
+
+    fn width(&self) -> usize {
+        self.0.iter().map(|(text, _)| text.chars().count()).sum()
+    }
+
+    /// Exactly `width` columns: cut or filled up.
+    fn fitted(mut self, width: usize) -> Self {
+        let fill = width.saturating_sub(self.width());
+        self.0.push((" ".repeat(fill), Style::Plain));
+        let mut left = width;
+        for (text, _) in &mut self.0 {
+            *text = text.chars().take(left).collect();
+            left -= text.chars().count();
+        }
+        self
+    }
+
+    fn write(&self, width: usize, colour: bool, page: &mut String) {
+        let mut left = width;
+        let mut line = String::new();
+        for (text, style) in &self.0 {
+            let cut: String = text.chars().take(left).collect();
+            left -= cut.chars().count();
+            match style.code().filter(|_| colour && !cut.is_empty()) {
+                // Writing to a String cannot fail.
+                Some(code) => drop(write!(line, "\x1b[{code}m{cut}\x1b[0m")),
+                None => line.push_str(&cut),
+            }
+        }
+        page.push_str(line.trim_end());
+    }
+}
+
+/// Fewer columns make a panel unreadable.
+const PANEL: usize = 44;
+
+/// The page, of at most `height` lines of at most `width` columns.
+pub(super) fn render(view: &View, width: usize, height: usize, colour: bool) -> String {
+    let mut lines = layout(view, width, height);
+    lines.truncate(height);
+    let mut page = String::new();
+    for (number, line) in lines.iter().enumerate() {
+        if number > 0 {
+            page.push('\n');
+        }
+        line.write(width, colour, &mut page);
+    }
+    page
+}
+
+/// The roomiest layout that fits: panels before a table, the long foot before the short one.
+fn layout(view: &View, width: usize, height: usize) -> Vec<Line> {
+    let head = head(view, width);
+    let feet = [long_foot(view, width), short_foot(view, width)];
+    let most = (width / PANEL).clamp(1, view.zones.len().max(1));
+    for columns in 1..=most {
+        let body = panels(view, width, columns);
+        let fits = |foot: &&Vec<Line>| head.len() + body.len() + foot.len() <= height;
+        if let Some(foot) = feet.iter().find(fits) {
+            return [head, body, foot.clone()].concat();
+        }
+    }
+    let mut body = table(view, width);
+    let [long, short] = feet;
+    let foot = if head.len() + body.len() + long.len() <= height { long } else { short };
+    let room = height.saturating_sub(head.len() + foot.len());
+    if body.len() > room {
+        let hidden = body.len() - room + 1;
+        body.truncate(room.saturating_sub(1));
+        body.push(Line::new(format!("and {hidden} more zones: the window is too low"), Style::Dim));
+    }
+    [head, body, foot].concat()
+}
+
+fn head(view: &View, width: usize) -> Vec<Line> {
+    let zones = view.zones.len();
+    let left = Line::new("numacast demo", Style::Bold)
+        .add(format!("  {}, {zones} NUMA zones, seed {}", view.node, view.seed), Style::Plain);
+    let quit = "q quits";
+    let live = !view.command.is_empty();
+    let title = if live && left.width() + quit.len() + 2 <= width {
+        left.fitted(width - quit.len()).add(quit, Style::Dim)
+    } else {
+        left
+    };
+    let what = "A simulated kubelet, the real agent. Below: the object as the API server has it.";
+    vec![title, Line::new(what, Style::Dim), Line::default()]
+}
+
+/// The last events, and a line for each of the other things.
+fn long_foot(view: &View, width: usize) -> Vec<Line> {
+    let mut lines = vec![Line::default()];
+    if !view.events.is_empty() {
+        lines.push(Line::new("What happened, and how long until the API server told it:", Style::Dim));
+        lines.extend(view.events.iter().take(5).enumerate().map(|(age, event)| story(event, age == 0)));
+        lines.push(Line::default());
+    }
+    lines.push(timing("allocations  ", &view.allocation));
+    let lag = format!("; the kubelet's own files follow after {}", millis(view.release_lag));
+    let releases = timing("releases     ", &view.release);
+    lines.push(if view.release.count > 0 { releases.add(lag, Style::Dim) } else { releases });
+    lines.push(writes(view));
+    lines.push(truth(view));
+    lines.extend(command(view, width));
+    lines
+}
+
+/// The last event, and everything else in as few lines as there can be.
+fn short_foot(view: &View, width: usize) -> Vec<Line> {
+    let mut lines = vec![Line::default()];
+    lines.extend(view.events.front().map(|event| story(event, true)));
+    let mut timings = timing("allocations ", &view.allocation);
+    timings.0.extend(timing("   releases ", &view.release).0);
+    lines.push(timings);
+    let counts = format!("  {} for {}", count(view.writes, "write"), count(view.changes, "change"));
+    lines.push(truth(view).add(counts, Style::Dim));
+    lines.extend(command(view, width));
+    lines
+}
+
+fn writes(view: &View) -> Line {
+    let writes = count(view.writes, "write");
+    let changes = count(view.changes, "change");
+    Line::new(format!("{writes} of the object for {changes} on the node"), Style::Plain)
+}
+
+fn count(number: u64, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}
+
+fn command(view: &View, width: usize) -> Option<Line> {
+    let prefix = "See it yourself: ";
+    let roomy = prefix.len() + view.command.len() <= width;
+    let line = Line::new(if roomy { prefix } else { "" }, Style::Dim).add(&view.command, Style::Plain);
+    (!view.command.is_empty()).then_some(line)
+}
+
+fn story(event: &Event, newest: bool) -> Line {
+    let style = if newest { Style::Bold } else { Style::Dim };
+    let took = event.took.map_or_else(String::new, millis);
+    Line::new(format!("{took:>9}  "), Style::Good).add(event.words.clone(), style)
+}
+
+fn timing(what: &str, summary: &Summary) -> Line {
+    let line = Line::new(what, Style::Plain);
+    if summary.count == 0 {
+        return line.add("none yet", Style::Dim);
+    }
+    let times = format!("p50 {}  p99 {}", millis(summary.p50), millis(summary.p99));
+    line.add(times, Style::Good).add(format!(" of {}", summary.count), Style::Dim)
+}
+
+fn truth(view: &View) -> Line {
+    match (&view.trouble, view.agrees, view.zones.is_empty()) {
+        (Some(trouble), ..) => Line::new(trouble.clone(), Style::Bad),
+        (None, _, true) => Line::new("Waiting for the agent's first object.", Style::Dim),
+        (None, true, _) => Line::new("The object says what the kubelet's own books say.", Style::Good),
+        (None, false, _) => Line::new("The object is being brought up to date.", Style::Used),
+    }
+}
+
+/// `4.2 ms`, `251 ms`, `1.2 s`.
+fn millis(duration: Duration) -> String {
+    let ms = duration.as_secs_f64() * 1000.0;
+    match ms {
+        ms if ms < 99.95 => format!("{ms:.1} ms"),
+        ms if ms < 999.5 => format!("{ms:.0} ms"),
+        ms => format!("{:.1} s", ms / 1000.0),
+    }
+}
+
+/// Panels side by side, a blank line between rows of them.
+fn panels(view: &View, width: usize, columns: usize) -> Vec<Line> {
+    let gap = 2;
+    let each = (width + gap) / columns - gap;
+    let mut lines = Vec::new();
+    for row in view.zones.chunks(columns) {
+        let panels: Vec<Vec<Line>> = row.iter().map(|zone| panel(view, zone, each)).collect();
+        let rows = panels.iter().map(Vec::len).max().unwrap_or(0);
+        if !lines.is_empty() {
+            lines.push(Line::default());
+        }
+        for number in 0..rows {
+            let mut line = Line::default();
+            for panel in &panels {
+                let part = panel.get(number).cloned().unwrap_or_default();
+                line.0.extend(part.fitted(each).0);
+                line.0.push((" ".repeat(gap), Style::Plain));
+            }
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+fn panel(view: &View, zone: &Zone, width: usize) -> Vec<Line> {
+    let names = pods_on(view, zone);
+    let title = Line::new(format!("{:<8} ", zone.name), Style::Bold);
+    let names = listed(&names, width.saturating_sub(title.width()));
+    let mut lines = vec![title.add(names, Style::Plain)];
+    // One set of columns for all zones, so that panels line up.
+    let resources = || view.zones.iter().flat_map(|zone| &zone.resources);
+    let widest = |of: &dyn Fn(&Resource) -> usize| resources().map(of).max().unwrap_or(0);
+    let labels = widest(&|resource| resource.label.len());
+    let digits = widest(&|resource| resource.number(resource.allocatable).len());
+    for resource in &zone.resources {
+        let numbers = format!(
+            " {:>digits$} used {:>digits$} free{}",
+            resource.number(resource.used()),
+            resource.number(resource.available),
+            if resource.bytes { " GiB" } else { "    " },
+        );
+        let bar = width.saturating_sub(2 + labels + 1 + numbers.chars().count()).min(40);
+        let line = Line::new(format!("  {:<labels$} ", resource.label), Style::Plain);
+        lines.push(bars(line, resource, bar).add(numbers, Style::Plain));
+    }
+    lines
+}
+
+/// Used, then free; what is a little used or a little free shows.
+fn bars(line: Line, resource: &Resource, width: usize) -> Line {
+    if resource.allocatable == 0 || width < 3 {
+        return line.add(" ".repeat(width), Style::Plain);
+    }
+    let share = u128::from(resource.used()) * width as u128 / u128::from(resource.allocatable);
+    let mut used = usize::try_from(share).unwrap_or(width);
+    if resource.used() > 0 {
+        used = used.max(1);
+    }
+    if resource.available > 0 {
+        used = used.min(width - 1);
+    }
+    line.add("█".repeat(used), Style::Used).add("░".repeat(width - used), Style::Free)
+}
+
+/// One line per zone: what is free of what.
+fn table(view: &View, width: usize) -> Vec<Line> {
+    let Some(first) = view.zones.first() else { return Vec::new() };
+    let each = width.saturating_sub(7) / first.resources.len().max(1);
+    let mut heading = Line::new(format!("{:<7}", "free"), Style::Dim);
+    for resource in &first.resources {
+        let unit = if resource.label == "memory" { " GiB" } else { "" };
+        let label = Line::new(format!("{}{unit}", resource.label), Style::Dim);
+        heading.0.extend(label.fitted(each.saturating_sub(1)).add(" ", Style::Plain).0);
+    }
+    let row = |zone: &Zone| {
+        let mut line = Line::new(format!("{:<7}", zone.name), Style::Bold);
+        for resource in &zone.resources {
+            let numbers =
+                format!("{}/{}", resource.number(resource.available), resource.number(resource.allocatable));
+            let bar = each.saturating_sub(numbers.chars().count() + 2).min(12);
+            let text = match bar {
+                0..3 => Line::new(numbers, Style::Plain),
+                bar => bars(Line::default(), resource, bar).add(format!(" {numbers}"), Style::Plain),
+            };
+            line.0.extend(text.fitted(each).0);
+        }
+        line
+    };
+    std::iter::once(heading).chain(view.zones.iter().map(row)).collect()
+}
+
+fn pods_on<'a>(view: &'a View, zone: &Zone) -> Vec<&'a str> {
+    let id = zone.name.strip_prefix("node-").and_then(|id| id.parse().ok());
+    let on = |zones: &String| {
+        let zones: crate::machine::IdSet = zones.parse().unwrap_or_default();
+        id.is_some_and(|id| zones.contains(id))
+    };
+    view.pods.iter().filter(|(_, zones)| on(zones)).map(|(name, _)| name.as_str()).collect()
+}
+
+/// As many names as fit, and how many do not.
+fn listed(names: &[&str], width: usize) -> String {
+    for shown in (0..=names.len()).rev() {
+        let hidden = names.len() - shown;
+        let mut text = names[..shown].join(" ");
+        if hidden > 0 {
+            let _ = write!(text, "{}+{hidden}", if shown > 0 { " " } else { "" });
+        }
+        if text.chars().count() <= width {
+            return text;
+        }
+    }
+    String::new()
+}
+
+#[cfg(test)]
+mod tests;

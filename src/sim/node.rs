@@ -1,0 +1,182 @@
+//! One simulated node in one simulated cluster: hardware files, kubelet and API server in a directory that goes
+//! with it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::json;
+
+use super::api_server::{ApiServer, PODS, Refused};
+use super::kubelet::{Given, Options, PodSpec, Refusal, SimError, SimKubelet};
+use super::machine::MachineSpec;
+use crate::config::Config;
+
+/// The annotation in which the simulated cluster keeps where a pod's exclusive resources are.
+pub const ZONES: &str = "sim.numacast/zones";
+
+/// Why the simulated node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The directory or the hardware's files.
+    #[error("cannot lay out the simulated node in {0}: {1}")]
+    Directory(PathBuf, io::Error),
+    /// The API server's address.
+    #[error("cannot listen on {0}: {1}")]
+    Listen(SocketAddr, io::Error),
+    /// The kubelet.
+    #[error(transparent)]
+    Kubelet(#[from] SimError),
+    /// The Node object.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+}
+
+/// A node with its cluster.
+#[derive(Debug)]
+pub struct SimNode {
+    /// The kubelet.
+    pub kubelet: SimKubelet,
+    /// The API server.
+    pub server: ApiServer,
+    name: String,
+    directory: Directory,
+}
+
+/// A directory of our own that is removed in the end.
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Result<Self, NodeError> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // Unix sockets have short paths, so the name is short as well.
+        let path = std::env::temp_dir().join(format!("numacast-{}-{number}", std::process::id()));
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|error| NodeError::Directory(path.clone(), error))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // Nothing can be done about what stays behind.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl SimNode {
+    /// Lays out the machine, starts its kubelet and an API server on `address`, and registers the node.
+    ///
+    /// # Errors
+    /// When files or sockets cannot be made.
+    pub async fn start(
+        name: &str,
+        machine: &MachineSpec,
+        address: SocketAddr,
+        options: Options,
+    ) -> Result<Self, NodeError> {
+        let directory = Directory::new()?;
+        let explain = |error| NodeError::Directory(directory.0.clone(), error);
+        machine.write_tree(&directory.0).map_err(explain)?;
+        let seed = options.seed;
+        let kubelet = SimKubelet::start(machine, &directory.0.join("kubelet"), options)?;
+        let server =
+            ApiServer::start(address, seed).await.map_err(|error| NodeError::Listen(address, error))?;
+        server.add_node(name)?;
+        let kubeconfig = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "sim", "cluster": {"server": server.url()}}],
+            "contexts": [{"name": "sim", "context": {"cluster": "sim", "user": "sim"}}],
+            "users": [{"name": "sim", "user": {}}],
+            "current-context": "sim",
+        });
+        std::fs::write(directory.0.join("kubeconfig"), kubeconfig.to_string()).map_err(explain)?;
+        Ok(Self { kubelet, server, name: name.to_owned(), directory })
+    }
+
+    /// The node's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where everything of the node lies: `sys`, `proc`, `kubelet`, `kubeconfig`.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory.0
+    }
+
+    /// The configuration of an agent on this node.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        let mut config = Config { node_name: self.name.clone(), ..Config::default() };
+        config.host.root.clone_from(&self.directory.0);
+        config.kubelet.dir = Some(self.kubelet.root().to_owned());
+        config.publish.kubeconfig = Some(self.directory.0.join("kubeconfig"));
+        config
+    }
+
+    /// A pod is bound to the node and its kubelet runs or refuses it, with the objects that a cluster shows.
+    ///
+    /// # Errors
+    /// The kubelet's refusal.
+    pub async fn start_pod(&self, spec: PodSpec) -> Result<Vec<Given>, Refusal> {
+        self.show(&spec, "Pending", None, &[]);
+        let outcome = self.kubelet.start_pod(spec.clone()).await;
+        match &outcome {
+            Ok(given) => self.show(&spec, "Running", None, given),
+            Err(refusal) => self.show(&spec, "Failed", Some(refusal), &[]),
+        }
+        outcome
+    }
+
+    /// The pod leaves the kubelet, then the cluster. Was it there?
+    pub fn stop_pod(&self, namespace: &str, name: &str) -> bool {
+        let ran = self.kubelet.stop_pod(namespace, name);
+        self.server.delete(&PODS, namespace, name) || ran
+    }
+
+    fn show(&self, spec: &PodSpec, phase: &str, refusal: Option<&Refusal>, given: &[Given]) {
+        let mut object = spec.object(&self.name, phase);
+        if let Some(refusal) = refusal {
+            object["status"]["reason"] = json!(refusal.reason);
+            object["status"]["message"] = json!(refusal.message);
+        }
+        if !given.is_empty() {
+            let zones = self.kubelet.with_model(|model| model.zones_of(given)).to_string();
+            object["metadata"]["annotations"] = json!({ZONES: zones});
+        }
+        // It has a name, and pods are not checked against any schema.
+        let _ = self.server.put(&PODS, object);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_node_shows_its_pods_and_cleans_up() {
+        let spec = "{description: one node, nodes: [{id: 0, cpus: 0-3, memory: 4Gi}], \
+                    kubelet: {cpuManagerPolicy: static}}";
+        let spec = MachineSpec::from_yaml(spec).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let node = SimNode::start("w", &spec, address, Options::default()).await.unwrap();
+        let directory = node.directory().to_owned();
+        assert!(directory.join("sys/devices/system/node/node0/cpulist").is_file());
+        node.start_pod(PodSpec::guaranteed("db", 2, 1 << 30)).await.unwrap();
+        assert!(node.start_pod(PodSpec::guaranteed("big", 9, 1 << 30)).await.is_err());
+        let shown = |name: &str| node.server.get(&PODS, "default", name).unwrap();
+        assert_eq!(shown("db")["metadata"]["annotations"][ZONES], "0");
+        assert_eq!(shown("big")["status"]["phase"], "Failed");
+        assert!(node.stop_pod("default", "db"));
+        assert!(node.server.get(&PODS, "default", "db").is_none());
+        drop(node);
+        assert!(!directory.exists());
+    }
+}
