@@ -495,6 +495,32 @@ async fn a_restart_forgets_plugins_and_hides_pods_for_a_while() {
 }
 
 #[tokio::test]
+async fn the_socket_and_the_state_files_appear_by_rename() {
+    use inotify::{EventMask, Inotify, WatchMask};
+    let node = Node::new(&spec("best-effort"), at_once());
+    let mut inotify = Inotify::init().unwrap();
+    for directory in ["pod-resources", "."] {
+        let mask = WatchMask::CREATE | WatchMask::MODIFY | WatchMask::MOVED_TO;
+        inotify.watches().add(node.dir.path().join(directory), mask).unwrap();
+    }
+    node.kubelet.stop();
+    node.kubelet.boot().unwrap();
+    node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 1 << 30)).await.unwrap();
+    let mut buffer = [0; 65536];
+    let mut moved = BTreeSet::new();
+    for event in inotify.read_events(&mut buffer).unwrap() {
+        let name = event.name.unwrap().to_str().unwrap().to_owned();
+        if event.mask == EventMask::MOVED_TO {
+            moved.insert(name);
+        } else {
+            assert!(name.starts_with('.'), "{name}: {:?}", event.mask);
+        }
+    }
+    let expected = ["cpu_manager_state", "kubelet.sock", "memory_manager_state"];
+    assert_eq!(moved, expected.map(str::to_owned).into());
+}
+
+#[tokio::test]
 async fn the_configuration_file_is_read_by_the_agents_reader() {
     let node = Node::new(&spec("single-numa-node"), at_once());
     let (config, problems) = read_config(&node.dir.path().join("config.yaml")).unwrap();
