@@ -29,7 +29,7 @@ parts:
 bench: parts
 	cargo build --locked --release --no-default-features
 	install -D target/release/numacast target/shipped/numacast
-	cargo bench --locked --bench agent
+	cargo bench --locked --bench agent -- $(ONLY)
 
 clean:
 	cargo clean
