@@ -112,6 +112,12 @@ impl Cluster {
         Ok(Self { client, server, timeout })
     }
 
+    /// A cluster behind a client that exists already; `server` is its name in sentences.
+    #[must_use]
+    pub fn with_client(client: kube::Client, server: String, timeout: Duration) -> Self {
+        Self { client, server, timeout }
+    }
+
     /// The UID of a Node, which its object's owner reference needs.
     ///
     /// # Errors

@@ -2,8 +2,14 @@
 //!
 //! Where these cannot run the tests say so in one line and pass, except under `CI=true`.
 
+mod docs;
 mod harness;
+mod kubectl;
+mod refusals;
 mod restarts;
+#[path = "../sim/support.rs"]
+#[allow(dead_code, clippy::unwrap_used)] // the tests of the simulation use the rest
+mod sim_node;
 mod steady;
 mod steps;
 mod support;

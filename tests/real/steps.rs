@@ -1,9 +1,11 @@
 //! After every step of a seeded walk the published object says what the kubelet's own files say.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
+use numacast::sim::machine::DeviceSpec;
 use serde_json::Value;
 
 use crate::support::agent::Agent;
@@ -59,6 +61,10 @@ struct Walk {
     random: Rng,
     /// Names of the pods that exist, and whether they run.
     pods: Vec<(String, bool)>,
+    /// What the plugins say now.
+    devices: Vec<DeviceSpec>,
+    /// Resources whose plugin was ended.
+    stopped: BTreeSet<String>,
     /// Deleting becomes as likely as starting from this many pods on.
     crowd: usize,
     started: usize,
@@ -70,7 +76,9 @@ impl Walk {
         let seed = given.unwrap_or_else(|| fastrand::u64(..));
         // Past the test harness, which keeps what passing tests print to itself.
         let _ = writeln!(std::io::stderr(), "walk on {}: NUMACAST_SEED={seed}", node.name());
-        Self { node, agent, random: Rng::with_seed(seed), pods: Vec::new(), crowd, started: 0 }
+        let devices = node.machine().devices.clone();
+        let random = Rng::with_seed(seed);
+        Self { node, agent, random, pods: Vec::new(), devices, stopped: BTreeSet::new(), crowd, started: 0 }
     }
 
     /// Starts many pods at once.
@@ -99,6 +107,11 @@ impl Walk {
     }
 
     async fn step(&mut self) -> Result<String> {
+        match self.random.u8(..100) {
+            0..8 => return self.change_a_devices_health(),
+            8..12 => return self.stop_or_start_a_plugin(),
+            _ => {}
+        }
         let crowded = self.pods.len() >= self.crowd || (self.pods.len() > 3 && self.random.u8(..100) < 35);
         if !crowded {
             return self.start_one().await;
@@ -112,6 +125,29 @@ impl Walk {
         }
         self.node.delete(&name).await?;
         Ok(format!("pod {name} was deleted"))
+    }
+
+    fn change_a_devices_health(&mut self) -> Result<String> {
+        let which = self.random.usize(..self.devices.len());
+        let DeviceSpec { resource, devices } = &mut self.devices[which];
+        let device = self.random.usize(..devices.len());
+        let device = &mut devices[device];
+        device.unhealthy = !device.unhealthy;
+        let what = format!("{} of {resource}: unhealthy is {}", device.id, device.unhealthy);
+        self.node.set_devices(resource, devices)?;
+        Ok(what)
+    }
+
+    fn stop_or_start_a_plugin(&mut self) -> Result<String> {
+        let which = self.random.usize(..self.devices.len());
+        let resource = &self.devices[which].resource;
+        if self.stopped.remove(resource) {
+            self.node.start_plugin(resource)?;
+            return Ok(format!("the plugin of {resource} is back"));
+        }
+        self.node.stop_plugin(resource)?;
+        self.stopped.insert(resource.clone());
+        Ok(format!("the plugin of {resource} was ended"))
     }
 
     async fn start_one(&mut self) -> Result<String> {

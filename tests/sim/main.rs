@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a test that fails says where
 
+mod agent;
 mod client;
 mod demo;
 mod snapshot;

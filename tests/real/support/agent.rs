@@ -34,6 +34,7 @@ impl Agent {
     pub(crate) async fn tells_the_truth(&mut self, node: &RealNode) -> Result<()> {
         until("the published object equals the oracle", async || {
             self.still_runs()?;
+            node.kubelet_still_runs()?;
             let expected = oracle::expected(node).await?;
             let published = nrt::read(&node.client(), node.name()).await?;
             let differences = expected.differences(&published.zones);

@@ -82,18 +82,38 @@ impl Cluster {
         write_kubeconfig(self.dir.path(), &self.url, &name, &who)
     }
 
+    /// How many writes of a resource the API server has answered, by its own count: one that changes nothing
+    /// leaves no other trace.
+    pub(crate) async fn writes_of(&self, resource: &str) -> Result<u64> {
+        let metrics = self.text_of("/metrics").await?;
+        let whose = format!("resource=\"{resource}\"");
+        let verbs = ["APPLY", "PATCH", "PUT", "POST", "DELETE"].map(|verb| format!("verb=\"{verb}\""));
+        let writes = metrics.lines().filter(|line| {
+            line.starts_with("apiserver_request_total{")
+                && line.contains(&whose)
+                && verbs.iter().any(|verb| line.contains(verb))
+        });
+        let counts = writes.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>());
+        Ok(counts.sum::<Result<u64, _>>()?)
+    }
+
+    async fn text_of(&self, path: &str) -> Result<String> {
+        let request = tonic::codegen::http::Request::get(path).body(Vec::new())?;
+        Ok(self.client.request_text(request).await?)
+    }
+
     async fn wait_until_ready(&mut self) -> Result<()> {
         until("the API server is ready", async || {
             self.api_server.still_runs()?;
-            let request = tonic::codegen::http::Request::get("/readyz").body(Vec::new())?;
-            let answer = self.client.request_text(request).await?;
+            let answer = self.text_of("/readyz").await?;
             ensure!(answer == "ok", "it says {answer}");
             Ok(())
         })
         .await
     }
 
-    async fn apply_crds(&self) -> Result<()> {
+    /// Installs the CRDs of `crds/` and waits until they are established.
+    pub(crate) async fn apply_crds(&self) -> Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         for entry in std::fs::read_dir(parts::repository().join("crds"))? {
             let path = entry?.path();

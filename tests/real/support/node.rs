@@ -45,7 +45,7 @@ pub(crate) struct NodeSetup {
 
 /// A machine whose kubelet runs and has joined the cluster. The node is called like its machine.
 pub(crate) struct RealNode {
-    kubelet: Option<Process>,
+    kubelet: RefCell<Option<Process>>,
     // One conversation: a request and its answer belong together.
     fakenode: RefCell<FakeNode>,
     name: String,
@@ -96,7 +96,7 @@ impl NodeSetup {
         std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
         let programs = cluster.programs().clone();
         let mut node = RealNode {
-            kubelet: None,
+            kubelet: RefCell::new(None),
             fakenode: RefCell::new(FakeNode::start(&dir, &programs)?),
             client: cluster.client(),
             kubeconfig: cluster.kubeconfig_as(&format!("system:node:{name}"), &["system:nodes"])?,
@@ -191,6 +191,7 @@ impl RealNode {
     /// Waits until a pod runs or has ended.
     pub(crate) async fn fate_of(&self, name: &str) -> Result<Fate> {
         until(&format!("pod {name} runs or has ended"), async || {
+            self.kubelet_still_runs()?;
             let status = self.pods_api().get(name).await?.status.unwrap_or_default();
             let reason = status.reason.or(status.message).unwrap_or_default();
             match status.phase.as_deref() {
@@ -208,6 +209,7 @@ impl RealNode {
             "do": "exitContainers", "namespace": "default", "pod": pod, "code": code,
         }))?;
         until(&format!("pod {pod} has ended"), async || {
+            self.kubelet_still_runs()?;
             let fate = self.fate_of(pod).await?;
             ensure!(fate != Fate::Running, "it runs");
             Ok(())
@@ -219,6 +221,7 @@ impl RealNode {
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
         self.pods_api().delete(name, &DeleteParams::default()).await?;
         until(&format!("pod {name} is gone"), async || {
+            self.kubelet_still_runs()?;
             ensure!(self.pods_api().get_opt(name).await?.is_none(), "it is still there");
             Ok(())
         })
@@ -283,13 +286,13 @@ impl RealNode {
             self.is_ready().await
         });
         started.await.with_context(|| kubelet.last_words())?;
-        self.kubelet = Some(kubelet);
+        self.kubelet.replace(Some(kubelet));
         Ok(())
     }
 
     /// Ends the kubelet, whose pods go on, and waits until it is gone.
     pub(crate) fn stop_kubelet(&mut self, how: Stop) -> Result<()> {
-        let mut kubelet = self.kubelet.take().context("the kubelet does not run")?;
+        let mut kubelet = self.kubelet.get_mut().take().context("the kubelet does not run")?;
         match how {
             Stop::Kill => kubelet.kill()?,
             Stop::Term => {
@@ -304,6 +307,11 @@ impl RealNode {
     pub(crate) async fn restart_kubelet(&mut self, how: Stop) -> Result<()> {
         self.stop_kubelet(how)?;
         self.start_kubelet().await
+    }
+
+    /// Fails when the kubelet has ended although nobody asked it to: it panics on some inputs.
+    pub(crate) fn kubelet_still_runs(&self) -> Result<()> {
+        self.kubelet.borrow_mut().as_mut().map_or(Ok(()), Process::still_runs)
     }
 
     /// Deletes the directory of the podresources socket and makes it again, empty.

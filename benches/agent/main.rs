@@ -3,7 +3,7 @@
 //! `make bench` builds the binary as it ships and runs this. Latency is measured from outside: from the rename
 //! of the kubelet's state file to the object's event at a watch of the API server.
 
-#[path = "../tests/real/support/mod.rs"]
+#[path = "../../tests/real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
 mod support;
 

@@ -1,0 +1,89 @@
+//! Every command shown in the documentation runs as it is shown, against a real API server.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+
+use crate::sim_node::SimNode;
+use crate::support::parts::repository;
+use crate::support::{Cluster, Needs, Parts};
+
+/// Each file, and the least number of commands that it shows: so that a block that is not found is noticed.
+const FILES: [(&str, usize); 2] = [("README.md", 10), ("CONTRIBUTING.md", 3)];
+
+/// The lines of a document's `sh` blocks.
+fn commands(text: &str) -> Vec<String> {
+    let mut inside = false;
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        match line.trim() {
+            "```sh" => inside = true,
+            "```" => inside = false,
+            "" => {}
+            line if inside => lines.push(line.to_owned()),
+            _ => {}
+        }
+    }
+    lines
+}
+
+/// `make` targets: those that run everything are run by whoever runs this test.
+fn check_make(target: &str) -> Result<()> {
+    let makefile = std::fs::read_to_string(repository().join("Makefile"))?;
+    let known = makefile.lines().any(|line| line.split(':').next() == Some(target));
+    ensure!(known, "the Makefile has no target {target}");
+    Ok(())
+}
+
+/// The binary under the name that the documents use, on the simulated host.
+fn install(dir: &Path, host: &Path, kubectl: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let script = format!(
+        "#!/bin/sh\ncase $1 in\nagent|snapshot) exec {binary} \"$@\" --host-root {host} ;;\n*) exec {binary} \"$@\" ;;\nesac\n",
+        binary = env!("CARGO_BIN_EXE_numacast"),
+        host = host.display(),
+    );
+    let numacast = dir.join("numacast");
+    std::fs::write(&numacast, script)?;
+    std::fs::set_permissions(&numacast, std::fs::Permissions::from_mode(0o755))?;
+    std::os::unix::fs::symlink(kubectl, dir.join("kubectl"))?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_command_in_the_documents_runs() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
+    Api::<Node>::all(cluster.client()).create(&PostParams::default(), &node).await?;
+    let host = SimNode::start();
+    let dir = tempfile::tempdir()?;
+    let bin = dir.path().join("bin");
+    std::fs::create_dir(&bin)?;
+    install(&bin, host.root(), &parts.program("kubectl"))?;
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH")?);
+
+    for (file, least) in FILES {
+        let commands = commands(&std::fs::read_to_string(repository().join(file))?);
+        ensure!(commands.len() >= least, "{file} shows only {} commands", commands.len());
+        for line in commands {
+            if let Some(target) = line.strip_prefix("make ").or(line.rsplit_once(" && make ").map(|(_, t)| t))
+            {
+                check_make(target).with_context(|| format!("{file}: {line}"))?;
+                continue;
+            }
+            let mut command = Command::new("sh");
+            command.args(["-ec", &line]).current_dir(dir.path());
+            command.env("PATH", &path).env("KUBECONFIG", cluster.admin_kubeconfig()).env("HOME", dir.path());
+            let output = tokio::task::spawn_blocking(move || command.output()).await??;
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            ensure!(output.status.success(), "{file}: {line}\n{stderr}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! A real kubectl against the embedded API server, as `numacast demo --addr` invites a person to use it.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use numacast::agent::{Settings, once};
+use numacast::cluster::Cluster;
+use numacast::config::Config;
+use numacast::sim::api_server::ApiServer;
+
+use crate::sim_node::SimNode;
+use crate::support::{Needs, Parts};
+
+#[tokio::test]
+async fn kubectl_reads_the_embedded_api_server() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let server = ApiServer::start_anywhere(0).await?;
+    server.add_node("worker")?;
+    let node = SimNode::start();
+    let mut config = Config { node_name: "worker".into(), ..Config::default() };
+    config.host.root = node.root().to_owned();
+    let cluster = Cluster::with_client(server.client()?, server.url(), config.publish.timeout.get());
+    once(&Settings::from_config(&config), &cluster).await?;
+
+    for (words, expected) in [
+        (vec!["get", "noderesourcetopologies"], "worker"),
+        (vec!["get", "node-res-topo", "worker", "-o", "jsonpath={.zones[1].name}"], "node-1"),
+        (vec!["get", "noderesourcetopologies", "-o", "yaml"], "kind: NodeResourceTopology"),
+        (vec!["get", "nodes"], "worker"),
+        (vec!["api-resources"], "node-res-topo"),
+    ] {
+        let mut command = Command::new(parts.program("kubectl"));
+        command.args(["--server", &server.url(), "--cache-dir"]).arg(node.root().join("cache")).args(&words);
+        command.env("KUBECONFIG", "/nonexistent");
+        let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        let (out, err) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+        ensure!(output.status.success() && out.contains(expected), "{words:?}: {out}{err}");
+    }
+    Ok(())
+}

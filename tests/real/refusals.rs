@@ -1,0 +1,185 @@
+//! A real API server that does not let the agent do its work: one clear sentence each, and no exit where
+//! waiting helps. The kubelet is the simulated one, since it is not the subject.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+
+use crate::sim_node::SimNode;
+use crate::support::process::{Process, tethered};
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts, nrt};
+
+const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
+
+async fn cluster_with_node(parts: &Parts) -> Result<Cluster> {
+    let cluster = Cluster::start(parts).await?;
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
+    Api::<Node>::all(cluster.client()).create(&PostParams::default(), &node).await?;
+    Ok(cluster)
+}
+
+fn agent(node: &SimNode, kubeconfig: &Path, name: &str, more: &[&str]) -> Command {
+    let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
+    command.args(["agent", "--node-name", name, "--host-root"]).arg(node.root());
+    command.arg("--kubeconfig").arg(kubeconfig).args(more);
+    command
+}
+
+/// Runs one pass on another thread, since this one turns the simulated kubelet.
+async fn once(node: &SimNode, kubeconfig: &Path, name: &str) -> Result<(Option<i32>, String)> {
+    let mut command = agent(node, kubeconfig, name, &["--once", "--log-level", "error"]);
+    let output = tokio::task::spawn_blocking(move || command.output()).await??;
+    Ok((output.status.code(), String::from_utf8(output.stderr)?))
+}
+
+#[tokio::test]
+async fn one_pass_publishes_an_object_that_the_server_accepts_strictly() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = cluster_with_node(&parts).await?;
+    let node = SimNode::start();
+    let (code, stderr) = once(&node, &cluster.admin_kubeconfig(), "worker").await?;
+    ensure!(code == Some(0), "{stderr}");
+    let seen = nrt::read(&cluster.client(), "worker").await?;
+    ensure!(seen.zones.len() == 2, "{:?}", seen.zones);
+    // Again: the same content, and so not even a new version.
+    let (code, stderr) = once(&node, &cluster.admin_kubeconfig(), "worker").await?;
+    ensure!(code == Some(0), "{stderr}");
+    ensure!(nrt::read(&cluster.client(), "worker").await?.version == seen.version);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_that_the_cluster_does_not_know() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = cluster_with_node(&parts).await?;
+    let (code, stderr) = once(&SimNode::start(), &cluster.admin_kubeconfig(), "ghost").await?;
+    ensure!(
+        (code, stderr.as_str())
+            == (
+                Some(1),
+                "numacast: the cluster has no node `ghost`: is `nodeName` (NODE_NAME) right, and has the \
+                 kubelet registered?\n"
+            ),
+        "{code:?} {stderr}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn rbac_that_refuses() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = cluster_with_node(&parts).await?;
+    let node = SimNode::start();
+    let kubeconfig = cluster.kubeconfig_as("system:serviceaccount:numacast:agent", &[])?;
+    let (code, stderr) = once(&node, &kubeconfig, "worker").await?;
+    ensure!(
+        (code, stderr.as_str())
+            == (
+                Some(1),
+                "numacast: RBAC refuses: nodes \"worker\" is forbidden: User \
+                 \"system:serviceaccount:numacast:agent\" cannot get resource \"nodes\" in API group \"\" at the \
+                 cluster scope\n"
+            ),
+        "{code:?} {stderr}"
+    );
+    allow(&cluster, "", "nodes", &["get"]).await?;
+    until("the API server has the role", async || {
+        let (code, stderr) = once(&node, &kubeconfig, "worker").await?;
+        ensure!(code == Some(1));
+        ensure!(
+            stderr
+                == "numacast: RBAC refuses: noderesourcetopologies.topology.node.k8s.io \"worker\" is forbidden: \
+                    User \"system:serviceaccount:numacast:agent\" cannot patch resource \
+                    \"noderesourcetopologies\" in API group \"topology.node.k8s.io\" at the cluster scope\n",
+            "{stderr}"
+        );
+        Ok(())
+    })
+    .await?;
+    // What the agent needs, and not a verb more: apply is a patch, and creating by it asks for `create`.
+    allow(&cluster, "topology.node.k8s.io", "noderesourcetopologies", &["patch", "create"]).await?;
+    until("the agent may", async || {
+        let (code, stderr) = once(&node, &kubeconfig, "worker").await?;
+        ensure!(code == Some(0), "{stderr}");
+        Ok(())
+    })
+    .await
+}
+
+async fn allow(cluster: &Cluster, group: &str, resource: &str, verbs: &[&str]) -> Result<()> {
+    let role: ClusterRole = serde_json::from_value(json!({
+        "metadata": {"name": resource},
+        "rules": [{"apiGroups": [group], "resources": [resource], "verbs": verbs}],
+    }))?;
+    let binding: ClusterRoleBinding = serde_json::from_value(json!({
+        "metadata": {"name": resource},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": resource},
+        "subjects": [{"kind": "ServiceAccount", "name": "agent", "namespace": "numacast"}],
+    }))?;
+    Api::<ClusterRole>::all(cluster.client()).create(&PostParams::default(), &role).await?;
+    Api::<ClusterRoleBinding>::all(cluster.client()).create(&PostParams::default(), &binding).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_crd_that_is_not_installed_is_waited_for() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = cluster_with_node(&parts).await?;
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    crds.delete(CRD, &DeleteParams::default()).await?;
+    until("the CRD is gone", async || {
+        ensure!(crds.get_opt(CRD).await?.is_none());
+        Ok(())
+    })
+    .await?;
+    let node = SimNode::start();
+    let kubeconfig = cluster.admin_kubeconfig();
+    let sentence = "the API server does not know noderesourcetopologies.topology.node.k8s.io/v1alpha2: install \
+                    the CRD (`numacast crd | kubectl apply -f -`)";
+    let (code, stderr) = once(&node, &kubeconfig, "worker").await?;
+    ensure!((code, stderr.as_str()) == (Some(1), format!("numacast: {sentence}\n").as_str()), "{stderr}");
+
+    let mut agent = Process::start("agent", cluster.dir(), agent(&node, &kubeconfig, "worker", &[]))?;
+    until("the agent says so", async || {
+        agent.still_runs()?;
+        let words = agent.last_words();
+        ensure!(words.matches(sentence).count() == 1, "{words}");
+        Ok(())
+    })
+    .await?;
+    cluster.apply_crds().await?;
+    until("the object is there", async || {
+        agent.still_runs()?;
+        nrt::read(&cluster.client(), "worker").await.map(drop)
+    })
+    .await?;
+    let words = agent.last_words();
+    ensure!(words.matches(sentence).count() == 1, "said once: {words}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn sigterm_ends_the_agent_with_exit_code_0() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = cluster_with_node(&parts).await?;
+    let node = SimNode::start();
+    let mut agent =
+        Process::start("agent", cluster.dir(), agent(&node, &cluster.admin_kubeconfig(), "worker", &[]))?;
+    until("the object is there", async || {
+        agent.still_runs()?;
+        nrt::read(&cluster.client(), "worker").await.map(drop)
+    })
+    .await?;
+    agent.signal("TERM")?;
+    let status = tokio::task::spawn_blocking(move || agent.wait()).await??;
+    ensure!(status.code() == Some(0), "{status}");
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! The agent's loop against the simulated kubelet and API server, in this process.
+
+use std::time::Duration;
+
+use numacast::agent::{Agent, Settings};
+use numacast::cluster::Cluster;
+use numacast::config::Config;
+use numacast::sim::api_server::{ApiServer, Fault, TOPOLOGIES};
+use numacast::sim::kubelet::{Call, Options, PodSpec, RestartTiming, Split};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::support::SimNode;
+
+const GIB: u64 = 1 << 30;
+
+/// A node, an API server, and the agent between them.
+struct World {
+    node: SimNode,
+    server: ApiServer,
+    stop: Option<oneshot::Sender<()>>,
+    agent: JoinHandle<()>,
+}
+
+impl World {
+    async fn start(options: Options) -> Self {
+        let server = ApiServer::start_anywhere(0).await.unwrap();
+        server.add_node("worker").unwrap();
+        Self::with(SimNode::with(options), server, |_| {})
+    }
+
+    fn with(node: SimNode, server: ApiServer, change: impl FnOnce(&mut Settings)) -> Self {
+        let mut config = Config { node_name: "worker".into(), ..Config::default() };
+        config.host.root = node.root().to_owned();
+        let mut settings = Settings::from_config(&config);
+        change(&mut settings);
+        let cluster =
+            Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_millis(500));
+        let (stop, stopped) = oneshot::channel();
+        let agent = Agent::new(settings, cluster);
+        let agent = tokio::spawn(agent.run(async { drop(stopped.await) }));
+        Self { node, server, stop: Some(stop), agent }
+    }
+
+    /// Waits until the object in the API server says what the kubelet's own books say.
+    async fn agrees(&self) {
+        let differences = || match self.server.topology("worker") {
+            Some(object) => self.node.kubelet.expected().differences(&object, Split::PerGroup),
+            None => vec!["there is no object".to_owned()],
+        };
+        for _ in 0..3000 {
+            assert!(!self.agent.is_finished(), "the agent has ended");
+            if differences().is_empty() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the object does not agree: {:#?}", differences());
+    }
+
+    fn available(&self, zone: usize, resource: &str) -> u64 {
+        let object = self.server.topology("worker").unwrap();
+        let resources = object.spec.zones[zone].resources.clone().unwrap();
+        resources.iter().find(|r| r.name == resource).unwrap().available.ceil()
+    }
+
+    async fn stop(mut self) {
+        drop(self.stop.take());
+        self.agent.await.unwrap();
+    }
+}
+
+fn quick() -> Options {
+    Options { release_lag: Duration::from_millis(20), limited: false, ..Options::default() }
+}
+
+#[tokio::test]
+async fn pods_come_and_go_and_the_object_follows() {
+    let world = World::start(quick()).await;
+    world.agrees().await;
+    let kubelet = &world.node.kubelet;
+    kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB).devices("example.com/nic", 1)).await.unwrap();
+    world.agrees().await;
+    kubelet.start_pod(PodSpec::guaranteed("b", 4, GIB).hugepages("hugepages-2Mi", 64 << 20)).await.unwrap();
+    world.agrees().await;
+    assert!(kubelet.stop_pod("default", "a"));
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn the_node_owns_the_object() {
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let uid = server.add_node("worker").unwrap();
+    let world = World::with(SimNode::with(quick()), server, |_| {});
+    world.agrees().await;
+    let object = world.server.topology("worker").unwrap();
+    let owners = object.metadata.owner_references.unwrap();
+    assert_eq!(owners.len(), 1);
+    assert_eq!(
+        (owners[0].kind.as_str(), owners[0].name.as_str(), owners[0].uid.as_str()),
+        ("Node", "worker", &*uid)
+    );
+    assert_eq!((owners[0].controller, owners[0].block_owner_deletion), (None, None));
+}
+
+#[tokio::test]
+async fn a_scan_without_a_change_sends_nothing() {
+    let node = SimNode::with(quick());
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    server.add_node("worker").unwrap();
+    let world = World::with(node, server, |settings| settings.poll = Duration::from_millis(20));
+    world.agrees().await;
+    let (writes, lists) = (world.server.writes().requests, world.node.kubelet.calls().list);
+    while world.node.kubelet.calls().list < lists + 10 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(world.server.writes().requests, writes);
+}
+
+#[tokio::test]
+async fn a_restarted_kubelet_never_makes_the_node_look_free() {
+    let restart = RestartTiming {
+        down: Duration::from_millis(50),
+        managers: Duration::from_millis(300),
+        pods: Duration::from_millis(300),
+        plugins: Duration::from_millis(300),
+    };
+    let world = World::start(Options { restart, ..quick() }).await;
+    let kubelet = &world.node.kubelet;
+    for name in ["a", "b"] {
+        let pod = PodSpec::guaranteed(name, 3, GIB).devices("example.com/nic", 1);
+        kubelet.start_pod(pod).await.unwrap();
+    }
+    world.agrees().await;
+    let free: u64 = (0..2).map(|zone| world.available(zone, "cpu")).sum();
+    let writes = world.server.writes().changes;
+    kubelet.restart().await.unwrap();
+    // Somebody new ends the story: whatever the restart caused was written before.
+    kubelet.start_pod(PodSpec::guaranteed("c", 1, GIB)).await.unwrap();
+    world.agrees().await;
+    let after: u64 = (0..2).map(|zone| world.available(zone, "cpu")).sum();
+    assert_eq!(after, free - 1);
+    assert_eq!(world.server.writes().changes, writes + 1, "the restart itself changed nothing");
+}
+
+#[tokio::test]
+async fn a_failed_list_leaves_the_last_good_object() {
+    let world = World::start(quick()).await;
+    let kubelet = &world.node.kubelet;
+    kubelet.start_pod(PodSpec::guaranteed("a", 3, GIB)).await.unwrap();
+    world.agrees().await;
+    let writes = world.server.writes().changes;
+    let limited = numacast::sim::kubelet::Fault::Status(
+        tonic::Code::ResourceExhausted,
+        "rejected by rate limit".into(),
+    );
+    kubelet.fail_next(Call::List, 3, &limited);
+    kubelet.start_pod(PodSpec::guaranteed("b", 1, GIB)).await.unwrap();
+    world.agrees().await;
+    assert_eq!(world.server.writes().changes, writes + 1);
+}
+
+#[tokio::test]
+async fn when_the_api_server_is_back_only_the_newest_account_goes_out() {
+    let world = World::start(quick()).await;
+    world.agrees().await;
+    let kubelet = &world.node.kubelet;
+    let writes = world.server.writes().changes;
+    world.server.stop();
+    for name in ["a", "b", "c"] {
+        kubelet.start_pod(PodSpec::guaranteed(name, 1, GIB)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    world.server.resume().await.unwrap();
+    world.agrees().await;
+    assert_eq!(world.server.writes().changes, writes + 1);
+}
+
+#[tokio::test]
+async fn a_frozen_write_does_not_stop_the_scans_nor_the_end() {
+    let world = World::start(quick()).await;
+    world.agrees().await;
+    world.server.set_frozen(true);
+    let lists = world.node.kubelet.calls().list;
+    for name in ["a", "b"] {
+        world.node.kubelet.start_pod(PodSpec::guaranteed(name, 1, GIB)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    while world.node.kubelet.calls().list < lists + 2 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Ends although a write hangs.
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn refused_writes_are_tried_again_with_what_is_true_by_then() {
+    let world = World::start(quick()).await;
+    world.agrees().await;
+    let faults = [
+        Fault::Status(500),
+        Fault::Status(503),
+        Fault::TooManyRequests { retry_after: 1 },
+        Fault::Cut,
+        Fault::CutAfterwards,
+    ];
+    for (index, fault) in faults.into_iter().enumerate() {
+        world.server.fail_next("patch", TOPOLOGIES.plural, 1, fault);
+        world.node.kubelet.start_pod(PodSpec::guaranteed(&format!("p{index}"), 1, GIB)).await.unwrap();
+        world.agrees().await;
+    }
+}
+
+#[tokio::test]
+async fn an_event_storm_respects_the_list_budget() {
+    let world = World::start(quick()).await;
+    world.agrees().await;
+    let dir = world.node.kubelet.root().to_owned();
+    let before = world.node.kubelet.calls().list;
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_secs(1) {
+        std::fs::write(dir.join(".storm"), "x").unwrap();
+        std::fs::rename(dir.join(".storm"), dir.join("memory_manager_state")).unwrap();
+        tokio::task::yield_now().await;
+    }
+    let lists = world.node.kubelet.calls().list - before;
+    let bound = 10.0_f64.mul_add(start.elapsed().as_secs_f64(), 4.0 + 1.0);
+    assert!((lists as f64) <= bound, "{lists} Lists in {:?}", start.elapsed());
+}
