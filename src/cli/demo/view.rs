@@ -382,13 +382,11 @@ fn bars(line: Line, resource: &Resource, width: usize) -> Line {
     if resource.allocatable == 0 || width < 3 {
         return line.add(" ".repeat(width), Style::Plain);
     }
+    // Rounded down, so that what is a little free shows as well.
     let share = u128::from(resource.used()) * width as u128 / u128::from(resource.allocatable);
     let mut used = usize::try_from(share).unwrap_or(width);
     if resource.used() > 0 {
         used = used.max(1);
-    }
-    if resource.available > 0 {
-        used = used.min(width - 1);
     }
     line.add("█".repeat(used), Style::Used).add("░".repeat(width - used), Style::Free)
 }
