@@ -274,8 +274,13 @@ impl RealNode {
 
     /// Starts the kubelet and waits until the node is Ready and offers every device.
     pub(crate) async fn start_kubelet(&mut self) -> Result<()> {
+        // The fake runtime gives containers no log path, and the kubelet, collecting garbage, then removes `*` in
+        // its working directory. nsenter's own is `/`: a machine loses its `/bin` that way.
+        let nowhere = self.dir.join("nowhere");
+        std::fs::create_dir_all(&nowhere)?;
         let mut command = tethered("nsenter");
-        command.args(["-m", "-t", &self.fakenode.borrow().process.id().to_string(), "--"]);
+        command.args(["-m", "-t", &self.fakenode.borrow().process.id().to_string()]);
+        command.arg("--wdns").arg(&nowhere).arg("--");
         command.arg(&self.programs.kubelet);
         command.args(["--config", "/var/lib/kubelet/config.yaml", "--hostname-override", &self.name]);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
