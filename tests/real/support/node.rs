@@ -280,7 +280,7 @@ impl RealNode {
         std::fs::create_dir_all(&nowhere)?;
         let mut command = tethered("nsenter");
         command.args(["-m", "-t", &self.fakenode.borrow().process.id().to_string()]);
-        command.arg("--wdns").arg(&nowhere).arg("--");
+        command.arg(format!("--wdns={}", nowhere.display())).arg("--");
         command.arg(&self.programs.kubelet);
         command.args(["--config", "/var/lib/kubelet/config.yaml", "--hostname-override", &self.name]);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
