@@ -13,7 +13,7 @@ mod scan;
 mod settle;
 mod triggers;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,6 +24,7 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
 use crate::config::Config;
+use crate::kubelet::KubeletConfig;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
 use crate::topology::{self, Topology};
@@ -31,22 +32,21 @@ use crate::topology::{self, Topology};
 pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
-pub use scan::{Inventory, Scan, ScanError, Scanner};
+pub use scan::{Depth, Inventory, Scan, ScanError, Scanner};
 
 use bucket::Bucket;
 use publish::Publisher;
 use settle::{Settling, Verdict};
-use triggers::{Trigger, Triggers};
+use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
 const LISTS_PER_SECOND: f64 = 10.0;
 /// A pod's admission may cost a few Lists at once.
 const LIST_BURST: f64 = 4.0;
 
-/// The kubelet writes up to four state files for one pod. A burst has ended when nothing came for this long.
-const QUIET: Duration = Duration::from_millis(2);
-/// A burst that does not end is cut here.
-const FOLD: Duration = Duration::from_millis(10);
+/// The kubelet writes up to four state files for one container: devices, then CPUs, then memory. A scan waits for
+/// the last of them, but not longer than this.
+const FOLD: Duration = Duration::from_millis(8);
 
 /// How soon to look again after a scan failed or the kubelet was not ready.
 const RETRY: Duration = Duration::from_millis(100);
@@ -66,6 +66,8 @@ pub struct Settings {
     pub host: HostRoots,
     /// The kubelet's root directory.
     pub kubelet_dir: PathBuf,
+    /// Where device plugins register.
+    pub device_plugins: PathBuf,
     /// The podresources socket.
     pub socket: PathBuf,
     /// The kubelet's configuration file.
@@ -96,6 +98,7 @@ impl Settings {
                 proc: config.host.proc.unwrap_or_default(),
             },
             kubelet_dir: config.kubelet.dir.unwrap_or_default(),
+            device_plugins: config.kubelet.device_plugins.unwrap_or_default(),
             socket: config.kubelet.socket.unwrap_or_default(),
             kubelet_config: config.kubelet.config_file.unwrap_or_default(),
             kubelet_timeout: config.kubelet.timeout.get(),
@@ -152,10 +155,9 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
 async fn scan_when_ready(scanner: &mut Scanner, settings: &Settings) -> Result<Scan, ScanError> {
     let mut settling = Settling::new(settings.settle);
     loop {
-        let scan = scanner.scan(false).await?;
-        let Verdict::Wait(reason) = settling.judge(&scan, Instant::now()) else { return Ok(scan) };
+        let scan = scanner.scan(Depth::Everything).await?;
+        let Verdict::Wait(reason) = settling.judge(&scan, Instant::now(), false) else { return Ok(scan) };
         debug!("{reason}; looking again");
-        scanner.forget_inventory();
         sleep(RETRY).await;
     }
 }
@@ -173,6 +175,13 @@ pub fn account(scan: &Scan, known: &BTreeSet<String>, fillers: bool) -> Topology
     })
 }
 
+/// When to look again if nothing happens before, and how deep.
+#[derive(Clone, Copy, Debug)]
+struct Next {
+    at: Instant,
+    depth: Depth,
+}
+
 /// An agent that keeps one object true until it is told to stop.
 pub struct Agent {
     settings: Settings,
@@ -181,11 +190,18 @@ pub struct Agent {
     triggers: Triggers,
     bucket: Bucket,
     publisher: Publisher,
-    /// Device resources seen, and when last.
-    devices: std::collections::BTreeMap<String, Instant>,
+    /// Device resources that zones listed, and since when nobody has offered or held them.
+    devices: BTreeMap<String, Option<Instant>>,
     last: Option<Topology>,
+    /// The file that the kubelet writes last for a container, as far as its policies tell.
+    last_file: Option<Trigger>,
+    /// Pods that were given time to be admitted completely.
+    waited_for: BTreeSet<(String, String)>,
+    /// What was told in the turn before.
     told: BTreeSet<String>,
     failures: u32,
+    /// When everything has to be read again, whatever happens in between.
+    everything_due: Instant,
     status: watch::Sender<Status>,
 }
 
@@ -195,16 +211,25 @@ impl Agent {
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
         let publisher =
             Publisher::start(settings.node.clone(), cluster, settings.refresh, settings.owner_reference);
+        let directories = Directories {
+            root: settings.kubelet_dir.clone(),
+            device_plugins: settings.device_plugins.clone(),
+            socket: settings.socket.parent().map(PathBuf::from).unwrap_or_default(),
+        };
+        let now = Instant::now();
         Self {
             scanner: Scanner::new(&settings),
             settling: Settling::new(settings.settle),
-            triggers: Triggers::start(settings.kubelet_dir.clone(), &settings.socket),
-            bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, Instant::now()),
+            triggers: Triggers::start(directories),
+            bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
             publisher,
-            devices: std::collections::BTreeMap::new(),
+            devices: BTreeMap::new(),
             last: None,
+            last_file: None,
+            waited_for: BTreeSet::new(),
             told: BTreeSet::new(),
             failures: 0,
+            everything_due: now,
             status: watch::Sender::new(Status::default()),
             settings,
         }
@@ -225,105 +250,177 @@ impl Agent {
     /// Turns the loop until `shutdown` completes, then gives a write in flight a moment to end.
     pub async fn run(mut self, shutdown: impl Future<Output = ()>) {
         let mut shutdown = std::pin::pin!(shutdown);
-        let mut reasons = Trigger::START;
+        let mut depth = Depth::Everything;
         loop {
             let next = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
-                next = self.turn(reasons) => next,
+                next = self.turn(depth) => next,
             };
-            reasons = tokio::select! {
+            depth = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
-                reasons = self.wait(next) => reasons,
+                depth = self.wait(next) => depth,
             };
         }
         info!("stopping");
         self.publisher.stop().await;
     }
 
-    /// One scan and what follows from it; returns when to look again at the latest.
-    async fn turn(&mut self, reasons: Trigger) -> Instant {
+    /// One scan and what follows from it.
+    async fn turn(&mut self, mut depth: Depth) -> Next {
         sleep(self.bucket.take(Instant::now())).await;
-        match self.scanner.scan(reasons.inventory()).await {
-            Ok(scan) => self.digest(&scan),
-            Err(error) => self.fail(&error.to_string()),
+        let now = Instant::now();
+        if now >= self.everything_due {
+            depth = Depth::Everything;
+        }
+        let scan = self.scanner.scan(depth).await;
+        // A scan that asked for more than a List owes the bucket for it.
+        for _ in 1..self.scanner.take_calls() {
+            let _ = self.bucket.take(now);
+        }
+        match scan {
+            Ok(scan) => {
+                if depth == Depth::Everything {
+                    self.everything_due = now + jittered(self.settings.poll);
+                }
+                self.digest(&scan)
+            }
+            Err(error) => self.fail(error.to_string()),
         }
     }
 
     /// Waits for the next reason to look, and folds a burst of them into one.
-    async fn wait(&mut self, next: Instant) -> Trigger {
+    async fn wait(&mut self, next: Next) -> Depth {
         let mut reasons = tokio::select! {
             reasons = self.triggers.next() => reasons,
-            () = sleep_until(next) => return Trigger::POLL,
+            () = sleep_until(next.at) => return next.depth,
         };
         let cut = Instant::now() + FOLD;
-        loop {
-            let quiet = (Instant::now() + QUIET).min(cut);
+        while self.more_is_coming(reasons) {
             tokio::select! {
                 more = self.triggers.next() => reasons = reasons.and(more),
-                () = sleep_until(quiet) => return reasons,
+                () = sleep_until(cut) => break,
             }
+        }
+        if reasons.has(Trigger::EVERYTHING) {
+            Depth::Everything
+        } else if reasons.has(Trigger::DEVICES) {
+            Depth::Allocatable
+        } else {
+            Depth::Usage
         }
     }
 
-    fn digest(&mut self, scan: &Scan) -> Instant {
+    /// Is a file still to be written before the container is completely admitted?
+    fn more_is_coming(&self, reasons: Trigger) -> bool {
+        !reasons.has(Trigger::EVERYTHING) && self.last_file.is_some_and(|last| !reasons.has(last))
+    }
+
+    fn digest(&mut self, scan: &Scan) -> Next {
         let now = Instant::now();
-        if let Verdict::Wait(reason) = self.settling.judge(scan, now) {
-            self.scanner.forget_inventory();
-            return self.fail(&reason);
+        let cut_off = self.publisher.in_trouble();
+        if let Verdict::Wait(reason) = self.settling.judge(scan, now, cut_off) {
+            return self.fail(reason);
         }
-        self.failures = 0;
-        self.tell(scan.inventory.problems.iter().cloned());
+        self.last_file = last_file(scan.inventory.config.as_ref());
+        if self.still_being_admitted(scan) {
+            return Next { at: now + FOLD, depth: Depth::Usage };
+        }
         let known = self.remember_devices(scan, now);
         let topology = account(scan, &known, self.settings.fillers);
-        self.tell(topology.findings.iter().map(ToString::to_string));
-        if self.last.as_ref() != Some(&topology) {
-            for line in changes::between(self.last.as_ref(), &topology) {
-                info!("{line}");
-            }
-            self.publisher.offer(topology.clone());
-            self.last = Some(topology);
+        let findings = topology.findings.iter().map(ToString::to_string);
+        self.tell(scan.inventory.problems.iter().cloned().chain(findings).collect());
+        if self.failures > 0 {
+            info!("the node can be read again");
+            self.failures = 0;
         }
+        self.offer(topology);
         self.status.send_modify(|status| {
             status.scans += 1;
             status.trouble = None;
         });
-        now + jittered(self.settings.poll)
+        Next { at: self.everything_due, depth: Depth::Everything }
+    }
+
+    /// Publishes an account that differs from the last one in what the object says.
+    fn offer(&mut self, topology: Topology) {
+        let same = |last: &Topology| last.zones == topology.zones && last.attributes == topology.attributes;
+        if self.last.as_ref().is_some_and(same) {
+            return;
+        }
+        for line in changes::between(self.last.as_ref(), &topology) {
+            info!("{line}");
+        }
+        self.publisher.offer(topology.clone());
+        self.last = Some(topology);
+    }
+
+    /// With a static Memory Manager every container of a Guaranteed pod gets memory, one after the other: a pod
+    /// of which only some have it is not complete. Each pod is waited for once.
+    fn still_being_admitted(&mut self, scan: &Scan) -> bool {
+        let partial: BTreeSet<(String, String)> = match self.last_file {
+            Some(Trigger::MEMORY) => scan
+                .usage
+                .pods
+                .iter()
+                .filter(|pod| pod.containers.iter().any(|c| !c.memory.is_empty()))
+                .filter(|pod| pod.containers.iter().any(|c| c.memory.is_empty()))
+                .map(|pod| (pod.namespace.clone(), pod.name.clone()))
+                .collect(),
+            _ => BTreeSet::new(),
+        };
+        let fresh = !partial.is_subset(&self.waited_for);
+        self.waited_for = partial;
+        fresh
     }
 
     /// Keeps the last good object and says why, once.
-    fn fail(&mut self, sentence: &str) -> Instant {
-        self.tell([sentence.to_owned()]);
-        self.status.send_modify(|status| status.trouble = Some(sentence.to_owned()));
+    fn fail(&mut self, sentence: String) -> Next {
+        self.status.send_modify(|status| status.trouble = Some(sentence.clone()));
+        self.tell([sentence].into());
         let wait = RETRY.saturating_mul(1 << self.failures.min(16)).min(RETRY_LIMIT);
         self.failures = self.failures.saturating_add(1);
-        Instant::now() + jittered(wait)
+        Next { at: Instant::now() + jittered(wait), depth: Depth::Everything }
     }
 
-    /// Warns of everything that was not told in the turn before.
-    fn tell(&mut self, sentences: impl IntoIterator<Item = String>) {
-        for sentence in sentences {
-            if !self.told.contains(&sentence) {
-                warn!("{sentence}");
-                // Bounded: a flood of different sentences starts over.
-                if self.told.len() >= 256 {
-                    self.told.clear();
-                }
-                self.told.insert(sentence);
-            }
+    /// Warns of everything that was not true in the turn before.
+    fn tell(&mut self, sentences: BTreeSet<String>) {
+        for sentence in sentences.difference(&self.told) {
+            warn!("{sentence}");
         }
+        self.told = sentences;
     }
 
+    /// The device resources that every zone lists: those of this scan, and those that vanished a while ago.
     fn remember_devices(&mut self, scan: &Scan, now: Instant) -> BTreeSet<String> {
-        for group in scan.inventory.allocatable.devices.iter().filter(|group| !group.nodes.is_empty()) {
-            match self.devices.get_mut(&group.resource) {
-                Some(seen) => *seen = now,
-                None => drop(self.devices.insert(group.resource.clone(), now)),
+        let containers = scan.usage.pods.iter().flat_map(|pod| &pod.containers);
+        let held = containers.flat_map(|container| &container.devices);
+        let groups = scan.inventory.allocatable.devices.iter().chain(held);
+        let present: BTreeSet<&str> =
+            groups.filter(|group| !group.nodes.is_empty()).map(|group| group.resource.as_str()).collect();
+        for (name, absent) in &mut self.devices {
+            *absent = if present.contains(name.as_str()) { None } else { absent.or(Some(now)) };
+        }
+        self.devices.retain(|_, absent| absent.is_none_or(|since| now.duration_since(since) < DEVICE_MEMORY));
+        for name in present {
+            if !self.devices.contains_key(name) {
+                self.devices.insert(name.to_owned(), None);
             }
         }
-        self.devices.retain(|_, seen| now.duration_since(*seen) < DEVICE_MEMORY);
         self.devices.keys().cloned().collect()
+    }
+}
+
+/// Devices, then CPUs, then memory: the order of the kubelet's hint providers.
+fn last_file(config: Option<&KubeletConfig>) -> Option<Trigger> {
+    let config = config?;
+    if config.memory_manager_policy == "Static" {
+        Some(Trigger::MEMORY)
+    } else if config.cpu_manager_policy == "static" {
+        Some(Trigger::CPUS)
+    } else {
+        None
     }
 }
 

@@ -51,6 +51,16 @@ pub enum ClusterError {
         /// The deadline.
         after: Duration,
     },
+    /// An answer, but none of an API server.
+    #[error("what {server} answered ({what}) is not understood: {reason}; is it an API server?")]
+    NotUnderstood {
+        /// Its URL.
+        server: String,
+        /// What we asked for.
+        what: String,
+        /// What is wrong with the answer.
+        reason: String,
+    },
     /// The CRD is not there.
     #[error(
         "the API server does not know noderesourcetopologies.topology.node.k8s.io/v1alpha2: install the CRD \
@@ -153,6 +163,18 @@ impl Cluster {
         }
     }
 
+    /// Errors that are no answer of the API server.
+    fn explain(&self, what: &str, error: &kube::Error) -> ClusterError {
+        let (server, reason) = (self.server.clone(), chain(error));
+        match error {
+            kube::Error::HyperError(_) | kube::Error::Service(_) => {
+                ClusterError::Unreachable { server, reason }
+            }
+            kube::Error::Auth(_) => ClusterError::Unauthorized(reason),
+            _ => ClusterError::NotUnderstood { server, what: what.to_owned(), reason },
+        }
+    }
+
     async fn in_time<T>(
         &self,
         what: &str,
@@ -161,10 +183,7 @@ impl Cluster {
         match tokio::time::timeout(self.timeout, call).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(kube::Error::Api(status))) => Err(Failure::Status(status)),
-            Ok(Err(error)) => Err(Failure::Known(ClusterError::Unreachable {
-                server: self.server.clone(),
-                reason: chain(&error),
-            })),
+            Ok(Err(error)) => Err(Failure::Known(self.explain(what, &error))),
             Err(_) => {
                 let what = what.to_owned();
                 Err(Failure::Known(ClusterError::Deadline { what, after: self.timeout }))
@@ -186,7 +205,8 @@ impl Failure {
         };
         match status.code {
             401 => ClusterError::Unauthorized(status.message),
-            403 => ClusterError::Forbidden(status.message),
+            // Admission plugins answer 403 as well; RBAC says who cannot do what.
+            403 if status.message.contains(" cannot ") => ClusterError::Forbidden(status.message),
             code => ClusterError::Refused { what: what.to_owned(), code, message: status.message },
         }
     }

@@ -52,6 +52,8 @@ pub struct Host {
 pub struct Kubelet {
     /// The kubelet's `--root-dir`; `<host.root>/var/lib/kubelet` when not set.
     pub dir: Option<PathBuf>,
+    /// Where device plugins register; `<kubelet.dir>/device-plugins` when not set.
+    pub device_plugins: Option<PathBuf>,
     /// The podresources socket; `<kubelet.dir>/pod-resources/kubelet.sock` when not set.
     pub socket: Option<PathBuf>,
     /// The kubelet's configuration file; `<kubelet.dir>/config.yaml` when not set.
@@ -137,6 +139,11 @@ pub const DOCS: &[(&str, &str)] = &[
     ("host.sys", "Stands for /sys. Not set: <host.root>/sys"),
     ("host.proc", "Stands for /proc. Not set: <host.root>/proc"),
     ("kubelet.dir", "The kubelet's --root-dir. Not set: <host.root>/var/lib/kubelet"),
+    (
+        "kubelet.devicePlugins",
+        "Where device plugins register; kubelets with another --root-dir keep it in /var/lib/kubelet. Not set: \
+         <kubelet.dir>/device-plugins",
+    ),
     ("kubelet.socket", "The podresources socket. Not set: <kubelet.dir>/pod-resources/kubelet.sock"),
     ("kubelet.configFile", "The kubelet's own configuration file. Not set: <kubelet.dir>/config.yaml"),
     ("kubelet.timeout", "The deadline of one call to the kubelet."),
@@ -165,7 +172,13 @@ impl Default for Host {
 
 impl Default for Kubelet {
     fn default() -> Self {
-        Self { dir: None, socket: None, config_file: None, timeout: Period::seconds(10) }
+        Self {
+            dir: None,
+            device_plugins: None,
+            socket: None,
+            config_file: None,
+            timeout: Period::seconds(10),
+        }
     }
 }
 
@@ -206,6 +219,7 @@ impl Config {
         self.host.sys.get_or_insert_with(|| root.join("sys"));
         self.host.proc.get_or_insert_with(|| root.join("proc"));
         let dir = self.kubelet.dir.get_or_insert_with(|| root.join("var/lib/kubelet")).clone();
+        self.kubelet.device_plugins.get_or_insert_with(|| dir.join("device-plugins"));
         self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
         self.kubelet.config_file.get_or_insert_with(|| dir.join("config.yaml"));
         self
@@ -215,6 +229,9 @@ impl Config {
 /// A positive length of time, written like `500ms`, `10s`, `5m` or `1h 30m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Period(Duration);
+
+/// Nothing here is worth waiting longer for.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Period {
     const fn seconds(seconds: u64) -> Self {
@@ -235,7 +252,11 @@ impl FromStr for Period {
         let error = || format!("`{text}` is no length of time such as 500ms, 10s or 5m");
         let signed: jiff::SignedDuration = text.parse().map_err(|_| error())?;
         let duration = Duration::try_from(signed).map_err(|_| error())?;
-        if duration.is_zero() { Err(format!("`{text}` must be longer than 0")) } else { Ok(Self(duration)) }
+        match duration {
+            Duration::ZERO => Err(format!("`{text}` must be longer than 0")),
+            _ if duration > LONGEST => Err(format!("`{text}` must not be longer than a day")),
+            _ => Ok(Self(duration)),
+        }
     }
 }
 
@@ -287,7 +308,7 @@ mod tests {
             assert_eq!(period.to_string().parse::<Period>().unwrap(), period);
         }
         assert_eq!(Period::seconds(600).to_string(), "10m");
-        for text in ["soon", "", "-1s", "0s", "10"] {
+        for text in ["soon", "", "-1s", "0s", "10", "25h"] {
             assert!(text.parse::<Period>().unwrap_err().contains(&format!("`{text}`")), "{text}");
         }
     }

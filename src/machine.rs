@@ -46,6 +46,8 @@ pub struct NumaNode {
     pub memory: u64,
     /// Page size in bytes to the number of pages in the pool.
     pub hugepages: BTreeMap<u64, u64>,
+    /// A pool's size could not be read: how much of the memory is left for others is unknown.
+    pub hugepages_unread: bool,
     /// SLIT distances to the online nodes, itself included; empty when the kernel gives none.
     pub distances: BTreeMap<Id, u32>,
 }

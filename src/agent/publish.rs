@@ -59,6 +59,11 @@ impl Publisher {
         }
     }
 
+    /// Does the API server refuse us, or not answer?
+    pub(super) fn in_trouble(&self) -> bool {
+        self.published.borrow().trouble.is_some()
+    }
+
     pub(super) fn published(&self) -> watch::Receiver<Published> {
         self.published.clone()
     }
@@ -112,7 +117,7 @@ impl Writer {
             };
             tokio::select! {
                 changed = self.offers.changed() => changed.ok()?,
-                () = sleep_until(next) => self.forget_owner(),
+                () = sleep_until(next) => self.forget_owner_unless_failing(),
             }
             // After a failure a flood of changes must not become a flood of attempts.
             if self.failures > 0 {
@@ -166,8 +171,10 @@ impl Writer {
         }
     }
 
-    /// The Node may have been made anew since: its UID is read again with the next write.
-    fn forget_owner(&mut self) {
-        self.owner = None;
+    /// At a refresh the Node's UID is read again: it may have been made anew. A retry needs no second call.
+    fn forget_owner_unless_failing(&mut self) {
+        if self.failures == 0 {
+            self.owner = None;
+        }
     }
 }

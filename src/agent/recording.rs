@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Settings;
-use super::scan::{Inventory, Scan, config_problem};
+use super::scan::{Inventory, Scan, ScanError, config_problem};
 use crate::kubelet::{Allocatable, Api, Client, Connection, KubeletConfig, Usage, read_config};
 use crate::machine::{self, RecordedFiles, Recorder};
 
@@ -144,8 +144,11 @@ impl Recording {
                 None
             }
         };
-        let inventory = Arc::new(Inventory { machine, allocatable, config, problems });
-        let api = self.api.unwrap_or(Api::V1);
+        if self.api.is_some_and(|api| api != Api::V1) {
+            return Err(RecordingError::Failed(ScanError::DevicesOnly.to_string()));
+        }
+        let inventory = Arc::new(Inventory { machine: Arc::new(machine), allocatable, config, problems });
+        let api = Api::V1;
         Ok(Scan { usage, inventory, api, connection: Connection::default() })
     }
 

@@ -1,5 +1,6 @@
 //! One consistent reading of the node.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,11 +8,14 @@ use super::Settings;
 use crate::kubelet::{Allocatable, Api, Client, ClientError, Connection, KubeletConfig, Usage, read_config};
 use crate::machine::{self, HostRoots, Machine, MachineError};
 
+/// How often a scan starts over when the kubelet restarts in its middle.
+const ATTEMPTS: usize = 3;
+
 /// What moves slowly: hardware, allocatable and the kubelet's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// What the hardware has.
-    pub machine: Machine,
+    pub machine: Arc<Machine>,
     /// What the kubelet may hand out.
     pub allocatable: Allocatable,
     /// How the kubelet is configured; `None` while that is unknown.
@@ -33,6 +37,18 @@ pub struct Scan {
     pub connection: Connection,
 }
 
+/// How much of the node to read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Depth {
+    /// One List.
+    #[default]
+    Usage,
+    /// And what the kubelet may hand out.
+    Allocatable,
+    /// And the hardware.
+    Everything,
+}
+
 /// Why there is no scan.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
@@ -42,6 +58,15 @@ pub enum ScanError {
     /// The hardware could not be read at all.
     #[error(transparent)]
     Machine(#[from] MachineError),
+    /// An answer without CPUs and memory would make them all look free.
+    #[error(
+        "the kubelet serves only podresources v1alpha1, which tells of devices but not of CPUs and memory \
+         (numacast needs kubelet 1.23 or later)"
+    )]
+    DevicesOnly,
+    /// The answers of one scan never came from one kubelet.
+    #[error("the kubelet restarted during each of {ATTEMPTS} attempts to read it")]
+    Restless,
 }
 
 /// Reads the node again and again.
@@ -50,9 +75,16 @@ pub struct Scanner {
     client: Client,
     host: HostRoots,
     config_file: PathBuf,
+    /// What has to be read still; a scan that fails does not forget what it was asked for.
+    due: Depth,
     inventory: Option<(Connection, Arc<Inventory>)>,
-    /// The last configuration that could be read: a failed read must not look like a change of policy.
-    config: Option<KubeletConfig>,
+    /// The configuration and the connection it holds for: a kubelet reads its own once, when it starts.
+    config: Option<(Connection, KubeletConfig)>,
+    /// Device resources in the inventory.
+    offered: BTreeSet<String>,
+    /// Device resources in use that not even a fresh inventory had.
+    absent: BTreeSet<String>,
+    calls: u32,
 }
 
 impl Scanner {
@@ -63,62 +95,111 @@ impl Scanner {
             client: Client::new(settings.socket.clone(), settings.kubelet_timeout),
             host: settings.host.clone(),
             config_file: settings.kubelet_config.clone(),
+            due: Depth::Everything,
             inventory: None,
             config: None,
+            offered: BTreeSet::new(),
+            absent: BTreeSet::new(),
+            calls: 0,
         }
     }
 
-    /// Reads the inventory again with the next scan.
-    pub fn forget_inventory(&mut self) {
-        self.inventory = None;
+    /// How often the kubelet was called since this was last asked.
+    pub(super) fn take_calls(&mut self) -> u32 {
+        std::mem::take(&mut self.calls)
     }
 
-    /// One List; the inventory as well if `inventory` says so, the kubelet restarted, or the List names
-    /// something the inventory does not have.
+    /// One List; more if `depth` says so, the kubelet restarted, or the List names devices that the inventory
+    /// does not have.
     ///
     /// # Errors
     /// When the kubelet or the hardware cannot be read. Nothing of a failed scan is kept.
-    pub async fn scan(&mut self, inventory: bool) -> Result<Scan, ScanError> {
-        let (usage, api, connection) = self.client.list().await?;
-        let known = self.inventory.take().filter(|(from, _)| *from == connection && !inventory);
-        if let Some((_, inventory)) = known.filter(|(_, inventory)| covers(inventory, &usage)) {
-            self.inventory = Some((connection, Arc::clone(&inventory)));
-            return Ok(Scan { usage, inventory, api, connection });
-        }
-        let (inventory, from) = self.read_inventory().await?;
-        let inventory = Arc::new(inventory);
-        if from != connection {
-            // The kubelet restarted between the two calls: the List is the old one's.
+    pub async fn scan(&mut self, depth: Depth) -> Result<Scan, ScanError> {
+        self.due = self.due.max(depth);
+        for _ in 0..ATTEMPTS {
+            self.calls += 1;
             let (usage, api, connection) = self.client.list().await?;
-            self.inventory = (from == connection).then(|| (connection, Arc::clone(&inventory)));
-            return Ok(Scan { usage, inventory, api, connection });
-        }
-        self.inventory = Some((connection, Arc::clone(&inventory)));
-        Ok(Scan { usage, inventory, api, connection })
-    }
-
-    async fn read_inventory(&mut self) -> Result<(Inventory, Connection), ScanError> {
-        let (allocatable, connection) = self.client.allocatable().await?;
-        let machine = machine::read(&self.host)?;
-        let mut problems: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
-        match read_config(&self.config_file) {
-            Ok((config, odd)) => {
-                problems.extend(odd);
-                self.config = Some(config);
+            if api != Api::V1 {
+                return Err(ScanError::DevicesOnly);
             }
-            Err(problem) => problems.push(config_problem(&problem, self.config.is_some())),
+            let known = self.inventory.as_ref().filter(|(from, _)| *from == connection);
+            let Some((_, known)) = known else {
+                self.due = Depth::Everything;
+                if self.read_inventory(None, &usage).await? == connection {
+                    return self.complete(usage, api, connection);
+                }
+                continue;
+            };
+            if self.due == Depth::Usage && self.uncovered(&usage) != self.absent {
+                self.due = Depth::Allocatable;
+            }
+            if self.due == Depth::Usage {
+                return self.complete(usage, api, connection);
+            }
+            let known = Arc::clone(known);
+            if self.read_inventory(Some(known), &usage).await? == connection {
+                return self.complete(usage, api, connection);
+            }
         }
-        let config = self.config.clone();
-        Ok((Inventory { machine, allocatable, config, problems }, connection))
+        Err(ScanError::Restless)
     }
-}
 
-/// Does the inventory know every device resource and memory type that is in use?
-fn covers(inventory: &Inventory, usage: &Usage) -> bool {
-    let offered =
-        |resource: &str| inventory.allocatable.devices.iter().any(|group| group.resource == resource);
-    let mut containers = usage.pods.iter().flat_map(|pod| &pod.containers);
-    containers.all(|container| container.devices.iter().all(|group| offered(&group.resource)))
+    fn complete(&mut self, usage: Usage, api: Api, connection: Connection) -> Result<Scan, ScanError> {
+        self.due = Depth::Usage;
+        let inventory = self.inventory.as_ref().map(|(_, inventory)| Arc::clone(inventory));
+        Ok(Scan { usage, inventory: inventory.ok_or(ScanError::Restless)?, api, connection })
+    }
+
+    /// Reads what is due; what is not comes from `known`.
+    async fn read_inventory(
+        &mut self,
+        known: Option<Arc<Inventory>>,
+        usage: &Usage,
+    ) -> Result<Connection, ScanError> {
+        self.calls += 1;
+        let (allocatable, connection) = self.client.allocatable().await?;
+        let inventory = match known.filter(|_| self.due < Depth::Everything) {
+            Some(known) => Inventory {
+                machine: Arc::clone(&known.machine),
+                allocatable,
+                config: known.config.clone(),
+                problems: known.problems.clone(),
+            },
+            None => {
+                let machine = machine::read(&self.host)?;
+                let mut problems: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
+                problems.extend(self.read_config(connection));
+                let config = self.config.as_ref().map(|(_, config)| config.clone());
+                Inventory { machine: Arc::new(machine), allocatable, config, problems }
+            }
+        };
+        self.offered = inventory.allocatable.devices.iter().map(|group| group.resource.clone()).collect();
+        self.inventory = Some((connection, Arc::new(inventory)));
+        self.absent = self.uncovered(usage);
+        Ok(connection)
+    }
+
+    /// Reads the kubelet's configuration unless this kubelet's is known; returns what is wrong with it.
+    fn read_config(&mut self, connection: Connection) -> Vec<String> {
+        if self.config.as_ref().is_some_and(|(from, _)| *from == connection) {
+            return Vec::new();
+        }
+        match read_config(&self.config_file) {
+            Ok((config, problems)) => {
+                self.config = Some((connection, config));
+                problems
+            }
+            Err(problem) => vec![config_problem(&problem, self.config.is_some())],
+        }
+    }
+
+    /// Device resources in use that the inventory does not have.
+    fn uncovered(&self, usage: &Usage) -> BTreeSet<String> {
+        let containers = usage.pods.iter().flat_map(|pod| &pod.containers);
+        let groups = containers.flat_map(|container| &container.devices);
+        let uncovered = groups.filter(|group| !self.offered.contains(&group.resource));
+        uncovered.map(|group| group.resource.clone()).collect()
+    }
 }
 
 /// What a configuration that cannot be read means; `known`: it could be read before.

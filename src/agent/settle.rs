@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::scan::{Inventory, Scan};
-use crate::kubelet::{Connection, KubeletConfig, PodUsage, Usage};
+use crate::kubelet::{Allocatable, Connection, PodUsage, Usage};
 
 /// While not one of the pods that held something is back, the node may only look free: be ten times as patient.
 const PATIENCE: u32 = 10;
@@ -50,10 +50,11 @@ impl Settling {
         Self { bound, before: None, settled: None, since: None }
     }
 
-    /// Judges a scan, and remembers it if it is believed.
-    pub(super) fn judge(&mut self, scan: &Scan, now: Instant) -> Verdict {
+    /// Judges a scan, and remembers it if it is believed. While `cut_off` from the API server the clock stands
+    /// still: the kubelet has its pods from there.
+    pub(super) fn judge(&mut self, scan: &Scan, now: Instant, cut_off: bool) -> Verdict {
         let since = match self.since {
-            Some((connection, since)) if connection == scan.connection => since,
+            Some((connection, since)) if connection == scan.connection && !cut_off => since,
             _ => {
                 self.since = Some((scan.connection, now));
                 now
@@ -74,12 +75,13 @@ impl Settling {
 
     /// What is missing still, and how long to wait for it.
     fn doubt(&self, scan: &Scan) -> Option<(String, Duration)> {
-        if let Some(reason) = unstarted(&scan.inventory) {
-            return Some((reason, self.bound));
+        if let Some(reason) = self.unstarted(&scan.inventory) {
+            return Some((reason, self.bound * PATIENCE));
         }
         let before = self.before.as_ref()?;
         let pods = holders(&scan.usage);
-        // Somebody new holds something: the kubelet has its pods, and who is missing is gone.
+        // Somebody new holds something: the kubelet has its pods, and who is missing is gone. Devices are not
+        // waited for either then, since what the new pods hold must not look free meanwhile.
         if !pods.is_subset(&before.pods) {
             return None;
         }
@@ -105,6 +107,27 @@ impl Settling {
         })
     }
 
+    /// A static policy always has something to hand out, except before it was started. Where the policy is not
+    /// known, what was offered before tells.
+    fn unstarted(&self, inventory: &Inventory) -> Option<String> {
+        let offered = |look: fn(&Allocatable) -> bool| {
+            let before = self.before.as_ref().and_then(|held| held.inventory.as_ref());
+            before.is_some_and(|before| look(&before.allocatable))
+        };
+        let (cpus, memory) = match &inventory.config {
+            Some(config) => (config.cpu_manager_policy == "static", config.memory_manager_policy == "Static"),
+            None => (offered(|a| !a.cpus.is_empty()), offered(|a| !a.memory.is_empty())),
+        };
+        let missing = if cpus && inventory.allocatable.cpus.is_empty() {
+            "CPUs although its CPU manager policy is static"
+        } else if memory && inventory.allocatable.memory.is_empty() {
+            "memory although its Memory Manager policy is Static"
+        } else {
+            return None;
+        };
+        Some(format!("the kubelet offers no {missing}: it has not finished its start"))
+    }
+
     fn remember(&mut self, scan: &Scan) {
         // The inventory is shared between scans: its devices are collected once for each.
         let known = self.before.as_ref().and_then(|held| held.inventory.as_ref());
@@ -115,20 +138,6 @@ impl Settling {
         let inventory = Some(Arc::clone(&scan.inventory));
         self.before = Some(Held { pods: holders(&scan.usage), devices, inventory });
     }
-}
-
-/// A static policy always has something to hand out, except before it was started.
-fn unstarted(inventory: &Inventory) -> Option<String> {
-    let KubeletConfig { cpu_manager_policy, memory_manager_policy, .. } = inventory.config.as_ref()?;
-    let allocatable = &inventory.allocatable;
-    let missing = if cpu_manager_policy == "static" && allocatable.cpus.is_empty() {
-        "CPUs although its CPU manager policy is static"
-    } else if memory_manager_policy == "Static" && allocatable.memory.is_empty() {
-        "memory although its Memory Manager policy is Static"
-    } else {
-        return None;
-    };
-    Some(format!("the kubelet offers no {missing}: it has not finished its start"))
 }
 
 fn holders(usage: &Usage) -> BTreeSet<(String, String)> {
@@ -150,7 +159,7 @@ fn offered_devices(inventory: &Inventory) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::{Allocatable, Api, ContainerUsage, DeviceGroup};
+    use crate::kubelet::{Api, ContainerUsage, DeviceGroup, KubeletConfig};
 
     const BOUND: Duration = Duration::from_secs(30);
 
@@ -184,52 +193,75 @@ mod tests {
         let mut settling = Settling::new(BOUND);
         let start = Instant::now();
         let first = scan(Connection::default(), &["a", "b"], &["nic"]);
-        assert_eq!(settling.judge(&first, start), Verdict::Settled);
+        assert_eq!(settling.judge(&first, start, false), Verdict::Settled);
         (settling, Connection::default().next(), start)
     }
 
     #[test]
     fn a_pod_that_leaves_without_a_restart_is_believed() {
         let (mut settling, _, start) = restarted();
-        assert_eq!(settling.judge(&scan(Connection::default(), &[], &[]), start), Verdict::Settled);
+        assert_eq!(settling.judge(&scan(Connection::default(), &[], &[]), start, false), Verdict::Settled);
     }
 
     #[test]
     fn an_empty_list_after_a_restart_waits_ten_bounds() {
         let (mut settling, second, start) = restarted();
         let empty = scan(second, &[], &["nic"]);
-        assert!(waits(&settling.judge(&empty, start), "does not list 2 of the 2 pods"));
-        assert!(waits(&settling.judge(&empty, start + BOUND * 9), "does not list 2 of the 2 pods"));
-        assert_eq!(settling.judge(&empty, start + BOUND * 10), Verdict::Settled);
+        assert!(waits(&settling.judge(&empty, start, false), "does not list 2 of the 2 pods"));
+        assert!(waits(&settling.judge(&empty, start + BOUND * 9, false), "does not list 2 of the 2 pods"));
+        assert_eq!(settling.judge(&empty, start + BOUND * 10, false), Verdict::Settled);
     }
 
     #[test]
     fn a_partial_list_waits_one_bound_and_settles_when_all_are_back() {
         let (mut settling, second, start) = restarted();
         let partial = scan(second, &["a"], &["nic"]);
-        assert!(waits(&settling.judge(&partial, start), "does not list 1 of the 2 pods"));
-        assert_eq!(settling.judge(&scan(second, &["a", "b"], &["nic"]), start), Verdict::Settled);
+        assert!(waits(&settling.judge(&partial, start, false), "does not list 1 of the 2 pods"));
+        assert_eq!(settling.judge(&scan(second, &["a", "b"], &["nic"]), start, false), Verdict::Settled);
         // From then on this connection is believed.
-        assert_eq!(settling.judge(&scan(second, &[], &[]), start), Verdict::Settled);
+        assert_eq!(settling.judge(&scan(second, &[], &[]), start, false), Verdict::Settled);
 
         let (mut settling, second, start) = restarted();
-        assert!(waits(&settling.judge(&partial, start), "1 of the 2"));
-        assert_eq!(settling.judge(&partial, start + BOUND), Verdict::Settled);
+        assert!(waits(&settling.judge(&partial, start, false), "1 of the 2"));
+        assert_eq!(settling.judge(&partial, start + BOUND, false), Verdict::Settled);
         let _ = second;
     }
 
     #[test]
     fn a_new_holder_proves_that_the_kubelet_knows_its_pods() {
         let (mut settling, second, start) = restarted();
-        assert_eq!(settling.judge(&scan(second, &["new"], &[]), start), Verdict::Settled);
+        assert_eq!(settling.judge(&scan(second, &["new"], &[]), start, false), Verdict::Settled);
     }
 
     #[test]
     fn devices_are_waited_for_one_bound() {
         let (mut settling, second, start) = restarted();
         let without = scan(second, &["a", "b"], &[]);
-        assert!(waits(&settling.judge(&without, start), "have not registered nic yet"));
-        assert_eq!(settling.judge(&without, start + BOUND), Verdict::Settled);
+        assert!(waits(&settling.judge(&without, start, false), "have not registered nic yet"));
+        assert_eq!(settling.judge(&without, start + BOUND, false), Verdict::Settled);
+    }
+
+    #[test]
+    fn the_clock_stands_still_while_the_api_server_is_away() {
+        let (mut settling, second, start) = restarted();
+        let partial = scan(second, &["a"], &["nic"]);
+        assert!(waits(&settling.judge(&partial, start, true), "1 of the 2"));
+        assert!(waits(&settling.judge(&partial, start + BOUND, true), "1 of the 2"));
+        assert!(waits(&settling.judge(&partial, start + BOUND + BOUND / 2, false), "1 of the 2"));
+        assert_eq!(settling.judge(&partial, start + BOUND * 2, false), Verdict::Settled);
+    }
+
+    #[test]
+    fn an_offer_that_vanished_is_doubted_where_the_policy_is_not_known() {
+        let (mut settling, second, start) = restarted();
+        let mut empty = scan(second, &["a", "b"], &["nic"]);
+        empty.inventory = Arc::new(Inventory::default());
+        assert!(waits(&settling.judge(&empty, start, false), "offers no CPUs"));
+        let config = Some(KubeletConfig::default());
+        let allocatable = empty.inventory.allocatable.clone();
+        empty.inventory = Arc::new(Inventory { config, allocatable, ..Inventory::default() });
+        let verdict = settling.judge(&empty, start, false);
+        assert!(waits(&verdict, "have not registered nic"), "the policy is none now: {verdict:?}");
     }
 
     #[test]
@@ -246,13 +278,13 @@ mod tests {
             Scan { inventory: Arc::new(inventory), ..scan(Connection::default(), &[], &[]) }
         };
         assert!(waits(
-            &settling.judge(&with(config("static", "None")), start),
+            &settling.judge(&with(config("static", "None")), start, false),
             "CPU manager policy is static"
         ));
         assert!(waits(
-            &settling.judge(&with(config("none", "Static")), start),
+            &settling.judge(&with(config("none", "Static")), start, false),
             "Memory Manager policy is Static"
         ));
-        assert_eq!(settling.judge(&with(config("none", "None")), start), Verdict::Settled);
+        assert_eq!(settling.judge(&with(config("none", "None")), start, false), Verdict::Settled);
     }
 }

@@ -32,7 +32,8 @@ pub enum Api {
     V1alpha1,
 }
 
-/// Tells connections apart: another value means another kubelet process, or the same one restarted.
+/// Tells kubelet processes apart: another value means that another socket lies at the path, which the kubelet
+/// makes anew whenever it starts. Connecting again to the same socket keeps the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Connection(u64);
 
@@ -53,18 +54,22 @@ pub struct Client {
     socket: PathBuf,
     timeout: Duration,
     open: Option<Open>,
-    last: Connection,
+    /// The socket that was connected to last, and its number.
+    last: (Identity, Connection),
+    /// Has anything at this path ever answered in gRPC?
+    answered: bool,
 }
+
+/// Device, inode and time of the last change of the inode (seconds, nanoseconds): inodes are used again.
+type Identity = (u64, u64, i64, i64);
 
 #[derive(Clone, Debug)]
 struct Open {
     channel: Channel,
     connection: Connection,
-    /// Device and inode of the socket we connected to.
-    identity: (u64, u64),
+    /// The socket we connected to.
+    identity: Identity,
     api: Api,
-    /// Has anything on this connection ever answered in gRPC?
-    answered: bool,
 }
 
 /// Why the kubelet's answer is not there. Every variant is one sentence for the person who runs the node.
@@ -174,7 +179,7 @@ impl Client {
     /// A client for `socket` whose calls end after `timeout`. Nothing is opened yet.
     #[must_use]
     pub fn new(socket: PathBuf, timeout: Duration) -> Self {
-        Self { socket, timeout, open: None, last: Connection::default() }
+        Self { socket, timeout, open: None, last: Default::default(), answered: false }
     }
 
     /// What every active pod holds, the API version that told, and the connection it came from.
@@ -271,11 +276,11 @@ impl Client {
         let (channel, connection) = (open.channel, open.connection);
         let error = match tokio::time::timeout(self.timeout, request(channel)).await {
             Ok(Ok(answer)) => {
-                self.answered();
+                self.answered = true;
                 return Ok((answer, connection));
             }
-            Ok(Err(status)) => self.explain(call, &status, open.answered),
-            Err(_) if !open.answered => {
+            Ok(Err(status)) => self.explain(call, &status),
+            Err(_) if !self.answered => {
                 ClientError::Silent { path: self.socket.clone(), call, after: self.timeout }
             }
             Err(_) => ClientError::Deadline { path: self.socket.clone(), call, after: self.timeout },
@@ -285,16 +290,10 @@ impl Client {
             ClientError::Status { .. }
             | ClientError::Unsupported { .. }
             | ClientError::RateLimited(_)
-            | ClientError::TooLarge { .. } => self.answered(),
+            | ClientError::TooLarge { .. } => self.answered = true,
             _ => self.open = None,
         }
         Err(error)
-    }
-
-    fn answered(&mut self) {
-        if let Some(open) = &mut self.open {
-            open.answered = true;
-        }
     }
 
     fn remember(&mut self, api: Api) {
@@ -323,12 +322,14 @@ impl Client {
         let channel = channel(stream)
             .await
             .map_err(|e| ClientError::NotGrpc { path: self.socket.clone(), reason: innermost(&e) })?;
-        self.last = self.last.next();
-        Ok(Open { channel, connection: self.last, identity, api: Api::V1, answered: false })
+        if self.last.0 != identity {
+            self.last = (identity, self.last.1.next());
+        }
+        Ok(Open { channel, connection: self.last.1, identity, api: Api::V1 })
     }
 
-    /// Turns a status into the sentence that fits; `answered`: this connection has spoken gRPC before.
-    fn explain(&self, call: &'static str, status: &Status, answered: bool) -> ClientError {
+    /// Turns a status into the sentence that fits.
+    fn explain(&self, call: &'static str, status: &Status) -> ClientError {
         let message = status.message();
         match status.code() {
             Code::ResourceExhausted if message.contains("rate limit") => ClientError::RateLimited(call),
@@ -346,7 +347,7 @@ impl Client {
                 code: format!("{:?}", status.code()),
                 message: message.chars().take(300).collect(),
             },
-            _ if answered => ClientError::Lost { call, detail: innermost(status) },
+            _ if self.answered => ClientError::Lost { call, detail: innermost(status) },
             _ => ClientError::NotGrpc { path: self.socket.clone(), reason: nonsense(status) },
         }
     }
@@ -382,8 +383,8 @@ fn innermost(error: &dyn std::error::Error) -> String {
     error.to_string().chars().take(300).collect()
 }
 
-fn identity(socket: &Path) -> io::Result<(u64, u64)> {
-    std::fs::metadata(socket).map(|meta| (meta.dev(), meta.ino()))
+fn identity(socket: &Path) -> io::Result<Identity> {
+    std::fs::metadata(socket).map(|meta| (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
 }
 
 fn connect_error(path: &Path, error: &io::Error) -> ClientError {

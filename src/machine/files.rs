@@ -63,26 +63,41 @@ impl HostFiles for HostRoots {
     }
 }
 
-/// Files as they were, path to text. What is not in it was not there.
+/// Files as they were. What is in neither map was not there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(transparent)]
-pub struct RecordedFiles(pub BTreeMap<String, String>);
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RecordedFiles {
+    /// Path to text.
+    pub read: BTreeMap<String, String>,
+    /// Path to the kernel's refusal.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused: BTreeMap<String, String>,
+}
 
 impl HostFiles for RecordedFiles {
     fn read(&self, path: &str) -> io::Result<String> {
-        self.0.get(path).cloned().ok_or_else(not_found)
+        self.check(path)?;
+        self.read.get(path).cloned().ok_or_else(not_found)
     }
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        self.check(path)?;
         let prefix = format!("{path}/");
         let names: BTreeSet<String> = self
-            .0
+            .read
             .range(prefix.clone()..)
             .take_while(|(file, _)| file.starts_with(&prefix))
             .filter_map(|(file, _)| file[prefix.len()..].split('/').next())
             .map(str::to_owned)
             .collect();
         if names.is_empty() { Err(not_found()) } else { Ok(names.into_iter().collect()) }
+    }
+}
+
+impl RecordedFiles {
+    /// Fails as the read failed that was recorded.
+    fn check(&self, path: &str) -> io::Result<()> {
+        self.refused.get(path).map_or(Ok(()), |reason| Err(io::Error::other(reason.clone())))
     }
 }
 
@@ -94,7 +109,7 @@ fn not_found() -> io::Error {
 #[derive(Debug)]
 pub struct Recorder<F> {
     inner: F,
-    files: RefCell<BTreeMap<String, String>>,
+    files: RefCell<RecordedFiles>,
 }
 
 impl<F> Recorder<F> {
@@ -105,18 +120,54 @@ impl<F> Recorder<F> {
 
     /// Everything that was read.
     pub fn finish(self) -> RecordedFiles {
-        RecordedFiles(self.files.into_inner())
+        self.files.into_inner()
     }
 }
 
 impl<F: HostFiles> HostFiles for Recorder<F> {
     fn read(&self, path: &str) -> io::Result<String> {
-        let text = self.inner.read(path)?;
-        self.files.borrow_mut().insert(path.to_owned(), text.clone());
+        let text = self.inner.read(path).inspect_err(|error| self.refused(path, error))?;
+        self.files.borrow_mut().read.insert(path.to_owned(), text.clone());
         Ok(text)
     }
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        self.inner.list(path)
+        self.inner.list(path).inspect_err(|error| self.refused(path, error))
+    }
+}
+
+impl<F> Recorder<F> {
+    fn refused(&self, path: &str, error: &io::Error) {
+        if error.kind() != io::ErrorKind::NotFound {
+            self.files.borrow_mut().refused.insert(path.to_owned(), error.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_answers_and_refuses_as_the_host_did() {
+        let root = tempfile::tempdir().unwrap();
+        let pool = root.path().join("sys/hugepages/hugepages-2048kB");
+        std::fs::create_dir_all(&pool).unwrap();
+        std::fs::write(pool.join("nr_hugepages"), "3\n").unwrap();
+        let host = HostRoots { sys: root.path().join("sys"), proc: root.path().join("proc") };
+        let recorder = Recorder::new(host);
+        let looked_at = |files: &dyn Fn(&str) -> io::Result<String>| {
+            ["sys/hugepages/hugepages-2048kB/nr_hugepages", "sys/hugepages", "proc/meminfo"]
+                .map(|path| files(path).map_err(|error| error.to_string()))
+        };
+        let live = looked_at(&|path| recorder.read(path));
+        assert_eq!(recorder.list("sys/hugepages").unwrap(), ["hugepages-2048kB"]);
+        let recording = recorder.finish();
+        let replayed = looked_at(&|path| recording.read(path));
+        assert_eq!(live[0], Ok("3\n".to_owned()));
+        assert_eq!(live[0], replayed[0]);
+        assert!(live[1].as_ref().is_err_and(|error| error.contains("directory")), "{live:?}");
+        assert_eq!(live[1], replayed[1], "a refusal is replayed in the kernel's words");
+        assert!(recording.read("proc/meminfo").is_err_and(|e| e.kind() == io::ErrorKind::NotFound));
     }
 }

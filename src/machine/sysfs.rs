@@ -64,11 +64,15 @@ impl<F: HostFiles> Reader<'_, F> {
 
     fn node(&mut self, id: Id, online: &IdSet) -> NumaNode {
         let dir = format!("{NODES}/node{id}");
+        let (hugepages, hugepages_unread) = self.hugepages(&format!("{dir}/hugepages"));
         NumaNode {
             id,
-            cpus: self.parsed(&format!("{dir}/cpulist"), "no CPUs of this node are known"),
+            cpus: self
+                .parsed(&format!("{dir}/cpulist"), "no CPUs of this node are known")
+                .unwrap_or_default(),
             memory: self.mem_total(&format!("{dir}/meminfo")),
-            hugepages: self.hugepages(&format!("{dir}/hugepages")),
+            hugepages,
+            hugepages_unread,
             distances: self.distances(&format!("{dir}/distance"), online),
         }
     }
@@ -84,28 +88,27 @@ impl<F: HostFiles> Reader<'_, F> {
             Ok(cpus) => cpus,
             Err(error) => return Err(MachineError::Malformed { file, what: format!("{error}") }),
         };
-        Ok(NumaNode {
-            id: 0,
-            cpus,
-            memory: self.mem_total("proc/meminfo"),
-            hugepages: self.hugepages(HUGEPAGES),
-            distances: BTreeMap::new(),
-        })
+        let (hugepages, hugepages_unread) = self.hugepages(HUGEPAGES);
+        let memory = self.mem_total("proc/meminfo");
+        Ok(NumaNode { id: 0, cpus, memory, hugepages, hugepages_unread, distances: BTreeMap::new() })
     }
 
-    /// A file that may be missing (then the default holds) but must make sense when it is there.
-    fn parsed<T: FromStr + Default>(&mut self, file: &str, consequence: &str) -> T
+    /// A file that may be missing (then the default holds) but must make sense when it is there; `None` and a
+    /// problem when it does not.
+    fn parsed<T: FromStr + Default>(&mut self, file: &str, consequence: &str) -> Option<T>
     where
         T::Err: std::fmt::Display,
     {
-        match self.text(file, consequence).map(|text| text.trim().parse()) {
-            None => T::default(),
-            Some(Ok(value)) => value,
-            Some(Err(error)) => {
+        let text = match self.files.read(file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(T::default()),
+            Err(error) => {
                 self.problem(file, format!("{error}; {consequence}"));
-                T::default()
+                return None;
             }
-        }
+        };
+        let parsed = text.trim().parse();
+        parsed.map_err(|error| self.problem(file, format!("{error}; {consequence}"))).ok()
     }
 
     /// `Node 0 MemTotal:  16384 kB` or `MemTotal:  16384 kB`, as bytes. A node without memory may lack it.
@@ -123,26 +126,28 @@ impl<F: HostFiles> Reader<'_, F> {
         }
     }
 
-    /// `hugepages-<kB>kB/nr_hugepages` below `dir`. Nodes without memory have no such directory.
-    fn hugepages(&mut self, dir: &str) -> BTreeMap<u64, u64> {
+    /// `hugepages-<kB>kB/nr_hugepages` below `dir`, and whether any of it could not be read. Nodes without memory
+    /// have no such directory.
+    fn hugepages(&mut self, dir: &str) -> (BTreeMap<u64, u64>, bool) {
         let names = match self.files.list(dir) {
             Ok(names) => names,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return (BTreeMap::new(), false),
             Err(error) => {
-                if error.kind() != io::ErrorKind::NotFound {
-                    self.problem(dir, format!("{error}; its huge pages are taken as 0"));
-                }
-                return BTreeMap::new();
+                self.problem(dir, format!("{error}; its huge pages are taken as 0"));
+                return (BTreeMap::new(), true);
             }
         };
-        names
-            .iter()
-            .filter_map(|name| {
-                let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-                let pages: u64 =
-                    self.parsed(&format!("{dir}/{name}/nr_hugepages"), "these pages are taken as 0");
-                Some((kib.checked_mul(1024)?, pages))
-            })
-            .collect()
+        let size = |name: &String| -> Option<u64> {
+            let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            kib.checked_mul(1024)
+        };
+        let (mut pools, mut unread) = (BTreeMap::new(), false);
+        for (name, size) in names.iter().filter_map(|name| Some((name, size(name)?))) {
+            let pages = self.parsed(&format!("{dir}/{name}/nr_hugepages"), "these pages are taken as 0");
+            unread |= pages.is_none();
+            pools.insert(size, pages.unwrap_or(0));
+        }
+        (pools, unread)
     }
 
     /// One column per online node in ascending order of id, not indexed by id.
@@ -192,7 +197,8 @@ mod tests {
     use super::*;
 
     fn files(entries: &[(&str, &str)]) -> RecordedFiles {
-        RecordedFiles(entries.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect())
+        let read = entries.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect();
+        RecordedFiles { read, ..RecordedFiles::default() }
     }
 
     const TWO_SPARSE_NODES: [(&str, &str); 9] = [
@@ -220,6 +226,7 @@ mod tests {
                     cpus: "0-3".parse().unwrap(),
                     memory: 16384 << 10,
                     hugepages: [(2 << 20, 3), (1 << 30, 0)].into(),
+                    hugepages_unread: false,
                     distances: [(0, 10), (8, 40)].into(),
                 },
                 NumaNode {
@@ -227,6 +234,7 @@ mod tests {
                     cpus: IdSet::new(),
                     memory: 4096 << 10,
                     hugepages: BTreeMap::new(),
+                    hugepages_unread: false,
                     distances: [(0, 40), (8, 10)].into(),
                 },
             ]
@@ -265,12 +273,13 @@ mod tests {
             ),
         ] {
             let mut recorded = files(&TWO_SPARSE_NODES);
-            recorded.0.insert(format!("{NODES}/{file}"), text.to_owned());
+            recorded.read.insert(format!("{NODES}/{file}"), text.to_owned());
             let machine = read(&recorded).unwrap();
             let problems: Vec<String> = machine.problems.iter().map(Problem::to_string).collect();
             assert_eq!(problems, [format!("{NODES}/{file}: {expected}")]);
             assert_eq!(machine.nodes.len(), 2);
             assert_eq!(machine.nodes[1].memory, 4096 << 10);
+            assert_eq!(machine.nodes[0].hugepages_unread, file.ends_with("nr_hugepages"));
         }
     }
 
@@ -298,6 +307,7 @@ mod tests {
                 cpus: "0-3".parse().unwrap(),
                 memory: 1000 << 10,
                 hugepages: [(2 << 20, 7)].into(),
+                hugepages_unread: false,
                 distances: BTreeMap::new(),
             }]
         );

@@ -9,8 +9,10 @@ use crate::machine::{IdSet, Machine};
 pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
     let online = online(inputs.machine);
     let allocatable = &inputs.allocatable.cpus;
-    // The kubelet lists no CPUs at all under the CPU manager policy `none`.
-    let offered = if allocatable.is_empty() {
+    // The kubelet lists no CPUs at all under the CPU manager policy `none`. Under `static` it lists none only
+    // before it has started: then it offers none.
+    let derived = inputs.config.is_none_or(|config| config.cpu_manager_policy != "static");
+    let offered = if allocatable.is_empty() && derived {
         online.difference(&reserved(inputs.config, &online))
     } else {
         allocatable.clone()

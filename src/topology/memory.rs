@@ -68,7 +68,8 @@ fn pool(
 ) -> Pool {
     let hardware = capacity(node, resource);
     let derived = derived(inputs, node, resource, hardware);
-    let allocatable = if inputs.allocatable.memory.is_empty() {
+    let unmanaged = inputs.config.is_none_or(|config| config.memory_manager_policy != "Static");
+    let allocatable = if inputs.allocatable.memory.is_empty() && unmanaged {
         derived // Memory Manager `None`
     } else {
         // The kubelet leaves out entries that are 0.
@@ -94,6 +95,10 @@ fn capacity(node: &NumaNode, resource: &str) -> u64 {
 
 /// What the kubelet would offer: the hardware less its reservation, and for memory less the huge pages.
 fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) -> u64 {
+    // How much of the memory huge pages take is not known: promise none of it.
+    if resource == MEMORY && node.hugepages_unread {
+        return 0;
+    }
     let reservations = inputs.config.and_then(|config| config.reserved_memory.get(&node.id));
     let reserved = reservations.and_then(|amounts| amounts.get(resource)).copied().unwrap_or(0);
     let hugepages = if resource == MEMORY { node.hugepage_bytes() } else { 0 };

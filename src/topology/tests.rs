@@ -22,6 +22,7 @@ fn two_nodes() -> Machine {
         cpus: ids(cpus),
         memory: 8 * GIB,
         hugepages: [(2 * MIB, 256)].into(),
+        hugepages_unread: false,
         distances: [(0, if id == 0 { 10 } else { 21 }), (1, if id == 1 { 10 } else { 21 })].into(),
     };
     Machine { nodes: vec![node(0, "0-3"), node(1, "4-7")], numa: true, problems: vec![] }
@@ -180,6 +181,27 @@ fn without_a_memory_manager_memory_is_derived() {
         case.of("hugepages-2Mi"),
         [(0, [pages, pages - 2 * MIB, pages - 2 * MIB]), (1, [pages, pages, pages])]
     );
+}
+
+#[test]
+fn a_static_policy_that_offers_nothing_yet_promises_nothing() {
+    let config = KubeletConfig {
+        cpu_manager_policy: "static".into(),
+        memory_manager_policy: "Static".into(),
+        ..Default::default()
+    };
+    let case = Case { config: Some(config), ..Default::default() };
+    assert_eq!(case.of("cpu"), [(0, [4, 0, 0]), (1, [4, 0, 0])]);
+    assert_eq!(case.of("memory"), [(0, [8 * GIB, 0, 0]), (1, [8 * GIB, 0, 0])]);
+    assert_eq!(case.of("hugepages-2Mi"), [(0, [512 * MIB, 0, 0]), (1, [512 * MIB, 0, 0])]);
+}
+
+#[test]
+fn memory_that_huge_pages_may_have_taken_is_not_promised() {
+    let mut case = Case::default();
+    case.machine.nodes[1].hugepages_unread = true;
+    let free = 8 * GIB - 512 * MIB;
+    assert_eq!(case.of("memory"), [(0, [8 * GIB, free, free]), (1, [8 * GIB, 0, 0])]);
 }
 
 #[test]
@@ -370,8 +392,24 @@ prop_compose! {
     }
 }
 
+fn any_config() -> impl Strategy<Value = Option<KubeletConfig>> {
+    let policies =
+        (prop_oneof!["none", "static"], prop_oneof!["None", "Static"], any_cpus(), 0..20_u64, 0..9 * GIB);
+    let config =
+        policies.prop_map(|(cpu, memory, reserved_system_cpus, reserved_cpu_count, bytes)| KubeletConfig {
+            cpu_manager_policy: cpu,
+            memory_manager_policy: memory,
+            reserved_system_cpus,
+            reserved_cpu_count,
+            reserved_memory: [(1, [("memory".to_owned(), bytes)].into())].into(),
+            ..Default::default()
+        });
+    proptest::option::of(config)
+}
+
 prop_compose! {
     fn any_case()(
+        config in any_config(),
         cpus in any_cpus(),
         memory in any_memory(),
         devices in any_devices(),
@@ -382,6 +420,7 @@ prop_compose! {
         Case {
             allocatable: Allocatable { cpus, memory, devices },
             usage: Usage { pods },
+            config,
             known,
             fillers,
             ..Default::default()
@@ -428,6 +467,26 @@ proptest! {
         case.allocatable.devices.reverse();
         case.allocatable.memory.reverse();
         prop_assert_eq!(case.account(), before);
+    }
+
+    #[test]
+    fn what_a_pod_takes_from_one_zone_is_what_it_holds(cpus in any_cpus(), bytes in 0..4 * GIB) {
+        let mut case = Case {
+            allocatable: Allocatable {
+                cpus: ids("0-7"),
+                memory: vec![block("memory", 7 * GIB, "0"), block("memory", 7 * GIB, "1")],
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let total = |case: &Case, resource| case.of(resource).iter().map(|(_, amounts)| amounts[2]).sum::<u64>();
+        let (free_cpus, free_memory) = (total(&case, "cpu"), total(&case, "memory"));
+        let held = cpus.intersection(&ids("0-7")).len();
+        let memory = vec![block("memory", bytes, "1")];
+        case.usage.pods.push(pod("a", ContainerUsage { cpus, memory, ..Default::default() }));
+        prop_assert_eq!(total(&case, "cpu"), free_cpus - held);
+        prop_assert_eq!(total(&case, "memory"), free_memory - bytes);
+        prop_assert_eq!(case.account(), case.account());
     }
 
     #[test]
