@@ -24,7 +24,7 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
 use crate::config::Config;
-use crate::kubelet::KubeletConfig;
+use crate::kubelet::PodUsage;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
 use crate::topology::{self, Topology};
@@ -44,9 +44,11 @@ const LISTS_PER_SECOND: f64 = 10.0;
 /// A pod's admission may cost a few Lists at once.
 const LIST_BURST: f64 = 4.0;
 
-/// The kubelet writes up to four state files for one container: devices, then CPUs, then memory. A scan waits for
-/// the last of them, but not longer than this.
-const FOLD: Duration = Duration::from_millis(8);
+/// The kubelet writes its state files up to eight times for one pod (what an earlier pod left is freed first, then
+/// devices, CPUs and memory are taken), some 0.5 ms apart. A burst has ended when nothing came for this long.
+const QUIET: Duration = Duration::from_millis(1);
+/// A burst that does not end is cut here; nor does a pod that is being admitted get longer than this.
+const FOLD: Duration = Duration::from_millis(10);
 
 /// How soon to look again after a scan failed or the kubelet was not ready.
 const RETRY: Duration = Duration::from_millis(100);
@@ -193,8 +195,6 @@ pub struct Agent {
     /// Device resources that zones listed, and since when nobody has offered or held them.
     devices: BTreeMap<String, Option<Instant>>,
     last: Option<Topology>,
-    /// The file that the kubelet writes last for a container, as far as its policies tell.
-    last_file: Option<Trigger>,
     /// Pods that were given time to be admitted completely.
     waited_for: BTreeSet<(String, String)>,
     /// What was told in the turn before.
@@ -225,7 +225,6 @@ impl Agent {
             publisher,
             devices: BTreeMap::new(),
             last: None,
-            last_file: None,
             waited_for: BTreeSet::new(),
             told: BTreeSet::new(),
             failures: 0,
@@ -297,10 +296,12 @@ impl Agent {
             () = sleep_until(next.at) => return next.depth,
         };
         let cut = Instant::now() + FOLD;
-        while self.more_is_coming(reasons) {
+        // A new kubelet is looked at once.
+        while !reasons.has(Trigger::EVERYTHING) {
+            let quiet = (Instant::now() + QUIET).min(cut);
             tokio::select! {
                 more = self.triggers.next() => reasons = reasons.and(more),
-                () = sleep_until(cut) => break,
+                () = sleep_until(quiet) => break,
             }
         }
         if reasons.has(Trigger::EVERYTHING) {
@@ -312,18 +313,12 @@ impl Agent {
         }
     }
 
-    /// Is a file still to be written before the container is completely admitted?
-    fn more_is_coming(&self, reasons: Trigger) -> bool {
-        !reasons.has(Trigger::EVERYTHING) && self.last_file.is_some_and(|last| !reasons.has(last))
-    }
-
     fn digest(&mut self, scan: &Scan) -> Next {
         let now = Instant::now();
         let cut_off = self.publisher.in_trouble();
         if let Verdict::Wait(reason) = self.settling.judge(scan, now, cut_off) {
             return self.fail(reason);
         }
-        self.last_file = last_file(scan.inventory.config.as_ref());
         if self.still_being_admitted(scan) {
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
@@ -356,22 +351,15 @@ impl Agent {
         self.last = Some(topology);
     }
 
-    /// With a static Memory Manager every container of a Guaranteed pod gets memory, one after the other: a pod
-    /// of which only some have it is not complete. Each pod is waited for once.
+    /// Is a pod new among those that the kubelet is in the middle of admitting? Each is waited for once.
     fn still_being_admitted(&mut self, scan: &Scan) -> bool {
-        let partial: BTreeSet<(String, String)> = match self.last_file {
-            Some(Trigger::MEMORY) => scan
-                .usage
-                .pods
-                .iter()
-                .filter(|pod| pod.containers.iter().any(|c| !c.memory.is_empty()))
-                .filter(|pod| pod.containers.iter().any(|c| c.memory.is_empty()))
-                .map(|pod| (pod.namespace.clone(), pod.name.clone()))
-                .collect(),
-            _ => BTreeSet::new(),
-        };
-        let fresh = !partial.is_subset(&self.waited_for);
-        self.waited_for = partial;
+        let memory = &scan.inventory.allocatable.memory;
+        let half = |pod: &&PodUsage| !memory.is_empty() && is_half_admitted(pod);
+        let halves = scan.usage.pods.iter().filter(half);
+        let halves: BTreeSet<(String, String)> =
+            halves.map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
+        let fresh = !halves.is_subset(&self.waited_for);
+        self.waited_for = halves;
         fresh
     }
 
@@ -412,19 +400,39 @@ impl Agent {
     }
 }
 
-/// Devices, then CPUs, then memory: the order of the kubelet's hint providers.
-fn last_file(config: Option<&KubeletConfig>) -> Option<Trigger> {
-    let config = config?;
-    if config.memory_manager_policy == "Static" {
-        Some(Trigger::MEMORY)
-    } else if config.cpu_manager_policy == "static" {
-        Some(Trigger::CPUS)
-    } else {
-        None
-    }
+/// With a static Memory Manager, who gets exclusive CPUs gets memory right after them, and so does every container
+/// of a pod of which one has memory: all of that is for Guaranteed pods only.
+fn is_half_admitted(pod: &PodUsage) -> bool {
+    let any_memory = pod.containers.iter().any(|container| !container.memory.is_empty());
+    pod.containers.iter().any(|c| c.memory.is_empty() && (any_memory || !c.cpus.is_empty()))
 }
 
 /// Give or take a tenth, so that a fleet does not move in step.
 fn jittered(period: Duration) -> Duration {
     period.mul_f64(0.9 + 0.2 * fastrand::f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::{ContainerUsage, MemoryBlock};
+
+    #[test]
+    fn a_pod_is_half_admitted_until_every_container_has_its_memory() {
+        let container = |cpus: &str, memory: bool| ContainerUsage {
+            cpus: cpus.parse().unwrap(),
+            memory: vec![MemoryBlock::default(); usize::from(memory)],
+            ..ContainerUsage::default()
+        };
+        let pod = |containers: &[ContainerUsage]| PodUsage {
+            containers: containers.to_vec(),
+            ..PodUsage::default()
+        };
+        assert!(!is_half_admitted(&pod(&[container("", false)])), "it may never get anything");
+        assert!(is_half_admitted(&pod(&[container("1", false)])));
+        assert!(!is_half_admitted(&pod(&[container("1", true)])));
+        assert!(!is_half_admitted(&pod(&[container("", true)])), "a fraction of a CPU is never exclusive");
+        assert!(is_half_admitted(&pod(&[container("1", true), container("", false)])));
+        assert!(!is_half_admitted(&pod(&[container("1", true), container("", true)])));
+    }
 }

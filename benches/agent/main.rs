@@ -29,9 +29,9 @@ const QUIET: Duration = Duration::from_millis(400);
 /// Nothing here takes this long unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long the agent is watched doing nothing.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_secs(30);
 /// How often the agent is started to measure its first object.
-const STARTS: usize = 15;
+const STARTS: usize = 11;
 
 /// A node and how much is done on it.
 struct Shape {
@@ -50,7 +50,7 @@ const SHAPES: [Shape; 2] = [
         name: "2 zones x 8 CPUs",
         machine: "two-by-eight",
         filled: 0,
-        steps: 60,
+        steps: 50,
         budget: Budget {
             p50_ms: 5.0,
             p99_ms: 15.0,
@@ -62,7 +62,7 @@ const SHAPES: [Shape; 2] = [
         name: "8 zones x 64 CPUs, 134 pods",
         machine: "eight-by-sixty-four",
         filled: 134,
-        steps: 60,
+        steps: 50,
         budget: Budget {
             p50_ms: 15.0,
             p99_ms: 50.0,

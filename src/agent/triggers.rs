@@ -29,7 +29,7 @@ pub(super) struct Trigger(u8);
 impl Trigger {
     /// `cpu_manager_state` was written.
     pub(super) const CPUS: Self = Self(1);
-    /// `memory_manager_state` was written: the last file of an admission under the policy `Static`.
+    /// `memory_manager_state` was written.
     pub(super) const MEMORY: Self = Self(2);
     /// Something happened in the device plugins' directory.
     pub(super) const DEVICES: Self = Self(4);
