@@ -45,8 +45,9 @@ const LISTS_PER_SECOND: f64 = 10.0;
 const LIST_BURST: f64 = 4.0;
 
 /// The kubelet writes its state files up to eight times for one pod (what an earlier pod left is freed first, then
-/// devices, CPUs and memory are taken), some 0.5 ms apart. A burst has ended when nothing came for this long.
-const QUIET: Duration = Duration::from_millis(1);
+/// devices, CPUs and memory are taken), some 0.5 ms apart. A burst has ended when nothing came for this long, or when
+/// the kubelet says that the pod is admitted.
+const QUIET: Duration = Duration::from_millis(2);
 /// A burst that does not end is cut here; nor does a pod that is being admitted get longer than this.
 const FOLD: Duration = Duration::from_millis(10);
 
@@ -274,6 +275,7 @@ impl Agent {
             depth = Depth::Everything;
         }
         let scan = self.scanner.scan(depth).await;
+        debug!("read {depth:?} in {:?}", now.elapsed());
         // A scan that asked for more than a List owes the bucket for it.
         for _ in 1..self.scanner.take_calls() {
             let _ = self.bucket.take(now);
@@ -297,10 +299,10 @@ impl Agent {
         };
         let cut = Instant::now() + FOLD;
         // A new kubelet is looked at once.
-        while !reasons.has(Trigger::EVERYTHING) {
+        while !reasons.has(Trigger::EVERYTHING) && !reasons.has(Trigger::ADMITTED) {
             let quiet = (Instant::now() + QUIET).min(cut);
             tokio::select! {
-                more = self.triggers.next() => reasons = reasons.and(more),
+                more = self.triggers.more() => reasons = reasons.and(more),
                 () = sleep_until(quiet) => break,
             }
         }

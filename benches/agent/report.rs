@@ -12,7 +12,10 @@ pub(crate) struct Figures {
     pub(crate) latency: Vec<Duration>,
     pub(crate) writes: Vec<usize>,
     pub(crate) release_writes: Vec<usize>,
+    /// Beyond what it costs when nothing changes.
     pub(crate) cpu_per_change: Duration,
+    /// The same write without an agent.
+    pub(crate) own_write: Vec<Duration>,
     pub(crate) idle_share: f64,
     pub(crate) idle_writes: usize,
     /// KiB
@@ -92,21 +95,26 @@ fn rows(figures: &Figures, budget: &Budget) -> Vec<(&'static str, String, String
 }
 
 fn also(figures: &Figures) -> String {
-    let latency = quantiles(&figures.latency);
+    let (latency, own) = (quantiles(&figures.latency), quantiles(&figures.own_write));
     format!(
-        "{} allocations, slowest {:.1} ms; NRT writes per release, mean {:.2}",
+        "{} allocations, slowest {:.1} ms; NRT writes per release, mean {:.2}; the API server's own share, an apply of \
+         the same zones by this program on the then idle machine: p50 {:.1} ms, p99 {:.1} ms",
         figures.latency.len(),
         latency.max,
-        mean(&figures.release_writes)
+        mean(&figures.release_writes),
+        own.p50,
+        own.p99
     )
 }
 
 fn as_json(name: &str, figures: &Figures) -> Value {
     let (first, latency) = (quantiles(&figures.first), quantiles(&figures.latency));
+    let own = quantiles(&figures.own_write);
     json!({
         "node": name,
         "firstNrtMs": {"p50": first.p50, "max": first.max},
         "allocationMs": {"p50": latency.p50, "p99": latency.p99, "max": latency.max},
+        "apiServerAloneMs": {"p50": own.p50, "p99": own.p99},
         "writesPerAllocation": mean(&figures.writes),
         "writesPerRelease": mean(&figures.release_writes),
         "cpuPerChangeMs": figures.cpu_per_change.as_secs_f64() * 1e3,

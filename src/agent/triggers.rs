@@ -33,6 +33,9 @@ impl Trigger {
     pub(super) const MEMORY: Self = Self(2);
     /// Something happened in the device plugins' directory.
     pub(super) const DEVICES: Self = Self(4);
+    /// `allocated_pods_state` was written (kubelet 1.33 and later): the last file of an admission. By itself it is no
+    /// reason to look, since it is written for every pod.
+    pub(super) const ADMITTED: Self = Self(16);
     /// The kubelet may be another, or anything may have happened unseen.
     pub(super) const EVERYTHING: Self = Self(8);
 
@@ -60,11 +63,12 @@ impl Pending {
         self.raised.notify_one();
     }
 
+    /// Waits for a reason to look.
     async fn take(&self) -> Trigger {
         loop {
-            let reasons = self.reasons.swap(0, Ordering::Relaxed);
-            if reasons != 0 {
-                return Trigger(reasons);
+            let reasons = Trigger(self.reasons.swap(0, Ordering::Relaxed));
+            if reasons != Trigger(0) && reasons != Trigger::ADMITTED {
+                return reasons;
             }
             self.raised.notified().await;
         }
@@ -100,6 +104,17 @@ impl Triggers {
     /// The next reasons to look; waits for ever if nothing happens.
     pub(super) async fn next(&mut self) -> Trigger {
         self.pending.take().await
+    }
+
+    /// Any further event of a burst, the end of an admission too.
+    pub(super) async fn more(&mut self) -> Trigger {
+        loop {
+            let reasons = Trigger(self.pending.reasons.swap(0, Ordering::Relaxed));
+            if reasons != Trigger(0) {
+                return reasons;
+            }
+            self.pending.raised.notified().await;
+        }
     }
 }
 
@@ -231,6 +246,7 @@ fn meaning(kind: Kind, mask: EventMask, name: Option<&OsStr>) -> Option<Trigger>
         Kind::Root if !mask.contains(EventMask::MOVED_TO) => None,
         Kind::Root if name == "cpu_manager_state" => Some(Trigger::CPUS),
         Kind::Root if name == "memory_manager_state" => Some(Trigger::MEMORY),
+        Kind::Root if name == "allocated_pods_state" => Some(Trigger::ADMITTED),
         Kind::Root => None,
         Kind::Devices => Some(Trigger::DEVICES),
         // The kubelet removes its socket only when it starts; what counts is the new one.
@@ -292,6 +308,18 @@ mod tests {
         rename(&dir, "kubelet_internal_checkpoint");
         assert_eq!(triggers.next().await, Trigger::DEVICES);
         drop(held);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_an_admission_is_no_reason_by_itself() {
+        let root = tempfile::tempdir().unwrap();
+        let mut triggers = Triggers::start(below(root.path()));
+        assert_eq!(triggers.next().await, Trigger::EVERYTHING);
+        rename(root.path(), "allocated_pods_state");
+        rename(root.path(), "cpu_manager_state");
+        assert!(triggers.next().await.has(Trigger::CPUS));
+        rename(root.path(), "allocated_pods_state");
+        assert_eq!(triggers.more().await, Trigger::ADMITTED);
     }
 
     #[tokio::test]
