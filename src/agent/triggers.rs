@@ -63,11 +63,11 @@ impl Pending {
         self.raised.notify_one();
     }
 
-    /// Waits for a reason to look.
-    async fn take(&self) -> Trigger {
+    /// Waits for a reason other than `ignored`.
+    async fn take(&self, ignored: Trigger) -> Trigger {
         loop {
             let reasons = Trigger(self.reasons.swap(0, Ordering::Relaxed));
-            if reasons != Trigger(0) && reasons != Trigger::ADMITTED {
+            if reasons != Trigger::default() && reasons != ignored {
                 return reasons;
             }
             self.raised.notified().await;
@@ -103,18 +103,12 @@ impl Triggers {
 
     /// The next reasons to look; waits for ever if nothing happens.
     pub(super) async fn next(&mut self) -> Trigger {
-        self.pending.take().await
+        self.pending.take(Trigger::ADMITTED).await
     }
 
     /// Any further event of a burst, the end of an admission too.
     pub(super) async fn more(&mut self) -> Trigger {
-        loop {
-            let reasons = Trigger(self.pending.reasons.swap(0, Ordering::Relaxed));
-            if reasons != Trigger(0) {
-                return reasons;
-            }
-            self.pending.raised.notified().await;
-        }
+        self.pending.take(Trigger::default()).await
     }
 }
 

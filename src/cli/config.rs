@@ -4,11 +4,10 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::anyhow;
 use clap::Subcommand;
 use serde_json::Value;
 
-use super::settings::SettingsArgs;
+use super::settings::{SettingsArgs, finish};
 use crate::config::{DOCS, Effective, Layers};
 
 #[derive(Debug, clap::Args)]
@@ -34,21 +33,14 @@ enum Verb {
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { verb } = args;
     match verb {
-        Verb::Defaults => super::print(&defaults(&effective(Layers::default())?))?,
+        Verb::Defaults => super::print(&defaults(&finish(Layers::default())?))?,
         Verb::Check { file } => {
-            effective(Layers::default().file(&file))?;
+            finish(Layers::default().file(&file))?;
             super::print(&format!("{} is right\n", file.display()))?;
         }
         Verb::Show(settings) => super::print(&show(&settings.effective()?))?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn effective(layers: Layers) -> anyhow::Result<Effective> {
-    layers.finish().map_err(|errors| {
-        let sentences: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        anyhow!(sentences.join("\nnumacast: "))
-    })
 }
 
 /// A file that can be edited: derived paths are commented out, so that they go on following the others.

@@ -97,11 +97,16 @@ impl SettingsArgs {
             };
             layers = layers.value(key, Some(scalar(value)), Origin::Flag("--set".to_owned()));
         }
-        layers.finish().map_err(|errors| {
-            let sentences: Vec<String> = errors.iter().map(ToString::to_string).collect();
-            anyhow!(sentences.join("\nnumacast: "))
-        })
+        finish(layers)
     }
+}
+
+/// Merges the layers; everything that is wrong in them has a line of its own.
+pub(super) fn finish(layers: Layers) -> anyhow::Result<Effective> {
+    layers.finish().map_err(|errors| {
+        let sentences: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        anyhow!(sentences.join("\nnumacast: "))
+    })
 }
 
 /// Only booleans are not written as text in the configuration.
