@@ -51,6 +51,9 @@ const QUIET: Duration = Duration::from_millis(2);
 /// A burst that does not end is cut here; nor does a pod that is being admitted get longer than this.
 const FOLD: Duration = Duration::from_millis(10);
 
+/// How long the first scan waits for the watches on the kubelet's directories, which are set at once if at all.
+const WATCHES: Duration = Duration::from_millis(20);
+
 /// How soon to look again after a scan failed or the kubelet was not ready.
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest wait between two failed scans.
@@ -251,6 +254,12 @@ impl Agent {
     pub async fn run(mut self, shutdown: impl Future<Output = ()>) {
         let mut shutdown = std::pin::pin!(shutdown);
         let mut depth = Depth::Everything;
+        // Setting the watches asks for a look at everything: wait for it, and the first scan is that look. Where
+        // nothing can be watched, nothing comes.
+        tokio::select! {
+            _ = self.triggers.next() => {}
+            () = sleep(WATCHES) => {}
+        }
         loop {
             let next = tokio::select! {
                 biased;

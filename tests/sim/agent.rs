@@ -89,6 +89,19 @@ async fn pods_come_and_go_and_the_object_follows() {
 }
 
 #[tokio::test]
+async fn a_start_reads_the_inventory_once() {
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    server.add_node("worker").unwrap();
+    let world =
+        World::with(SimNode::with(quick()), server, |settings| settings.poll = Duration::from_secs(3600));
+    world.agrees().await;
+    // A change that shows ends the story: whatever the start caused was asked before it.
+    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, GIB)).await.unwrap();
+    world.agrees().await;
+    assert_eq!(world.node.kubelet.calls().allocatable, 1);
+}
+
+#[tokio::test]
 async fn the_node_owns_the_object() {
     let server = ApiServer::start_anywhere(0).await.unwrap();
     let uid = server.add_node("worker").unwrap();
