@@ -378,9 +378,8 @@ impl Agent {
     fn fail(&mut self, sentence: String) -> Next {
         self.status.send_modify(|status| status.trouble = Some(sentence.clone()));
         self.tell([sentence].into());
-        let wait = RETRY.saturating_mul(1 << self.failures.min(16)).min(RETRY_LIMIT);
-        self.failures = self.failures.saturating_add(1);
-        Next { at: Instant::now() + jittered(wait), depth: Depth::Everything }
+        let wait = back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+        Next { at: Instant::now() + wait, depth: Depth::Everything }
     }
 
     /// Warns of everything that was not true in the turn before.
@@ -416,6 +415,13 @@ impl Agent {
 fn is_half_admitted(pod: &PodUsage) -> bool {
     let any_memory = pod.containers.iter().any(|container| !container.memory.is_empty());
     pod.containers.iter().any(|c| c.memory.is_empty() && (any_memory || !c.cpus.is_empty()))
+}
+
+/// Counts a failure and says how long to wait after it: twice as long each time, up to a limit, give or take a tenth.
+fn back_off(failures: &mut u32, first: Duration, limit: Duration) -> Duration {
+    let wait = first.saturating_mul(1 << (*failures).min(16)).min(limit);
+    *failures = failures.saturating_add(1);
+    jittered(wait)
 }
 
 /// Give or take a tenth, so that a fleet does not move in step.

@@ -10,8 +10,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
-use super::jittered;
 use super::object::object;
+use super::{back_off, jittered};
 use crate::cluster::{Cluster, ClusterError};
 use crate::topology::Topology;
 
@@ -156,9 +156,7 @@ impl Writer {
             warn!("{sentence}");
             self.report.send_modify(|report| report.trouble = Some(sentence));
         }
-        let wait = RETRY.saturating_mul(1 << self.failures.min(16)).min(RETRY_LIMIT);
-        self.failures = self.failures.saturating_add(1);
-        jittered(wait)
+        back_off(&mut self.failures, RETRY, RETRY_LIMIT)
     }
 
     async fn know_owner(&mut self) {

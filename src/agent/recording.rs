@@ -148,8 +148,7 @@ impl Recording {
             return Err(RecordingError::Failed(ScanError::DevicesOnly.to_string()));
         }
         let inventory = Arc::new(Inventory { machine: Arc::new(machine), allocatable, config, problems });
-        let api = Api::V1;
-        Ok(Scan { usage, inventory, api, connection: Connection::default() })
+        Ok(Scan { usage, inventory, connection: Connection::default() })
     }
 
     /// Reads a recording.

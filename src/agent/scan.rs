@@ -31,8 +31,6 @@ pub struct Scan {
     pub usage: Usage,
     /// What there is to hold.
     pub inventory: Arc<Inventory>,
-    /// Which API version told.
-    pub api: Api,
     /// The connection that both came from.
     pub connection: Connection,
 }
@@ -123,31 +121,27 @@ impl Scanner {
                 return Err(ScanError::DevicesOnly);
             }
             let known = self.inventory.as_ref().filter(|(from, _)| *from == connection);
-            let Some((_, known)) = known else {
+            let known = known.map(|(_, inventory)| Arc::clone(inventory));
+            if known.is_none() {
                 self.due = Depth::Everything;
-                if self.read_inventory(None, &usage).await? == connection {
-                    return self.complete(usage, api, connection);
-                }
-                continue;
-            };
-            if self.due == Depth::Usage && self.uncovered(&usage) != self.absent {
+            } else if self.due == Depth::Usage && self.uncovered(&usage) != self.absent {
                 self.due = Depth::Allocatable;
             }
-            if self.due == Depth::Usage {
-                return self.complete(usage, api, connection);
-            }
-            let known = Arc::clone(known);
-            if self.read_inventory(Some(known), &usage).await? == connection {
-                return self.complete(usage, api, connection);
+            let from = match self.due {
+                Depth::Usage => connection,
+                Depth::Allocatable | Depth::Everything => self.read_inventory(known, &usage).await?,
+            };
+            if from == connection {
+                return self.complete(usage, connection);
             }
         }
         Err(ScanError::Restless)
     }
 
-    fn complete(&mut self, usage: Usage, api: Api, connection: Connection) -> Result<Scan, ScanError> {
+    fn complete(&mut self, usage: Usage, connection: Connection) -> Result<Scan, ScanError> {
         self.due = Depth::Usage;
         let inventory = self.inventory.as_ref().map(|(_, inventory)| Arc::clone(inventory));
-        Ok(Scan { usage, inventory: inventory.ok_or(ScanError::Restless)?, api, connection })
+        Ok(Scan { usage, inventory: inventory.ok_or(ScanError::Restless)?, connection })
     }
 
     /// Reads what is due; what is not comes from `known`.

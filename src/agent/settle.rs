@@ -159,7 +159,7 @@ fn offered_devices(inventory: &Inventory) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::{Api, ContainerUsage, DeviceGroup, KubeletConfig};
+    use crate::kubelet::{ContainerUsage, DeviceGroup, KubeletConfig};
 
     const BOUND: Duration = Duration::from_secs(30);
 
@@ -179,7 +179,6 @@ mod tests {
         Scan {
             usage: Usage { pods: pods.iter().map(pod).collect() },
             inventory: Arc::new(Inventory { allocatable, ..Inventory::default() }),
-            api: Api::V1,
             connection,
         }
     }

@@ -24,8 +24,7 @@ struct World {
 
 impl World {
     async fn start(options: Options) -> Self {
-        let server = ApiServer::start_anywhere(0).await.unwrap();
-        server.add_node("worker").unwrap();
+        let server = server().await;
         Self::with(SimNode::with(options), server, |_| {})
     }
 
@@ -70,6 +69,13 @@ impl World {
     }
 }
 
+/// An API server that knows the node.
+async fn server() -> ApiServer {
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    server.add_node("worker").unwrap();
+    server
+}
+
 fn quick() -> Options {
     Options { release_lag: Duration::from_millis(20), limited: false, ..Options::default() }
 }
@@ -90,8 +96,7 @@ async fn pods_come_and_go_and_the_object_follows() {
 
 #[tokio::test]
 async fn a_start_reads_the_inventory_once() {
-    let server = ApiServer::start_anywhere(0).await.unwrap();
-    server.add_node("worker").unwrap();
+    let server = server().await;
     let world =
         World::with(SimNode::with(quick()), server, |settings| settings.poll = Duration::from_secs(3600));
     world.agrees().await;
@@ -120,8 +125,7 @@ async fn the_node_owns_the_object() {
 #[tokio::test]
 async fn a_scan_without_a_change_sends_nothing() {
     let node = SimNode::with(quick());
-    let server = ApiServer::start_anywhere(0).await.unwrap();
-    server.add_node("worker").unwrap();
+    let server = server().await;
     let world = World::with(node, server, |settings| settings.poll = Duration::from_millis(20));
     world.agrees().await;
     let (writes, lists) = (world.server.writes().requests, world.node.kubelet.calls().list);
@@ -160,8 +164,7 @@ async fn a_restarted_kubelet_never_makes_the_node_look_free() {
 #[tokio::test]
 async fn a_kubelet_that_does_not_finish_its_start_is_never_believed() {
     let node = SimNode::with(quick());
-    let server = ApiServer::start_anywhere(0).await.unwrap();
-    server.add_node("worker").unwrap();
+    let server = server().await;
     // The start takes many times as long as the agent waits for pods that are missing.
     let world = World::with(node, server, |settings| settings.settle = Duration::from_millis(20));
     let kubelet = &world.node.kubelet;
