@@ -6,6 +6,7 @@
 
 mod bucket;
 mod changes;
+mod ended;
 mod object;
 mod publish;
 mod recording;
@@ -23,7 +24,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::config::Config;
+use crate::config::{Config, EndedPodsSource};
 use crate::kubelet::PodUsage;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
@@ -35,6 +36,7 @@ pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, Scan, ScanError, Scanner, Terminal};
 
 use bucket::Bucket;
+use ended::EndedPods;
 use publish::Publisher;
 use settle::{Settling, Verdict};
 use triggers::{Directories, Trigger, Triggers};
@@ -88,6 +90,8 @@ pub struct Settings {
     pub refresh: Duration,
     /// Make the Node own the object.
     pub owner_reference: bool,
+    /// Ask the API server which pods have ended, where the kubelet lists these too.
+    pub watch_ended_pods: bool,
     /// Emit empty zones for missing NUMA ids.
     pub fillers: bool,
 }
@@ -112,6 +116,7 @@ impl Settings {
             settle: config.scan.settle.get(),
             refresh: config.publish.refresh.get(),
             owner_reference: config.publish.owner_reference,
+            watch_ended_pods: config.scan.ended_pods == EndedPodsSource::Auto,
             fillers: config.zones.fillers,
         }
     }
@@ -198,6 +203,7 @@ pub struct Agent {
     triggers: Triggers,
     bucket: Bucket,
     publisher: Publisher,
+    ended: EndedPods,
     /// Device resources that zones listed, and since when nobody has offered or held them.
     devices: BTreeMap<String, Option<Instant>>,
     last: Option<Topology>,
@@ -215,6 +221,10 @@ impl Agent {
     /// An agent for this node and cluster. It starts with [`Agent::run`].
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
+        let ended = match settings.watch_ended_pods {
+            true => EndedPods::follow(settings.node.clone(), cluster.clone()),
+            false => EndedPods::nobody(),
+        };
         let publisher =
             Publisher::start(settings.node.clone(), cluster, settings.refresh, settings.owner_reference);
         let directories = Directories {
@@ -229,6 +239,7 @@ impl Agent {
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
             publisher,
+            ended,
             devices: BTreeMap::new(),
             last: None,
             waited_for: BTreeSet::new(),
@@ -285,6 +296,7 @@ impl Agent {
         if now >= self.everything_due {
             depth = Depth::Everything;
         }
+        self.scanner.set_terminal(self.ended.now());
         let scan = self.scanner.scan(depth).await;
         debug!("read {depth:?} in {:?}", now.elapsed());
         // A scan that asked for more than a List owes the bucket for it.
@@ -306,6 +318,7 @@ impl Agent {
     async fn wait(&mut self, next: Next) -> Depth {
         let mut reasons = tokio::select! {
             reasons = self.triggers.next() => reasons,
+            () = self.ended.changed() => return Depth::Usage,
             () = sleep_until(next.at) => return next.depth,
         };
         let cut = Instant::now() + FOLD;

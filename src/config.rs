@@ -70,6 +70,19 @@ pub struct Scan {
     pub poll: Period,
     /// How long the last good object may stay after a kubelet restart.
     pub settle: Period,
+    /// Who says which pods have ended, where the kubelet lists these too.
+    pub ended_pods: EndedPodsSource,
+}
+
+/// Who says which pods have ended. Kubelets before 1.34 list these too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndedPodsSource {
+    /// The API server, if the kubelet is one of these.
+    #[default]
+    Auto,
+    /// Nobody: an ended pod holds what the kubelet lists for it.
+    Off,
 }
 
 /// Where and how to write.
@@ -153,6 +166,11 @@ pub const DOCS: &[(&str, &str)] = &[
         "How long the last good object may stay after a kubelet restart, until known pods are back.",
     ),
     (
+        "scan.endedPods",
+        "auto or off. Kubelets before 1.34 list pods that have ended, with what they gave back: auto watches these pods \
+         in the API server (pods list, watch) and lets them hold nothing.",
+    ),
+    (
         "publish.kubeconfig",
         "A kubeconfig file. Not set: $KUBECONFIG, ~/.kube/config or the pod's service account",
     ),
@@ -184,7 +202,7 @@ impl Default for Kubelet {
 
 impl Default for Scan {
     fn default() -> Self {
-        Self { poll: Period::seconds(5), settle: Period::seconds(30) }
+        Self { poll: Period::seconds(5), settle: Period::seconds(30), ended_pods: EndedPodsSource::default() }
     }
 }
 

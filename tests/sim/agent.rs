@@ -5,8 +5,9 @@ use std::time::Duration;
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
-use numacast::sim::api_server::{ApiServer, Fault, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, Options, PodSpec, RestartTiming, Split};
+use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, TOPOLOGIES};
+use numacast::sim::kubelet::{Age, Call, Options, PodSpec, RestartTiming, Split};
+use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -74,6 +75,36 @@ async fn server() -> ApiServer {
     let server = ApiServer::start_anywhere(0).await.unwrap();
     server.add_node("worker").unwrap();
     server
+}
+
+#[tokio::test]
+async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() {
+    // What ended pods gave back stays listed until the next admission: here, for ever.
+    let options = Options { age: Age::Before134, release_lag: Duration::from_secs(3600), ..quick() };
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let node =
+        json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
+    server.put(&NODES, node).unwrap();
+    let world = World::with(SimNode::with(options), server, |_| {});
+    let job = PodSpec::guaranteed("job", 2, GIB).devices("example.com/nic", 1);
+    let show = |phase: &str| world.server.put(&PODS, job.object("worker", phase)).unwrap();
+    world.node.kubelet.start_pod(job.clone()).await.unwrap();
+    show("Running");
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 1);
+    assert!(world.node.kubelet.finish_pod("default", "job"));
+    show("Succeeded");
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 2);
+    // The name comes back, with another pod.
+    assert!(world.server.delete(&PODS, "default", "job"));
+    assert!(world.node.kubelet.stop_pod("default", "job"));
+    let again = PodSpec { uid: "again".into(), ..job.clone() };
+    world.node.kubelet.start_pod(again).await.unwrap();
+    show("Running");
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 1);
+    world.stop().await;
 }
 
 fn quick() -> Options {
