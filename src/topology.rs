@@ -7,12 +7,15 @@ mod attributes;
 mod cpus;
 mod devices;
 mod memory;
+mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::kubelet::{Allocatable, KubeletConfig, Usage};
+use crate::kubelet::{Allocatable, KubeletConfig, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
+
+pub use rules::{Exclude, Rules};
 
 /// The highest zone id the scheduler's 64-bit masks can hold; a zone `node-64` makes it panic.
 pub const HIGHEST_ZONE: Id = 63;
@@ -36,8 +39,16 @@ pub struct Inputs<'a> {
     pub config: Option<&'a KubeletConfig>,
     /// Device resources that every zone lists even while nobody offers them: their plugin may be restarting.
     pub known: &'a BTreeSet<String>,
-    /// Emit empty zones for missing ids, so that position equals id for the scheduler.
-    pub fillers: bool,
+    /// What people asked for.
+    pub rules: &'a Rules,
+}
+
+impl<'a> Inputs<'a> {
+    /// The pods whose resources are in use.
+    fn pods(&self) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
+        let exclude = &self.rules.exclude;
+        self.usage.pods.iter().filter(|pod| !exclude.pod(&pod.namespace, &pod.name))
+    }
 }
 
 /// The account of one node.
@@ -105,6 +116,19 @@ pub enum Finding {
     },
 }
 
+impl Finding {
+    /// The resource that it is about, if it is about one.
+    fn resource(&self) -> Option<&str> {
+        match self {
+            Self::UnpublishedNode(_) => None,
+            Self::UnknownCpus(_) => Some("cpu"),
+            Self::ImpossibleMemory { resource, .. }
+            | Self::OverusedMemory { resource, .. }
+            | Self::DeviceOnUnknownNode { resource, .. } => Some(resource),
+        }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -136,13 +160,15 @@ impl fmt::Display for Finding {
 pub fn account(inputs: &Inputs<'_>) -> Topology {
     let mut findings = BTreeSet::new();
     let ids = zone_ids(inputs, &mut findings);
-    let mut ledger = Ledger::new(&ids);
+    let excluded = &inputs.rules.exclude.resources;
+    let mut ledger = Ledger::new(&ids, excluded);
     cpus::account(inputs, &mut ledger, &mut findings);
     memory::account(inputs, &mut ledger, &mut findings);
     devices::account(inputs, &mut ledger, &mut findings);
     let costs = |id| ids.iter().map(|peer| (peer, cost(inputs.machine, id, peer))).collect();
     let zones =
         ledger.zones.into_iter().map(|(id, resources)| Zone { id, costs: costs(id), resources }).collect();
+    findings.retain(|finding| finding.resource().is_none_or(|resource| !excluded.contains(resource)));
     let attributes = inputs.config.map(attributes::of).unwrap_or_default();
     Topology { zones, attributes, findings }
 }
@@ -153,7 +179,7 @@ fn zone_ids(inputs: &Inputs<'_>, findings: &mut BTreeSet<Finding>) -> IdSet {
         inputs.machine.nodes.iter().map(|node| node.id).partition(|id| *id <= HIGHEST_ZONE);
     findings.extend(beyond.into_iter().map(Finding::UnpublishedNode));
     match held.last() {
-        Some(last) if inputs.fillers => (0..=*last).collect(),
+        Some(last) if inputs.rules.fillers => (0..=*last).collect(),
         _ => held.into_iter().collect(),
     }
 }
@@ -167,17 +193,22 @@ fn cost(machine: &Machine, from: Id, to: Id) -> u32 {
 }
 
 /// The zones while they are being filled.
-struct Ledger {
+struct Ledger<'a> {
     zones: BTreeMap<Id, BTreeMap<String, Amounts>>,
+    /// Resources that are never listed.
+    excluded: &'a BTreeSet<String>,
 }
 
-impl Ledger {
-    fn new(ids: &IdSet) -> Self {
-        Self { zones: ids.iter().map(|id| (id, BTreeMap::new())).collect() }
+impl<'a> Ledger<'a> {
+    fn new(ids: &IdSet, excluded: &'a BTreeSet<String>) -> Self {
+        Self { zones: ids.iter().map(|id| (id, BTreeMap::new())).collect(), excluded }
     }
 
-    /// Lists `resource` in every zone with what `amounts` says of it.
+    /// Lists `resource` in every zone with what `amounts` says of it, unless it is excluded.
     fn enter(&mut self, resource: &str, mut amounts: impl FnMut(Id) -> Amounts) {
+        if self.excluded.contains(resource) {
+            return;
+        }
         for (id, resources) in &mut self.zones {
             resources.insert(resource.to_owned(), amounts(*id));
         }

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::{Amounts, Finding, Inputs, Ledger};
-use crate::kubelet::{KubeletConfig, Usage};
+use crate::kubelet::{KubeletConfig, PodUsage};
 use crate::machine::{IdSet, Machine};
 
-pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
+pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger<'_>, findings: &mut BTreeSet<Finding>) {
     let online = online(inputs.machine);
     let allocatable = &inputs.allocatable.cpus;
     // The kubelet lists no CPUs at all under the CPU manager policy `none`. Under `static` it lists none only
@@ -17,7 +17,7 @@ pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut B
     } else {
         allocatable.clone()
     };
-    let used = used(inputs.usage);
+    let used = used(inputs.pods());
     let mut named = offered.clone();
     named.union_with(&used);
     let unknown = named.difference(&online);
@@ -53,10 +53,10 @@ fn reserved(config: Option<&KubeletConfig>, online: &IdSet) -> IdSet {
     online.iter().take(count).collect()
 }
 
-/// The exclusive CPUs of all pods. Pod-level sets overlap those of the containers: a union, never a sum.
-fn used(usage: &Usage) -> IdSet {
+/// The exclusive CPUs of the pods. Pod-level sets overlap those of the containers: a union, never a sum.
+fn used<'a>(pods: impl Iterator<Item = &'a PodUsage>) -> IdSet {
     let mut used = IdSet::new();
-    for pod in &usage.pods {
+    for pod in pods {
         used.union_with(&pod.cpus);
         for container in &pod.containers {
             used.union_with(&container.cpus);

@@ -17,12 +17,12 @@ struct Device {
 
 type Devices<'a> = HashMap<&'a str, Device>;
 
-pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
+pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger<'_>, findings: &mut BTreeSet<Finding>) {
     let mut resources: BTreeMap<&str, Devices<'_>> = BTreeMap::new();
     for group in &inputs.allocatable.devices {
         note(&mut resources, group, |device| device.allocatable = true);
     }
-    let containers = inputs.usage.pods.iter().flat_map(|pod| &pod.containers);
+    let containers = inputs.pods().flat_map(|pod| &pod.containers);
     for group in containers.flat_map(|container| &container.devices) {
         note(&mut resources, group, |device| device.used = true);
     }
@@ -60,7 +60,7 @@ fn note<'a>(
     }
 }
 
-fn enter(ledger: &mut Ledger, resource: &str, devices: &Devices<'_>) {
+fn enter(ledger: &mut Ledger<'_>, resource: &str, devices: &Devices<'_>) {
     let mut totals = [Amounts::default(); 64];
     for device in devices.values() {
         let mut zones = device.zones;

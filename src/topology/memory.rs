@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Amounts, Finding, Inputs, Ledger};
-use crate::kubelet::{MemoryBlock, PodUsage, Usage};
+use crate::kubelet::{MemoryBlock, PodUsage};
 use crate::machine::{Id, IdSet, NumaNode};
 use crate::quantity::hugepages_name;
 
@@ -13,7 +13,7 @@ const MEMORY: &str = "memory";
 /// this much (one part in 32) above MemTotal is such a drift; anything more is an underflow.
 const DRIFT: u64 = 32;
 
-pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
+pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger<'_>, findings: &mut BTreeSet<Finding>) {
     let offered = offered(&inputs.allocatable.memory);
     for resource in resources(inputs) {
         let mut pools: BTreeMap<Id, Pool> = inputs
@@ -22,7 +22,7 @@ pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut B
             .iter()
             .map(|node| (node.id, pool(inputs, node, &resource, &offered, findings)))
             .collect();
-        take(&mut pools, &resource, inputs.usage, findings);
+        take(&mut pools, &resource, inputs, findings);
         ledger.enter(&resource, |id| {
             pools.get(&id).map_or(Amounts::default(), |pool| Amounts {
                 capacity: pool.capacity,
@@ -106,9 +106,14 @@ fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) 
 }
 
 /// Takes what the pods hold. Blocks of one node first, so that the split of the others sees what is left.
-fn take(pools: &mut BTreeMap<Id, Pool>, resource: &str, usage: &Usage, findings: &mut BTreeSet<Finding>) {
+fn take(
+    pools: &mut BTreeMap<Id, Pool>,
+    resource: &str,
+    inputs: &Inputs<'_>,
+    findings: &mut BTreeSet<Finding>,
+) {
     let mut groups: BTreeMap<Vec<Id>, (&IdSet, u64)> = BTreeMap::new();
-    for block in usage.pods.iter().flat_map(blocks).filter(|block| block.resource == resource) {
+    for block in inputs.pods().flat_map(blocks).filter(|block| block.resource == resource) {
         let group = groups.entry(block.nodes.iter().collect()).or_insert((&block.nodes, 0));
         group.1 = group.1.saturating_add(block.bytes);
     }
