@@ -24,11 +24,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::config::{Config, EndedPodsSource};
+use crate::config::{self, Config, EndedPodsSource};
 use crate::kubelet::PodUsage;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
-use crate::topology::{self, Topology};
+use crate::topology::{self, Exclude, Rules, Topology};
 
 pub use object::object;
 pub use publish::Published;
@@ -92,8 +92,8 @@ pub struct Settings {
     pub owner_reference: bool,
     /// Ask the API server which pods have ended, where the kubelet lists these too.
     pub watch_ended_pods: bool,
-    /// Emit empty zones for missing NUMA ids.
-    pub fillers: bool,
+    /// How to draw up the account.
+    pub rules: Rules,
 }
 
 impl Settings {
@@ -101,6 +101,8 @@ impl Settings {
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         let config = config.clone().resolved();
+        let rules =
+            Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
         Self {
             node: config.node_name,
             host: HostRoots {
@@ -117,8 +119,17 @@ impl Settings {
             refresh: config.publish.refresh.get(),
             owner_reference: config.publish.owner_reference,
             watch_ended_pods: config.scan.ended_pods == EndedPodsSource::Auto,
-            fillers: config.zones.fillers,
+            rules,
         }
+    }
+}
+
+/// What a configuration leaves out on `node`: its own list and the one for every node, united.
+fn exclude(config: &config::Exclude, node: &str) -> Exclude {
+    Exclude {
+        resources: config.resources_of(node).cloned().collect(),
+        pods: config.pods.clone(),
+        outside_namespace: config.outside_namespace.clone(),
     }
 }
 
@@ -149,7 +160,7 @@ pub struct Status {
 pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResourceTopology, OnceError> {
     let mut scanner = Scanner::new(settings);
     let scan = scan_when_ready(&mut scanner, settings).await?;
-    let topology = account(&scan, &BTreeSet::new(), settings.fillers);
+    let topology = account(&scan, &BTreeSet::new(), &settings.rules);
     for problem in scan.problems() {
         warn!("{problem}");
     }
@@ -175,7 +186,7 @@ async fn scan_when_ready(scanner: &mut Scanner, settings: &Settings) -> Result<S
 
 /// Draws up the account of a scan.
 #[must_use]
-pub fn account(scan: &Scan, known: &BTreeSet<String>, fillers: bool) -> Topology {
+pub fn account(scan: &Scan, known: &BTreeSet<String>, rules: &Rules) -> Topology {
     topology::account(&topology::Inputs {
         machine: &scan.inventory.machine,
         allocatable: &scan.inventory.allocatable,
@@ -184,7 +195,7 @@ pub fn account(scan: &Scan, known: &BTreeSet<String>, fillers: bool) -> Topology
         state: scan.state.as_deref(),
         config: scan.inventory.config.as_ref(),
         known,
-        fillers,
+        rules,
     })
 }
 
@@ -349,7 +360,7 @@ impl Agent {
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
         let known = self.remember_devices(scan, now);
-        let topology = account(scan, &known, self.settings.fillers);
+        let topology = account(scan, &known, &self.settings.rules);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.problems().cloned().chain(findings).collect());
         if self.failures > 0 {

@@ -3,6 +3,8 @@
 //! Layers are merged key by key (defaults, file, environment, flags; the later wins), and every value remembers
 //! where it came from. Unknown keys fail, with a suggestion.
 
+mod exclude;
+mod explain;
 mod layers;
 
 use std::fmt;
@@ -12,6 +14,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use exclude::{EVERY_NODE, Exclude};
+pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
 
 /// Everything a person can set. The defaults are in [`Config::default`], the words for people in [`DOCS`].
@@ -30,6 +34,8 @@ pub struct Config {
     pub publish: Publish,
     /// What zones look like.
     pub zones: Zones,
+    /// What zones leave out.
+    pub exclude: Exclude,
     /// What to tell people.
     pub log: Log,
 }
@@ -178,6 +184,15 @@ pub const DOCS: &[(&str, &str)] = &[
     ("publish.refresh", "How often the object is applied again although nothing changed."),
     ("publish.ownerReference", "Make the Node own the object, so that it is deleted with the Node."),
     ("zones.fillers", "Emit empty zones for missing NUMA ids: the scheduler plugin needs position == id."),
+    (
+        "exclude.resources",
+        "Resources that no zone lists: by node name, or \"*\" for every node; both lists count.",
+    ),
+    ("exclude.pods", "Pods whose resources look free, by patterns of their namespace and name."),
+    (
+        "exclude.outsideNamespace",
+        "Only pods of this namespace count; what all others hold looks free. Not set: every pod counts",
+    ),
     ("log.level", "error, warn, info, debug or trace."),
     ("log.format", "text or json."),
 ];
