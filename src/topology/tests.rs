@@ -318,8 +318,9 @@ fn what_an_excluded_pod_hides_is_not_taken_off_either() {
     let listed = pod("a", container("main", "1-2", vec![]));
     let state = books(&[("u", &[container("init", "1-3", vec![]), container("main", "1-2", vec![])])]);
     let mut case = with_books(vec![listed], state);
+    let all = crate::pattern::Pattern::any;
     case.rules.exclude.pods =
-        vec![crate::pattern::PodPattern { name: "a".parse().unwrap(), ..Default::default() }];
+        vec![crate::pattern::PodPattern { namespace: all(), name: "a".parse().unwrap() }];
     assert_eq!(case.of("cpu"), [(0, [4, 4, 4]), (1, [4, 4, 4])]);
 }
 
