@@ -9,4 +9,6 @@ mod types;
 
 pub use client::{Api, Client, ClientError, Connection};
 pub use config::{KubeletConfig, read_config};
-pub use types::{Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, PodUsage, Usage};
+pub use types::{
+    Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
+};

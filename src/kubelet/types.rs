@@ -1,5 +1,5 @@
 //! The podresources answers in our words. Ids that cannot exist (negative, above any machine) are left out
-//! here, once, so that nobody above has to look again.
+//! here, once, so that nobody above has to look again; of CPUs [`NO_CPU`] stays, for a finding.
 
 use serde::{Deserialize, Serialize};
 
@@ -107,6 +107,13 @@ pub struct ClaimedDevice {
     pub share: Option<String>,
 }
 
+/// Stands for every CPU id that no machine can have: Linux builds for at most 8,192 CPUs.
+pub const NO_CPU: Id = Id::MAX;
+
+fn cpus(raw: impl IntoIterator<Item = i64>) -> IdSet {
+    raw.into_iter().map(|id| Id::try_from(id).unwrap_or(NO_CPU)).collect()
+}
+
 fn ids(raw: impl IntoIterator<Item = i64>) -> IdSet {
     raw.into_iter().filter_map(|id| Id::try_from(id).ok()).collect()
 }
@@ -155,7 +162,7 @@ fn claimed(resources: Vec<v1::DynamicResource>) -> Vec<ClaimedDevice> {
 
 impl From<v1::AllocatableResourcesResponse> for Allocatable {
     fn from(answer: v1::AllocatableResourcesResponse) -> Self {
-        Self { cpus: ids(answer.cpu_ids), memory: memory(answer.memory), devices: devices(answer.devices) }
+        Self { cpus: cpus(answer.cpu_ids), memory: memory(answer.memory), devices: devices(answer.devices) }
     }
 }
 
@@ -170,7 +177,7 @@ impl From<v1::PodResources> for PodUsage {
         Self {
             namespace: pod.namespace,
             name: pod.name,
-            cpus: ids(pod.cpu_ids),
+            cpus: cpus(pod.cpu_ids),
             memory: memory(pod.memory),
             containers: pod.containers.into_iter().map(ContainerUsage::from).collect(),
         }
@@ -181,7 +188,7 @@ impl From<v1::ContainerResources> for ContainerUsage {
     fn from(container: v1::ContainerResources) -> Self {
         Self {
             name: container.name,
-            cpus: ids(container.cpu_ids),
+            cpus: cpus(container.cpu_ids),
             memory: memory(container.memory),
             devices: devices(container.devices),
             claimed: claimed(container.dynamic_resources),
@@ -230,7 +237,7 @@ mod tests {
             memory: vec![],
         };
         let allocatable = Allocatable::from(answer);
-        assert_eq!(allocatable.cpus, "0,3".parse().unwrap());
+        assert_eq!(allocatable.cpus, "0,3,65535".parse().unwrap(), "an id that no CPU has is not lost");
         assert!(allocatable.devices[0].nodes.is_empty(), "-1 means no affinity, never node 0");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Amounts, Finding, Inputs, Ledger};
-use crate::kubelet::{KubeletConfig, Usage};
+use crate::kubelet::{KubeletConfig, NO_CPU, Usage};
 use crate::machine::{IdSet, Machine};
 
 pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
@@ -22,7 +22,8 @@ pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut B
     named.union_with(&used);
     let unknown = named.difference(&online);
     if !unknown.is_empty() {
-        findings.insert(Finding::UnknownCpus(unknown.to_string()));
+        let beyond = if unknown.contains(NO_CPU) { " and above" } else { "" };
+        findings.insert(Finding::UnknownCpus(format!("{unknown}{beyond}")));
     }
     ledger.enter("cpu", |id| {
         let Some(node) = inputs.machine.node(id) else { return Amounts::default() };
