@@ -1,5 +1,8 @@
 //! The accounting rules of DESIGN section 3, one by one, and their properties.
 
+#[cfg(feature = "sim")]
+mod described;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
