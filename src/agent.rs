@@ -16,6 +16,7 @@ mod triggers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -27,6 +28,7 @@ use crate::config::Config;
 use crate::kubelet::PodUsage;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
+use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Topology};
 
 pub use object::object;
@@ -207,6 +209,7 @@ pub struct Agent {
     /// When everything has to be read again, whatever happens in between.
     everything_due: Instant,
     status: watch::Sender<Status>,
+    metrics: Arc<Metrics>,
 }
 
 impl Agent {
@@ -234,6 +237,7 @@ impl Agent {
             failures: 0,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
+            metrics: Arc::default(),
             settings,
         }
     }
@@ -248,6 +252,12 @@ impl Agent {
     #[must_use]
     pub fn published(&self) -> watch::Receiver<Published> {
         self.publisher.published()
+    }
+
+    /// What the agent counts, for whoever serves it.
+    #[must_use]
+    pub fn metrics(&self) -> Arc<Metrics> {
+        Arc::clone(&self.metrics)
     }
 
     /// Turns the loop until `shutdown` completes, then gives a write in flight a moment to end.
@@ -296,7 +306,10 @@ impl Agent {
                 }
                 self.digest(&scan)
             }
-            Err(error) => self.fail(error.to_string()),
+            Err(error) => {
+                self.metrics.scanned(Outcome::Failed);
+                self.fail(error.to_string())
+            }
         }
     }
 
@@ -328,13 +341,16 @@ impl Agent {
         let now = Instant::now();
         let cut_off = self.publisher.in_trouble();
         if let Verdict::Wait(reason) = self.settling.judge(scan, now, cut_off) {
+            self.metrics.scanned(Outcome::Unsettled);
             return self.fail(reason);
         }
         if self.still_being_admitted(scan) {
+            self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
         let known = self.remember_devices(scan, now);
         let topology = account(scan, &known, self.settings.fillers);
+        self.metrics.accounted(&scan.usage, &scan.inventory.problems, &topology.findings);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.inventory.problems.iter().cloned().chain(findings).collect());
         if self.failures > 0 {

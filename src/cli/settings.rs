@@ -47,6 +47,9 @@ pub(super) struct SettingsArgs {
     /// text or json [key: log.format]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
+    /// Where to serve /metrics: an IP address with a port, or none [key: metrics.address]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_address: Option<String>,
     /// Any key of the configuration, e.g. --set scan.settle=1m
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -68,6 +71,7 @@ impl SettingsArgs {
             poll,
             log_level,
             log_format,
+            metrics_address,
             set,
         } = self;
         let mut layers = Layers::default();
@@ -88,6 +92,7 @@ impl SettingsArgs {
             ("--poll", "scan.poll", poll),
             ("--log-level", "log.level", log_level),
             ("--log-format", "log.format", log_format),
+            ("--metrics-address", "metrics.address", metrics_address),
         ] {
             layers = layers.value(key, value, Origin::Flag(flag.to_owned()));
         }

@@ -323,6 +323,19 @@ mod tests {
     }
 
     #[test]
+    fn metrics_are_switched_off_by_a_word_that_yaml_leaves_alone() {
+        let nowhere = file("metrics: {address: none}").unwrap().config.metrics.address;
+        assert_eq!(nowhere, super::super::Endpoint::Nowhere);
+        for (value, name) in [("off", "boolean `false`"), ("9742", "integer `9742`")] {
+            let expected = "expected an IP address with a port, such as 127.0.0.1:9742, or none";
+            assert_eq!(
+                file(&format!("metrics: {{address: {value}}}")).unwrap_err(),
+                [format!("`metrics.address` in file FILE: invalid type: {name}, {expected}")]
+            );
+        }
+    }
+
+    #[test]
     fn an_empty_file_sets_nothing_and_a_broken_one_says_so() {
         assert_eq!(file("# nothing\n").unwrap().config, Config::default().resolved());
         assert_eq!(file("log:\n").unwrap().config, Config::default().resolved());
