@@ -1,6 +1,6 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test lint parts bench clean
+.PHONY: help demo test lint parts bench bench-agent bench-accounting clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
@@ -26,7 +26,13 @@ lint:
 parts:
 	tests/parts/build
 
-bench: parts
+# ONLY=accounting needs no parts; ONLY=<node> is for the agent's benchmark alone.
+bench: $(if $(filter accounting,$(ONLY)),bench-accounting,bench-agent $(if $(ONLY),,bench-accounting))
+
+bench-accounting:
+	cargo bench --locked --no-default-features --bench accounting --bench accounting-heap
+
+bench-agent: parts
 	cargo build --locked --release --no-default-features
 	install -D target/release/numacast target/shipped/numacast
 	cargo bench --locked --bench agent -- $(ONLY)

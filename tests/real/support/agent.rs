@@ -21,6 +21,8 @@ impl Agent {
         command.arg("--sys-dir").arg(node.dir().join("sys"));
         command.arg("--proc-dir").arg(node.dir().join("proc"));
         command.arg("--kubelet-dir").arg(node.kubelet_dir());
+        // Several agents of one test run would want the same port.
+        command.args(["--set", "metrics.address=none"]);
         command.args(arguments);
         Ok(Self { process: Process::start("agent", node.dir(), command)? })
     }
