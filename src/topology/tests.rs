@@ -1,5 +1,7 @@
 //! The accounting rules of DESIGN section 3, one by one, and their properties.
 
+mod properties;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
@@ -670,6 +672,8 @@ fn available(topology: &Topology) -> BTreeMap<(Id, String), u64> {
 }
 
 proptest! {
+    #![proptest_config(crate::randomised::cases())]
+
     #[test]
     fn available_is_at_most_allocatable_is_at_most_capacity(case in any_case()) {
         for zone in case.account().zones {
