@@ -24,7 +24,9 @@ mod src {
         pub use state::{
             ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state,
         };
-        pub use types::{Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, PodUsage, Usage};
+        pub use types::{
+            Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
+        };
     }
 }
 

@@ -4,7 +4,16 @@ use fastrand::Rng;
 
 use super::model::{Block, Given, Model, Pod, Stage};
 use crate::kubelet::proto::{v1, v1alpha1};
+use crate::kubelet::{Allocatable, Usage};
 use crate::machine::{Id, IdSet};
+
+impl Model {
+    /// The answers to `GetAllocatableResources` and `List` of a kubelet that is ready, in the agent's words.
+    #[must_use]
+    pub fn answers(&self, rng: &mut Rng) -> (Allocatable, Usage) {
+        (allocatable(self, true, rng).into(), list(self, false, rng).into())
+    }
+}
 
 /// The answer to `List`. `terminated`: kubelets before 1.34 list pods that have ended, too.
 pub(super) fn list(model: &Model, terminated: bool, rng: &mut Rng) -> v1::ListPodResourcesResponse {
