@@ -1,10 +1,11 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test lint parts bench bench-agent bench-accounting clean
+.PHONY: help demo test heart lint parts bench bench-agent bench-accounting clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these)'
+	@echo 'make heart   only the unit tests of the accounting and what it stands on, in seconds'
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
 	@echo 'make parts   only build the real etcd, kube-apiserver, kubectl and kubelet that the tests use'
 	@echo 'make bench   the figures of docs/performance.md, measured here'
@@ -15,6 +16,9 @@ demo:
 
 test:
 	tests/run
+
+heart:
+	CARGO_TARGET_DIR=target/heart cargo test --locked --manifest-path tests/heart/Cargo.toml
 
 lint:
 	cargo fmt --all --check

@@ -189,18 +189,25 @@ impl Recording {
     /// # Errors
     /// When the file is missing, no recording, or from a newer numacast.
     pub fn read(path: &Path) -> Result<Self, RecordingError> {
+        let text = std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
+        Self::parse(&text, path)
+    }
+
+    /// The recording that the text of the file at `path` holds.
+    ///
+    /// # Errors
+    /// When the text is no recording, or from a newer numacast.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, RecordingError> {
         #[derive(Deserialize)]
         struct Form {
             format: u32,
         }
-        let place = || path.display().to_string();
-        let explain = |reason: String| RecordingError::File { verb: "read", path: place(), reason };
-        let text = std::fs::read_to_string(path).map_err(|error| explain(error.to_string()))?;
-        let Form { format } = serde_json::from_str(&text).map_err(|error| explain(error.to_string()))?;
+        let explain = |error: serde_json::Error| unreadable(path, &error);
+        let Form { format } = serde_json::from_str(text).map_err(explain)?;
         if format > FORMAT {
-            return Err(RecordingError::Format { path: place(), format });
+            return Err(RecordingError::Format { path: path.display().to_string(), format });
         }
-        serde_json::from_str(&text).map_err(|error| explain(error.to_string()))
+        serde_json::from_str(text).map_err(explain)
     }
 
     /// Writes the recording as JSON.
@@ -216,6 +223,10 @@ impl Recording {
         text.push('\n');
         std::fs::write(path, text).map_err(|error| explain(error.to_string()))
     }
+}
+
+fn unreadable(path: &Path, error: &dyn std::error::Error) -> RecordingError {
+    RecordingError::File { verb: "read", path: path.display().to_string(), reason: error.to_string() }
 }
 
 #[cfg(test)]
