@@ -86,9 +86,9 @@ struct FakeNode {
     answers: BufReader<ChildStdout>,
 }
 
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 impl NodeSetup {
     /// Another name than the machine's.
-    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
         self
@@ -103,7 +103,7 @@ impl NodeSetup {
         self
     }
 
-    /// The kubelet of an older minor version, such as `1.33`. Everything else stays as it is.
+    /// The kubelet of a minor version, such as `1.33`. Everything else stays as it is.
     pub(crate) fn version(mut self, minor: &str) -> Self {
         self.version = Some(minor.to_owned());
         self
@@ -122,7 +122,9 @@ impl NodeSetup {
         std::fs::create_dir_all(dir.join("kubelet"))?;
         machine.write_tree(&dir)?;
         let mut programs = cluster.programs().clone();
-        if let Some(version) = version {
+        if let Some(version) =
+            version.filter(|version| parts::newest_kubelet().ok().as_ref() != Some(version))
+        {
             programs.kubelet = parts::older_kubelet(&version)?;
         }
         let minor = minor_of(&programs.kubelet)?;
@@ -195,7 +197,8 @@ impl RealNode {
     /// What the kubelet has written to its log since its first start.
     pub(crate) fn kubelet_log(&self) -> Result<String> {
         let path = self.dir.join("kubelet.log");
-        Ok(String::from_utf8_lossy(&std::fs::read(&path).with_context(|| path.display().to_string())?).into_owned())
+        Ok(String::from_utf8_lossy(&std::fs::read(&path).with_context(|| path.display().to_string())?)
+            .into_owned())
     }
 
     /// A client with every right.
@@ -477,7 +480,11 @@ fn known_gates(wanted: &BTreeSet<String>, minor: u32) -> Result<Map<String, Valu
 }
 
 /// A configuration that works without systemd and without cgroups, with the machine's own keys.
-fn kubelet_config(machine: &MachineSpec, dir: &Path, gates: &Map<String, Value>) -> Result<Map<String, Value>> {
+fn kubelet_config(
+    machine: &MachineSpec,
+    dir: &Path,
+    gates: &Map<String, Value>,
+) -> Result<Map<String, Value>> {
     let runtime = format!("unix://{}", dir.join("runtime.sock").display());
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",

@@ -26,6 +26,9 @@ use serde_json::Value;
 use super::node::RealNode;
 use super::nrt::{Figures, Zones};
 
+/// The last zone that the scheduler can hold; nodes with higher ids are not published.
+const HIGHEST_ZONE: u16 = 63;
+
 /// The truth about a node.
 pub(crate) struct Expected {
     zones: Zones,
@@ -42,7 +45,8 @@ struct Group {
 /// Ids that no node has, below the highest one: zones that have nothing, of each resource that any zone has.
 fn fill_gaps(zones: &mut Zones, machine: &MachineSpec) {
     let resources: BTreeSet<String> = zones.values().flat_map(BTreeMap::keys).cloned().collect();
-    let highest = machine.nodes.iter().map(|node| node.id).max().unwrap_or(0);
+    let published = machine.nodes.iter().map(|node| node.id).filter(|id| *id <= HIGHEST_ZONE);
+    let highest = published.max().unwrap_or(0);
     for id in 0..highest {
         let nothing = || resources.iter().map(|name| (name.clone(), Figures::default())).collect();
         zones.entry(zone_name(id)).or_insert_with(nothing);
@@ -55,7 +59,7 @@ pub(crate) async fn expected(node: &RealNode) -> Result<Expected> {
     let state = State::read(node, &pods)?;
     state.speaks_of_every_running_pod(&pods)?;
     let mut zones = Zones::new();
-    for numa in &node.machine().nodes {
+    for numa in node.machine().nodes.iter().filter(|numa| numa.id <= HIGHEST_ZONE) {
         zones.insert(zone_name(numa.id), state.zone(numa)?);
     }
     fill_gaps(&mut zones, node.machine());
@@ -313,7 +317,9 @@ impl<'a> State<'a> {
     /// The CPUs that the kubelet reserved by itself, when it was told only how many: it writes them to its log.
     fn chosen_cpus(&self) -> Result<BTreeSet<u16>> {
         let log = self.node.kubelet_log()?;
-        let said = log.lines().rfind(|line| line.contains("\"Reserved CPUs not available for exclusive assignment\""));
+        let said = log
+            .lines()
+            .rfind(|line| line.contains("\"Reserved CPUs not available for exclusive assignment\""));
         let list = said.and_then(|line| line.split(" reserved=\"").nth(1)?.split('"').next());
         cpu_list(list.context("the kubelet has not said which CPUs it reserved")?)
     }
@@ -468,7 +474,7 @@ impl<'a> State<'a> {
     fn agrees_with_itself(&self, expected: &Expected) -> Result<()> {
         let shared = cpu_list(&self.cpus.default_cpu_set)?;
         let reserved = self.reserved_cpus()?;
-        for numa in &self.machine.nodes {
+        for numa in self.machine.nodes.iter().filter(|numa| numa.id <= HIGHEST_ZONE) {
             let zone = &expected.zones[&zone_name(numa.id)];
             let free = numa.cpus.iter().filter(|cpu| shared.contains(cpu) && !reserved.contains(cpu)).count();
             ensure!(
@@ -482,12 +488,7 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    fn memory_agrees(
-        &self,
-        numa: &NodeSpec,
-        zones: &Zones,
-        groups: &[Group],
-    ) -> Result<()> {
+    fn memory_agrees(&self, numa: &NodeSpec, zones: &Zones, groups: &[Group]) -> Result<()> {
         let Some(of_node) = self.memory.as_ref().and_then(|state| state.machine_state.get(&numa.id)) else {
             return Ok(());
         };
@@ -500,7 +501,11 @@ impl<'a> State<'a> {
                     stated += self.free_memory(zone, resource)?;
                 }
                 let computed = group.sum(zones);
-                ensure!(computed == stated, "{:?} {resource}: entries leave {computed}, the state says {stated}", group.zones);
+                ensure!(
+                    computed == stated,
+                    "{:?} {resource}: entries leave {computed}, the state says {stated}",
+                    group.zones
+                );
                 continue;
             }
             let computed = zones[&name].get(resource).map_or(0, |figures| figures.available);

@@ -61,6 +61,14 @@ impl Parts {
     }
 }
 
+/// The minor version that everything else is of, such as `1.36`.
+pub(crate) fn newest_kubelet() -> Result<String> {
+    let module = std::fs::read_to_string(script("kubernetes/go.mod"))?;
+    let required = module.lines().find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes v"));
+    let minor = required.and_then(|version| version.rsplit_once('.'));
+    Ok(minor.context("tests/parts/kubernetes/go.mod requires no Kubernetes")?.0.to_owned())
+}
+
 /// The kubelet of an older minor version, such as `1.33`, built where it is missing.
 pub(crate) fn older_kubelet(minor: &str) -> Result<PathBuf> {
     let said = build(&["--only", &format!("kubelet@{minor}")])?.map_err(anyhow::Error::msg)?;

@@ -49,6 +49,7 @@ enum Class {
     BestEffort,
 }
 
+#[allow(dead_code, reason = "tests and the matrix use different parts")]
 impl Walk {
     /// A walk with up to some `crowd` of pods at a time.
     pub(crate) fn new(node: RealNode, agent: Agent, crowd: usize, seed: u64) -> Self {
@@ -177,7 +178,12 @@ impl Walk {
             5 | 6 => return (self.with_device(one.cpus(whole).memory(&small)), Class::Whole),
             7 => return (self.with_device(one.millicpus(100).memory(&small).burstable()), Class::Burstable),
             8 | 9 => return (self.with_pages(one.cpus(1).memory(&small)), Class::Whole),
-            10 => return (one.cpus(1).memory(&small).container("second").cpus(whole).memory(&small), Class::Whole),
+            10 => {
+                return (
+                    one.cpus(1).memory(&small).container("second").cpus(whole).memory(&small),
+                    Class::Whole,
+                );
+            }
             11 | 12 => return (one.cpus(1).memory(&memory(self.node.machine(), self.wide)), Class::Whole),
             13 => Class::Fractional,
             _ => Class::Whole,
@@ -331,7 +337,9 @@ impl Walk {
 
     async fn restart_the_kubelet(&mut self) -> Result<String> {
         let in_use = oracle::devices_in_use(&self.node).await?;
-        if let Some((resource, id)) = in_use.iter().find(|(resource, id)| !self.node.lists_device(resource, id)) {
+        if let Some((resource, id)) =
+            in_use.iter().find(|(resource, id)| !self.node.lists_device(resource, id))
+        {
             // It would panic when it takes the pod again.
             return Ok(format!("nothing: {id} of {resource} is in use and no plugin lists it"));
         }
