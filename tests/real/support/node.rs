@@ -66,6 +66,8 @@ pub(crate) struct RealNode {
     machine: MachineSpec,
     /// The minor version of its kubelet: 36 of 1.36.
     minor: u32,
+    /// Feature gates that are on.
+    gates: Map<String, Value>,
     client: Client,
     programs: Programs,
     kubeconfig: PathBuf,
@@ -128,7 +130,8 @@ impl NodeSetup {
             programs.kubelet = parts::older_kubelet(&version)?;
         }
         let minor = minor_of(&programs.kubelet)?;
-        let config = kubelet_config(&machine, &dir, &known_gates(&gates, minor)?)?;
+        let gates = known_gates(&gates, minor)?;
+        let config = kubelet_config(&machine, &dir, &gates)?;
         std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
         let mut node = RealNode {
             kubelet: RefCell::new(None),
@@ -141,6 +144,7 @@ impl NodeSetup {
             stopped: BTreeMap::new(),
             listed: BTreeMap::new(),
             minor,
+            gates,
             programs,
             name,
             dir,
@@ -192,6 +196,11 @@ impl RealNode {
     /// The minor version of its kubelet: 36 of 1.36.
     pub(crate) fn minor(&self) -> u32 {
         self.minor
+    }
+
+    /// Whether a feature gate was turned on that lets pods with resources of their own be resized.
+    pub(crate) fn resizes_exclusive_resources(&self) -> bool {
+        self.gates.contains_key("InPlacePodVerticalScalingExclusiveCPUs")
     }
 
     /// What the kubelet has written to its log since its first start.
@@ -265,7 +274,7 @@ impl RealNode {
         let patch = Patch::Strategic(json!({ "spec": { "containers": [change] } }));
         match self.pods_api().patch_subresource("resize", pod, &PatchParams::default(), &patch).await {
             Ok(_) => {}
-            Err(kube::Error::Api(refused)) if refused.code == 422 => {
+            Err(kube::Error::Api(refused)) if [403, 422].contains(&refused.code) => {
                 return Ok(format!("the API server refuses: {}", refused.message));
             }
             Err(error) => return Err(error.into()),

@@ -229,7 +229,8 @@ impl Walk {
 
     /// Asks for other CPUs or memory for a pod that runs; the kubelet may say no.
     async fn resize_one(&mut self) -> Result<String> {
-        let running: Vec<usize> = (0..self.pods.len()).filter(|index| self.pods[*index].runs).collect();
+        let can = |pod: &Walker| pod.runs && self.survives_a_resize_of(pod.class);
+        let running: Vec<usize> = (0..self.pods.len()).filter(|index| can(&self.pods[*index])).collect();
         if running.is_empty() {
             return self.start_one().await;
         }
@@ -248,6 +249,16 @@ impl Walk {
         };
         let answer = self.node.resize(&name, "main", &to).await?;
         Ok(format!("pod {name} was resized to {}: {answer}", to.resources()))
+    }
+
+    /// 1.33 panics when it applies a resize to a pod without a cgroup, as all pods here are. What it refuses to
+    /// apply does it no harm.
+    fn survives_a_resize_of(&self, class: Class) -> bool {
+        let keys =
+            ["cpuManagerPolicy", "memoryManagerPolicy"].map(|key| self.node.machine().kubelet.get(key));
+        let pins = keys.into_iter().flatten().any(|policy| policy == "static" || policy == "Static");
+        let guaranteed = matches!(class, Class::Whole | Class::Fractional);
+        self.node.minor() > 33 || (guaranteed && pins && !self.node.resizes_exclusive_resources())
     }
 
     // ---- devices
