@@ -228,3 +228,43 @@ impl Recording {
 fn unreadable(path: &Path, error: &dyn std::error::Error) -> RecordingError {
     RecordingError::File { verb: "read", path: path.display().to_string(), reason: error.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::{ClaimedDevice, ContainerUsage, PodUsage};
+
+    #[test]
+    fn devices_behind_claims_are_recorded() {
+        let claimed = ClaimedDevice {
+            claim: "ml/train-gpu".into(),
+            driver: "gpu.example.com".into(),
+            pool: "worker".into(),
+            device: "gpu-0".into(),
+            share: Some("1".into()),
+        };
+        let container = ContainerUsage { claimed: vec![claimed], ..ContainerUsage::default() };
+        let pods = vec![PodUsage { containers: vec![container], ..PodUsage::default() }];
+        let recording = Recording {
+            format: FORMAT,
+            version: String::new(),
+            recorded: jiff::Timestamp::UNIX_EPOCH,
+            node: "worker".into(),
+            fillers: true,
+            files: RecordedFiles::default(),
+            api: Some(Api::V1),
+            config: Answer::Error("none".into()),
+            config_problems: vec![],
+            allocatable: Answer::Answer(Allocatable::default()),
+            usage: Answer::Answer(Usage { pods }),
+            exclude: Exclude::default(),
+            state: None,
+            state_problems: vec![],
+            terminal: BTreeSet::new(),
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        recording.write(file.path()).unwrap();
+        assert!(std::fs::read_to_string(file.path()).unwrap().contains(r#""driver": "gpu.example.com""#));
+        assert_eq!(Recording::read(file.path()).unwrap(), recording);
+    }
+}

@@ -389,6 +389,19 @@ mod tests {
     }
 
     #[test]
+    fn metrics_are_switched_off_by_a_word_that_yaml_leaves_alone() {
+        let nowhere = file("metrics: {address: none}").unwrap().config.metrics.address;
+        assert_eq!(nowhere, super::super::Endpoint::Nowhere);
+        for (value, name) in [("off", "boolean `false`"), ("9742", "integer `9742`")] {
+            let expected = "expected an IP address with a port, such as 127.0.0.1:9742, or none";
+            assert_eq!(
+                file(&format!("metrics: {{address: {value}}}")).unwrap_err(),
+                [format!("`metrics.address` in file FILE: invalid type: {name}, {expected}")]
+            );
+        }
+    }
+
+    #[test]
     fn the_names_that_nfd_and_rte_use_lead_to_ours() {
         let peers = "excludeList: {'*': [cpu]}\nresourceExclude: {a: [cpu]}\nwatch-namespace: x\n\
                      podExclude: [{namespacePattern: a, namePattern: b}]\nresourceMonitor.namespace: x\n";

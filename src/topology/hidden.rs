@@ -92,7 +92,9 @@ impl<'a> Links<'a> {
         let names = || pod.containers.iter().map(|container| container.name.as_str());
         match self.alive.entry(uid) {
             Entry::Vacant(entry) => drop(entry.insert(names().collect())),
-            Entry::Occupied(mut entry) => entry.get_mut().retain(|listed| names().any(|name| name == *listed)),
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().retain(|listed| names().any(|name| name == *listed))
+            }
         }
     }
 }

@@ -6,5 +6,6 @@
 mod agent;
 mod client;
 mod demo;
+mod metrics;
 mod snapshot;
 mod support;

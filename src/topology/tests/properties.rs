@@ -21,7 +21,8 @@ fn any_machine() -> impl Strategy<Value = Machine> {
     let ids = proptest::sample::subsequence(vec![0, 1, 2, 5, 62, 63, 64, 1000], 1..=5);
     let node = (any::<bool>(), 0..9_u64, 0..300_u64, 0..3_u64, any::<bool>());
     (ids, proptest::collection::vec(node, 5), any::<bool>()).prop_map(|(ids, shapes, distances)| {
-        let costs = |from: Id| ids.iter().map(move |to| (*to, if *to == from { 10 } else { 20 + u32::from(*to) }));
+        let costs =
+            |from: Id| ids.iter().map(move |to| (*to, if *to == from { 10 } else { 20 + u32::from(*to) }));
         let node = |(id, (cpus, gib, small, large, unread)): (&Id, _)| NumaNode {
             id: *id,
             cpus: if cpus { (id * 4..id * 4 + 4).collect() } else { IdSet::new() },
