@@ -16,6 +16,9 @@ pub use files::{HostFiles, HostRoots, RecordedFiles, Recorder};
 pub use id_set::{Id, IdSet, ParseIdSetError};
 pub use sysfs::read;
 
+/// The highest id of a NUMA node: Linux builds for at most 1,024 of them.
+pub const HIGHEST_NODE: Id = 1023;
+
 /// The hardware of one node, as the kernel shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {

@@ -5,18 +5,15 @@ use super::proto::{v1, v1alpha1};
 use super::types::{
     Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
 };
-use crate::machine::{Id, IdSet};
+use crate::machine::{HIGHEST_NODE, Id, IdSet};
 
 fn cpus(raw: impl IntoIterator<Item = i64>) -> IdSet {
-    raw.into_iter().map(|id| Id::try_from(id).unwrap_or(NO_CPU)).collect()
-}
-
-fn ids(raw: impl IntoIterator<Item = i64>) -> IdSet {
-    raw.into_iter().filter_map(|id| Id::try_from(id).ok()).collect()
+    raw.into_iter().map(|id| Id::try_from(id).map_or(NO_CPU, |id| id.min(NO_CPU))).collect()
 }
 
 fn nodes(topology: Option<v1::TopologyInfo>) -> IdSet {
-    ids(topology.into_iter().flat_map(|t| t.nodes).map(|node| node.id))
+    let ids = topology.into_iter().flat_map(|topology| topology.nodes).map(|node| Id::try_from(node.id));
+    ids.filter_map(Result::ok).filter(|id| *id <= HIGHEST_NODE).collect()
 }
 
 fn memory(blocks: Vec<v1::ContainerMemory>) -> Vec<MemoryBlock> {
@@ -134,7 +131,7 @@ mod tests {
             memory: vec![],
         };
         let allocatable = Allocatable::from(answer);
-        assert_eq!(allocatable.cpus, "0,3,65535".parse().unwrap(), "an id that no CPU has is not lost");
+        assert_eq!(allocatable.cpus, "0,3,8192".parse().unwrap(), "an id that no CPU has is not lost");
         assert!(allocatable.devices[0].nodes.is_empty(), "-1 means no affinity, never node 0");
     }
 }

@@ -105,5 +105,6 @@ pub struct ClaimedDevice {
     pub share: Option<String>,
 }
 
-/// Stands for every CPU id that no machine can have: Linux builds for at most 8,192 CPUs.
-pub const NO_CPU: Id = Id::MAX;
+/// Stands for every CPU id that no machine can have: Linux builds for at most 8,192 CPUs. No higher one, since a set is
+/// as large as its highest id.
+pub const NO_CPU: Id = 8192;

@@ -36,6 +36,19 @@ impl IdSet {
         self.words[word] |= bit;
     }
 
+    /// Adds every id from `first` to `last`, word by word: a file may repeat `0-65535` a hundred thousand times.
+    fn insert_range(&mut self, first: Id, last: Id) {
+        let ((from, _), (to, _)) = (place(first), place(last));
+        if to >= self.words.len() {
+            self.words.resize(to + 1, 0);
+        }
+        for word in from..=to {
+            let low = if word == from { first % 64 } else { 0 };
+            let high = if word == to { last % 64 } else { 63 };
+            self.words[word] |= (u64::MAX >> (63 - high)) & (u64::MAX << low);
+        }
+    }
+
     /// Is `id` in the set?
     #[must_use]
     pub fn contains(&self, id: Id) -> bool {
@@ -139,9 +152,7 @@ impl FromStr for IdSet {
             if first > last {
                 return Err(error());
             }
-            for id in first..=last {
-                set.insert(id);
-            }
+            set.insert_range(first, last);
         }
         Ok(set)
     }
@@ -215,6 +226,18 @@ mod tests {
         }
         assert_eq!(set(" 3,1,2\n").to_string(), "1-3");
         assert_eq!(set("\n"), IdSet::new());
+    }
+
+    #[test]
+    fn ranges_are_what_their_ids_are() {
+        for first in [0, 1, 62, 63, 64, 65, 127, 128, 65_535] {
+            for last in [0, 1, 63, 64, 100, 127, 191, 192, 65_535].into_iter().filter(|last| *last >= first) {
+                let mut range = set("3");
+                range.insert_range(first, last);
+                let expected: IdSet = (first..=last).chain([3]).collect();
+                assert!(range == expected, "{first}-{last}");
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::str::FromStr;
 
-use super::{HostFiles, Id, IdSet, Machine, MachineError, NumaNode, Problem};
+use super::{HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode, Problem};
 
 const NODES: &str = "sys/devices/system/node";
 const CPUS: &str = "sys/devices/system/cpu";
@@ -38,8 +38,9 @@ impl<F: HostFiles> Reader<'_, F> {
         let file = format!("{NODES}/online");
         match self.files.read(&file) {
             Ok(text) => match IdSet::from_str(&text) {
-                Ok(ids) if !ids.is_empty() => Ok(Some(ids)),
-                Ok(_) => self.listed_nodes(&file, "is empty"),
+                Ok(ids) if ids.last().is_some_and(|last| last <= HIGHEST_NODE) => Ok(Some(ids)),
+                Ok(ids) if ids.is_empty() => self.listed_nodes(&file, "is empty"),
+                Ok(_) => self.listed_nodes(&file, "names more nodes than Linux can have"),
                 Err(error) => self.listed_nodes(&file, &error.to_string()),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.listed_nodes(&file, "is missing"),
@@ -54,8 +55,8 @@ impl<F: HostFiles> Reader<'_, F> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(MachineError::Unreadable { file: NODES.to_owned(), source }),
         };
-        let ids: IdSet =
-            names.iter().filter_map(|name| name.strip_prefix("node")?.parse::<Id>().ok()).collect();
+        let id = |name: &String| name.strip_prefix("node")?.parse::<Id>().ok();
+        let ids: IdSet = names.iter().filter_map(id).filter(|id| *id <= HIGHEST_NODE).collect();
         if ids.is_empty() {
             return Ok(None);
         }
@@ -155,7 +156,8 @@ impl<F: HostFiles> Reader<'_, F> {
         };
         let size = |name: &String| -> Option<u64> {
             let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-            kib.checked_mul(1024)
+            // No processor has pages of another size: there are a few, whatever is in the directory.
+            kib.checked_mul(1024).filter(|size| size.is_power_of_two())
         };
         let (mut pools, mut unread) = (BTreeMap::new(), false);
         for (name, size) in names.iter().filter_map(|name| Some((name, size(name)?))) {
@@ -297,6 +299,28 @@ mod tests {
             assert_eq!(machine.nodes[1].memory, 4096 << 10);
             assert_eq!(machine.nodes[0].hugepages_unread, file.ends_with("nr_hugepages"));
         }
+    }
+
+    #[test]
+    fn there_are_no_more_nodes_and_page_sizes_than_linux_can_have() {
+        let pool = "sys/devices/system/node/node3/hugepages/hugepages";
+        let (odd, even) = (format!("{pool}-3000kB/nr_hugepages"), format!("{pool}-2048kB/nr_hugepages"));
+        let machine = read(&files(&[
+            ("sys/devices/system/node/online", "0-65535\n"),
+            ("sys/devices/system/node/node3/cpulist", "0\n"),
+            ("sys/devices/system/node/node1024/cpulist", "1\n"),
+            (&odd, "1\n"),
+            (&even, "1\n"),
+        ]))
+        .unwrap();
+        assert_eq!(machine.nodes.iter().map(|node| node.id).collect::<Vec<_>>(), [3]);
+        assert_eq!(machine.nodes[0].hugepages, [(2 << 20, 1)].into());
+        assert_eq!(
+            machine.problems[0].what,
+            "names more nodes than Linux can have; using the node directories instead: 3"
+        );
+        let highest = read(&files(&[("sys/devices/system/node/online", "1023\n")])).unwrap();
+        assert_eq!((highest.nodes[0].id, highest.problems), (1023, vec![]));
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub(super) fn account(
     findings: &mut BTreeSet<Finding>,
 ) {
     let offered = offered(&inputs.allocatable.memory);
+    let mut used = used(in_use);
     for resource in resources(inputs) {
         let mut pools: BTreeMap<Id, Pool> = inputs
             .machine
@@ -27,7 +28,8 @@ pub(super) fn account(
             .iter()
             .map(|node| (node.id, pool(inputs, node, &resource, &offered, findings)))
             .collect();
-        take(&mut pools, &resource, in_use, inputs.state, findings);
+        let used = used.remove(resource.as_str()).unwrap_or_default();
+        take(&mut pools, &resource, used, inputs.state, findings);
         ledger.enter(&resource, |id| {
             pools.get(&id).map_or(Amounts::default(), |pool| Amounts {
                 capacity: pool.capacity,
@@ -110,22 +112,31 @@ fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) 
     hardware.saturating_sub(hugepages).saturating_sub(reserved)
 }
 
+/// What is held of one type of memory: nodes to bytes.
+type Groups<'a> = BTreeMap<Vec<Id>, (&'a IdSet, u64)>;
+
+/// What the pods hold, by resource.
+fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
+    let listed = in_use.pods.iter().flat_map(|pod| blocks(pod));
+    let hidden = in_use.hidden.containers.iter().flat_map(|container| &container.memory);
+    let mut used: BTreeMap<&str, Groups<'a>> = BTreeMap::new();
+    for block in listed.chain(hidden) {
+        let groups = used.entry(&block.resource).or_default();
+        let group = groups.entry(block.nodes.iter().collect()).or_insert((&block.nodes, 0));
+        group.1 = group.1.saturating_add(block.bytes);
+    }
+    used
+}
+
 /// Takes what the pods hold. Blocks of one node first, so that the split of the others sees what is left.
 fn take(
     pools: &mut BTreeMap<Id, Pool>,
     resource: &str,
-    in_use: &InUse<'_>,
+    used: Groups<'_>,
     state: Option<&ManagerState>,
     findings: &mut BTreeSet<Finding>,
 ) {
-    let listed = in_use.pods.iter().flat_map(|pod| blocks(pod));
-    let hidden = in_use.hidden.containers.iter().flat_map(|container| &container.memory);
-    let mut groups: BTreeMap<Vec<Id>, (&IdSet, u64)> = BTreeMap::new();
-    for block in listed.chain(hidden).filter(|block| block.resource == resource) {
-        let group = groups.entry(block.nodes.iter().collect()).or_insert((&block.nodes, 0));
-        group.1 = group.1.saturating_add(block.bytes);
-    }
-    let (single, several): (Vec<_>, Vec<_>) = groups.into_iter().partition(|(nodes, _)| nodes.len() == 1);
+    let (single, several): (Vec<_>, Vec<_>) = used.into_iter().partition(|(nodes, _)| nodes.len() == 1);
     let mut overused = |set: &IdSet| {
         let resource = resource.to_owned();
         findings.insert(Finding::OverusedMemory { nodes: set.to_string(), resource });

@@ -505,11 +505,11 @@ fn a_device_on_a_node_without_a_zone_of_its_own_is_told() {
 #[test]
 fn a_cpu_that_no_machine_can_have_is_told() {
     let case = Case {
-        allocatable: Allocatable { cpus: ids("1,900,65535"), ..Default::default() },
+        allocatable: Allocatable { cpus: ids("1,900,8192"), ..Default::default() },
         ..Default::default()
     };
     assert_eq!(case.of("cpu"), [(0, [4, 1, 1]), (1, [4, 0, 0])]);
-    assert_eq!(case.account().findings, [Finding::UnknownCpus("900,65535 and above".into())].into());
+    assert_eq!(case.account().findings, [Finding::UnknownCpus("900,8192 and above".into())].into());
 }
 
 #[test]
