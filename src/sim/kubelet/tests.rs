@@ -216,7 +216,7 @@ async fn a_pod_takes_the_nearest_device_that_is_left() {
     for nearest in ["a", "both", "far", "b"] {
         let pod = PodSpec::guaranteed(nearest, 1, 0).devices("example.com/nic", 1);
         let given = node.kubelet.start_pod(pod).await.unwrap();
-        assert_eq!(given[0].devices["example.com/nic"], [nearest.to_owned()].into());
+        assert!(given[0].devices["example.com/nic"].keys().eq([nearest]));
     }
 }
 
@@ -377,14 +377,67 @@ async fn pod_scope_aligns_all_containers_together() {
     assert_eq!(cpus(&node.kubelet.start_pod(two()).await.unwrap()), "8-15", "node 0 has but six");
 }
 
+fn pod_level(name: &str) -> PodSpec {
+    let container = |name: &str, role, cpus: u64, memory| ContainerSpec {
+        name: name.into(),
+        role,
+        milli_cpu: cpus * 1000,
+        memory,
+        ..ContainerSpec::default()
+    };
+    let containers = vec![
+        container("init", Role::Init, 3, 2 << 30),
+        container("mesh", Role::Sidecar, 1, 1 << 29),
+        container("main", Role::App, 2, 1 << 30),
+        container("helper", Role::App, 0, 0),
+    ];
+    let whole = PodLevel { milli_cpu: 5000, memory: 3 << 30, hugepages: BTreeMap::new() };
+    PodSpec { guaranteed: true, containers, pod_level: Some(whole), ..PodSpec::new(name) }
+}
+
 #[tokio::test]
-async fn pod_level_fields_overlap_the_containers() {
-    let mut node = Node::new(&spec("best-effort"), at_once());
-    let pod = PodSpec { pod_level: true, ..PodSpec::guaranteed("db", 2, 1 << 30) };
-    node.kubelet.start_pod(pod).await.unwrap();
+async fn a_pod_with_resources_of_its_own_holds_them_as_a_whole() {
+    let mut spec = spec("single-numa-node");
+    spec.kubelet.insert("topologyManagerScope".into(), json!("pod"));
+    spec.kubelet.insert("featureGates".into(), json!({"PodLevelResourceManagers": true}));
+    let mut node = Node::new(&spec, Options { age: Age::V1_37, ..at_once() });
+    node.kubelet.start_pod(pod_level("db")).await.unwrap();
     let (usage, ..) = node.client.list().await.unwrap();
-    assert_eq!(usage.pods[0].cpus, usage.pods[0].containers[0].cpus);
-    assert_eq!(usage.pods[0].memory, usage.pods[0].containers[0].memory);
+    let pod = &usage.pods[0];
+    let of = |name: &str| pod.containers.iter().find(|container| container.name == name).unwrap();
+    assert_eq!((pod.cpus.len(), pod.containers.len()), (5, 3));
+    assert_eq!(pod.memory.iter().map(|block| block.bytes).sum::<u64>(), 3 << 30);
+    let (mesh, main) = (of("mesh").cpus.clone(), of("main").cpus.clone());
+    assert_eq!((mesh.len(), main.len()), (1, 2));
+    assert!(mesh.intersection(&main).is_empty() && mesh.difference(&pod.cpus).is_empty());
+    assert_eq!(
+        (of("main").memory[0].bytes, of("helper")),
+        (1 << 30, &crate::kubelet::ContainerUsage { name: "helper".into(), ..Default::default() })
+    );
+    let zone = &node.kubelet.expected().zones[&0];
+    assert_eq!((zone["cpu"].available, zone["memory"].available), (1, 3 << 30));
+    let state = node.file("cpu_manager_state");
+    assert_eq!(state["podEntries"]["uid-db"]["cpuSet"], pod.cpus.to_string());
+    assert_eq!(state["entries"]["uid-db"]["helper"].as_str().unwrap().split(',').count(), 2);
+    let data: Value = serde_json::from_str(state["data"].as_str().unwrap()).unwrap();
+    assert_eq!((&data["entries"], &state["checksum"]), (&state["entries"], &json!(0)));
+    let blocks = &node.file("memory_manager_state")["podEntries"]["uid-db"]["memoryBlocks"];
+    assert_eq!(blocks[0]["size"], 3_u64 << 30);
+
+    let mut greedy = pod_level("greedy");
+    greedy.pod_level.as_mut().unwrap().milli_cpu = 3000;
+    let refusal = node.kubelet.start_pod(greedy).await.unwrap_err();
+    assert_eq!(refusal.reason, "EmptyPodSharedPoolError", "nothing would be left for the helper");
+    node.kubelet.stop_pod("default", "db");
+    assert_eq!(node.kubelet.expected(), Model::new(&spec).expected());
+}
+
+#[tokio::test]
+async fn without_their_feature_gate_managers_pass_over_pods_with_resources_of_their_own() {
+    let mut node = Node::new(&spec("single-numa-node"), Options { age: Age::V1_37, ..at_once() });
+    node.kubelet.start_pod(pod_level("db")).await.unwrap();
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert!(usage.pods[0].cpus.is_empty() && usage.pods[0].containers.iter().all(|c| c.cpus.is_empty()));
 }
 
 #[tokio::test]
@@ -404,7 +457,7 @@ async fn ended_pods_stay_in_the_list_of_an_old_kubelet_only() {
     node.kubelet.start_pod(PodSpec::guaranteed("job", 2, 0)).await.unwrap();
     assert!(node.kubelet.finish_pod("default", "job"));
     assert!(node.client.list().await.unwrap().0.pods.is_empty());
-    node.kubelet.set_age(Age::Before134);
+    node.kubelet.set_age(Age::V1_29);
     let (usage, ..) = node.client.list().await.unwrap();
     assert_eq!(usage.pods[0].name, "job");
     assert_eq!(node.client.get("default", "job").await.unwrap_err(), ClientError::GetDisabled);
@@ -423,7 +476,7 @@ async fn get_answers_like_the_kubelet() {
 async fn old_kubelets_lack_methods() {
     let mut node = Node::new(&spec("best-effort"), at_once());
     node.kubelet.start_pod(PodSpec::new("net").devices("example.com/nic", 1)).await.unwrap();
-    node.kubelet.set_age(Age::Before121);
+    node.kubelet.set_age(Age::V1_20);
     let error = node.client.allocatable().await.unwrap_err();
     assert!(matches!(error, ClientError::Unsupported { .. }), "{error}");
     node.kubelet.set_age(Age::OnlyV1alpha1);
