@@ -32,7 +32,7 @@ use crate::topology::{self, Topology};
 pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
-pub use scan::{Depth, Inventory, Scan, ScanError, Scanner};
+pub use scan::{Depth, Inventory, Scan, ScanError, Scanner, Terminal};
 
 use bucket::Bucket;
 use publish::Publisher;
@@ -145,7 +145,7 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
     let mut scanner = Scanner::new(settings);
     let scan = scan_when_ready(&mut scanner, settings).await?;
     let topology = account(&scan, &BTreeSet::new(), settings.fillers);
-    for problem in &scan.inventory.problems {
+    for problem in scan.problems() {
         warn!("{problem}");
     }
     let owner = match settings.owner_reference {
@@ -175,6 +175,8 @@ pub fn account(scan: &Scan, known: &BTreeSet<String>, fillers: bool) -> Topology
         machine: &scan.inventory.machine,
         allocatable: &scan.inventory.allocatable,
         usage: &scan.usage,
+        terminal: &scan.terminal,
+        state: scan.state.as_deref(),
         config: scan.inventory.config.as_ref(),
         known,
         fillers,
@@ -336,7 +338,7 @@ impl Agent {
         let known = self.remember_devices(scan, now);
         let topology = account(scan, &known, self.settings.fillers);
         let findings = topology.findings.iter().map(ToString::to_string);
-        self.tell(scan.inventory.problems.iter().cloned().chain(findings).collect());
+        self.tell(scan.problems().cloned().chain(findings).collect());
         if self.failures > 0 {
             info!("the node can be read again");
             self.failures = 0;

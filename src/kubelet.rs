@@ -2,11 +2,14 @@
 //!
 //! The wire types of the podresources API stay in here; everybody above sees [`Allocatable`] and [`Usage`].
 
+mod answers;
 mod client;
 mod config;
 pub mod proto;
+mod state;
 mod types;
 
 pub use client::{Api, Client, ClientError, Connection};
 pub use config::{KubeletConfig, read_config};
+pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};
 pub use types::{Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, PodUsage, Usage};

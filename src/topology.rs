@@ -6,13 +6,16 @@
 mod attributes;
 mod cpus;
 mod devices;
+mod hidden;
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::kubelet::{Allocatable, KubeletConfig, Usage};
+use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, ManagerState, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
+
+pub use hidden::{Links, links};
 
 /// The highest zone id the scheduler's 64-bit masks can hold; a zone `node-64` makes it panic.
 pub const HIGHEST_ZONE: Id = 63;
@@ -32,12 +35,47 @@ pub struct Inputs<'a> {
     pub allocatable: &'a Allocatable,
     /// What it has handed out.
     pub usage: &'a Usage,
+    /// Pods (namespace, name) that have ended: kubelets before 1.34 list them all the same. They hold nothing.
+    pub terminal: &'a BTreeSet<(String, String)>,
+    /// The managers' books, if they can be read.
+    pub state: Option<&'a ManagerState>,
     /// How the kubelet is configured, if that is known.
     pub config: Option<&'a KubeletConfig>,
     /// Device resources that every zone lists even while nobody offers them: their plugin may be restarting.
     pub known: &'a BTreeSet<String>,
     /// Emit empty zones for missing ids, so that position equals id for the scheduler.
     pub fillers: bool,
+}
+
+impl<'a> Inputs<'a> {
+    /// The pods that hold what the List says they do.
+    fn pods(&self) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
+        let terminal = self.terminal;
+        // Asked for by reference only where there is somebody to ask for.
+        let ended = move |pod: &PodUsage| {
+            !terminal.is_empty() && terminal.contains(&(pod.namespace.clone(), pod.name.clone()))
+        };
+        self.usage.pods.iter().filter(move |pod| !ended(pod))
+    }
+}
+
+/// Everything that is in use: what the List shows, and what the managers' books say beyond it.
+struct InUse<'a> {
+    pods: Vec<&'a PodUsage>,
+    hidden: hidden::Hidden<'a>,
+}
+
+impl<'a> InUse<'a> {
+    fn of(inputs: &Inputs<'a>) -> Self {
+        let hidden = inputs.state.map(|state| hidden::of(inputs.pods(), state)).unwrap_or_default();
+        Self { pods: inputs.pods().collect(), hidden }
+    }
+
+    /// The containers that hold something, listed or not.
+    fn containers(&self) -> impl Iterator<Item = &'a ContainerUsage> {
+        let listed = self.pods.iter().flat_map(|pod| &pod.containers);
+        listed.chain(self.hidden.containers.iter().copied())
+    }
 }
 
 /// The account of one node.
@@ -137,9 +175,10 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     let mut findings = BTreeSet::new();
     let ids = zone_ids(inputs, &mut findings);
     let mut ledger = Ledger::new(&ids);
-    cpus::account(inputs, &mut ledger, &mut findings);
-    memory::account(inputs, &mut ledger, &mut findings);
-    devices::account(inputs, &mut ledger, &mut findings);
+    let in_use = InUse::of(inputs);
+    cpus::account(inputs, &in_use, &mut ledger, &mut findings);
+    memory::account(inputs, &in_use, &mut ledger, &mut findings);
+    devices::account(inputs, &in_use, &mut ledger, &mut findings);
     let costs = |id| ids.iter().map(|peer| (peer, cost(inputs.machine, id, peer))).collect();
     let zones =
         ledger.zones.into_iter().map(|(id, resources)| Zone { id, costs: costs(id), resources }).collect();

@@ -3,6 +3,7 @@
 //! A recording holds the hardware's files as they were and the kubelet's answers in our words. Of the kubelet's
 //! configuration only what numacast uses is kept: the file itself may hold secrets.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,7 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Settings;
 use super::scan::{Inventory, Scan, ScanError, config_problem};
-use crate::kubelet::{Allocatable, Api, Client, Connection, KubeletConfig, Usage, read_config};
+use crate::kubelet::{
+    Allocatable, Api, Client, Connection, KubeletConfig, ManagerState, StatePaths, Usage, read_config,
+    read_state,
+};
 use crate::machine::{self, RecordedFiles, Recorder};
 
 /// The form of recordings this program writes, and the newest it reads.
@@ -44,6 +48,15 @@ pub struct Recording {
     pub allocatable: Answer<Allocatable>,
     /// The answer to List.
     pub usage: Answer<Usage>,
+    /// The managers' books, where they could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<ManagerState>,
+    /// What is wrong with these books.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub state_problems: Vec<String>,
+    /// Pods (namespace, name) in the List that have ended, as far as anybody told.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub terminal: BTreeSet<(String, String)>,
 }
 
 /// What came back, or the sentence that says why nothing did.
@@ -103,6 +116,8 @@ impl Recording {
     pub async fn take(settings: &Settings) -> Self {
         let mut client = Client::new(settings.socket.clone(), settings.kubelet_timeout);
         let usage = client.list().await;
+        let books = StatePaths::new(&settings.kubelet_dir, &settings.device_plugins);
+        let (state, state_problems) = read_state(&books);
         let api = usage.as_ref().ok().map(|(_, api, _)| *api);
         let allocatable = client.allocatable().await;
         let recorder = Recorder::new(settings.host.clone());
@@ -122,6 +137,9 @@ impl Recording {
             config_problems,
             allocatable: Answer::of(allocatable.map(|(allocatable, _)| allocatable)),
             usage: Answer::of(usage.map(|(usage, ..)| usage)),
+            state,
+            state_problems,
+            terminal: BTreeSet::new(),
         }
     }
 
@@ -148,7 +166,11 @@ impl Recording {
             return Err(RecordingError::Failed(ScanError::DevicesOnly.to_string()));
         }
         let inventory = Arc::new(Inventory { machine: Arc::new(machine), allocatable, config, problems });
-        Ok(Scan { usage, inventory, connection: Connection::default() })
+        let state = self.state.clone().map(Arc::new);
+        let terminal = Arc::new(self.terminal.clone());
+        let state_problems = self.state_problems.clone();
+        let connection = Connection::default();
+        Ok(Scan { usage, inventory, state, state_problems, terminal, connection })
     }
 
     /// Reads a recording.

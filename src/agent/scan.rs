@@ -5,8 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::Settings;
-use crate::kubelet::{Allocatable, Api, Client, ClientError, Connection, KubeletConfig, Usage, read_config};
+use crate::kubelet::{
+    Allocatable, Api, Client, ClientError, Connection, KubeletConfig, ManagerState, PodUsage, StatePaths,
+    StateReader, Usage, read_config,
+};
 use crate::machine::{self, HostRoots, Machine, MachineError};
+use crate::topology::{self, Links};
 
 /// How often a scan starts over when the kubelet restarts in its middle.
 const ATTEMPTS: usize = 3;
@@ -31,9 +35,18 @@ pub struct Scan {
     pub usage: Usage,
     /// What there is to hold.
     pub inventory: Arc<Inventory>,
+    /// The managers' books, read right after the List; `None` where they cannot be read.
+    pub state: Option<Arc<ManagerState>>,
+    /// What is wrong with these books, one sentence each.
+    pub state_problems: Vec<String>,
+    /// Pods (namespace, name) that have ended, as far as anybody told.
+    pub terminal: Terminal,
     /// The connection that both came from.
     pub connection: Connection,
 }
+
+/// Namespace and name of pods that have ended.
+pub type Terminal = Arc<BTreeSet<(String, String)>>;
 
 /// How much of the node to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,7 +95,18 @@ pub struct Scanner {
     offered: BTreeSet<String>,
     /// Device resources in use that not even a fresh inventory had.
     absent: BTreeSet<String>,
+    books: StateReader,
+    /// UIDs in the books whose pods the last List named.
+    alive: BTreeSet<String>,
+    terminal: Terminal,
     calls: u32,
+}
+
+impl Scan {
+    /// Everything that could not be read, one sentence each.
+    pub fn problems(&self) -> impl Iterator<Item = &String> {
+        self.inventory.problems.iter().chain(&self.state_problems)
+    }
 }
 
 impl Scanner {
@@ -98,8 +122,16 @@ impl Scanner {
             config: None,
             offered: BTreeSet::new(),
             absent: BTreeSet::new(),
+            books: StateReader::new(StatePaths::new(&settings.kubelet_dir, &settings.device_plugins)),
+            alive: BTreeSet::new(),
+            terminal: Terminal::default(),
             calls: 0,
         }
+    }
+
+    /// Says which pods have ended: kubelets before 1.34 list them all the same.
+    pub fn set_terminal(&mut self, terminal: Terminal) {
+        self.terminal = terminal;
     }
 
     /// How often the kubelet was called since this was last asked.
@@ -141,7 +173,29 @@ impl Scanner {
     fn complete(&mut self, usage: Usage, connection: Connection) -> Result<Scan, ScanError> {
         self.due = Depth::Usage;
         let inventory = self.inventory.as_ref().map(|(_, inventory)| Arc::clone(inventory));
-        Ok(Scan { usage, inventory: inventory.ok_or(ScanError::Restless)?, connection })
+        let inventory = inventory.ok_or(ScanError::Restless)?;
+        let state = self.read_books(&usage);
+        let state_problems = self.books.problems().to_vec();
+        let terminal = Arc::clone(&self.terminal);
+        Ok(Scan { usage, inventory, state, state_problems, terminal, connection })
+    }
+
+    /// Reads the managers' books and notes whose entries in them are left-overs: those of pods that the List named
+    /// once and does not name any more.
+    fn read_books(&mut self, usage: &Usage) -> Option<Arc<ManagerState>> {
+        let state = self.books.read()?;
+        let pods = usage.pods.iter().filter(|pod| !has_ended(&self.terminal, pod));
+        let Links { alive, doubtful } = topology::links(pods, state);
+        let left = |uid: &&String| {
+            let uid = uid.as_str();
+            state.pods.contains_key(uid) && !alive.contains_key(uid) && !doubtful.contains(uid)
+        };
+        let ended: BTreeSet<String> = self.alive.iter().chain(&state.ended).filter(left).cloned().collect();
+        self.alive = alive.into_keys().map(str::to_owned).collect();
+        if ended != state.ended {
+            Arc::make_mut(state).ended = ended;
+        }
+        Some(Arc::clone(state))
     }
 
     /// Reads what is due; what is not comes from `known`.
@@ -194,6 +248,10 @@ impl Scanner {
         let uncovered = groups.filter(|group| !self.offered.contains(&group.resource));
         uncovered.map(|group| group.resource.clone()).collect()
     }
+}
+
+fn has_ended(terminal: &Terminal, pod: &PodUsage) -> bool {
+    !terminal.is_empty() && terminal.contains(&(pod.namespace.clone(), pod.name.clone()))
 }
 
 /// What a configuration that cannot be read means; `known`: it could be read before.

@@ -179,6 +179,9 @@ mod tests {
         Scan {
             usage: Usage { pods: pods.iter().map(pod).collect() },
             inventory: Arc::new(Inventory { allocatable, ..Inventory::default() }),
+            state: None,
+            state_problems: Vec::new(),
+            terminal: Arc::default(),
             connection,
         }
     }

@@ -51,8 +51,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let scan = recording.scan()?;
     let topology = agent::account(&scan, &BTreeSet::new(), recording.fillers);
-    let problems = scan.inventory.problems.iter().cloned();
-    for problem in problems.chain(topology.findings.iter().map(ToString::to_string)) {
+    for problem in scan.problems().cloned().chain(topology.findings.iter().map(ToString::to_string)) {
         warn!("{problem}");
     }
     super::print(&render(&agent::object(&recording.node, None, &topology), output)?)?;

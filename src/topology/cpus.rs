@@ -2,11 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::{Amounts, Finding, Inputs, Ledger};
-use crate::kubelet::{KubeletConfig, Usage};
+use super::{Amounts, Finding, InUse, Inputs, Ledger};
+use crate::kubelet::KubeletConfig;
 use crate::machine::{IdSet, Machine};
 
-pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
+pub(super) fn account(
+    inputs: &Inputs<'_>,
+    in_use: &InUse<'_>,
+    ledger: &mut Ledger,
+    findings: &mut BTreeSet<Finding>,
+) {
     let online = online(inputs.machine);
     let allocatable = &inputs.allocatable.cpus;
     // The kubelet lists no CPUs at all under the CPU manager policy `none`. Under `static` it lists none only
@@ -17,7 +22,7 @@ pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut B
     } else {
         allocatable.clone()
     };
-    let used = used(inputs.usage);
+    let used = used(in_use);
     let mut named = offered.clone();
     named.union_with(&used);
     let unknown = named.difference(&online);
@@ -54,13 +59,9 @@ fn reserved(config: Option<&KubeletConfig>, online: &IdSet) -> IdSet {
 }
 
 /// The exclusive CPUs of all pods. Pod-level sets overlap those of the containers: a union, never a sum.
-fn used(usage: &Usage) -> IdSet {
-    let mut used = IdSet::new();
-    for pod in &usage.pods {
-        used.union_with(&pod.cpus);
-        for container in &pod.containers {
-            used.union_with(&container.cpus);
-        }
-    }
+fn used(in_use: &InUse<'_>) -> IdSet {
+    let mut used = in_use.hidden.cpus.clone();
+    in_use.pods.iter().for_each(|pod| used.union_with(&pod.cpus));
+    in_use.containers().for_each(|container| used.union_with(&container.cpus));
     used
 }

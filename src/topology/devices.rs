@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{Amounts, Finding, Inputs, Ledger};
+use super::{Amounts, Finding, InUse, Inputs, Ledger};
 use crate::kubelet::DeviceGroup;
 use crate::machine::{Id, IdSet};
 
@@ -17,13 +17,17 @@ struct Device {
 
 type Devices<'a> = HashMap<&'a str, Device>;
 
-pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
-    let mut resources: BTreeMap<&str, Devices<'_>> = BTreeMap::new();
+pub(super) fn account<'a>(
+    inputs: &Inputs<'a>,
+    in_use: &InUse<'a>,
+    ledger: &mut Ledger,
+    findings: &mut BTreeSet<Finding>,
+) {
+    let mut resources: BTreeMap<&str, Devices<'a>> = BTreeMap::new();
     for group in &inputs.allocatable.devices {
         note(&mut resources, group, |device| device.allocatable = true);
     }
-    let containers = inputs.usage.pods.iter().flat_map(|pod| &pod.containers);
-    for group in containers.flat_map(|container| &container.devices) {
+    for group in in_use.containers().flat_map(|container| &container.devices) {
         note(&mut resources, group, |device| device.used = true);
     }
     let zones = ledger.mask();

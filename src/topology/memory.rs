@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Amounts, Finding, Inputs, Ledger};
-use crate::kubelet::{MemoryBlock, PodUsage, Usage};
+use super::{Amounts, Finding, InUse, Inputs, Ledger};
+use crate::kubelet::{ManagerState, MemoryBlock, PodUsage};
 use crate::machine::{Id, IdSet, NumaNode};
 use crate::quantity::hugepages_name;
 
@@ -13,7 +13,12 @@ const MEMORY: &str = "memory";
 /// this much (one part in 32) above MemTotal is such a drift; anything more is an underflow.
 const DRIFT: u64 = 32;
 
-pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut BTreeSet<Finding>) {
+pub(super) fn account(
+    inputs: &Inputs<'_>,
+    in_use: &InUse<'_>,
+    ledger: &mut Ledger,
+    findings: &mut BTreeSet<Finding>,
+) {
     let offered = offered(&inputs.allocatable.memory);
     for resource in resources(inputs) {
         let mut pools: BTreeMap<Id, Pool> = inputs
@@ -22,7 +27,7 @@ pub(super) fn account(inputs: &Inputs<'_>, ledger: &mut Ledger, findings: &mut B
             .iter()
             .map(|node| (node.id, pool(inputs, node, &resource, &offered, findings)))
             .collect();
-        take(&mut pools, &resource, inputs.usage, findings);
+        take(&mut pools, &resource, in_use, inputs.state, findings);
         ledger.enter(&resource, |id| {
             pools.get(&id).map_or(Amounts::default(), |pool| Amounts {
                 capacity: pool.capacity,
@@ -106,21 +111,66 @@ fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) 
 }
 
 /// Takes what the pods hold. Blocks of one node first, so that the split of the others sees what is left.
-fn take(pools: &mut BTreeMap<Id, Pool>, resource: &str, usage: &Usage, findings: &mut BTreeSet<Finding>) {
+fn take(
+    pools: &mut BTreeMap<Id, Pool>,
+    resource: &str,
+    in_use: &InUse<'_>,
+    state: Option<&ManagerState>,
+    findings: &mut BTreeSet<Finding>,
+) {
+    let listed = in_use.pods.iter().flat_map(|pod| blocks(pod));
+    let hidden = in_use.hidden.containers.iter().flat_map(|container| &container.memory);
     let mut groups: BTreeMap<Vec<Id>, (&IdSet, u64)> = BTreeMap::new();
-    for block in usage.pods.iter().flat_map(blocks).filter(|block| block.resource == resource) {
+    for block in listed.chain(hidden).filter(|block| block.resource == resource) {
         let group = groups.entry(block.nodes.iter().collect()).or_insert((&block.nodes, 0));
         group.1 = group.1.saturating_add(block.bytes);
     }
     let (single, several): (Vec<_>, Vec<_>) = groups.into_iter().partition(|(nodes, _)| nodes.len() == 1);
-    // A block without any node has no affinity and leaves no zone.
-    let several = several.into_iter().filter(|(nodes, _)| !nodes.is_empty());
-    for (nodes, (set, bytes)) in single.into_iter().chain(several) {
+    let mut overused = |set: &IdSet| {
+        let resource = resource.to_owned();
+        findings.insert(Finding::OverusedMemory { nodes: set.to_string(), resource });
+    };
+    let mut shares = shares(state, resource);
+    for (nodes, (set, bytes)) in single {
+        if let Some(share) = shares.get_mut(&nodes[0]) {
+            *share = share.saturating_sub(bytes);
+        }
         if spread(pools, &nodes, bytes) > 0 {
-            let finding = Finding::OverusedMemory { nodes: set.to_string(), resource: resource.to_owned() };
-            findings.insert(finding);
+            overused(set);
         }
     }
+    // A block without any node has no affinity and leaves no zone.
+    for (nodes, (set, bytes)) in several.into_iter().filter(|(nodes, _)| !nodes.is_empty()) {
+        let bytes = spread_as_written(pools, &nodes, bytes, &mut shares);
+        if spread(pools, &nodes, bytes) > 0 {
+            overused(set);
+        }
+    }
+}
+
+/// What the Memory Manager's books say that each node gave of a resource. The fill of a block on several nodes depends
+/// on what was free when it was made, so nothing else can tell.
+fn shares(state: Option<&ManagerState>, resource: &str) -> BTreeMap<Id, u64> {
+    let nodes = state.into_iter().flat_map(|state| &state.reserved);
+    nodes.filter_map(|(node, given)| Some((*node, *given.get(resource)?))).collect()
+}
+
+/// Takes `bytes` from the nodes, from each no more than the books say that it gave; returns what they do not explain:
+/// the List, not they, has the total, since they may be older or newer.
+fn spread_as_written(
+    pools: &mut BTreeMap<Id, Pool>,
+    nodes: &[Id],
+    mut bytes: u64,
+    shares: &mut BTreeMap<Id, u64>,
+) -> u64 {
+    for node in nodes {
+        let (Some(pool), Some(share)) = (pools.get_mut(node), shares.get_mut(node)) else { continue };
+        let given = bytes.min(pool.left).min(*share);
+        pool.left -= given;
+        *share -= given;
+        bytes -= given;
+    }
+    bytes
 }
 
 /// Takes `bytes` from the nodes in ascending order, each giving what it has left; returns what nobody had.

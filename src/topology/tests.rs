@@ -49,6 +49,8 @@ struct Case {
     machine: Machine,
     allocatable: Allocatable,
     usage: Usage,
+    terminal: BTreeSet<(String, String)>,
+    state: Option<ManagerState>,
     config: Option<KubeletConfig>,
     known: BTreeSet<String>,
     fillers: bool,
@@ -60,6 +62,8 @@ impl Default for Case {
             machine: two_nodes(),
             allocatable: Allocatable::default(),
             usage: Usage::default(),
+            terminal: BTreeSet::new(),
+            state: None,
             config: None,
             known: BTreeSet::new(),
             fillers: true,
@@ -73,6 +77,8 @@ impl Case {
             machine: &self.machine,
             allocatable: &self.allocatable,
             usage: &self.usage,
+            terminal: &self.terminal,
+            state: self.state.as_ref(),
             config: self.config.as_ref(),
             known: &self.known,
             fillers: self.fillers,
@@ -220,6 +226,132 @@ fn a_block_on_several_nodes_is_split_in_ascending_order() {
     assert_eq!(case.of("memory"), [(0, [8 * GIB, 4 * GIB, 0]), (1, [8 * GIB, 4 * GIB, 0])]);
     let finding = Finding::OverusedMemory { nodes: "0-1".into(), resource: "memory".into() };
     assert_eq!(case.account().findings, [finding].into());
+}
+
+/// Two nodes that offer all CPUs and 4 GiB each, with these pods and these books.
+fn with_books(pods: Vec<PodUsage>, state: ManagerState) -> Case {
+    Case {
+        allocatable: Allocatable {
+            cpus: ids("0-7"),
+            memory: vec![block("memory", 4 * GIB, "0"), block("memory", 4 * GIB, "1")],
+            devices: vec![devices("example.com/nic", &["a", "b"], "0")],
+        },
+        usage: Usage { pods },
+        state: Some(state),
+        ..Default::default()
+    }
+}
+
+fn container(name: &str, cpus: &str, memory: Vec<MemoryBlock>) -> ContainerUsage {
+    ContainerUsage { name: name.into(), cpus: ids(cpus), memory, ..Default::default() }
+}
+
+fn books(pods: &[(&str, &[ContainerUsage])]) -> ManagerState {
+    let pods = pods.iter().map(|(uid, containers)| ((*uid).to_owned(), containers.to_vec()));
+    ManagerState { pods: pods.collect(), ..Default::default() }
+}
+
+#[test]
+fn the_books_decide_the_split_of_a_block_and_the_list_its_total() {
+    let held = |memory| pod("a", container("main", "", memory));
+    let given = |first: u64, second: u64| ManagerState {
+        reserved: [(0, first), (1, second)]
+            .map(|(node, bytes)| (node, [("memory".to_owned(), bytes)].into()))
+            .into(),
+        ..Default::default()
+    };
+    let of = |pods: Vec<PodUsage>, state| {
+        with_books(pods, state).of("memory").into_iter().map(|(_, [.., free])| free).collect::<Vec<_>>()
+    };
+    let five = || vec![held(vec![block("memory", 5 * GIB, "0-1")])];
+    assert_eq!(of(five(), given(2 * GIB, 3 * GIB)), [2 * GIB, GIB]);
+    assert_eq!(
+        of(five(), given(GIB, 3 * GIB)),
+        [2 * GIB, GIB],
+        "the books are older: the rest as without them"
+    );
+    assert_eq!(
+        of(five(), given(4 * GIB, 4 * GIB)),
+        [0, 3 * GIB],
+        "the books are newer, or of an ended pod too"
+    );
+    assert_eq!(of(five(), ManagerState::default()), [0, 3 * GIB], "the books do not say");
+    let beside = || vec![held(vec![block("memory", 2 * GIB, "0-1"), block("memory", GIB, "0")])];
+    assert_eq!(
+        of(beside(), given(2 * GIB, GIB)),
+        [2 * GIB, 3 * GIB],
+        "a block of one node has its part already"
+    );
+}
+
+#[test]
+fn what_an_init_container_has_left_over_stays_with_its_pod() {
+    let listed = || pod("a", container("main", "1-2", vec![block("memory", GIB, "0")]));
+    let nic = ContainerUsage {
+        devices: vec![devices("example.com/nic", &["a"], "0")],
+        ..container("init", "1-3", vec![block("memory", GIB, "0")])
+    };
+    let main = || container("main", "1-2", vec![block("memory", GIB, "0")]);
+    let case = with_books(vec![listed()], books(&[("u", &[nic, main()])]));
+    assert_eq!(case.of("cpu"), [(0, [4, 4, 1]), (1, [4, 4, 4])]);
+    assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 2 * GIB]));
+    assert_eq!(case.of("example.com/nic")[0], (0, [2, 2, 1]));
+    // The pod holds other CPUs than these books say: they are another pod's, seen before or not.
+    let mut stale = books(&[("u", &[container("init", "4-7", vec![]), container("main", "5", vec![])])]);
+    assert_eq!(with_books(vec![listed()], stale.clone()).of("cpu"), [(0, [4, 4, 2]), (1, [4, 4, 0])]);
+    stale.ended = ["u".to_owned()].into();
+    assert_eq!(with_books(vec![listed()], stale).of("cpu"), [(0, [4, 4, 2]), (1, [4, 4, 4])]);
+}
+
+#[test]
+fn cpus_that_only_an_init_container_had_are_in_use_until_the_pod_is_seen_to_end() {
+    let listed = || pod("a", container("main", "", vec![]));
+    let mut state = books(&[("u", &[container("init", "4-5", vec![])])]);
+    assert_eq!(with_books(vec![listed()], state.clone()).of("cpu"), [(0, [4, 4, 4]), (1, [4, 4, 2])]);
+    state.ended = ["u".to_owned()].into();
+    assert_eq!(with_books(vec![listed()], state).of("cpu"), [(0, [4, 4, 4]), (1, [4, 4, 4])]);
+}
+
+#[test]
+fn pods_that_hold_the_same_memory_are_told_apart_by_nothing_and_nothing_too_much_is_promised() {
+    let listed = pod("a", container("main", "", vec![block("memory", GIB, "0")]));
+    let main = || container("main", "", vec![block("memory", GIB, "0")]);
+    let init = |bytes| container("init", "", vec![block("memory", bytes, "0")]);
+    let other = container("main", "", vec![block("memory", 2 * GIB, "0")]);
+    let state = books(&[
+        ("1", &[init(GIB / 2), main()]),
+        ("2", &[init(GIB), main()]),
+        ("3", &[init(2 * GIB), other]),
+    ]);
+    let pods = [listed];
+    let links = links(pods.iter(), &state);
+    assert_eq!(links.alive.into_keys().collect::<Vec<_>>(), ["2"]);
+    assert_eq!(links.doubtful, ["1"].into());
+    let case = with_books(pods.to_vec(), state);
+    assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 2 * GIB]));
+}
+
+#[test]
+fn pods_are_recognised_by_their_devices_too() {
+    let nic = |name: &str, id: &str| ContainerUsage {
+        devices: vec![devices("example.com/nic", &[id], "0")],
+        ..container(name, "", vec![])
+    };
+    let listed = pod("a", nic("main", "a"));
+    let case = with_books(vec![listed], books(&[("u", &[nic("init", "b"), nic("main", "a")])]));
+    assert_eq!(case.of("example.com/nic")[0], (0, [2, 2, 0]));
+}
+
+#[test]
+fn a_pod_that_has_ended_holds_nothing() {
+    let held = container("main", "1-2", vec![block("memory", GIB, "0")]);
+    let mut case = with_books(vec![pod("job", held.clone())], ManagerState::default());
+    assert_eq!(case.of("cpu")[0], (0, [4, 4, 2]));
+    case.terminal = [("ns".to_owned(), "other".to_owned())].into();
+    assert_eq!(case.of("cpu")[0], (0, [4, 4, 2]));
+    case.terminal = [("ns".to_owned(), "job".to_owned())].into();
+    assert_eq!(case.of("cpu")[0], (0, [4, 4, 4]));
+    assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 4 * GIB]));
 }
 
 #[test]

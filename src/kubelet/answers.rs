@@ -1,0 +1,134 @@
+//! The podresources answers in our words. Ids that cannot exist (negative, above any machine) are left out
+//! here, once, so that nobody above has to look again.
+
+use super::proto::{v1, v1alpha1};
+use super::types::{Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, PodUsage, Usage};
+use crate::machine::{Id, IdSet};
+
+fn ids(raw: impl IntoIterator<Item = i64>) -> IdSet {
+    raw.into_iter().filter_map(|id| Id::try_from(id).ok()).collect()
+}
+
+fn nodes(topology: Option<v1::TopologyInfo>) -> IdSet {
+    ids(topology.into_iter().flat_map(|t| t.nodes).map(|node| node.id))
+}
+
+fn memory(blocks: Vec<v1::ContainerMemory>) -> Vec<MemoryBlock> {
+    blocks
+        .into_iter()
+        .map(|block| MemoryBlock {
+            resource: block.memory_type,
+            bytes: block.size,
+            nodes: nodes(block.topology),
+        })
+        .collect()
+}
+
+fn devices(groups: Vec<v1::ContainerDevices>) -> Vec<DeviceGroup> {
+    groups
+        .into_iter()
+        .map(|group| DeviceGroup {
+            resource: group.resource_name,
+            ids: group.device_ids,
+            nodes: nodes(group.topology),
+        })
+        .collect()
+}
+
+fn claimed(resources: Vec<v1::DynamicResource>) -> Vec<ClaimedDevice> {
+    resources
+        .into_iter()
+        .flat_map(|resource| {
+            let claim = format!("{}/{}", resource.claim_namespace, resource.claim_name);
+            resource.claim_resources.into_iter().map(move |device| ClaimedDevice {
+                claim: claim.clone(),
+                driver: device.driver_name,
+                pool: device.pool_name,
+                device: device.device_name,
+                share: device.share_id,
+            })
+        })
+        .collect()
+}
+
+impl From<v1::AllocatableResourcesResponse> for Allocatable {
+    fn from(answer: v1::AllocatableResourcesResponse) -> Self {
+        Self { cpus: ids(answer.cpu_ids), memory: memory(answer.memory), devices: devices(answer.devices) }
+    }
+}
+
+impl From<v1::ListPodResourcesResponse> for Usage {
+    fn from(answer: v1::ListPodResourcesResponse) -> Self {
+        Self { pods: answer.pod_resources.into_iter().map(PodUsage::from).collect() }
+    }
+}
+
+impl From<v1::PodResources> for PodUsage {
+    fn from(pod: v1::PodResources) -> Self {
+        Self {
+            namespace: pod.namespace,
+            name: pod.name,
+            cpus: ids(pod.cpu_ids),
+            memory: memory(pod.memory),
+            containers: pod.containers.into_iter().map(ContainerUsage::from).collect(),
+        }
+    }
+}
+
+impl From<v1::ContainerResources> for ContainerUsage {
+    fn from(container: v1::ContainerResources) -> Self {
+        Self {
+            name: container.name,
+            cpus: ids(container.cpu_ids),
+            memory: memory(container.memory),
+            devices: devices(container.devices),
+            claimed: claimed(container.dynamic_resources),
+        }
+    }
+}
+
+impl From<v1alpha1::ListPodResourcesResponse> for Usage {
+    fn from(answer: v1alpha1::ListPodResourcesResponse) -> Self {
+        let container = |container: v1alpha1::ContainerResources| ContainerUsage {
+            name: container.name,
+            devices: container
+                .devices
+                .into_iter()
+                .map(|group| DeviceGroup {
+                    resource: group.resource_name,
+                    ids: group.device_ids,
+                    nodes: IdSet::new(),
+                })
+                .collect(),
+            ..ContainerUsage::default()
+        };
+        let pods = answer.pod_resources.into_iter().map(|pod| PodUsage {
+            namespace: pod.namespace,
+            name: pod.name,
+            containers: pod.containers.into_iter().map(container).collect(),
+            ..PodUsage::default()
+        });
+        Self { pods: pods.collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_that_cannot_exist_are_left_out() {
+        let answer = v1::AllocatableResourcesResponse {
+            cpu_ids: vec![3, -1, 1 << 40, 0],
+            devices: vec![v1::ContainerDevices {
+                resource_name: "example.com/nic".into(),
+                device_ids: vec!["a".into()],
+                topology: Some(v1::TopologyInfo { nodes: vec![v1::NumaNode { id: -1 }] }),
+            }],
+            memory: vec![],
+        };
+        let allocatable = Allocatable::from(answer);
+        assert_eq!(allocatable.cpus, "0,3".parse().unwrap());
+        assert!(allocatable.devices[0].nodes.is_empty(), "-1 means no affinity, never node 0");
+    }
+}
