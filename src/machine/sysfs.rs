@@ -19,10 +19,11 @@ const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
 pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
     let mut reader = Reader { files, problems: Vec::new() };
     let online = reader.online_nodes()?;
-    let nodes = match &online {
+    let mut nodes = match &online {
         Some(ids) => ids.iter().map(|id| reader.node(id, ids)).collect(),
         None => vec![reader.whole_machine()?],
     };
+    reader.count_once(&mut nodes);
     Ok(Machine { nodes, numa: online.is_some(), problems: reader.problems })
 }
 
@@ -74,6 +75,21 @@ impl<F: HostFiles> Reader<'_, F> {
             hugepages,
             hugepages_unread,
             distances: self.distances(&format!("{dir}/distance"), online),
+        }
+    }
+
+    /// With `numa=fake=` the kernel lists a CPU on every node that was cut out of its own. It is on the lowest of
+    /// them, for the kernel's own map from CPU to node and for the kubelet, which goes by that.
+    fn count_once(&mut self, nodes: &mut [NumaNode]) {
+        let mut lower = IdSet::new();
+        for node in nodes {
+            let repeated = node.cpus.intersection(&lower);
+            lower.union_with(&node.cpus);
+            if !repeated.is_empty() {
+                node.cpus = node.cpus.difference(&repeated);
+                let what = format!("CPUs {repeated} are on a lower node too; counted there only");
+                self.problem(&format!("{NODES}/node{}/cpulist", node.id), what);
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 //! [`MachineSpec::write_tree`] writes a description out as the files of `/sys` and `/proc` in which the
 //! kernel would show that hardware.
 
+mod check;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,27 +12,91 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Id, IdSet};
+use crate::machine::{Id, IdSet, RecordedFiles};
 use crate::quantity::Quantity;
 
 /// A described machine: the content of a file in `tests/machines/`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MachineSpec {
     /// One line about what is special.
     pub description: String,
+    /// Does the kernel show NUMA nodes at all? If not, everything is on one node with the id 0.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub numa: bool,
     /// The online NUMA nodes.
     pub nodes: Vec<NodeSpec>,
-    /// Hardware threads per core. Siblings are numbered as Linux does it: with `cpus: 0-3,8-11` and two
-    /// threads, 0 and 8 share a core.
+    /// A row of distances for each node, as the kernel prints them, where the nodes do not tell their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub distances: Vec<String>,
+    /// Nodes that could come online; empty for those that are.
+    #[serde(default, skip_serializing_if = "IdSet::is_empty")]
+    pub possible: IdSet,
+    /// CPUs that could be plugged in; empty for those that are present.
+    #[serde(default, skip_serializing_if = "IdSet::is_empty")]
+    pub possible_cpus: IdSet,
+    /// Hardware threads per core. Siblings are numbered as Linux does it on most machines: with
+    /// `cpus: 0-3,8-11` and two threads, 0 and 8 share a core.
     #[serde(default = "one")]
     pub threads_per_core: u16,
+    /// Siblings have consecutive numbers instead: 0 and 1 share a core.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adjacent_threads: bool,
+    /// The kinds of cores of a hybrid machine: `core` and `atom`, the kernel's names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub core_types: BTreeMap<String, CoreType>,
     /// What device plugins register.
     #[serde(default)]
     pub devices: Vec<DeviceSpec>,
     /// Keys of the node's `KubeletConfiguration`.
     #[serde(default)]
     pub kubelet: serde_json::Map<String, serde_json::Value>,
+    /// What becomes of the hardware while the node runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub later: Option<Later>,
+}
+
+impl Default for MachineSpec {
+    fn default() -> Self {
+        Self {
+            description: String::new(),
+            numa: true,
+            nodes: Vec::new(),
+            distances: Vec::new(),
+            possible: IdSet::new(),
+            possible_cpus: IdSet::new(),
+            threads_per_core: 1,
+            adjacent_threads: false,
+            core_types: BTreeMap::new(),
+            devices: Vec::new(),
+            kubelet: serde_json::Map::new(),
+            later: None,
+        }
+    }
+}
+
+/// The hardware after a change. Devices and the kubelet's configuration stay.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Later {
+    /// One line about what happened.
+    pub description: String,
+    /// Every NUMA node that is online then.
+    pub nodes: Vec<NodeSpec>,
+    /// A row of distances for each node, where the nodes do not tell their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub distances: Vec<String>,
+}
+
+/// Cores of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CoreType {
+    /// Their CPUs, online or not.
+    pub cpus: IdSet,
+    /// Their hardware threads.
+    #[serde(default = "one")]
+    pub threads_per_core: u16,
 }
 
 /// One NUMA node.
@@ -58,6 +123,29 @@ pub struct NodeSpec {
     /// The socket that the node is in, unless it has one to itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<Id>,
+    /// The sockets of a node that spans several, with their CPUs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub packages: BTreeMap<Id, IdSet>,
+    /// CPUs of a lower node that `cpulist` names here as well: the kernel's fake NUMA does that.
+    #[serde(default, skip_serializing_if = "IdSet::is_empty")]
+    pub repeated_cpus: IdSet,
+    /// What the kernel does not show of this node.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub missing: BTreeSet<Missing>,
+}
+
+/// A part of a node that the kernel may not show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Missing {
+    /// The whole directory: the id is in `online` only.
+    Directory,
+    /// The file `meminfo`.
+    Meminfo,
+    /// The line `MemTotal` in it.
+    MemTotal,
+    /// The directory `hugepages`.
+    Hugepages,
 }
 
 /// One device plugin.
@@ -88,6 +176,10 @@ fn one() -> u16 {
     1
 }
 
+fn yes() -> bool {
+    true
+}
+
 impl MachineSpec {
     /// Reads a description from a YAML file.
     ///
@@ -105,17 +197,38 @@ impl MachineSpec {
     /// When the text describes no machine that can be.
     pub fn from_yaml(text: &str) -> Result<Self, String> {
         let mut machine: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
-        machine.nodes.sort_by_key(|node| node.id);
-        machine.check()?;
+        tell_distances(&mut machine.nodes, std::mem::take(&mut machine.distances))?;
+        check::check(&machine)?;
+        if let Some(later) = &mut machine.later {
+            tell_distances(&mut later.nodes, std::mem::take(&mut later.distances))?;
+        }
+        if let Some(later) = machine.later() {
+            check::check(&later).map_err(|error| format!("later: {error}"))?;
+        }
         Ok(machine)
     }
 
-    /// Writes what the kernel would show of this machine to `root`, as `root/sys` and `root/proc`.
+    /// The machine after the change that its description tells of.
+    #[must_use]
+    pub fn later(&self) -> Option<Self> {
+        let Later { description, nodes, .. } = self.later.clone()?;
+        Some(Self { description, nodes, later: None, ..self.clone() })
+    }
+
+    /// Writes what the kernel would show of this machine to `root`, as `root/sys` and `root/proc`. What another
+    /// machine left there changes as if the hardware had: file by file, each whole at any moment.
     ///
     /// # Errors
     /// When a file cannot be written.
     pub fn write_tree(&self, root: &Path) -> io::Result<()> {
         tree::write(self, root)
+    }
+
+    /// The files of that tree which tell of nodes, memory and sets of CPUs, and not of single CPUs: all that
+    /// numacast reads.
+    #[must_use]
+    pub fn files(&self) -> RecordedFiles {
+        RecordedFiles { read: tree::files(self), ..RecordedFiles::default() }
     }
 
     /// The node with this id.
@@ -136,52 +249,58 @@ impl MachineSpec {
         self.nodes.iter().flat_map(|node| node.pages().into_keys()).collect()
     }
 
-    fn check(&self) -> Result<(), String> {
-        if self.nodes.is_empty() || self.threads_per_core == 0 {
-            return Err("it has no node, or cores without threads".into());
+    /// The cores of a node in ascending order, each with its present CPUs.
+    #[must_use]
+    pub fn cores(&self, node: &NodeSpec) -> Vec<Vec<Id>> {
+        let mut rest = node.present_cpus();
+        let mut cores = Vec::new();
+        for kind in self.core_types.values() {
+            cores.extend(self.siblings(&rest.intersection(&kind.cpus), kind.threads_per_core));
+            rest = rest.difference(&kind.cpus);
         }
-        let mut ids = BTreeSet::new();
-        let mut cpus = BTreeSet::new();
-        for node in &self.nodes {
-            let id = node.id;
-            if !ids.insert(id) {
-                return Err(format!("node {id} is there twice"));
-            }
-            if let Some(cpu) = node.present_cpus().iter().find(|cpu| !cpus.insert(*cpu)) {
-                return Err(format!("CPU {cpu} of node {id} is on another node too"));
-            }
-            node.check()?;
-        }
-        self.check_references(&ids)
+        cores.extend(self.siblings(&rest, self.threads_per_core));
+        cores.sort_unstable();
+        cores
     }
 
-    /// Distances and devices name only nodes that are there.
-    fn check_references(&self, ids: &BTreeSet<Id>) -> Result<(), String> {
-        for node in &self.nodes {
-            if !node.distances.is_empty() && !node.distances.keys().eq(ids) {
-                return Err(format!("node {} has distances, but not one for each node", node.id));
-            }
+    fn siblings(&self, cpus: &IdSet, threads: u16) -> Vec<Vec<Id>> {
+        let cpus: Vec<Id> = cpus.iter().collect();
+        let threads = usize::from(threads.max(1));
+        if self.adjacent_threads {
+            return cpus.chunks(threads).map(<[Id]>::to_vec).collect();
         }
-        for DeviceSpec { resource, devices } in &self.devices {
-            let mut seen = BTreeSet::new();
-            for Device { id, numa, .. } in devices {
-                if !seen.insert(id) {
-                    return Err(format!("device {id} of {resource} is there twice"));
-                }
-                if !numa.iter().all(|node| ids.contains(node)) {
-                    return Err(format!("device {id} of {resource} is near a node that is not there"));
-                }
-            }
-        }
-        Ok(())
+        let count = cpus.len().div_ceil(threads);
+        (0..count).map(|core| cpus.iter().skip(core).step_by(count).copied().collect()).collect()
     }
 }
 
+/// Sorts the nodes and gives each its row of distances, which names the nodes in ascending order.
+fn tell_distances(nodes: &mut [NodeSpec], rows: Vec<String>) -> Result<(), String> {
+    nodes.sort_by_key(|node| node.id);
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<Id> = nodes.iter().map(|node| node.id).collect();
+    if rows.len() != ids.len() {
+        return Err(format!("it has {} rows of distances for {} nodes", rows.len(), ids.len()));
+    }
+    for (node, row) in nodes.iter_mut().zip(rows) {
+        let columns: Result<Vec<u32>, _> = row.split_whitespace().map(str::parse).collect();
+        let columns = columns.map_err(|error| format!("the row of distances `{row}`: {error}"))?;
+        if columns.len() != ids.len() || !node.distances.is_empty() {
+            return Err(format!("node {} has distances, but not one for each node", node.id));
+        }
+        node.distances = ids.iter().copied().zip(columns).collect();
+    }
+    Ok(())
+}
+
 impl NodeSpec {
-    /// The socket that the node is in.
+    /// The socket that a CPU of this node is in.
     #[must_use]
-    pub fn package(&self) -> Id {
-        self.package.unwrap_or(self.id)
+    pub fn package_of(&self, cpu: Id) -> Id {
+        let socket = self.packages.iter().find(|(_, cpus)| cpus.contains(cpu));
+        socket.map_or_else(|| self.package.unwrap_or(self.id), |(socket, _)| *socket)
     }
 
     /// CPUs that are there, switched on or off.
@@ -204,74 +323,7 @@ impl NodeSpec {
     pub fn hugepage_bytes(&self) -> u64 {
         self.pages().into_iter().map(|(size, pages)| size * pages).sum()
     }
-
-    fn check(&self) -> Result<(), String> {
-        let id = self.id;
-        for (size, pages) in self.pages() {
-            if size < 1024 || size.checked_mul(pages).is_none() {
-                return Err(format!("node {id} has huge pages of a size that is none"));
-            }
-        }
-        if self.hugepage_bytes() > self.memory.ceil() {
-            return Err(format!("the huge pages of node {id} are more than its memory"));
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every machine in the repository can be, and what numacast reads from its tree is the description.
-    #[test]
-    fn described_machines_read_back_from_their_trees() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines");
-        let mut seen = 0;
-        for entry in std::fs::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
-            let spec = MachineSpec::read(&path).unwrap();
-            let root = tempfile::tempdir().unwrap();
-            spec.write_tree(root.path()).unwrap();
-            let node = root.path().join("sys/devices/system/node");
-            for NodeSpec { id, cpus, .. } in &spec.nodes {
-                let cpulist = std::fs::read_to_string(node.join(format!("node{id}/cpulist"))).unwrap();
-                assert_eq!(cpulist.parse::<IdSet>().unwrap(), *cpus, "{}", path.display());
-                let bus = root.path().join(format!("sys/bus/node/devices/node{id}/meminfo"));
-                assert!(bus.is_file(), "{}", bus.display());
-            }
-            seen += 1;
-        }
-        assert!(seen >= 2);
-    }
-
-    #[test]
-    fn siblings_are_numbered_as_linux_does_it() {
-        let spec = MachineSpec::from_yaml(
-            "{description: one core pair, threadsPerCore: 2, nodes: [{id: 0, cpus: '0-1,4-5', memory: 1Gi}]}",
-        )
-        .unwrap();
-        let root = tempfile::tempdir().unwrap();
-        spec.write_tree(root.path()).unwrap();
-        let of = |cpu: u32| {
-            let file = format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-            std::fs::read_to_string(root.path().join(file)).unwrap()
-        };
-        assert_eq!((of(0).trim(), of(5).trim()), ("0,4", "1,5"));
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused() {
-        for (nodes, why) in [
-            ("[]", "no node"),
-            ("[{id: 0}, {id: 0}]", "node 0 is there twice"),
-            ("[{id: 0, cpus: 0-3}, {id: 1, cpus: '3'}]", "CPU 3 of node 1"),
-            ("[{id: 0, memory: 1Gi, hugepages: {1Gi: 2}}]", "more than its memory"),
-            ("[{id: 0, memory: 1Gi, hugepages: {big: 2}}]", "a size that is none"),
-            ("[{id: 0, distances: {1: 20}}]", "not one for each node"),
-        ] {
-            let error = MachineSpec::from_yaml(&format!("{{description: x, nodes: {nodes}}}")).unwrap_err();
-            assert!(error.contains(why), "{nodes}: {error}");
-        }
-    }
-}
+mod tests;

@@ -41,6 +41,7 @@ pub fn machine(zones: Id) -> MachineSpec {
         threads_per_core: 2,
         devices: vec![device("gpu", 2), device("nic", 1)],
         kubelet: kubelet.as_object().cloned().unwrap_or_default(),
+        ..MachineSpec::default()
     }
 }
 

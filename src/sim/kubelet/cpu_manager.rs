@@ -170,18 +170,14 @@ impl CpuManager {
     }
 }
 
-/// The cores of every node in ascending order; siblings are numbered the way Linux does it.
+/// The cores of every node in ascending order, each with its online CPUs.
 fn cores(spec: &MachineSpec) -> Vec<(Id, Vec<Id>)> {
-    let threads = usize::from(spec.threads_per_core.max(1));
     let mut cores = Vec::new();
     for node in &spec.nodes {
-        let cpus: Vec<Id> = node.present_cpus().iter().collect();
-        let count = cpus.len().div_ceil(threads).max(1);
-        let of_core = |core: usize| {
-            let all = cpus.iter().skip(core).step_by(count).copied();
-            all.filter(|cpu| node.cpus.contains(*cpu)).collect::<Vec<Id>>()
-        };
-        cores.extend((0..count).map(|core| (node.id, of_core(core))));
+        for mut threads in spec.cores(node) {
+            threads.retain(|cpu| node.cpus.contains(*cpu));
+            cores.push((node.id, threads));
+        }
     }
     cores.retain(|(_, threads)| !threads.is_empty());
     cores

@@ -52,6 +52,9 @@ impl fmt::Display for Amounts {
 /// before such a move.
 const DRIFT: u64 = 32;
 
+/// The scheduler holds zones with these ids only.
+const HIGHEST: Id = 63;
+
 /// The hardware as the kernel shows it now.
 struct Hardware<'a>(&'a MachineSpec);
 
@@ -91,7 +94,7 @@ impl Model {
         let mut names: BTreeSet<String> = [MEMORY.to_owned()].into();
         names.extend(self.hardware.page_sizes().into_iter().map(hugepages_name));
         names.extend(settled.nodes.values().flat_map(|node| node.pools.keys().cloned()));
-        for node in &self.hardware.nodes {
+        for node in self.hardware.nodes.iter().filter(|node| node.id <= HIGHEST) {
             let mut amounts: BTreeMap<String, Amounts> = BTreeMap::new();
             for name in &names {
                 amounts.insert(name.clone(), self.memory_amounts(&settled, node.id, name));

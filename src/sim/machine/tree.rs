@@ -1,28 +1,125 @@
 //! A described machine as the files in which the kernel would show it: everything below `/sys` and `/proc`
 //! that the kubelet and numacast read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use super::{MachineSpec, NodeSpec};
+use super::{MachineSpec, Missing, NodeSpec};
 use crate::machine::{Id, IdSet};
 
-/// Writes the machine to `root/sys` and `root/proc`.
+const NODES: &str = "sys/devices/system/node";
+const BUS: &str = "sys/bus/node/devices";
+const CPUS: &str = "sys/devices/system/cpu";
+const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
+const DEVICES: &str = "sys/devices";
+
+/// What lies at a path.
+enum Entry {
+    Text(String),
+    Link(String),
+}
+
+/// Writes the machine to `root/sys` and `root/proc`. A file that is there changes at one stroke, and what no
+/// longer is goes last.
 pub(super) fn write(machine: &MachineSpec, root: &Path) -> io::Result<()> {
-    let tree = Tree { machine, root, cores: cores(machine) };
-    tree.node_lists()?;
-    for node in &machine.nodes {
-        tree.node(node)?;
+    let mut written = BTreeSet::new();
+    for (path, entry) in entries(machine, true) {
+        let path = root.join(path);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        match entry {
+            Entry::Text(text) => put(&path, &text, &root.join(".new"))?,
+            Entry::Link(target) => link(&path, &target)?,
+        }
+        written.insert(path);
     }
-    tree.cpu_lists()?;
-    for (cpu, core) in &tree.cores {
-        tree.cpu(*cpu, core)?;
+    std::fs::create_dir_all(root.join(HUGEPAGES))?;
+    sweep(root, &written)
+}
+
+/// The texts alone, without those of the single CPUs: path to text.
+pub(super) fn files(machine: &MachineSpec) -> BTreeMap<String, String> {
+    let text = |(path, entry)| match entry {
+        Entry::Text(text) => Some((path, text)),
+        Entry::Link(_) => None,
+    };
+    entries(machine, false).into_iter().filter_map(text).collect()
+}
+
+/// Everything that the kernel shows. The lists of nodes come after the nodes: a list never names what is not
+/// there yet.
+fn entries(machine: &MachineSpec, single_cpus: bool) -> Vec<(String, Entry)> {
+    let mut tree = Tree { machine, cores: cores(machine), entries: Vec::new() };
+    if single_cpus {
+        tree.cpus();
     }
-    tree.hugepages()?;
-    tree.meminfo()
+    tree.cpu_lists();
+    tree.core_types();
+    if machine.numa {
+        machine.nodes.iter().for_each(|node| tree.node(node));
+        tree.node_lists();
+    }
+    tree.hugepages();
+    tree.meminfo();
+    tree.entries
+}
+
+fn put(path: &Path, text: &str, new: &Path) -> io::Result<()> {
+    match std::fs::read_to_string(path) {
+        Ok(before) if before == text => Ok(()),
+        Ok(_) => {
+            std::fs::write(new, text)?;
+            std::fs::rename(new, path)
+        }
+        Err(_) => std::fs::write(path, text),
+    }
+}
+
+/// Makes a link, unless it is there from an earlier writing.
+fn link(path: &Path, target: &str) -> io::Result<()> {
+    match symlink(target, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        done => done,
+    }
+}
+
+/// Removes what another machine left. The directories themselves stay: something may be mounted there.
+fn sweep(root: &Path, written: &BTreeSet<PathBuf>) -> io::Result<()> {
+    let types = names(&root.join(DEVICES))?;
+    let types = types.iter().filter(|name| name.as_encoded_bytes().starts_with(b"cpu_"));
+    let types = types.map(|name| Path::new(DEVICES).join(name));
+    for dir in [NODES, BUS, CPUS, HUGEPAGES].iter().map(PathBuf::from).chain(types) {
+        sweep_below(&root.join(dir), written)?;
+    }
+    Ok(())
+}
+
+fn sweep_below(dir: &Path, written: &BTreeSet<PathBuf>) -> io::Result<()> {
+    for name in names(dir)? {
+        let path = dir.join(name);
+        if path.is_dir() && !path.is_symlink() {
+            sweep_below(&path, written)?;
+            if names(&path)?.is_empty() {
+                std::fs::remove_dir(path)?;
+            }
+        } else if !written.contains(&path) {
+            std::fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The names in a directory, none if it is missing.
+fn names(dir: &Path) -> io::Result<Vec<std::ffi::OsString>> {
+    match std::fs::read_dir(dir) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.file_name())).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Where one CPU sits.
@@ -40,168 +137,180 @@ fn cores(machine: &MachineSpec) -> BTreeMap<Id, Core> {
     let mut cores = BTreeMap::new();
     let mut next_in_package: BTreeMap<Id, usize> = BTreeMap::new();
     for node in &machine.nodes {
-        let cpus: Vec<Id> = node.present_cpus().iter().collect();
-        let count = cpus.len().div_ceil(usize::from(machine.threads_per_core)).max(1);
-        let first = next_in_package.entry(node.package()).or_default();
-        for (position, cpu) in cpus.iter().enumerate() {
-            let of_core = position % count;
-            let all = cpus.iter().skip(of_core).step_by(count).copied();
-            let siblings = all.filter(|sibling| node.cpus.contains(*sibling)).collect();
-            let core = Core { id: *first + of_core, node: node.id, package: node.package(), siblings };
-            cores.insert(*cpu, core);
+        for cpus in machine.cores(node) {
+            let package = node.package_of(cpus[0]);
+            let id = next_in_package.entry(package).or_default();
+            let siblings: IdSet = cpus.iter().copied().filter(|cpu| node.cpus.contains(*cpu)).collect();
+            for cpu in cpus {
+                cores.insert(cpu, Core { id: *id, node: node.id, package, siblings: siblings.clone() });
+            }
+            *id += 1;
         }
-        *first += count;
     }
     cores
 }
 
 struct Tree<'a> {
     machine: &'a MachineSpec,
-    root: &'a Path,
     cores: BTreeMap<Id, Core>,
+    entries: Vec<(String, Entry)>,
 }
 
 impl Tree<'_> {
-    /// Writes a file with one line, or several.
-    fn put(&self, path: impl AsRef<Path>, content: impl Display) -> io::Result<()> {
-        std::fs::write(self.place(path)?, format!("{content}\n"))
+    /// A file with one line, or several.
+    fn put(&mut self, path: String, content: impl Display) {
+        self.entries.push((path, Entry::Text(format!("{content}\n"))));
     }
 
-    /// Makes a link, unless it is there from an earlier writing.
-    fn link(&self, path: impl AsRef<Path>, target: String) -> io::Result<()> {
-        match symlink(target, self.place(path)?) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            done => done,
-        }
+    fn link(&mut self, path: String, target: String) {
+        self.entries.push((path, Entry::Link(target)));
     }
 
-    /// The path below the root, in a directory that exists.
-    fn place(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
-        let path = self.root.join(path);
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
-        Ok(path)
-    }
-
-    fn node_lists(&self) -> io::Result<()> {
+    fn node_lists(&mut self) {
+        let nodes = &self.machine.nodes;
         let which = |belongs: fn(&NodeSpec) -> bool| -> IdSet {
-            self.machine.nodes.iter().filter(|node| belongs(node)).map(|node| node.id).collect()
+            nodes.iter().filter(|node| belongs(node)).map(|node| node.id).collect()
         };
-        let dir = Path::new("sys/devices/system/node");
-        self.put(dir.join("possible"), which(|_| true))?;
-        self.put(dir.join("online"), which(|_| true))?;
-        self.put(dir.join("has_cpu"), which(|node| !node.cpus.is_empty()))?;
-        self.put(dir.join("has_memory"), which(|node| node.memory.ceil() > 0))?;
-        self.put(dir.join("has_normal_memory"), which(|node| node.memory.ceil() > 0))
+        let online = which(|_| true);
+        let has_memory = which(|node| node.memory.ceil() > 0);
+        let has_cpu = which(|node| !node.cpus.is_empty());
+        let possible = or(&self.machine.possible, &online).clone();
+        self.put(format!("{NODES}/possible"), possible);
+        self.put(format!("{NODES}/online"), online);
+        self.put(format!("{NODES}/has_cpu"), has_cpu);
+        self.put(format!("{NODES}/has_memory"), &has_memory);
+        self.put(format!("{NODES}/has_normal_memory"), has_memory);
     }
 
-    fn node(&self, node: &NodeSpec) -> io::Result<()> {
+    fn node(&mut self, node: &NodeSpec) {
+        if node.missing.contains(&Missing::Directory) {
+            return;
+        }
         let id = node.id;
-        let dir = PathBuf::from(format!("sys/devices/system/node/node{id}"));
-        self.put(dir.join("cpulist"), &node.cpus)?;
-        self.put(dir.join("cpumap"), mask(&node.cpus))?;
+        let dir = format!("{NODES}/node{id}");
+        let mut listed = node.cpus.clone();
+        listed.union_with(&node.repeated_cpus);
+        self.put(format!("{dir}/cpulist"), &listed);
+        self.put(format!("{dir}/cpumap"), mask(&listed));
         for cpu in node.present_cpus().iter() {
-            self.link(dir.join(format!("cpu{cpu}")), format!("../../cpu/cpu{cpu}"))?;
+            self.link(format!("{dir}/cpu{cpu}"), format!("../../cpu/cpu{cpu}"));
         }
         if !node.distances.is_empty() {
             let columns: Vec<String> = node.distances.values().map(u32::to_string).collect();
-            self.put(dir.join("distance"), columns.join(" "))?;
+            self.put(format!("{dir}/distance"), columns.join(" "));
         }
-        self.put(dir.join("meminfo"), node_meminfo(node))?;
-        if node.memory.ceil() > 0 {
+        if !node.missing.contains(&Missing::Meminfo) {
+            self.put(format!("{dir}/meminfo"), node_meminfo(node));
+        }
+        if node.memory.ceil() > 0 && !node.missing.contains(&Missing::Hugepages) {
             for size in self.machine.page_sizes() {
                 let pages = node.pages().get(&size).copied().unwrap_or(0);
-                self.pages(&dir.join("hugepages"), size, pages)?;
+                self.pages(&format!("{dir}/hugepages"), size, pages);
             }
         }
-        self.link(format!("sys/bus/node/devices/node{id}"), format!("../../../devices/system/node/node{id}"))
+        self.link(format!("{BUS}/node{id}"), format!("../../../devices/system/node/node{id}"));
     }
 
-    fn pages(&self, dir: &Path, size: u64, pages: u64) -> io::Result<()> {
-        let dir = dir.join(format!("hugepages-{}kB", size / 1024));
-        self.put(dir.join("nr_hugepages"), pages)?;
-        self.put(dir.join("free_hugepages"), pages)?;
-        self.put(dir.join("surplus_hugepages"), 0)
+    fn pages(&mut self, dir: &str, size: u64, pages: u64) {
+        let dir = format!("{dir}/hugepages-{}kB", size / 1024);
+        self.put(format!("{dir}/nr_hugepages"), pages);
+        self.put(format!("{dir}/free_hugepages"), pages);
+        self.put(format!("{dir}/surplus_hugepages"), 0);
     }
 
-    fn cpu_lists(&self) -> io::Result<()> {
+    fn cpu_lists(&mut self) {
         let present: IdSet = self.cores.keys().copied().collect();
         let online = self.machine.online_cpus();
-        let threads = self.machine.threads_per_core > 1;
-        let dir = Path::new("sys/devices/system/cpu");
-        self.put(dir.join("offline"), present.difference(&online))?;
-        self.put(dir.join("online"), online)?;
-        self.put(dir.join("kernel_max"), present.last().unwrap_or(0))?;
-        self.put(dir.join("possible"), &present)?;
-        self.put(dir.join("present"), present)?;
-        self.put(dir.join("isolated"), "")?;
-        self.put(dir.join("smt/active"), u8::from(threads))?;
-        self.put(dir.join("smt/control"), if threads { "on" } else { "notsupported" })
+        let possible = or(&self.machine.possible_cpus, &present).clone();
+        self.put(format!("{CPUS}/offline"), possible.difference(&online));
+        self.put(format!("{CPUS}/online"), online);
+        self.put(format!("{CPUS}/kernel_max"), possible.last().unwrap_or(0));
+        self.put(format!("{CPUS}/possible"), possible);
+        self.put(format!("{CPUS}/present"), present);
+        self.put(format!("{CPUS}/isolated"), "");
+        let active = self.cores.values().any(|core| core.siblings.len() > 1);
+        let types = self.machine.core_types.values().map(|kind| kind.threads_per_core);
+        let able = types.chain([self.machine.threads_per_core]).any(|threads| threads > 1);
+        self.put(format!("{CPUS}/smt/active"), u8::from(active));
+        let control = match (able, active) {
+            (false, _) => "notsupported",
+            (true, true) => "on",
+            (true, false) => "off",
+        };
+        self.put(format!("{CPUS}/smt/control"), control);
     }
 
-    fn cpu(&self, cpu: Id, core: &Core) -> io::Result<()> {
-        let dir = PathBuf::from(format!("sys/devices/system/cpu/cpu{cpu}"));
+    /// The kernel has a directory for the counters of each kind of core.
+    fn core_types(&mut self) {
+        let online = self.machine.online_cpus();
+        for (name, kind) in &self.machine.core_types {
+            self.put(format!("{DEVICES}/cpu_{name}/cpus"), kind.cpus.intersection(&online));
+        }
+    }
+
+    fn cpus(&mut self) {
+        let cores = std::mem::take(&mut self.cores);
+        for (cpu, core) in &cores {
+            self.cpu(*cpu, core, &cores);
+        }
+        self.cores = cores;
+    }
+
+    fn cpu(&mut self, cpu: Id, core: &Core, all: &BTreeMap<Id, Core>) {
+        let dir = format!("{CPUS}/cpu{cpu}");
         let node = core.node;
-        self.link(dir.join(format!("node{node}")), format!("../../node/node{node}"))?;
+        if self.machine.numa {
+            self.link(format!("{dir}/node{node}"), format!("../../node/node{node}"));
+        }
         let online = core.siblings.contains(cpu);
         if cpu != 0 {
-            self.put(dir.join("online"), u8::from(online))?;
+            self.put(format!("{dir}/online"), u8::from(online));
         }
         if !online {
-            return Ok(()); // the kernel shows neither topology nor caches of such a CPU
+            return; // the kernel shows neither topology nor caches of such a CPU
         }
-        let package = self.online_where(|other| other.package == core.package);
-        let topology = dir.join("topology");
-        self.put(topology.join("physical_package_id"), core.package)?;
-        self.put(topology.join("die_id"), 0)?;
-        self.put(topology.join("core_id"), core.id)?;
-        self.put(topology.join("thread_siblings_list"), &core.siblings)?;
-        self.put(topology.join("core_cpus_list"), &core.siblings)?;
-        self.put(topology.join("core_siblings_list"), &package)?;
-        self.put(topology.join("package_cpus_list"), package)?;
-        self.caches(&dir.join("cache"), core)
+        let package = online_where(all, |other| other.package == core.package);
+        let topology = format!("{dir}/topology");
+        self.put(format!("{topology}/physical_package_id"), core.package);
+        self.put(format!("{topology}/die_id"), 0);
+        self.put(format!("{topology}/core_id"), core.id);
+        self.put(format!("{topology}/thread_siblings_list"), &core.siblings);
+        self.put(format!("{topology}/core_cpus_list"), &core.siblings);
+        self.put(format!("{topology}/core_siblings_list"), &package);
+        self.put(format!("{topology}/package_cpus_list"), package);
+        let near = online_where(all, |other| other.node == core.node);
+        self.caches(&format!("{dir}/cache"), core, &near);
     }
 
     /// Two caches of the first level and one of the second for each core, one of the third for the node.
-    fn caches(&self, dir: &Path, core: &Core) -> io::Result<()> {
-        let node = self.online_where(|other| other.node == core.node);
+    fn caches(&mut self, dir: &str, core: &Core, node: &IdSet) {
         let first = core.siblings.iter().next().unwrap_or(0);
         let caches = [
             (1, "Data", "48K", first, &core.siblings),
             (1, "Instruction", "32K", first, &core.siblings),
             (2, "Unified", "2048K", first, &core.siblings),
-            (3, "Unified", "32768K", core.node, &node),
+            (3, "Unified", "32768K", core.node, node),
         ];
         for (index, (level, kind, size, id, cpus)) in caches.into_iter().enumerate() {
-            let dir = dir.join(format!("index{index}"));
-            self.put(dir.join("level"), level)?;
-            self.put(dir.join("type"), kind)?;
-            self.put(dir.join("size"), size)?;
-            self.put(dir.join("id"), id)?;
-            self.put(dir.join("shared_cpu_list"), cpus)?;
-            self.put(dir.join("shared_cpu_map"), mask(cpus))?;
+            let dir = format!("{dir}/index{index}");
+            self.put(format!("{dir}/level"), level);
+            self.put(format!("{dir}/type"), kind);
+            self.put(format!("{dir}/size"), size);
+            self.put(format!("{dir}/id"), id);
+            self.put(format!("{dir}/shared_cpu_list"), cpus);
+            self.put(format!("{dir}/shared_cpu_map"), mask(cpus));
         }
-        Ok(())
-    }
-
-    fn online_where(&self, belongs: impl Fn(&Core) -> bool) -> IdSet {
-        let online = self.cores.iter().filter(|(cpu, core)| core.siblings.contains(**cpu));
-        online.filter(|(_, core)| belongs(core)).map(|(cpu, _)| *cpu).collect()
     }
 
     /// Huge pages of the whole machine, which is all that the Node object counts.
-    fn hugepages(&self) -> io::Result<()> {
-        let dir = Path::new("sys/kernel/mm/hugepages");
-        std::fs::create_dir_all(self.root.join(dir))?;
+    fn hugepages(&mut self) {
         for size in self.machine.page_sizes() {
             let of_size = |node: &NodeSpec| node.pages().get(&size).copied().unwrap_or(0);
-            self.pages(dir, size, self.machine.nodes.iter().map(of_size).sum())?;
+            self.pages(HUGEPAGES, size, self.machine.nodes.iter().map(of_size).sum());
         }
-        Ok(())
     }
 
-    fn meminfo(&self) -> io::Result<()> {
+    fn meminfo(&mut self) {
         let total: u64 = self.machine.nodes.iter().map(|node| node.memory.ceil() / 1024).sum();
         let pages: u64 = self.machine.nodes.iter().map(|node| node.hugepage_bytes() / 1024).sum();
         let free = total - pages;
@@ -215,23 +324,34 @@ impl Tree<'_> {
             "SwapFree:       0 kB".to_owned(),
             format!("Hugetlb:        {pages} kB"),
         ];
-        self.put("proc/meminfo", lines.join("\n"))
+        self.put("proc/meminfo".to_owned(), lines.join("\n"));
     }
+}
+
+fn online_where(cores: &BTreeMap<Id, Core>, belongs: impl Fn(&Core) -> bool) -> IdSet {
+    let online = cores.iter().filter(|(cpu, core)| core.siblings.contains(**cpu));
+    online.filter(|(_, core)| belongs(core)).map(|(cpu, _)| *cpu).collect()
+}
+
+/// The first set, or the second where nothing else is said.
+fn or<'a>(said: &'a IdSet, otherwise: &'a IdSet) -> &'a IdSet {
+    if said.is_empty() { otherwise } else { said }
 }
 
 fn node_meminfo(node: &NodeSpec) -> String {
     let id = node.id;
     let (total, huge) = (node.memory.ceil() / 1024, node.hugepage_bytes() / 1024);
     let pages: u64 = node.pages().values().sum();
+    let first = format!("Node {id} MemTotal:       {total} kB");
     let lines = [
-        format!("Node {id} MemTotal:       {total} kB"),
         format!("Node {id} MemFree:        {} kB", total - huge),
         format!("Node {id} MemUsed:        {huge} kB"),
         format!("Node {id} HugePages_Total: {pages}"),
         format!("Node {id} HugePages_Free:  {pages}"),
         format!("Node {id} HugePages_Surp:  0"),
     ];
-    lines.join("\n")
+    let first = Some(first).filter(|_| !node.missing.contains(&Missing::MemTotal));
+    first.into_iter().chain(lines).collect::<Vec<_>>().join("\n")
 }
 
 /// A CPU mask as the kernel prints it: words of 32 bits in hexadecimal, the highest first.

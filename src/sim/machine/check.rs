@@ -1,0 +1,159 @@
+//! Refuses descriptions of machines that cannot be: a test on nonsense proves nothing.
+
+use std::collections::BTreeSet;
+
+use super::{Device, DeviceSpec, MachineSpec, Missing, NodeSpec};
+use crate::machine::{Id, IdSet};
+
+/// Can this machine be? If not, one sentence says why.
+pub(super) fn check(machine: &MachineSpec) -> Result<(), String> {
+    if machine.nodes.is_empty() || machine.threads_per_core == 0 {
+        return Err("it has no node, or cores without threads".into());
+    }
+    let mut ids = BTreeSet::new();
+    let mut cpus = IdSet::new();
+    for node in &machine.nodes {
+        let id = node.id;
+        if !ids.insert(id) {
+            return Err(format!("node {id} is there twice"));
+        }
+        if let Some(cpu) = node.present_cpus().iter().find(|cpu| cpus.contains(*cpu)) {
+            return Err(format!("CPU {cpu} of node {id} is on another node too"));
+        }
+        if let Some(cpu) = node.cpus.intersection(&node.offline_cpus).iter().next() {
+            return Err(format!("CPU {cpu} of node {id} is both online and offline"));
+        }
+        // The lower nodes' CPUs, so far.
+        if let Some(cpu) = node.repeated_cpus.difference(&cpus).iter().next() {
+            return Err(format!("node {id} repeats CPU {cpu}, which is on no lower node"));
+        }
+        cpus.union_with(&node.present_cpus());
+        memory(node)?;
+        missing(node)?;
+        packages(machine, node)?;
+    }
+    numa(machine)?;
+    possible(machine, &ids, &cpus)?;
+    core_types(machine, &cpus)?;
+    references(machine, &ids)
+}
+
+fn memory(node: &NodeSpec) -> Result<(), String> {
+    let id = node.id;
+    for (size, pages) in node.pages() {
+        if size < 1024 || size.checked_mul(pages).is_none() {
+            return Err(format!("node {id} has huge pages of a size that is none"));
+        }
+    }
+    if node.hugepage_bytes() > node.memory.ceil() {
+        return Err(format!("the huge pages of node {id} are more than its memory"));
+    }
+    Ok(())
+}
+
+/// The kernel shows what a node has.
+fn missing(node: &NodeSpec) -> Result<(), String> {
+    let id = node.id;
+    let shown = |what: &str| Err(format!("node {id} has {what} and does not show it"));
+    let told = node.memory.ceil() > 0;
+    for part in &node.missing {
+        match part {
+            Missing::Directory if !node.present_cpus().is_empty() => return shown("CPUs"),
+            Missing::Directory if !node.distances.is_empty() => return shown("distances"),
+            Missing::Directory | Missing::Meminfo | Missing::MemTotal if told => return shown("memory"),
+            Missing::Hugepages if node.hugepage_bytes() > 0 => return shown("huge pages"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The sockets of a node have all its CPUs between them, and whole cores.
+fn packages(machine: &MachineSpec, node: &NodeSpec) -> Result<(), String> {
+    if node.packages.is_empty() {
+        return Ok(());
+    }
+    let id = node.id;
+    let mut all = IdSet::new();
+    for cpus in node.packages.values() {
+        if !all.intersection(cpus).is_empty() {
+            return Err(format!("two sockets of node {id} have the same CPU"));
+        }
+        all.union_with(cpus);
+    }
+    if all != node.present_cpus() || node.package.is_some() {
+        return Err(format!("the sockets of node {id} are not those of its CPUs"));
+    }
+    let torn = |core: &Vec<Id>| core.iter().any(|cpu| node.package_of(*cpu) != node.package_of(core[0]));
+    match machine.cores(node).into_iter().find(torn) {
+        Some(core) => Err(format!("the core of CPU {} of node {id} is in two sockets", core[0])),
+        None => Ok(()),
+    }
+}
+
+/// Without NUMA the kernel shows one machine, and no node of it.
+fn numa(machine: &MachineSpec) -> Result<(), String> {
+    if machine.numa {
+        return Ok(());
+    }
+    match machine.nodes.as_slice() {
+        [node] if node.id == 0 && node.distances.is_empty() && node.missing.is_empty() => {}
+        _ => return Err("a machine without NUMA has one node, with the id 0 and nothing else told".into()),
+    }
+    if machine.possible.is_empty() {
+        Ok(())
+    } else {
+        Err("a machine without NUMA has no possible nodes".into())
+    }
+}
+
+fn possible(machine: &MachineSpec, ids: &BTreeSet<Id>, cpus: &IdSet) -> Result<(), String> {
+    let possible = &machine.possible;
+    if let Some(id) = ids.iter().find(|id| !possible.is_empty() && !possible.contains(**id)) {
+        return Err(format!("node {id} is online and not possible"));
+    }
+    let impossible = cpus.difference(&machine.possible_cpus);
+    match impossible.iter().next().filter(|_| !machine.possible_cpus.is_empty()) {
+        Some(cpu) => Err(format!("CPU {cpu} is present and not possible")),
+        None => Ok(()),
+    }
+}
+
+fn core_types(machine: &MachineSpec, cpus: &IdSet) -> Result<(), String> {
+    let mut typed = IdSet::new();
+    for (name, kind) in &machine.core_types {
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        if name.is_empty() || !name.bytes().all(plain) || kind.threads_per_core == 0 {
+            return Err(format!("`{name}` is no kind of core"));
+        }
+        if let Some(cpu) = kind.cpus.difference(cpus).iter().next() {
+            return Err(format!("CPU {cpu} of the {name} cores is on no node"));
+        }
+        if let Some(cpu) = kind.cpus.intersection(&typed).iter().next() {
+            return Err(format!("CPU {cpu} is of two kinds"));
+        }
+        typed.union_with(&kind.cpus);
+    }
+    Ok(())
+}
+
+/// Distances and devices name only nodes that are there.
+fn references(machine: &MachineSpec, ids: &BTreeSet<Id>) -> Result<(), String> {
+    for node in &machine.nodes {
+        if !node.distances.is_empty() && !node.distances.keys().eq(ids) {
+            return Err(format!("node {} has distances, but not one for each node", node.id));
+        }
+    }
+    for DeviceSpec { resource, devices } in &machine.devices {
+        let mut seen = BTreeSet::new();
+        for Device { id, numa, .. } in devices {
+            if !seen.insert(id) {
+                return Err(format!("device {id} of {resource} is there twice"));
+            }
+            if !numa.iter().all(|node| ids.contains(node)) {
+                return Err(format!("device {id} of {resource} is near a node that is not there"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! Every machine in the repository can be, is what its tree shows, and could have a kubelet.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::*;
+use crate::machine::{HostRoots, Machine, NumaNode, read};
+
+fn described() -> Vec<(String, MachineSpec)> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines");
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() > 20, "{files:?}");
+    let name = |file: &Path| file.file_stem().unwrap().to_str().unwrap().to_owned();
+    files.iter().map(|file| (name(file), MachineSpec::read(file).unwrap())).collect()
+}
+
+/// Every machine, and every one again after its change.
+fn states() -> Vec<(String, MachineSpec)> {
+    let mut all = described();
+    let later: Vec<_> =
+        all.iter().filter_map(|(name, spec)| Some((format!("{name}, later"), spec.later()?))).collect();
+    assert!(later.len() >= 3);
+    all.extend(later);
+    all
+}
+
+fn seen_at(root: &Path) -> Machine {
+    read(&HostRoots { sys: root.join("sys"), proc: root.join("proc") }).unwrap()
+}
+
+/// What the description says, in the words of [`Machine`].
+fn said(spec: &MachineSpec) -> Vec<NumaNode> {
+    let node = |node: &NodeSpec| {
+        let shown = node.memory.ceil() > 0 && !node.missing.contains(&Missing::Hugepages);
+        let sizes = spec.page_sizes().into_iter().filter(|_| shown);
+        NumaNode {
+            id: node.id,
+            cpus: node.cpus.clone(),
+            memory: node.memory.ceil(),
+            hugepages: sizes.map(|size| (size, node.pages().get(&size).copied().unwrap_or(0))).collect(),
+            hugepages_unread: false,
+            distances: node.distances.clone(),
+        }
+    };
+    spec.nodes.iter().map(node).collect()
+}
+
+#[test]
+fn described_machines_read_back_from_their_trees() {
+    for (name, spec) in states() {
+        let machine = read(&spec.files()).unwrap();
+        assert_eq!(machine.nodes, said(&spec), "{name}");
+        assert_eq!(machine.numa, spec.numa, "{name}");
+        let repeated = spec.nodes.iter().filter(|node| !node.repeated_cpus.is_empty());
+        let told: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
+        let expected: Vec<String> = repeated
+            .map(|node| {
+                let (id, cpus) = (node.id, &node.repeated_cpus);
+                let file = format!("sys/devices/system/node/node{id}/cpulist");
+                format!("{file}: CPUs {cpus} are on a lower node too; counted there only")
+            })
+            .collect();
+        assert_eq!(told, expected, "{name}");
+    }
+}
+
+/// A few machines on disk, each in the tree of the one before.
+#[test]
+fn a_tree_turns_into_another_machine_without_a_trace_of_the_first() {
+    let root = tempfile::tempdir().unwrap();
+    for name in ["fake-numa", "power9-gpus", "no-numa", "late-gpu-memory", "empty-nodes", "hybrid", "hotplug"]
+    {
+        let (_, spec) = described().into_iter().find(|(described, _)| described == name).unwrap();
+        for spec in [Some(spec.clone()), spec.later()].into_iter().flatten() {
+            spec.write_tree(root.path()).unwrap();
+            assert_eq!(seen_at(root.path()), read(&spec.files()).unwrap(), "{name}");
+            let (here, links) = below(root.path());
+            // Whatever is not of a single CPU is what the files say.
+            let single = |path: &str| path.contains("/cpu/cpu");
+            let texts = here.into_iter().filter(|(path, _)| !single(path)).collect::<BTreeMap<_, _>>();
+            assert_eq!(texts, spec.files().read, "{name}");
+            let present = spec.nodes.iter().map(|node| node.present_cpus().len()).sum::<u64>();
+            let listed = root.path().join("sys/devices/system/cpu");
+            let cpus = std::fs::read_dir(listed).unwrap().map(|entry| entry.unwrap().file_name());
+            let cpus =
+                cpus.filter(|name| name.to_str().unwrap().trim_start_matches("cpu").parse::<Id>().is_ok());
+            assert_eq!(cpus.count() as u64, present, "{name}");
+            // The real kubelet looks there.
+            let shown =
+                spec.nodes.iter().filter(|node| spec.numa && !node.missing.contains(&Missing::Directory));
+            let bus: BTreeSet<String> =
+                shown.map(|node| format!("sys/bus/node/devices/node{}", node.id)).collect();
+            let links: BTreeSet<String> =
+                links.into_iter().filter(|link| link.starts_with("sys/bus")).collect();
+            assert_eq!(links, bus, "{name}");
+        }
+    }
+}
+
+/// The text of every file below a directory, and every link.
+fn below(root: &Path) -> (BTreeMap<String, String>, BTreeSet<String>) {
+    let (mut texts, mut links) = (BTreeMap::new(), BTreeSet::new());
+    let mut left = vec![root.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            let short = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+            match path.symlink_metadata().unwrap().file_type() {
+                kind if kind.is_symlink() => drop(links.insert(short)),
+                kind if kind.is_dir() => left.push(path),
+                _ => drop(texts.insert(short, std::fs::read_to_string(path).unwrap())),
+            }
+        }
+    }
+    (texts, links)
+}
+
+/// What a kubelet checks at its start: it reserves CPUs that are there, and its reserved memory adds up.
+#[test]
+fn described_kubelets_would_start() {
+    for (name, spec) in described() {
+        let text = |key: &str| spec.kubelet.get(key).and_then(Value::as_str).unwrap_or_default();
+        let reserved: IdSet = text("reservedSystemCPUs").parse().unwrap();
+        assert!(reserved.difference(&spec.online_cpus()).is_empty(), "{name}: {reserved}");
+        assert_eq!(text("cpuManagerPolicy") == "static", !reserved.is_empty(), "{name}");
+        let bytes = |value: &Value| value.as_str().unwrap_or("0").parse::<Quantity>().unwrap().ceil();
+        let mut sum = 0;
+        for entry in spec.kubelet.get("reservedMemory").and_then(Value::as_array).into_iter().flatten() {
+            let node = spec.node(Id::try_from(entry["numaNode"].as_u64().unwrap()).unwrap()).unwrap();
+            let memory = bytes(&entry["limits"]["memory"]);
+            assert!(memory + node.hugepage_bytes() < node.memory.ceil(), "{name}: node {}", node.id);
+            sum += memory;
+        }
+        if text("memoryManagerPolicy") == "Static" {
+            let system = spec.kubelet.get("systemReserved").map_or(0, |keys| bytes(&keys["memory"]));
+            assert_eq!(sum, system + (100 << 20), "{name}");
+        }
+        let aligned = !matches!(text("topologyManagerPolicy"), "" | "none");
+        let most = spec
+            .kubelet
+            .get("topologyManagerPolicyOptions")
+            .map(|options| &options["max-allowable-numa-nodes"]);
+        let most = most.and_then(Value::as_str).map_or(8, |most| most.parse::<usize>().unwrap());
+        assert!(!aligned || spec.nodes.len() <= most, "{name}: more nodes than its kubelet aligns");
+    }
+}
+
+fn one(yaml: &str) -> (tempfile::TempDir, MachineSpec) {
+    let spec = MachineSpec::from_yaml(yaml).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    spec.write_tree(root.path()).unwrap();
+    (root, spec)
+}
+
+fn text(root: &tempfile::TempDir, file: &str) -> String {
+    std::fs::read_to_string(root.path().join(file)).unwrap().trim().to_owned()
+}
+
+fn siblings(root: &tempfile::TempDir, cpu: Id) -> String {
+    text(root, &format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
+}
+
+#[test]
+fn siblings_are_numbered_as_linux_does_it() {
+    let (root, _) =
+        one("{description: x, threadsPerCore: 2, nodes: [{id: 0, cpus: '0-1,4-5', memory: 1Gi}]}");
+    assert_eq!([0, 5].map(|cpu| siblings(&root, cpu)), ["0,4", "1,5"]);
+    let (root, _) = one("{description: x, threadsPerCore: 4, adjacentThreads: true,
+          nodes: [{id: 0, cpus: '0-5', offlineCpus: '6-7'}]}");
+    assert_eq!([0, 5].map(|cpu| siblings(&root, cpu)), ["0-3", "4-5"]);
+    let (root, _) = one("{description: x, adjacentThreads: true, nodes: [{id: 0, cpus: 0-5}],
+          coreTypes: {core: {cpus: 0-3, threadsPerCore: 2}, atom: {cpus: 4-5}}}");
+    assert_eq!([2, 4, 5].map(|cpu| siblings(&root, cpu)), ["2-3", "4", "5"]);
+    assert_eq!(text(&root, "sys/devices/cpu_atom/cpus"), "4-5");
+}
+
+#[test]
+fn threads_that_are_off_are_in_no_core_and_in_no_list_but_possible() {
+    let (root, _) = one("{description: x, threadsPerCore: 2, possibleCpus: 0-7, possible: 0-1,
+          nodes: [{id: 0, cpus: 0-1, offlineCpus: 2-3, memory: 1Gi}]}");
+    assert_eq!(siblings(&root, 1), "1");
+    let cpu = |file: &str| text(&root, &format!("sys/devices/system/cpu/{file}"));
+    assert_eq!(["online", "present", "possible", "offline"].map(cpu), ["0-1", "0-3", "0-7", "2-7"]);
+    assert_eq!((cpu("smt/active"), cpu("smt/control")), ("0".to_owned(), "off".to_owned()));
+    assert!(!root.path().join("sys/devices/system/cpu/cpu2/topology").exists());
+    assert_eq!(text(&root, "sys/devices/system/node/possible"), "0-1");
+}
+
+#[test]
+fn one_node_may_span_sockets() {
+    let (root, _) = one("{description: x, threadsPerCore: 2,
+          nodes: [{id: 0, cpus: 0-7, packages: {0: '0-1,4-5', 1: '2-3,6-7'}}]}");
+    let of = |cpu: Id, file: &str| text(&root, &format!("sys/devices/system/cpu/cpu{cpu}/topology/{file}"));
+    assert_eq!([0, 3].map(|cpu| of(cpu, "physical_package_id")), ["0", "1"]);
+    assert_eq!([0, 3].map(|cpu| of(cpu, "core_id")), ["0", "1"], "core ids start anew in each socket");
+    assert_eq!(of(3, "package_cpus_list"), "2-3,6-7");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for (rest, why) in [
+        ("nodes: []", "no node"),
+        ("nodes: [{id: 0}, {id: 0}]", "node 0 is there twice"),
+        ("nodes: [{id: 0, cpus: 0-3}, {id: 1, cpus: '3'}]", "CPU 3 of node 1"),
+        ("nodes: [{id: 0, cpus: 0-3, offlineCpus: 3-4}]", "both online and offline"),
+        ("nodes: [{id: 0, memory: 1Gi, hugepages: {1Gi: 2}}]", "more than its memory"),
+        ("nodes: [{id: 0, memory: 1Gi, hugepages: {big: 2}}]", "a size that is none"),
+        ("nodes: [{id: 0, distances: {1: 20}}]", "not one for each node"),
+        ("nodes: [{id: 0}, {id: 1}], distances: ['10 20']", "1 rows of distances for 2 nodes"),
+        ("nodes: [{id: 0}, {id: 1}], distances: ['10 20', '20']", "not one for each node"),
+        ("nodes: [{id: 0}], distances: ['near']", "the row of distances `near`"),
+        ("nodes: [{id: 0, distances: {0: 10}}], distances: ['10']", "not one for each node"),
+        ("nodes: [{id: 0, repeatedCpus: 0-1}]", "repeats CPU 0"),
+        ("nodes: [{id: 0, memory: 1Gi, missing: [meminfo]}]", "has memory and does not show it"),
+        ("nodes: [{id: 0, memory: 1Gi, missing: [memTotal]}]", "has memory and does not show it"),
+        ("nodes: [{id: 0, cpus: '0', missing: [directory]}]", "has CPUs and does not show"),
+        ("nodes: [{id: 0, distances: {0: 10}, missing: [directory]}]", "has distances and does not"),
+        ("nodes: [{id: 0, memory: 1Gi, hugepages: {2Mi: 1}, missing: [hugepages]}]", "has huge pages"),
+        ("nodes: [{id: 0, missing: [cpulist]}]", "unknown variant"),
+        ("nodes: [{id: 0, cpus: 0-3, packages: {0: 0-1}}]", "not those of its CPUs"),
+        ("nodes: [{id: 0, cpus: 0-1, packages: {0: 0-1, 1: '1'}}]", "have the same CPU"),
+        ("threadsPerCore: 2, nodes: [{id: 0, cpus: 0-3, packages: {0: 0-1, 1: 2-3}}]", "in two sockets"),
+        ("numa: false, nodes: [{id: 0}, {id: 1}]", "without NUMA"),
+        ("numa: false, nodes: [{id: 1}]", "without NUMA"),
+        ("numa: false, nodes: [{id: 0, distances: {0: 10}}]", "without NUMA"),
+        ("numa: false, possible: 0-1, nodes: [{id: 0}]", "no possible nodes"),
+        ("possible: 0-1, nodes: [{id: 2}]", "node 2 is online and not possible"),
+        ("possibleCpus: 0-1, nodes: [{id: 0, cpus: 1-2}]", "CPU 2 is present and not possible"),
+        ("nodes: [{id: 0, cpus: '0'}], coreTypes: {atom: {cpus: '1'}}", "CPU 1 of the atom cores"),
+        ("nodes: [{id: 0, cpus: '0'}], coreTypes: {a: {cpus: '0'}, b: {cpus: '0'}}", "of two kinds"),
+        ("nodes: [{id: 0, cpus: '0'}], coreTypes: {../a: {cpus: '0'}}", "no kind of core"),
+        ("nodes: [{id: 0}], devices: [{resource: a, devices: [{id: b, numa: [1]}]}]", "not there"),
+        ("nodes: [{id: 0}], devices: [{resource: a, devices: [{id: b}, {id: b}]}]", "is there twice"),
+        ("nodes: [{id: 0}], later: {description: y, nodes: []}", "later: it has no node"),
+    ] {
+        let error = MachineSpec::from_yaml(&format!("{{description: x, {rest}}}")).unwrap_err();
+        assert!(error.contains(why), "{rest}: {error}");
+    }
+}
