@@ -8,3 +8,5 @@ mod client;
 mod demo;
 mod snapshot;
 mod support;
+mod truth;
+mod walk;
