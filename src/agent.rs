@@ -6,6 +6,7 @@
 
 mod bucket;
 mod changes;
+mod ended;
 mod object;
 mod publish;
 mod recording;
@@ -23,11 +24,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::config::Config;
+use crate::config::{self, Config, EndedPodsSource};
 use crate::kubelet::PodUsage;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
-use crate::topology::{self, Topology};
+use crate::topology::{self, Exclude, Rules, Topology};
 
 pub use object::object;
 pub use publish::Published;
@@ -35,6 +36,7 @@ pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, Scan, ScanError, Scanner, Terminal};
 
 use bucket::Bucket;
+use ended::EndedPods;
 use publish::Publisher;
 use settle::{Settling, Verdict};
 use triggers::{Directories, Trigger, Triggers};
@@ -88,8 +90,10 @@ pub struct Settings {
     pub refresh: Duration,
     /// Make the Node own the object.
     pub owner_reference: bool,
-    /// Emit empty zones for missing NUMA ids.
-    pub fillers: bool,
+    /// Ask the API server which pods have ended, where the kubelet lists these too.
+    pub watch_ended_pods: bool,
+    /// How to draw up the account.
+    pub rules: Rules,
 }
 
 impl Settings {
@@ -97,6 +101,8 @@ impl Settings {
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         let config = config.clone().resolved();
+        let rules =
+            Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
         Self {
             node: config.node_name,
             host: HostRoots {
@@ -112,8 +118,18 @@ impl Settings {
             settle: config.scan.settle.get(),
             refresh: config.publish.refresh.get(),
             owner_reference: config.publish.owner_reference,
-            fillers: config.zones.fillers,
+            watch_ended_pods: config.scan.ended_pods == EndedPodsSource::Auto,
+            rules,
         }
+    }
+}
+
+/// What a configuration leaves out on `node`: its own list and the one for every node, united.
+fn exclude(config: &config::Exclude, node: &str) -> Exclude {
+    Exclude {
+        resources: config.resources_of(node).cloned().collect(),
+        pods: config.pods.clone(),
+        outside_namespace: config.outside_namespace.clone(),
     }
 }
 
@@ -144,7 +160,7 @@ pub struct Status {
 pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResourceTopology, OnceError> {
     let mut scanner = Scanner::new(settings);
     let scan = scan_when_ready(&mut scanner, settings).await?;
-    let topology = account(&scan, &BTreeSet::new(), settings.fillers);
+    let topology = account(&scan, &BTreeSet::new(), &settings.rules);
     for problem in scan.problems() {
         warn!("{problem}");
     }
@@ -170,7 +186,7 @@ async fn scan_when_ready(scanner: &mut Scanner, settings: &Settings) -> Result<S
 
 /// Draws up the account of a scan.
 #[must_use]
-pub fn account(scan: &Scan, known: &BTreeSet<String>, fillers: bool) -> Topology {
+pub fn account(scan: &Scan, known: &BTreeSet<String>, rules: &Rules) -> Topology {
     topology::account(&topology::Inputs {
         machine: &scan.inventory.machine,
         allocatable: &scan.inventory.allocatable,
@@ -179,7 +195,7 @@ pub fn account(scan: &Scan, known: &BTreeSet<String>, fillers: bool) -> Topology
         state: scan.state.as_deref(),
         config: scan.inventory.config.as_ref(),
         known,
-        fillers,
+        rules,
     })
 }
 
@@ -198,6 +214,7 @@ pub struct Agent {
     triggers: Triggers,
     bucket: Bucket,
     publisher: Publisher,
+    ended: EndedPods,
     /// Device resources that zones listed, and since when nobody has offered or held them.
     devices: BTreeMap<String, Option<Instant>>,
     last: Option<Topology>,
@@ -215,6 +232,10 @@ impl Agent {
     /// An agent for this node and cluster. It starts with [`Agent::run`].
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
+        let ended = match settings.watch_ended_pods {
+            true => EndedPods::follow(settings.node.clone(), cluster.clone()),
+            false => EndedPods::nobody(),
+        };
         let publisher =
             Publisher::start(settings.node.clone(), cluster, settings.refresh, settings.owner_reference);
         let directories = Directories {
@@ -229,6 +250,7 @@ impl Agent {
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
             publisher,
+            ended,
             devices: BTreeMap::new(),
             last: None,
             waited_for: BTreeSet::new(),
@@ -285,6 +307,7 @@ impl Agent {
         if now >= self.everything_due {
             depth = Depth::Everything;
         }
+        self.scanner.set_terminal(self.ended.now());
         let scan = self.scanner.scan(depth).await;
         debug!("read {depth:?} in {:?}", now.elapsed());
         // A scan that asked for more than a List owes the bucket for it.
@@ -306,6 +329,7 @@ impl Agent {
     async fn wait(&mut self, next: Next) -> Depth {
         let mut reasons = tokio::select! {
             reasons = self.triggers.next() => reasons,
+            () = self.ended.changed() => return Depth::Usage,
             () = sleep_until(next.at) => return next.depth,
         };
         let cut = Instant::now() + FOLD;
@@ -336,7 +360,7 @@ impl Agent {
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
         let known = self.remember_devices(scan, now);
-        let topology = account(scan, &known, self.settings.fillers);
+        let topology = account(scan, &known, &self.settings.rules);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.problems().cloned().chain(findings).collect());
         if self.failures > 0 {

@@ -3,6 +3,8 @@
 //! Every call has a deadline and is tried once: the publisher above decides about the next attempt, since
 //! only it knows what is newest by then.
 
+mod ended;
+
 use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
@@ -14,6 +16,8 @@ use kube::core::Status;
 use kube::{Api, ResourceExt};
 
 use crate::nrt::NodeResourceTopology;
+
+pub use ended::PodNames;
 
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
@@ -141,6 +145,25 @@ impl Cluster {
                 Err(ClusterError::NoSuchNode(name.to_owned()))
             }
             Err(failure) => Err(failure.explain(&format!("get node {name}"))),
+        }
+    }
+
+    /// The version of a node's kubelet, as the kubelet reported it: `v1.36.3`; empty if it has not yet.
+    ///
+    /// # Errors
+    /// As [`Cluster::node_uid`].
+    pub async fn kubelet_version(&self, name: &str) -> Result<String, ClusterError> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let what = format!("get node {name}");
+        match self.in_time(&what, nodes.get(name)).await {
+            Ok(node) => {
+                let info = node.status.and_then(|status| status.node_info);
+                Ok(info.map(|info| info.kubelet_version).unwrap_or_default())
+            }
+            Err(Failure::Status(status)) if status.code == 404 => {
+                Err(ClusterError::NoSuchNode(name.to_owned()))
+            }
+            Err(failure) => Err(failure.explain(&what)),
         }
     }
 

@@ -3,6 +3,8 @@
 //! Layers are merged key by key (defaults, file, environment, flags; the later wins), and every value remembers
 //! where it came from. Unknown keys fail, with a suggestion.
 
+mod exclude;
+mod explain;
 mod layers;
 
 use std::fmt;
@@ -12,6 +14,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use exclude::{EVERY_NODE, Exclude};
+pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
 
 /// Everything a person can set. The defaults are in [`Config::default`], the words for people in [`DOCS`].
@@ -30,6 +34,8 @@ pub struct Config {
     pub publish: Publish,
     /// What zones look like.
     pub zones: Zones,
+    /// What zones leave out.
+    pub exclude: Exclude,
     /// What to tell people.
     pub log: Log,
 }
@@ -70,6 +76,19 @@ pub struct Scan {
     pub poll: Period,
     /// How long the last good object may stay after a kubelet restart.
     pub settle: Period,
+    /// Who says which pods have ended, where the kubelet lists these too.
+    pub ended_pods: EndedPodsSource,
+}
+
+/// Who says which pods have ended. Kubelets before 1.34 list these too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndedPodsSource {
+    /// The API server, if the kubelet is one of these.
+    #[default]
+    Auto,
+    /// Nobody: an ended pod holds what the kubelet lists for it.
+    Off,
 }
 
 /// Where and how to write.
@@ -153,6 +172,11 @@ pub const DOCS: &[(&str, &str)] = &[
         "How long the last good object may stay after a kubelet restart, until known pods are back.",
     ),
     (
+        "scan.endedPods",
+        "auto or off. Kubelets before 1.34 list pods that have ended, with what they gave back: auto watches these pods \
+         in the API server (pods list, watch) and lets them hold nothing.",
+    ),
+    (
         "publish.kubeconfig",
         "A kubeconfig file. Not set: $KUBECONFIG, ~/.kube/config or the pod's service account",
     ),
@@ -160,6 +184,15 @@ pub const DOCS: &[(&str, &str)] = &[
     ("publish.refresh", "How often the object is applied again although nothing changed."),
     ("publish.ownerReference", "Make the Node own the object, so that it is deleted with the Node."),
     ("zones.fillers", "Emit empty zones for missing NUMA ids: the scheduler plugin needs position == id."),
+    (
+        "exclude.resources",
+        "Resources that no zone lists: by node name, or \"*\" for every node; both lists count.",
+    ),
+    ("exclude.pods", "Pods whose resources look free, by patterns of their namespace and name."),
+    (
+        "exclude.outsideNamespace",
+        "Only pods of this namespace count; what all others hold looks free. Not set: every pod counts",
+    ),
     ("log.level", "error, warn, info, debug or trace."),
     ("log.format", "text or json."),
 ];
@@ -184,7 +217,7 @@ impl Default for Kubelet {
 
 impl Default for Scan {
     fn default() -> Self {
-        Self { poll: Period::seconds(5), settle: Period::seconds(30) }
+        Self { poll: Period::seconds(5), settle: Period::seconds(30), ended_pods: EndedPodsSource::default() }
     }
 }
 

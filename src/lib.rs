@@ -12,6 +12,7 @@ pub mod config;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;
+pub mod pattern;
 pub mod quantity;
 #[cfg(feature = "sim")]
 pub mod sim;

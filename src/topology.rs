@@ -8,6 +8,7 @@ mod cpus;
 mod devices;
 mod hidden;
 mod memory;
+mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,6 +17,7 @@ use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, ManagerState, P
 use crate::machine::{Id, IdSet, Machine};
 
 pub use hidden::{Links, links};
+pub use rules::{Exclude, Rules};
 
 /// The highest zone id the scheduler's 64-bit masks can hold; a zone `node-64` makes it panic.
 pub const HIGHEST_ZONE: Id = 63;
@@ -43,19 +45,24 @@ pub struct Inputs<'a> {
     pub config: Option<&'a KubeletConfig>,
     /// Device resources that every zone lists even while nobody offers them: their plugin may be restarting.
     pub known: &'a BTreeSet<String>,
-    /// Emit empty zones for missing ids, so that position equals id for the scheduler.
-    pub fillers: bool,
+    /// What people asked for.
+    pub rules: &'a Rules,
 }
 
 impl<'a> Inputs<'a> {
     /// The pods that hold what the List says they do.
-    fn pods(&self) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
+    fn active_pods(&self) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
         let terminal = self.terminal;
-        // Asked for by reference only where there is somebody to ask for.
+        // Names are copied only where there is somebody to ask for.
         let ended = move |pod: &PodUsage| {
             !terminal.is_empty() && terminal.contains(&(pod.namespace.clone(), pod.name.clone()))
         };
         self.usage.pods.iter().filter(move |pod| !ended(pod))
+    }
+
+    /// Is what this pod holds taken off? People may have asked not to.
+    fn counts(&self, pod: &PodUsage) -> bool {
+        !self.rules.exclude.pod(&pod.namespace, &pod.name)
     }
 }
 
@@ -67,8 +74,8 @@ struct InUse<'a> {
 
 impl<'a> InUse<'a> {
     fn of(inputs: &Inputs<'a>) -> Self {
-        let hidden = inputs.state.map(|state| hidden::of(inputs.pods(), state)).unwrap_or_default();
-        Self { pods: inputs.pods().collect(), hidden }
+        let hidden = inputs.state.map(|state| hidden::of(inputs, state)).unwrap_or_default();
+        Self { pods: inputs.active_pods().filter(|pod| inputs.counts(pod)).collect(), hidden }
     }
 
     /// The containers that hold something, listed or not.
@@ -143,6 +150,19 @@ pub enum Finding {
     },
 }
 
+impl Finding {
+    /// The resource that it is about, if it is about one.
+    fn resource(&self) -> Option<&str> {
+        match self {
+            Self::UnpublishedNode(_) => None,
+            Self::UnknownCpus(_) => Some("cpu"),
+            Self::ImpossibleMemory { resource, .. }
+            | Self::OverusedMemory { resource, .. }
+            | Self::DeviceOnUnknownNode { resource, .. } => Some(resource),
+        }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -174,7 +194,7 @@ impl fmt::Display for Finding {
 pub fn account(inputs: &Inputs<'_>) -> Topology {
     let mut findings = BTreeSet::new();
     let ids = zone_ids(inputs, &mut findings);
-    let mut ledger = Ledger::new(&ids);
+    let mut ledger = Ledger::new(&ids, &inputs.rules.exclude.resources);
     let in_use = InUse::of(inputs);
     cpus::account(inputs, &in_use, &mut ledger, &mut findings);
     memory::account(inputs, &in_use, &mut ledger, &mut findings);
@@ -182,6 +202,9 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     let costs = |id| ids.iter().map(|peer| (peer, cost(inputs.machine, id, peer))).collect();
     let zones =
         ledger.zones.into_iter().map(|(id, resources)| Zone { id, costs: costs(id), resources }).collect();
+    findings.retain(|finding| {
+        finding.resource().is_none_or(|resource| !inputs.rules.exclude.resources.contains(resource))
+    });
     let attributes = inputs.config.map(attributes::of).unwrap_or_default();
     Topology { zones, attributes, findings }
 }
@@ -192,7 +215,7 @@ fn zone_ids(inputs: &Inputs<'_>, findings: &mut BTreeSet<Finding>) -> IdSet {
         inputs.machine.nodes.iter().map(|node| node.id).partition(|id| *id <= HIGHEST_ZONE);
     findings.extend(beyond.into_iter().map(Finding::UnpublishedNode));
     match held.last() {
-        Some(last) if inputs.fillers => (0..=*last).collect(),
+        Some(last) if inputs.rules.fillers => (0..=*last).collect(),
         _ => held.into_iter().collect(),
     }
 }
@@ -206,17 +229,22 @@ fn cost(machine: &Machine, from: Id, to: Id) -> u32 {
 }
 
 /// The zones while they are being filled.
-struct Ledger {
+struct Ledger<'a> {
     zones: BTreeMap<Id, BTreeMap<String, Amounts>>,
+    /// Resources that are never listed.
+    excluded: &'a BTreeSet<String>,
 }
 
-impl Ledger {
-    fn new(ids: &IdSet) -> Self {
-        Self { zones: ids.iter().map(|id| (id, BTreeMap::new())).collect() }
+impl<'a> Ledger<'a> {
+    fn new(ids: &IdSet, excluded: &'a BTreeSet<String>) -> Self {
+        Self { zones: ids.iter().map(|id| (id, BTreeMap::new())).collect(), excluded }
     }
 
-    /// Lists `resource` in every zone with what `amounts` says of it.
+    /// Lists `resource` in every zone with what `amounts` says of it, unless it is excluded.
     fn enter(&mut self, resource: &str, mut amounts: impl FnMut(Id) -> Amounts) {
+        if self.excluded.contains(resource) {
+            return;
+        }
         for (id, resources) in &mut self.zones {
             resources.insert(resource.to_owned(), amounts(*id));
         }

@@ -16,6 +16,7 @@ use crate::kubelet::{
     read_state,
 };
 use crate::machine::{self, RecordedFiles, Recorder};
+use crate::topology::{Exclude, Rules};
 
 /// The form of recordings this program writes, and the newest it reads.
 const FORMAT: u32 = 1;
@@ -34,6 +35,9 @@ pub struct Recording {
     pub node: String,
     /// Were empty zones for missing NUMA ids asked for?
     pub fillers: bool,
+    /// What was left out.
+    #[serde(default, skip_serializing_if = "Exclude::is_empty")]
+    pub exclude: Exclude,
     /// The hardware's files: path to text.
     pub files: RecordedFiles,
     /// The version of the podresources API that answered.
@@ -130,7 +134,8 @@ impl Recording {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             recorded: jiff::Timestamp::now(),
             node: settings.node.clone(),
-            fillers: settings.fillers,
+            fillers: settings.rules.fillers,
+            exclude: settings.rules.exclude.clone(),
             files: recorder.finish(),
             api,
             config: Answer::of(config.map(|(config, _)| config)),
@@ -141,6 +146,12 @@ impl Recording {
             state_problems,
             terminal: BTreeSet::new(),
         }
+    }
+
+    /// How the account was drawn up.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules { fillers: self.fillers, exclude: self.exclude.clone() }
     }
 
     /// The scan that these inputs give.

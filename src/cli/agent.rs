@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::settings::SettingsArgs;
 use crate::agent::{self, Agent, Settings};
@@ -31,6 +31,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     let settings = Settings::from_config(&config);
+    for warning in settings.rules.exclude.warnings() {
+        warn!("{warning}");
+    }
     super::block_on(async move {
         let cluster =
             Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;

@@ -1,6 +1,8 @@
 //! `numacast config`
 
-use std::fmt::Write;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -8,7 +10,13 @@ use clap::Subcommand;
 use serde_json::Value;
 
 use super::settings::{SettingsArgs, finish};
-use crate::config::{DOCS, Effective, Layers};
+use crate::agent::Settings;
+use crate::config::{self, Config, DOCS, EVERY_NODE, Effective, Explanation, Layers, explain};
+use crate::topology::Exclude;
+
+/// Of an explanation, in characters.
+const WIDTH: usize = 100;
+const INDENT: &str = "    ";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -28,6 +36,11 @@ enum Verb {
     /// Print the configuration that the given file, environment and flags result in, and where each value
     /// came from.
     Show(Box<SettingsArgs>),
+    /// Say what keys mean and what follows from setting them.
+    Explain {
+        /// A key such as exclude.pods, or a section such as exclude; every key if it is left out
+        key: Option<String>,
+    },
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -35,10 +48,17 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match verb {
         Verb::Defaults => super::print(&defaults(&finish(Layers::default())?))?,
         Verb::Check { file } => {
-            finish(Layers::default().file(&file))?;
+            let effective = finish(Layers::default().file(&file))?;
             super::print(&format!("{} is right\n", file.display()))?;
+            warn(&all_warnings(&effective.config));
         }
-        Verb::Show(settings) => super::print(&show(&settings.effective()?))?,
+        Verb::Show(settings) => {
+            let effective = settings.effective()?;
+            let exclude = Settings::from_config(&effective.config).rules.exclude;
+            super::print(&(show(&effective) + &exclusions(&effective.config, &exclude)))?;
+            warn(&exclude.warnings());
+        }
+        Verb::Explain { key } => super::print(&explanations(&explain(key.as_deref())?))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -67,7 +87,9 @@ fn show(effective: &Effective) -> String {
         .iter()
         .map(|(key, value, origin)| (format!("{key}: {}", scalar(value)), origin.to_string()))
         .collect();
-    let width = lines.iter().map(|(line, _)| line.len()).max().unwrap_or(0);
+    // A long list does not push every origin away.
+    let width = lines.iter().map(|(line, _)| line.len()).filter(|width| *width <= WIDTH / 4 * 3).max();
+    let width = width.unwrap_or(0);
     let mut text = String::new();
     for (line, origin) in lines {
         let _ = writeln!(text, "{line:width$}  # {origin}");
@@ -75,7 +97,90 @@ fn show(effective: &Effective) -> String {
     text
 }
 
-/// A scalar as YAML reads it back.
+/// What is left out on the configured node, as comments.
+fn exclusions(config: &Config, exclude: &Exclude) -> String {
+    let mut text = String::new();
+    if config.exclude == config::Exclude::default() {
+        return text;
+    }
+    let node = match config.node_name.as_str() {
+        "" => "a node that no list names (nodeName is not set)",
+        name => name,
+    };
+    let _ = writeln!(text, "# On {node}:");
+    if exclude.is_empty() {
+        let _ = writeln!(text, "# - nothing is excluded");
+    }
+    if !exclude.resources.is_empty() {
+        let names: Vec<&str> = exclude.resources.iter().map(String::as_str).collect();
+        let _ = writeln!(text, "# - no zone lists {}", names.join(", "));
+    }
+    for pods in &exclude.pods {
+        let _ = writeln!(text, "# - what pods {pods} hold looks free");
+    }
+    if let Some(namespace) = &exclude.outside_namespace {
+        let _ = writeln!(text, "# - what pods outside the namespace {namespace} hold looks free");
+    }
+    text
+}
+
+/// What exclusions lead to, whatever the node.
+fn all_warnings(config: &Config) -> Vec<String> {
+    let of = |resources| Exclude { resources, ..Exclude::default() }.warnings();
+    let mut warnings = Vec::new();
+    for (node, names) in &config.exclude.resources {
+        let place = if node == EVERY_NODE { "every node".to_owned() } else { format!("node {node}") };
+        warnings.extend(of(names.clone()).into_iter().map(|text| format!("{place}: {text}")));
+    }
+    let common = config::Exclude { resources: BTreeMap::new(), ..config.exclude.clone() };
+    let common = Config { exclude: common, ..config.clone() };
+    warnings.extend(Settings::from_config(&common).rules.exclude.warnings());
+    warnings
+}
+
+/// Not what was asked for, so not on standard output.
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        // A reader that went away is no failure of ours.
+        let _ = writeln!(std::io::stderr(), "numacast: warning: {warning}");
+    }
+}
+
+fn explanations(explanations: &[Explanation]) -> String {
+    let blocks: Vec<String> = explanations.iter().map(explanation).collect();
+    blocks.join("\n")
+}
+
+fn explanation(of: &Explanation) -> String {
+    let mut text = format!("{}\n", of.key);
+    wrap(&mut text, of.meaning);
+    if !of.default.is_null() {
+        wrap(&mut text, &format!("Default: {}", scalar(&of.default)));
+    }
+    for paragraph in of.consequences {
+        text.push('\n');
+        wrap(&mut text, paragraph);
+    }
+    text
+}
+
+/// Appends a paragraph, indented, in lines that fit a page.
+fn wrap(text: &mut String, paragraph: &str) {
+    let mut column = 0;
+    for word in paragraph.split_whitespace() {
+        let length = word.chars().count();
+        if column > 0 && column + 1 + length > WIDTH {
+            text.push('\n');
+            column = 0;
+        }
+        text.push_str(if column == 0 { INDENT } else { " " });
+        text.push_str(word);
+        column += length + if column == 0 { INDENT.len() } else { 1 };
+    }
+    text.push('\n');
+}
+
+/// A value as YAML reads it back.
 fn scalar(value: &Value) -> String {
     match value {
         Value::Null => String::new(),

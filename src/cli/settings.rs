@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use anyhow::anyhow;
-use serde_json::Value;
 
 use crate::config::{Effective, Layers, Origin};
 
@@ -47,7 +46,7 @@ pub(super) struct SettingsArgs {
     /// text or json [key: log.format]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
-    /// Any key of the configuration, e.g. --set scan.settle=1m
+    /// Any key of the configuration, e.g. --set scan.settle=1m; maps and lists in YAML or JSON
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }
@@ -95,7 +94,7 @@ impl SettingsArgs {
             let Some((key, value)) = assignment.split_once('=') else {
                 return Err(anyhow!("--set {assignment}: write KEY=VALUE, e.g. --set scan.settle=1m"));
             };
-            layers = layers.value(key, Some(scalar(value)), Origin::Flag("--set".to_owned()));
+            layers = layers.typed(key, value, Origin::Flag("--set".to_owned()));
         }
         finish(layers)
     }
@@ -107,13 +106,4 @@ pub(super) fn finish(layers: Layers) -> anyhow::Result<Effective> {
         let sentences: Vec<String> = errors.iter().map(ToString::to_string).collect();
         anyhow!(sentences.join("\nnumacast: "))
     })
-}
-
-/// Only booleans are not written as text in the configuration.
-fn scalar(text: &str) -> Value {
-    match text {
-        "true" => Value::Bool(true),
-        "false" => Value::Bool(false),
-        other => Value::String(other.to_owned()),
-    }
 }

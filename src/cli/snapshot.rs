@@ -50,8 +50,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         recording.write(&file)?;
     }
     let scan = recording.scan()?;
-    let topology = agent::account(&scan, &BTreeSet::new(), recording.fillers);
-    for problem in scan.problems().cloned().chain(topology.findings.iter().map(ToString::to_string)) {
+    let rules = recording.rules();
+    let topology = agent::account(&scan, &BTreeSet::new(), &rules);
+    let problems = rules.exclude.warnings().into_iter().chain(scan.problems().cloned());
+    for problem in problems.chain(topology.findings.iter().map(ToString::to_string)) {
         warn!("{problem}");
     }
     super::print(&render(&agent::object(&recording.node, None, &topology), output)?)?;
@@ -59,16 +61,16 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn take(config: &Config) -> Recording {
-    let mut settings = Settings::from_config(config);
-    if settings.node.is_empty() {
-        settings.node = host_name(&settings);
+    let mut config = config.clone().resolved();
+    if config.node_name.is_empty() {
+        config.node_name = host_name(&config);
     }
-    Recording::take(&settings).await
+    Recording::take(&Settings::from_config(&config)).await
 }
 
 /// Without a configured name the kubelet's own default serves: the host's name.
-fn host_name(settings: &Settings) -> String {
-    let file = settings.host.proc.join("sys/kernel/hostname");
+fn host_name(config: &Config) -> String {
+    let file = config.host.proc.clone().unwrap_or_default().join("sys/kernel/hostname");
     std::fs::read_to_string(file).map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_lowercase())
 }
 

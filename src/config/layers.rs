@@ -119,6 +119,24 @@ impl Layers {
         self
     }
 
+    /// Adds one value as it is typed: maps and lists in YAML, which JSON is a part of, booleans as such, and
+    /// everything else as text.
+    #[must_use]
+    pub fn typed(mut self, key: &str, text: &str, origin: Origin) -> Self {
+        let structured = is_structured(key).then(|| serde_saphyr::from_str::<Value>(text));
+        match (structured, text) {
+            (Some(Err(error)), _) => self.errors.push(ConfigError::BadValue {
+                key: key.to_owned(),
+                origin: origin.to_string(),
+                reason: format!("this is no YAML: {}", yaml_problem(&error)),
+            }),
+            (Some(Ok(value)), _) => self.leaf(key, value, origin),
+            (None, "true" | "false") => self.leaf(key, Value::Bool(text == "true"), origin),
+            (None, text) => self.leaf(key, text.into(), origin),
+        }
+        self
+    }
+
     /// Merges.
     ///
     /// # Errors
@@ -170,8 +188,8 @@ impl Layers {
             let is_section = DOCS.iter().any(|(known, _)| known.starts_with(&format!("{key}.")));
             match value {
                 Value::Object(_) if is_section => self.walk(value, &key, origin),
-                // `log:` with nothing below it sets nothing.
-                Value::Null if is_section => {}
+                // `log:` with nothing below it sets nothing, nor does an empty map or list.
+                Value::Null if is_section || is_structured(&key) => {}
                 _ if is_section => self.errors.push(ConfigError::BadValue {
                     key,
                     origin: origin.to_string(),
@@ -187,21 +205,43 @@ impl Layers {
             self.set.insert(key.to_owned(), (value, origin));
             return;
         }
-        let (origin, suggestion) = (origin.to_string(), nearest(key));
-        self.errors.push(ConfigError::UnknownKey { key: key.to_owned(), origin, suggestion });
+        self.errors.push(unknown(key, origin.to_string()));
     }
+}
+
+/// The error for a key that does not exist, with the key that was probably meant.
+pub(super) fn unknown(key: &str, origin: String) -> ConfigError {
+    ConfigError::UnknownKey { key: key.to_owned(), origin, suggestion: nearest(key) }
 }
 
 fn read(path: &Path) -> Result<Value, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), reason: error.to_string() })?;
     let malformed = |reason: String| ConfigError::Malformed { path: path.to_owned(), reason };
-    let value: Value = serde_saphyr::from_str(&text)
-        .map_err(|error| malformed(error.to_string().lines().next().unwrap_or_default().to_owned()))?;
+    let value: Value = serde_saphyr::from_str(&text).map_err(|error| malformed(yaml_problem(&error)))?;
     match value {
         Value::Object(_) | Value::Null => Ok(value),
         other => Err(malformed(format!("it holds {other}"))),
     }
+}
+
+fn yaml_problem(error: &impl fmt::Display) -> String {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    // The example that NFD ships has this mistake.
+    let hint = if line.contains("unknown anchor") { "; a `*` needs quotes: \"*\"" } else { "" };
+    format!("{line}{hint}")
+}
+
+/// What holds for `key` where nobody sets it; null where that follows from other keys.
+pub(super) fn default(key: &str) -> Value {
+    slot(&mut defaults(), key).clone()
+}
+
+/// Does `key` hold a map or a list?
+fn is_structured(key: &str) -> bool {
+    let known = DOCS.iter().any(|(name, _)| *name == key);
+    known && matches!(default(key), Value::Object(_) | Value::Array(_))
 }
 
 fn defaults() -> Value {
@@ -224,9 +264,26 @@ fn try_value(key: &str, value: &Value, origin: &Origin) -> Result<(), ConfigErro
     })
 }
 
-/// The known key a person most probably meant: by its whole path, or by its last part put elsewhere.
+/// What people coming from NFD and RTE know our keys as.
+const ALIASES: [(&str, &str); 8] = [
+    ("excludelist", "exclude.resources"),
+    ("resourceexclude", "exclude.resources"),
+    ("podexclude", "exclude.pods"),
+    ("podexcludes", "exclude.pods"),
+    ("namespace", "exclude.outsideNamespace"),
+    ("watchnamespace", "exclude.outsideNamespace"),
+    ("sleepinterval", "scan.poll"),
+    ("podresourcessocketpath", "kubelet.socket"),
+];
+
+/// The known key a person most probably meant: by its whole path, by its last part put elsewhere, or by a peer's name
+/// for it.
 fn nearest(key: &str) -> Option<String> {
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_lowercase();
+    let plain = last(key).replace('-', "");
+    if let Some((_, known)) = ALIASES.iter().find(|(alias, _)| *alias == plain) {
+        return Some((*known).to_owned());
+    }
     let score = |known: &str| {
         let whole = strsim::jaro_winkler(&known.to_lowercase(), &key.to_lowercase());
         whole.max(strsim::jaro_winkler(&last(known), &last(key)) * 0.95)
@@ -253,7 +310,7 @@ mod tests {
     fn every_key_is_documented_once_and_only_keys_are() {
         fn leaves(value: &Value, prefix: &str, found: &mut Vec<String>) {
             match value {
-                Value::Object(entries) => {
+                Value::Object(entries) if !entries.is_empty() => {
                     for (name, value) in entries {
                         let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
                         leaves(value, &key, found);
@@ -323,9 +380,73 @@ mod tests {
     }
 
     #[test]
+    fn the_names_that_nfd_and_rte_use_lead_to_ours() {
+        let peers = "excludeList: {'*': [cpu]}\nresourceExclude: {a: [cpu]}\nwatch-namespace: x\n\
+                     podExclude: [{namespacePattern: a, namePattern: b}]\nresourceMonitor.namespace: x\n";
+        let mut suggested: Vec<(String, String)> = Vec::new();
+        for error in file(peers).unwrap_err() {
+            let (start, suggestion) = error.split_once("; did you mean ").unwrap();
+            let key = start.strip_prefix("unknown key ").unwrap().split(' ').next().unwrap();
+            suggested.push((key.to_owned(), suggestion.to_owned()));
+        }
+        suggested.sort();
+        let expected = [
+            ("`excludeList`", "`exclude.resources`?"),
+            ("`podExclude`", "`exclude.pods`?"),
+            ("`resourceExclude`", "`exclude.resources`?"),
+            ("`resourceMonitor.namespace`", "`exclude.outsideNamespace`?"),
+            ("`watch-namespace`", "`exclude.outsideNamespace`?"),
+        ];
+        assert_eq!(suggested, expected.map(|(key, ours)| (key.to_owned(), ours.to_owned())));
+        for (alias, known) in ALIASES {
+            assert!(DOCS.iter().any(|(key, _)| *key == known), "{alias}");
+        }
+    }
+
+    #[test]
+    fn maps_and_lists_flow_through_the_layers_whole() {
+        let place = tempfile::NamedTempFile::new().unwrap();
+        let text = "exclude:\n  resources: {'*': [cpu], a: [memory]}\n  pods:\n  - name: x-*\n";
+        std::fs::write(place.path(), text).unwrap();
+        let flag = || Origin::Flag("--set".to_owned());
+        let layers = || Layers::default().file(place.path());
+        let exclude = layers().finish().unwrap().config.exclude;
+        assert_eq!(exclude.resources_of("a").collect::<Vec<_>>(), ["cpu", "memory"]);
+        assert_eq!(exclude.pods[0].to_string(), "*/x-*");
+        let effective = layers().typed("exclude.resources", r#"{"b": ["memory"]}"#, flag()).finish().unwrap();
+        let exclude = &effective.config.exclude;
+        assert_eq!(exclude.resources.keys().collect::<Vec<_>>(), ["b"], "replaced, not merged");
+        assert_eq!(exclude.pods.len(), 1);
+        let (_, value, origin) =
+            effective.values.iter().find(|(key, ..)| *key == "exclude.resources").unwrap();
+        assert_eq!((value.to_string(), origin), (r#"{"b":["memory"]}"#.to_owned(), &flag()));
+        let cleared = layers().typed("exclude.pods", "[]", flag()).finish().unwrap();
+        assert!(cleared.config.exclude.pods.is_empty());
+    }
+
+    #[test]
+    fn a_typed_value_has_the_type_of_its_key() {
+        let typed = |key: &str, text: &str| {
+            let effective = Layers::default().typed(key, text, Origin::Flag("--set".into())).finish();
+            effective.map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        };
+        assert!(!typed("zones.fillers", "false").unwrap().config.zones.fillers);
+        assert_eq!(typed("nodeName", "{a").unwrap().config.node_name, "{a");
+        let error = typed("exclude.pods", "[{name: x}").unwrap_err();
+        assert!(error.starts_with("`exclude.pods` in flag --set: this is no YAML: "), "{error}");
+        let error = typed("exclude.resources", "cpu").unwrap_err();
+        assert!(error.starts_with("`exclude.resources` in flag --set: invalid type: string"), "{error}");
+        let error = typed("exclude.pods", "[{name: 'x['}]").unwrap_err();
+        assert!(error.starts_with("`exclude.pods` in flag --set: `x[` is no pattern: a class"), "{error}");
+    }
+
+    #[test]
     fn an_empty_file_sets_nothing_and_a_broken_one_says_so() {
         assert_eq!(file("# nothing\n").unwrap().config, Config::default().resolved());
         assert_eq!(file("log:\n").unwrap().config, Config::default().resolved());
+        assert_eq!(file("exclude:\n  pods:\n  resources:\n").unwrap().config, Config::default().resolved());
+        let errors = file("exclude: {resources: {*: [cpu]}}\n").unwrap_err();
+        assert!(errors[0].ends_with("; a `*` needs quotes: \"*\""), "{errors:?}");
         let errors = file("- a\n").unwrap_err();
         assert!(errors[0].starts_with("the configuration FILE is no YAML mapping"), "{errors:?}");
         let errors = Layers::default().file(Path::new("/nowhere.yaml")).finish().unwrap_err();

@@ -9,7 +9,7 @@ use crate::machine::{IdSet, Machine};
 pub(super) fn account(
     inputs: &Inputs<'_>,
     in_use: &InUse<'_>,
-    ledger: &mut Ledger,
+    ledger: &mut Ledger<'_>,
     findings: &mut BTreeSet<Finding>,
 ) {
     let online = online(inputs.machine);

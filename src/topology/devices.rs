@@ -20,7 +20,7 @@ type Devices<'a> = HashMap<&'a str, Device>;
 pub(super) fn account<'a>(
     inputs: &Inputs<'a>,
     in_use: &InUse<'a>,
-    ledger: &mut Ledger,
+    ledger: &mut Ledger<'_>,
     findings: &mut BTreeSet<Finding>,
 ) {
     let mut resources: BTreeMap<&str, Devices<'a>> = BTreeMap::new();
@@ -64,7 +64,7 @@ fn note<'a>(
     }
 }
 
-fn enter(ledger: &mut Ledger, resource: &str, devices: &Devices<'_>) {
+fn enter(ledger: &mut Ledger<'_>, resource: &str, devices: &Devices<'_>) {
     let mut totals = [Amounts::default(); 64];
     for device in devices.values() {
         let mut zones = device.zones;

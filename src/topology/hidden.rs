@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::Inputs;
 use crate::kubelet::{ContainerUsage, ManagerState, MemoryBlock, PodUsage};
 use crate::machine::{Id, IdSet};
 
@@ -29,11 +30,12 @@ pub struct Links<'a> {
     pub doubtful: BTreeSet<&'a str>,
 }
 
-pub(super) fn of<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerState) -> Hidden<'a> {
-    let Links { alive, .. } = links(pods, state);
+pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a> {
+    let Links { alive, .. } = links(inputs.active_pods(), state);
     let mut hidden = Hidden::default();
     for (uid, containers) in &state.pods {
         match alive.get(uid.as_str()) {
+            Some(pod) if !inputs.counts(pod) => {}
             Some(pod) => {
                 let listed: BTreeSet<&str> = pod.containers.iter().map(|c| c.name.as_str()).collect();
                 let unlisted = containers.iter().filter(|c| !listed.contains(c.name.as_str()));

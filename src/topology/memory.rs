@@ -16,7 +16,7 @@ const DRIFT: u64 = 32;
 pub(super) fn account(
     inputs: &Inputs<'_>,
     in_use: &InUse<'_>,
-    ledger: &mut Ledger,
+    ledger: &mut Ledger<'_>,
     findings: &mut BTreeSet<Finding>,
 ) {
     let offered = offered(&inputs.allocatable.memory);

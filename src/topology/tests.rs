@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::kubelet::{ContainerUsage, DeviceGroup, MemoryBlock, PodUsage};
 use crate::machine::NumaNode;
+use crate::pattern::{Pattern, PodPattern};
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -53,7 +54,7 @@ struct Case {
     state: Option<ManagerState>,
     config: Option<KubeletConfig>,
     known: BTreeSet<String>,
-    fillers: bool,
+    rules: Rules,
 }
 
 impl Default for Case {
@@ -66,7 +67,7 @@ impl Default for Case {
             state: None,
             config: None,
             known: BTreeSet::new(),
-            fillers: true,
+            rules: Rules { fillers: true, ..Default::default() },
         }
     }
 }
@@ -81,7 +82,7 @@ impl Case {
             state: self.state.as_ref(),
             config: self.config.as_ref(),
             known: &self.known,
-            fillers: self.fillers,
+            rules: &self.rules,
         })
     }
 
@@ -313,6 +314,17 @@ fn cpus_that_only_an_init_container_had_are_in_use_until_the_pod_is_seen_to_end(
 }
 
 #[test]
+fn what_an_excluded_pod_hides_is_not_taken_off_either() {
+    let listed = pod("a", container("main", "1-2", vec![]));
+    let state = books(&[("u", &[container("init", "1-3", vec![]), container("main", "1-2", vec![])])]);
+    let mut case = with_books(vec![listed], state);
+    let all = crate::pattern::Pattern::any;
+    case.rules.exclude.pods =
+        vec![crate::pattern::PodPattern { namespace: all(), name: "a".parse().unwrap() }];
+    assert_eq!(case.of("cpu"), [(0, [4, 4, 4]), (1, [4, 4, 4])]);
+}
+
+#[test]
 fn pods_that_hold_the_same_memory_are_told_apart_by_nothing_and_nothing_too_much_is_promised() {
     let listed = pod("a", container("main", "", vec![block("memory", GIB, "0")]));
     let main = || container("main", "", vec![block("memory", GIB, "0")]);
@@ -454,7 +466,7 @@ fn sparse_ids_are_filled_and_ids_beyond_the_scheduler_left_out() {
     assert!(filler.resources.values().all(|amounts| *amounts == Amounts::default()));
     assert_eq!(filler.resources.keys().collect::<Vec<_>>(), ["cpu", "memory"]);
     assert_eq!(topology.zones[2].costs, [(0, 40), (1, 255), (2, 10)].into());
-    case.fillers = false;
+    case.rules.fillers = false;
     assert_eq!(case.account().zones.iter().map(|zone| zone.id).collect::<Vec<_>>(), [0, 2]);
 }
 
@@ -491,6 +503,96 @@ fn attributes_have_the_documented_spelling_and_order() {
     ];
     assert_eq!(topology.attributes, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
     assert_eq!(Case::default().account().attributes, [], "unknown is not the same as none");
+}
+
+/// A pod in each of two namespaces, each with a CPU, 1 GiB and a device of node 0.
+fn two_tenants() -> Case {
+    let holds = |name: &str, cpu: &str, device: &str| {
+        let container = ContainerUsage {
+            cpus: ids(cpu),
+            memory: vec![block("memory", GIB, "0")],
+            devices: vec![devices("example.com/nic", &[device], "0")],
+            ..Default::default()
+        };
+        PodUsage { namespace: format!("team-{name}"), ..pod(name, container) }
+    };
+    Case {
+        allocatable: Allocatable {
+            cpus: ids("1-3,5-7"),
+            memory: vec![block("memory", 7 * GIB, "0"), block("memory", 7 * GIB, "1")],
+            devices: vec![devices("example.com/nic", &["x", "y", "z"], "0")],
+        },
+        usage: Usage { pods: vec![holds("a", "1", "x"), holds("b", "2", "y")] },
+        ..Default::default()
+    }
+}
+
+/// What is available on node 0: CPUs, GiB and devices.
+fn free(case: &Case) -> [u64; 3] {
+    let free = |resource| case.of(resource)[0].1[2];
+    [free("cpu"), free("memory") / GIB, free("example.com/nic")]
+}
+
+#[test]
+fn what_an_excluded_pod_holds_looks_free() {
+    let mut case = two_tenants();
+    assert_eq!(free(&case), [1, 5, 1]);
+    let mut exclude = |namespace: &str, name: &str| {
+        let (namespace, name) = (namespace.parse().unwrap(), name.parse().unwrap());
+        case.rules.exclude.pods = vec![PodPattern { namespace, name }];
+        free(&case)
+    };
+    assert_eq!(exclude("team-?", "a"), [2, 6, 2]);
+    assert_eq!(exclude("team-a", "b"), [1, 5, 1], "both halves have to match");
+    assert_eq!(exclude("*", "[ab]"), [3, 7, 3]);
+    assert_eq!(exclude("nobody", "*"), [1, 5, 1]);
+}
+
+#[test]
+fn what_pods_outside_the_namespace_hold_looks_free() {
+    let mut case = two_tenants();
+    case.rules.exclude.outside_namespace = Some("team-b".into());
+    assert_eq!(free(&case), [2, 6, 2]);
+    case.rules.exclude.pods = vec![PodPattern { namespace: Pattern::any(), name: "b".parse().unwrap() }];
+    assert_eq!(free(&case), [3, 7, 3]);
+}
+
+#[test]
+fn an_excluded_resource_is_in_no_zone_even_while_it_is_in_use_or_known() {
+    let mut case = two_tenants();
+    case.known = ["example.com/nic".to_owned(), "example.com/gone".to_owned()].into();
+    case.usage.pods[0].containers[0].cpus.union_with(&ids("900"));
+    case.allocatable.devices.push(devices("example.com/nic", &["far"], "9"));
+    assert_eq!(case.account().findings.len(), 2);
+    case.rules.exclude.resources =
+        ["cpu", "memory", "hugepages-2Mi", "example.com/nic", "example.com/never"].map(str::to_owned).into();
+    let topology = case.account();
+    for zone in &topology.zones {
+        assert_eq!(zone.resources.keys().collect::<Vec<_>>(), ["example.com/gone"]);
+    }
+    assert_eq!(topology.findings, BTreeSet::new(), "nobody is told of what nobody wants to know");
+}
+
+#[test]
+fn every_exclusion_has_its_warning() {
+    let mut exclude = Exclude::default();
+    assert!(exclude.is_empty());
+    assert_eq!(exclude.warnings(), Vec::<String>::new());
+    exclude.resources = ["hugepages-2Mi", "example.com/nic"].map(str::to_owned).into();
+    let infra = PodPattern { namespace: "infra".parse().unwrap(), name: Pattern::any() };
+    exclude.pods = vec![infra, PodPattern { namespace: Pattern::any(), name: "dns".parse().unwrap() }];
+    exclude.outside_namespace = Some("team".into());
+    let warnings = exclude.warnings();
+    let starts = [
+        "example.com/nic is excluded: the scheduler plugin does not check it",
+        "hugepages-2Mi is excluded: under the policy single-numa-node the scheduler plugin rejects the node",
+        "pods infra/*, */dns are excluded: what they hold looks free",
+        "pods outside the namespace team are excluded: what they hold looks free",
+    ];
+    assert_eq!(warnings.len(), starts.len());
+    for (warning, start) in warnings.iter().zip(starts) {
+        assert!(warning.starts_with(start), "{warning}");
+    }
 }
 
 fn any_nodes() -> impl Strategy<Value = IdSet> {
@@ -554,7 +656,7 @@ prop_compose! {
             usage: Usage { pods },
             config,
             known,
-            fillers,
+            rules: Rules { fillers, ..Default::default() },
             ..Default::default()
         }
     }
@@ -619,6 +721,37 @@ proptest! {
         prop_assert_eq!(total(&case, "cpu"), free_cpus - held);
         prop_assert_eq!(total(&case, "memory"), free_memory - bytes);
         prop_assert_eq!(case.account(), case.account());
+    }
+
+    #[test]
+    fn excluding_pods_never_lowers_what_is_available(mut case in any_case(), name in "[a-c]") {
+        let before = available(&case.account());
+        case.rules.exclude.pods = vec![PodPattern { namespace: Pattern::any(), name: name.parse().unwrap() }];
+        let account = case.account();
+        let after = available(&account);
+        for (place, before) in &before {
+            // Only pods may name a resource: such a resource has nothing to offer, and goes with its pods.
+            prop_assert!(after.get(place).copied().unwrap_or(0) >= *before, "{place:?}");
+        }
+        // It is as if the pods were not there.
+        case.usage.pods.retain(|pod| pod.name != name);
+        prop_assert_eq!(case.account(), account);
+    }
+
+    #[test]
+    fn excluding_a_resource_removes_exactly_it(
+        mut case in any_case(),
+        name in prop_oneof![Just("cpu"), Just("memory"), Just("hugepages-2Mi"), Just("a"), Just("d")],
+    ) {
+        let mut expected = case.account();
+        for zone in &mut expected.zones {
+            zone.resources.remove(name);
+        }
+        case.rules.exclude.resources.insert(name.to_owned());
+        let account = case.account();
+        prop_assert_eq!(account.zones, expected.zones);
+        prop_assert_eq!(account.attributes, expected.attributes);
+        prop_assert!(account.findings.is_subset(&expected.findings));
     }
 
     #[test]

@@ -118,6 +118,41 @@ fn an_unknown_config_key() {
 }
 
 #[test]
+fn exclusions_that_cannot_work() {
+    for (setting, sentence) in [
+        (
+            "exclude.pods=[{name: 'web-[0-9'}]",
+            "`exclude.pods` in flag --set: `web-[0-9` is no pattern: a class is written like [a-z] or [^0-9]; `\\[`, \
+             `\\]` and `\\-` are the characters themselves",
+        ),
+        (
+            "exclude.pods=[{namespacePattern: kube-system}]",
+            "`exclude.pods` in flag --set: unknown field `namespacePattern`, expected `namespace` or `name`",
+        ),
+        (
+            "exclude.pods=[{}]",
+            "`exclude.pods` in flag --set: a pattern of pods needs `namespace`, `name` or both; `*` stands for every \
+             name",
+        ),
+        (
+            "exclude.resources={worker: [gpu]}",
+            "`exclude.resources` in flag --set: `gpu` is no resource of a zone; zones have cpu, memory, \
+             hugepages-<size> such as hugepages-2Mi, and devices such as example.com/nic",
+        ),
+        (
+            "excludeList={worker: [cpu]}",
+            "unknown key `excludeList` in flag --set; did you mean `exclude.resources`?",
+        ),
+        (
+            "exclude.podExclude=[]",
+            "unknown key `exclude.podExclude` in flag --set; did you mean `exclude.pods`?",
+        ),
+    ] {
+        assert_eq!(numacast(&["snapshot", "--set", setting]).refusal(), format!("numacast: {sentence}"));
+    }
+}
+
+#[test]
 fn a_recording_that_is_none() {
     let outcome = numacast(&["snapshot", "--replay", "/nowhere.json"]);
     assert!(outcome.refusal().starts_with("numacast: cannot read the recording /nowhere.json: No such file"));

@@ -1,6 +1,6 @@
 //! Commands that need neither a kubelet nor an API server.
 
-use crate::support::numacast;
+use crate::support::{Outcome, numacast};
 
 #[test]
 fn crd_prints_the_file() {
@@ -36,6 +36,111 @@ fn show_says_where_each_value_came_from() {
     assert_eq!(line("kubelet.socket"), "kubelet.socket: /data/kubelet/pod-resources/kubelet.sock # derived");
     assert_eq!(line("zones.fillers"), "zones.fillers: false # flag --set");
     assert_eq!(line("scan.poll"), "scan.poll: 5s # default");
+}
+
+/// Every kind of exclusion.
+const EXCLUSIONS: [&str; 6] = [
+    "--set",
+    r#"exclude.resources={"*": [hugepages-1Gi], worker: [cpu], other: [memory]}"#,
+    "--set",
+    "exclude.pods=[{namespace: kube-*}, {name: 'debug-[0-9]'}]",
+    "--set",
+    "exclude.outsideNamespace=team",
+];
+
+fn show(node: &[&str], settings: &[&str]) -> Outcome {
+    numacast(&[&["config", "show"], node, settings].concat())
+}
+
+fn comments(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| line.starts_with('#')).collect()
+}
+
+#[test]
+fn show_says_what_is_excluded_on_the_node() {
+    let outcome = show(&["--node-name", "worker"], &EXCLUSIONS);
+    let text = outcome.success();
+    assert_eq!(
+        comments(text),
+        [
+            "# On worker:",
+            "# - no zone lists cpu, hugepages-1Gi",
+            "# - what pods kube-*/* hold looks free",
+            "# - what pods */debug-[0-9] hold looks free",
+            "# - what pods outside the namespace team hold looks free",
+        ]
+    );
+    let value = r#"exclude.resources: {"*":["hugepages-1Gi"],"other":["memory"],"worker":["cpu"]}"#;
+    assert!(text.contains(value), "{text}");
+    let unknown = show(&[], &EXCLUSIONS[..2]);
+    let expected =
+        ["# On a node that no list names (nodeName is not set):", "# - no zone lists hugepages-1Gi"];
+    assert_eq!(comments(unknown.success()), expected);
+    let elsewhere = show(&["--node-name", "a"], &["--set", "exclude.resources={b: [cpu]}"]);
+    assert_eq!(comments(elsewhere.success()), ["# On a:", "# - nothing is excluded"]);
+    assert_eq!(elsewhere.stderr, "");
+    assert_eq!(comments(show(&[], &[]).success()), Vec::<&str>::new());
+}
+
+#[test]
+fn what_is_shown_of_exclusions_is_a_value_again() {
+    let first = show(&["--node-name", "worker"], &EXCLUSIONS);
+    let line = |text: &str, key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{key}: "))).unwrap();
+        line.split("  #").next().unwrap().trim().to_owned()
+    };
+    let pods = format!("exclude.pods={}", line(first.success(), "exclude.pods"));
+    let resources = format!("exclude.resources={}", line(first.success(), "exclude.resources"));
+    let second = show(&["--node-name", "worker"], &["--set", &pods, "--set", &resources]);
+    assert_eq!(comments(second.success()), comments(first.success())[..4]);
+}
+
+#[test]
+fn an_exclusion_is_right_and_comes_with_a_warning() {
+    let text =
+        "exclude:\n  resources: {'*': [memory], worker: [example.com/nic]}\n  pods: [{name: a}, {name: b}]\n";
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let path = file.path().to_str().unwrap();
+    let outcome = numacast(&["config", "check", path]);
+    assert_eq!(outcome.success(), format!("{path} is right\n"));
+    let starts = [
+        "numacast: warning: every node: memory is excluded: under the policy single-numa-node",
+        "numacast: warning: node worker: example.com/nic is excluded: the scheduler plugin does not check it",
+        "numacast: warning: pods */a, */b are excluded: what they hold looks free",
+    ];
+    assert_eq!(outcome.stderr.lines().count(), starts.len(), "{}", outcome.stderr);
+    for (line, start) in outcome.stderr.lines().zip(starts) {
+        assert!(line.starts_with(start), "{line}");
+    }
+    let on_a = numacast(&["config", "show", "--config", path, "--node-name", "a"]);
+    assert_eq!(on_a.stderr.lines().count(), 2, "{}", on_a.stderr);
+}
+
+#[test]
+fn explain_says_what_an_exclusion_does() {
+    let outcome = numacast(&["config", "explain", "exclude.pods"]);
+    let text = outcome.success().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.starts_with("exclude.pods Pods whose resources look free"), "{text}");
+    for words in [
+        "Default: []",
+        "(TopologyAffinityError)",
+        "a fingerprint in the scheduler view counts excluded pods as well",
+        "RTE takes the pods of its podExclude out of the fingerprint",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!text.contains("exclude.resources"), "{text}");
+    let all = numacast(&["config", "explain"]);
+    assert!(all.success().lines().all(|line| line.chars().count() <= 104), "{}", all.stdout);
+    for line in numacast(&["config", "show"]).success().lines() {
+        let key = line.split(':').next().unwrap();
+        assert!(all.stdout.lines().any(|line| line == key), "{key}");
+    }
+    assert_eq!(
+        numacast(&["config", "explain", "excludeList"]).refusal(),
+        "numacast: unknown key `excludeList` in the command line; did you mean `exclude.resources`?"
+    );
 }
 
 #[test]

@@ -5,8 +5,11 @@ use std::time::Duration;
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
-use numacast::sim::api_server::{ApiServer, Fault, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, Options, PodSpec, RestartTiming, Split};
+use numacast::pattern::PodPattern;
+use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, TOPOLOGIES};
+use numacast::sim::kubelet::{Age, Call, Options, PodSpec, RestartTiming, Split};
+use numacast::topology::Exclude;
+use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -57,6 +60,18 @@ impl World {
         panic!("the object does not agree: {:#?}", differences());
     }
 
+    /// Waits until the object in the API server is as `probe` wants it.
+    async fn until(&self, probe: impl Fn() -> Option<()>) {
+        for _ in 0..3000 {
+            assert!(!self.agent.is_finished(), "the agent has ended");
+            if probe().is_some() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the object stays another: {:#?}", self.server.topology("worker"));
+    }
+
     fn available(&self, zone: usize, resource: &str) -> u64 {
         let object = self.server.topology("worker").unwrap();
         let resources = object.spec.zones[zone].resources.clone().unwrap();
@@ -74,6 +89,36 @@ async fn server() -> ApiServer {
     let server = ApiServer::start_anywhere(0).await.unwrap();
     server.add_node("worker").unwrap();
     server
+}
+
+#[tokio::test]
+async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() {
+    // What ended pods gave back stays listed until the next admission: here, for ever.
+    let options = Options { age: Age::Before134, release_lag: Duration::from_secs(3600), ..quick() };
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let node =
+        json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
+    server.put(&NODES, node).unwrap();
+    let world = World::with(SimNode::with(options), server, |_| {});
+    let job = PodSpec::guaranteed("job", 2, GIB).devices("example.com/nic", 1);
+    let show = |phase: &str| world.server.put(&PODS, job.object("worker", phase)).unwrap();
+    world.node.kubelet.start_pod(job.clone()).await.unwrap();
+    show("Running");
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 1);
+    assert!(world.node.kubelet.finish_pod("default", "job"));
+    show("Succeeded");
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 2);
+    // The name comes back, with another pod.
+    assert!(world.server.delete(&PODS, "default", "job"));
+    assert!(world.node.kubelet.stop_pod("default", "job"));
+    let again = PodSpec { uid: "again".into(), ..job.clone() };
+    world.node.kubelet.start_pod(again).await.unwrap();
+    show("Running");
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 1);
+    world.stop().await;
 }
 
 fn quick() -> Options {
@@ -120,6 +165,40 @@ async fn the_node_owns_the_object() {
         ("Node", "worker", &*uid)
     );
     assert_eq!((owners[0].controller, owners[0].block_owner_deletion), (None, None));
+}
+
+#[tokio::test]
+async fn an_excluded_pod_and_an_excluded_resource_leave_no_trace() {
+    let server = server().await;
+    let world = World::with(SimNode::with(quick()), server, |settings| {
+        settings.rules.exclude = Exclude {
+            resources: ["example.com/nic".to_owned()].into(),
+            pods: vec![PodPattern { namespace: "infra".parse().unwrap(), name: "dns-?".parse().unwrap() }],
+            outside_namespace: None,
+        };
+    });
+    let kubelet = &world.node.kubelet;
+    let dns = |name: &str| PodSpec { namespace: "infra".into(), ..PodSpec::guaranteed(name, 2, GIB) };
+    // As long as nobody else runs, the truth without excluded pods is that of the empty node.
+    let empty = kubelet.expected();
+    kubelet.start_pod(dns("dns-1")).await.unwrap();
+    let nic = ["node-0", "node-1"].map(|zone| format!("{zone} example.com/nic: nothing instead of"));
+    let only_nics_differ = || {
+        let object = world.server.topology("worker")?;
+        let differences = empty.differences(&object, Split::PerGroup);
+        let is_nic = differences.iter().zip(&nic).all(|(line, start)| line.starts_with(start));
+        (differences.len() == nic.len() && is_nic).then_some(())
+    };
+    world.until(only_nics_differ).await;
+    let free = |resource| (0..2).map(|zone| world.available(zone, resource)).sum::<u64>();
+    let (cpus, writes) = (free("cpu"), world.server.writes().changes);
+    kubelet.start_pod(dns("dns-2")).await.unwrap();
+    assert!(kubelet.stop_pod("infra", "dns-1"));
+    // A pod that no pattern means ends the story: whatever the others caused was written before.
+    kubelet.start_pod(dns("cache").devices("example.com/nic", 1)).await.unwrap();
+    world.until(|| (free("cpu") == cpus - 2).then_some(())).await;
+    assert_eq!(world.server.writes().changes, writes + 1, "excluded pods come and go unseen");
+    world.stop().await;
 }
 
 #[tokio::test]

@@ -72,6 +72,66 @@ async fn a_recording_replays_to_the_same_bytes_without_the_node() {
     assert_eq!(replayed, live);
 }
 
+/// A node's own list and everybody's, a pattern of pods, and the node on which they hold.
+const EXCLUSIONS: [&str; 4] = [
+    "--set",
+    r#"exclude.resources={"*": [example.com/nic], worker: [hugepages-1Gi], other: [cpu]}"#,
+    "--set",
+    "exclude.pods=[{namespace: 'infra-*'}]",
+];
+
+/// A pod in another namespace that holds something of everything.
+fn infra(name: &str) -> PodSpec {
+    let pod = PodSpec::guaranteed(name, 3, GIB).hugepages("hugepages-2Mi", 64 << 20);
+    PodSpec { namespace: "infra-1".into(), ..pod.devices("example.com/bridge", 1) }
+}
+
+#[tokio::test]
+async fn exclusions_leave_resources_out_and_let_pods_look_free() {
+    let node = busy_node().await;
+    let without_infra = node.kubelet.expected();
+    node.kubelet.start_pod(infra("x")).await.unwrap();
+    let differences = |json: &str| {
+        let object: NodeResourceTopology = serde_json::from_str(json).unwrap();
+        without_infra.differences(&object, Split::PerGroup)
+    };
+    let (code, json, warnings) = snapshot(&node, &[&["-o", "json"], EXCLUSIONS.as_slice()].concat()).await;
+    assert_eq!(code, Some(0), "{warnings}");
+    let places: Vec<String> = differences(&json);
+    let places: Vec<&str> = places.iter().map(|line| line.split(" instead").next().unwrap()).collect();
+    let missing =
+        ["node-0 example.com/nic", "node-0 hugepages-1Gi", "node-1 example.com/nic", "node-1 hugepages-1Gi"];
+    assert_eq!(places, missing.map(|place| format!("{place}: nothing")), "{json}");
+    for words in
+        ["hugepages-1Gi is excluded: ", "example.com/nic is excluded: ", "pods infra-*/* are excluded: "]
+    {
+        assert_eq!(warnings.matches(words).count(), 1, "{warnings}");
+    }
+    let (_, counted, _) = snapshot(&node, &["-o", "json"]).await;
+    assert!(differences(&counted).iter().any(|line| line.contains("cpu")), "{counted}");
+    let (_, outside, _) = snapshot(&node, &["-o", "json", "--set", "exclude.outsideNamespace=default"]).await;
+    assert_eq!(differences(&outside), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_recording_repeats_its_exclusions_and_has_none_without() {
+    let node = busy_node().await;
+    node.kubelet.start_pod(infra("x")).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bug.json").to_str().unwrap().to_owned();
+    let words = [&["--record", &file], EXCLUSIONS.as_slice()].concat();
+    let (code, live, _) = snapshot(&node, &words).await;
+    assert_eq!(code, Some(0));
+    let replay = || numacast(vec!["snapshot".into(), "--replay".into(), file.clone()]);
+    let (code, replayed, warnings) = replay().await;
+    assert_eq!((code, replayed), (Some(0), live));
+    assert!(warnings.contains("pods infra-*/* are excluded: "), "{warnings}");
+    // What older versions wrote, and can read.
+    snapshot(&node, &["--record", &file]).await;
+    assert!(!std::fs::read_to_string(&file).unwrap().contains("\"exclude\""));
+    assert_eq!(replay().await.2, "");
+}
+
 #[tokio::test]
 async fn a_malformed_sysfs_file_is_one_sentence_and_the_other_zone_is_right() {
     let node = busy_node().await;

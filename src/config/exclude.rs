@@ -1,0 +1,160 @@
+//! What people leave out, as they write it; refused where it could never have an effect.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::pattern::PodPattern;
+use crate::quantity::{Quantity, hugepages_name};
+
+/// Stands for every node, as in NFD and RTE.
+pub const EVERY_NODE: &str = "*";
+
+/// What zones leave out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Exclude {
+    /// Node name, or `*` for every node, to resources that no zone lists.
+    #[serde(deserialize_with = "resources")]
+    pub resources: BTreeMap<String, BTreeSet<String>>,
+    /// Pods whose resources look free.
+    pub pods: Vec<PodPattern>,
+    /// The resources of all pods outside this namespace look free.
+    #[serde(deserialize_with = "namespace")]
+    pub outside_namespace: Option<String>,
+}
+
+impl Exclude {
+    /// The resources left out on `node`, those of its own list and those of every node's; perhaps twice.
+    pub fn resources_of(&self, node: &str) -> impl Iterator<Item = &String> {
+        let lists = self.resources.iter().filter(move |(name, _)| *name == EVERY_NODE || *name == node);
+        lists.flat_map(|(_, resources)| resources)
+    }
+}
+
+fn resources<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, BTreeSet<String>>, D::Error> {
+    let lists: BTreeMap<String, BTreeSet<String>> = BTreeMap::deserialize(deserializer)?;
+    let nodes = lists.keys().map(|node| check_node(node));
+    let names = lists.values().flatten().map(|name| check_resource(name));
+    nodes.chain(names).collect::<Result<(), String>>().map_err(serde::de::Error::custom)?;
+    Ok(lists)
+}
+
+/// `*` and an empty text stand for every namespace, as in NFD and RTE.
+fn namespace<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let name: Option<String> = Option::deserialize(deserializer)?;
+    let Some(name) = name.filter(|name| !name.is_empty() && name != "*") else { return Ok(None) };
+    if name.contains('.') || name.len() > 63 || !is_dns_name(&name) {
+        let reason = format!("`{name}` is no namespace; write the name of one, or `*` for all");
+        return Err(serde::de::Error::custom(reason));
+    }
+    Ok(Some(name))
+}
+
+fn check_node(name: &str) -> Result<(), String> {
+    if name == EVERY_NODE || is_dns_name(name) {
+        return Ok(());
+    }
+    Err(format!("`{name}` is no node name; write the name of one node, or `*` for every node"))
+}
+
+fn check_resource(name: &str) -> Result<(), String> {
+    if let Some(size) = name.strip_prefix("hugepages-")
+        && let Ok(size) = size.parse::<Quantity>()
+    {
+        return match hugepages_name(size.ceil()) {
+            known if known == name => Ok(()),
+            known => Err(format!("`{name}` is not how zones name these pages; write `{known}`")),
+        };
+    }
+    let is_device = name
+        .split_once('/')
+        .is_some_and(|(domain, rest)| is_dns_name(domain) && rest.len() <= 63 && is_qualified(rest));
+    if name == "cpu" || name == "memory" || is_device {
+        return Ok(());
+    }
+    Err(format!(
+        "`{name}` is no resource of a zone; zones have cpu, memory, hugepages-<size> such as hugepages-2Mi, and \
+         devices such as example.com/nic"
+    ))
+}
+
+/// A DNS subdomain: the form of node names and of the domains of resources.
+fn is_dns_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// What follows the `/` of a resource.
+fn is_qualified(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    text.bytes().all(inner) && edge(text.as_bytes().first()) && edge(text.as_bytes().last())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(yaml: &str) -> Result<Exclude, String> {
+        let value: serde_json::Value = serde_saphyr::from_str(yaml).unwrap();
+        serde_json::from_value(value).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_lists_of_the_node_and_of_every_node_are_united() {
+        let exclude = read(
+            "resources: {'*': [memory, hugepages-1Gi], worker-1.example: [cpu, memory, a.b/C_d.9], other: [x.y/z]}",
+        )
+        .unwrap();
+        let of = |node| exclude.resources_of(node).map(String::as_str).collect::<BTreeSet<_>>();
+        assert_eq!(of("worker-1.example"), ["a.b/C_d.9", "cpu", "hugepages-1Gi", "memory"].into());
+        assert_eq!(of("worker-2"), ["hugepages-1Gi", "memory"].into());
+        assert_eq!(of(""), of("worker-2"));
+    }
+
+    #[test]
+    fn names_that_can_have_no_effect_are_refused() {
+        for name in [
+            "",
+            "CPU",
+            "hugepages",
+            "hugepages-",
+            "hugepages-big",
+            "pods",
+            "ephemeral-storage",
+            "a/b/c",
+            "/x",
+        ] {
+            let error = read(&format!("resources: {{'*': ['{name}']}}")).unwrap_err();
+            assert!(
+                error.starts_with(&format!("`{name}` is no resource of a zone; zones have cpu,")),
+                "{error}"
+            );
+        }
+        let error = read("resources: {'*': [hugepages-2048Ki]}").unwrap_err();
+        assert_eq!(error, "`hugepages-2048Ki` is not how zones name these pages; write `hugepages-2Mi`");
+        for node in ["worker-*", "", "Worker", "-a"] {
+            let error = read(&format!("resources: {{'{node}': [cpu]}}")).unwrap_err();
+            assert!(
+                error.starts_with(&format!("`{node}` is no node name; write the name of one")),
+                "{error}"
+            );
+        }
+        let error = read("outsideNamespace: team-*").unwrap_err();
+        assert_eq!(error, "`team-*` is no namespace; write the name of one, or `*` for all");
+    }
+
+    #[test]
+    fn every_namespace_has_the_spellings_that_people_know() {
+        for text in ["outsideNamespace: '*'", "outsideNamespace: ''", "outsideNamespace:", "pods: []"] {
+            assert_eq!(read(text).unwrap(), Exclude::default(), "{text}");
+        }
+        assert_eq!(read("outsideNamespace: team").unwrap().outside_namespace.as_deref(), Some("team"));
+    }
+}

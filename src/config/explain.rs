@@ -1,0 +1,171 @@
+//! What each key leads to, for those where a sentence is not enough.
+
+use serde_json::Value;
+
+use super::DOCS;
+use super::layers::{self, ConfigError};
+
+/// One key, explained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explanation {
+    /// The key, from the root.
+    pub key: &'static str,
+    /// What it means, in a sentence or two.
+    pub meaning: &'static str,
+    /// What holds where nobody sets it; null where that follows from other keys.
+    pub default: Value,
+    /// What follows from setting it, in paragraphs.
+    pub consequences: &'static [&'static str],
+}
+
+/// Explains a key, all keys of a section, or every key.
+///
+/// # Errors
+/// When there is no such key.
+pub fn explain(key: Option<&str>) -> Result<Vec<Explanation>, ConfigError> {
+    let chosen = |known: &str| {
+        key.is_none_or(|key| {
+            known.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+    };
+    let explanations: Vec<Explanation> = DOCS
+        .iter()
+        .filter(|(known, _)| chosen(known))
+        .map(|(known, meaning)| Explanation {
+            key: known,
+            meaning,
+            default: layers::default(known),
+            consequences: CONSEQUENCES.iter().find(|(name, _)| name == known).map_or(&[], |(_, texts)| texts),
+        })
+        .collect();
+    match key {
+        Some(key) if explanations.is_empty() => Err(layers::unknown(key, "the command line".to_owned())),
+        _ => Ok(explanations),
+    }
+}
+
+const CONSEQUENCES: &[(&str, &[&str])] = &[
+    (
+        "nodeName",
+        &["The object gets this name, and consumers find it by the Node's: the two must be equal. \
+           `exclude.resources` is looked up by it as well."],
+    ),
+    (
+        "kubelet.configFile",
+        &[
+            "Policies and reservations come from it. Until it could be read once, the object has no policies, which the \
+           scheduler plugin takes for a node that needs no alignment, and nothing counts as reserved.",
+        ],
+    ),
+    (
+        "scan.poll",
+        &[
+            "The agent looks at once when the kubelet writes a state file or a device plugin comes or goes; the poll \
+           finds what no file tells. Shorter: such changes show sooner, for more calls to the kubelet.",
+        ],
+    ),
+    (
+        "scan.settle",
+        &[
+            "Shorter: after a restart of the kubelet a node whose pods really ended shows so sooner, but a kubelet that \
+           starts slowly may make it look free. Longer: the other way round.",
+        ],
+    ),
+    (
+        "publish.refresh",
+        &[
+            "What somebody else changed in the object stays until the next change of the node or the next refresh. \
+           Shorter: it stays for less time, for more writes.",
+        ],
+    ),
+    (
+        "publish.ownerReference",
+        &[
+            "true: garbage collection deletes the object with its Node; the agent must be allowed to get its own Node. \
+           false: the object of a removed node stays until somebody deletes it.",
+        ],
+    ),
+    (
+        "zones.fillers",
+        &[
+            "true: a machine with the NUMA nodes 0 and 2 has the zones node-0, node-1 and node-2; node-1 has 0 of \
+           everything and costs of 255.",
+            "false: only zones that exist. On machines with missing ids the scheduler plugin then takes the wrong zone \
+           or panics, since it takes position for id. KAI-Scheduler goes by the zones' names and needs no fillers.",
+        ],
+    ),
+    (
+        "exclude.resources",
+        &[
+            "The zones do not list these resources at all: no capacity, no allocatable, no available. The node's own \
+           list and that of \"*\" are united, as in NFD's excludeList and RTE's resourceExclude: \
+           {\"*\": [hugepages-1Gi], worker-1: [example.com/nic]}. A layer that sets the key replaces the whole map.",
+            "cpu, memory and hugepages-<size>: under the policy single-numa-node the scheduler plugin rejects the node \
+           for every pod that requests a native resource which no zone lists, Burstable pods too.",
+            "Devices: the scheduler plugin does not check a device that no zone lists; only the total in the Node's \
+           status counts. A kubelet with the policy restricted or single-numa-node refuses pods that it cannot align \
+           (TopologyAffinityError).",
+            "No pod disappears by it: a pod fingerprint of the method `all` covers the same pods with this list as \
+           without it.",
+        ],
+    ),
+    (
+        "exclude.pods",
+        &[
+            "What these pods hold is not taken off: their CPUs, memory, huge pages and devices look free. An entry means \
+           the pods that match both its halves; a half that is left out matches every name: \
+           [{namespace: \"infra-*\"}, {namespace: default, name: \"debug-[0-9]\"}]. \
+           A layer that sets the key replaces the whole list.",
+            "Patterns are those of RTE's podExclude: * is any run of characters, ? one character, [a-z] one of these, \
+           [^a-z] one that is not among them, and \\ takes the next character as it is. RTE calls the halves \
+           namespacePattern and namePattern, and there an entry with only one of them matches nothing.",
+            "The zones then promise more than the kubelet has. A pod that the scheduler sends for what an excluded pod \
+           holds is refused by a kubelet with the policy restricted or single-numa-node (TopologyAffinityError), \
+           again and again if a controller replaces it. Exclude pods that give way, and no others.",
+            "The pod fingerprint is another matter: by it the scheduler plugin recognises that the object speaks of \
+           the same pods that it knows itself, and it counts every pod on the node, excluded here or not. So a \
+           fingerprint in the scheduler view counts excluded pods as well, and goes on matching. RTE takes the pods \
+           of its podExclude out of the fingerprint: while one of them runs, it never matches, and the plugin's \
+           over-reserving cache never takes up the node's new numbers.",
+        ],
+    ),
+    (
+        "exclude.outsideNamespace",
+        &[
+            "As if `exclude.pods` named every pod outside this namespace, with all that follows from it: the zones \
+           promise more than the kubelet has, and the fingerprint stays as it is. Pods of this namespace that \
+           `exclude.pods` names are left out too. It is the watch-namespace of NFD and RTE and serves to find out \
+           what one namespace takes; do not leave it set where a scheduler reads the object.",
+            "* or nothing: the pods of every namespace count.",
+        ],
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_keys_are_explained_and_each_once() {
+        for (index, (key, texts)) in CONSEQUENCES.iter().enumerate() {
+            assert!(DOCS.iter().any(|(known, _)| known == key), "{key}");
+            assert!(CONSEQUENCES[..index].iter().all(|(other, _)| other != key), "{key}");
+            assert!(!texts.is_empty(), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_key_a_section_or_everything_is_explained() {
+        let keys = |key| explain(key).unwrap().iter().map(|e| e.key).collect::<Vec<_>>();
+        assert_eq!(keys(Some("zones.fillers")), ["zones.fillers"]);
+        assert_eq!(keys(Some("scan")), ["scan.poll", "scan.settle"]);
+        assert_eq!(keys(None).len(), DOCS.len());
+        assert_eq!(explain(Some("scan.settle")).unwrap()[0].default, "30s");
+        assert_eq!(explain(Some("host.sys")).unwrap()[0].default, Value::Null);
+        assert_eq!(
+            explain(Some("podExclude")).unwrap_err().to_string(),
+            "unknown key `podExclude` in the command line; did you mean `exclude.pods`?"
+        );
+        assert!(explain(Some("sca")).is_err(), "a part of a name is no section");
+    }
+}

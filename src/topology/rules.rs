@@ -1,0 +1,82 @@
+//! What people asked for, beside what the node has.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::pattern::PodPattern;
+
+/// How to draw up the account.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Emit empty zones for missing ids, so that position equals id for the scheduler.
+    pub fillers: bool,
+    /// What to leave out on this node.
+    pub exclude: Exclude,
+}
+
+/// What to leave out on one node, with the meaning that NFD and RTE give it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Exclude {
+    /// Resources that no zone lists, not even `cpu` or `memory`.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub resources: BTreeSet<String>,
+    /// Pods whose resources look free.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<PodPattern>,
+    /// The resources of all pods outside this namespace look free; `None`: of no pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outside_namespace: Option<String>,
+}
+
+impl Exclude {
+    /// Is nothing left out?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Is this pod left out?
+    #[must_use]
+    pub fn pod(&self, namespace: &str, name: &str) -> bool {
+        self.outside_namespace.as_ref().is_some_and(|only| only != namespace)
+            || self.pods.iter().any(|pattern| pattern.matches(namespace, name))
+    }
+
+    /// What a person may not have meant, in sentences.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings: Vec<String> = self.resources.iter().map(|name| resource_warning(name)).collect();
+        if !self.pods.is_empty() {
+            let patterns: Vec<String> = self.pods.iter().map(ToString::to_string).collect();
+            warnings.push(pods_warning(&format!("pods {}", patterns.join(", "))));
+        }
+        let outside = self.outside_namespace.iter();
+        warnings.extend(outside.map(|name| pods_warning(&format!("pods outside the namespace {name}"))));
+        warnings
+    }
+}
+
+/// nrt.md 2.1: the scheduler plugin rejects native resources that no zone lists and ignores others.
+fn resource_warning(name: &str) -> String {
+    let consequence = if is_native(name) {
+        "under the policy single-numa-node the scheduler plugin rejects the node for every pod that requests it"
+    } else {
+        "the scheduler plugin does not check it, and the kubelet refuses pods that it cannot align \
+         (TopologyAffinityError)"
+    };
+    format!("{name} is excluded: {consequence}")
+}
+
+fn pods_warning(pods: &str) -> String {
+    format!(
+        "{pods} are excluded: what they hold looks free, and the kubelet refuses pods that are sent for it \
+         (TopologyAffinityError)"
+    )
+}
+
+/// Not from a device plugin.
+fn is_native(resource: &str) -> bool {
+    !resource.contains('/')
+}
