@@ -336,6 +336,13 @@ impl SimKubelet {
         self.shared.reconcile();
     }
 
+    /// Every manager frees what pods hold that have ended, as it does first at the next admission.
+    pub fn settle(&self) {
+        let state = &mut *self.shared.lock();
+        state.model.settle();
+        self.shared.write_state_or_say(state);
+    }
+
     /// The hardware is another from now on; whoever calls writes its tree. The kubelet does not notice before
     /// [`SimKubelet::reset`].
     pub fn set_hardware(&self, hardware: &MachineSpec) {

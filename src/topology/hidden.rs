@@ -16,6 +16,8 @@ use crate::machine::{Id, IdSet};
 pub(super) struct Hidden<'a> {
     /// Containers of listed pods that the List does not name.
     pub(super) containers: Vec<&'a ContainerUsage>,
+    /// The memory of such containers, unless their pods have memory as a whole: then it is a part of that.
+    pub(super) memory: Vec<&'a MemoryBlock>,
     /// CPUs of entries that no listed pod explains: pods that hold them for an init container alone, and pods that
     /// ended before anybody looked, whose entries go within the CPU Manager's reconcile period.
     pub(super) cpus: IdSet,
@@ -38,8 +40,11 @@ pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a>
             Some(pod) if !inputs.counts(pod) => {}
             Some(pod) => {
                 let listed: BTreeSet<&str> = pod.containers.iter().map(|c| c.name.as_str()).collect();
-                let unlisted = containers.iter().filter(|c| !listed.contains(c.name.as_str()));
-                hidden.containers.extend(unlisted);
+                let unlisted = || containers.iter().filter(|c| !listed.contains(c.name.as_str()));
+                hidden.containers.extend(unlisted());
+                if pod.memory.is_empty() {
+                    hidden.memory.extend(unlisted().flat_map(|container| &container.memory));
+                }
             }
             None if state.ended.contains(uid) => {}
             None => containers.iter().for_each(|container| hidden.cpus.union_with(&container.cpus)),
