@@ -7,6 +7,7 @@
 mod bucket;
 mod changes;
 mod ended;
+mod known;
 mod object;
 mod publish;
 mod recording;
@@ -14,7 +15,7 @@ mod scan;
 mod settle;
 mod triggers;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,6 +38,7 @@ pub use scan::{Depth, Inventory, Scan, ScanError, Scanner, Terminal};
 
 use bucket::Bucket;
 use ended::EndedPods;
+use known::KnownDevices;
 use publish::Publisher;
 use settle::{Settling, Verdict};
 use triggers::{Directories, Trigger, Triggers};
@@ -60,10 +62,6 @@ const WATCHES: Duration = Duration::from_millis(20);
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest wait between two failed scans.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
-
-/// How long a device resource that nobody offers any more stays listed with 0: the kubelet itself waits five
-/// minutes for a device plugin to come back.
-const DEVICE_MEMORY: Duration = Duration::from_secs(600);
 
 /// What the agent needs to know, paths resolved.
 #[derive(Clone, Debug)]
@@ -215,8 +213,7 @@ pub struct Agent {
     bucket: Bucket,
     publisher: Publisher,
     ended: EndedPods,
-    /// Device resources that zones listed, and since when nobody has offered or held them.
-    devices: BTreeMap<String, Option<Instant>>,
+    known: KnownDevices,
     last: Option<Topology>,
     /// Pods that were given time to be admitted completely.
     waited_for: BTreeSet<(String, String)>,
@@ -251,7 +248,7 @@ impl Agent {
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
             publisher,
             ended,
-            devices: BTreeMap::new(),
+            known: KnownDevices::default(),
             last: None,
             waited_for: BTreeSet::new(),
             told: BTreeSet::new(),
@@ -359,7 +356,7 @@ impl Agent {
         if self.still_being_admitted(scan) {
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
-        let known = self.remember_devices(scan, now);
+        let known = self.known.after(scan, now);
         let topology = account(scan, &known, &self.settings.rules);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.problems().cloned().chain(findings).collect());
@@ -414,25 +411,6 @@ impl Agent {
             warn!("{sentence}");
         }
         self.told = sentences;
-    }
-
-    /// The device resources that every zone lists: those of this scan, and those that vanished a while ago.
-    fn remember_devices(&mut self, scan: &Scan, now: Instant) -> BTreeSet<String> {
-        let containers = scan.usage.pods.iter().flat_map(|pod| &pod.containers);
-        let held = containers.flat_map(|container| &container.devices);
-        let groups = scan.inventory.allocatable.devices.iter().chain(held);
-        let present: BTreeSet<&str> =
-            groups.filter(|group| !group.nodes.is_empty()).map(|group| group.resource.as_str()).collect();
-        for (name, absent) in &mut self.devices {
-            *absent = if present.contains(name.as_str()) { None } else { absent.or(Some(now)) };
-        }
-        self.devices.retain(|_, absent| absent.is_none_or(|since| now.duration_since(since) < DEVICE_MEMORY));
-        for name in present {
-            if !self.devices.contains_key(name) {
-                self.devices.insert(name.to_owned(), None);
-            }
-        }
-        self.devices.keys().cloned().collect()
     }
 }
 

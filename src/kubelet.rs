@@ -12,4 +12,6 @@ mod types;
 pub use client::{Api, Client, ClientError, Connection};
 pub use config::{KubeletConfig, read_config};
 pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};
-pub use types::{Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, PodUsage, Usage};
+pub use types::{
+    Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
+};

@@ -141,7 +141,7 @@ pub enum Finding {
         /// `memory` or `hugepages-<size>`.
         resource: String,
     },
-    /// A device says that it is on a node that is not online.
+    /// A device says that it is on a node that is not online, or not published.
     DeviceOnUnknownNode {
         /// The device's resource.
         resource: String,
@@ -180,10 +180,7 @@ impl fmt::Display for Finding {
                 write!(f, "more {resource} is in use on NUMA nodes {nodes} than they can have")
             }
             Self::DeviceOnUnknownNode { resource, node } => {
-                write!(
-                    f,
-                    "devices of {resource} are on NUMA node {node}, which is not online; left out there"
-                )
+                write!(f, "devices of {resource} are on NUMA node {node}, which has no zone; left out there")
             }
         }
     }
@@ -255,9 +252,9 @@ impl<'a> Ledger<'a> {
         self.zones.values().all(|resources| resources.contains_key(resource))
     }
 
-    /// The zones as a bit mask: their ids are at most 63.
-    fn mask(&self) -> u64 {
-        self.zones.keys().fold(0, |mask, id| mask | 1 << id)
+    /// Some of the zones as a bit mask: their ids are at most 63.
+    fn mask(&self, wanted: impl Fn(Id) -> bool) -> u64 {
+        self.zones.keys().filter(|id| wanted(**id)).fold(0, |mask, id| mask | 1 << id)
     }
 }
 

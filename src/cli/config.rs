@@ -1,6 +1,5 @@
 //! `numacast config`
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -126,15 +125,14 @@ fn exclusions(config: &Config, exclude: &Exclude) -> String {
 
 /// What exclusions lead to, whatever the node.
 fn all_warnings(config: &Config) -> Vec<String> {
-    let of = |resources| Exclude { resources, ..Exclude::default() }.warnings();
+    let config::Exclude { resources, pods, outside_namespace } = config.exclude.clone();
     let mut warnings = Vec::new();
-    for (node, names) in &config.exclude.resources {
+    for (node, resources) in resources {
         let place = if node == EVERY_NODE { "every node".to_owned() } else { format!("node {node}") };
-        warnings.extend(of(names.clone()).into_iter().map(|text| format!("{place}: {text}")));
+        let of_node = Exclude { resources, ..Exclude::default() };
+        warnings.extend(of_node.warnings().into_iter().map(|text| format!("{place}: {text}")));
     }
-    let common = config::Exclude { resources: BTreeMap::new(), ..config.exclude.clone() };
-    let common = Config { exclude: common, ..config.clone() };
-    warnings.extend(Settings::from_config(&common).rules.exclude.warnings());
+    warnings.extend(Exclude { pods, outside_namespace, ..Exclude::default() }.warnings());
     warnings
 }
 

@@ -1,9 +1,15 @@
 //! The podresources answers in our words. Ids that cannot exist (negative, above any machine) are left out
-//! here, once, so that nobody above has to look again.
+//! here, once, so that nobody above has to look again; of CPUs [`NO_CPU`] stays, for a finding.
 
 use super::proto::{v1, v1alpha1};
-use super::types::{Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, PodUsage, Usage};
+use super::types::{
+    Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
+};
 use crate::machine::{Id, IdSet};
+
+fn cpus(raw: impl IntoIterator<Item = i64>) -> IdSet {
+    raw.into_iter().map(|id| Id::try_from(id).unwrap_or(NO_CPU)).collect()
+}
 
 fn ids(raw: impl IntoIterator<Item = i64>) -> IdSet {
     raw.into_iter().filter_map(|id| Id::try_from(id).ok()).collect()
@@ -53,7 +59,7 @@ fn claimed(resources: Vec<v1::DynamicResource>) -> Vec<ClaimedDevice> {
 
 impl From<v1::AllocatableResourcesResponse> for Allocatable {
     fn from(answer: v1::AllocatableResourcesResponse) -> Self {
-        Self { cpus: ids(answer.cpu_ids), memory: memory(answer.memory), devices: devices(answer.devices) }
+        Self { cpus: cpus(answer.cpu_ids), memory: memory(answer.memory), devices: devices(answer.devices) }
     }
 }
 
@@ -68,7 +74,7 @@ impl From<v1::PodResources> for PodUsage {
         Self {
             namespace: pod.namespace,
             name: pod.name,
-            cpus: ids(pod.cpu_ids),
+            cpus: cpus(pod.cpu_ids),
             memory: memory(pod.memory),
             containers: pod.containers.into_iter().map(ContainerUsage::from).collect(),
         }
@@ -79,7 +85,7 @@ impl From<v1::ContainerResources> for ContainerUsage {
     fn from(container: v1::ContainerResources) -> Self {
         Self {
             name: container.name,
-            cpus: ids(container.cpu_ids),
+            cpus: cpus(container.cpu_ids),
             memory: memory(container.memory),
             devices: devices(container.devices),
             claimed: claimed(container.dynamic_resources),
@@ -128,7 +134,7 @@ mod tests {
             memory: vec![],
         };
         let allocatable = Allocatable::from(answer);
-        assert_eq!(allocatable.cpus, "0,3".parse().unwrap());
+        assert_eq!(allocatable.cpus, "0,3,65535".parse().unwrap(), "an id that no CPU has is not lost");
         assert!(allocatable.devices[0].nodes.is_empty(), "-1 means no affinity, never node 0");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::IdSet;
+use crate::machine::{Id, IdSet};
 
 /// What the kubelet may hand out, including what it has handed out already.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,3 +104,6 @@ pub struct ClaimedDevice {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
 }
+
+/// Stands for every CPU id that no machine can have: Linux builds for at most 8,192 CPUs.
+pub const NO_CPU: Id = Id::MAX;

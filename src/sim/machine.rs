@@ -326,4 +326,4 @@ impl NodeSpec {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

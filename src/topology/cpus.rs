@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Amounts, Finding, InUse, Inputs, Ledger};
-use crate::kubelet::KubeletConfig;
+use crate::kubelet::{KubeletConfig, NO_CPU};
 use crate::machine::{IdSet, Machine};
 
 pub(super) fn account(
@@ -27,7 +27,8 @@ pub(super) fn account(
     named.union_with(&used);
     let unknown = named.difference(&online);
     if !unknown.is_empty() {
-        findings.insert(Finding::UnknownCpus(unknown.to_string()));
+        let beyond = if unknown.contains(NO_CPU) { " and above" } else { "" };
+        findings.insert(Finding::UnknownCpus(format!("{unknown}{beyond}")));
     }
     ledger.enter("cpu", |id| {
         let Some(node) = inputs.machine.node(id) else { return Amounts::default() };

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{Amounts, Finding, InUse, Inputs, Ledger};
+use super::{Amounts, Finding, HIGHEST_ZONE, InUse, Inputs, Ledger};
 use crate::kubelet::DeviceGroup;
-use crate::machine::{Id, IdSet};
+use crate::machine::IdSet;
 
 /// One device, by what was said of it so far.
 #[derive(Default)]
@@ -17,7 +17,13 @@ struct Device {
     used: bool,
 }
 
-type Devices<'a> = HashMap<&'a str, Device>;
+/// The devices of one resource.
+#[derive(Default)]
+struct Devices<'a> {
+    by_id: HashMap<&'a str, Device>,
+    /// Every node that one of them is on, published or not.
+    nodes: IdSet,
+}
 
 pub(super) fn account<'a>(
     inputs: &Inputs<'a>,
@@ -32,18 +38,16 @@ pub(super) fn account<'a>(
     for group in in_use.containers().flat_map(|container| &container.devices) {
         note(&mut resources, group, |device, _| device.used = true);
     }
-    let zones = ledger.mask();
+    // A filler has no node, and so no device.
+    let zones = ledger.mask(|id| inputs.machine.node(id).is_some());
     for (resource, devices) in &resources {
-        let present = devices.values().fold(0, |mask, device| mask | device.zones);
         // Devices without topology belong to no zone, and a resource of only such devices to no object.
-        if present & zones != 0 {
-            enter(ledger, resource, devices);
+        if devices.nodes.low_mask() & zones != 0 {
+            enter(ledger, resource, devices, zones);
         }
-        let unknown = IdSet::from_iter((0..64).filter(|id| (present & !zones) & (1_u64 << id) != 0));
+        let homeless = devices.nodes.iter().filter(|node| *node > HIGHEST_ZONE || zones & (1 << node) == 0);
         findings.extend(
-            unknown
-                .iter()
-                .map(|node: Id| Finding::DeviceOnUnknownNode { resource: (*resource).to_owned(), node }),
+            homeless.map(|node| Finding::DeviceOnUnknownNode { resource: (*resource).to_owned(), node }),
         );
     }
     for resource in inputs.known.iter().filter(|name| !ledger.lists(name)).collect::<Vec<_>>() {
@@ -58,18 +62,19 @@ fn note<'a>(
     mark: impl Fn(&mut Device, u64),
 ) {
     let devices = resources.entry(&group.resource).or_default();
+    devices.nodes.union_with(&group.nodes);
     let zones = group.nodes.low_mask();
     for id in &group.ids {
-        let device = devices.entry(id).or_default();
+        let device = devices.by_id.entry(id).or_default();
         device.zones |= zones;
         mark(device, zones);
     }
 }
 
-fn enter(ledger: &mut Ledger<'_>, resource: &str, devices: &Devices<'_>) {
+fn enter(ledger: &mut Ledger<'_>, resource: &str, devices: &Devices<'_>, published: u64) {
     let mut totals = [Amounts::default(); 64];
-    for device in devices.values() {
-        let mut zones = device.zones;
+    for device in devices.by_id.values() {
+        let mut zones = device.zones & published;
         while zones != 0 {
             let zone = zones.trailing_zeros();
             let offered = device.offered & (1 << zone) != 0;

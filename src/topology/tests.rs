@@ -1,5 +1,8 @@
 //! The accounting rules of DESIGN section 3, one by one, and their properties.
 
+#[cfg(feature = "sim")]
+mod described;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
@@ -468,6 +471,44 @@ fn sparse_ids_are_filled_and_ids_beyond_the_scheduler_left_out() {
     assert_eq!(topology.zones[2].costs, [(0, 40), (1, 255), (2, 10)].into());
     case.rules.fillers = false;
     assert_eq!(case.account().zones.iter().map(|zone| zone.id).collect::<Vec<_>>(), [0, 2]);
+}
+
+#[test]
+fn a_device_on_a_node_without_a_zone_of_its_own_is_told() {
+    let node = |id| NumaNode { id, memory: GIB, ..Default::default() };
+    let case = Case {
+        machine: Machine { nodes: vec![node(0), node(2), node(64)], numa: true, problems: vec![] },
+        allocatable: Allocatable {
+            devices: vec![
+                devices("example.com/nic", &["a"], "0"),
+                devices("example.com/nic", &["filler"], "0-1"),
+                devices("example.com/nic", &["far"], "2,64"),
+                devices("example.com/gpu", &["b"], "64"),
+            ],
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    assert_eq!(case.of("example.com/nic"), [(0, [2, 2, 2]), (1, [0, 0, 0]), (2, [1, 1, 1])]);
+    assert_eq!(case.of("example.com/gpu"), [], "no zone could offer one");
+    let finding = |resource: &str, node| Finding::DeviceOnUnknownNode { resource: resource.into(), node };
+    let expected = [
+        Finding::UnpublishedNode(64),
+        finding("example.com/gpu", 64),
+        finding("example.com/nic", 1),
+        finding("example.com/nic", 64),
+    ];
+    assert_eq!(case.account().findings, expected.into());
+}
+
+#[test]
+fn a_cpu_that_no_machine_can_have_is_told() {
+    let case = Case {
+        allocatable: Allocatable { cpus: ids("1,900,65535"), ..Default::default() },
+        ..Default::default()
+    };
+    assert_eq!(case.of("cpu"), [(0, [4, 1, 1]), (1, [4, 0, 0])]);
+    assert_eq!(case.account().findings, [Finding::UnknownCpus("900,65535 and above".into())].into());
 }
 
 #[test]

@@ -166,6 +166,34 @@ fn a_recording_that_is_none() {
 }
 
 #[test]
+fn without_a_name_the_hosts_own_list_of_exclusions_counts() {
+    let host = FakeHost::two_nodes();
+    host.socket();
+    let file = host.path("bug.json");
+    let lists = "exclude.resources={worker-1: [memory], worker-2: [cpu], Worker-1.example: []}";
+    let words = ["snapshot", "--record", file.to_str().unwrap(), "--set"];
+    let refused = host.numacast(&[words.as_slice(), &[lists]].concat());
+    assert!(refused.refusal().contains("`Worker-1.example` is no node name"), "{refused:?}");
+    let lists = lists.replace(", Worker-1.example: []", "");
+    let sentence = host.numacast(&[words.as_slice(), &[&lists]].concat()).refusal().to_owned();
+    assert!(sentence.contains("there is no kubelet socket"), "{sentence}");
+    let recording: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(recording["exclude"], serde_json::json!({"resources": ["memory"]}));
+}
+
+#[test]
+fn the_agent_warns_of_what_it_excludes() {
+    let words = ["agent", "--once", "--node-name", "a", "--kubeconfig", "/nowhere", "--set"];
+    let warnings = |lists: &str| {
+        let outcome = numacast(&[words.as_slice(), &[lists]].concat());
+        outcome.stderr.matches("memory is excluded: under the policy single-numa-node").count()
+    };
+    assert_eq!(warnings("exclude.resources={a: [memory], '*': [memory]}"), 1);
+    assert_eq!(warnings("exclude.resources={b: [memory]}"), 0);
+}
+
+#[test]
 fn what_failed_is_recorded_too() {
     let host = FakeHost::two_nodes();
     host.socket();

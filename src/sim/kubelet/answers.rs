@@ -6,7 +6,16 @@ use super::faults::Age;
 use super::model::{Block, Given, Model, Pod, Stage};
 use super::pod::{Claimed, ContainerSpec, Role};
 use crate::kubelet::proto::{v1, v1alpha1};
+use crate::kubelet::{Allocatable, Usage};
 use crate::machine::{Id, IdSet};
+
+impl Model {
+    /// The answers to `GetAllocatableResources` and `List` of a kubelet that is ready, in the agent's words.
+    #[must_use]
+    pub fn answers(&self, rng: &mut Rng) -> (Allocatable, Usage) {
+        (allocatable(self, true, rng).into(), list(&mut self.clone(), rng).into())
+    }
+}
 
 /// The answer to `List`.
 pub(super) fn list(model: &mut Model, rng: &mut Rng) -> v1::ListPodResourcesResponse {

@@ -7,7 +7,8 @@ use serde_json::Value;
 use super::*;
 use crate::machine::{HostRoots, Machine, NumaNode, read};
 
-fn described() -> Vec<(String, MachineSpec)> {
+/// The machines of `tests/machines/`, by name.
+pub(crate) fn described() -> Vec<(String, MachineSpec)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines");
     let mut files: Vec<PathBuf> =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -238,5 +239,128 @@ fn what_cannot_be_is_refused() {
     ] {
         let error = MachineSpec::from_yaml(&format!("{{description: x, {rest}}}")).unwrap_err();
         assert!(error.contains(why), "{rest}: {error}");
+    }
+}
+
+/// A file's damage, and whether it must be told. What is missing is normal: no machine has every file.
+fn damages(file: &str) -> Vec<(Option<&'static str>, bool)> {
+    let of_kind: &[(Option<&str>, bool)] = match file {
+        "cpulist" => {
+            &[(Some("\n"), false), (Some("0-\n"), true), (Some("3-0\n"), true), (Some("99999999\n"), true)]
+        }
+        "meminfo" => &[
+            (Some("MemFree: 1 kB\n"), false),
+            (Some("Node 0 MemTotal: -1 kB\n"), true),
+            (Some("MemTotal:\n"), true),
+        ],
+        "distance" => &[
+            (Some("10\n10 10 10 10 10 10 10 10 10\n"), true),
+            (Some("near far\n"), true),
+            (Some("\n"), true),
+        ],
+        _ => &[(Some("\n"), true), (Some("-1\n"), true), (Some("18446744073709551616\n"), true)],
+    };
+    let always = [(None, false), (Some(""), !matches!(file, "cpulist" | "meminfo"))];
+    let binary = (Some("\u{0}\u{fffd}"), file != "meminfo");
+    always.into_iter().chain([binary]).chain(of_kind.iter().copied()).collect()
+}
+
+/// One bad file costs what it would have told, and nothing else: not the other nodes, not the rest of its own.
+#[test]
+fn a_file_that_is_missing_empty_or_malformed_takes_nothing_else_with_it() {
+    let mut damaged = 0;
+    for (name, spec) in states().into_iter().filter(|(_, spec)| spec.numa) {
+        let mut files = spec.files();
+        let whole = read(&files).unwrap();
+        let read_files: Vec<String> = files.read.keys().filter(|file| is_read(file)).cloned().collect();
+        for path in read_files {
+            let (dir, file) = path.rsplit_once('/').unwrap();
+            let id: Id =
+                dir["sys/devices/system/node/node".len()..].split('/').next().unwrap().parse().unwrap();
+            let before = files.read.remove(&path).unwrap();
+            for (text, told) in damages(file) {
+                match text {
+                    Some(text) => drop(files.read.insert(path.clone(), text.to_owned())),
+                    None => drop(files.read.remove(&path)),
+                }
+                let context = format!("{name}: {path}: {text:?}");
+                let machine = read(&files).unwrap();
+                let names_it = machine.problems.iter().any(|problem| problem.file == path);
+                assert_eq!(names_it, told, "{context}: {:?}", machine.problems);
+                assert_eq!(machine.nodes.len(), whole.nodes.len(), "{context}");
+                for (after, before) in machine.nodes.iter().zip(&whole.nodes) {
+                    let mut expected = before.clone();
+                    if after.id == id {
+                        lose(&mut expected, &path, after);
+                    }
+                    // With fake NUMA the next node names these CPUs as well, and then they are there.
+                    if file == "cpulist" && !spec.nodes.iter().all(|node| node.repeated_cpus.is_empty()) {
+                        expected.cpus.clone_from(&after.cpus);
+                    }
+                    assert_eq!(*after, expected, "{context}");
+                }
+                damaged += 1;
+            }
+            files.read.insert(path, before);
+        }
+    }
+    assert!(damaged > 1000, "{damaged}");
+}
+
+/// The files that numacast reads of a node.
+fn is_read(file: &str) -> bool {
+    let of_node = file.starts_with("sys/devices/system/node/node");
+    of_node && ["/cpulist", "/meminfo", "/distance", "/nr_hugepages"].iter().any(|name| file.ends_with(name))
+}
+
+/// What a node is without this file.
+fn lose(node: &mut NumaNode, path: &str, after: &NumaNode) {
+    match path.rsplit('/').next().unwrap() {
+        "cpulist" => node.cpus = IdSet::new(),
+        "meminfo" => node.memory = 0,
+        "distance" => node.distances.clear(),
+        _ => {
+            let size = path.split("/hugepages-").nth(1).unwrap().split("kB").next().unwrap();
+            let size = size.parse::<u64>().unwrap() * 1024;
+            // A pool without a count is none, and one whose directory is gone is not there.
+            match after.hugepages.get(&size) {
+                Some(pages) => {
+                    assert_eq!(*pages, 0);
+                    node.hugepages.insert(size, 0);
+                }
+                None => drop(node.hugepages.remove(&size)),
+            }
+            node.hugepages_unread = after.hugepages_unread;
+        }
+    }
+}
+
+/// The list of nodes is only the first place to look.
+#[test]
+fn without_a_list_of_nodes_their_directories_tell() {
+    for (name, spec) in states().into_iter().filter(|(_, spec)| spec.numa) {
+        let whole = read(&spec.files()).unwrap();
+        for text in [None, Some(""), Some("\n"), Some("none\n"), Some("0,4294967296\n"), Some("\u{0}")] {
+            let mut files = spec.files();
+            let online = "sys/devices/system/node/online".to_owned();
+            match text {
+                Some(text) => drop(files.read.insert(online.clone(), text.to_owned())),
+                None => drop(files.read.remove(&online)),
+            }
+            let machine = read(&files).unwrap();
+            let context = format!("{name}: {text:?}");
+            assert!(
+                machine.numa && machine.problems.iter().any(|problem| problem.file == online),
+                "{context}"
+            );
+            let shown = |id: Id| !spec.node(id).unwrap().missing.contains(&Missing::Directory);
+            let mut expected = whole.nodes.clone();
+            expected.retain(|node| shown(node.id));
+            if expected.len() < whole.nodes.len() {
+                // The columns of `distance` are those of nodes that nobody knows now.
+                expected.iter_mut().for_each(|node| node.distances.clear());
+            }
+            assert_eq!(machine.nodes, expected, "{context}");
+        }
     }
 }

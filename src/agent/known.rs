@@ -1,0 +1,120 @@
+//! Device resources that zones go on listing while nobody offers them.
+//!
+//! A resource that vanishes from every zone is not checked by the scheduler plugin any more (nrt.md 2.1), so one whose
+//! plugin restarts must stay, with 0. One that is really gone must go, and nobody who registers names without end may
+//! fill our memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::scan::Scan;
+
+/// How long: the kubelet itself waits five minutes for a device plugin to come back.
+const MEMORY: Duration = Duration::from_secs(600);
+
+/// How many of them: more than any node has plugins.
+const MOST: usize = 128;
+
+/// The memory of device resources.
+#[derive(Debug, Default)]
+pub(super) struct KnownDevices {
+    /// Resource to the moment since when nobody has offered or held it.
+    absent: BTreeMap<String, Option<Instant>>,
+}
+
+impl KnownDevices {
+    /// Takes a scan in and returns the resources that every zone lists: those of the scan, and those that vanished a
+    /// while ago.
+    pub(super) fn after(&mut self, scan: &Scan, now: Instant) -> BTreeSet<String> {
+        let present = present(scan);
+        for (name, absent) in &mut self.absent {
+            *absent = if present.contains(name.as_str()) { None } else { absent.or(Some(now)) };
+        }
+        self.absent.retain(|_, absent| absent.is_none_or(|since| now.duration_since(since) < MEMORY));
+        for name in present {
+            if !self.absent.contains_key(name) {
+                self.absent.insert(name.to_owned(), None);
+            }
+        }
+        self.forget_the_oldest();
+        self.absent.keys().cloned().collect()
+    }
+
+    /// Of those that are away, the ones that went first.
+    fn forget_the_oldest(&mut self) {
+        let mut away: Vec<(Instant, String)> =
+            self.absent.iter().filter_map(|(name, since)| Some(((*since)?, name.clone()))).collect();
+        away.sort();
+        let most = away.len().saturating_sub(MOST);
+        for (_, name) in away.iter().take(most) {
+            self.absent.remove(name);
+        }
+    }
+}
+
+/// What somebody offers or holds on some node.
+fn present(scan: &Scan) -> BTreeSet<&str> {
+    let containers = scan.usage.pods.iter().flat_map(|pod| &pod.containers);
+    let held = containers.flat_map(|container| &container.devices);
+    let groups = scan.inventory.allocatable.devices.iter().chain(held);
+    groups.filter(|group| !group.nodes.is_empty()).map(|group| group.resource.as_str()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::agent::{Inventory, Terminal};
+    use crate::kubelet::{Allocatable, Connection, DeviceGroup, Usage};
+
+    fn scan(resources: &[String]) -> Scan {
+        let group = |resource: &String| DeviceGroup {
+            resource: resource.clone(),
+            ids: vec!["a".into()],
+            nodes: "0".parse().unwrap(),
+        };
+        let devices = resources.iter().map(group).collect();
+        let allocatable = Allocatable { devices, ..Allocatable::default() };
+        Scan {
+            usage: Usage::default(),
+            inventory: Arc::new(Inventory { allocatable, ..Inventory::default() }),
+            state: None,
+            state_problems: Vec::new(),
+            terminal: Terminal::default(),
+            connection: Connection::default(),
+        }
+    }
+
+    #[test]
+    fn a_resource_stays_while_its_plugin_is_away_and_goes_when_it_is_gone() {
+        let mut known = KnownDevices::default();
+        let start = Instant::now();
+        let (nic, nobody) = (scan(&["a/nic".to_owned()]), scan(&[]));
+        assert_eq!(known.after(&nic, start).len(), 1);
+        assert_eq!(known.after(&nobody, start).len(), 1);
+        assert_eq!(known.after(&nobody, start + MEMORY - Duration::from_secs(1)).len(), 1);
+        assert_eq!(known.after(&nic, start + MEMORY).len(), 1, "it came back in time");
+        assert_eq!(known.after(&nobody, start + MEMORY).len(), 1, "and its time starts anew");
+        assert_eq!(known.after(&nobody, start + MEMORY * 2).len(), 0);
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_remembered_that_are_away() {
+        let mut known = KnownDevices::default();
+        let mut now = Instant::now();
+        for number in 0..MOST * 3 {
+            now += Duration::from_millis(1);
+            let names = known.after(&scan(&[format!("a/{number}")]), now);
+            assert!(names.contains(&format!("a/{number}")));
+            assert!(names.len() <= MOST + 1, "{}", names.len());
+        }
+        let names = known.after(&scan(&[]), now);
+        assert!(
+            !names.contains("a/0") && names.contains(&format!("a/{}", MOST * 3 - 2)),
+            "the oldest go first"
+        );
+    }
+}
