@@ -69,6 +69,9 @@ pub fn links<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerSta
             }
         }
     }
+    // Who has the least choice first: a pod of one container may be like a part of a larger one.
+    let mut alike: Vec<_> = alike.into_iter().collect();
+    alike.sort_by_key(|(candidates, _)| candidates.len());
     for (candidates, pods) in alike {
         join_alike(&mut links, state, candidates, &pods);
     }
@@ -139,7 +142,22 @@ impl<'a> Books<'a> {
             .all(|container| written(&container.name).is_some_and(|written| written.cpus == container.cpus))
     }
 
-    /// The UIDs whose containers have all the memory that the pod's containers have, ascending.
+    /// Do the books give this UID's containers nothing that the List does not give the pod's? Containers that live on
+    /// what their pod has as a whole (kubelet 1.37) have CPUs in the books alone.
+    fn has_no_more(&self, uid: &str, pod: &PodUsage) -> bool {
+        let books = &self.state.pods[uid];
+        let whole = books.iter().find(|container| container.name.is_empty());
+        whole.is_none_or(|whole| whole.cpus == pod.cpus)
+            && pod.containers.iter().all(|listed| {
+                books.iter().find(|written| written.name == listed.name).is_none_or(|written| {
+                    (whole.is_some() || written.cpus == listed.cpus)
+                        && written.devices.is_empty() == listed.devices.is_empty()
+                })
+            })
+    }
+
+    /// The UIDs whose containers have all the memory that the pod's containers have, and nothing else that those do not
+    /// have; ascending.
     fn with_memory_of(&self, pod: &'a PodUsage) -> Vec<&'a str> {
         let mut keys = pod.containers.iter().flat_map(|c| c.memory.iter().map(|block| key(c, block)));
         let Some(first) = keys.next() else { return Vec::new() };
@@ -148,10 +166,55 @@ impl<'a> Books<'a> {
             let others = self.memory.get(&key);
             uids.retain(|uid| others.is_some_and(|others| others.contains(uid)));
         }
+        uids.retain(|uid| self.has_no_more(uid, pod));
         uids
     }
 }
 
 fn key<'a>(container: &'a ContainerUsage, block: &'a MemoryBlock) -> (&'a str, &'a str, u64) {
     (&container.name, &block.resource, block.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(name: &str, cpus: &str, bytes: u64) -> ContainerUsage {
+        let memory = MemoryBlock { resource: "memory".into(), bytes, nodes: [0].into_iter().collect() };
+        let cpus = cpus.parse().unwrap();
+        ContainerUsage { name: name.into(), cpus, memory: vec![memory], ..ContainerUsage::default() }
+    }
+
+    fn pod(name: &str, containers: &[ContainerUsage]) -> PodUsage {
+        PodUsage { name: name.into(), containers: containers.to_vec(), ..PodUsage::default() }
+    }
+
+    fn joined(pods: &[PodUsage], books: &[(&str, &[ContainerUsage])]) -> Vec<(String, String)> {
+        let pods_in_books = books.iter().map(|(uid, of)| ((*uid).to_owned(), of.to_vec()));
+        let state = ManagerState { pods: pods_in_books.collect(), ..ManagerState::default() };
+        let Links { alive, doubtful } = links(pods.iter(), &state);
+        assert!(doubtful.is_empty(), "{doubtful:?}");
+        alive.into_iter().map(|(uid, pod)| (uid.to_owned(), pod.name.clone())).collect()
+    }
+
+    #[test]
+    fn a_pod_without_cpus_is_not_taken_for_one_that_had_some_and_as_much_memory() {
+        let (shared, pinned) = ([container("app", "", 64)], [container("app", "1-2", 64)]);
+        let pods = [pod("shared", &shared)];
+        assert_eq!(joined(&pods, &[("u1", &pinned), ("u2", &shared)]), [("u2".into(), "shared".into())]);
+    }
+
+    #[test]
+    fn a_small_pod_is_not_taken_for_a_large_one_that_has_a_container_like_its_own() {
+        let small = [container("app", "", 64)];
+        let large = [container("app", "", 64), container("db", "", 512)];
+        let pods = [pod("small", &small), pod("large", &large)];
+        for (of_small, of_large) in [("u1", "u2"), ("u2", "u1")] {
+            let mut joined = joined(&pods, &[(of_small, &small), (of_large, &large)]);
+            joined.sort();
+            let mut expected = [(of_small.to_owned(), "small".into()), (of_large.to_owned(), "large".into())];
+            expected.sort();
+            assert_eq!(joined, expected);
+        }
+    }
 }

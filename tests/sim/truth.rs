@@ -19,13 +19,8 @@ fn machines() -> Vec<(String, MachineSpec)> {
 
 /// Ages and policies: each machine meets some of each, together they are every one of them.
 fn variants() -> Vec<(Age, Policies)> {
-    let policies = |cpus, cpu_options, memory, topology, scope| Policies {
-        cpus,
-        cpu_options,
-        memory,
-        topology,
-        scope,
-    };
+    let policies =
+        |cpus, cpu_options, memory, topology, scope| Policies { cpus, cpu_options, memory, topology, scope };
     vec![
         (Age::V1_34, policies("static", &[], "Static", "best-effort", "container")),
         (Age::V1_29, policies("static", &[], "Static", "none", "container")),

@@ -3,7 +3,7 @@
 //!
 //! No test harness in here: `tests/matrix` walks as well.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +22,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
+/// So many deeds before a difference are told.
+const TOLD: usize = 10;
 const NAMESPACE: &str = "default";
 
 /// A refused pod's containers that had been served before one was refused keep that in the books until the next release,
@@ -108,13 +110,20 @@ pub(crate) struct Outcome {
 /// The seed, the step, what was done in it and every difference.
 pub(crate) async fn walk(cell: &Cell, steps: usize, seed: u64) -> Result<Outcome, String> {
     let mut walk = Walk::start(cell, seed)?;
-    let explain = |step: usize, deed: &str, what: String| {
-        format!("{}\nNUMACAST_SEED={seed} step {step}: after {deed}:\n{what}", cell.label)
+    let mut deeds = VecDeque::new();
+    let explain = |step: usize, deeds: &VecDeque<String>, what: String| {
+        let deeds: Vec<&str> = deeds.iter().map(String::as_str).collect();
+        let deeds = deeds.join("\n  ");
+        format!("{}\nNUMACAST_SEED={seed} step {step}, after\n  {deeds}\n{what}", cell.label)
     };
-    walk.compare(Depth::Usage).await.map_err(|what| explain(0, "the start", what))?;
+    walk.compare(Depth::Usage).await.map_err(|what| explain(0, &deeds, what))?;
     for step in 1..=steps {
-        let (deed, depth) = walk.step().map_err(|what| explain(step, "nothing yet", what))?;
-        walk.compare(depth).await.map_err(|what| explain(step, &deed, what))?;
+        let (deed, depth) = walk.step().map_err(|what| explain(step, &deeds, what))?;
+        deeds.push_back(deed);
+        if deeds.len() > TOLD {
+            deeds.pop_front();
+        }
+        walk.compare(depth).await.map_err(|what| explain(step, &deeds, what))?;
     }
     Ok(walk.outcome)
 }
@@ -290,7 +299,8 @@ impl Walk {
     fn pod(&mut self) -> PodSpec {
         self.pods += 1;
         let guaranteed = self.chance(70);
-        let mut pod = PodSpec { guaranteed, containers: Vec::new(), ..PodSpec::new(&format!("p{}", self.pods)) };
+        let mut pod =
+            PodSpec { guaranteed, containers: Vec::new(), ..PodSpec::new(&format!("p{}", self.pods)) };
         let best_effort = !guaranteed && self.chance(50);
         let fractions = guaranteed && self.chance(20);
         let (init, apps) = (self.rng.usize(0..10).saturating_sub(7), self.rng.usize(1..4));
