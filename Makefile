@@ -1,10 +1,12 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test lint parts bench clean
+.PHONY: help demo test heart matrix lint parts bench bench-agent bench-accounting clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these)'
+	@echo 'make heart   only the unit tests of the accounting and what it stands on, in seconds'
+	@echo 'make matrix  random walks over every machine, four kubelet versions and all policies (25 minutes; ARGS=--help)'
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
 	@echo 'make parts   only build the real etcd, kube-apiserver, kubectl and kubelet that the tests use'
 	@echo 'make bench   the figures of docs/performance.md, measured here'
@@ -16,6 +18,13 @@ demo:
 test:
 	tests/run
 
+heart:
+	CARGO_TARGET_DIR=target/heart cargo test --locked --manifest-path tests/heart/Cargo.toml
+
+matrix:
+	tests/parts/build kubelet@1.33 kubelet@1.34 kubelet@1.35
+	cargo test --locked --test matrix -- $(ARGS)
+
 lint:
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
@@ -26,7 +35,13 @@ lint:
 parts:
 	tests/parts/build
 
-bench: parts
+# ONLY=accounting needs no parts; ONLY=<node> is for the agent's benchmark alone.
+bench: $(if $(filter accounting,$(ONLY)),bench-accounting,bench-agent $(if $(ONLY),,bench-accounting))
+
+bench-accounting:
+	cargo bench --locked --no-default-features --bench accounting --bench accounting-heap
+
+bench-agent: parts
 	cargo build --locked --release --no-default-features
 	install -D target/release/numacast target/shipped/numacast
 	cargo bench --locked --bench agent -- $(ONLY)

@@ -18,6 +18,7 @@ mod triggers;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -29,6 +30,7 @@ use crate::config::{self, Config, EndedPodsSource};
 use crate::kubelet::PodUsage;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
+use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Exclude, Rules, Topology};
 
 pub use object::object;
@@ -223,6 +225,7 @@ pub struct Agent {
     /// When everything has to be read again, whatever happens in between.
     everything_due: Instant,
     status: watch::Sender<Status>,
+    metrics: Arc<Metrics>,
 }
 
 impl Agent {
@@ -255,6 +258,7 @@ impl Agent {
             failures: 0,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
+            metrics: Arc::default(),
             settings,
         }
     }
@@ -269,6 +273,12 @@ impl Agent {
     #[must_use]
     pub fn published(&self) -> watch::Receiver<Published> {
         self.publisher.published()
+    }
+
+    /// What the agent counts, for whoever serves it.
+    #[must_use]
+    pub fn metrics(&self) -> Arc<Metrics> {
+        Arc::clone(&self.metrics)
     }
 
     /// Turns the loop until `shutdown` completes, then gives a write in flight a moment to end.
@@ -318,7 +328,10 @@ impl Agent {
                 }
                 self.digest(&scan)
             }
-            Err(error) => self.fail(error.to_string()),
+            Err(error) => {
+                self.metrics.scanned(Outcome::Failed);
+                self.fail(error.to_string())
+            }
         }
     }
 
@@ -351,13 +364,16 @@ impl Agent {
         let now = Instant::now();
         let cut_off = self.publisher.in_trouble();
         if let Verdict::Wait(reason) = self.settling.judge(scan, now, cut_off) {
+            self.metrics.scanned(Outcome::Unsettled);
             return self.fail(reason);
         }
         if self.still_being_admitted(scan) {
+            self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
         let known = self.known.after(scan, now);
         let topology = account(scan, &known, &self.settings.rules);
+        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology.findings);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.problems().cloned().chain(findings).collect());
         if self.failures > 0 {

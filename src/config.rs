@@ -8,6 +8,7 @@ mod explain;
 mod layers;
 
 use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub struct Config {
     pub exclude: Exclude,
     /// What to tell people.
     pub log: Log,
+    /// What to tell monitoring.
+    pub metrics: Metrics,
 }
 
 /// Where the host's files are.
@@ -123,6 +126,14 @@ pub struct Log {
     pub format: LogFormat,
 }
 
+/// What to tell monitoring.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Metrics {
+    /// Where the agent serves them.
+    pub address: Endpoint,
+}
+
 /// How severe a line must be to be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -195,6 +206,7 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     ("log.level", "error, warn, info, debug or trace."),
     ("log.format", "text or json."),
+    ("metrics.address", "Where the agent serves /metrics (HTTP): an IP address with a port, or none."),
 ];
 
 impl Default for Host {
@@ -256,6 +268,66 @@ impl Config {
         self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
         self.kubelet.config_file.get_or_insert_with(|| dir.join("config.yaml"));
         self
+    }
+}
+
+/// Where to listen, written like `127.0.0.1:9742` or `[::]:9742`; or `none`, since YAML takes a bare `off` for a boolean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Not at all.
+    Nowhere,
+    /// Here; port 0 stands for any free one.
+    At(SocketAddr),
+}
+
+/// Nobody outside the host (or the pod) reaches it unless somebody says so.
+impl Default for Endpoint {
+    fn default() -> Self {
+        Self::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 9742)))
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error =
+            || format!("`{text}` is neither an IP address with a port, such as 127.0.0.1:9742, nor none");
+        match text {
+            "none" => Ok(Self::Nowhere),
+            _ => text.parse().map(Self::At).map_err(|_| error()),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nowhere => f.write_str("none"),
+            Self::At(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+impl Serialize for Endpoint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Endpoint {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Endpoint;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an IP address with a port, such as 127.0.0.1:9742, or none")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Endpoint, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Visitor)
     }
 }
 
@@ -329,6 +401,18 @@ mod tests {
         let socket = config.kubelet.socket.unwrap();
         assert_eq!(socket, PathBuf::from("/host/var/lib/kubelet/pod-resources/kubelet.sock"));
         assert_eq!(config.kubelet.config_file.unwrap(), PathBuf::from("/host/var/lib/kubelet/config.yaml"));
+    }
+
+    #[test]
+    fn endpoints_read_what_they_write() {
+        for text in ["127.0.0.1:9742", "0.0.0.0:0", "[::1]:80", "none"] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+        }
+        let Endpoint::At(default) = Endpoint::default() else { panic!("served by default") };
+        assert!(default.ip().is_loopback());
+        for text in ["", "9742", ":9742", "localhost:9742", "127.0.0.1", "127.0.0.1:70000", "off"] {
+            assert!(text.parse::<Endpoint>().unwrap_err().contains(&format!("`{text}`")), "{text}");
+        }
     }
 
     #[test]

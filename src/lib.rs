@@ -14,6 +14,8 @@ pub mod machine;
 pub mod nrt;
 pub mod pattern;
 pub mod quantity;
+#[cfg(test)]
+mod randomised;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod telemetry;

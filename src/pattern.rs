@@ -328,6 +328,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::randomised::cases())]
+
         #[test]
         fn matching_is_what_the_definition_says(text in "([ab*?]|\\[\\^?[ab]\\]){1,8}", name in "[abc]{0,9}") {
             let pattern: Pattern = text.parse().unwrap();

@@ -1,5 +1,8 @@
 //! What the process tells about itself.
 
+pub mod metrics;
+pub mod server;
+
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt;

@@ -189,18 +189,25 @@ impl Recording {
     /// # Errors
     /// When the file is missing, no recording, or from a newer numacast.
     pub fn read(path: &Path) -> Result<Self, RecordingError> {
+        let text = std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
+        Self::parse(&text, path)
+    }
+
+    /// The recording that the text of the file at `path` holds.
+    ///
+    /// # Errors
+    /// When the text is no recording, or from a newer numacast.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, RecordingError> {
         #[derive(Deserialize)]
         struct Form {
             format: u32,
         }
-        let place = || path.display().to_string();
-        let explain = |reason: String| RecordingError::File { verb: "read", path: place(), reason };
-        let text = std::fs::read_to_string(path).map_err(|error| explain(error.to_string()))?;
-        let Form { format } = serde_json::from_str(&text).map_err(|error| explain(error.to_string()))?;
+        let explain = |error: serde_json::Error| unreadable(path, &error);
+        let Form { format } = serde_json::from_str(text).map_err(explain)?;
         if format > FORMAT {
-            return Err(RecordingError::Format { path: place(), format });
+            return Err(RecordingError::Format { path: path.display().to_string(), format });
         }
-        serde_json::from_str(&text).map_err(|error| explain(error.to_string()))
+        serde_json::from_str(text).map_err(explain)
     }
 
     /// Writes the recording as JSON.
@@ -215,5 +222,49 @@ impl Recording {
         let mut text = serde_json::to_string_pretty(self).map_err(|error| explain(error.to_string()))?;
         text.push('\n');
         std::fs::write(path, text).map_err(|error| explain(error.to_string()))
+    }
+}
+
+fn unreadable(path: &Path, error: &dyn std::error::Error) -> RecordingError {
+    RecordingError::File { verb: "read", path: path.display().to_string(), reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::{ClaimedDevice, ContainerUsage, PodUsage};
+
+    #[test]
+    fn devices_behind_claims_are_recorded() {
+        let claimed = ClaimedDevice {
+            claim: "ml/train-gpu".into(),
+            driver: "gpu.example.com".into(),
+            pool: "worker".into(),
+            device: "gpu-0".into(),
+            share: Some("1".into()),
+        };
+        let container = ContainerUsage { claimed: vec![claimed], ..ContainerUsage::default() };
+        let pods = vec![PodUsage { containers: vec![container], ..PodUsage::default() }];
+        let recording = Recording {
+            format: FORMAT,
+            version: String::new(),
+            recorded: jiff::Timestamp::UNIX_EPOCH,
+            node: "worker".into(),
+            fillers: true,
+            files: RecordedFiles::default(),
+            api: Some(Api::V1),
+            config: Answer::Error("none".into()),
+            config_problems: vec![],
+            allocatable: Answer::Answer(Allocatable::default()),
+            usage: Answer::Answer(Usage { pods }),
+            exclude: Exclude::default(),
+            state: None,
+            state_problems: vec![],
+            terminal: BTreeSet::new(),
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        recording.write(file.path()).unwrap();
+        assert!(std::fs::read_to_string(file.path()).unwrap().contains(r#""driver": "gpu.example.com""#));
+        assert_eq!(Recording::read(file.path()).unwrap(), recording);
     }
 }

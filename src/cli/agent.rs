@@ -9,7 +9,9 @@ use tracing::{info, warn};
 use super::settings::SettingsArgs;
 use crate::agent::{self, Agent, Settings};
 use crate::cluster::Cluster;
+use crate::config::Endpoint;
 use crate::telemetry;
+use crate::telemetry::server::{Endpoints, Server};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -44,9 +46,26 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         info!("numacast {} on node {}", env!("CARGO_PKG_VERSION"), settings.node);
         let shutdown = shutdown_signal()?;
-        Agent::new(settings, cluster).run(shutdown).await;
+        let agent = Agent::new(settings, cluster);
+        let _server = serve(config.metrics.address, Endpoints { metrics: agent.metrics() }).await;
+        agent.run(shutdown).await;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// The agent's own work does not depend on being watched: without an endpoint it goes on.
+async fn serve(address: Endpoint, endpoints: Endpoints) -> Option<Server> {
+    let Endpoint::At(address) = address else { return None };
+    match Server::start(address, endpoints).await {
+        Ok(server) => {
+            info!("metrics at http://{}/metrics", server.address());
+            Some(server)
+        }
+        Err(error) => {
+            warn!("{error}");
+            None
+        }
+    }
 }
 
 /// Completes at SIGTERM or SIGINT. A second signal ends the process at once.

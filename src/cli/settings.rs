@@ -46,6 +46,9 @@ pub(super) struct SettingsArgs {
     /// text or json [key: log.format]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
+    /// Where to serve /metrics: an IP address with a port, or none [key: metrics.address]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_address: Option<String>,
     /// Any key of the configuration, e.g. --set scan.settle=1m; maps and lists in YAML or JSON
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -67,6 +70,7 @@ impl SettingsArgs {
             poll,
             log_level,
             log_format,
+            metrics_address,
             set,
         } = self;
         let mut layers = Layers::default();
@@ -87,6 +91,7 @@ impl SettingsArgs {
             ("--poll", "scan.poll", poll),
             ("--log-level", "log.level", log_level),
             ("--log-format", "log.format", log_format),
+            ("--metrics-address", "metrics.address", metrics_address),
         ] {
             layers = layers.value(key, value, Origin::Flag(flag.to_owned()));
         }

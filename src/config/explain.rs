@@ -72,6 +72,15 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "scan.endedPods",
+        &[
+            "auto: the agent must be allowed to list and watch pods, but does so only where the kubelet is older than \
+           1.34, and only for this node's pods that have ended.",
+            "off: on such a kubelet a Completed pod seems to hold its memory and devices until the next pod is admitted, \
+           and the scheduler plugin may never send that pod.",
+        ],
+    ),
+    (
         "publish.refresh",
         &[
             "What somebody else changed in the object stays until the next change of the node or the next refresh. \
@@ -158,7 +167,7 @@ mod tests {
     fn a_key_a_section_or_everything_is_explained() {
         let keys = |key| explain(key).unwrap().iter().map(|e| e.key).collect::<Vec<_>>();
         assert_eq!(keys(Some("zones.fillers")), ["zones.fillers"]);
-        assert_eq!(keys(Some("scan")), ["scan.poll", "scan.settle"]);
+        assert_eq!(keys(Some("scan")), ["scan.poll", "scan.settle", "scan.endedPods"]);
         assert_eq!(keys(None).len(), DOCS.len());
         assert_eq!(explain(Some("scan.settle")).unwrap()[0].default, "30s");
         assert_eq!(explain(Some("host.sys")).unwrap()[0].default, Value::Null);

@@ -103,9 +103,22 @@ impl Layers {
     /// Adds a YAML file.
     #[must_use]
     pub fn file(mut self, path: &Path) -> Self {
-        match read(path) {
+        match std::fs::read_to_string(path) {
+            Ok(text) => self.text(&text, path),
+            Err(error) => {
+                let reason = error.to_string();
+                self.errors.push(ConfigError::Unreadable { path: path.to_owned(), reason });
+                self
+            }
+        }
+    }
+
+    /// Adds the text of a YAML file that lies at `path`.
+    #[must_use]
+    pub fn text(mut self, text: &str, path: &Path) -> Self {
+        match parse(text) {
             Ok(value) => self.walk(&value, "", &Origin::File(path.to_owned())),
-            Err(error) => self.errors.push(error),
+            Err(reason) => self.errors.push(ConfigError::Malformed { path: path.to_owned(), reason }),
         }
         self
     }
@@ -214,14 +227,10 @@ pub(super) fn unknown(key: &str, origin: String) -> ConfigError {
     ConfigError::UnknownKey { key: key.to_owned(), origin, suggestion: nearest(key) }
 }
 
-fn read(path: &Path) -> Result<Value, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), reason: error.to_string() })?;
-    let malformed = |reason: String| ConfigError::Malformed { path: path.to_owned(), reason };
-    let value: Value = serde_saphyr::from_str(&text).map_err(|error| malformed(yaml_problem(&error)))?;
-    match value {
-        Value::Object(_) | Value::Null => Ok(value),
-        other => Err(malformed(format!("it holds {other}"))),
+fn parse(text: &str) -> Result<Value, String> {
+    match serde_saphyr::from_str(text).map_err(|error| yaml_problem(&error))? {
+        value @ (Value::Object(_) | Value::Null) => Ok(value),
+        other => Err(format!("it holds {other}")),
     }
 }
 
@@ -377,6 +386,19 @@ mod tests {
                 "`scan.poll` in file FILE: `soon` is no length of time such as 500ms, 10s or 5m",
             ]
         );
+    }
+
+    #[test]
+    fn metrics_are_switched_off_by_a_word_that_yaml_leaves_alone() {
+        let nowhere = file("metrics: {address: none}").unwrap().config.metrics.address;
+        assert_eq!(nowhere, super::super::Endpoint::Nowhere);
+        for (value, name) in [("off", "boolean `false`"), ("9742", "integer `9742`")] {
+            let expected = "expected an IP address with a port, such as 127.0.0.1:9742, or none";
+            assert_eq!(
+                file(&format!("metrics: {{address: {value}}}")).unwrap_err(),
+                [format!("`metrics.address` in file FILE: invalid type: {name}, {expected}")]
+            );
+        }
     }
 
     #[test]

@@ -69,14 +69,21 @@ pub fn read_config(path: &Path) -> Result<(KubeletConfig, Vec<String>), String> 
     if bytes.len() as u64 > FILE_LIMIT {
         return Err(explain("it is larger than 1 MiB".into()));
     }
-    let text = String::from_utf8_lossy(&bytes);
-    let value: Value =
-        serde_saphyr::from_str(&text).map_err(|error| explain(first_line(&error.to_string())))?;
-    let Value::Object(_) = value else { return Err(explain("it is no mapping of keys".into())) };
-    let mut problems = Vec::new();
-    let config = pick(&value, &mut problems);
+    let (config, problems) = parse_config(&String::from_utf8_lossy(&bytes)).map_err(explain)?;
     let place = path.display();
     Ok((config, problems.into_iter().map(|problem| format!("{place}: {problem}")).collect()))
+}
+
+/// What the text of such a file says; the second value is as in [`read_config`].
+///
+/// # Errors
+/// Half a sentence, when the text is no mapping.
+pub fn parse_config(text: &str) -> Result<(KubeletConfig, Vec<String>), String> {
+    let value: Value = serde_saphyr::from_str(text).map_err(|error| first_line(&error.to_string()))?;
+    let Value::Object(_) = value else { return Err("it is no mapping of keys".into()) };
+    let mut problems = Vec::new();
+    let config = pick(&value, &mut problems);
+    Ok((config, problems))
 }
 
 fn first_line(text: &str) -> String {

@@ -5,6 +5,8 @@
 //! and they know pods by UID, the List by name: the two are joined by what containers hold, since no CPU and no device
 //! is ever given to two pods.
 
+use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Inputs;
@@ -18,37 +20,44 @@ pub(super) struct Hidden<'a> {
     pub(super) containers: Vec<&'a ContainerUsage>,
     /// The memory of such containers, unless their pods have memory as a whole: then it is a part of that.
     pub(super) memory: Vec<&'a MemoryBlock>,
-    /// CPUs of entries that no listed pod explains: pods that hold them for an init container alone, and pods that
-    /// ended before anybody looked, whose entries go within the CPU Manager's reconcile period.
+    /// CPUs of all entries but those of pods that are seen to have ended. The books are read after the List and may
+    /// know more of a pod than it; and an entry that no listed pod explains is that of a pod that holds CPUs for an init
+    /// container alone, or of one that ended before anybody looked, whose entries go within the CPU Manager's
+    /// reconcile period.
     pub(super) cpus: IdSet,
 }
 
 /// UIDs in the books, by what the List says of their pods.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Links<'a> {
-    /// A listed pod has this UID.
-    pub alive: BTreeMap<&'a str, &'a PodUsage>,
+    /// A listed pod has this UID; the containers that it names, whichever of the pods that may have the UID it is.
+    pub alive: BTreeMap<&'a str, BTreeSet<&'a str>>,
     /// A listed pod may have it: others hold the same amounts of memory, and nothing else tells them apart.
     pub doubtful: BTreeSet<&'a str>,
+    /// The listed pod that has it has memory as a whole (kubelet 1.37).
+    pub whole: BTreeSet<&'a str>,
 }
 
 pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a> {
-    let Links { alive, .. } = links(inputs.active_pods(), state);
+    let Links { alive: counted, whole, .. } =
+        links(inputs.active_pods().filter(|pod| inputs.counts(pod)), state);
+    // Pods that people left out have left-overs too, which are not to count.
+    let left_out = inputs.active_pods().any(|pod| !inputs.counts(pod));
+    let alive = if left_out { links(inputs.active_pods(), state).alive } else { BTreeMap::new() };
     let mut hidden = Hidden::default();
     for (uid, containers) in &state.pods {
-        match alive.get(uid.as_str()) {
-            Some(pod) if !inputs.counts(pod) => {}
-            Some(pod) => {
-                let listed: BTreeSet<&str> = pod.containers.iter().map(|c| c.name.as_str()).collect();
+        match counted.get(uid.as_str()) {
+            Some(listed) => {
                 let unlisted = || containers.iter().filter(|c| !listed.contains(c.name.as_str()));
                 hidden.containers.extend(unlisted());
-                if pod.memory.is_empty() {
+                if !whole.contains(uid.as_str()) {
                     hidden.memory.extend(unlisted().flat_map(|container| &container.memory));
                 }
             }
-            None if state.ended.contains(uid) => {}
-            None => containers.iter().for_each(|container| hidden.cpus.union_with(&container.cpus)),
+            None if state.ended.contains(uid) || alive.contains_key(uid.as_str()) => continue,
+            None => {}
         }
+        containers.iter().for_each(|container| hidden.cpus.union_with(&container.cpus));
     }
     hidden
 }
@@ -57,43 +66,50 @@ pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a>
 pub fn links<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerState) -> Links<'a> {
     let books = Books::new(state);
     let mut links = Links::default();
-    let mut alike: BTreeMap<Vec<&'a str>, Vec<&'a PodUsage>> = BTreeMap::new();
+    let mut alike: BTreeMap<BTreeSet<Key<'a>>, Vec<&'a PodUsage>> = BTreeMap::new();
     for pod in pods {
         match books.owner(pod) {
-            Some(uid) => drop(links.alive.insert(uid, pod)),
-            None => {
-                let candidates = books.with_memory_of(pod);
-                if !candidates.is_empty() {
-                    alike.entry(candidates).or_default().push(pod);
-                }
-            }
+            Some(uid) => links.claim(uid, pod),
+            None => alike.entry(memory_of(pod)).or_default().push(pod),
         }
     }
+    let mut groups: Vec<(Vec<&'a str>, Vec<&'a PodUsage>)> = alike
+        .into_iter()
+        .map(|(memory, pods)| (books.holders(&memory), pods))
+        .map(|(mut uids, pods)| {
+            uids.retain(|uid| !links.alive.contains_key(uid));
+            uids.retain(|uid| pods.iter().any(|pod| books.has_no_more(uid, pod)));
+            (uids, pods)
+        })
+        .collect();
     // Who has the least choice first: a pod of one container may be like a part of a larger one.
-    let mut alike: Vec<_> = alike.into_iter().collect();
-    alike.sort_by_key(|(candidates, _)| candidates.len());
-    for (candidates, pods) in alike {
-        join_alike(&mut links, state, candidates, &pods);
+    groups.sort_by_key(|(uids, _)| uids.len());
+    let mut chosen = BTreeSet::new();
+    for (uids, pods) in &groups {
+        let taken = books.by_memory(uids.iter().copied().filter(|uid| !chosen.contains(uid)));
+        for uid in taken.into_iter().take(pods.len()) {
+            chosen.insert(uid);
+            pods.iter().for_each(|pod| links.claim(uid, pod));
+        }
     }
+    links.doubtful.extend(groups.iter().flat_map(|(uids, _)| uids).filter(|uid| !chosen.contains(*uid)));
     links
 }
 
-/// Pods that hold the same: those with the most to hide are taken to be alive, so that too much is never promised.
-fn join_alike<'a>(
-    links: &mut Links<'a>,
-    state: &'a ManagerState,
-    mut candidates: Vec<&'a str>,
-    pods: &[&'a PodUsage],
-) {
-    candidates.retain(|uid| !links.alive.contains_key(uid));
-    let held = |uid: &str| -> u64 {
-        let blocks = state.pods[uid].iter().flat_map(|container| &container.memory);
-        blocks.fold(0, |sum, block| sum.saturating_add(block.bytes))
-    };
-    candidates.sort_by_key(|uid| (std::cmp::Reverse(held(uid)), *uid));
-    let mut candidates = candidates.into_iter();
-    links.alive.extend(candidates.by_ref().zip(pods.iter().copied()));
-    links.doubtful.extend(candidates);
+impl<'a> Links<'a> {
+    /// Notes that `pod` may have this UID.
+    fn claim(&mut self, uid: &'a str, pod: &'a PodUsage) {
+        let names = || pod.containers.iter().map(|container| container.name.as_str());
+        if !pod.memory.is_empty() {
+            self.whole.insert(uid);
+        }
+        match self.alive.entry(uid) {
+            Entry::Vacant(entry) => drop(entry.insert(names().collect())),
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().retain(|listed| names().any(|name| name == *listed))
+            }
+        }
+    }
 }
 
 /// The books, by what they say.
@@ -101,7 +117,7 @@ struct Books<'a> {
     state: &'a ManagerState,
     cpus: HashMap<Id, &'a str>,
     devices: HashMap<(&'a str, &'a str), &'a str>,
-    memory: HashMap<(&'a str, &'a str, u64), Vec<&'a str>>,
+    memory: HashMap<Key<'a>, Vec<&'a str>>,
 }
 
 impl<'a> Books<'a> {
@@ -115,7 +131,11 @@ impl<'a> Books<'a> {
                     books.devices.extend(ids.map(|device| (device, uid.as_str())));
                 }
                 for block in &container.memory {
-                    books.memory.entry(key(container, block)).or_default().push(uid);
+                    let uids: &mut Vec<&str> = books.memory.entry(key(container, block)).or_default();
+                    // Ascending, and each once: a container may hold the same on two nodes.
+                    if uids.last() != Some(&uid.as_str()) {
+                        uids.push(uid);
+                    }
                 }
             }
         }
@@ -124,11 +144,12 @@ impl<'a> Books<'a> {
 
     /// The UID of the pod that holds a CPU or a device of this pod's, if it holds them all.
     fn owner(&self, pod: &PodUsage) -> Option<&'a str> {
-        let cpu = || pod.containers.iter().flat_map(|c| c.cpus.iter()).next().or(pod.cpus.iter().next());
+        let lowest = pod.containers.iter().filter_map(|container| container.cpus.iter().next()).min();
+        let cpu = lowest.or_else(|| pod.cpus.iter().next());
         let groups = pod.containers.iter().flat_map(|container| &container.devices);
-        let mut devices = groups.flat_map(|g| g.ids.iter().map(|id| (g.resource.as_str(), id.as_str())));
-        let by_cpu = cpu().and_then(|cpu| self.cpus.get(&cpu));
-        let uid = by_cpu.or_else(|| devices.find_map(|device| self.devices.get(&device)))?;
+        let devices = groups.flat_map(|g| g.ids.iter().map(|id| (g.resource.as_str(), id.as_str())));
+        let by_cpu = cpu.and_then(|cpu| self.cpus.get(&cpu));
+        let uid = by_cpu.or_else(|| devices.filter_map(|device| self.devices.get(&device)).min())?;
         self.agrees(uid, pod).then_some(*uid)
     }
 
@@ -156,23 +177,38 @@ impl<'a> Books<'a> {
             })
     }
 
-    /// The UIDs whose containers have all the memory that the pod's containers have, and nothing else that those do not
-    /// have; ascending.
-    fn with_memory_of(&self, pod: &'a PodUsage) -> Vec<&'a str> {
-        let mut keys = pod.containers.iter().flat_map(|c| c.memory.iter().map(|block| key(c, block)));
-        let Some(first) = keys.next() else { return Vec::new() };
-        let mut uids = self.memory.get(&first).cloned().unwrap_or_default();
+    /// The UIDs whose containers have all this memory, ascending; none have none.
+    fn holders(&self, memory: &BTreeSet<Key<'a>>) -> Vec<&'a str> {
+        let mut keys = memory.iter();
+        let mut uids = keys.next().and_then(|key| self.memory.get(key)).cloned().unwrap_or_default();
         for key in keys {
-            let others = self.memory.get(&key);
-            uids.retain(|uid| others.is_some_and(|others| others.contains(uid)));
+            let others = self.memory.get(key);
+            uids.retain(|uid| others.is_some_and(|others| others.binary_search(uid).is_ok()));
         }
-        uids.retain(|uid| self.has_no_more(uid, pod));
+        uids
+    }
+
+    /// Those with the most memory first: they are taken to be alive, so that too much is never promised.
+    fn by_memory(&self, uids: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+        let held = |uid: &str| -> u64 {
+            let blocks = self.state.pods[uid].iter().flat_map(|container| &container.memory);
+            blocks.fold(0, |sum, block| sum.saturating_add(block.bytes))
+        };
+        let mut uids: Vec<&str> = uids.collect();
+        uids.sort_by_cached_key(|uid| (Reverse(held(uid)), *uid));
         uids
     }
 }
 
-fn key<'a>(container: &'a ContainerUsage, block: &'a MemoryBlock) -> (&'a str, &'a str, u64) {
+/// A container's memory of one type: its name, the type and the bytes.
+type Key<'a> = (&'a str, &'a str, u64);
+
+fn key<'a>(container: &'a ContainerUsage, block: &'a MemoryBlock) -> Key<'a> {
     (&container.name, &block.resource, block.bytes)
+}
+
+fn memory_of(pod: &PodUsage) -> BTreeSet<Key<'_>> {
+    pod.containers.iter().flat_map(|c| c.memory.iter().map(move |block| key(c, block))).collect()
 }
 
 #[cfg(test)]
@@ -189,19 +225,20 @@ mod tests {
         PodUsage { name: name.into(), containers: containers.to_vec(), ..PodUsage::default() }
     }
 
-    fn joined(pods: &[PodUsage], books: &[(&str, &[ContainerUsage])]) -> Vec<(String, String)> {
+    /// UIDs of living pods, each with the containers that the List names of it.
+    fn joined(pods: &[PodUsage], books: &[(&str, &[ContainerUsage])]) -> Vec<String> {
         let pods_in_books = books.iter().map(|(uid, of)| ((*uid).to_owned(), of.to_vec()));
         let state = ManagerState { pods: pods_in_books.collect(), ..ManagerState::default() };
-        let Links { alive, doubtful } = links(pods.iter(), &state);
+        let Links { alive, doubtful, .. } = links(pods.iter(), &state);
         assert!(doubtful.is_empty(), "{doubtful:?}");
-        alive.into_iter().map(|(uid, pod)| (uid.to_owned(), pod.name.clone())).collect()
+        alive.into_iter().map(|(uid, names)| format!("{uid} {names:?}")).collect()
     }
 
     #[test]
     fn a_pod_without_cpus_is_not_taken_for_one_that_had_some_and_as_much_memory() {
         let (shared, pinned) = ([container("app", "", 64)], [container("app", "1-2", 64)]);
         let pods = [pod("shared", &shared)];
-        assert_eq!(joined(&pods, &[("u1", &pinned), ("u2", &shared)]), [("u2".into(), "shared".into())]);
+        assert_eq!(joined(&pods, &[("u1", &pinned), ("u2", &shared)]), ["u2 {\"app\"}"]);
     }
 
     #[test]
@@ -209,12 +246,9 @@ mod tests {
         let small = [container("app", "", 64)];
         let large = [container("app", "", 64), container("db", "", 512)];
         let pods = [pod("small", &small), pod("large", &large)];
-        for (of_small, of_large) in [("u1", "u2"), ("u2", "u1")] {
-            let mut joined = joined(&pods, &[(of_small, &small), (of_large, &large)]);
-            joined.sort();
-            let mut expected = [(of_small.to_owned(), "small".into()), (of_large.to_owned(), "large".into())];
-            expected.sort();
-            assert_eq!(joined, expected);
-        }
+        let both = joined(&pods, &[("u1", &small), ("u2", &large)]);
+        assert_eq!(both, ["u1 {\"app\"}", "u2 {\"app\", \"db\"}"]);
+        let both = joined(&pods, &[("u1", &large), ("u2", &small)]);
+        assert_eq!(both, ["u1 {\"app\", \"db\"}", "u2 {\"app\"}"]);
     }
 }

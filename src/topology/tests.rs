@@ -2,6 +2,7 @@
 
 #[cfg(feature = "sim")]
 mod described;
+mod properties;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -711,6 +712,8 @@ fn available(topology: &Topology) -> BTreeMap<(Id, String), u64> {
 }
 
 proptest! {
+    #![proptest_config(crate::randomised::cases())]
+
     #[test]
     fn available_is_at_most_allocatable_is_at_most_capacity(case in any_case()) {
         for zone in case.account().zones {

@@ -1,6 +1,10 @@
 //! Commands that need neither a kubelet nor an API server.
 
-use crate::support::{Outcome, numacast};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+
+use crate::support::{FakeHost, Outcome, numacast};
 
 #[test]
 fn crd_prints_the_file() {
@@ -150,3 +154,41 @@ fn help_names_every_verb() {
         assert!(outcome.success().contains(&format!("  {verb} ")), "{verb}");
     }
 }
+
+#[test]
+fn a_taken_metrics_port_is_a_warning_and_the_agent_goes_on() {
+    let host = FakeHost::two_nodes();
+    let socket = host.socket();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    // Nobody answers there; nothing is ever published, for want of a kubelet.
+    host.write("kubeconfig", KUBECONFIG);
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_numacast"))
+        .args(["agent", "--node-name", "worker", "--metrics-address", &address, "--host-root"])
+        .arg(host.root())
+        .arg("--kubeconfig")
+        .arg(host.path("kubeconfig"))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(agent.stderr.take().unwrap()).lines().map_while(Result::ok);
+    // The agent looks for the kubelet after it gave up the port.
+    let missing = format!("there is no kubelet socket at {}", socket.display());
+    let mut until = Vec::new();
+    for line in lines {
+        let found = line.contains(&missing);
+        until.push(line);
+        if found {
+            break;
+        }
+    }
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    assert!(until.last().is_some_and(|line| line.contains(&missing)), "{until:#?}");
+    let warning = format!("metrics are not served: cannot listen on {address}: ");
+    assert_eq!(until.iter().filter(|line| line.contains(&warning)).count(), 1, "{until:#?}");
+}
+
+const KUBECONFIG: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "a",
+"clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}],
+"contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}]}"#;

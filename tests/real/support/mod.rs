@@ -10,9 +10,10 @@ pub(crate) mod parts;
 pub(crate) mod pods;
 pub(crate) mod process;
 pub(crate) mod wait;
+pub(crate) mod walk;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use node::{RealNode, Stop};
 pub(crate) use nrt::Observer;
 pub(crate) use parts::{Needs, Parts};
-pub(crate) use pods::{PodSpec, pod};
+pub(crate) use pods::pod;

@@ -1,0 +1,130 @@
+//! The agent's metrics, scraped over loopback.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use numacast::agent::{Agent, Settings};
+use numacast::cluster::Cluster;
+use numacast::config::Config;
+use numacast::sim::api_server::ApiServer;
+use numacast::sim::kubelet::{Call, Fault};
+use numacast::telemetry::server::{Endpoints, Server};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::support::SimNode;
+
+const ANYWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// The whole answer to one request.
+async fn ask(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+async fn get(address: SocketAddr, path: &str) -> String {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: numacast\r\n\r\n")).await
+}
+
+/// The value of one series.
+fn value(answer: &str, series: &str) -> Option<u64> {
+    let line = answer.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+    Some(line.parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_scrape_tells_of_scans_problems_and_the_build() {
+    let node = SimNode::start();
+    let broken = "sys/devices/system/node/node0/cpulist";
+    std::fs::write(node.root().join(broken), "0-7,x\n").unwrap();
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    server.add_node("worker").unwrap();
+    let mut config = Config { node_name: "worker".into(), ..Config::default() };
+    config.host.root = node.root().to_owned();
+    let cluster = Cluster::with_client(server.client().unwrap(), server.url(), config.publish.timeout.get());
+    let limited = Fault::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
+    node.kubelet.fail_next(Call::List, 2, &limited);
+    let agent = Agent::new(Settings::from_config(&config), cluster);
+    let scraped = Server::start(ANYWHERE, Endpoints { metrics: agent.metrics() }).await.unwrap();
+    let agent = tokio::spawn(agent.run(std::future::pending()));
+    let accounted = r#"numacast_scans_total{outcome="accounted"}"#;
+    let answer = loop {
+        let answer = get(scraped.address(), "/metrics").await;
+        if value(&answer, accounted).unwrap() > 0 {
+            break answer;
+        }
+        assert!(!agent.is_finished(), "the agent has ended");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    };
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"));
+    assert!(answer.ends_with("# EOF\n"), "{answer}");
+    assert_eq!(value(&answer, r#"numacast_scans_total{outcome="failed"}"#), Some(2));
+    assert_eq!(value(&answer, "numacast_inventory_problems"), Some(1));
+    // The kubelet goes on naming the CPUs that the broken file hides.
+    assert_eq!(value(&answer, r#"numacast_findings{kind="unknown_cpus"}"#), Some(1));
+    assert_eq!(value(&answer, r#"numacast_findings{kind="unpublished_node"}"#), Some(0));
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(value(&answer, &format!("numacast_build_info{{version=\"{version}\"}}")), Some(1));
+    agent.abort();
+}
+
+async fn server() -> Server {
+    Server::start(ANYWHERE, Endpoints { metrics: Default::default() }).await.unwrap()
+}
+
+#[tokio::test]
+async fn other_paths_and_verbs_are_refused_in_a_sentence() {
+    let server = server().await;
+    let answer = get(server.address(), "/").await;
+    assert!(answer.starts_with("HTTP/1.1 404 Not Found\r\n"), "{answer}");
+    assert!(answer.ends_with("\r\n\r\nthere is only /metrics\n"), "{answer}");
+    let request = "POST /metrics HTTP/1.1\r\nHost: numacast\r\nContent-Length: 0\r\n\r\n";
+    let answer = ask(server.address(), request).await;
+    assert!(answer.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"), "{answer}");
+    assert!(answer.contains("allow: GET, HEAD\r\n"), "{answer}");
+    let answer = ask(server.address(), "HEAD /metrics HTTP/1.1\r\nHost: numacast\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn peers_that_say_nothing_lose_their_place() {
+    let server = server().await;
+    // More than are served at once.
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        silent.push(TcpStream::connect(server.address()).await.unwrap());
+    }
+    // The clock moves on whenever everybody waits: the hour is over at once if nobody is shown the door.
+    let hour = std::time::Duration::from_secs(3600);
+    let answer = tokio::time::timeout(hour, get(server.address(), "/metrics")).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_taken_port_is_one_sentence() {
+    let taken = TcpListener::bind(ANYWHERE).await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let error = Server::start(address, Endpoints { metrics: Default::default() }).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "metrics are not served: cannot listen on {address}: Address already in use (os error 98); set \
+             `metrics.address` to another address, or to none"
+        )
+    );
+}
+
+#[tokio::test]
+async fn a_dropped_server_frees_its_port() {
+    let server = server().await;
+    let address = server.address();
+    let open = TcpStream::connect(address).await.unwrap();
+    drop(server);
+    while TcpStream::connect(address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    drop(open);
+}
