@@ -41,7 +41,7 @@ fn number(name: &str, default: u64) -> u64 {
 async fn walk_over_all(part: usize) {
     let seed = number("NUMACAST_SEED", fastrand::u64(..));
     let steps = usize::try_from(number("NUMACAST_STEPS", 24)).unwrap();
-    println!("NUMACAST_SEED={seed}");
+    eprintln!("NUMACAST_SEED={seed}");
     let (mut met, mut failures) = (Outcome::default(), Vec::new());
     for (name, machine) in machines() {
         for (age, policies) in variants().into_iter().skip(part).step_by(2) {
@@ -61,7 +61,7 @@ async fn walk_over_all(part: usize) {
             met.restarts += outcome.restarts;
         }
     }
-    println!("{met:?}");
+    eprintln!("{met:?}");
     assert!(failures.is_empty(), "{} walks failed:\n{}", failures.len(), failures.join("\n\n"));
     // So many steps leave nothing out.
     for count in [met.admitted, met.refused, met.resized, met.hardware, met.restarts] {
