@@ -185,7 +185,7 @@ impl Scanner {
     fn read_books(&mut self, usage: &Usage) -> Option<Arc<ManagerState>> {
         let state = self.books.read()?;
         let pods = usage.pods.iter().filter(|pod| !has_ended(&self.terminal, pod));
-        let Links { alive, doubtful } = topology::links(pods, state);
+        let Links { alive, doubtful, .. } = topology::links(pods, state);
         let left = |uid: &&String| {
             let uid = uid.as_str();
             state.pods.contains_key(uid) && !alive.contains_key(uid) && !doubtful.contains(uid)

@@ -5,8 +5,11 @@
 //! same contract tests. [`model`] holds the managers without any I/O.
 
 mod answers;
+mod cpu_manager;
+mod device_manager;
 mod faults;
 mod limiter;
+mod memory_manager;
 pub mod model;
 mod oracle;
 mod pod;
@@ -26,14 +29,15 @@ use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
+pub use device_manager::HeldDevices;
 pub use faults::{Age, Call, Fault};
 pub use model::{Block, Given, Model, Pod, Refusal, Stage};
 pub use oracle::{Amounts, Expected, Split};
-pub use pod::{ContainerSpec, PodSpec};
+pub use pod::{Claimed, ContainerSpec, PodLevel, PodSpec, Role};
 
 use self::faults::Faults;
 use self::limiter::Limiter;
-use super::machine::MachineSpec;
+use super::machine::{Device, MachineSpec};
 use super::serve::Serving;
 use crate::kubelet::proto::{v1, v1alpha1};
 
@@ -42,7 +46,8 @@ use crate::kubelet::proto::{v1, v1alpha1};
 pub struct Options {
     /// Answers come in an order drawn from this seed.
     pub seed: u64,
-    /// From a pod's leaving the List to the state files' telling so.
+    /// From a pod's leaving the List to the CPU Manager's freeing what it held; `Duration::MAX`: only when it is told to
+    /// ([`SimKubelet::reconcile`]). The other managers free at the next admission.
     pub release_lag: Duration,
     /// From a pod's name in the List to its admission.
     pub admission_lag: Duration,
@@ -62,7 +67,7 @@ impl Default for Options {
             release_lag: Duration::from_secs(1),
             admission_lag: Duration::ZERO,
             restart: RestartTiming::default(),
-            age: Age::Current,
+            age: Age::default(),
             limited: true,
         }
     }
@@ -128,7 +133,6 @@ pub struct SimKubelet {
 #[derive(Debug)]
 struct Shared {
     root: PathBuf,
-    spec: MachineSpec,
     options: Options,
     state: Mutex<State>,
 }
@@ -139,7 +143,6 @@ struct State {
     rng: Rng,
     limiter: Limiter,
     limited: bool,
-    age: Age,
     calls: Calls,
     faults: Faults,
     pods_are_known: bool,
@@ -189,11 +192,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Frees what ended pods hold.
-    fn settle(&self) {
+    /// The CPU Manager frees what ended pods hold.
+    fn reconcile(&self) {
         let state = &mut *self.lock();
-        state.model.settle();
-        self.write_state_or_say(state);
+        if !state.model.reconcile() {
+            return;
+        }
+        let content = state_files::cpu_manager(&state.model);
+        if let Err(error) = self.write(state, "cpu_manager_state", &content) {
+            tracing::warn!("{error}");
+        }
     }
 
     fn write_state_or_say(&self, state: &mut State) {
@@ -215,11 +223,10 @@ impl SimKubelet {
     /// When a file or a socket below `root` cannot be made.
     pub fn start(spec: &MachineSpec, root: &Path, options: Options) -> Result<Self, SimError> {
         let state = State {
-            model: Model::new(spec),
+            model: Model::aged(spec, options.age),
             rng: Rng::with_seed(options.seed),
             limiter: Limiter::new(Instant::now()),
             limited: options.limited,
-            age: options.age,
             calls: Calls::default(),
             faults: Faults::default(),
             pods_are_known: true,
@@ -228,7 +235,7 @@ impl SimKubelet {
             written: BTreeMap::new(),
             changed: Instant::now(),
         };
-        let shared = Shared { root: root.to_owned(), spec: spec.clone(), options, state: Mutex::new(state) };
+        let shared = Shared { root: root.to_owned(), options, state: Mutex::new(state) };
         let kubelet = Self {
             shared: Arc::new(shared),
             serving: Mutex::default(),
@@ -267,11 +274,14 @@ impl SimKubelet {
     /// The kubelet's refusal; the pod is not listed any more.
     pub async fn start_pod(&self, spec: PodSpec) -> Result<Vec<Given>, Refusal> {
         let uid = spec.uid.clone();
+        let (namespace, name) = (spec.namespace.clone(), spec.name.clone());
         self.announce_pod(spec)?;
         if !self.shared.options.admission_lag.is_zero() {
             tokio::time::sleep(self.shared.options.admission_lag).await;
         }
-        self.admit_pod(&uid)
+        let given = self.admit_pod(&uid)?;
+        self.end_init(&namespace, &name);
+        Ok(given)
     }
 
     /// The first half of [`SimKubelet::start_pod`]: the List names the pod, with nothing.
@@ -292,6 +302,51 @@ impl SimKubelet {
         self.shared.write_state_or_say(state);
         state.changed = Instant::now();
         outcome
+    }
+
+    /// The plain init containers of an admitted pod have ended. Is there such a pod?
+    pub fn end_init(&self, namespace: &str, name: &str) -> bool {
+        let state = &mut *self.shared.lock();
+        let known = state.model.end_init(namespace, name);
+        self.shared.write_state_or_say(state);
+        known
+    }
+
+    /// An in-place resize of one container: thousandths of a CPU and bytes of memory.
+    ///
+    /// # Errors
+    /// The kubelet's refusal; nothing has changed.
+    pub fn resize_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        container: &str,
+        milli_cpu: u64,
+        memory: u64,
+    ) -> Result<(), Refusal> {
+        let state = &mut *self.shared.lock();
+        let outcome = state.model.resize(namespace, name, container, milli_cpu, memory);
+        self.shared.write_state_or_say(state);
+        state.changed = Instant::now();
+        outcome
+    }
+
+    /// The CPU Manager's reconcile period is over.
+    pub fn reconcile(&self) {
+        self.shared.reconcile();
+    }
+
+    /// Every manager frees what pods hold that have ended, as it does first at the next admission.
+    pub fn settle(&self) {
+        let state = &mut *self.shared.lock();
+        state.model.settle();
+        self.shared.write_state_or_say(state);
+    }
+
+    /// The hardware is another from now on; whoever calls writes its tree. The kubelet does not notice before
+    /// [`SimKubelet::reset`].
+    pub fn set_hardware(&self, hardware: &MachineSpec) {
+        self.shared.lock().model.set_hardware(hardware);
     }
 
     /// The pod is gone: it leaves the List now, the state files tell after the release lag. Was it there?
@@ -315,12 +370,15 @@ impl SimKubelet {
     fn settle_later(&self) {
         let lag = self.shared.options.release_lag;
         if lag.is_zero() {
-            return self.shared.settle();
+            return self.shared.reconcile();
+        }
+        if lag == Duration::MAX {
+            return;
         }
         let shared = self.shared.clone();
         self.spawn(async move {
             tokio::time::sleep(lag).await;
-            shared.settle();
+            shared.reconcile();
         });
     }
 
@@ -333,12 +391,22 @@ impl SimKubelet {
     /// A device plugin registers or goes away. Is there such a plugin?
     pub fn register_plugin(&self, resource: &str, registered: bool) -> bool {
         let known = self.shared.lock().model.register(resource, registered);
+        self.plugins_changed();
+        known
+    }
+
+    /// A device plugin registers, for the first time or again, with these devices.
+    pub fn offer_devices(&self, resource: &str, devices: &[Device]) {
+        self.shared.lock().model.offer(resource, devices);
+        self.plugins_changed();
+    }
+
+    fn plugins_changed(&self) {
         if let Err(error) = self.open_plugin_sockets() {
             tracing::warn!("{error}");
         }
         let state = &mut *self.shared.lock();
         self.shared.write_state_or_say(state);
-        known
     }
 
     /// A device plugin calls a device healthy or not. Is there such a device?
@@ -365,10 +433,16 @@ impl SimKubelet {
         tokio::time::sleep(timing.pods).await;
         self.shared.lock().pods_are_known = true;
         tokio::time::sleep(timing.plugins).await;
-        for plugin in &self.shared.spec.devices {
-            self.register_plugin(&plugin.resource, true);
-        }
+        self.register_plugins();
         Ok(())
+    }
+
+    /// Every device plugin registers.
+    pub fn register_plugins(&self) {
+        let resources: Vec<String> = self.with_model(|model| model.devices.plugins.keys().cloned().collect());
+        for resource in resources {
+            self.register_plugin(&resource, true);
+        }
     }
 
     /// Ends the kubelet's process: connections break, the socket file is unlinked, pods keep what they hold.
@@ -390,14 +464,18 @@ impl SimKubelet {
             state.pods_are_known = false;
             state.managers_are_ready = false;
             state.limiter = Limiter::new(Instant::now());
-            for plugin in &self.shared.spec.devices {
-                state.model.register(&plugin.resource, false);
-            }
+            state.model.restart();
             state.written.clear();
             self.shared.write_state(state)?;
         }
         self.open_plugin_sockets()?;
         self.listen()
+    }
+
+    /// Between [`SimKubelet::stop`] and [`SimKubelet::boot`]: somebody removes the state files and the pods, so that the
+    /// kubelet starts on the hardware as it is now.
+    pub fn reset(&self) {
+        self.shared.lock().model.reset();
     }
 
     /// After [`SimKubelet::boot`]: do the managers tell their inventory, does the List name pods?
@@ -419,7 +497,7 @@ impl SimKubelet {
 
     /// From now on the API is as old as this.
     pub fn set_age(&self, age: Age) {
-        self.shared.lock().age = age;
+        self.shared.lock().model.age = age;
     }
 
     /// From now on the limiter refuses what is too much, or not.
@@ -479,7 +557,7 @@ impl SimKubelet {
         let mut wanted = vec![directory.join("kubelet.sock")];
         {
             let state = self.shared.lock();
-            let registered = state.model.plugins.iter().filter(|(_, plugin)| plugin.registered);
+            let registered = state.model.devices.plugins.iter().filter(|(_, plugin)| plugin.registered);
             wanted.extend(
                 registered.map(|(name, _)| directory.join(format!("{}.sock", name.replace('/', "_")))),
             );

@@ -11,7 +11,9 @@ use crate::machine::IdSet;
 struct Device {
     /// The zones it is on; bit per id.
     zones: u64,
-    allocatable: bool,
+    /// Those of them in which its plugin offers it. A plugin may register again with another topology, but the List
+    /// tells of a device in use what was true when it was given away.
+    offered: u64,
     used: bool,
 }
 
@@ -31,10 +33,10 @@ pub(super) fn account<'a>(
 ) {
     let mut resources: BTreeMap<&str, Devices<'a>> = BTreeMap::new();
     for group in &inputs.allocatable.devices {
-        note(&mut resources, group, |device| device.allocatable = true);
+        note(&mut resources, group, |device, zones| device.offered |= zones);
     }
     for group in in_use.containers().flat_map(|container| &container.devices) {
-        note(&mut resources, group, |device| device.used = true);
+        note(&mut resources, group, |device, _| device.used = true);
     }
     // A filler has no node, and so no device.
     let zones = ledger.mask(|id| inputs.machine.node(id).is_some());
@@ -57,7 +59,7 @@ pub(super) fn account<'a>(
 fn note<'a>(
     resources: &mut BTreeMap<&'a str, Devices<'a>>,
     group: &'a DeviceGroup,
-    mark: impl Fn(&mut Device),
+    mark: impl Fn(&mut Device, u64),
 ) {
     let devices = resources.entry(&group.resource).or_default();
     devices.nodes.union_with(&group.nodes);
@@ -65,7 +67,7 @@ fn note<'a>(
     for id in &group.ids {
         let device = devices.by_id.entry(id).or_default();
         device.zones |= zones;
-        mark(device);
+        mark(device, zones);
     }
 }
 
@@ -74,11 +76,13 @@ fn enter(ledger: &mut Ledger<'_>, resource: &str, devices: &Devices<'_>, publish
     for device in devices.by_id.values() {
         let mut zones = device.zones & published;
         while zones != 0 {
-            let amounts = &mut totals[zones.trailing_zeros() as usize];
+            let zone = zones.trailing_zeros();
+            let offered = device.offered & (1 << zone) != 0;
             zones &= zones - 1;
+            let amounts = &mut totals[zone as usize];
             amounts.capacity += 1;
-            amounts.allocatable += u64::from(device.allocatable);
-            amounts.available += u64::from(device.allocatable && !device.used);
+            amounts.allocatable += u64::from(offered);
+            amounts.available += u64::from(offered && !device.used);
         }
     }
     ledger.enter(resource, |id| totals.get(usize::from(id)).copied().unwrap_or_default());

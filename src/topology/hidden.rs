@@ -18,6 +18,8 @@ use crate::machine::{Id, IdSet};
 pub(super) struct Hidden<'a> {
     /// Containers of listed pods that the List does not name.
     pub(super) containers: Vec<&'a ContainerUsage>,
+    /// The memory of such containers, unless their pods have memory as a whole: then it is a part of that.
+    pub(super) memory: Vec<&'a MemoryBlock>,
     /// CPUs of all entries but those of pods that are seen to have ended. The books are read after the List and may
     /// know more of a pod than it; and an entry that no listed pod explains is that of a pod that holds CPUs for an init
     /// container alone, or of one that ended before anybody looked, whose entries go within the CPU Manager's
@@ -32,10 +34,13 @@ pub struct Links<'a> {
     pub alive: BTreeMap<&'a str, BTreeSet<&'a str>>,
     /// A listed pod may have it: others hold the same amounts of memory, and nothing else tells them apart.
     pub doubtful: BTreeSet<&'a str>,
+    /// The listed pod that has it has memory as a whole (kubelet 1.37).
+    pub whole: BTreeSet<&'a str>,
 }
 
 pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a> {
-    let counted = links(inputs.active_pods().filter(|pod| inputs.counts(pod)), state).alive;
+    let Links { alive: counted, whole, .. } =
+        links(inputs.active_pods().filter(|pod| inputs.counts(pod)), state);
     // Pods that people left out have left-overs too, which are not to count.
     let left_out = inputs.active_pods().any(|pod| !inputs.counts(pod));
     let alive = if left_out { links(inputs.active_pods(), state).alive } else { BTreeMap::new() };
@@ -43,7 +48,11 @@ pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a>
     for (uid, containers) in &state.pods {
         match counted.get(uid.as_str()) {
             Some(listed) => {
-                hidden.containers.extend(containers.iter().filter(|c| !listed.contains(c.name.as_str())));
+                let unlisted = || containers.iter().filter(|c| !listed.contains(c.name.as_str()));
+                hidden.containers.extend(unlisted());
+                if !whole.contains(uid.as_str()) {
+                    hidden.memory.extend(unlisted().flat_map(|container| &container.memory));
+                }
             }
             None if state.ended.contains(uid) || alive.contains_key(uid.as_str()) => continue,
             None => {}
@@ -64,25 +73,26 @@ pub fn links<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerSta
             None => alike.entry(memory_of(pod)).or_default().push(pod),
         }
     }
-    let groups: Vec<(Vec<&'a str>, Vec<&'a PodUsage>)> = alike
+    let mut groups: Vec<(Vec<&'a str>, Vec<&'a PodUsage>)> = alike
         .into_iter()
         .map(|(memory, pods)| (books.holders(&memory), pods))
-        .map(|(uids, pods)| (uids.into_iter().filter(|uid| !links.alive.contains_key(uid)).collect(), pods))
+        .map(|(mut uids, pods)| {
+            uids.retain(|uid| !links.alive.contains_key(uid));
+            uids.retain(|uid| pods.iter().any(|pod| books.has_no_more(uid, pod)));
+            (uids, pods)
+        })
         .collect();
+    // Who has the least choice first: a pod of one container may be like a part of a larger one.
+    groups.sort_by_key(|(uids, _)| uids.len());
     let mut chosen = BTreeSet::new();
     for (uids, pods) in &groups {
         let taken = books.by_memory(uids.iter().copied().filter(|uid| !chosen.contains(uid)));
-        chosen.extend(taken.into_iter().take(pods.len()));
-    }
-    for (uids, pods) in &groups {
-        for uid in uids {
-            if chosen.contains(uid) {
-                pods.iter().for_each(|pod| links.claim(uid, pod));
-            } else {
-                links.doubtful.insert(uid);
-            }
+        for uid in taken.into_iter().take(pods.len()) {
+            chosen.insert(uid);
+            pods.iter().for_each(|pod| links.claim(uid, pod));
         }
     }
+    links.doubtful.extend(groups.iter().flat_map(|(uids, _)| uids).filter(|uid| !chosen.contains(*uid)));
     links
 }
 
@@ -90,6 +100,9 @@ impl<'a> Links<'a> {
     /// Notes that `pod` may have this UID.
     fn claim(&mut self, uid: &'a str, pod: &'a PodUsage) {
         let names = || pod.containers.iter().map(|container| container.name.as_str());
+        if !pod.memory.is_empty() {
+            self.whole.insert(uid);
+        }
         match self.alive.entry(uid) {
             Entry::Vacant(entry) => drop(entry.insert(names().collect())),
             Entry::Occupied(mut entry) => {
@@ -150,6 +163,20 @@ impl<'a> Books<'a> {
             .all(|container| written(&container.name).is_some_and(|written| written.cpus == container.cpus))
     }
 
+    /// Do the books give this UID's containers nothing that the List does not give the pod's? Containers that live on
+    /// what their pod has as a whole (kubelet 1.37) have CPUs in the books alone.
+    fn has_no_more(&self, uid: &str, pod: &PodUsage) -> bool {
+        let books = &self.state.pods[uid];
+        let whole = books.iter().find(|container| container.name.is_empty());
+        whole.is_none_or(|whole| whole.cpus == pod.cpus)
+            && pod.containers.iter().all(|listed| {
+                books.iter().find(|written| written.name == listed.name).is_none_or(|written| {
+                    (whole.is_some() || written.cpus == listed.cpus)
+                        && written.devices.is_empty() == listed.devices.is_empty()
+                })
+            })
+    }
+
     /// The UIDs whose containers have all this memory, ascending; none have none.
     fn holders(&self, memory: &BTreeSet<Key<'a>>) -> Vec<&'a str> {
         let mut keys = memory.iter();
@@ -182,4 +209,46 @@ fn key<'a>(container: &'a ContainerUsage, block: &'a MemoryBlock) -> Key<'a> {
 
 fn memory_of(pod: &PodUsage) -> BTreeSet<Key<'_>> {
     pod.containers.iter().flat_map(|c| c.memory.iter().map(move |block| key(c, block))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(name: &str, cpus: &str, bytes: u64) -> ContainerUsage {
+        let memory = MemoryBlock { resource: "memory".into(), bytes, nodes: [0].into_iter().collect() };
+        let cpus = cpus.parse().unwrap();
+        ContainerUsage { name: name.into(), cpus, memory: vec![memory], ..ContainerUsage::default() }
+    }
+
+    fn pod(name: &str, containers: &[ContainerUsage]) -> PodUsage {
+        PodUsage { name: name.into(), containers: containers.to_vec(), ..PodUsage::default() }
+    }
+
+    /// UIDs of living pods, each with the containers that the List names of it.
+    fn joined(pods: &[PodUsage], books: &[(&str, &[ContainerUsage])]) -> Vec<String> {
+        let pods_in_books = books.iter().map(|(uid, of)| ((*uid).to_owned(), of.to_vec()));
+        let state = ManagerState { pods: pods_in_books.collect(), ..ManagerState::default() };
+        let Links { alive, doubtful, .. } = links(pods.iter(), &state);
+        assert!(doubtful.is_empty(), "{doubtful:?}");
+        alive.into_iter().map(|(uid, names)| format!("{uid} {names:?}")).collect()
+    }
+
+    #[test]
+    fn a_pod_without_cpus_is_not_taken_for_one_that_had_some_and_as_much_memory() {
+        let (shared, pinned) = ([container("app", "", 64)], [container("app", "1-2", 64)]);
+        let pods = [pod("shared", &shared)];
+        assert_eq!(joined(&pods, &[("u1", &pinned), ("u2", &shared)]), ["u2 {\"app\"}"]);
+    }
+
+    #[test]
+    fn a_small_pod_is_not_taken_for_a_large_one_that_has_a_container_like_its_own() {
+        let small = [container("app", "", 64)];
+        let large = [container("app", "", 64), container("db", "", 512)];
+        let pods = [pod("small", &small), pod("large", &large)];
+        let both = joined(&pods, &[("u1", &small), ("u2", &large)]);
+        assert_eq!(both, ["u1 {\"app\"}", "u2 {\"app\", \"db\"}"]);
+        let both = joined(&pods, &[("u1", &large), ("u2", &small)]);
+        assert_eq!(both, ["u1 {\"app\", \"db\"}", "u2 {\"app\"}"]);
+    }
 }

@@ -118,7 +118,7 @@ type Groups<'a> = BTreeMap<Vec<Id>, (&'a IdSet, u64)>;
 /// What the pods hold, by resource.
 fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
     let listed = in_use.pods.iter().flat_map(|pod| blocks(pod));
-    let hidden = in_use.hidden.containers.iter().flat_map(|container| &container.memory);
+    let hidden = in_use.hidden.memory.iter().copied();
     let mut used: BTreeMap<&str, Groups<'a>> = BTreeMap::new();
     for block in listed.chain(hidden) {
         let groups = used.entry(&block.resource).or_default();
@@ -167,14 +167,15 @@ fn shares(state: Option<&ManagerState>, resource: &str) -> BTreeMap<Id, u64> {
 }
 
 /// Takes `bytes` from the nodes, from each no more than the books say that it gave; returns what they do not explain:
-/// the List, not they, has the total, since they may be older or newer.
+/// the List, not they, has the total, since they may be older or newer. Where they have more, pods have ended that they
+/// still name, and the Memory Manager will book what it frees on the lowest nodes first: what stays is on the highest.
 fn spread_as_written(
     pools: &mut BTreeMap<Id, Pool>,
     nodes: &[Id],
     mut bytes: u64,
     shares: &mut BTreeMap<Id, u64>,
 ) -> u64 {
-    for node in nodes {
+    for node in nodes.iter().rev() {
         let (Some(pool), Some(share)) = (pools.get_mut(node), shares.get_mut(node)) else { continue };
         let given = bytes.min(pool.left).min(*share);
         pool.left -= given;

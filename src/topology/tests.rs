@@ -277,8 +277,8 @@ fn the_books_decide_the_split_of_a_block_and_the_list_its_total() {
     );
     assert_eq!(
         of(five(), given(4 * GIB, 4 * GIB)),
-        [0, 3 * GIB],
-        "the books are newer, or of an ended pod too"
+        [3 * GIB, 0],
+        "the books are of an ended pod too, which gives back on the lowest node first"
     );
     assert_eq!(of(five(), ManagerState::default()), [0, 3 * GIB], "the books do not say");
     let beside = || vec![held(vec![block("memory", 2 * GIB, "0-1"), block("memory", GIB, "0")])];

@@ -94,7 +94,7 @@ async fn server() -> ApiServer {
 #[tokio::test]
 async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() {
     // What ended pods gave back stays listed until the next admission: here, for ever.
-    let options = Options { age: Age::Before134, release_lag: Duration::from_secs(3600), ..quick() };
+    let options = Options { age: Age::V1_29, release_lag: Duration::from_secs(3600), ..quick() };
     let server = ApiServer::start_anywhere(0).await.unwrap();
     let node =
         json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});

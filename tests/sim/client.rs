@@ -50,13 +50,13 @@ async fn an_old_kubelet_is_asked_for_v1alpha1() {
 
 #[tokio::test]
 async fn get_that_is_switched_off_is_no_missing_pod() {
-    let node = SimNode::with(Options { age: Age::Before134, limited: false, ..Options::default() });
+    let node = SimNode::with(Options { age: Age::V1_29, limited: false, ..Options::default() });
     assert_eq!(node.client().get("default", "a").await.unwrap_err(), ClientError::GetDisabled);
 }
 
 #[tokio::test]
 async fn a_kubelet_without_get_allocatable_is_told_so() {
-    for age in [Age::Before121, Age::OnlyV1alpha1] {
+    for age in [Age::V1_20, Age::OnlyV1alpha1] {
         let node = SimNode::with(Options { age, limited: false, ..Options::default() });
         let sentence = node.client().allocatable().await.unwrap_err().to_string();
         assert_eq!(

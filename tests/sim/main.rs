@@ -9,3 +9,5 @@ mod demo;
 mod metrics;
 mod snapshot;
 mod support;
+mod truth;
+mod walk;

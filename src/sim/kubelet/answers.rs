@@ -2,7 +2,9 @@
 
 use fastrand::Rng;
 
+use super::faults::Age;
 use super::model::{Block, Given, Model, Pod, Stage};
+use super::pod::{Claimed, ContainerSpec, Role};
 use crate::kubelet::proto::{v1, v1alpha1};
 use crate::kubelet::{Allocatable, Usage};
 use crate::machine::{Id, IdSet};
@@ -11,31 +13,65 @@ impl Model {
     /// The answers to `GetAllocatableResources` and `List` of a kubelet that is ready, in the agent's words.
     #[must_use]
     pub fn answers(&self, rng: &mut Rng) -> (Allocatable, Usage) {
-        (allocatable(self, true, rng).into(), list(self, false, rng).into())
+        (allocatable(self, true, rng).into(), list(&mut self.clone(), rng).into())
     }
 }
 
-/// The answer to `List`. `terminated`: kubelets before 1.34 list pods that have ended, too.
-pub(super) fn list(model: &Model, terminated: bool, rng: &mut Rng) -> v1::ListPodResourcesResponse {
-    let listed = model.pods.values().filter(|pod| match pod.stage {
+/// The answer to `List`.
+pub(super) fn list(model: &mut Model, rng: &mut Rng) -> v1::ListPodResourcesResponse {
+    model.collect_devices();
+    let terminated = model.age < Age::V1_34;
+    let mut pod_resources: Vec<v1::PodResources> =
+        listed(model, terminated).map(|pod| self::pod(model, pod, rng)).collect();
+    rng.shuffle(&mut pod_resources);
+    v1::ListPodResourcesResponse { pod_resources }
+}
+
+fn listed(model: &Model, terminated: bool) -> impl Iterator<Item = &Pod> {
+    model.pods().values().filter(move |pod| match pod.stage {
         Stage::Announced | Stage::Active => true,
         Stage::Finished => terminated,
         Stage::Gone => false,
-    });
-    let mut pod_resources: Vec<v1::PodResources> = listed.map(|pod| self::pod(model, pod, rng)).collect();
-    rng.shuffle(&mut pod_resources);
-    v1::ListPodResourcesResponse { pod_resources }
+    })
+}
+
+/// The answer to v1alpha1's `List`: devices only, no sidecars, pods that have ended too.
+pub(super) fn list_alpha(model: &mut Model, rng: &mut Rng) -> v1alpha1::ListPodResourcesResponse {
+    model.collect_devices();
+    let mut pods: Vec<v1alpha1::PodResources> = listed(model, true)
+        .map(|pod| {
+            let apps = pod.spec.containers.iter().filter(|container| container.role == Role::App);
+            let containers = apps.map(|container| {
+                let given = model.held_by(&pod.spec.uid, &container.name);
+                let devices = devices(&given, rng).into_iter().map(|device| v1alpha1::ContainerDevices {
+                    resource_name: device.resource_name,
+                    device_ids: device.device_ids,
+                });
+                v1alpha1::ContainerResources { name: container.name.clone(), devices: devices.collect() }
+            });
+            v1alpha1::PodResources {
+                name: pod.spec.name.clone(),
+                namespace: pod.spec.namespace.clone(),
+                containers: containers.collect(),
+            }
+        })
+        .collect();
+    rng.shuffle(&mut pods);
+    v1alpha1::ListPodResourcesResponse { pod_resources: pods }
 }
 
 /// The answer to `GetAllocatableResources`. `settled` is false for a moment after the kubelet's start, when
 /// the managers of a static policy are there, but empty.
 pub(super) fn allocatable(model: &Model, settled: bool, rng: &mut Rng) -> v1::AllocatableResourcesResponse {
     let settings = &model.settings;
-    let cpu_ids =
-        if settings.static_cpus && settled { shuffled(&model.allocatable_cpus(), rng) } else { vec![] };
+    let cpus = match model.age {
+        Age::OnlyV1alpha1 | Age::V1_20 | Age::V1_21 => model.cpus.free_at_start().clone(),
+        _ => model.cpus.allocatable(),
+    };
+    let cpu_ids = if settings.static_cpus && settled { shuffled(&cpus, rng) } else { vec![] };
     let mut memory = Vec::new();
-    if settings.static_memory && settled {
-        for (id, node) in &model.nodes {
+    if settings.static_memory && settled && model.age >= Age::V1_23 {
+        for (id, node) in &model.memory.nodes {
             let pools = node.pools.iter().filter(|(_, pool)| pool.allocatable > 0);
             memory.extend(pools.map(|(resource, pool)| v1::ContainerMemory {
                 memory_type: resource.clone(),
@@ -45,30 +81,23 @@ pub(super) fn allocatable(model: &Model, settled: bool, rng: &mut Rng) -> v1::Al
         }
     }
     rng.shuffle(&mut memory);
-    let mut devices = Vec::new();
-    for (resource, plugin) in model.plugins.iter().filter(|(_, plugin)| plugin.registered) {
-        for (id, device) in plugin.devices.iter().filter(|(_, device)| device.healthy) {
-            devices.extend(device_entries(resource, id, &device.nodes));
-        }
-    }
+    let offered = model.devices.offered();
+    let mut devices: Vec<v1::ContainerDevices> =
+        offered.flat_map(|(resource, id, nodes)| device_entries(resource, id, nodes)).collect();
     rng.shuffle(&mut devices);
     v1::AllocatableResourcesResponse { devices, cpu_ids, memory }
 }
 
 /// One pod, for `List` and `Get`.
 pub(super) fn pod(model: &Model, pod: &Pod, rng: &mut Rng) -> v1::PodResources {
-    let empty = Given::default();
-    let containers: Vec<v1::ContainerResources> = pod
-        .spec
-        .containers
-        .iter()
-        .map(|container| {
-            let given = pod.given.iter().find(|given| given.container == container.name);
-            self::container(model, &container.name, given.unwrap_or(&empty), rng)
-        })
-        .collect();
-    let (cpu_ids, memory) =
-        if pod.spec.pod_level { pod_level(&pod.given, rng) } else { (Vec::new(), Vec::new()) };
+    let sidecars = model.age >= Age::V1_29;
+    let listed = |role: Role| role == Role::App || (role == Role::Sidecar && sidecars);
+    let containers = pod.spec.in_order().filter(|container| listed(container.role));
+    let containers = containers.map(|container| self::container(model, pod, container, rng)).collect();
+    let (cpu_ids, memory) = match model.age {
+        Age::V1_37 => pod_level(model, pod, rng),
+        _ => (Vec::new(), Vec::new()),
+    };
     v1::PodResources {
         name: pod.spec.name.clone(),
         namespace: pod.spec.namespace.clone(),
@@ -78,33 +107,73 @@ pub(super) fn pod(model: &Model, pod: &Pod, rng: &mut Rng) -> v1::PodResources {
     }
 }
 
-/// What all containers have together.
-fn pod_level(given: &[Given], rng: &mut Rng) -> (Vec<i64>, Vec<v1::ContainerMemory>) {
-    let mut cpus = IdSet::new();
-    given.iter().for_each(|given| cpus.union_with(&given.cpus));
-    let memory = given.iter().flat_map(|given| &given.memory).map(block).collect();
-    (shuffled(&cpus, rng), memory)
+/// The whole allocation of a pod that was placed as a whole.
+fn pod_level(model: &Model, pod: &Pod, rng: &mut Rng) -> (Vec<i64>, Vec<v1::ContainerMemory>) {
+    let cpus = model.cpus.pod_entries.get(&pod.spec.uid);
+    let blocks = model.memory.pod_entries.get(&pod.spec.uid);
+    let mut memory: Vec<v1::ContainerMemory> = blocks.into_iter().flatten().map(block).collect();
+    rng.shuffle(&mut memory);
+    (cpus.map(|cpus| shuffled(cpus, rng)).unwrap_or_default(), memory)
 }
 
-fn container(model: &Model, name: &str, given: &Given, rng: &mut Rng) -> v1::ContainerResources {
-    let mut devices = Vec::new();
-    for (resource, ids) in &given.devices {
-        for id in ids {
-            let device = model.plugins.get(resource).and_then(|plugin| plugin.devices.get(id));
-            let nodes = device.map(|device| device.nodes.clone()).unwrap_or_default();
-            devices.extend(device_entries(resource, id, &nodes));
-        }
+fn container(model: &Model, pod: &Pod, spec: &ContainerSpec, rng: &mut Rng) -> v1::ContainerResources {
+    let mut given = model.held_by(&pod.spec.uid, &spec.name);
+    let uid = &pod.spec.uid;
+    let whole = model.cpus.pod_entries.contains_key(uid) || model.memory.pod_entries.contains_key(uid);
+    // From 1.37 on, who lives on what its pod shares shows nothing of it.
+    if whole && model.age >= Age::V1_37 && (spec.milli_cpu == 0 || spec.memory == 0) {
+        given = Given { devices: given.devices, ..Given::default() };
     }
-    rng.shuffle(&mut devices);
     let mut memory: Vec<v1::ContainerMemory> = given.memory.iter().map(block).collect();
     rng.shuffle(&mut memory);
+    let dynamic_resources = match model.age >= Age::V1_34 {
+        true => claims(&pod.spec.namespace, &spec.claims, model.age >= Age::V1_35),
+        false => Vec::new(),
+    };
     v1::ContainerResources {
-        name: name.to_owned(),
-        devices,
+        name: spec.name.clone(),
+        devices: devices(&given, rng),
         cpu_ids: shuffled(&given.cpus, rng),
-        memory,
-        dynamic_resources: Vec::new(),
+        memory: if model.age >= Age::V1_23 { memory } else { Vec::new() },
+        dynamic_resources,
     }
+}
+
+/// One entry per claim. Within a claim the names of the CDI devices of a driver pile up from device to device, as they do
+/// in the kubelet.
+fn claims(namespace: &str, claimed: &[Claimed], shares: bool) -> Vec<v1::DynamicResource> {
+    let mut resources: Vec<v1::DynamicResource> = Vec::new();
+    for device in claimed {
+        let at = resources.iter().position(|resource| resource.claim_name == device.claim);
+        let at = at.unwrap_or_else(|| {
+            resources.push(v1::DynamicResource {
+                claim_name: device.claim.clone(),
+                claim_namespace: namespace.to_owned(),
+                claim_resources: Vec::new(),
+            });
+            resources.len() - 1
+        });
+        let earlier = &resources[at].claim_resources;
+        let same_driver = earlier.iter().rfind(|earlier| earlier.driver_name == device.driver);
+        let mut cdi_devices = same_driver.map(|earlier| earlier.cdi_devices.clone()).unwrap_or_default();
+        cdi_devices.push(v1::CdiDevice { name: format!("{}/claim={}", device.driver, device.device) });
+        resources[at].claim_resources.push(v1::ClaimResource {
+            cdi_devices,
+            driver_name: device.driver.clone(),
+            pool_name: device.pool.clone(),
+            device_name: device.device.clone(),
+            share_id: device.share.clone().filter(|_| shares),
+        });
+    }
+    resources
+}
+
+fn devices(given: &Given, rng: &mut Rng) -> Vec<v1::ContainerDevices> {
+    let held = given.devices.iter().flat_map(|(resource, held)| held.iter().map(move |one| (resource, one)));
+    let mut devices: Vec<v1::ContainerDevices> =
+        held.flat_map(|(resource, (id, nodes))| device_entries(resource, id, nodes)).collect();
+    rng.shuffle(&mut devices);
+    devices
 }
 
 /// One entry per device and NUMA node, with one id each.
@@ -137,22 +206,4 @@ fn shuffled(ids: &IdSet, rng: &mut Rng) -> Vec<i64> {
     let mut ids: Vec<i64> = ids.iter().map(i64::from).collect();
     rng.shuffle(&mut ids);
     ids
-}
-
-/// The same answer in the words of v1alpha1: devices only.
-pub(super) fn downgrade(answer: v1::ListPodResourcesResponse) -> v1alpha1::ListPodResourcesResponse {
-    let devices = |device: v1::ContainerDevices| v1alpha1::ContainerDevices {
-        resource_name: device.resource_name,
-        device_ids: device.device_ids,
-    };
-    let container = |container: v1::ContainerResources| v1alpha1::ContainerResources {
-        name: container.name,
-        devices: container.devices.into_iter().map(devices).collect(),
-    };
-    let pod = |pod: v1::PodResources| v1alpha1::PodResources {
-        name: pod.name,
-        namespace: pod.namespace,
-        containers: pod.containers.into_iter().map(container).collect(),
-    };
-    v1alpha1::ListPodResourcesResponse { pod_resources: answer.pod_resources.into_iter().map(pod).collect() }
 }

@@ -33,18 +33,32 @@ pub enum Fault {
     Hang,
 }
 
-/// How old the kubelet is, as far as its podresources API goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How old the kubelet is: each variant behaves like the releases from that one to the next. What stands at a variant
+/// came with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Age {
-    /// v1 with all three methods, v1alpha1; the List names active pods only (1.34 and later).
-    #[default]
-    Current,
-    /// As before, but pods that have ended stay in the List, and `Get` is switched off (1.23 to 1.33).
-    Before134,
-    /// No `GetAllocatableResources` (1.20).
-    Before121,
     /// Only v1alpha1 (before 1.20).
     OnlyV1alpha1,
+    /// v1 with `List`, which names devices and exclusive CPUs.
+    V1_20,
+    /// `GetAllocatableResources`, behind a feature gate that is on here: no memory, and of the CPUs those that were free
+    /// when the kubelet started.
+    V1_21,
+    /// `GetAllocatableResources` by default; memory in both; all CPUs that may be exclusive are allocatable.
+    V1_23,
+    /// The request limiter; `Get`, but switched off.
+    V1_27,
+    /// Sidecars are in the List.
+    V1_29,
+    /// The List names active pods only, no longer those that have ended; `Get` and `dynamic_resources`.
+    #[default]
+    V1_34,
+    /// Shared devices in `dynamic_resources`.
+    V1_35,
+    /// Pod-level entries in the state files.
+    V1_36,
+    /// Pod-level CPUs and memory in the List; `cpu_manager_state` version 4; exclusive CPUs can be resized.
+    V1_37,
 }
 
 /// The faults that wait for their call.

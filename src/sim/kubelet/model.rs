@@ -1,24 +1,27 @@
 //! What a kubelet's CPU, memory and device managers know and decide, without I/O and without a clock.
 //!
-//! The managers are the kubelet's in their results, not in their search: they prefer one NUMA node, spread where
+//! The managers are the kubelet's in their books, not in their search: they prefer one NUMA node, spread where
 //! the policy lets them, and refuse otherwise. Nothing here is shared with the accounting it is the oracle of.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::pod::{ContainerSpec, PodSpec};
+use super::cpu_manager::CpuManager;
+use super::device_manager::{self, DeviceManager, HeldDevices};
+use super::faults::Age;
+use super::memory_manager::{self, MemoryManager, Request};
+use super::pod::{ContainerSpec, PodSpec, Role};
 use super::settings::{Alignment, Settings};
 use crate::machine::{Id, IdSet};
-use crate::quantity::hugepages_name;
-use crate::sim::machine::MachineSpec;
+use crate::sim::machine::{Device, MachineSpec};
 
 /// The resource name of plain memory.
 pub(super) const MEMORY: &str = "memory";
 
-/// Why the kubelet does not admit a pod: the reason and the message it puts into the pod's status.
+/// Why the kubelet does not admit or resize a pod: the reason and the message it puts into the pod's status.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {message}")]
 pub struct Refusal {
-    /// `TopologyAffinityError`, `UnexpectedAdmissionError`, `SMTAlignmentError` or `AlreadyExists`.
+    /// `TopologyAffinityError`, `UnexpectedAdmissionError`, `SMTAlignmentError`, `AlreadyExists` and others.
     pub reason: &'static str,
     /// For people.
     pub message: String,
@@ -31,7 +34,8 @@ pub struct Block {
     pub resource: String,
     /// The total, in bytes.
     pub bytes: u64,
-    /// What each node of the group gives.
+    /// The nodes, and what each gave when the block was handed out. Later only the nodes count: what another
+    /// pod gives back may be booked on any of them.
     pub split: BTreeMap<Id, u64>,
 }
 
@@ -44,8 +48,8 @@ pub struct Given {
     pub cpus: IdSet,
     /// Memory and huge pages.
     pub memory: Vec<Block>,
-    /// Resource to the ids of its devices.
-    pub devices: BTreeMap<String, BTreeSet<String>>,
+    /// Resource to its devices, each with the nodes it was near when it was given away.
+    pub devices: BTreeMap<String, HeldDevices>,
 }
 
 /// Where a pod stands in the kubelet's eyes.
@@ -57,71 +61,53 @@ pub enum Stage {
     Active,
     /// All its containers have ended, the pod object is still there.
     Finished,
-    /// Gone from the API server; its resources are freed a little later.
+    /// Refused, or gone from the API server; what it holds is freed a little later.
     Gone,
 }
 
-/// One pod and what it holds.
+/// One pod.
 #[derive(Clone, Debug)]
 pub struct Pod {
     /// As it was asked for.
     pub spec: PodSpec,
     /// Where it stands.
     pub stage: Stage,
-    /// One entry per container, in the order of the specification; empty before admission and after release.
-    pub given: Vec<Given>,
 }
 
-/// One NUMA node as the managers see it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Node {
-    pub(super) cpus: IdSet,
-    /// Resource to the pool's size.
-    pub(super) pools: BTreeMap<String, Pool>,
+impl Pod {
+    fn is_active(&self) -> bool {
+        self.stage == Stage::Active
+    }
 }
 
-#[derive(Clone, Debug, Default)]
-pub(super) struct Pool {
-    pub(super) total: u64,
-    pub(super) reserved: u64,
-    pub(super) allocatable: u64,
-}
-
-/// One device of a plugin.
-#[derive(Clone, Debug)]
-pub(super) struct Device {
-    pub(super) nodes: IdSet,
-    pub(super) healthy: bool,
-}
-
-/// One device plugin.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Plugin {
-    pub(super) registered: bool,
-    pub(super) devices: BTreeMap<String, Device>,
-}
-
-/// The managers' state.
+/// The managers' state, the hardware as it is now, and the pods.
 #[derive(Clone, Debug)]
 pub struct Model {
+    pub(super) age: Age,
     pub(super) settings: Settings,
-    pub(super) nodes: BTreeMap<Id, Node>,
-    /// Cores in the order in which they are taken, each with its threads.
-    cores: Vec<(Id, Vec<Id>)>,
-    pub(super) reserved: IdSet,
-    pub(super) plugins: BTreeMap<String, Plugin>,
+    /// The hardware as it is now; the managers know it as it was when the kubelet started.
+    pub(super) hardware: MachineSpec,
+    pub(super) cpus: CpuManager,
+    pub(super) memory: MemoryManager,
+    pub(super) devices: DeviceManager,
     /// By uid.
-    pub(super) pods: BTreeMap<String, Pod>,
-    /// Nodes joined by a block that needs several of them; a lone node is its own group.
-    pub(super) groups: BTreeMap<Id, BTreeSet<Id>>,
+    pods: BTreeMap<String, Pod>,
 }
 
 /// What one container or pod asks of the managers.
 #[derive(Clone, Debug, Default)]
 struct Demand {
     cpus: u64,
-    memory: BTreeMap<String, u64>,
+    memory: Request,
     devices: BTreeMap<String, u64>,
+}
+
+/// What plain init containers of the pod that is being admitted left to use again.
+#[derive(Debug, Default)]
+struct Reuse {
+    cpus: IdSet,
+    memory: memory_manager::Reusable,
+    devices: device_manager::Reusable,
 }
 
 impl Model {
@@ -129,17 +115,20 @@ impl Model {
     #[must_use]
     pub fn new(spec: &MachineSpec) -> Self {
         let settings = Settings::from_keys(&spec.kubelet);
-        let cores = cores(spec);
-        let reserved = reserved_cpus(&settings, &cores);
         Self {
-            nodes: nodes(spec, &settings),
-            plugins: plugins(spec),
-            cores,
-            reserved,
+            age: Age::default(),
+            cpus: CpuManager::new(spec, &settings),
+            memory: MemoryManager::new(spec, &settings),
+            devices: DeviceManager::new(spec),
+            hardware: spec.clone(),
             settings,
             pods: BTreeMap::new(),
-            groups: BTreeMap::new(),
         }
+    }
+
+    /// The same for a kubelet as old as this.
+    pub(super) fn aged(spec: &MachineSpec, age: Age) -> Self {
+        Self { age, ..Self::new(spec) }
     }
 
     /// The pods by uid, in every stage.
@@ -156,46 +145,82 @@ impl Model {
             .find(|pod| pod.stage != Stage::Gone && pod.spec.namespace == namespace && pod.spec.name == name)
     }
 
+    /// What the containers of a pod hold, in the order of the specification, plain init containers included.
+    #[must_use]
+    pub fn given(&self, uid: &str) -> Vec<Given> {
+        let Some(pod) = self.pods.get(uid) else { return Vec::new() };
+        pod.spec.containers.iter().map(|container| self.held_by(uid, &container.name)).collect()
+    }
+
+    /// What one container holds according to the managers' books.
+    pub(super) fn held_by(&self, uid: &str, container: &str) -> Given {
+        let cpus = self.cpus.entries.get(uid).and_then(|of| of.get(container));
+        let memory = self.memory.entries.get(uid).and_then(|of| of.get(container));
+        let devices = self.devices.entries.get(uid).and_then(|of| of.get(container));
+        Given {
+            container: container.to_owned(),
+            cpus: cpus.cloned().unwrap_or_default(),
+            memory: memory.cloned().unwrap_or_default(),
+            devices: devices.cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Uids of the pods that are in the List with what they hold.
+    pub(super) fn active(&self) -> impl Iterator<Item = &String> {
+        self.pods.iter().filter(|(_, pod)| pod.stage == Stage::Active).map(|(uid, _)| uid)
+    }
+
+    pub(super) fn is_active(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(Pod::is_active)
+    }
+
     /// The kubelet learns of a pod: it is listed from now on, with nothing.
     ///
     /// # Errors
     /// When a pod with this name or uid is there already.
     pub fn announce(&mut self, spec: PodSpec) -> Result<(), Refusal> {
+        if self.pods.get(&spec.uid).is_some_and(|pod| pod.stage == Stage::Gone) {
+            self.settle();
+        }
         if self.pods.contains_key(&spec.uid) || self.pod(&spec.namespace, &spec.name).is_some() {
             return Err(Refusal {
                 reason: "AlreadyExists",
                 message: format!("pods \"{}\" already exists", spec.name),
             });
         }
-        self.pods.insert(spec.uid.clone(), Pod { spec, stage: Stage::Announced, given: Vec::new() });
+        self.pods.insert(spec.uid.clone(), Pod { spec, stage: Stage::Announced });
         Ok(())
     }
 
     /// Admits an announced pod. What pods that are gone still held is freed first, as the kubelet does.
     ///
     /// # Errors
-    /// The kubelet's refusal. The pod is forgotten: a refused pod leaves the List when it is terminal.
+    /// The kubelet's refusal. The pod leaves the List, since it is terminal; what some of its containers were given
+    /// before another was refused stays in the books until the next release.
     pub fn admit(&mut self, uid: &str) -> Result<Vec<Given>, Refusal> {
         self.settle();
         let spec = match self.pods.get(uid) {
             Some(pod) if pod.stage == Stage::Announced => pod.spec.clone(),
             _ => return Err(unexpected(format!("pod {uid} is not waiting for admission"))),
         };
-        let backup = self.groups.clone();
         let outcome = self.place(&spec);
-        match (outcome, self.pods.get_mut(uid)) {
-            (Ok(given), Some(pod)) => {
-                pod.stage = Stage::Active;
-                pod.given.clone_from(&given);
-                Ok(given)
-            }
-            (Err(refusal), _) => {
-                self.pods.remove(uid);
-                self.groups = backup;
-                Err(refusal)
-            }
-            (Ok(_), None) => Err(unexpected(format!("pod {uid} vanished during admission"))),
+        if let Some(pod) = self.pods.get_mut(uid) {
+            pod.stage = if outcome.is_ok() { Stage::Active } else { Stage::Gone };
         }
+        if outcome.is_err() {
+            self.forget_gone();
+        }
+        outcome.map(|()| self.given(uid))
+    }
+
+    /// The plain init containers of a pod have ended and its other containers run: the Memory Manager frees what is left
+    /// of the former; the other managers keep it until the pod is gone. Is there such a pod?
+    pub fn end_init(&mut self, namespace: &str, name: &str) -> bool {
+        let Some(pod) = self.pod(namespace, name) else { return false };
+        let spec = pod.spec.clone();
+        let init = spec.containers.iter().filter(|container| container.role == Role::Init);
+        init.for_each(|container| self.memory.remove_container(&spec.uid, &container.name));
+        true
     }
 
     /// All containers of the pod have ended. Returns its uid.
@@ -203,7 +228,7 @@ impl Model {
         self.move_to(namespace, name, Stage::Finished)
     }
 
-    /// The pod is gone: it leaves the List now, its resources are freed by [`Model::settle`]. Returns its uid.
+    /// The pod is gone: it leaves the List now, what it holds is freed later. Returns its uid.
     pub fn remove(&mut self, namespace: &str, name: &str) -> Option<String> {
         self.move_to(namespace, name, Stage::Gone)
     }
@@ -216,38 +241,131 @@ impl Model {
         Some(pod.spec.uid.clone())
     }
 
-    /// Frees what pods hold that are finished or gone. Did anything change?
-    pub fn settle(&mut self) -> bool {
-        let before = self.pods.len();
-        let mut freed = false;
-        self.pods.retain(|_, pod| pod.stage != Stage::Gone);
-        for pod in self.pods.values_mut().filter(|pod| pod.stage == Stage::Finished) {
-            freed |= !std::mem::take(&mut pod.given).is_empty();
+    /// An in-place resize of one container: thousandths of a CPU and bytes of memory.
+    ///
+    /// # Errors
+    /// What the kubelet calls infeasible: anything exclusive, but for exclusive CPUs from 1.37 on, which may become
+    /// more and fewer, never fewer than at admission.
+    pub fn resize(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        container: &str,
+        milli_cpu: u64,
+        memory: u64,
+    ) -> Result<(), Refusal> {
+        let pod = self.pod(namespace, name).filter(|pod| pod.stage == Stage::Active);
+        let spec = pod.map(|pod| pod.spec.clone());
+        let spec = spec.ok_or_else(|| infeasible(format!("there is no running pod {namespace}/{name}")))?;
+        let at = spec.containers.iter().position(|of| of.name == container && of.role != Role::Init);
+        let at = at.ok_or_else(|| infeasible(format!("{name} has no container {container} to resize")))?;
+        let old = &spec.containers[at];
+        if spec.guaranteed && self.settings.static_memory && old.memory != memory {
+            return Err(infeasible(
+                "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"".into(),
+            ));
         }
-        self.forget_unused_groups();
-        freed || before != self.pods.len()
+        if spec.guaranteed && self.settings.static_cpus && old.milli_cpu != milli_cpu {
+            self.resize_cpus(&spec, old, milli_cpu)?;
+        }
+        if let Some(pod) = self.pods.get_mut(&spec.uid) {
+            (pod.spec.containers[at].milli_cpu, pod.spec.containers[at].memory) = (milli_cpu, memory);
+        }
+        Ok(())
+    }
+
+    fn resize_cpus(&mut self, spec: &PodSpec, old: &ContainerSpec, milli_cpu: u64) -> Result<(), Refusal> {
+        let exclusive = self.cpus.entries.get(&spec.uid).is_some_and(|of| of.contains_key(&old.name));
+        let whole = milli_cpu.is_multiple_of(1000);
+        if self.age < Age::V1_37 || exclusive != whole || spec.pod_level.is_some() {
+            return Err(infeasible(
+                "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"".into(),
+            ));
+        }
+        if !exclusive {
+            return Ok(());
+        }
+        self.check_whole_cores(milli_cpu / 1000)?;
+        self.cpus.resize(&spec.uid, &old.name, milli_cpu / 1000)
+    }
+
+    /// The CPU Manager's period has passed: it frees what pods hold that are finished or gone. The Memory Manager and
+    /// the device manager do that at the next admission only. Did anything change?
+    pub fn reconcile(&mut self) -> bool {
+        let holders = self.cpus.entries.keys().chain(self.cpus.pod_entries.keys());
+        let stale: BTreeSet<String> = holders.filter(|uid| !self.is_active(uid)).cloned().collect();
+        for uid in &stale {
+            self.cpus.remove(uid);
+        }
+        self.forget_gone();
+        !stale.is_empty()
+    }
+
+    /// Frees everything that pods hold that are finished or gone, as each admission does first.
+    pub fn settle(&mut self) {
+        self.reconcile();
+        let holders = self.memory.holders();
+        for uid in holders.into_iter().filter(|uid| !self.pods.get(uid).is_some_and(Pod::is_active)) {
+            self.memory.remove(&uid);
+        }
+        self.collect_devices();
+        self.forget_gone();
+    }
+
+    /// What each List does first as well: nobody holds devices any more but active pods.
+    pub(super) fn collect_devices(&mut self) {
+        let pods = &self.pods;
+        let active = |uid: &String| pods.get(uid).is_some_and(Pod::is_active);
+        self.devices.entries.retain(|uid, _| active(uid));
+    }
+
+    /// Pods that are gone and hold nothing more.
+    fn forget_gone(&mut self) {
+        let Self { cpus, memory, pods, .. } = self;
+        let holds = |uid: &String| {
+            let of_cpus = cpus.entries.contains_key(uid) || cpus.pod_entries.contains_key(uid);
+            of_cpus || memory.entries.contains_key(uid) || memory.pod_entries.contains_key(uid)
+        };
+        pods.retain(|uid, pod| pod.stage != Stage::Gone || holds(uid));
+    }
+
+    /// The process ends and another one starts: the managers keep their books, plugins have to register again.
+    pub(super) fn restart(&mut self) {
+        self.cpus.restart();
+        self.devices.plugins.values_mut().for_each(|plugin| plugin.registered = false);
+    }
+
+    /// Another kubelet starts on the hardware as it is now, without books and without pods.
+    pub(super) fn reset(&mut self) {
+        let plugins = std::mem::take(&mut self.devices.plugins);
+        *self = Self { age: self.age, ..Self::new(&self.hardware) };
+        self.devices.plugins = plugins;
+        self.restart();
+    }
+
+    /// The hardware changes while the kubelet runs: its managers do not notice.
+    pub(super) fn set_hardware(&mut self, hardware: &MachineSpec) {
+        self.hardware = MachineSpec { kubelet: self.hardware.kubelet.clone(), ..hardware.clone() };
     }
 
     /// Registers or unregisters the plugin of a resource. Is there such a plugin?
     pub fn register(&mut self, resource: &str, registered: bool) -> bool {
-        self.plugins.get_mut(resource).map(|plugin| plugin.registered = registered).is_some()
+        let plugin = self.devices.plugins.get_mut(resource);
+        plugin.map(|plugin| plugin.registered = registered).is_some()
+    }
+
+    /// A plugin registers with these devices from now on; what it had offered before and is not among them is gone,
+    /// whoever holds it.
+    pub fn offer(&mut self, resource: &str, devices: &[Device]) {
+        let plugin = self.devices.plugins.entry(resource.to_owned()).or_default();
+        plugin.registered = true;
+        plugin.devices = device_manager::offered(devices);
     }
 
     /// The plugin says that a device is well or not. Is there such a device?
     pub fn set_health(&mut self, resource: &str, id: &str, healthy: bool) -> bool {
-        let device = self.plugins.get_mut(resource).and_then(|plugin| plugin.devices.get_mut(id));
+        let device = self.devices.plugins.get_mut(resource).and_then(|plugin| plugin.devices.get_mut(id));
         device.map(|device| device.healthy = healthy).is_some()
-    }
-
-    /// The CPUs that may be exclusive; with the policy `none` as well.
-    pub(super) fn allocatable_cpus(&self) -> IdSet {
-        self.online_cpus().difference(&self.reserved)
-    }
-
-    pub(super) fn online_cpus(&self) -> IdSet {
-        let mut cpus = IdSet::new();
-        self.nodes.values().for_each(|node| cpus.union_with(&node.cpus));
-        cpus
     }
 
     /// The nodes that containers' exclusive resources are on.
@@ -255,135 +373,233 @@ impl Model {
     pub fn zones_of(&self, given: &[Given]) -> IdSet {
         let mut zones = IdSet::new();
         for given in given {
-            let cpus = self.nodes.iter().filter(|(_, node)| !node.cpus.intersection(&given.cpus).is_empty());
-            cpus.for_each(|(id, _)| zones.insert(*id));
+            let nodes = self.memory.nodes.keys();
+            let cpus = nodes.filter(|id| !self.cpus.of_node(**id).intersection(&given.cpus).is_empty());
+            cpus.for_each(|id| zones.insert(*id));
             let parts = given.memory.iter().flat_map(|block| &block.split);
             parts.filter(|(_, bytes)| **bytes > 0).for_each(|(id, _)| zones.insert(*id));
-            for (resource, ids) in &given.devices {
-                let devices = self.plugins.get(resource).map(|plugin| &plugin.devices);
-                let held = devices.into_iter().flatten().filter(|(id, _)| ids.contains(*id));
-                held.for_each(|(_, device)| zones.union_with(&device.nodes));
-            }
+            given.devices.values().flatten().for_each(|(_, nodes)| zones.union_with(nodes));
         }
         zones
     }
 
-    /// What containers hold, whether their pod is listed or not.
-    pub(super) fn given(&self) -> impl Iterator<Item = &Given> {
-        self.pods.values().flat_map(|pod| &pod.given)
-    }
-
-    fn free_cpus(&self) -> IdSet {
-        let mut held = IdSet::new();
-        self.given().for_each(|given| held.union_with(&given.cpus));
-        self.allocatable_cpus().difference(&held)
-    }
-
-    /// The bytes of `resource` on `node` that nobody holds.
-    pub(super) fn free_memory(&self, node: Id, resource: &str) -> u64 {
-        let pool = self.nodes.get(&node).and_then(|node| node.pools.get(resource));
-        let held: u64 = self
-            .given()
-            .flat_map(|given| &given.memory)
-            .filter(|block| block.resource == resource)
-            .filter_map(|block| block.split.get(&node))
-            .sum();
-        pool.map_or(0, |pool| pool.allocatable.saturating_sub(held))
-    }
-
-    /// Ids of `resource` that could be given to a container now, with their nodes.
-    fn free_devices(&self, resource: &str) -> Vec<(&String, &IdSet)> {
-        let Some(plugin) = self.plugins.get(resource).filter(|plugin| plugin.registered) else {
-            return Vec::new();
-        };
-        let held: BTreeSet<&String> =
-            self.given().filter_map(|given| given.devices.get(resource)).flatten().collect();
-        plugin
-            .devices
-            .iter()
-            .filter(|(id, device)| device.healthy && !held.contains(id))
-            .map(|(id, device)| (id, &device.nodes))
-            .collect()
-    }
-
-    /// The group of a node: itself, unless a block joined it to others.
-    pub(super) fn group(&self, node: Id) -> BTreeSet<Id> {
-        self.groups.get(&node).cloned().unwrap_or_else(|| [node].into())
-    }
-
-    /// How many blocks lie on a node.
-    pub(super) fn assignments(&self, node: Id) -> usize {
-        let blocks = self.given().flat_map(|given| &given.memory);
-        blocks.filter(|block| block.split.contains_key(&node)).count()
-    }
-
-    fn forget_unused_groups(&mut self) {
-        let unused: Vec<Id> =
-            self.groups.keys().copied().filter(|node| self.assignments(*node) == 0).collect();
-        // A group lives and dies as a whole: a node of it may carry nothing while its peers do.
-        let dead = |group: &BTreeSet<Id>| group.iter().all(|node| unused.contains(node));
-        self.groups.retain(|_, group| !dead(group));
-    }
-
-    fn place(&mut self, spec: &PodSpec) -> Result<Vec<Given>, Refusal> {
-        let demands: Vec<Demand> =
-            spec.containers.iter().map(|container| self.demand(spec, container)).collect();
-        for demand in &demands {
+    fn place(&mut self, spec: &PodSpec) -> Result<(), Refusal> {
+        if spec.pod_level.is_some() && !self.settings.pod_level_managers {
+            return self.place_devices_only(spec);
+        }
+        if let Some(whole) = self.pod_demand(spec) {
+            return self.place_whole(spec, &whole);
+        }
+        let mut reuse = Reuse::default();
+        let demands = spec.in_order().map(|of| (of, self.demand(spec, of))).collect::<Vec<_>>();
+        for (_, demand) in &demands {
             self.check_whole_cores(demand.cpus)?;
         }
-        let pod_affinity = match &spec.affinity {
-            Some(nodes) => Some(nodes.iter().collect()),
-            None if self.settings.pod_scope => self.affinity(&sum(&demands))?,
-            None => None,
+        let forced: Option<BTreeSet<Id>> = spec.affinity.as_ref().map(|nodes| nodes.iter().collect());
+        let of_pod = match &forced {
+            None if self.settings.pod_scope => self.affinity(&sum(&demands), &reuse)?,
+            forced => forced.clone(),
         };
-        let mut given = Vec::new();
-        for (container, demand) in spec.containers.iter().zip(demands) {
-            let affinity = match &pod_affinity {
-                Some(nodes) => Some(nodes.clone()),
-                None if self.settings.pod_scope => None,
-                None => self.affinity(&demand)?,
+        for (container, demand) in &demands {
+            let affinity = match &of_pod {
+                None if !self.settings.pod_scope => self.affinity(demand, &reuse)?,
+                of_pod => of_pod.clone(),
             };
-            let strict = spec.affinity.is_some() || self.settings.alignment.is_strict();
-            let one = self.allocate(container, &demand, affinity.as_ref(), strict, spec)?;
-            given.push(one);
+            let strict = forced.is_some() || self.settings.alignment.is_strict();
+            self.allocate(spec, container, demand, affinity.as_ref(), strict, &mut reuse)?;
         }
-        if let Some(pod) = self.pods.get_mut(&spec.uid) {
-            pod.given.clear();
-        }
-        Ok(given)
+        Ok(())
     }
 
-    /// Gives one container what it asks for and remembers it in the pod, so that the next one sees it.
+    /// The CPU Manager and the Memory Manager pass over pods with resources of their own, unless told otherwise.
+    fn place_devices_only(&mut self, spec: &PodSpec) -> Result<(), Refusal> {
+        let mut reuse = Reuse::default();
+        for container in spec.in_order() {
+            let demand = Demand { devices: container.devices.clone(), ..Demand::default() };
+            let affinity = self.affinity(&demand, &reuse)?;
+            let strict = self.settings.alignment.is_strict();
+            self.allocate(spec, container, &demand, affinity.as_ref(), strict, &mut reuse)?;
+        }
+        Ok(())
+    }
+
+    /// Gives one container what it asks for and notes what the next ones may use again.
     fn allocate(
         &mut self,
+        spec: &PodSpec,
         container: &ContainerSpec,
         demand: &Demand,
         affinity: Option<&BTreeSet<Id>>,
         strict: bool,
-        spec: &PodSpec,
-    ) -> Result<Given, Refusal> {
-        let given = Given {
-            container: container.name.clone(),
-            cpus: self.take_cpus(demand.cpus, affinity, strict)?,
-            memory: self.take_memory(&demand.memory, affinity, strict)?,
-            devices: self.take_devices(&demand.devices, affinity, strict)?,
+        reuse: &mut Reuse,
+    ) -> Result<(), Refusal> {
+        let (uid, name, init) = (&spec.uid, &container.name, container.role == Role::Init);
+        let devices = self.devices.choose(&demand.devices, affinity, strict, &reuse.devices)?;
+        for (resource, held) in &devices {
+            let left = reuse.devices.entry(resource.clone()).or_default();
+            match init {
+                true => left.extend(held.clone()),
+                false => left.retain(|id, _| !held.contains_key(id)),
+            }
+        }
+        self.devices.give(uid, name, devices);
+
+        let mut pool = self.cpus.free();
+        pool.union_with(&reuse.cpus);
+        let cpus = self.cpus.choose(&pool, demand.cpus, affinity, strict)?;
+        match init {
+            true => reuse.cpus.union_with(&cpus),
+            false => reuse.cpus = reuse.cpus.difference(&cpus),
+        }
+        self.cpus.give(uid, name, cpus);
+
+        if demand.memory.is_empty() {
+            return Ok(());
+        }
+        let set = self.memory.choose(&demand.memory, affinity, strict, &reuse.memory)?;
+        self.memory.give(uid, name, &demand.memory, &set, &reuse.memory);
+        for (resource, bytes) in &demand.memory {
+            let left = reuse.memory.entry((set.clone(), resource.clone())).or_default();
+            *left = if init { (*left).max(*bytes) } else { left.saturating_sub(*bytes) };
+        }
+        let earlier = spec.in_order().take_while(|other| other.name != *name);
+        let earlier: Vec<&str> =
+            earlier.filter(|other| other.role == Role::Init).map(|other| other.name.as_str()).collect();
+        self.memory.shrink_init(uid, name, &earlier);
+        Ok(())
+    }
+
+    /// What a pod asks for that has resources of its own and is placed as a whole.
+    fn pod_demand(&self, spec: &PodSpec) -> Option<Demand> {
+        let resources = spec.pod_level.as_ref()?;
+        if !self.settings.pod_scope || !spec.guaranteed {
+            return None;
+        }
+        let mut demand = Demand::default();
+        if self.settings.static_cpus && resources.milli_cpu.is_multiple_of(1000) {
+            demand.cpus = resources.milli_cpu / 1000;
+        }
+        if self.settings.static_memory {
+            demand.memory.clone_from(&resources.hugepages);
+            demand.memory.insert(MEMORY.to_owned(), resources.memory);
+            demand.memory.retain(|_, bytes| *bytes > 0);
+        }
+        for container in spec.in_order() {
+            for (resource, count) in &container.devices {
+                *demand.devices.entry(resource.clone()).or_default() += count;
+            }
+        }
+        Some(demand)
+    }
+
+    /// Gives a pod its whole allocation and divides it among the containers (kubelet 1.36's `AllocatePod`).
+    fn place_whole(&mut self, spec: &PodSpec, whole: &Demand) -> Result<(), Refusal> {
+        let demands = spec.in_order().map(|of| (of, self.demand(spec, of))).collect::<Vec<_>>();
+        check_shared_pool(whole, &demands)?;
+        self.check_whole_cores(whole.cpus)?;
+        let mut reuse = Reuse::default();
+        let forced: Option<BTreeSet<Id>> = spec.affinity.as_ref().map(|nodes| nodes.iter().collect());
+        let affinity = match forced.clone() {
+            Some(nodes) => Some(nodes),
+            None => self.affinity(whole, &reuse)?,
         };
-        for block in given.memory.iter().filter(|block| block.split.len() > 1) {
-            let group: BTreeSet<Id> = block.split.keys().copied().collect();
-            self.groups.extend(group.iter().map(|node| (*node, group.clone())));
+        let strict = forced.is_some() || self.settings.alignment.is_strict();
+        for (container, demand) in &demands {
+            let devices = Demand { devices: demand.devices.clone(), ..Demand::default() };
+            self.allocate(spec, container, &devices, affinity.as_ref(), strict, &mut reuse)?;
         }
-        if let Some(pod) = self.pods.get_mut(&spec.uid) {
-            pod.given.push(given.clone());
+        self.divide_cpus(spec, whole, &demands, affinity.as_ref(), strict)?;
+        self.divide_memory(spec, whole, &demands, affinity.as_ref(), strict)
+    }
+
+    fn divide_cpus(
+        &mut self,
+        spec: &PodSpec,
+        whole: &Demand,
+        demands: &[(&ContainerSpec, Demand)],
+        affinity: Option<&BTreeSet<Id>>,
+        strict: bool,
+    ) -> Result<(), Refusal> {
+        if whole.cpus == 0 {
+            return Ok(());
         }
-        Ok(given)
+        let all = self.cpus.choose(&self.cpus.free(), whole.cpus, affinity, strict)?;
+        self.cpus.pod_entries.insert(spec.uid.clone(), all.clone());
+        let mut left = all;
+        let mut shared = Vec::new();
+        for (container, demand) in demands {
+            match container.role {
+                // An init container runs on all that sidecars before it did not take.
+                Role::Init if demand.cpus == 0 => self.cpus.give(&spec.uid, &container.name, left.clone()),
+                _ if demand.cpus == 0 => shared.push(&container.name),
+                role => {
+                    let cpus = self.cpus.choose(&left, demand.cpus, None, false)?;
+                    if role != Role::Init {
+                        left = left.difference(&cpus);
+                    }
+                    self.cpus.give(&spec.uid, &container.name, cpus);
+                }
+            }
+        }
+        shared.into_iter().for_each(|name| self.cpus.give(&spec.uid, name, left.clone()));
+        Ok(())
+    }
+
+    fn divide_memory(
+        &mut self,
+        spec: &PodSpec,
+        whole: &Demand,
+        demands: &[(&ContainerSpec, Demand)],
+        affinity: Option<&BTreeSet<Id>>,
+        strict: bool,
+    ) -> Result<(), Refusal> {
+        if whole.memory.is_empty() {
+            return Ok(());
+        }
+        let set = self.memory.choose(&whole.memory, affinity, strict, &BTreeMap::new())?;
+        let mut blocks = Vec::new();
+        for (resource, bytes) in &whole.memory {
+            let split = self.memory.charge(&set, resource, *bytes);
+            blocks.push(Block { resource: resource.clone(), bytes: *bytes, split });
+        }
+        self.memory.pod_entries.insert(spec.uid.clone(), blocks);
+        let mut left = whole.memory.clone();
+        let part = |request: &Request| -> Vec<Block> {
+            let split = || set.iter().map(|node| (*node, 0)).collect();
+            let parts = request.iter().filter(|(_, bytes)| **bytes > 0);
+            parts
+                .map(|(resource, bytes)| Block { resource: resource.clone(), bytes: *bytes, split: split() })
+                .collect()
+        };
+        let mut entries = BTreeMap::new();
+        let mut shared = Vec::new();
+        for (container, demand) in demands {
+            match container.role {
+                Role::Init if demand.memory.is_empty() => {
+                    entries.insert(container.name.clone(), part(&left));
+                }
+                _ if demand.memory.is_empty() => shared.push(container.name.clone()),
+                role => {
+                    entries.insert(container.name.clone(), part(&demand.memory));
+                    for (resource, bytes) in demand.memory.iter().filter(|_| role != Role::Init) {
+                        let left = left.entry(resource.clone()).or_default();
+                        *left = left.saturating_sub(*bytes);
+                    }
+                }
+            }
+        }
+        entries.extend(shared.into_iter().map(|name| (name, part(&left))));
+        self.memory.entries.insert(spec.uid.clone(), entries);
+        Ok(())
     }
 
     fn demand(&self, pod: &PodSpec, container: &ContainerSpec) -> Demand {
+        // In a pod with resources of its own only containers whose own CPU and memory are fixed get anything.
+        let fixed = pod.pod_level.is_none() || (container.milli_cpu > 0 && container.memory > 0);
         let exclusive =
-            self.settings.static_cpus && pod.guaranteed && container.milli_cpu.is_multiple_of(1000);
-        let pinned = self.settings.static_memory && pod.guaranteed;
+            self.settings.static_cpus && pod.guaranteed && fixed && container.milli_cpu.is_multiple_of(1000);
         let mut memory = BTreeMap::new();
-        if pinned {
+        if self.settings.static_memory && pod.guaranteed && fixed {
             memory.extend(container.hugepages.iter().map(|(size, bytes)| (size.clone(), *bytes)));
             memory.insert(MEMORY.to_owned(), container.memory);
             memory.retain(|_, bytes| *bytes > 0);
@@ -396,7 +612,7 @@ impl Model {
     }
 
     fn check_whole_cores(&self, cpus: u64) -> Result<(), Refusal> {
-        let threads = self.cores.iter().map(|(_, threads)| threads.len()).max().unwrap_or(1) as u64;
+        let threads = self.cpus.threads();
         if !self.settings.full_cores || cpus.is_multiple_of(threads) {
             return Ok(());
         }
@@ -409,15 +625,17 @@ impl Model {
     }
 
     /// The Topology Manager: the nodes that everything shall come from, or nothing in particular.
-    fn affinity(&self, demand: &Demand) -> Result<Option<BTreeSet<Id>>, Refusal> {
+    fn affinity(&self, demand: &Demand, reuse: &Reuse) -> Result<Option<BTreeSet<Id>>, Refusal> {
         let alignment = self.settings.alignment;
         if alignment == Alignment::None || demand.is_nothing() {
             return Ok(None);
         }
-        if let Some(node) = self.nodes.keys().find(|node| self.fits_on(**node, demand, false)) {
+        let mut cpus = self.cpus.free();
+        cpus.union_with(&reuse.cpus);
+        if let Some(node) = self.memory.nodes.keys().find(|node| self.fits_on(**node, demand, &cpus, reuse)) {
             return Ok(Some([*node].into()));
         }
-        let could_fit = || self.nodes.keys().any(|node| self.fits_on(*node, demand, true));
+        let could_fit = || self.memory.nodes.keys().any(|node| self.could_fit_on(*node, demand));
         match alignment {
             Alignment::SingleNode => Err(misaligned()),
             Alignment::Restricted if could_fit() => Err(misaligned()),
@@ -425,160 +643,18 @@ impl Model {
         }
     }
 
-    /// Does the demand fit on one node: now, or (`when_empty`) if nobody held anything?
-    fn fits_on(&self, node: Id, demand: &Demand, when_empty: bool) -> bool {
-        let set: BTreeSet<Id> = [node].into();
-        let emptied;
-        let model = if when_empty {
-            emptied = self.emptied();
-            &emptied
-        } else {
-            self
-        };
-        let cpus = model.nodes.get(&node).map(|n| n.cpus.intersection(&model.free_cpus()).len());
-        cpus.unwrap_or(0) >= demand.cpus
-            && model.memory_fits(&set, &demand.memory)
-            && demand.devices.iter().all(|(resource, count)| {
-                let near = model.free_devices(resource).into_iter();
-                // A device without topology has no opinion, so it is as good as a near one.
-                near.filter(|(_, nodes)| nodes.is_empty() || nodes.contains(node)).count() as u64 >= *count
-            })
+    /// Does the demand fit on one node now, with `cpus` free?
+    fn fits_on(&self, node: Id, demand: &Demand, cpus: &IdSet, reuse: &Reuse) -> bool {
+        self.cpus.of_node(node).intersection(cpus).len() >= demand.cpus
+            && self.memory.fits(&[node].into(), &demand.memory, &reuse.memory)
+            && self.devices.fits(node, &demand.devices, &reuse.devices, false)
     }
 
-    fn emptied(&self) -> Self {
-        Self { pods: BTreeMap::new(), groups: BTreeMap::new(), ..self.clone() }
-    }
-
-    /// May blocks of these sizes lie on exactly these nodes?
-    fn memory_fits(&self, set: &BTreeSet<Id>, demand: &BTreeMap<String, u64>) -> bool {
-        let free = |resource: &str| set.iter().map(|node| self.free_memory(*node, resource)).sum::<u64>();
-        demand.is_empty()
-            || (set.iter().all(|node| self.may_join(*node, set))
-                && demand.iter().all(|(resource, bytes)| free(resource) >= *bytes))
-    }
-
-    /// A node that carries blocks stays in its group.
-    fn may_join(&self, node: Id, set: &BTreeSet<Id>) -> bool {
-        self.group(node) == *set || (self.assignments(node) == 0 && !self.groups.contains_key(&node))
-    }
-
-    fn take_cpus(&self, count: u64, affinity: Option<&BTreeSet<Id>>, strict: bool) -> Result<IdSet, Refusal> {
-        let free = self.free_cpus();
-        let near = |node: Id| affinity.is_none_or(|nodes| nodes.contains(&node));
-        let mut order = self.cpu_order(&free, near);
-        if !strict || affinity.is_none() {
-            order.extend(self.cpu_order(&free, |node| !near(node)));
-        }
-        if (order.len() as u64) < count {
-            return Err(unexpected(format!(
-                "Allocate failed due to not enough cpus available to satisfy request: requested={count}, \
-                 available={}, which is unexpected",
-                order.len()
-            )));
-        }
-        Ok(order.into_iter().take(usize::try_from(count).unwrap_or(usize::MAX)).collect())
-    }
-
-    /// Free CPUs of some nodes in the order in which they are handed out: whole cores first, then what is left
-    /// of broken ones.
-    fn cpu_order(&self, free: &IdSet, wanted: impl Fn(Id) -> bool) -> Vec<Id> {
-        let (mut whole, mut single) = (Vec::new(), Vec::new());
-        for (_, threads) in self.cores.iter().filter(|(node, _)| wanted(*node)) {
-            let all_free = threads.iter().all(|cpu| free.contains(*cpu));
-            let target = if all_free { &mut whole } else { &mut single };
-            target.extend(threads.iter().copied().filter(|cpu| free.contains(*cpu)));
-        }
-        if !self.settings.full_cores {
-            whole.extend(single);
-        }
-        whole
-    }
-
-    fn take_memory(
-        &self,
-        demand: &BTreeMap<String, u64>,
-        affinity: Option<&BTreeSet<Id>>,
-        strict: bool,
-    ) -> Result<Vec<Block>, Refusal> {
-        if demand.is_empty() {
-            return Ok(Vec::new());
-        }
-        let set = match affinity {
-            Some(nodes) if self.memory_fits(nodes, demand) => Some(nodes.clone()),
-            Some(_) if strict => None,
-            _ => self.memory_set(demand),
-        };
-        let Some(set) = set else {
-            return Err(unexpected(
-                "Allocate failed due to [memorymanager] failed to get the default NUMA affinity, no NUMA \
-                 nodes with enough memory is available, which is unexpected"
-                    .into(),
-            ));
-        };
-        Ok(demand.iter().map(|(resource, bytes)| self.block(resource, *bytes, &set)).collect())
-    }
-
-    /// The smallest set of nodes that the Memory Manager finds by itself: one node, a group that exists, or the
-    /// lowest free nodes together.
-    fn memory_set(&self, demand: &BTreeMap<String, u64>) -> Option<BTreeSet<Id>> {
-        let singles = self.nodes.keys().map(|node| [*node].into());
-        let groups = self.groups.values().cloned();
-        if let Some(set) = singles.chain(groups).find(|set| self.memory_fits(set, demand)) {
-            return Some(set);
-        }
-        let mut set = BTreeSet::new();
-        let unbound = self.nodes.keys().filter(|node| {
-            self.assignments(**node) == 0
-                && !self.groups.contains_key(node)
-                && self.nodes[node].pools.values().any(|pool| pool.allocatable > 0)
-        });
-        for node in unbound {
-            set.insert(*node);
-            if self.memory_fits(&set, demand) {
-                return Some(set);
-            }
-        }
-        None
-    }
-
-    fn block(&self, resource: &str, bytes: u64, set: &BTreeSet<Id>) -> Block {
-        let mut left = bytes;
-        let split = set.iter().map(|node| {
-            let part = left.min(self.free_memory(*node, resource));
-            left -= part;
-            (*node, part)
-        });
-        Block { resource: resource.to_owned(), bytes, split: split.collect() }
-    }
-
-    fn take_devices(
-        &self,
-        demand: &BTreeMap<String, u64>,
-        affinity: Option<&BTreeSet<Id>>,
-        strict: bool,
-    ) -> Result<BTreeMap<String, BTreeSet<String>>, Refusal> {
-        let mut taken = BTreeMap::new();
-        for (resource, count) in demand.iter().filter(|(_, count)| **count > 0) {
-            let near =
-                |nodes: &IdSet| affinity.is_none_or(|wanted| wanted.iter().any(|node| nodes.contains(*node)));
-            let mut free = self.free_devices(resource);
-            // Near ones first, then those without topology, then far ones: the kubelet's order.
-            free.sort_by_key(|(_, nodes)| (!near(nodes), !nodes.is_empty()));
-            if strict && affinity.is_some() {
-                free.retain(|(_, nodes)| near(nodes) || nodes.is_empty());
-            }
-            if (free.len() as u64) < *count {
-                return Err(unexpected(format!(
-                    "Allocate failed due to requested number of devices unavailable for {resource}. \
-                     Requested: {count}, Available: {}, which is unexpected",
-                    free.len()
-                )));
-            }
-            let count = usize::try_from(*count).unwrap_or(usize::MAX);
-            let ids = free.into_iter().take(count).map(|(id, _)| id.clone()).collect();
-            taken.insert(resource.clone(), ids);
-        }
-        Ok(taken)
+    /// Would the demand fit on one node if nobody held anything?
+    fn could_fit_on(&self, node: Id, demand: &Demand) -> bool {
+        self.cpus.of_node(node).intersection(&self.cpus.allocatable()).len() >= demand.cpus
+            && self.memory.could_fit(&[node].into(), &demand.memory)
+            && self.devices.fits(node, &demand.devices, &BTreeMap::new(), true)
     }
 }
 
@@ -586,20 +662,77 @@ impl Demand {
     fn is_nothing(&self) -> bool {
         self.cpus == 0 && self.memory.is_empty() && self.devices.values().all(|count| *count == 0)
     }
-}
 
-fn sum(demands: &[Demand]) -> Demand {
-    let mut total = Demand::default();
-    for demand in demands {
-        total.cpus += demand.cpus;
-        for (resource, bytes) in &demand.memory {
-            *total.memory.entry(resource.clone()).or_default() += bytes;
+    fn add(&mut self, other: &Self) {
+        self.cpus += other.cpus;
+        for (resource, bytes) in &other.memory {
+            *self.memory.entry(resource.clone()).or_default() += bytes;
         }
-        for (resource, count) in &demand.devices {
-            *total.devices.entry(resource.clone()).or_default() += count;
+        for (resource, count) in &other.devices {
+            *self.devices.entry(resource.clone()).or_default() += count;
         }
     }
-    total
+
+    fn raise_to(&mut self, other: &Self) {
+        self.cpus = self.cpus.max(other.cpus);
+        for (resource, bytes) in &other.memory {
+            let mine = self.memory.entry(resource.clone()).or_default();
+            *mine = (*mine).max(*bytes);
+        }
+        for (resource, count) in &other.devices {
+            let mine = self.devices.entry(resource.clone()).or_default();
+            *mine = (*mine).max(*count);
+        }
+    }
+}
+
+/// What a pod needs at once: its sidecars and apps together, or a plain init container beside the sidecars before it.
+fn sum(demands: &[(&ContainerSpec, Demand)]) -> Demand {
+    let (mut running, mut most) = (Demand::default(), Demand::default());
+    for (container, demand) in demands {
+        let mut now = running.clone();
+        now.add(demand);
+        most.raise_to(&now);
+        if container.role != Role::Init {
+            running = now;
+        }
+    }
+    most
+}
+
+/// A container without resources of its own needs something that the others leave it.
+fn check_shared_pool(whole: &Demand, demands: &[(&ContainerSpec, Demand)]) -> Result<(), Refusal> {
+    let empty = |resource: &str| Refusal {
+        reason: "EmptyPodSharedPoolError",
+        message: format!(
+            "pod rejected, sum of exclusive container {resource} requests equals pod budget, leaving nothing \
+             for shared containers"
+        ),
+    };
+    let lasting = || demands.iter().filter(|(container, _)| container.role != Role::Init);
+    let cpus: u64 = lasting().map(|(_, demand)| demand.cpus).sum();
+    let shares_cpus = demands.iter().any(|(_, demand)| demand.cpus == 0);
+    if whole.cpus > 0 && (cpus > whole.cpus || (shares_cpus && cpus == whole.cpus)) {
+        return Err(empty("cpu"));
+    }
+    let shares_memory = demands.iter().any(|(_, demand)| demand.memory.is_empty());
+    for (resource, bytes) in &whole.memory {
+        let taken: u64 = lasting().filter_map(|(_, demand)| demand.memory.get(resource)).sum();
+        if taken > *bytes || (shares_memory && taken == *bytes) {
+            return Err(empty(resource));
+        }
+    }
+    let beyond = |(_, demand): &(&ContainerSpec, Demand)| {
+        demand.cpus > whole.cpus
+            || demand
+                .memory
+                .iter()
+                .any(|(resource, bytes)| whole.memory.get(resource).is_none_or(|has| has < bytes))
+    };
+    match demands.iter().any(beyond) {
+        true => Err(unexpected("a container asks for more than its pod".into())),
+        false => Ok(()),
+    }
 }
 
 fn misaligned() -> Refusal {
@@ -609,62 +742,10 @@ fn misaligned() -> Refusal {
     }
 }
 
-fn unexpected(message: String) -> Refusal {
+pub(super) fn unexpected(message: String) -> Refusal {
     Refusal { reason: "UnexpectedAdmissionError", message }
 }
 
-fn nodes(spec: &MachineSpec, settings: &Settings) -> BTreeMap<Id, Node> {
-    let one = |node: &crate::sim::machine::NodeSpec| {
-        let pages = node.pages();
-        let hugepages = spec.page_sizes().into_iter().map(|size| {
-            let resource = hugepages_name(size);
-            let total = pages.get(&size).copied().unwrap_or(0) * size;
-            let reserved = settings.reserved(node.id, &resource);
-            (resource, Pool { total, reserved, allocatable: total.saturating_sub(reserved) })
-        });
-        let mem_total = node.memory.ceil();
-        let reserved = settings.reserved(node.id, MEMORY);
-        let mut pools: BTreeMap<String, Pool> = hugepages.collect();
-        let in_pages: u64 = pools.values().map(|pool| pool.total).sum();
-        let allocatable = mem_total.saturating_sub(in_pages).saturating_sub(reserved);
-        pools.insert(MEMORY.to_owned(), Pool { total: mem_total, reserved, allocatable });
-        Node { cpus: node.cpus.clone(), pools }
-    };
-    spec.nodes.iter().map(|node| (node.id, one(node))).collect()
-}
-
-fn plugins(spec: &MachineSpec) -> BTreeMap<String, Plugin> {
-    let device = |device: &crate::sim::machine::Device| Device {
-        nodes: device.numa.iter().copied().collect(),
-        healthy: !device.unhealthy,
-    };
-    spec.devices
-        .iter()
-        .map(|plugin| {
-            let devices = plugin.devices.iter().map(|d| (d.id.clone(), device(d))).collect();
-            (plugin.resource.clone(), Plugin { registered: true, devices })
-        })
-        .collect()
-}
-
-/// The cores of every node in ascending order, each with its online CPUs.
-fn cores(spec: &MachineSpec) -> Vec<(Id, Vec<Id>)> {
-    let mut cores = Vec::new();
-    for node in &spec.nodes {
-        for mut threads in spec.cores(node) {
-            threads.retain(|cpu| node.cpus.contains(*cpu));
-            cores.push((node.id, threads));
-        }
-    }
-    cores.retain(|(_, threads)| !threads.is_empty());
-    cores
-}
-
-/// The list that the configuration names, else as many as it reserves, from the lowest core on.
-fn reserved_cpus(settings: &Settings, cores: &[(Id, Vec<Id>)]) -> IdSet {
-    if !settings.reserved_cpus.is_empty() {
-        return settings.reserved_cpus.clone();
-    }
-    let count = usize::try_from(settings.reserved_cpu_count).unwrap_or(usize::MAX);
-    cores.iter().flat_map(|(_, threads)| threads).take(count).copied().collect()
+fn infeasible(message: String) -> Refusal {
+    Refusal { reason: "Infeasible", message }
 }

@@ -5,9 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::model::{Given, MEMORY, Model, Stage};
+use super::memory_manager::MemoryManager;
+use super::model::{MEMORY, Model};
+use super::settings::Settings;
 use crate::machine::{Id, IdSet};
 use crate::nrt::NodeResourceTopology;
+use crate::quantity::hugepages_name;
+use crate::sim::machine::MachineSpec;
 
 /// The three numbers of one resource in one zone: CPUs, bytes or devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,78 +48,143 @@ impl fmt::Display for Amounts {
     }
 }
 
+/// MemTotal moves by a few pages; a kubelet that offers up to this much more than MemTotal, one part in 32, read it
+/// before such a move.
+const DRIFT: u64 = 32;
+
+/// The scheduler holds zones with these ids only.
+const HIGHEST: Id = 63;
+
+/// The hardware as the kernel shows it now.
+struct Hardware<'a>(&'a MachineSpec);
+
+impl Hardware<'_> {
+    fn cpus(&self, node: Id) -> IdSet {
+        self.0.node(node).map(|node| node.cpus.clone()).unwrap_or_default()
+    }
+
+    fn total(&self, node: Id, resource: &str) -> u64 {
+        let Some(node) = self.0.node(node) else { return 0 };
+        if resource == MEMORY {
+            return node.memory.ceil();
+        }
+        let pools = node.pages().into_iter().filter(|(size, _)| hugepages_name(*size) == resource);
+        pools.map(|(size, pages)| size * pages).sum()
+    }
+
+    /// The CPUs that a kubelet without a CPU Manager keeps for itself: the lowest that there are, if it was told a number.
+    fn reserved_cpus(&self, settings: &Settings) -> IdSet {
+        if !settings.reserved_cpus.is_empty() {
+            return settings.reserved_cpus.clone();
+        }
+        let count = usize::try_from(settings.reserved_cpu_count).unwrap_or(usize::MAX);
+        self.0.online_cpus().iter().take(count).collect()
+    }
+}
+
 impl Model {
-    /// The truth, as of the pods that are in the List now.
+    /// The truth about the hardware as it is now, as of the pods that are in the List now: pods that have ended hold
+    /// nothing, and what a plain init container leaves unused nobody else gets.
     #[must_use]
     pub fn expected(&self) -> Expected {
-        let mut names: BTreeSet<String> = ["cpu".to_owned(), MEMORY.to_owned()].into();
-        names.extend(self.nodes.values().flat_map(|node| node.pools.keys().cloned()));
-        names.extend(self.plugins.keys().cloned());
-        let zone = |id: Id| {
-            let amounts = names.iter().map(|name| (name.clone(), self.amounts(id, name)));
-            amounts.collect::<BTreeMap<_, _>>()
-        };
-        let joined = self.groups.values().filter(|group| group.len() > 1);
-        Expected {
-            zones: self.nodes.keys().map(|id| (*id, zone(*id))).collect(),
-            groups: joined.cloned().collect(),
-        }
-    }
-
-    fn amounts(&self, node: Id, resource: &str) -> Amounts {
-        match resource {
-            "cpu" => self.cpu_amounts(node),
-            _ if self.plugins.contains_key(resource) => self.device_amounts(node, resource),
-            _ => self.memory_amounts(node, resource),
-        }
-    }
-
-    /// What listed pods hold.
-    fn in_use(&self) -> impl Iterator<Item = &Given> {
-        let listed = self.pods.values().filter(|pod| pod.stage == Stage::Active);
-        listed.flat_map(|pod| &pod.given)
-    }
-
-    fn cpu_amounts(&self, node: Id) -> Amounts {
-        let Some(zone) = self.nodes.get(&node) else { return Amounts::default() };
+        let settled = self.settled_memory();
         let mut used = IdSet::new();
-        self.in_use().for_each(|given| used.union_with(&given.cpus));
-        let allocatable = zone.cpus.difference(&self.reserved);
+        self.active().for_each(|uid| used.union_with(&self.cpus.held_by(uid)));
+        let mut zones: BTreeMap<Id, BTreeMap<String, Amounts>> = BTreeMap::new();
+        let mut names: BTreeSet<String> = [MEMORY.to_owned()].into();
+        names.extend(self.hardware.page_sizes().into_iter().map(hugepages_name));
+        names.extend(settled.nodes.values().flat_map(|node| node.pools.keys().cloned()));
+        for node in self.hardware.nodes.iter().filter(|node| node.id <= HIGHEST) {
+            let mut amounts: BTreeMap<String, Amounts> = BTreeMap::new();
+            for name in &names {
+                amounts.insert(name.clone(), self.memory_amounts(&settled, node.id, name));
+            }
+            amounts.insert("cpu".to_owned(), self.cpu_amounts(node.id, &used));
+            zones.insert(node.id, amounts);
+        }
+        for (resource, of_zone) in self.device_amounts() {
+            for (id, amounts) in &mut zones {
+                let of = of_zone.get(id).copied().unwrap_or_default();
+                amounts.insert(resource.clone(), of);
+            }
+        }
+        let groups = settled.nodes.into_values().map(|node| node.cells).filter(|cells| cells.len() > 1);
+        Expected { zones, groups: groups.collect() }
+    }
+
+    /// The Memory Manager's books once it has freed what pods hold that are not in the List.
+    fn settled_memory(&self) -> MemoryManager {
+        let mut memory = self.memory.clone();
+        for uid in memory.holders().iter().filter(|uid| !self.is_active(uid)) {
+            memory.remove(uid);
+        }
+        memory
+    }
+
+    fn cpu_amounts(&self, node: Id, used: &IdSet) -> Amounts {
+        let hardware = Hardware(&self.hardware);
+        let online = hardware.cpus(node);
+        let allocatable = match self.settings.static_cpus {
+            true => online.intersection(&self.cpus.allocatable()),
+            false => online.difference(&hardware.reserved_cpus(&self.settings)),
+        };
         Amounts {
-            capacity: zone.cpus.len(),
+            capacity: online.len(),
             allocatable: allocatable.len(),
-            available: allocatable.difference(&used).len(),
+            available: allocatable.difference(used).len(),
         }
     }
 
-    fn memory_amounts(&self, node: Id, resource: &str) -> Amounts {
-        let pool = self.nodes.get(&node).and_then(|zone| zone.pools.get(resource));
-        let Some(pool) = pool else { return Amounts::default() };
-        // Without a Memory Manager nobody reserves huge pages.
-        let reserving = self.settings.static_memory || resource == MEMORY;
-        let allocatable = if reserving { pool.allocatable } else { pool.total };
-        let used: u64 = self
-            .in_use()
-            .flat_map(|given| &given.memory)
-            .filter(|block| block.resource == resource)
-            .filter_map(|block| block.split.get(&node))
-            .sum();
-        Amounts { capacity: pool.total, allocatable, available: allocatable.saturating_sub(used) }
+    fn memory_amounts(&self, memory: &MemoryManager, node: Id, resource: &str) -> Amounts {
+        let hardware = Hardware(&self.hardware);
+        let total = hardware.total(node, resource);
+        if !self.settings.static_memory {
+            // Nobody reserves huge pages then.
+            let allocatable = if resource == MEMORY {
+                let pages = self.hardware.node(node).map_or(0, |node| node.hugepage_bytes());
+                total.saturating_sub(pages).saturating_sub(self.settings.reserved(node, MEMORY))
+            } else {
+                total
+            };
+            return Amounts { capacity: total, allocatable, available: allocatable };
+        }
+        let Some(pool) = memory.pool(node, resource) else {
+            return Amounts { capacity: total, ..Amounts::default() };
+        };
+        let most = hardware.total(node, MEMORY);
+        debug_assert!(pool.allocatable <= most + most / DRIFT, "more than a drift");
+        let capacity = total.max(pool.allocatable);
+        Amounts { capacity, allocatable: pool.allocatable, available: pool.free() }
     }
 
-    fn device_amounts(&self, node: Id, resource: &str) -> Amounts {
-        let Some(plugin) = self.plugins.get(resource) else { return Amounts::default() };
-        let used: BTreeSet<&String> =
-            self.in_use().filter_map(|given| given.devices.get(resource)).flatten().collect();
-        let mut amounts = Amounts::default();
-        for (id, device) in plugin.devices.iter().filter(|(_, device)| device.nodes.contains(node)) {
-            let in_use = used.contains(id);
-            let offered = plugin.registered && device.healthy;
-            amounts.capacity += u64::from(offered || in_use);
-            amounts.allocatable += u64::from(offered);
-            amounts.available += u64::from(offered && !in_use);
+    /// Resource to node to devices. What is offered counts where its plugin says now that it is; what is in use and not
+    /// offered any more, or offered elsewhere now, counts as capacity where it was when it was given away.
+    fn device_amounts(&self) -> BTreeMap<String, BTreeMap<Id, Amounts>> {
+        let mut held: BTreeMap<(&String, &String), &IdSet> = BTreeMap::new();
+        let entries = self.active().filter_map(|uid| self.devices.entries.get(uid));
+        for (resource, devices) in entries.flat_map(BTreeMap::values).flatten() {
+            held.extend(devices.iter().map(|(id, nodes)| ((resource, id), nodes)));
         }
-        amounts
+        let names = self.devices.plugins.keys().chain(held.keys().map(|(resource, _)| *resource));
+        let mut all: BTreeMap<String, BTreeMap<Id, Amounts>> =
+            names.map(|name| (name.clone(), BTreeMap::new())).collect();
+        let mut counted: BTreeSet<(&String, &String, Id)> = BTreeSet::new();
+        for (resource, id, nodes) in self.devices.offered() {
+            let free = !held.contains_key(&(resource, id));
+            for node in nodes.iter() {
+                counted.insert((resource, id, node));
+                let amounts = all.entry(resource.clone()).or_default().entry(node).or_default();
+                amounts.capacity += 1;
+                amounts.allocatable += 1;
+                amounts.available += u64::from(free);
+            }
+        }
+        for ((resource, id), nodes) in held {
+            for node in nodes.iter().filter(|node| !counted.contains(&(resource, id, *node))) {
+                all.entry(resource.clone()).or_default().entry(node).or_default().capacity += 1;
+            }
+        }
+        all
     }
 }
 

@@ -17,12 +17,50 @@ pub struct PodSpec {
     pub uid: String,
     /// Quality of service Guaranteed: limits equal requests, so that CPUs and memory can be exclusive.
     pub guaranteed: bool,
-    /// Sidecars and app containers, in the order of the specification.
+    /// Init containers, sidecars and app containers, in the order of the specification.
     pub containers: Vec<ContainerSpec>,
     /// Place everything on exactly these nodes, or refuse the pod: tests ask for groups of nodes with it.
     pub affinity: Option<IdSet>,
-    /// Tell the CPUs and the memory at pod level as well, like a kubelet 1.37 with pod scope.
-    pub pod_level: bool,
+    /// What the pod as a whole asks for (`spec.resources`).
+    pub pod_level: Option<PodLevel>,
+}
+
+/// Resources of a pod as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodLevel {
+    /// Thousandths of a CPU.
+    pub milli_cpu: u64,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// `hugepages-<size>` to bytes.
+    pub hugepages: BTreeMap<String, u64>,
+}
+
+/// When a container runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// After all init containers have ended or, for sidecars, started.
+    #[default]
+    App,
+    /// An init container that is restartable and runs on beside the others (kubelet 1.29 and later).
+    Sidecar,
+    /// A plain init container: it ends before the next one starts. The List never names it.
+    Init,
+}
+
+/// A device that a resource claim gave to a container (dynamic resource allocation).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claimed {
+    /// The claim's name; its namespace is the pod's.
+    pub claim: String,
+    /// The driver: `gpu.example.com`.
+    pub driver: String,
+    /// The driver's pool.
+    pub pool: String,
+    /// The device in the pool.
+    pub device: String,
+    /// Set for a shared device.
+    pub share: Option<String>,
 }
 
 /// One container.
@@ -30,8 +68,8 @@ pub struct PodSpec {
 pub struct ContainerSpec {
     /// The container's name.
     pub name: String,
-    /// A restartable init container.
-    pub sidecar: bool,
+    /// When it runs.
+    pub role: Role,
     /// Requested thousandths of a CPU.
     pub milli_cpu: u64,
     /// Requested bytes of memory.
@@ -40,6 +78,8 @@ pub struct ContainerSpec {
     pub hugepages: BTreeMap<String, u64>,
     /// Extended resource to the number of devices.
     pub devices: BTreeMap<String, u64>,
+    /// Devices behind resource claims.
+    pub claims: Vec<Claimed>,
 }
 
 impl PodSpec {
@@ -82,6 +122,13 @@ impl PodSpec {
         self
     }
 
+    /// The containers in the order in which the kubelet gives them what they ask for: init containers and sidecars
+    /// first.
+    pub fn in_order(&self) -> impl Iterator<Item = &ContainerSpec> {
+        let of_kind = |first: bool| self.containers.iter().filter(move |of| (of.role != Role::App) == first);
+        of_kind(true).chain(of_kind(false))
+    }
+
     /// Places the pod on exactly these nodes.
     #[must_use]
     pub fn on(mut self, nodes: impl IntoIterator<Item = crate::machine::Id>) -> Self {
@@ -92,17 +139,23 @@ impl PodSpec {
     /// The pod as an object of the API server, bound to `node`.
     #[must_use]
     pub fn object(&self, node: &str, phase: &str) -> Value {
-        let of_kind = |sidecar: bool| -> Vec<Value> {
-            let chosen = self.containers.iter().filter(|container| container.sidecar == sidecar);
+        let of_kind = |init: bool| -> Vec<Value> {
+            let chosen = self.containers.iter().filter(|container| (container.role != Role::App) == init);
             chosen.map(|container| self.container_object(container)).collect()
         };
-        json!({
+        let mut object = json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid},
             "spec": {"nodeName": node, "initContainers": of_kind(true), "containers": of_kind(false)},
             "status": {"phase": phase, "qosClass": self.qos_class()},
-        })
+        });
+        if let Some(whole) = &self.pod_level {
+            let requests = requests(whole.milli_cpu, whole.memory, &whole.hugepages);
+            let limits = if self.guaranteed { requests.clone() } else { serde_json::Map::new() };
+            object["spec"]["resources"] = json!({"requests": requests, "limits": limits});
+        }
+        object
     }
 
     fn qos_class(&self) -> &'static str {
@@ -115,13 +168,7 @@ impl PodSpec {
     }
 
     fn container_object(&self, container: &ContainerSpec) -> Value {
-        let mut requests = serde_json::Map::new();
-        if container.milli_cpu > 0 {
-            requests.insert("cpu".into(), json!(cpu_quantity(container.milli_cpu)));
-        }
-        if container.memory > 0 {
-            requests.insert("memory".into(), json!(container.memory.to_string()));
-        }
+        let mut requests = requests(container.milli_cpu, container.memory, &BTreeMap::new());
         let mut limits = serde_json::Map::new();
         for (resource, amount) in container.hugepages.iter().chain(&container.devices) {
             limits.insert(resource.clone(), json!(amount.to_string()));
@@ -136,11 +183,27 @@ impl PodSpec {
             "image": "registry.k8s.io/pause:3.10",
             "resources": {"requests": requests, "limits": limits},
         });
-        if container.sidecar {
+        if container.role == Role::Sidecar {
             object["restartPolicy"] = json!("Always");
         }
         object
     }
+}
+
+fn requests(
+    milli_cpu: u64,
+    memory: u64,
+    hugepages: &BTreeMap<String, u64>,
+) -> serde_json::Map<String, Value> {
+    let mut requests = serde_json::Map::new();
+    if milli_cpu > 0 {
+        requests.insert("cpu".into(), json!(cpu_quantity(milli_cpu)));
+    }
+    if memory > 0 {
+        requests.insert("memory".into(), json!(memory.to_string()));
+    }
+    requests.extend(hugepages.iter().map(|(size, bytes)| (size.clone(), json!(bytes.to_string()))));
+    requests
 }
 
 fn cpu_quantity(milli: u64) -> String {
@@ -170,7 +233,12 @@ mod tests {
         let mut pod = PodSpec::new("web");
         pod.containers.insert(
             0,
-            ContainerSpec { name: "mesh".into(), sidecar: true, milli_cpu: 1500, ..ContainerSpec::default() },
+            ContainerSpec {
+                name: "mesh".into(),
+                role: Role::Sidecar,
+                milli_cpu: 1500,
+                ..ContainerSpec::default()
+            },
         );
         let object = pod.object("worker", "Pending");
         assert_eq!(object["spec"]["initContainers"][0]["restartPolicy"], "Always");

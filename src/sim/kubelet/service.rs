@@ -18,7 +18,8 @@ impl Service {
     /// The limiter, the counters and the fault that waits for this call.
     fn enter(&self, call: Call) -> Result<Option<Fault>, Status> {
         let mut state = self.0.lock();
-        if !state.limiter.admit(Instant::now()) && state.limited {
+        let limited = state.limited && state.model.age >= Age::V1_27;
+        if !state.limiter.admit(Instant::now()) && limited {
             state.calls.refused += 1;
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
@@ -31,25 +32,30 @@ impl Service {
     }
 
     fn v1_is_served(&self) -> Result<(), Status> {
-        match self.0.lock().age {
+        match self.0.lock().model.age {
             Age::OnlyV1alpha1 => Err(Status::unimplemented("unknown service v1.PodResourcesLister")),
             _ => Ok(()),
         }
     }
 
-    async fn answer_list(&self) -> Result<v1::ListPodResourcesResponse, Status> {
+    /// An answer to `List` that `tell` gives in one version's words.
+    async fn answer_list<T>(
+        &self,
+        tell: fn(&mut State) -> Vec<T>,
+        pad: fn(usize) -> T,
+    ) -> Result<Vec<T>, Status> {
         let fault = self.enter(Call::List)?;
         if let Some(Fault::Empty) = fault {
-            return Ok(v1::ListPodResourcesResponse::default());
+            return Ok(Vec::new());
         }
         wait(fault.as_ref()).await?;
-        let mut answer = self.0.lock().list();
+        let mut pods = tell(&mut self.0.lock());
         match fault {
-            Some(Fault::Partial(pods)) => answer.pod_resources.truncate(pods),
-            Some(Fault::Oversize(bytes)) => answer.pod_resources.push(padding(bytes)),
+            Some(Fault::Partial(count)) => pods.truncate(count),
+            Some(Fault::Oversize(bytes)) => pods.push(pad(bytes)),
             _ => {}
         }
-        Ok(answer)
+        Ok(pods)
     }
 }
 
@@ -70,13 +76,23 @@ fn padding(bytes: usize) -> v1::PodResources {
     v1::PodResources { name: "x".repeat(bytes), namespace: "padding".into(), ..v1::PodResources::default() }
 }
 
+fn padding_alpha(bytes: usize) -> v1alpha1::PodResources {
+    v1alpha1::PodResources { name: "x".repeat(bytes), ..v1alpha1::PodResources::default() }
+}
+
 impl State {
-    fn list(&mut self) -> v1::ListPodResourcesResponse {
+    fn list(&mut self) -> Vec<v1::PodResources> {
         if !self.pods_are_known {
-            return v1::ListPodResourcesResponse::default();
+            return Vec::new();
         }
-        let terminated = self.age != Age::Current;
-        answers::list(&self.model, terminated, &mut self.rng)
+        answers::list(&mut self.model, &mut self.rng).pod_resources
+    }
+
+    fn list_alpha(&mut self) -> Vec<v1alpha1::PodResources> {
+        if !self.pods_are_known {
+            return Vec::new();
+        }
+        answers::list_alpha(&mut self.model, &mut self.rng).pod_resources
     }
 }
 
@@ -87,7 +103,8 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Service {
         _: Request<v1::ListPodResourcesRequest>,
     ) -> Result<Response<v1::ListPodResourcesResponse>, Status> {
         self.v1_is_served()?;
-        self.answer_list().await.map(Response::new)
+        let pod_resources = self.answer_list(State::list, padding).await?;
+        Ok(Response::new(v1::ListPodResourcesResponse { pod_resources }))
     }
 
     async fn get_allocatable_resources(
@@ -95,7 +112,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Service {
         _: Request<v1::AllocatableResourcesRequest>,
     ) -> Result<Response<v1::AllocatableResourcesResponse>, Status> {
         self.v1_is_served()?;
-        if self.0.lock().age == Age::Before121 {
+        if self.0.lock().model.age < Age::V1_21 {
             return Err(Status::unimplemented(
                 "unknown method GetAllocatableResources for service v1.PodResourcesLister",
             ));
@@ -119,7 +136,11 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Service {
         request: Request<v1::GetPodResourcesRequest>,
     ) -> Result<Response<v1::GetPodResourcesResponse>, Status> {
         self.v1_is_served()?;
-        if self.0.lock().age != Age::Current {
+        let age = self.0.lock().model.age;
+        if age < Age::V1_27 {
+            return Err(Status::unimplemented("unknown method Get for service v1.PodResourcesLister"));
+        }
+        if age < Age::V1_34 {
             return Err(Status::new(Code::Unknown, "PodResources API Get method disabled"));
         }
         let fault = self.enter(Call::Get)?;
@@ -143,6 +164,7 @@ impl v1alpha1::pod_resources_lister_server::PodResourcesLister for Service {
         &self,
         _: Request<v1alpha1::ListPodResourcesRequest>,
     ) -> Result<Response<v1alpha1::ListPodResourcesResponse>, Status> {
-        self.answer_list().await.map(answers::downgrade).map(Response::new)
+        let pod_resources = self.answer_list(State::list_alpha, padding_alpha).await?;
+        Ok(Response::new(v1alpha1::ListPodResourcesResponse { pod_resources }))
     }
 }

@@ -31,8 +31,13 @@ pub(super) struct Settings {
     pub(super) static_cpus: bool,
     pub(super) static_memory: bool,
     pub(super) full_cores: bool,
+    /// `strict-cpu-reservation`.
+    pub(super) strict_reservation: bool,
     pub(super) alignment: Alignment,
+    /// A Topology Manager policy that aligns whole pods.
     pub(super) pod_scope: bool,
+    /// The feature gate PodLevelResourceManagers (1.36 and later, off by default).
+    pub(super) pod_level_managers: bool,
     pub(super) reserved_cpus: IdSet,
     pub(super) reserved_cpu_count: u64,
     reserved_memory: BTreeMap<(Id, String), u64>,
@@ -41,19 +46,26 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn from_keys(keys: &Map<String, Value>) -> Self {
         let text = |key: &str| keys.get(key).and_then(Value::as_str).unwrap_or_default();
-        let full = keys.get("cpuManagerPolicyOptions").and_then(|options| options.get("full-pcpus-only"));
+        let is_set = |section: &str, key: &str| {
+            let value = keys.get(section).and_then(|section| section.get(key));
+            value.is_some_and(|value| value == "true" || *value == true)
+        };
+        let option = |name: &str| is_set("cpuManagerPolicyOptions", name);
         let static_cpus = text("cpuManagerPolicy") == "static";
+        let policy = text("topologyManagerPolicy");
         Self {
             static_cpus,
             static_memory: text("memoryManagerPolicy") == "Static",
-            full_cores: static_cpus && full.is_some_and(|value| value == "true" || *value == true),
-            alignment: match text("topologyManagerPolicy") {
+            full_cores: static_cpus && option("full-pcpus-only"),
+            strict_reservation: static_cpus && option("strict-cpu-reservation"),
+            alignment: match policy {
                 "best-effort" => Alignment::BestEffort,
                 "restricted" => Alignment::Restricted,
                 "single-numa-node" => Alignment::SingleNode,
                 _ => Alignment::None,
             },
-            pod_scope: text("topologyManagerScope") == "pod",
+            pod_scope: text("topologyManagerScope") == "pod" && !matches!(policy, "" | "none"),
+            pod_level_managers: is_set("featureGates", "PodLevelResourceManagers"),
             reserved_cpus: text("reservedSystemCPUs").parse().unwrap_or_default(),
             reserved_cpu_count: reserved_cpu_count(keys),
             reserved_memory: reserved_memory(keys),

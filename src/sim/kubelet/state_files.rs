@@ -5,24 +5,39 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::model::{Block, Given, Model, Pod};
-use crate::machine::IdSet;
+use super::device_manager::HeldDevices;
+use super::faults::Age;
+use super::model::{Block, Model};
 use crate::sim::machine::MachineSpec;
 
-/// `cpu_manager_state`, version 2.
+/// `cpu_manager_state`: version 2, with pod-level entries version 3 (1.36), version 4 from 1.37 on.
 pub(super) fn cpu_manager(model: &Model) -> Value {
     if !model.settings.static_cpus {
         return json!({"policyName": "none", "defaultCpuSet": "", "checksum": 0});
     }
-    let mut exclusive = IdSet::new();
-    model.given().for_each(|given| exclusive.union_with(&given.cpus));
-    let shared = model.online_cpus().difference(&exclusive);
-    let mut state = json!({"policyName": "static", "defaultCpuSet": shared.to_string(), "checksum": 0});
-    let entries =
-        entries(model, |given| (!given.cpus.is_empty()).then(|| Value::String(given.cpus.to_string())));
-    if !entries.is_empty() {
-        state["entries"] = Value::Object(entries);
+    let shared = model.cpus.shared().to_string();
+    let mut state = json!({"policyName": "static", "defaultCpuSet": shared, "checksum": 0});
+    if !model.cpus.entries.is_empty() {
+        state["entries"] = json!(model.cpus.entries);
     }
+    if !model.cpus.pod_entries.is_empty() {
+        let entries = model.cpus.pod_entries.iter().map(|(uid, cpus)| (uid, json!({"cpuSet": cpus})));
+        state["podEntries"] = json!(entries.collect::<BTreeMap<_, _>>());
+    }
+    if model.age < Age::V1_37 {
+        return state;
+    }
+    let mut data = state.clone();
+    if let Some(fields) = data.as_object_mut() {
+        fields.remove("checksum");
+    }
+    let mut originals: BTreeMap<&str, BTreeMap<&str, String>> = BTreeMap::new();
+    for ((uid, container), cpus) in &model.cpus.originals {
+        originals.entry(uid).or_default().insert(container, cpus.to_string());
+    }
+    data["originalEntries"] = json!(originals);
+    state["data"] = json!(data.to_string());
+    state["dataChecksum"] = json!(0);
     state
 }
 
@@ -32,88 +47,77 @@ pub(super) fn memory_manager(model: &Model) -> Option<Value> {
         return None;
     }
     let mut machine = Map::new();
-    for (id, node) in &model.nodes {
+    for (id, node) in &model.memory.nodes {
         let pools = node.pools.iter().map(|(resource, pool)| {
-            let free = model.free_memory(*id, resource);
             let table = json!({
                 "total": pool.total,
                 "systemReserved": pool.reserved,
                 "allocatable": pool.allocatable,
-                "reserved": pool.allocatable - free,
-                "free": free,
+                "reserved": pool.used,
+                "free": pool.free(),
             });
             (resource.clone(), table)
         });
         let entry = json!({
-            "numberOfAssignments": model.assignments(*id),
+            "numberOfAssignments": node.assignments,
             "memoryMap": pools.collect::<Map<String, Value>>(),
-            "cells": model.group(*id),
+            "cells": node.cells,
         });
         machine.insert(id.to_string(), entry);
     }
     let mut state = json!({"policyName": "Static", "machineState": machine, "checksum": 0});
-    let entries = entries(model, |given| {
-        let blocks: Vec<Value> = given.memory.iter().map(block).collect();
-        (!blocks.is_empty()).then_some(Value::Array(blocks))
-    });
+    let of_pod = |containers: &BTreeMap<String, Vec<Block>>| -> Map<String, Value> {
+        containers.iter().map(|(name, of)| (name.clone(), blocks(of))).collect()
+    };
+    let entries = model.memory.entries.iter().map(|(uid, of)| (uid.clone(), Value::Object(of_pod(of))));
+    let entries: Map<String, Value> = entries.collect();
     if !entries.is_empty() {
         state["entries"] = Value::Object(entries);
+    }
+    let whole = model.memory.pod_entries.iter();
+    let whole: Map<String, Value> =
+        whole.map(|(uid, of)| (uid.clone(), json!({"memoryBlocks": blocks(of)}))).collect();
+    if !whole.is_empty() {
+        state["podEntries"] = Value::Object(whole);
     }
     Some(state)
 }
 
-fn block(block: &Block) -> Value {
-    let nodes: Vec<_> = block.split.keys().collect();
-    json!({"numaAffinity": nodes, "type": block.resource, "size": block.bytes})
-}
-
-/// uid to container to what `of` says.
-fn entries(model: &Model, of: impl Fn(&Given) -> Option<Value>) -> Map<String, Value> {
-    let containers = |pod: &Pod| -> Map<String, Value> {
-        pod.given.iter().filter_map(|given| Some((given.container.clone(), of(given)?))).collect()
+fn blocks(blocks: &[Block]) -> Value {
+    let block = |block: &Block| {
+        let nodes: Vec<_> = block.split.keys().collect();
+        json!({"numaAffinity": nodes, "type": block.resource, "size": block.bytes})
     };
-    let pods = model.pods.iter().map(|(uid, pod)| (uid.clone(), containers(pod)));
-    pods.filter(|(_, of)| !of.is_empty()).map(|(uid, of)| (uid, Value::Object(of))).collect()
+    blocks.iter().map(block).collect()
 }
 
 /// `device-plugins/kubelet_internal_checkpoint`.
 pub(super) fn devices(model: &Model) -> Value {
     let mut pods = Vec::new();
-    for (uid, pod) in &model.pods {
-        for given in &pod.given {
-            for (resource, ids) in &given.devices {
+    for (uid, containers) in &model.devices.entries {
+        for (container, resources) in containers {
+            for (resource, held) in resources {
                 pods.push(json!({
                     "PodUID": uid,
-                    "ContainerName": given.container,
+                    "ContainerName": container,
                     "ResourceName": resource,
-                    "DeviceIDs": by_node(model, resource, ids.iter()),
+                    "DeviceIDs": by_node(held),
                     "AllocResp": "",
                 }));
             }
         }
     }
-    let registered: Map<String, Value> = model
-        .plugins
-        .iter()
-        .filter(|(_, plugin)| plugin.registered)
-        .map(|(resource, plugin)| {
-            let ids = plugin.devices.iter().filter(|(_, device)| device.healthy).map(|(id, _)| id);
-            (resource.clone(), json!(ids.collect::<Vec<_>>()))
-        })
-        .collect();
+    let mut registered: BTreeMap<&String, Vec<&String>> = BTreeMap::new();
+    for (resource, id, _) in model.devices.offered() {
+        registered.entry(resource).or_default().push(id);
+    }
     json!({"Data": {"PodDeviceEntries": pods, "RegisteredDevices": registered}, "Checksum": 0})
 }
 
 /// NUMA node to device ids; `-1` for a device without topology.
-fn by_node<'a>(
-    model: &Model,
-    resource: &str,
-    ids: impl Iterator<Item = &'a String>,
-) -> BTreeMap<String, Vec<&'a String>> {
+fn by_node(held: &HeldDevices) -> BTreeMap<String, Vec<&String>> {
     let mut map: BTreeMap<String, Vec<&String>> = BTreeMap::new();
-    for id in ids {
-        let device = model.plugins.get(resource).and_then(|plugin| plugin.devices.get(id));
-        let nodes = device.map(|device| device.nodes.clone()).unwrap_or_default();
+    for (id, nodes) in held {
         if nodes.is_empty() {
             map.entry("-1".into()).or_default().push(id);
         }

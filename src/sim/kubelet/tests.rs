@@ -216,7 +216,7 @@ async fn a_pod_takes_the_nearest_device_that_is_left() {
     for nearest in ["a", "both", "far", "b"] {
         let pod = PodSpec::guaranteed(nearest, 1, 0).devices("example.com/nic", 1);
         let given = node.kubelet.start_pod(pod).await.unwrap();
-        assert_eq!(given[0].devices["example.com/nic"], [nearest.to_owned()].into());
+        assert!(given[0].devices["example.com/nic"].keys().eq([nearest]));
     }
 }
 
@@ -377,14 +377,67 @@ async fn pod_scope_aligns_all_containers_together() {
     assert_eq!(cpus(&node.kubelet.start_pod(two()).await.unwrap()), "8-15", "node 0 has but six");
 }
 
+fn pod_level(name: &str) -> PodSpec {
+    let container = |name: &str, role, cpus: u64, memory| ContainerSpec {
+        name: name.into(),
+        role,
+        milli_cpu: cpus * 1000,
+        memory,
+        ..ContainerSpec::default()
+    };
+    let containers = vec![
+        container("init", Role::Init, 3, 2 << 30),
+        container("mesh", Role::Sidecar, 1, 1 << 29),
+        container("main", Role::App, 2, 1 << 30),
+        container("helper", Role::App, 0, 0),
+    ];
+    let whole = PodLevel { milli_cpu: 5000, memory: 3 << 30, hugepages: BTreeMap::new() };
+    PodSpec { guaranteed: true, containers, pod_level: Some(whole), ..PodSpec::new(name) }
+}
+
 #[tokio::test]
-async fn pod_level_fields_overlap_the_containers() {
-    let mut node = Node::new(&spec("best-effort"), at_once());
-    let pod = PodSpec { pod_level: true, ..PodSpec::guaranteed("db", 2, 1 << 30) };
-    node.kubelet.start_pod(pod).await.unwrap();
+async fn a_pod_with_resources_of_its_own_holds_them_as_a_whole() {
+    let mut spec = spec("single-numa-node");
+    spec.kubelet.insert("topologyManagerScope".into(), json!("pod"));
+    spec.kubelet.insert("featureGates".into(), json!({"PodLevelResourceManagers": true}));
+    let mut node = Node::new(&spec, Options { age: Age::V1_37, ..at_once() });
+    node.kubelet.start_pod(pod_level("db")).await.unwrap();
     let (usage, ..) = node.client.list().await.unwrap();
-    assert_eq!(usage.pods[0].cpus, usage.pods[0].containers[0].cpus);
-    assert_eq!(usage.pods[0].memory, usage.pods[0].containers[0].memory);
+    let pod = &usage.pods[0];
+    let of = |name: &str| pod.containers.iter().find(|container| container.name == name).unwrap();
+    assert_eq!((pod.cpus.len(), pod.containers.len()), (5, 3));
+    assert_eq!(pod.memory.iter().map(|block| block.bytes).sum::<u64>(), 3 << 30);
+    let (mesh, main) = (of("mesh").cpus.clone(), of("main").cpus.clone());
+    assert_eq!((mesh.len(), main.len()), (1, 2));
+    assert!(mesh.intersection(&main).is_empty() && mesh.difference(&pod.cpus).is_empty());
+    assert_eq!(
+        (of("main").memory[0].bytes, of("helper")),
+        (1 << 30, &crate::kubelet::ContainerUsage { name: "helper".into(), ..Default::default() })
+    );
+    let zone = &node.kubelet.expected().zones[&0];
+    assert_eq!((zone["cpu"].available, zone["memory"].available), (1, 3 << 30));
+    let state = node.file("cpu_manager_state");
+    assert_eq!(state["podEntries"]["uid-db"]["cpuSet"], pod.cpus.to_string());
+    assert_eq!(state["entries"]["uid-db"]["helper"].as_str().unwrap().split(',').count(), 2);
+    let data: Value = serde_json::from_str(state["data"].as_str().unwrap()).unwrap();
+    assert_eq!((&data["entries"], &state["checksum"]), (&state["entries"], &json!(0)));
+    let blocks = &node.file("memory_manager_state")["podEntries"]["uid-db"]["memoryBlocks"];
+    assert_eq!(blocks[0]["size"], 3_u64 << 30);
+
+    let mut greedy = pod_level("greedy");
+    greedy.pod_level.as_mut().unwrap().milli_cpu = 3000;
+    let refusal = node.kubelet.start_pod(greedy).await.unwrap_err();
+    assert_eq!(refusal.reason, "EmptyPodSharedPoolError", "nothing would be left for the helper");
+    node.kubelet.stop_pod("default", "db");
+    assert_eq!(node.kubelet.expected(), Model::new(&spec).expected());
+}
+
+#[tokio::test]
+async fn without_their_feature_gate_managers_pass_over_pods_with_resources_of_their_own() {
+    let mut node = Node::new(&spec("single-numa-node"), Options { age: Age::V1_37, ..at_once() });
+    node.kubelet.start_pod(pod_level("db")).await.unwrap();
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert!(usage.pods[0].cpus.is_empty() && usage.pods[0].containers.iter().all(|c| c.cpus.is_empty()));
 }
 
 #[tokio::test]
@@ -404,7 +457,7 @@ async fn ended_pods_stay_in_the_list_of_an_old_kubelet_only() {
     node.kubelet.start_pod(PodSpec::guaranteed("job", 2, 0)).await.unwrap();
     assert!(node.kubelet.finish_pod("default", "job"));
     assert!(node.client.list().await.unwrap().0.pods.is_empty());
-    node.kubelet.set_age(Age::Before134);
+    node.kubelet.set_age(Age::V1_29);
     let (usage, ..) = node.client.list().await.unwrap();
     assert_eq!(usage.pods[0].name, "job");
     assert_eq!(node.client.get("default", "job").await.unwrap_err(), ClientError::GetDisabled);
@@ -423,7 +476,7 @@ async fn get_answers_like_the_kubelet() {
 async fn old_kubelets_lack_methods() {
     let mut node = Node::new(&spec("best-effort"), at_once());
     node.kubelet.start_pod(PodSpec::new("net").devices("example.com/nic", 1)).await.unwrap();
-    node.kubelet.set_age(Age::Before121);
+    node.kubelet.set_age(Age::V1_20);
     let error = node.client.allocatable().await.unwrap_err();
     assert!(matches!(error, ClientError::Unsupported { .. }), "{error}");
     node.kubelet.set_age(Age::OnlyV1alpha1);
@@ -542,4 +595,279 @@ async fn answers_come_in_no_order_and_the_seed_repeats_them() {
     };
     assert_eq!(order(1).await, order(1).await);
     assert_ne!(order(1).await, order(2).await);
+}
+
+fn role(name: &str, role: Role, cpus: u64, memory: u64) -> ContainerSpec {
+    ContainerSpec { name: name.into(), role, milli_cpu: cpus * 1000, memory, ..ContainerSpec::default() }
+}
+
+#[tokio::test]
+async fn apps_reuse_what_init_containers_had_and_the_rest_stays_with_the_pod() {
+    let mut node = Node::new(&spec("single-numa-node"), at_once());
+    let mut init = role("init", Role::Init, 4, 3 << 30);
+    init.devices.insert("example.com/nic".into(), 2);
+    let mut main = role("main", Role::App, 2, 1 << 30);
+    main.devices.insert("example.com/nic".into(), 1);
+    let pod = PodSpec { guaranteed: true, containers: vec![main, init], ..PodSpec::new("db") };
+    node.kubelet.announce_pod(pod).unwrap();
+    let given = node.kubelet.admit_pod("uid-db").unwrap();
+    assert!(given[0].cpus.difference(&given[1].cpus).is_empty(), "{given:?}");
+
+    let (usage, ..) = node.client.list().await.unwrap();
+    let names: Vec<&str> = usage.pods[0].containers.iter().map(|of| of.name.as_str()).collect();
+    assert_eq!(names, ["main"], "plain init containers are never listed");
+    let zone = |node: &Node| node.kubelet.expected().zones[&0].clone();
+    assert_eq!((zone(&node)["cpu"].available, zone(&node)["memory"].available), (2, 3 << 30));
+    assert_eq!(zone(&node)["example.com/nic"].available, 0, "a, and both");
+    let entries = node.file("memory_manager_state")["entries"]["uid-db"].clone();
+    assert_eq!(
+        (&entries["init"][0]["size"], &entries["main"][0]["size"]),
+        (&json!(2_u64 << 30), &json!(1 << 30))
+    );
+
+    // From now on it is the Memory Manager alone that has forgotten the init container.
+    assert!(node.kubelet.end_init("default", "db"));
+    assert_eq!((zone(&node)["cpu"].available, zone(&node)["memory"].available), (2, 5 << 30));
+    assert_eq!(node.file("cpu_manager_state")["entries"]["uid-db"]["init"], "1-2,5-6");
+    assert_eq!(node.file("memory_manager_state")["entries"]["uid-db"]["init"], Value::Null);
+    node.kubelet.stop_pod("default", "db");
+    assert_eq!(zone(&node)["cpu"].available, 6);
+    assert_eq!(node.file("cpu_manager_state")["entries"], Value::Null);
+}
+
+#[tokio::test]
+async fn what_a_group_gives_back_is_booked_on_its_lowest_nodes() {
+    let node = Node::new(&spec("best-effort"), at_once());
+    for (name, memory) in [("one", 4), ("two", 6)] {
+        let pod = PodSpec::guaranteed(name, 1, memory << 30).on([0, 1]);
+        node.kubelet.start_pod(pod).await.unwrap();
+    }
+    let free = |node: &Node| [0, 1].map(|id| node.kubelet.expected().zones[&id]["memory"].available >> 30);
+    assert_eq!(free(&node), [0, 3]);
+    node.kubelet.stop_pod("default", "two");
+    assert_eq!(free(&node), [6, 3], "although two had four of its six on node 1");
+}
+
+#[tokio::test]
+async fn the_memory_manager_frees_at_the_next_admission_only() {
+    let node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 1 << 30)).await.unwrap();
+    node.kubelet.stop_pod("default", "db");
+    assert_eq!(node.file("cpu_manager_state")["entries"], Value::Null);
+    assert_ne!(node.file("memory_manager_state")["entries"]["uid-db"], Value::Null);
+    assert_eq!(node.kubelet.expected().zones[&0]["memory"].available, 6 << 30);
+    node.kubelet.start_pod(PodSpec::new("web")).await.unwrap();
+    assert_eq!(node.file("memory_manager_state")["entries"], Value::Null);
+}
+
+#[tokio::test]
+async fn an_ended_pod_of_an_old_kubelet_shows_cpus_and_memory_but_no_devices() {
+    let options = Options { age: Age::V1_29, release_lag: Duration::MAX, ..at_once() };
+    let mut node = Node::new(&spec("best-effort"), options);
+    let pod = PodSpec::guaranteed("job", 2, 1 << 30).devices("example.com/nic", 1);
+    node.kubelet.start_pod(pod).await.unwrap();
+    node.kubelet.finish_pod("default", "job");
+    let (usage, ..) = node.client.list().await.unwrap();
+    let job = usage.pods[0].containers[0].clone();
+    assert_eq!((job.cpus.len(), job.memory.len(), job.devices.len()), (2, 1, 0));
+    assert_eq!(node.kubelet.expected().zones[&0]["cpu"].available, 6, "it holds nothing all the same");
+    node.kubelet.reconcile();
+    let (usage, ..) = node.client.list().await.unwrap();
+    let job = usage.pods[0].containers[0].clone();
+    assert_eq!((job.cpus.len(), job.memory.len()), (0, 1));
+}
+
+#[tokio::test]
+async fn a_refused_pod_leaves_what_its_first_containers_were_given_until_the_next_release() {
+    let options = Options { release_lag: Duration::MAX, ..at_once() };
+    let node = Node::new(&spec("single-numa-node"), options);
+    let containers = vec![role("first", Role::App, 2, 1 << 30), role("second", Role::App, 12, 1 << 30)];
+    let pod = PodSpec { guaranteed: true, containers, ..PodSpec::new("wide") };
+    assert!(node.kubelet.start_pod(pod).await.is_err());
+    // What was not written down at once is written with the next change.
+    assert_eq!(node.file("cpu_manager_state")["entries"]["uid-wide"]["first"], "1,5");
+    assert_eq!(node.kubelet.expected().zones[&0]["cpu"].available, 6);
+    node.kubelet.reconcile();
+    assert_eq!(node.file("cpu_manager_state")["entries"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_resize_of_anything_exclusive_is_infeasible_before_1_37() {
+    let node = Node::new(&spec("single-numa-node"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 1 << 30)).await.unwrap();
+    let mut web = PodSpec::guaranteed("web", 2, 1 << 30);
+    web.guaranteed = false;
+    node.kubelet.start_pod(web).await.unwrap();
+    let resize = |name: &str, milli| node.kubelet.resize_pod("default", name, "main", milli, 1 << 30);
+    assert_eq!(resize("db", 3000).unwrap_err().reason, "Infeasible");
+    let before = node.kubelet.expected();
+    resize("web", 5000).unwrap();
+    assert_eq!(node.kubelet.expected(), before);
+    assert_eq!(resize("nobody", 1000).unwrap_err().reason, "Infeasible");
+}
+
+#[tokio::test]
+async fn exclusive_cpus_grow_and_shrink_but_never_below_those_of_the_admission() {
+    let node = Node::new(&spec("single-numa-node"), Options { age: Age::V1_37, ..at_once() });
+    node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 1 << 30)).await.unwrap();
+    let resize = |milli| {
+        let outcome = node.kubelet.resize_pod("default", "db", "main", milli, 1 << 30);
+        outcome.map(|()| node.file("cpu_manager_state")["entries"]["uid-db"]["main"].clone())
+    };
+    assert_eq!(resize(4000).unwrap(), "1-2,5-6");
+    assert_eq!(resize(3000).unwrap().as_str().unwrap().len(), "1-2,5".len());
+    assert_eq!(resize(2000).unwrap(), "1,5");
+    assert_eq!(resize(1000).unwrap_err().reason, "Infeasible");
+    assert_eq!(resize(2500).unwrap_err().reason, "Infeasible", "no container changes between shared and own");
+    assert_eq!(node.kubelet.expected().zones[&0]["cpu"].available, 4);
+}
+
+#[tokio::test]
+async fn claimed_devices_are_listed_with_piling_cdi_names_and_are_in_no_zone() {
+    let mut node = Node::new(&spec("single-numa-node"), Options { age: Age::V1_35, ..at_once() });
+    let claimed = |device: &str, share: Option<&str>| Claimed {
+        claim: "gpus".into(),
+        driver: "gpu.example.com".into(),
+        pool: "worker".into(),
+        device: device.into(),
+        share: share.map(str::to_owned),
+    };
+    let mut pod = PodSpec::new("train");
+    pod.containers[0].claims = vec![claimed("gpu-0", None), claimed("gpu-1", Some("half"))];
+    let empty = node.kubelet.expected();
+    node.kubelet.start_pod(pod).await.unwrap();
+    assert_eq!(node.kubelet.expected(), empty);
+    let mut rng = Rng::with_seed(1);
+    let told = |node: &Node, rng: &mut Rng| {
+        let answer = node.kubelet.with_model(|model| answers::list(&mut model.clone(), rng));
+        answer.pod_resources[0].containers[0].dynamic_resources.clone()
+    };
+    let resources = told(&node, &mut rng);
+    assert_eq!((resources.len(), resources[0].claim_name.as_str()), (1, "gpus"));
+    let names: Vec<usize> = resources[0].claim_resources.iter().map(|of| of.cdi_devices.len()).collect();
+    assert_eq!(names, [1, 2]);
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert_eq!(usage.pods[0].containers[0].claimed[1].share.as_deref(), Some("half"));
+    node.kubelet.set_age(Age::V1_34);
+    assert_eq!(told(&node, &mut rng)[0].claim_resources[1].share_id, None);
+    node.kubelet.set_age(Age::V1_29);
+    assert!(told(&node, &mut rng).is_empty());
+}
+
+#[tokio::test]
+async fn each_age_lacks_what_came_later() {
+    let mut node = Node::new(&spec("best-effort"), Options { limited: true, ..at_once() });
+    let containers = vec![role("mesh", Role::Sidecar, 1, 1 << 30), role("main", Role::App, 2, 1 << 30)];
+    let pod = PodSpec { guaranteed: true, containers, ..PodSpec::new("web") };
+    node.kubelet.start_pod(pod).await.unwrap();
+    for (age, containers, memory, cpus) in
+        [(Age::V1_21, 1, 0, 14), (Age::V1_23, 1, 4, 14), (Age::V1_29, 2, 4, 14), (Age::V1_37, 2, 4, 14)]
+    {
+        node.kubelet.set_age(age);
+        let (usage, ..) = node.client.list().await.unwrap();
+        let allocatable = node.client.allocatable().await.unwrap().0;
+        let seen = (usage.pods[0].containers.len(), allocatable.memory.len(), allocatable.cpus.len());
+        assert_eq!(seen, (containers, memory, cpus), "{age:?}");
+    }
+    // What was free at the start is all that a kubelet 1.21 calls allocatable.
+    node.kubelet.set_age(Age::V1_21);
+    node.kubelet.restart().await.unwrap();
+    assert_eq!(node.client.allocatable().await.unwrap().0.cpus.len(), 11);
+    // No limiter before 1.27.
+    for _ in 0..50 {
+        node.client.list().await.unwrap();
+    }
+    assert_eq!(node.kubelet.calls().refused, 0);
+}
+
+#[tokio::test]
+async fn a_device_in_use_stays_where_it_was_when_its_plugin_comes_back_with_others() {
+    let mut node = Node::new(&spec("best-effort"), at_once());
+    node.kubelet.start_pod(PodSpec::guaranteed("net", 1, 0).devices("example.com/nic", 1)).await.unwrap();
+    let device = |id: &str, numa: &[u16]| Device { id: id.into(), numa: numa.to_vec(), unhealthy: false };
+    let of = |node: &Node, zone: u16| node.kubelet.expected().zones[&zone]["example.com/nic"];
+    let amounts = |capacity, allocatable, available| Amounts { capacity, allocatable, available };
+
+    node.kubelet.offer_devices("example.com/nic", &[device("a", &[1]), device("new", &[1])]);
+    let (usage, ..) = node.client.list().await.unwrap();
+    assert_eq!(usage.pods[0].containers[0].devices[0].nodes.to_string(), "0", "as when it was given away");
+    assert_eq!((of(&node, 0), of(&node, 1)), (amounts(1, 0, 0), amounts(2, 2, 1)));
+
+    node.kubelet.offer_devices("example.com/nic", &[device("new", &[])]);
+    assert_eq!((of(&node, 0), of(&node, 1)), (amounts(1, 0, 0), amounts(0, 0, 0)));
+    node.kubelet.register_plugin("example.com/nic", false);
+    assert_eq!(of(&node, 0), amounts(1, 0, 0));
+    assert!(node.client.allocatable().await.unwrap().0.devices.is_empty());
+}
+
+#[tokio::test]
+async fn hardware_that_changes_is_capacity_at_once_and_the_kubelets_after_its_next_start() {
+    let machine = spec("best-effort");
+    let mut node = Node::new(&machine, at_once());
+    let mut changed = machine.clone();
+    changed.nodes[0].cpus = "0-6".parse().unwrap();
+    changed.nodes[0].offline_cpus = "7".parse().unwrap();
+    changed.nodes[0].memory = crate::quantity::Quantity::whole((8 << 30) - 4096);
+    changed.nodes[1].memory = crate::quantity::Quantity::whole(10 << 30);
+    changed.nodes.push(crate::sim::machine::NodeSpec {
+        id: 5,
+        memory: crate::quantity::Quantity::whole(4 << 30),
+        ..Default::default()
+    });
+    node.kubelet.set_hardware(&changed);
+    assert_eq!(node.client.allocatable().await.unwrap().0.cpus.len(), 14, "the kubelet does not notice");
+    let amounts = |capacity, allocatable| Amounts { capacity, allocatable, available: allocatable };
+    let of = |node: &Node, zone: u16, name: &str| node.kubelet.expected().zones[&zone][name];
+    assert_eq!(of(&node, 0, "cpu"), amounts(7, 5));
+    assert_eq!(of(&node, 0, "memory"), amounts((8 << 30) - 4096, 6 << 30));
+    assert_eq!(of(&node, 1, "memory"), amounts(10 << 30, 7 << 30));
+    assert_eq!((of(&node, 5, "memory"), of(&node, 5, "cpu")), (amounts(4 << 30, 0), amounts(0, 0)));
+
+    node.kubelet.stop();
+    node.kubelet.reset();
+    node.kubelet.boot().unwrap();
+    node.kubelet.set_ready(true, true);
+    assert_eq!(node.client.allocatable().await.unwrap().0.cpus.len(), 13);
+    assert_eq!(of(&node, 1, "memory"), amounts(10 << 30, 9 << 30));
+    assert_eq!(of(&node, 5, "memory"), amounts(4 << 30, 4 << 30));
+}
+
+#[tokio::test]
+async fn without_managers_the_oracle_goes_by_the_hardware_as_it_is_now() {
+    let mut machine = spec("none");
+    machine.kubelet = json!({"kubeReserved": {"cpu": "1500m"}}).as_object().unwrap().clone();
+    let node = Node::new(&machine, at_once());
+    assert_eq!(node.kubelet.expected().zones[&0]["cpu"].allocatable, 6, "0 and 1 are the lowest");
+    machine.nodes[0].cpus = "0,2-7".parse().unwrap();
+    node.kubelet.set_hardware(&machine);
+    let amounts = node.kubelet.expected().zones[&0]["cpu"];
+    assert_eq!((amounts.capacity, amounts.allocatable), (7, 5), "0 and 2 now");
+}
+
+#[test]
+fn admissions_on_the_largest_machines_are_quick_to_decide() {
+    for (nodes, cpus) in [(34_u16, 2_u16), (2, 512)] {
+        let node = |id: u16| crate::sim::machine::NodeSpec {
+            id,
+            cpus: (id * cpus..(id + 1) * cpus).collect(),
+            memory: crate::quantity::Quantity::whole(64 << 30),
+            ..Default::default()
+        };
+        let mut machine = spec("best-effort");
+        machine.nodes = (0..nodes).map(node).collect();
+        let mut model = Model::new(&machine);
+        // The kubelet itself would walk 2^34 combinations for the second pod of each pair.
+        for number in 0..64 {
+            let pod = PodSpec::guaranteed(
+                &format!("p{number}"),
+                1,
+                if number % 2 == 0 { 1 << 30 } else { 100 << 30 },
+            );
+            let uid = pod.uid.clone();
+            model.announce(pod).unwrap();
+            let _ = model.admit(&uid);
+        }
+        let admitted = model.pods().values().filter(|pod| pod.stage == Stage::Active).count();
+        assert!(admitted > 30, "{admitted}");
+    }
 }

@@ -1,0 +1,193 @@
+//! The CPU Manager's books and its choice of CPUs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::model::{Refusal, unexpected};
+use super::settings::Settings;
+use crate::machine::{Id, IdSet};
+use crate::sim::machine::MachineSpec;
+
+/// What the CPU Manager knows. All of it is as of the kubelet's start, but for what it has handed out.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CpuManager {
+    /// Cores in the order in which they are taken, each with its node and its threads.
+    cores: Vec<(Id, Vec<Id>)>,
+    of_node: BTreeMap<Id, IdSet>,
+    all: IdSet,
+    reserved: IdSet,
+    full_cores: bool,
+    /// `strict-cpu-reservation`: the shared pool is without the reserved CPUs.
+    strict_reservation: bool,
+    /// What was free when the kubelet started: all that kubelets before 1.22 call allocatable.
+    free_at_start: IdSet,
+    /// Pod uid to container to its exclusive CPUs.
+    pub(super) entries: BTreeMap<String, BTreeMap<String, IdSet>>,
+    /// Pod uid to the CPUs of a pod with resources of its own.
+    pub(super) pod_entries: BTreeMap<String, IdSet>,
+    /// Pod uid and container to what was given at admission, where a resize changed it.
+    pub(super) originals: BTreeMap<(String, String), IdSet>,
+}
+
+impl CpuManager {
+    pub(super) fn new(spec: &MachineSpec, settings: &Settings) -> Self {
+        let cores = cores(spec);
+        let reserved = reserved(settings, &cores);
+        let all = spec.online_cpus();
+        Self {
+            free_at_start: all.difference(&reserved),
+            of_node: spec.nodes.iter().map(|node| (node.id, node.cpus.clone())).collect(),
+            full_cores: settings.full_cores,
+            strict_reservation: settings.strict_reservation,
+            cores,
+            all,
+            reserved,
+            ..Self::default()
+        }
+    }
+
+    /// The process ends and another one starts: it keeps the books.
+    pub(super) fn restart(&mut self) {
+        self.free_at_start = self.free();
+    }
+
+    /// The CPUs that may be exclusive, handed out or not.
+    pub(super) fn allocatable(&self) -> IdSet {
+        self.all.difference(&self.reserved)
+    }
+
+    pub(super) fn free_at_start(&self) -> &IdSet {
+        &self.free_at_start
+    }
+
+    pub(super) fn of_node(&self, node: Id) -> IdSet {
+        self.of_node.get(&node).cloned().unwrap_or_default()
+    }
+
+    /// What a pod holds, its plain init containers included.
+    pub(super) fn held_by(&self, uid: &str) -> IdSet {
+        let mut held = self.pod_entries.get(uid).cloned().unwrap_or_default();
+        self.entries.get(uid).into_iter().flatten().for_each(|(_, cpus)| held.union_with(cpus));
+        held
+    }
+
+    fn held(&self) -> IdSet {
+        let mut held = IdSet::new();
+        let containers = self.entries.values().flatten().map(|(_, cpus)| cpus);
+        containers.chain(self.pod_entries.values()).for_each(|cpus| held.union_with(cpus));
+        held
+    }
+
+    /// What could be given to a container now.
+    pub(super) fn free(&self) -> IdSet {
+        self.allocatable().difference(&self.held())
+    }
+
+    /// The `defaultCpuSet`: what everybody without exclusive CPUs runs on.
+    pub(super) fn shared(&self) -> IdSet {
+        let base = if self.strict_reservation { self.allocatable() } else { self.all.clone() };
+        base.difference(&self.held())
+    }
+
+    /// Threads of a core; pods that want whole cores ask for multiples of it.
+    pub(super) fn threads(&self) -> u64 {
+        self.cores.iter().map(|(_, threads)| threads.len()).max().unwrap_or(1) as u64
+    }
+
+    pub(super) fn give(&mut self, uid: &str, container: &str, cpus: IdSet) {
+        if !cpus.is_empty() {
+            self.entries.entry(uid.to_owned()).or_default().insert(container.to_owned(), cpus);
+        }
+    }
+
+    /// Frees everything that a pod holds.
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.originals.retain(|(pod, _), _| pod != uid);
+        self.pod_entries.remove(uid);
+        self.entries.remove(uid);
+    }
+
+    /// Chooses from `pool`: near CPUs first; `strict`: no others.
+    pub(super) fn choose(
+        &self,
+        pool: &IdSet,
+        count: u64,
+        affinity: Option<&BTreeSet<Id>>,
+        strict: bool,
+    ) -> Result<IdSet, Refusal> {
+        let near = |node: Id| affinity.is_none_or(|nodes| nodes.contains(&node));
+        let mut order = if count == 0 { Vec::new() } else { self.order(pool, near) };
+        if (order.len() as u64) < count && !(strict && affinity.is_some()) {
+            order.extend(self.order(pool, |node| !near(node)));
+        }
+        if (order.len() as u64) < count {
+            return Err(unexpected(format!(
+                "Allocate failed due to not enough cpus available to satisfy request: requested={count}, \
+                 available={}, which is unexpected",
+                order.len()
+            )));
+        }
+        Ok(order.into_iter().take(usize::try_from(count).unwrap_or(usize::MAX)).collect())
+    }
+
+    /// CPUs of a pool on some nodes in the order in which they are handed out: whole cores first, then what is left
+    /// of broken ones.
+    fn order(&self, pool: &IdSet, wanted: impl Fn(Id) -> bool) -> Vec<Id> {
+        let (mut whole, mut single) = (Vec::new(), Vec::new());
+        for (_, threads) in self.cores.iter().filter(|(node, _)| wanted(*node)) {
+            let all_free = threads.iter().all(|cpu| pool.contains(*cpu));
+            let target = if all_free { &mut whole } else { &mut single };
+            target.extend(threads.iter().copied().filter(|cpu| pool.contains(*cpu)));
+        }
+        if !self.full_cores {
+            whole.extend(single);
+        }
+        whole
+    }
+
+    /// A container's exclusive CPUs become `count` (kubelet 1.37): more from anywhere, nearest first, or fewer, but what
+    /// it was admitted with stays.
+    pub(super) fn resize(&mut self, uid: &str, container: &str, count: u64) -> Result<(), Refusal> {
+        let now = self.entries.get(uid).and_then(|of| of.get(container)).cloned().unwrap_or_default();
+        let key = (uid.to_owned(), container.to_owned());
+        let original = self.originals.get(&key).unwrap_or(&now).clone();
+        if count < original.len() {
+            return Err(Refusal {
+                reason: "Infeasible",
+                message: format!("{container} was admitted with {} exclusive CPUs", original.len()),
+            });
+        }
+        let nodes = self.of_node.iter().filter(|(_, cpus)| !cpus.intersection(&now).is_empty());
+        let near: BTreeSet<Id> = nodes.map(|(id, _)| *id).collect();
+        let mut cpus = original.clone();
+        let pool = if count >= now.len() { self.free() } else { now.difference(&original) };
+        if count >= now.len() {
+            cpus = now.clone();
+        }
+        cpus.union_with(&self.choose(&pool, count - cpus.len(), Some(&near), false)?);
+        self.originals.insert(key, original);
+        self.give(uid, container, cpus);
+        Ok(())
+    }
+}
+
+/// The cores of every node in ascending order, each with its online CPUs.
+fn cores(spec: &MachineSpec) -> Vec<(Id, Vec<Id>)> {
+    let mut cores = Vec::new();
+    for node in &spec.nodes {
+        for mut threads in spec.cores(node) {
+            threads.retain(|cpu| node.cpus.contains(*cpu));
+            cores.push((node.id, threads));
+        }
+    }
+    cores.retain(|(_, threads)| !threads.is_empty());
+    cores
+}
+
+/// The list that the configuration names, else as many as it reserves, from the lowest core on.
+fn reserved(settings: &Settings, cores: &[(Id, Vec<Id>)]) -> IdSet {
+    if !settings.reserved_cpus.is_empty() {
+        return settings.reserved_cpus.clone();
+    }
+    let count = usize::try_from(settings.reserved_cpu_count).unwrap_or(usize::MAX);
+    cores.iter().flat_map(|(_, threads)| threads).take(count).copied().collect()
+}

@@ -1,0 +1,612 @@
+//! A seeded random walk: a simulated node does something, the real code reads it over real gRPC and draws up its
+//! account, and the account is compared with the managers' own books. One difference ends the walk.
+//!
+//! No test harness in here: `tests/matrix` walks as well.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use numacast::agent::{Depth, Scanner, Settings, account, object};
+use numacast::config::Config;
+use numacast::machine::{Id, IdSet};
+use numacast::nrt::NodeResourceTopology;
+use numacast::quantity::Quantity;
+use numacast::sim::kubelet::{
+    Age, Claimed, ContainerSpec, Options, PodLevel, PodSpec, RestartTiming, Role, SimKubelet, Split, Stage,
+};
+use numacast::sim::machine::{Device, MachineSpec, NodeSpec};
+use serde_json::json;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+/// So many deeds before a difference are told.
+const TOLD: usize = 10;
+const NAMESPACE: &str = "default";
+
+/// A refused pod's containers that had been served before one was refused keep that in the books until the next release,
+/// under a uid that no List ever explained. Who reads the books alone cannot tell them from a pod that holds CPUs for an
+/// init container only, and rather promises too little for a moment: to be switched on once the agent knows pods' uids.
+const REFUSED_PODS_LEAVE_ENTRIES: bool = false;
+
+/// Init containers hold devices of pods of which the List shows nothing that the books could be joined to: to be switched
+/// on likewise.
+const NOTHING_BUT_HIDDEN_DEVICES: bool = false;
+
+/// What one walk goes over: a machine, and a kubelet of some age with some policies on it.
+#[derive(Clone, Debug)]
+pub(crate) struct Cell {
+    /// For people: `two-by-eight, V1_34, static/Static, best-effort by container`.
+    pub(crate) label: String,
+    machine: MachineSpec,
+    age: Age,
+    pod_level: bool,
+}
+
+/// The managers' policies, in the kubelet's words.
+#[derive(Clone, Debug)]
+pub(crate) struct Policies {
+    /// `none` or `static`.
+    pub(crate) cpus: &'static str,
+    /// Options of the policy `static` that are switched on.
+    pub(crate) cpu_options: &'static [&'static str],
+    /// `None` or `Static`.
+    pub(crate) memory: &'static str,
+    /// `none`, `best-effort`, `restricted` or `single-numa-node`.
+    pub(crate) topology: &'static str,
+    /// `container` or `pod`.
+    pub(crate) scope: &'static str,
+}
+
+impl Cell {
+    /// The machine of a file under a kubelet of this age, with these policies instead of its own.
+    pub(crate) fn new(name: &str, machine: &MachineSpec, age: Age, policies: &Policies) -> Self {
+        let mut machine = machine.clone();
+        // Without NUMA nodes there is no memory for the kubelet to manage, and its masks end at node 63.
+        let unmanaged = !machine.numa || machine.nodes.iter().any(|node| node.id > 63);
+        let memory = if unmanaged { "None" } else { policies.memory };
+        let options: BTreeMap<&str, &str> = policies.cpu_options.iter().map(|name| (*name, "true")).collect();
+        let pod_level = age >= Age::V1_37;
+        for (key, value) in [
+            ("cpuManagerPolicy", json!(policies.cpus)),
+            ("cpuManagerPolicyOptions", json!(options)),
+            ("memoryManagerPolicy", json!(memory)),
+            ("topologyManagerPolicy", json!(policies.topology)),
+            ("topologyManagerScope", json!(policies.scope)),
+            ("featureGates", json!({"PodLevelResourceManagers": pod_level})),
+        ] {
+            machine.kubelet.insert(key.to_owned(), value);
+        }
+        let label = format!(
+            "{name}, {age:?}, {}{:?}/{memory}, {} by {}",
+            policies.cpus, policies.cpu_options, policies.topology, policies.scope
+        );
+        Self { label, machine, age, pod_level }
+    }
+}
+
+/// What a walk met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Comparisons without a difference.
+    pub(crate) compared: usize,
+    /// Pods that were admitted.
+    pub(crate) admitted: usize,
+    /// Pods that were refused.
+    pub(crate) refused: usize,
+    /// Resizes that were done.
+    pub(crate) resized: usize,
+    /// Changes of the hardware.
+    pub(crate) hardware: usize,
+    /// Kubelets that started after the first.
+    pub(crate) restarts: usize,
+}
+
+/// Walks over a cell.
+///
+/// # Errors
+/// The seed, the step, what was done in it and every difference.
+pub(crate) async fn walk(cell: &Cell, steps: usize, seed: u64) -> Result<Outcome, String> {
+    let mut walk = Walk::start(cell, seed)?;
+    let mut deeds = VecDeque::new();
+    let explain = |step: usize, deeds: &VecDeque<String>, what: String| {
+        let deeds: Vec<&str> = deeds.iter().map(String::as_str).collect();
+        let deeds = deeds.join("\n  ");
+        format!("{}\nNUMACAST_SEED={seed} step {step}, after\n  {deeds}\n{what}", cell.label)
+    };
+    walk.compare(Depth::Usage).await.map_err(|what| explain(0, &deeds, what))?;
+    for step in 1..=steps {
+        let (deed, depth) = walk.step().map_err(|what| explain(step, &deeds, what))?;
+        deeds.push_back(deed);
+        if deeds.len() > TOLD {
+            deeds.pop_front();
+        }
+        walk.compare(depth).await.map_err(|what| explain(step, &deeds, what))?;
+    }
+    Ok(walk.outcome)
+}
+
+struct Walk {
+    cell: Cell,
+    rng: Rng,
+    kubelet: SimKubelet,
+    scanner: Scanner,
+    settings: Settings,
+    /// The hardware now, and when this kubelet started.
+    hardware: MachineSpec,
+    at_start: MachineSpec,
+    files: BTreeMap<String, String>,
+    /// Device resources that the object listed.
+    known: BTreeSet<String>,
+    /// Every plugin's devices as the machine describes them.
+    described: BTreeMap<String, Vec<Device>>,
+    pods: usize,
+    outcome: Outcome,
+    dir: TempDir,
+}
+
+/// What was done, and how deep the agent's triggers make it look then.
+type Step = Result<(String, Depth), String>;
+
+impl Walk {
+    fn start(cell: &Cell, seed: u64) -> Result<Self, String> {
+        let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let zero = Duration::ZERO;
+        let options = Options {
+            seed,
+            release_lag: Duration::MAX,
+            admission_lag: zero,
+            restart: RestartTiming { down: zero, managers: zero, pods: zero, plugins: zero },
+            age: cell.age,
+            limited: false,
+        };
+        let root = dir.path().join("var/lib/kubelet");
+        let kubelet = SimKubelet::start(&cell.machine, &root, options).map_err(|error| error.to_string())?;
+        let mut config = Config { node_name: "worker".into(), ..Config::default() };
+        config.host.root = dir.path().to_owned();
+        let settings = Settings::from_config(&config);
+        let described = cell.machine.devices.iter().map(|of| (of.resource.clone(), of.devices.clone()));
+        let mut walk = Self {
+            scanner: Scanner::new(&settings),
+            settings,
+            rng: Rng::with_seed(seed),
+            kubelet,
+            hardware: cell.machine.clone(),
+            at_start: cell.machine.clone(),
+            files: BTreeMap::new(),
+            known: BTreeSet::new(),
+            described: described.collect(),
+            pods: 0,
+            outcome: Outcome::default(),
+            cell: cell.clone(),
+            dir,
+        };
+        walk.write_tree()?;
+        Ok(walk)
+    }
+
+    /// The real code's account of the node.
+    async fn read(&mut self, depth: Depth) -> Result<NodeResourceTopology, String> {
+        self.scanner.set_terminal(Arc::new(self.ended()));
+        let scan = self.scanner.scan(depth).await.map_err(|error| error.to_string())?;
+        let topology = account(&scan, &self.known, &self.settings.rules);
+        Ok(object("worker", None, &topology))
+    }
+
+    async fn compare(&mut self, depth: Depth) -> Result<(), String> {
+        let object = self.read(depth).await?;
+        let differences = self.kubelet.expected().differences(&object, Split::PerNode);
+        if !differences.is_empty() {
+            return Err(differences.join("\n"));
+        }
+        let resources = object.spec.zones.iter().flat_map(|zone| zone.resources.iter().flatten());
+        self.known.extend(resources.map(|of| of.name.clone()).filter(|name| name.contains('/')));
+        self.outcome.compared += 1;
+        Ok(())
+    }
+
+    /// Pods that have ended: kubelets before 1.34 list them all the same.
+    fn ended(&self) -> BTreeSet<(String, String)> {
+        let names = self.names(|stage| stage == Stage::Finished);
+        names.into_iter().map(|name| (NAMESPACE.to_owned(), name)).collect()
+    }
+
+    fn names(&self, wanted: impl Fn(Stage) -> bool) -> Vec<String> {
+        self.kubelet.with_model(|model| {
+            let pods = model.pods().values().filter(|pod| wanted(pod.stage));
+            pods.map(|pod| pod.spec.name.clone()).collect()
+        })
+    }
+
+    /// The files that numacast reads, those that changed.
+    fn write_tree(&mut self) -> Result<(), String> {
+        let files = self.hardware.files().read;
+        let explain = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
+        for (name, text) in files.iter().filter(|(name, text)| self.files.get(*name) != Some(*text)) {
+            let path = self.dir.path().join(name);
+            let parent = path.parent().unwrap_or(&path);
+            std::fs::create_dir_all(parent).map_err(|error| explain(parent, error))?;
+            std::fs::write(&path, text).map_err(|error| explain(&path, error))?;
+        }
+        for name in self.files.keys().filter(|name| !files.contains_key(*name)) {
+            let path = self.dir.path().join(name);
+            std::fs::remove_file(&path).map_err(|error| explain(&path, error))?;
+        }
+        self.files = files;
+        Ok(())
+    }
+
+    fn step(&mut self) -> Step {
+        let running = self.names(|stage| stage != Stage::Gone);
+        // The fuller, the sooner pods go.
+        let full = self.rng.usize(0..16) < running.len();
+        match self.rng.u8(0..100) {
+            0..45 if !full => Ok(self.start_pod()),
+            0..60 if !running.is_empty() => Ok(self.end_pod(&running)),
+            60..68 if !running.is_empty() => Ok(self.resize(&running)),
+            68..74 => Ok(self.end_init()),
+            74..79 => Ok(self.reconcile()),
+            79..91 if !self.described.is_empty() => Ok(self.change_devices()),
+            91..97 => self.change_hardware(),
+            97..100 => self.restart(),
+            _ => Ok(self.start_pod()),
+        }
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.rng.usize(0..from.len())]
+    }
+
+    fn chance(&mut self, percent: u8) -> bool {
+        self.rng.u8(0..100) < percent
+    }
+
+    fn start_pod(&mut self) -> (String, Depth) {
+        let waiting = self.names(|stage| stage == Stage::Announced);
+        let name = match waiting.first() {
+            Some(name) => name.clone(),
+            None => {
+                let pod = self.pod();
+                let name = pod.name.clone();
+                if let Err(refusal) = self.kubelet.announce_pod(pod) {
+                    return (format!("announcing {name}: {refusal}"), Depth::Usage);
+                }
+                if self.chance(10) {
+                    return (format!("announcing {name}"), Depth::Usage);
+                }
+                name
+            }
+        };
+        let deed = match self.kubelet.admit_pod(&format!("uid-{name}")) {
+            Ok(given) => {
+                self.outcome.admitted += 1;
+                format!("admitting {name}: {given:?}")
+            }
+            Err(refusal) => {
+                self.outcome.refused += 1;
+                if !REFUSED_PODS_LEAVE_ENTRIES {
+                    self.kubelet.settle();
+                }
+                format!("refusing {name}: {refusal}")
+            }
+        };
+        (deed, Depth::Usage)
+    }
+
+    /// A pod that fits the machine or is somewhat too large, of few different sizes: replicas are alike.
+    fn pod(&mut self) -> PodSpec {
+        self.pods += 1;
+        let guaranteed = self.chance(70);
+        let mut pod =
+            PodSpec { guaranteed, containers: Vec::new(), ..PodSpec::new(&format!("p{}", self.pods)) };
+        let best_effort = !guaranteed && self.chance(50);
+        let fractions = guaranteed && self.chance(20);
+        let (init, apps) = (self.rng.usize(0..10).saturating_sub(7), self.rng.usize(1..4));
+        let sidecars = usize::from(self.cell.age >= Age::V1_29 && self.chance(25));
+        let roles = [(Role::Init, init), (Role::Sidecar, sidecars), (Role::App, apps)];
+        for (role, count) in roles {
+            for number in 0..count {
+                let mut container = self.container(&format!("{role:?}-{number}").to_lowercase(), best_effort);
+                container.role = role;
+                if fractions {
+                    container.milli_cpu += 500;
+                }
+                pod.containers.push(container);
+            }
+        }
+        if guaranteed && self.cell.pod_level && self.chance(40) {
+            self.make_pod_level(&mut pod);
+        } else if guaranteed && self.chance(8) && self.hardware.nodes.len() > 1 {
+            let nodes: Vec<Id> = self.at_start.nodes.iter().map(|node| node.id).collect();
+            pod.affinity = Some([*self.pick(&nodes), *self.pick(&nodes)].into_iter().collect());
+        }
+        let shows = pod.containers.iter().any(|of| of.role != Role::Init && !of.devices.is_empty());
+        if !shows && !NOTHING_BUT_HIDDEN_DEVICES {
+            pod.containers.iter_mut().for_each(|container| container.devices.clear());
+        }
+        if self.chance(15) {
+            let claims = self.claims();
+            let last = pod.containers.len() - 1;
+            pod.containers[last].claims = claims;
+        }
+        pod
+    }
+
+    fn container(&mut self, name: &str, best_effort: bool) -> ContainerSpec {
+        let mut container = ContainerSpec { name: name.to_owned(), ..ContainerSpec::default() };
+        if self.chance(30) && !self.described.is_empty() {
+            let resources: Vec<String> = self.described.keys().cloned().collect();
+            let resource = self.pick(&resources).clone();
+            container.devices.insert(resource, self.rng.u64(1..4));
+        }
+        if best_effort {
+            return container;
+        }
+        container.milli_cpu = 1000 * *self.pick(&[1, 1, 2, 2, 3, 4, 8]);
+        container.memory = self.bytes();
+        let sizes: Vec<u64> = self.at_start.page_sizes().into_iter().collect();
+        if !sizes.is_empty() && self.chance(30) {
+            let size = *self.pick(&sizes);
+            let name = numacast::quantity::hugepages_name(size);
+            container.hugepages.insert(name, size * self.rng.u64(1..5));
+        }
+        container
+    }
+
+    /// An eighth to one and a half of some node's memory.
+    fn bytes(&mut self) -> u64 {
+        let nodes: Vec<u64> = self.at_start.nodes.iter().map(|node| node.memory.ceil()).collect();
+        let memory = *self.pick(&nodes);
+        let eighths = *self.pick(&[1, 1, 1, 2, 2, 3, 5, 12]);
+        (memory / 8 / MIB * MIB * eighths).max(64 * MIB)
+    }
+
+    /// What the pod asks for as a whole: what its lasting containers want, and room for one that asks for nothing.
+    fn make_pod_level(&mut self, pod: &mut PodSpec) {
+        let lasting = |pod: &PodSpec| {
+            let containers = pod.containers.iter().filter(|container| container.role != Role::Init);
+            containers.fold(PodLevel::default(), |mut sum, container| {
+                sum.milli_cpu += container.milli_cpu;
+                sum.memory += container.memory;
+                for (size, bytes) in &container.hugepages {
+                    *sum.hugepages.entry(size.clone()).or_default() += bytes;
+                }
+                sum
+            })
+        };
+        let mut whole = lasting(pod);
+        if self.chance(60) {
+            pod.containers.push(ContainerSpec { name: "sharing".into(), ..ContainerSpec::default() });
+            whole.milli_cpu += 2000;
+            whole.memory += 256 * MIB;
+            whole.hugepages.clear();
+            pod.containers.iter_mut().for_each(|container| container.hugepages.clear());
+        }
+        for init in pod.containers.iter().filter(|container| container.role == Role::Init) {
+            whole.milli_cpu = whole.milli_cpu.max(init.milli_cpu);
+            whole.memory = whole.memory.max(init.memory);
+            for (size, bytes) in &init.hugepages {
+                let most = whole.hugepages.entry(size.clone()).or_default();
+                *most = (*most).max(*bytes);
+            }
+        }
+        pod.pod_level = Some(whole);
+    }
+
+    fn claims(&mut self) -> Vec<Claimed> {
+        let count = self.rng.usize(1..4);
+        let one = |number: usize, share: bool| Claimed {
+            claim: format!("claim-{}", number / 2),
+            driver: "gpu.example.com".into(),
+            pool: "worker".into(),
+            device: format!("gpu-{number}"),
+            share: share.then(|| "half".to_owned()),
+        };
+        (0..count).map(|number| one(number, self.rng.bool())).collect()
+    }
+
+    fn end_pod(&mut self, running: &[String]) -> (String, Depth) {
+        let name = self.pick(running).clone();
+        if self.chance(35) && self.names(|stage| stage == Stage::Active).contains(&name) {
+            self.kubelet.finish_pod(NAMESPACE, &name);
+            return (format!("the end of {name}"), Depth::Usage);
+        }
+        self.kubelet.stop_pod(NAMESPACE, &name);
+        (format!("deleting {name}"), Depth::Usage)
+    }
+
+    fn end_init(&mut self) -> (String, Depth) {
+        let names = self.names(|stage| stage == Stage::Active);
+        for name in &names {
+            self.kubelet.end_init(NAMESPACE, name);
+        }
+        (format!("the end of the init containers of {names:?}"), Depth::Usage)
+    }
+
+    fn reconcile(&mut self) -> (String, Depth) {
+        self.kubelet.reconcile();
+        ("the CPU Manager's period".to_owned(), Depth::Usage)
+    }
+
+    fn resize(&mut self, running: &[String]) -> (String, Depth) {
+        let name = self.pick(running).clone();
+        let containers = self.kubelet.with_model(|model| {
+            let pod = model.pod(NAMESPACE, &name);
+            pod.map(|pod| pod.spec.containers.clone()).unwrap_or_default()
+        });
+        if containers.is_empty() {
+            return ("nothing".to_owned(), Depth::Usage);
+        }
+        let container = self.pick(&containers).clone();
+        let milli_cpu = *self.pick(&[1000, 2000, 2500, 3000, 5000]);
+        let memory = if self.rng.bool() { container.memory } else { self.bytes() };
+        let outcome = self.kubelet.resize_pod(NAMESPACE, &name, &container.name, milli_cpu, memory);
+        self.outcome.resized += usize::from(outcome.is_ok());
+        let outcome = outcome.map_or_else(|refusal| refusal.to_string(), |()| "done".to_owned());
+        let deed = format!("resizing {name}/{} to {milli_cpu}m, {memory} bytes: {outcome}", container.name);
+        (deed, Depth::Usage)
+    }
+
+    /// A plugin goes, comes back, loses devices, or offers others elsewhere.
+    fn change_devices(&mut self) -> (String, Depth) {
+        let resources: Vec<String> = self.described.keys().cloned().collect();
+        let resource = self.pick(&resources).clone();
+        let mut devices = self.described[&resource].clone();
+        let nodes: Vec<Id> = self.hardware.nodes.iter().map(|node| node.id).collect();
+        let deed = match self.rng.u8(0..8) {
+            0 => {
+                self.kubelet.register_plugin(&resource, false);
+                return (format!("{resource} unregisters"), Depth::Allocatable);
+            }
+            1 => {
+                self.kubelet.register_plugin(&resource, true);
+                return (format!("{resource} registers"), Depth::Allocatable);
+            }
+            2 | 3 if !devices.is_empty() => {
+                let id = self.pick(&devices).id.clone();
+                let healthy = self.rng.bool();
+                self.kubelet.set_device_health(&resource, &id, healthy);
+                return (format!("{resource} {id} is well: {healthy}"), Depth::Allocatable);
+            }
+            4 => {
+                devices.retain(|_| self.rng.u8(0..3) > 0);
+                "with fewer devices"
+            }
+            5 => {
+                devices.iter_mut().for_each(|device| device.id = format!("other-{}", device.id));
+                "with other ids"
+            }
+            6 => {
+                for device in &mut devices {
+                    device.numa = vec![nodes[self.rng.usize(0..nodes.len())]];
+                    device.unhealthy = self.rng.u8(0..5) == 0;
+                }
+                "on other nodes"
+            }
+            7 if self.rng.bool() => {
+                devices.iter_mut().for_each(|device| device.numa.clear());
+                "without topology"
+            }
+            _ => "as described",
+        };
+        self.kubelet.offer_devices(&resource, &devices);
+        (format!("{resource} registers {deed}: {devices:?}"), Depth::Allocatable)
+    }
+
+    fn change_hardware(&mut self) -> Step {
+        let at = self.rng.usize(0..self.hardware.nodes.len());
+        let Some(deed) = self.change_node(at) else { return Ok(("nothing".to_owned(), Depth::Usage)) };
+        self.write_tree()?;
+        self.kubelet.set_hardware(&self.hardware);
+        self.outcome.hardware += 1;
+        Ok((deed, Depth::Everything))
+    }
+
+    fn change_node(&mut self, at: usize) -> Option<String> {
+        let id = self.hardware.nodes[at].id;
+        match self.rng.u8(0..12) {
+            0..3 => {
+                let cpu = self.cpu_to_switch_off(at)?;
+                let off = IdSet::from_iter([cpu]);
+                for node in &mut self.hardware.nodes {
+                    node.repeated_cpus = node.repeated_cpus.difference(&off);
+                }
+                let node = &mut self.hardware.nodes[at];
+                node.cpus = node.cpus.difference(&off);
+                node.offline_cpus.insert(cpu);
+                Some(format!("CPU {cpu} of node {id} goes offline"))
+            }
+            3..6 => {
+                let node = &mut self.hardware.nodes[at];
+                let cpu = node.offline_cpus.last()?;
+                node.offline_cpus = node.offline_cpus.difference(&IdSet::from_iter([cpu]));
+                node.cpus.insert(cpu);
+                Some(format!("CPU {cpu} of node {id} comes online"))
+            }
+            6 | 7 => {
+                let before = self.hardware.nodes[at].memory.ceil();
+                let after = before + (before / 8).div_ceil(MIB) * MIB;
+                // A terabyte is enough.
+                (before > 0 && after < 1 << 40).then(|| self.set_memory(at, after))
+            }
+            8 | 9 => self.drift(at),
+            10 => self.late_node(),
+            _ => {
+                let later = self.hardware.later()?;
+                // It is the description's own: undo what was changed before.
+                self.hardware = MachineSpec { later: None, ..later };
+                Some(format!("later: {}", self.hardware.description))
+            }
+        }
+    }
+
+    /// Not the boot CPU, not one that the kubelet keeps for itself, and not a node's last.
+    fn cpu_to_switch_off(&mut self, at: usize) -> Option<Id> {
+        let kept = self.hardware.kubelet.get("reservedSystemCPUs").and_then(|value| value.as_str());
+        let mut kept: IdSet = kept.unwrap_or_default().parse().unwrap_or_default();
+        kept.insert(0);
+        let node = &self.hardware.nodes[at];
+        let cpus: Vec<Id> = node.cpus.difference(&kept).iter().collect();
+        if cpus.is_empty() || node.cpus.len() < 2 {
+            return None;
+        }
+        Some(*self.pick(&cpus))
+    }
+
+    /// A few pages more or less than when the kubelet started.
+    fn drift(&mut self, at: usize) -> Option<String> {
+        let NodeSpec { id, memory, .. } = &self.hardware.nodes[at];
+        let started = self.at_start.node(*id)?.memory.ceil();
+        let pages = self.rng.u64(0..32) * 4096;
+        if memory.ceil() > started + 32 * 4096 || started < 64 * MIB {
+            return None;
+        }
+        let after = if self.rng.bool() { started + pages } else { started - pages };
+        (after >= self.hardware.nodes[at].hugepage_bytes()).then(|| self.set_memory(at, after))
+    }
+
+    fn set_memory(&mut self, at: usize, bytes: u64) -> String {
+        let node = &mut self.hardware.nodes[at];
+        let before = std::mem::replace(&mut node.memory, Quantity::whole(bytes)).ceil();
+        format!("node {} has {bytes} bytes instead of {before}", node.id)
+    }
+
+    /// A node with memory alone comes online, maybe past a gap.
+    fn late_node(&mut self) -> Option<String> {
+        let last = self.hardware.nodes.last()?.id;
+        if !self.hardware.numa || self.hardware.nodes.len() >= self.at_start.nodes.len() + 2 {
+            return None;
+        }
+        let id = last + self.rng.u16(1..4);
+        let told = self.hardware.nodes.iter().all(|node| !node.distances.is_empty());
+        let mut node = NodeSpec { id, memory: Quantity::whole(4096 * MIB), ..NodeSpec::default() };
+        if told {
+            for peer in &mut self.hardware.nodes {
+                peer.distances.insert(id, 80);
+                node.distances.insert(peer.id, 80);
+            }
+            node.distances.insert(id, 10);
+        }
+        self.hardware.nodes.push(node);
+        Some(format!("node {id} comes online with memory alone"))
+    }
+
+    /// The kubelet starts again. On other hardware than it had it does so only without its books, and without pods.
+    fn restart(&mut self) -> Step {
+        self.kubelet.stop();
+        let unchanged = self.hardware.nodes == self.at_start.nodes;
+        if !unchanged {
+            self.kubelet.reset();
+            self.at_start = self.hardware.clone();
+        }
+        self.kubelet.boot().map_err(|error| error.to_string())?;
+        self.kubelet.set_ready(true, true);
+        self.kubelet.register_plugins();
+        self.outcome.restarts += 1;
+        let deed = if unchanged { "a restart" } else { "a new start on other hardware" };
+        // The socket is another: the scanner has to notice by itself.
+        Ok((deed.to_owned(), Depth::Usage))
+    }
+}
