@@ -13,7 +13,8 @@
 //	{"do":"served"}
 //	{"do":"exitContainers","namespace":"default","pod":"a","code":1}
 //
-// "served" fails unless the kubelet has been sent the devices as they are now.
+// A container of the image "true:latest" ends by itself, with code 0; one of
+// "pause:latest" runs until it is stopped. "served" fails unless the kubelet has been sent the devices as they are now.
 // A plugin starts with the first setDevices of its resource and registers again
 // by itself whenever the kubelet was restarted.
 package main

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	apitest "k8s.io/cri-api/pkg/apis/testing"
 	"k8s.io/cri-client/pkg/fake"
 )
 
@@ -14,8 +15,14 @@ const (
 	labelPod       = "io.kubernetes.pod.name"
 )
 
-// image is the one image that the runtime has; pods name it.
-const image = "pause:latest"
+// The images that the runtime has; pods name them.
+const (
+	imagePause = "pause:latest" // a container that runs until it is stopped
+	imageTrue  = "true:latest"  // one that has done its work as soon as it is seen running
+)
+
+// endEvery is how often containers that have done their work are looked for.
+const endEvery = 20 * time.Millisecond
 
 // containerRuntime is upstream's own fake: pods become Running, nothing is executed.
 type containerRuntime struct {
@@ -25,23 +32,43 @@ type containerRuntime struct {
 func startRuntime(socket string) (*containerRuntime, error) {
 	runtime := fake.NewFakeRemoteRuntime()
 	runtime.ImageService.SetFakeImageSize(1024) // images set from here on; the kubelet refuses one of size 0
-	runtime.ImageService.SetFakeImages([]string{image})
+	runtime.ImageService.SetFakeImages([]string{imagePause, imageTrue})
 	if err := runtime.Start("unix://" + socket); err != nil {
 		return nil, fmt.Errorf("container runtime: %w", err)
 	}
-	return &containerRuntime{fake: runtime}, nil
+	r := &containerRuntime{fake: runtime}
+	go r.endWhatIsDone()
+	return r, nil
+}
+
+// endWhatIsDone ends the containers of imageTrue, for as long as the process lives.
+func (r *containerRuntime) endWhatIsDone() {
+	for {
+		r.end(0, func(c *apitest.FakeContainer) bool { return c.ImageRef == imageTrue })
+		time.Sleep(endEvery)
+	}
 }
 
 // exit ends the running containers of a pod as if their processes had. The
 // kubelet notices at its next look at the runtime, within a second.
 func (r *containerRuntime) exit(namespace, pod string, code int32) error {
+	ended := r.end(code, func(c *apitest.FakeContainer) bool {
+		return c.Labels[labelNamespace] == namespace && c.Labels[labelPod] == pod
+	})
+	if ended == 0 {
+		return fmt.Errorf("no container of pod %s/%s is running", namespace, pod)
+	}
+	return nil
+}
+
+// end ends the running containers that are chosen, and counts them.
+func (r *containerRuntime) end(code int32, chosen func(*apitest.FakeContainer) bool) int {
 	service := r.fake.RuntimeService
 	service.Lock()
 	defer service.Unlock()
 	ended := 0
 	for _, c := range service.Containers {
-		if c.State != cri.ContainerState_CONTAINER_RUNNING ||
-			c.Labels[labelNamespace] != namespace || c.Labels[labelPod] != pod {
+		if c.State != cri.ContainerState_CONTAINER_RUNNING || !chosen(c) {
 			continue
 		}
 		ended++
@@ -53,8 +80,5 @@ func (r *containerRuntime) exit(namespace, pod string, code int32) error {
 			c.Reason = "Error"
 		}
 	}
-	if ended == 0 {
-		return fmt.Errorf("no container of pod %s/%s is running", namespace, pod)
-	}
-	return nil
+	return ended
 }
