@@ -1,5 +1,8 @@
 //! The agent under test: the real binary, on a real node's files and sockets.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, ensure};
 
 use super::node::RealNode;
@@ -18,11 +21,17 @@ impl Agent {
         let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
         command.args(["agent", "--node-name", node.name()]);
         command.arg("--kubeconfig").arg(node.agent_kubeconfig());
-        command.arg("--sys-dir").arg(node.dir().join("sys"));
-        command.arg("--proc-dir").arg(node.dir().join("proc"));
-        command.arg("--kubelet-dir").arg(node.kubelet_dir());
-        command.args(arguments);
+        command.args(Self::places(node)).args(arguments);
         Ok(Self { process: Process::start("agent", node.dir(), command)? })
+    }
+
+    /// The arguments by which the agent finds a node's files.
+    pub(crate) fn places(node: &RealNode) -> [OsString; 6] {
+        let of = |flag: &str, path: PathBuf| [flag.into(), path.into_os_string()];
+        let [sys, at_sys] = of("--sys-dir", node.dir().join("sys"));
+        let [proc, at_proc] = of("--proc-dir", node.dir().join("proc"));
+        let [kubelet, at_kubelet] = of("--kubelet-dir", node.kubelet_dir());
+        [sys, at_sys, proc, at_proc, kubelet, at_kubelet]
     }
 
     /// Fails when the agent has ended: it never may.

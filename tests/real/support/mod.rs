@@ -2,6 +2,7 @@
 //! agent under test, and an oracle that reads the kubelet's own state files.
 
 pub(crate) mod agent;
+pub(crate) mod cgroups;
 pub(crate) mod cluster;
 pub(crate) mod node;
 pub(crate) mod nrt;
@@ -10,9 +11,10 @@ pub(crate) mod parts;
 pub(crate) mod pods;
 pub(crate) mod process;
 pub(crate) mod wait;
+pub(crate) mod walk;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use node::{RealNode, Stop};
 pub(crate) use nrt::Observer;
 pub(crate) use parts::{Needs, Parts};
-pub(crate) use pods::{PodSpec, pod};
+pub(crate) use pods::pod;

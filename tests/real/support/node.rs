@@ -8,11 +8,12 @@ use std::process::{ChildStdin, ChildStdout};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use numacast::sim::machine::{Device, MachineSpec};
 use serde_json::{Map, Value, json};
 
+use super::cgroups::Cgroups;
 use super::cluster::{Cluster, Programs, free_port};
 use super::parts;
 use super::pods::PodSpec;
@@ -37,10 +38,23 @@ pub(crate) enum Fate {
     Ended(String),
 }
 
+/// Feature gates that a test may set, and the minor version of Kubernetes 1 that brought each: a kubelet ends
+/// over one that it does not know.
+const GATES: [(&str, u32); 4] = [
+    ("InPlacePodVerticalScalingExclusiveCPUs", 32),
+    ("InPlacePodVerticalScalingExclusiveMemory", 34),
+    ("PodLevelResourceManagers", 36),
+    ("PodsAPI", 36),
+];
+
 /// A machine that is about to get its kubelet.
+#[derive(Clone)]
 pub(crate) struct NodeSetup {
     name: String,
     machine: MachineSpec,
+    /// `1.33`; `None` is the one that everything else is of.
+    version: Option<String>,
+    gates: BTreeSet<String>,
 }
 
 /// A machine whose kubelet runs and has joined the cluster. The node is called like its machine.
@@ -51,6 +65,12 @@ pub(crate) struct RealNode {
     name: String,
     dir: PathBuf,
     machine: MachineSpec,
+    /// The minor version of its kubelet: 36 of 1.36.
+    minor: u32,
+    /// Feature gates that are on.
+    gates: Map<String, Value>,
+    /// The cgroups of its pods, where the machine lets a kubelet keep any. They go after the kubelet.
+    cgroups: Option<Cgroups>,
     client: Client,
     programs: Programs,
     kubeconfig: PathBuf,
@@ -61,6 +81,8 @@ pub(crate) struct RealNode {
     healthy: BTreeMap<String, BTreeSet<String>>,
     /// Plugins that were ended, and what they will have again.
     stopped: BTreeMap<String, BTreeSet<String>>,
+    /// Every device that a plugin lists now, healthy or not.
+    listed: BTreeMap<String, BTreeSet<String>>,
 }
 
 struct FakeNode {
@@ -69,9 +91,9 @@ struct FakeNode {
     answers: BufReader<ChildStdout>,
 }
 
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 impl NodeSetup {
     /// Another name than the machine's.
-    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
         self
@@ -86,15 +108,39 @@ impl NodeSetup {
         self
     }
 
+    /// The kubelet of a minor version, such as `1.33`. Everything else stays as it is.
+    pub(crate) fn version(mut self, minor: &str) -> Self {
+        self.version = Some(minor.to_owned());
+        self
+    }
+
+    /// Turns a feature gate on, where the kubelet's version has it.
+    pub(crate) fn gate(mut self, name: &str) -> Self {
+        self.gates.insert(name.to_owned());
+        self
+    }
+
     /// Starts everything and waits until the node is Ready and offers its devices.
     pub(crate) async fn start(self, cluster: &Cluster) -> Result<RealNode> {
-        let Self { name, machine } = self;
+        let Self { name, machine, version, gates } = self;
         let dir = cluster.dir().join(&name);
         std::fs::create_dir_all(dir.join("kubelet"))?;
         machine.write_tree(&dir)?;
-        let config = kubelet_config(&machine, &dir)?;
+        let mut programs = cluster.programs().clone();
+        if let Some(version) =
+            version.filter(|version| parts::newest_kubelet().ok().as_ref() != Some(version))
+        {
+            programs.kubelet = parts::older_kubelet(&version)?;
+        }
+        let minor = minor_of(&programs.kubelet)?;
+        let gates = known_gates(&gates, minor)?;
+        // With the CPU Manager none a kubelet puts the described CPUs into the cpuset of its pods, and the real
+        // machine may have fewer.
+        let pins = machine.kubelet.get("cpuManagerPolicy").is_some_and(|policy| policy == "static");
+        let place = format!("numacast-{}-{name}", std::process::id());
+        let cgroups = pins.then(|| Cgroups::make(&place)).flatten();
+        let config = kubelet_config(&machine, &dir, &gates, cgroups.as_ref())?;
         std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
-        let programs = cluster.programs().clone();
         let mut node = RealNode {
             kubelet: RefCell::new(None),
             fakenode: RefCell::new(FakeNode::start(&dir, &programs)?),
@@ -104,6 +150,10 @@ impl NodeSetup {
             inventory: BTreeMap::new(),
             healthy: BTreeMap::new(),
             stopped: BTreeMap::new(),
+            listed: BTreeMap::new(),
+            minor,
+            cgroups,
+            gates,
             programs,
             name,
             dir,
@@ -123,7 +173,13 @@ impl RealNode {
     pub(crate) fn on(machine: &str) -> Result<NodeSetup> {
         let path = parts::repository().join(format!("tests/machines/{machine}.yaml"));
         let spec = MachineSpec::read(&path).map_err(anyhow::Error::msg)?;
-        Ok(NodeSetup { name: machine.to_owned(), machine: spec })
+        Ok(Self::of(machine, spec))
+    }
+
+    /// A machine that is described elsewhere.
+    pub(crate) fn of(name: &str, machine: MachineSpec) -> NodeSetup {
+        let gates = BTreeSet::from(["PodsAPI".to_owned()]);
+        NodeSetup { name: name.to_owned(), machine, version: None, gates }
     }
 
     /// The node's name.
@@ -144,6 +200,28 @@ impl RealNode {
     /// The machine, with the kubelet's configuration as this node has it.
     pub(crate) fn machine(&self) -> &MachineSpec {
         &self.machine
+    }
+
+    /// The minor version of its kubelet: 36 of 1.36.
+    pub(crate) fn minor(&self) -> u32 {
+        self.minor
+    }
+
+    /// Whether a feature gate is on.
+    pub(crate) fn has_gate(&self, name: &str) -> bool {
+        self.gates.contains_key(name)
+    }
+
+    /// Whether the kubelet survives a resize: without cgroups it panics when it applies one.
+    pub(crate) fn can_resize(&self) -> bool {
+        self.cgroups.is_some()
+    }
+
+    /// What the kubelet has written to its log since its first start.
+    pub(crate) fn kubelet_log(&self) -> Result<String> {
+        let path = self.dir.join("kubelet.log");
+        Ok(String::from_utf8_lossy(&std::fs::read(&path).with_context(|| path.display().to_string())?)
+            .into_owned())
     }
 
     /// A client with every right.
@@ -203,6 +281,37 @@ impl RealNode {
         .await
     }
 
+    /// Asks for other CPUs and memory for a container of a running pod, and waits for what the kubelet makes of
+    /// it: its answer, in its own words.
+    pub(crate) async fn resize(&self, pod: &str, container: &str, to: &PodSpec) -> Result<String> {
+        let change = json!({ "name": container, "resources": to.resources() });
+        let patch = Patch::Strategic(json!({ "spec": { "containers": [change] } }));
+        match self.pods_api().patch_subresource("resize", pod, &PatchParams::default(), &patch).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(refused)) if [403, 422].contains(&refused.code) => {
+                return Ok(format!("the API server refuses: {}", refused.message));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        until(&format!("the kubelet has answered the resize of {pod}"), async || {
+            self.kubelet_still_runs()?;
+            let object = self.pods_api().get(pod).await?;
+            let status = object.status.unwrap_or_default();
+            let pending = status.conditions.iter().flatten().find(|c| c.type_ == "PodResizePending");
+            if let Some(pending) = pending {
+                let reason = pending.reason.clone().unwrap_or_default();
+                return Ok(format!("{reason}: {}", pending.message.clone().unwrap_or_default()));
+            }
+            let asked = object.spec.unwrap_or_default().containers;
+            let asked = asked.into_iter().find(|c| c.name == container).and_then(|c| c.resources?.requests);
+            let given = status.container_statuses.into_iter().flatten().find(|c| c.name == container);
+            let given = given.and_then(|c| c.allocated_resources);
+            ensure!(given == asked, "{given:?} is allocated, not {asked:?}");
+            Ok("allocated".to_owned())
+        })
+        .await
+    }
+
     /// Ends a pod's containers with an exit code and waits until the pod is Succeeded or Failed.
     pub(crate) async fn finish(&self, pod: &str, code: i32) -> Result<()> {
         self.ask(&json!({
@@ -244,6 +353,7 @@ impl RealNode {
     pub(crate) fn set_devices(&mut self, resource: &str, devices: &[Device]) -> Result<()> {
         let known = self.inventory.entry(resource.to_owned()).or_default();
         known.extend(devices.iter().map(|d| (d.id.clone(), d.numa.iter().copied().collect())));
+        self.listed.insert(resource.to_owned(), devices.iter().map(|d| d.id.clone()).collect());
         let healthy = devices.iter().filter(|d| !d.unhealthy).map(|d| d.id.clone()).collect();
         let whose = if self.stopped.contains_key(resource) { &mut self.stopped } else { &mut self.healthy };
         whose.insert(resource.to_owned(), healthy);
@@ -264,6 +374,12 @@ impl RealNode {
             self.healthy.insert(resource, devices);
         }
         self.ask(&json!({ "do": "startPlugin", "resource": resource }))
+    }
+
+    /// Whether a running plugin lists a device, healthy or not.
+    pub(crate) fn lists_device(&self, resource: &str, id: &str) -> bool {
+        let listed = self.listed.get(resource).is_some_and(|ids| ids.contains(id));
+        listed && !self.stopped.contains_key(resource)
     }
 
     fn ask(&self, request: &Value) -> Result<()> {
@@ -366,8 +482,33 @@ impl FakeNode {
     }
 }
 
-/// A configuration that works without systemd and without cgroups, with the machine's own keys.
-fn kubelet_config(machine: &MachineSpec, dir: &Path) -> Result<Map<String, Value>> {
+/// The minor version that a kubelet is of, by the directory that `tests/parts/build` put it into.
+fn minor_of(kubelet: &Path) -> Result<u32> {
+    let version = kubelet.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+    let minor = version.and_then(|version| version.split('.').nth(1)?.parse().ok());
+    minor.with_context(|| format!("{} lies in no directory called like its version", kubelet.display()))
+}
+
+/// Those of the gates that a kubelet of this version knows.
+fn known_gates(wanted: &BTreeSet<String>, minor: u32) -> Result<Map<String, Value>> {
+    let mut known = Map::new();
+    for name in wanted {
+        let found = GATES.iter().find(|(gate, _)| gate == name);
+        let (_, since) = found.with_context(|| format!("no version is known to have the gate {name}"))?;
+        if *since <= minor {
+            known.insert(name.clone(), Value::Bool(true));
+        }
+    }
+    Ok(known)
+}
+
+/// A configuration that works without systemd, with or without cgroups, with the machine's own keys.
+fn kubelet_config(
+    machine: &MachineSpec,
+    dir: &Path,
+    gates: &Map<String, Value>,
+    cgroups: Option<&Cgroups>,
+) -> Result<Map<String, Value>> {
     let runtime = format!("unix://{}", dir.join("runtime.sock").display());
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -379,13 +520,15 @@ fn kubelet_config(machine: &MachineSpec, dir: &Path) -> Result<Map<String, Value
         "healthzPort": 0,
         "readOnlyPort": 0,
         "cgroupDriver": "cgroupfs",
-        "cgroupsPerQOS": false,
+        "cgroupsPerQOS": cgroups.is_some(),
+        "cgroupRoot": cgroups.map(Cgroups::root).unwrap_or_default(),
         "enforceNodeAllocatable": [],
         "failCgroupV1": false,
         "failSwapOn": false,
         "localStorageCapacityIsolation": false,
         "resolvConf": "",
-        "featureGates": { "PodsAPI": true },
+        "podLogsDir": dir.join("pod-logs"),
+        "featureGates": gates,
         // The disks are the host's, however full they are.
         "evictionHard": {
             "memory.available": "100Mi",

@@ -7,12 +7,17 @@
 //! Which devices are healthy comes from what the plugins were told. The checkpoint names them too, but the
 //! kubelet collects it and writes it under no common lock, and when two plugins speak within a millisecond
 //! the older one of two checkpoints may stay.
+//!
+//! What a plain init container holds counts for as long as the kubelet keeps it, which the List never shows. Its
+//! CPUs and its devices are the pod's until the pod ends: the other containers take from them what they can use,
+//! and nobody takes the rest. Its memory is given back as soon as a later container starts; but a kubelet that
+//! starts again allocates it anew, for a container that ended long ago, and then keeps it until the pod ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::Pod;
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use numacast::sim::machine::{MachineSpec, NodeSpec};
 use serde::Deserialize;
@@ -20,6 +25,9 @@ use serde_json::Value;
 
 use super::node::RealNode;
 use super::nrt::{Figures, Zones};
+
+/// The last zone that the scheduler can hold; nodes with higher ids are not published.
+const HIGHEST_ZONE: u16 = 63;
 
 /// The truth about a node.
 pub(crate) struct Expected {
@@ -34,18 +42,43 @@ struct Group {
     zones: BTreeSet<String>,
 }
 
+/// Ids that no node has, below the highest one: zones that have nothing, of each resource that any zone has.
+fn fill_gaps(zones: &mut Zones, machine: &MachineSpec) {
+    let resources: BTreeSet<String> = zones.values().flat_map(BTreeMap::keys).cloned().collect();
+    let published = machine.nodes.iter().map(|node| node.id).filter(|id| *id <= HIGHEST_ZONE);
+    let highest = published.max().unwrap_or(0);
+    for id in 0..highest {
+        let nothing = || resources.iter().map(|name| (name.clone(), Figures::default())).collect();
+        zones.entry(zone_name(id)).or_insert_with(nothing);
+    }
+}
+
 /// The truth about a node now. It fails while a state file does not yet speak of every running pod.
 pub(crate) async fn expected(node: &RealNode) -> Result<Expected> {
     let pods = node.pods().await?;
     let state = State::read(node, &pods)?;
     state.speaks_of_every_running_pod(&pods)?;
     let mut zones = Zones::new();
-    for numa in &node.machine().nodes {
+    for numa in node.machine().nodes.iter().filter(|numa| numa.id <= HIGHEST_ZONE) {
         zones.insert(zone_name(numa.id), state.zone(numa)?);
     }
-    let expected = Expected { groups: state.take_memory(&mut zones)?, zones };
-    state.agrees_with_itself(&expected)?;
+    fill_gaps(&mut zones, node.machine());
+    let mut expected = Expected { groups: state.take_memory(&mut zones)?, zones };
+    if state.settled {
+        state.agrees_with_itself(&expected)?;
+        state.settle_groups(&mut expected)?;
+    }
     Ok(expected)
+}
+
+/// Devices that living pods hold: resource and id.
+pub(crate) async fn devices_in_use(node: &RealNode) -> Result<BTreeSet<(String, String)>> {
+    let pods = node.pods().await?;
+    let state = State::read(node, &pods)?;
+    let of = |entry: &DeviceEntry| -> Vec<(String, String)> {
+        entry.ids.values().flatten().map(|id| (entry.resource.clone(), id.clone())).collect()
+    };
+    Ok(state.devices.iter().flat_map(of).collect())
 }
 
 impl Expected {
@@ -189,6 +222,8 @@ struct DeviceData {
 struct DeviceEntry {
     #[serde(rename = "PodUID")]
     pod: String,
+    #[serde(rename = "ContainerName")]
+    container: String,
     #[serde(rename = "ResourceName")]
     resource: String,
     /// NUMA node -> ids; `-1` for devices that are near none.
@@ -274,11 +309,19 @@ impl<'a> State<'a> {
     fn reserved_cpus(&self) -> Result<BTreeSet<u16>> {
         match self.machine.kubelet.get("reservedSystemCPUs") {
             Some(list) => cpu_list(list.as_str().context("reservedSystemCPUs is no text")?),
-            None if policy(self.machine, "cpuManagerPolicy") == "static" => {
-                bail!("a machine with static CPUs names the reserved ones")
-            }
+            None if policy(self.machine, "cpuManagerPolicy") == "static" => self.chosen_cpus(),
             None => Ok(BTreeSet::new()),
         }
+    }
+
+    /// The CPUs that the kubelet reserved by itself, when it was told only how many: it writes them to its log.
+    fn chosen_cpus(&self) -> Result<BTreeSet<u16>> {
+        let log = self.node.kubelet_log()?;
+        let said = log
+            .lines()
+            .rfind(|line| line.contains("\"Reserved CPUs not available for exclusive assignment\""));
+        let list = said.and_then(|line| line.split(" reserved=\"").nth(1)?.split('"').next());
+        cpu_list(list.context("the kubelet has not said which CPUs it reserved")?)
     }
 
     fn memory(&self, numa: &NodeSpec) -> Result<BTreeMap<String, Figures>> {
@@ -324,26 +367,40 @@ impl<'a> State<'a> {
         Ok(reserved)
     }
 
-    /// Takes what pods have off the zones; what comes from several nodes off their sum, and says which.
+    /// Takes what pods have off the zones. How the kubelet split what comes from several nodes it writes beside
+    /// the entries, as what each node has left; while dead pods are still among those only the sum is certain.
     fn take_memory(&self, zones: &mut Zones) -> Result<Vec<Group>> {
         let mut groups = Vec::new();
         let Some(state) = &self.memory else { return Ok(groups) };
-        for block in state.entries.values().flat_map(BTreeMap::values).flatten() {
-            let mut left = block.size;
-            for numa in &block.numa_affinity {
-                let figures = zones.get_mut(&zone_name(*numa)).and_then(|zone| zone.get_mut(&block.kind));
-                let figures = figures.with_context(|| format!("no {} on node {numa}", block.kind))?;
-                let taken = left.min(figures.available);
-                figures.available -= taken;
-                left -= taken;
-            }
-            ensure!(left == 0, "{} of {} exceeds what its nodes have", block.size, block.kind);
-            if block.numa_affinity.len() > 1 {
-                let zones = block.numa_affinity.iter().copied().map(zone_name).collect();
-                groups.push(Group { resource: block.kind.clone(), zones });
-            }
+        let blocks = || state.entries.values().flat_map(BTreeMap::values).flatten();
+        for block in blocks().filter(|block| block.numa_affinity.len() == 1) {
+            take(zones, block)?;
+        }
+        for block in blocks().filter(|block| block.numa_affinity.len() > 1) {
+            take(zones, block)?;
+            let zones = block.numa_affinity.iter().copied().map(zone_name).collect();
+            groups.push(Group { resource: block.kind.clone(), zones });
         }
         Ok(groups)
+    }
+
+    /// Replaces what entries leave in the zones of groups by what the kubelet says that each of them has left.
+    fn settle_groups(&self, expected: &mut Expected) -> Result<()> {
+        for Group { resource, zones } in std::mem::take(&mut expected.groups) {
+            for zone in &zones {
+                let figures = expected.zones.get_mut(zone).and_then(|resources| resources.get_mut(&resource));
+                let figures = figures.with_context(|| format!("no {resource} in {zone}"))?;
+                figures.available = self.free_memory(zone, &resource)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn free_memory(&self, zone: &str, resource: &str) -> Result<u64> {
+        let nodes = self.memory.iter().flat_map(|state| &state.machine_state);
+        let mut of_zone = nodes.filter(|(id, _)| zone_name(**id) == zone);
+        let found = of_zone.next().and_then(|(_, node)| node.memory_map.get(resource));
+        Ok(found.with_context(|| format!("the state does not speak of {resource} in {zone}"))?.free)
     }
 
     fn device(&self, numa: &NodeSpec, resource: &str) -> Figures {
@@ -379,34 +436,45 @@ impl<'a> State<'a> {
         let running = |pod: &&Pod| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Running"));
         for pod in pods.iter().filter(running) {
             let uid = pod.uid().context("a pod without a uid")?;
-            let name = pod.name_any();
-            let asked = Asked::by(pod, policy(self.machine, "cpuManagerPolicy") == "static")?;
-            let mut cpus = BTreeSet::new();
-            for list in self.cpus.entries.get(&uid).into_iter().flat_map(BTreeMap::values) {
-                cpus.extend(cpu_list(list)?);
-            }
-            ensure!(
-                count(cpus.len()) == asked.cpus,
-                "pod {name} has CPUs {cpus:?}, and asked for {}",
-                asked.cpus
-            );
-            for (resource, wanted) in &asked.devices {
-                let entries = self.devices.iter().filter(|e| e.pod == uid && e.resource == *resource);
-                let ids: BTreeSet<&String> = entries.flat_map(|e| e.ids.values().flatten()).collect();
-                ensure!(count(ids.len()) == *wanted, "pod {name} has {ids:?} of {wanted} {resource}");
+            for container in containers(pod) {
+                self.speaks_of(pod, &uid, &container)
+                    .with_context(|| format!("container {} of pod {}", container.name, pod.name_any()))?;
             }
         }
         Ok(())
     }
 
-    /// The kubelet keeps totals beside the entries. When no dead pod is among these, both must say the same.
-    fn agrees_with_itself(&self, expected: &Expected) -> Result<()> {
-        if !self.settled {
-            return Ok(());
+    fn speaks_of(&self, pod: &Pod, uid: &str, container: &Container) -> Result<()> {
+        let asked = Asked::by(container)?;
+        let guaranteed = pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) == Some("Guaranteed");
+        let pins = self.cpus.policy_name == "static" && guaranteed;
+        let has = match self.cpus.entries.get(uid).and_then(|of_pod| of_pod.get(&container.name)) {
+            Some(list) => cpu_list(list)?,
+            None => BTreeSet::new(),
+        };
+        // A pod whose resources were changed has what it had; what it asks for now it may never get.
+        let as_created = pod.metadata.generation.is_none_or(|generation| generation <= 1);
+        let wanted = if pins { asked.cpus } else { 0 };
+        ensure!(count(has.len()) == wanted || !as_created, "it has CPUs {has:?}, and asked for {wanted}");
+        for (resource, wanted) in &asked.devices {
+            let entries = self.devices.iter().filter(|e| e.pod == uid && e.container == container.name);
+            let entries = entries.filter(|e| e.resource == *resource);
+            let ids: BTreeSet<&String> = entries.flat_map(|e| e.ids.values().flatten()).collect();
+            ensure!(count(ids.len()) == *wanted, "it has {ids:?} of {wanted} {resource}");
         }
+        if let Some(memory) = &self.memory {
+            let has = memory.entries.get(uid).is_some_and(|of_pod| of_pod.contains_key(&container.name));
+            let plain_init = is_plain_init(pod, &container.name);
+            ensure!(has || plain_init || !guaranteed, "it has no memory");
+        }
+        Ok(())
+    }
+
+    /// The kubelet keeps totals beside the entries. As no dead pod is among these, both must say the same.
+    fn agrees_with_itself(&self, expected: &Expected) -> Result<()> {
         let shared = cpu_list(&self.cpus.default_cpu_set)?;
         let reserved = self.reserved_cpus()?;
-        for numa in &self.machine.nodes {
+        for numa in self.machine.nodes.iter().filter(|numa| numa.id <= HIGHEST_ZONE) {
             let zone = &expected.zones[&zone_name(numa.id)];
             let free = numa.cpus.iter().filter(|cpu| shared.contains(cpu) && !reserved.contains(cpu)).count();
             ensure!(
@@ -415,58 +483,84 @@ impl<'a> State<'a> {
                 numa.id,
                 zone["cpu"].available
             );
-            self.memory_agrees(numa, zone, &expected.groups)?;
+            self.memory_agrees(numa, &expected.zones, &expected.groups)?;
         }
         Ok(())
     }
 
-    fn memory_agrees(
-        &self,
-        numa: &NodeSpec,
-        zone: &BTreeMap<String, Figures>,
-        groups: &[Group],
-    ) -> Result<()> {
+    fn memory_agrees(&self, numa: &NodeSpec, zones: &Zones, groups: &[Group]) -> Result<()> {
         let Some(of_node) = self.memory.as_ref().and_then(|state| state.machine_state.get(&numa.id)) else {
             return Ok(());
         };
         for (resource, MemoryFigures { free, .. }) in &of_node.memory_map {
             let name = zone_name(numa.id);
-            if groups.iter().any(|group| group.resource == *resource && group.zones.contains(&name)) {
+            // Of a group only the sum can be computed.
+            if let Some(group) = groups.iter().find(|g| g.resource == *resource && g.zones.contains(&name)) {
+                let mut stated = 0;
+                for zone in &group.zones {
+                    stated += self.free_memory(zone, resource)?;
+                }
+                let computed = group.sum(zones);
+                ensure!(
+                    computed == stated,
+                    "{:?} {resource}: entries leave {computed}, the state says {stated}",
+                    group.zones
+                );
                 continue;
             }
-            let computed = zone.get(resource).map_or(0, |figures| figures.available);
+            let computed = zones[&name].get(resource).map_or(0, |figures| figures.available);
             ensure!(computed == *free, "{name} {resource}: entries leave {computed}, the state says {free}");
         }
         Ok(())
     }
 }
 
-/// What a pod's spec makes the kubelet give to it alone.
+/// What a container's spec makes the kubelet give to it alone: the CPUs where its pod is Guaranteed.
 struct Asked {
     cpus: u64,
     devices: BTreeMap<String, u64>,
 }
 
 impl Asked {
-    fn by(pod: &Pod, static_cpus: bool) -> Result<Self> {
-        let guaranteed = pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) == Some("Guaranteed");
+    fn by(container: &Container) -> Result<Self> {
         let mut asked = Self { cpus: 0, devices: BTreeMap::new() };
-        let spec = pod.spec.clone().unwrap_or_default();
-        let sidecars = spec.init_containers.into_iter().flatten().filter(|c| c.restart_policy.is_some());
-        for container in sidecars.chain(spec.containers) {
-            let requests = container.resources.unwrap_or_default().requests.unwrap_or_default();
-            for (resource, quantity) in requests {
-                match quantity.0.parse::<u64>() {
-                    Ok(whole) if resource == "cpu" && guaranteed && static_cpus => asked.cpus += whole,
-                    Ok(whole) if resource.contains('/') => {
-                        *asked.devices.entry(resource).or_default() += whole
-                    }
-                    _ => {}
+        let resources = container.resources.clone().unwrap_or_default();
+        for (resource, quantity) in resources.requests.unwrap_or_default() {
+            match quantity.0.parse::<u64>() {
+                Ok(whole) if resource == "cpu" => asked.cpus = whole,
+                Ok(whole) if resource.contains('/') => {
+                    asked.devices.insert(resource, whole);
                 }
+                _ => {}
             }
         }
         Ok(asked)
     }
+}
+
+fn containers(pod: &Pod) -> Vec<Container> {
+    let spec = pod.spec.clone().unwrap_or_default();
+    spec.init_containers.into_iter().flatten().chain(spec.containers).collect()
+}
+
+/// An init container that ends before the others start.
+fn is_plain_init(pod: &Pod, container: &str) -> bool {
+    let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    inits.filter(|c| c.restart_policy.is_none()).any(|c| c.name == container)
+}
+
+/// Takes a block off its nodes, each giving what it has left.
+fn take(zones: &mut Zones, block: &Block) -> Result<()> {
+    let mut left = block.size;
+    for numa in &block.numa_affinity {
+        let figures = zones.get_mut(&zone_name(*numa)).and_then(|zone| zone.get_mut(&block.kind));
+        let figures = figures.with_context(|| format!("no {} on node {numa}", block.kind))?;
+        let taken = left.min(figures.available);
+        figures.available -= taken;
+        left -= taken;
+    }
+    ensure!(left == 0, "{} of {} exceeds what its nodes have", block.size, block.kind);
+    Ok(())
 }
 
 fn has_ended(pod: &Pod) -> bool {

@@ -37,10 +37,13 @@ impl Parts {
         let turn = TURN.lock().await;
         let found = match missing(needs) {
             Some(why) => Err(why),
-            None => build()?,
+            None => build(&[])?,
         };
         match found {
-            Ok(dir) => Ok(Some(Self { dir, _turn: turn })),
+            Ok(said) => {
+                let dir = said.lines().last().context("tests/parts/build names no directory")?;
+                Ok(Some(Self { dir: PathBuf::from(dir), _turn: turn }))
+            }
             Err(why) if std::env::var("CI").is_ok_and(|ci| ci == "true") => {
                 bail!("the real parts cannot run, and CI=true: {why}")
             }
@@ -56,6 +59,20 @@ impl Parts {
         let given = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));
         given.filter(|path| path.is_file()).unwrap_or_else(|| self.dir.join(name))
     }
+}
+
+/// The minor version that everything else is of, such as `1.36`.
+pub(crate) fn newest_kubelet() -> Result<String> {
+    let module = std::fs::read_to_string(script("kubernetes/go.mod"))?;
+    let required = module.lines().find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes v"));
+    let minor = required.and_then(|version| version.rsplit_once('.'));
+    Ok(minor.context("tests/parts/kubernetes/go.mod requires no Kubernetes")?.0.to_owned())
+}
+
+/// The kubelet of an older minor version, such as `1.33`, built where it is missing.
+pub(crate) fn older_kubelet(minor: &str) -> Result<PathBuf> {
+    let said = build(&["--only", &format!("kubelet@{minor}")])?.map_err(anyhow::Error::msg)?;
+    Ok(PathBuf::from(said.lines().next().context("tests/parts/build names no kubelet")?))
 }
 
 /// A file of `tests/parts/`.
@@ -85,16 +102,16 @@ fn missing(needs: Needs) -> Option<String> {
     Some(format!("a described machine is put over {absent}, which this kernel does not have"))
 }
 
-/// Builds what is missing. The inner error says why nothing can be built here.
-fn build() -> Result<Result<PathBuf, String>> {
-    let output = Command::new(script("build")).output().context("cannot run tests/parts/build")?;
+/// Builds what is missing and gives what the script says. The inner error says why nothing can be built here.
+fn build(arguments: &[&str]) -> Result<Result<String, String>> {
+    let output = Command::new(script("build")).args(arguments).output();
+    let output = output.context("cannot run tests/parts/build")?;
     let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     if output.status.code() == Some(CANNOT_BUILD) {
         return Ok(Err(complaint));
     }
     ensure!(output.status.success(), "{complaint}");
-    let said = String::from_utf8(output.stdout)?;
-    Ok(Ok(PathBuf::from(said.lines().last().context("tests/parts/build names no directory")?)))
+    Ok(Ok(String::from_utf8(output.stdout)?))
 }
 
 /// One line for all tests together, past the test harness, which would keep it to itself.

@@ -31,6 +31,20 @@ enum Kind {
     Sidecar,
 }
 
+/// One line: the pod, and what each container asks for.
+impl std::fmt::Display for PodSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "pod {}{}", self.name, if self.burstable { " (burstable)" } else { "" })?;
+        for Container { name, kind, resources } in &self.containers {
+            write!(f, ", {kind:?} {name}")?;
+            for (resource, quantity) in resources {
+                write!(f, " {}={}", resource, quantity.as_str().unwrap_or_default())?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A pod that asks for nothing yet.
 pub(crate) fn pod(name: &str) -> PodSpec {
     let main = Container { name: "main".to_owned(), kind: Kind::App, resources: Map::new() };
@@ -42,6 +56,16 @@ impl PodSpec {
     /// The pod's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether a container asks for devices.
+    pub(crate) fn has_devices(&self) -> bool {
+        self.containers.iter().any(|container| container.resources.keys().any(|name| name.contains('/')))
+    }
+
+    /// Whether a container ends before the others start.
+    pub(crate) fn has_init(&self) -> bool {
+        self.containers.iter().any(|container| container.kind == Kind::Init)
     }
 
     /// Whole CPUs: exclusive ones when the pod is Guaranteed.
@@ -86,7 +110,7 @@ impl PodSpec {
         self.and(name, Kind::App)
     }
 
-    /// A container that runs and ends before the others start.
+    /// A container that ends by itself, before the others start.
     pub(crate) fn init(self, name: &str) -> Self {
         self.and(name, Kind::Init)
     }
@@ -131,17 +155,26 @@ impl PodSpec {
         }))?)
     }
 
-    fn to_json(&self, container: &Container) -> Value {
+    /// What the container that was named last asks for, as its spec says it.
+    pub(crate) fn resources(&self) -> Value {
+        self.containers.last().map(|container| self.resources_of(container)).unwrap_or_default()
+    }
+
+    fn resources_of(&self, container: &Container) -> Value {
         // A burstable pod still needs the limit of everything that cannot be overcommitted.
         let limited = |name: &str| !(self.burstable && ["cpu", "memory"].contains(&name));
         let resources = &container.resources;
         let limits: Map<String, Value> =
             resources.iter().filter(|(name, _)| limited(name)).map(|(k, v)| (k.clone(), v.clone())).collect();
+        json!({ "requests": resources, "limits": limits })
+    }
+
+    fn to_json(&self, container: &Container) -> Value {
         let mut value = json!({
             "name": container.name,
-            "image": "pause:latest",
+            "image": if container.kind == Kind::Init { "true:latest" } else { "pause:latest" },
             "imagePullPolicy": "IfNotPresent",
-            "resources": { "requests": resources, "limits": limits },
+            "resources": self.resources_of(container),
         });
         if container.kind == Kind::Sidecar {
             value["restartPolicy"] = json!("Always");
