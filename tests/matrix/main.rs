@@ -1,0 +1,100 @@
+//! The long form of the random walks, run by hand: cells of machine x kubelet version x policies, and one table.
+//!
+//! `make matrix` runs everything; `cargo test --test matrix -- --help` tells what can be chosen. In each cell a
+//! seeded walk goes over everything that changes what a node has free, and after each step the published object
+//! must equal an oracle that shares no code with the agent.
+
+#[path = "../real/support/mod.rs"]
+#[allow(dead_code, unused_imports)] // the tests use the rest
+mod support;
+
+mod cell;
+mod real;
+mod table;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail, ensure};
+use clap::Parser;
+use futures::StreamExt;
+
+use cell::{Cell, Half, Outcome};
+use support::{Cluster, Needs, Parts};
+
+/// Walks over machines, kubelets and policies, with one table at the end.
+#[derive(Debug, Parser)]
+#[command(name = "matrix")]
+struct Options {
+    /// Only the cells on real kubelets.
+    #[arg(long, conflicts_with = "sim")]
+    real: bool,
+    /// Only the cells on simulated kubelets.
+    #[arg(long)]
+    sim: bool,
+    /// Steps of each walk.
+    #[arg(long, default_value_t = 60)]
+    steps: usize,
+    /// The seed of every walk, instead of a new one for each.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only cells whose row contains this text, such as `1.33` or `cxl 1.36 static`.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// How many walks go on at once.
+    #[arg(long, default_value_t = 4)]
+    jobs: usize,
+    /// Only say which cells there are.
+    #[arg(long)]
+    list: bool,
+}
+
+#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+async fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let cells = chosen(&options)?;
+    if options.list {
+        let mut out = std::io::stdout().lock();
+        cells.iter().try_for_each(|cell| writeln!(out, "{cell}"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    real::build_kubelets(&cells)?;
+    let cluster = Cluster::start(&parts).await?;
+    let rows = run(cells, &options, &cluster).await?;
+    // Before the cluster goes: its directory holds a /sys for each machine, and removing them takes a while.
+    write!(std::io::stdout(), "{}", table::Table(&rows))?;
+    Ok(if rows.iter().all(|(_, outcome)| outcome.is_good()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn chosen(options: &Options) -> Result<Vec<Cell>> {
+    let mut cells = Vec::new();
+    if !options.sim {
+        cells.extend(real::cells()?);
+    }
+    if let Some(text) = &options.only {
+        cells.retain(|cell| cell.to_string().contains(text.as_str()));
+    }
+    ensure!(!cells.is_empty(), "no cell is chosen; `--list` without the rest says which there are");
+    Ok(cells)
+}
+
+/// Runs the cells, several at once, and gives them back in their order.
+async fn run(cells: Vec<Cell>, options: &Options, cluster: &Cluster) -> Result<Vec<(Cell, Outcome)>> {
+    let total = cells.len();
+    let walks = cells.into_iter().enumerate().map(async |(index, cell)| {
+        let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+        let outcome = match cell.half {
+            Half::Real => real::run(&cell, index, cluster, options.steps, seed).await,
+        };
+        (index, cell, outcome)
+    });
+    let mut walks = futures::stream::iter(walks).buffer_unordered(options.jobs.max(1));
+    let mut rows = Vec::new();
+    while let Some((index, cell, outcome)) = walks.next().await {
+        writeln!(std::io::stderr(), "{}/{total} {cell}: {outcome}", rows.len() + 1)?;
+        rows.push((index, cell, outcome));
+    }
+    rows.sort_by_key(|(index, ..)| *index);
+    Ok(rows.into_iter().map(|(_, cell, outcome)| (cell, outcome)).collect())
+}

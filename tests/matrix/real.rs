@@ -1,0 +1,217 @@
+//! Cells on real kubelets.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::cell::{Cell, Half, Outcome, Policies};
+use crate::support::agent::Agent;
+use crate::support::node::NodeSetup;
+use crate::support::walk::Walk;
+use crate::support::{Cluster, RealNode, parts};
+
+/// Pods at a time.
+const CROWD: usize = 14;
+/// A walk is given up at this many differences: what was wrong once mostly stays wrong.
+const ENOUGH: usize = 3;
+/// The machine on which every combination of policies is tried.
+const COMMON: &str = "two-by-eight";
+
+/// Machines on which no kubelet can live, and words by which it says so. Anything else that goes wrong at its
+/// start is a failure.
+const REFUSED: [(&str, &str); 1] = [("memory-less-bare", "could not detect number of cpus")];
+
+/// Machines for which a kubelet before the newest has no answer in a lifetime: its hints for devices try every set
+/// of all nodes, and here these are 2^34.
+const NEWEST_ONLY: [&str; 1] = ["gb200"];
+
+/// Every machine as it is described, on one version after the other; and every combination of policies on one
+/// machine, so that each version meets each policy.
+pub(crate) fn cells() -> Result<Vec<Cell>> {
+    let versions = versions()?;
+    let machines = machines()?;
+    let version = |index: usize| versions[index % versions.len()].clone();
+    let of = |machine: &str, version, policies| Cell {
+        half: Half::Real,
+        machine: machine.to_owned(),
+        version,
+        policies,
+    };
+    let newest = versions.len() - 1;
+    let described = machines.iter().enumerate().map(|(index, machine)| {
+        let index = if NEWEST_ONLY.contains(&machine.as_str()) { newest } else { index };
+        of(machine, version(index), None)
+    });
+    // Blocks of one CPU and one memory policy; the version moves on by one in each.
+    let combined = combinations()
+        .into_iter()
+        .enumerate()
+        .map(|(index, policies)| of(COMMON, version(index + index / 4), Some(policies)));
+    Ok(described.chain(combined).collect())
+}
+
+fn combinations() -> Vec<Policies> {
+    let mut all = Vec::new();
+    for (block, (cpu, memory)) in
+        [("none", "None"), ("none", "Static"), ("static", "None"), ("static", "Static")]
+            .into_iter()
+            .enumerate()
+    {
+        for (index, topology) in
+            ["none", "best-effort", "restricted", "single-numa-node"].into_iter().enumerate()
+        {
+            // Each Topology Manager policy meets both scopes, both ways to reserve CPUs and both kinds of resize.
+            let scope = if (block + index / 2) % 2 == 0 { "container" } else { "pod" };
+            let numeric = cpu == "static" && (block + index) % 2 == 0;
+            let exclusive_resize = (block / 2 + index) % 2 == 0;
+            all.push(Policies { cpu, memory, topology, scope, numeric, exclusive_resize });
+        }
+    }
+    all
+}
+
+/// The older kubelets that can be built, and last the newest.
+fn versions() -> Result<Vec<String>> {
+    let mut older = names(&parts::script("kubelets"), "")?;
+    older.push(parts::newest_kubelet()?);
+    Ok(older)
+}
+
+fn machines() -> Result<Vec<String>> {
+    names(&parts::repository().join("tests/machines"), ".yaml")
+}
+
+/// What a directory holds, in order, without a common ending.
+fn names(dir: &Path, ending: &str) -> Result<Vec<String>> {
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        names.extend(name.strip_suffix(ending).map(str::to_owned));
+    }
+    Ok(names.into_iter().collect())
+}
+
+/// Builds the kubelets of all cells before any of them runs.
+pub(crate) fn build_kubelets(cells: &[Cell]) -> Result<()> {
+    let newest = parts::newest_kubelet()?;
+    let versions: BTreeSet<&String> = cells.iter().map(|cell| &cell.version).collect();
+    for version in versions.into_iter().filter(|version| **version != newest) {
+        parts::older_kubelet(version)?;
+    }
+    Ok(())
+}
+
+/// Runs one cell on a node of its own.
+pub(crate) async fn run(cell: &Cell, index: usize, cluster: &Cluster, steps: usize, seed: u64) -> Outcome {
+    let mut outcome = Outcome::new(seed);
+    let name = format!("{}-{index}", cell.machine);
+    let started = match setup(cell, &name) {
+        Ok(setup) => setup.start(cluster).await,
+        Err(error) => Err(error),
+    };
+    match started {
+        Ok(node) => {
+            if let Err(error) = walk(node, cell, steps, &mut outcome).await {
+                outcome.broken = Some(format!("{error:#}"));
+            }
+        }
+        Err(error) => {
+            let said = last_error(&cluster.dir().join(&name).join("kubelet.log"));
+            let known =
+                REFUSED.iter().any(|(machine, words)| *machine == cell.machine && said.contains(words));
+            if known {
+                outcome.refused = Some(said);
+            } else {
+                outcome.broken =
+                    Some(format!("the node does not start; the kubelet says: {said}\n{error:#}"));
+            }
+        }
+    }
+    outcome
+}
+
+fn setup(cell: &Cell, name: &str) -> Result<NodeSetup> {
+    let setup = RealNode::on(&cell.machine)?.named(name).version(&cell.version);
+    Ok(match &cell.policies {
+        Some(policies) => with_policies(setup, policies),
+        None => setup,
+    })
+}
+
+fn with_policies(setup: NodeSetup, policies: &Policies) -> NodeSetup {
+    let mut setup = setup
+        .kubelet("cpuManagerPolicy", policies.cpu.into())
+        .kubelet("memoryManagerPolicy", policies.memory.into())
+        .kubelet("topologyManagerPolicy", policies.topology.into())
+        .kubelet("topologyManagerScope", policies.scope.into());
+    if policies.numeric {
+        // One and a half make two.
+        setup = setup
+            .kubelet("reservedSystemCPUs", Value::Null)
+            .kubelet("systemReserved", json!({ "cpu": "1500m", "memory": "924Mi" }));
+    }
+    if policies.exclusive_resize {
+        setup = setup
+            .gate("InPlacePodVerticalScalingExclusiveCPUs")
+            .gate("InPlacePodVerticalScalingExclusiveMemory");
+    }
+    setup
+}
+
+async fn walk(node: RealNode, cell: &Cell, steps: usize, outcome: &mut Outcome) -> Result<()> {
+    let agent = Agent::start(&node, &[])?;
+    let mut walk = Walk::new(node, agent, CROWD, outcome.seed);
+    let mut what = "nothing has happened".to_owned();
+    for _ in 0..=steps {
+        if let Err(error) = walk.is_true().await {
+            // Without its kubelet there is nothing to compare with.
+            walk.node().kubelet_still_runs().with_context(|| what.clone())?;
+            let evidence = keep(walk.node(), cell, outcome)?;
+            outcome.differences.push(format!("after {what}: {error:#}\n(files: {})", evidence.display()));
+        }
+        if outcome.steps == steps || outcome.differences.len() == ENOUGH {
+            break;
+        }
+        what = walk.step().await?;
+        outcome.steps += 1;
+        outcome.pods = walk.started();
+    }
+    Ok(())
+}
+
+/// Keeps what explains a difference: the kubelet's state files, a recording of what the agent reads, the logs.
+fn keep(node: &RealNode, cell: &Cell, outcome: &Outcome) -> Result<PathBuf> {
+    let row = cell.to_string().replace(' ', "-");
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("matrix").join(row).join(outcome.steps.to_string());
+    std::fs::create_dir_all(&dir)?;
+    let files = ["cpu_manager_state", "memory_manager_state", "device-plugins/kubelet_internal_checkpoint"];
+    let sources = files.map(|file| node.kubelet_dir().join(file)).into_iter();
+    for source in sources.chain([node.dir().join("agent.log"), node.dir().join("kubelet.log")]) {
+        // Not every policy has every file.
+        if source.is_file() {
+            std::fs::copy(&source, dir.join(source.file_name().context("a file without a name")?))?;
+        }
+    }
+    let recorded = Command::new(env!("CARGO_BIN_EXE_numacast"))
+        .args(["snapshot", "--node-name", node.name()])
+        .args(Agent::places(node))
+        .arg("--record")
+        .arg(dir.join("recording.json"))
+        .output()?;
+    std::fs::write(dir.join("snapshot.yaml"), recorded.stdout)?;
+    std::fs::write(dir.join("snapshot.log"), recorded.stderr)?;
+    Ok(dir)
+}
+
+/// The error with which a kubelet ended, by its log.
+fn last_error(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines = || text.lines().rev();
+    let found = lines().find_map(|line| line.split("\"command failed\" err=").nth(1));
+    let found = found.or_else(|| lines().find(|line| line.starts_with('E') || line.starts_with("panic")));
+    found.unwrap_or("it says nothing").trim_matches('"').to_owned()
+}
