@@ -257,7 +257,7 @@ impl Walk {
 
     /// A resize makes the kubelet admit the pod once more, and try that again later where it is put off. With a
     /// device that its plugin has lost in the meantime it panics. And what it gives to init containers once more
-    /// it counts only in part: its own totals are then below its entries, and it never starts again.
+    /// it counts only in part: its own totals are then below its entries, and nobody can say which is right.
     fn may_resize(&self, spec: &PodSpec) -> bool {
         let again = self.node.has_gate("InPlacePodVerticalScalingExclusiveCPUs") && spec.has_init();
         self.node.can_resize() && !spec.has_devices() && !again
