@@ -7,6 +7,8 @@ use std::fmt;
 pub(crate) enum Half {
     /// A real kubelet on a described machine.
     Real,
+    /// A simulated one.
+    Sim,
 }
 
 /// One row of the table before it is run.
@@ -28,6 +30,8 @@ pub(crate) struct Policies {
     pub(crate) memory: &'static str,
     pub(crate) topology: &'static str,
     pub(crate) scope: &'static str,
+    /// An option of the CPU Manager's policy that is on.
+    pub(crate) option: Option<&'static str>,
     /// CPUs are reserved by number, not by id: the kubelet chooses which.
     pub(crate) numeric: bool,
     /// Feature gates for which pods with resources of their own are resized in place.
@@ -66,6 +70,7 @@ impl fmt::Display for Half {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Real => "real",
+            Self::Sim => "sim",
         })
     }
 }
@@ -83,8 +88,9 @@ impl fmt::Display for Cell {
 
 impl fmt::Display for Policies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cpu, memory, topology, scope, numeric, exclusive_resize } = self;
+        let Self { cpu, memory, topology, scope, option, numeric, exclusive_resize } = self;
         write!(f, "{cpu} {memory} {topology} {scope}")?;
+        option.map_or(Ok(()), |option| write!(f, " {option}"))?;
         f.write_str(if *numeric { " numeric" } else { "" })?;
         f.write_str(if *exclusive_resize { " resize" } else { "" })
     }

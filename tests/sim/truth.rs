@@ -1,37 +1,6 @@
 //! Walks over every described machine.
 
-use std::path::{Path, PathBuf};
-
-use numacast::sim::kubelet::Age;
-use numacast::sim::machine::MachineSpec;
-
-use crate::walk::{Cell, Outcome, Policies, walk};
-
-/// The machines of `tests/machines/`, by name.
-fn machines() -> Vec<(String, MachineSpec)> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines");
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    let name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_owned();
-    files.iter().map(|path| (name(path), MachineSpec::read(path).unwrap())).collect()
-}
-
-/// Ages and policies: each machine meets some of each, together they are every one of them.
-fn variants() -> Vec<(Age, Policies)> {
-    let policies =
-        |cpus, cpu_options, memory, topology, scope| Policies { cpus, cpu_options, memory, topology, scope };
-    vec![
-        (Age::V1_34, policies("static", &[], "Static", "best-effort", "container")),
-        (Age::V1_29, policies("static", &[], "Static", "none", "container")),
-        (Age::V1_36, policies("static", &["full-pcpus-only"], "Static", "single-numa-node", "container")),
-        (Age::V1_37, policies("static", &[], "Static", "restricted", "pod")),
-        (Age::V1_37, policies("static", &["strict-cpu-reservation"], "Static", "best-effort", "pod")),
-        (Age::V1_23, policies("static", &[], "None", "best-effort", "container")),
-        (Age::V1_27, policies("none", &[], "Static", "restricted", "container")),
-        (Age::V1_35, policies("none", &[], "None", "none", "container")),
-    ]
-}
+use crate::walk::{Cell, Outcome, machines, variants, walk};
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |text| text.parse().unwrap())
@@ -43,7 +12,7 @@ async fn walk_over_all(part: usize) {
     let steps = usize::try_from(number("NUMACAST_STEPS", 24)).unwrap();
     eprintln!("NUMACAST_SEED={seed}");
     let (mut met, mut failures) = (Outcome::default(), Vec::new());
-    for (name, machine) in machines() {
+    for (name, machine) in machines().unwrap() {
         for (age, policies) in variants().into_iter().skip(part).step_by(2) {
             let outcome = walk(&Cell::new(&name, &machine, age, &policies), steps, seed).await;
             let outcome = match outcome {

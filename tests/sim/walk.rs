@@ -4,7 +4,7 @@
 //! No test harness in here: `tests/matrix` walks as well.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,11 +35,42 @@ const REFUSED_PODS_LEAVE_ENTRIES: bool = false;
 /// on likewise.
 const NOTHING_BUT_HIDDEN_DEVICES: bool = false;
 
+/// The machines of `tests/machines/`, by name.
+///
+/// # Errors
+/// What cannot be read.
+pub(crate) fn machines() -> Result<Vec<(String, MachineSpec)>, String> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines");
+    let entries = std::fs::read_dir(dir).map_err(|error| error.to_string())?;
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.sort();
+    let name = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    files.iter().map(|path| Ok((name(path), MachineSpec::read(path)?))).collect()
+}
+
+/// Ages and policies: each machine meets some of each, together they are every one of them.
+pub(crate) fn variants() -> Vec<(Age, Policies)> {
+    let policies =
+        |cpus, cpu_options, memory, topology, scope| Policies { cpus, cpu_options, memory, topology, scope };
+    vec![
+        (Age::V1_34, policies("static", &[], "Static", "best-effort", "container")),
+        (Age::V1_29, policies("static", &[], "Static", "none", "container")),
+        (Age::V1_36, policies("static", &["full-pcpus-only"], "Static", "single-numa-node", "container")),
+        (Age::V1_37, policies("static", &[], "Static", "restricted", "pod")),
+        (Age::V1_37, policies("static", &["strict-cpu-reservation"], "Static", "best-effort", "pod")),
+        (Age::V1_23, policies("static", &[], "None", "best-effort", "container")),
+        (Age::V1_27, policies("none", &[], "Static", "restricted", "container")),
+        (Age::V1_35, policies("none", &[], "None", "none", "container")),
+    ]
+}
+
 /// What one walk goes over: a machine, and a kubelet of some age with some policies on it.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     /// For people: `two-by-eight, V1_34, static/Static, best-effort by container`.
     pub(crate) label: String,
+    /// The Memory Manager's policy; `None` where the kubelet can have no other.
+    pub(crate) memory: &'static str,
     machine: MachineSpec,
     age: Age,
     pod_level: bool,
@@ -83,7 +114,7 @@ impl Cell {
             "{name}, {age:?}, {}{:?}/{memory}, {} by {}",
             policies.cpus, policies.cpu_options, policies.topology, policies.scope
         );
-        Self { label, machine, age, pod_level }
+        Self { label, memory, machine, age, pod_level }
     }
 }
 

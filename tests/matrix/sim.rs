@@ -1,0 +1,68 @@
+//! Cells on simulated kubelets: every described machine under every age and set of policies.
+
+use anyhow::{Context, Result};
+use numacast::sim::kubelet::Age;
+
+use crate::cell::{Cell, Half, Outcome, Policies};
+use crate::sim_walk;
+
+/// Machines, ages and policies, each with every other.
+pub(crate) fn cells() -> Result<Vec<Cell>> {
+    let mut cells = Vec::new();
+    for (name, machine) in sim_walk::machines().map_err(anyhow::Error::msg)? {
+        for (age, policies) in sim_walk::variants() {
+            cells.push(Cell {
+                half: Half::Sim,
+                machine: name.clone(),
+                version: version(age),
+                policies: Some(Policies {
+                    cpu: policies.cpus,
+                    memory: sim_walk::Cell::new(&name, &machine, age, &policies).memory,
+                    topology: policies.topology,
+                    scope: policies.scope,
+                    option: policies.cpu_options.first().copied(),
+                    numeric: false,
+                    exclusive_resize: false,
+                }),
+            });
+        }
+    }
+    Ok(cells)
+}
+
+/// `V1_34` is `1.34`.
+fn version(age: Age) -> String {
+    format!("{age:?}").trim_start_matches('V').replace('_', ".")
+}
+
+/// Walks over a cell on a thread of its own: it never waits for long.
+pub(crate) async fn run(cell: &Cell, steps: usize, seed: u64) -> Outcome {
+    let mut outcome = Outcome::new(seed);
+    let cell = cell.clone();
+    let walked = tokio::task::spawn_blocking(move || walk(&cell, steps, seed)).await;
+    match walked.context("the walk panicked").and_then(|walked| walked) {
+        Ok(Ok(met)) => {
+            outcome.pods = met.admitted;
+            // The first comparison comes before the first step.
+            outcome.steps = met.compared - 1;
+        }
+        Ok(Err(difference)) => outcome.differences.push(difference),
+        Err(error) => outcome.broken = Some(format!("{error:#}")),
+    }
+    outcome
+}
+
+fn walk(cell: &Cell, steps: usize, seed: u64) -> Result<Result<sim_walk::Outcome, String>> {
+    let machines = sim_walk::machines().map_err(anyhow::Error::msg)?;
+    let (name, machine) =
+        machines.iter().find(|(name, _)| *name == cell.machine).context("no such machine")?;
+    let mut variants = sim_walk::variants().into_iter();
+    let wanted = cell.policies.context("a simulated cell without policies")?;
+    let is_wanted = |(age, policies): &(Age, sim_walk::Policies)| {
+        version(*age) == cell.version && policies.topology == wanted.topology && policies.cpus == wanted.cpu
+    };
+    let (age, policies) = variants.find(is_wanted).context("no such variant")?;
+    let cell = sim_walk::Cell::new(name, machine, age, &policies);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(sim_walk::walk(&cell, steps, seed)))
+}
