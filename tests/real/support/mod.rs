@@ -2,6 +2,7 @@
 //! agent under test, and an oracle that reads the kubelet's own state files.
 
 pub(crate) mod agent;
+pub(crate) mod cgroups;
 pub(crate) mod cluster;
 pub(crate) mod node;
 pub(crate) mod nrt;

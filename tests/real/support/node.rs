@@ -13,6 +13,7 @@ use kube::{Api, Client, ResourceExt};
 use numacast::sim::machine::{Device, MachineSpec};
 use serde_json::{Map, Value, json};
 
+use super::cgroups::Cgroups;
 use super::cluster::{Cluster, Programs, free_port};
 use super::parts;
 use super::pods::PodSpec;
@@ -68,6 +69,8 @@ pub(crate) struct RealNode {
     minor: u32,
     /// Feature gates that are on.
     gates: Map<String, Value>,
+    /// The cgroups of its pods, where the machine lets a kubelet keep any. They go after the kubelet.
+    cgroups: Option<Cgroups>,
     client: Client,
     programs: Programs,
     kubeconfig: PathBuf,
@@ -131,7 +134,12 @@ impl NodeSetup {
         }
         let minor = minor_of(&programs.kubelet)?;
         let gates = known_gates(&gates, minor)?;
-        let config = kubelet_config(&machine, &dir, &gates)?;
+        // With the CPU Manager none a kubelet puts the described CPUs into the cpuset of its pods, and the real
+        // machine may have fewer.
+        let pins = machine.kubelet.get("cpuManagerPolicy").is_some_and(|policy| policy == "static");
+        let place = format!("numacast-{}-{name}", std::process::id());
+        let cgroups = pins.then(|| Cgroups::make(&place)).flatten();
+        let config = kubelet_config(&machine, &dir, &gates, cgroups.as_ref())?;
         std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
         let mut node = RealNode {
             kubelet: RefCell::new(None),
@@ -144,6 +152,7 @@ impl NodeSetup {
             stopped: BTreeMap::new(),
             listed: BTreeMap::new(),
             minor,
+            cgroups,
             gates,
             programs,
             name,
@@ -198,9 +207,14 @@ impl RealNode {
         self.minor
     }
 
-    /// Whether a feature gate was turned on that lets pods with resources of their own be resized.
-    pub(crate) fn resizes_exclusive_resources(&self) -> bool {
-        self.gates.contains_key("InPlacePodVerticalScalingExclusiveCPUs")
+    /// Whether a feature gate is on.
+    pub(crate) fn has_gate(&self, name: &str) -> bool {
+        self.gates.contains_key(name)
+    }
+
+    /// Whether the kubelet survives a resize: without cgroups it panics when it applies one.
+    pub(crate) fn can_resize(&self) -> bool {
+        self.cgroups.is_some()
     }
 
     /// What the kubelet has written to its log since its first start.
@@ -488,11 +502,12 @@ fn known_gates(wanted: &BTreeSet<String>, minor: u32) -> Result<Map<String, Valu
     Ok(known)
 }
 
-/// A configuration that works without systemd and without cgroups, with the machine's own keys.
+/// A configuration that works without systemd, with or without cgroups, with the machine's own keys.
 fn kubelet_config(
     machine: &MachineSpec,
     dir: &Path,
     gates: &Map<String, Value>,
+    cgroups: Option<&Cgroups>,
 ) -> Result<Map<String, Value>> {
     let runtime = format!("unix://{}", dir.join("runtime.sock").display());
     let config = json!({
@@ -505,7 +520,8 @@ fn kubelet_config(
         "healthzPort": 0,
         "readOnlyPort": 0,
         "cgroupDriver": "cgroupfs",
-        "cgroupsPerQOS": false,
+        "cgroupsPerQOS": cgroups.is_some(),
+        "cgroupRoot": cgroups.map(Cgroups::root).unwrap_or_default(),
         "enforceNodeAllocatable": [],
         "failCgroupV1": false,
         "failSwapOn": false,

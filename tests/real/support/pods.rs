@@ -58,6 +58,16 @@ impl PodSpec {
         &self.name
     }
 
+    /// Whether a container asks for devices.
+    pub(crate) fn has_devices(&self) -> bool {
+        self.containers.iter().any(|container| container.resources.keys().any(|name| name.contains('/')))
+    }
+
+    /// Whether a container ends before the others start.
+    pub(crate) fn has_init(&self) -> bool {
+        self.containers.iter().any(|container| container.kind == Kind::Init)
+    }
+
     /// Whole CPUs: exclusive ones when the pod is Guaranteed.
     pub(crate) fn cpus(self, count: u32) -> Self {
         self.asks("cpu", count.to_string())

@@ -140,7 +140,7 @@ impl Walk {
         let mut one = self.pods.swap_remove(self.random.usize(..self.pods.len()));
         let name = one.spec.name().to_owned();
         if one.runs && self.random.u8(..100) < 25 {
-            let code = self.random.i32(..2);
+            let code = self.random.i32(0..2);
             let ended = self.node.finish(&name, code).await;
             // The kubelet may have ended it first, when it was restarted and did not take the pod again.
             if let Err(error) = ended {
@@ -217,8 +217,12 @@ impl Walk {
         one.device(resource, self.random.u32(1..=2))
     }
 
-    /// Huge pages of one size or of every size.
+    /// Huge pages of one size or of every size. Where a node has no memory, and so none of them either, the
+    /// Memory Manager panics over such a pod.
     fn with_pages(&mut self, one: PodSpec) -> PodSpec {
+        if self.node.machine().nodes.iter().any(|node| node.memory.ceil() == 0) {
+            return one;
+        }
         let sizes: BTreeSet<&String> =
             self.node.machine().nodes.iter().flat_map(|node| node.hugepages.keys()).collect();
         let all = self.random.bool();
@@ -229,7 +233,7 @@ impl Walk {
 
     /// Asks for other CPUs or memory for a pod that runs; the kubelet may say no.
     async fn resize_one(&mut self) -> Result<String> {
-        let can = |pod: &Walker| pod.runs && self.survives_a_resize_of(pod.class);
+        let can = |pod: &Walker| pod.runs && self.may_resize(&pod.spec);
         let running: Vec<usize> = (0..self.pods.len()).filter(|index| can(&self.pods[*index])).collect();
         if running.is_empty() {
             return self.start_one().await;
@@ -251,14 +255,12 @@ impl Walk {
         Ok(format!("pod {name} was resized to {}: {answer}", to.resources()))
     }
 
-    /// 1.33 panics when it applies a resize to a pod without a cgroup, as all pods here are. What it refuses to
-    /// apply does it no harm.
-    fn survives_a_resize_of(&self, class: Class) -> bool {
-        let keys =
-            ["cpuManagerPolicy", "memoryManagerPolicy"].map(|key| self.node.machine().kubelet.get(key));
-        let pins = keys.into_iter().flatten().any(|policy| policy == "static" || policy == "Static");
-        let guaranteed = matches!(class, Class::Whole | Class::Fractional);
-        self.node.minor() > 33 || (guaranteed && pins && !self.node.resizes_exclusive_resources())
+    /// A resize makes the kubelet admit the pod once more, and try that again later where it is put off. With a
+    /// device that its plugin has lost in the meantime it panics. And what it gives to init containers once more
+    /// it counts only in part: its own totals are then below its entries, and nobody can say which is right.
+    fn may_resize(&self, spec: &PodSpec) -> bool {
+        let again = self.node.has_gate("InPlacePodVerticalScalingExclusiveCPUs") && spec.has_init();
+        self.node.can_resize() && !spec.has_devices() && !again
     }
 
     // ---- devices
@@ -356,7 +358,9 @@ impl Walk {
         }
         let how = if self.random.bool() { Stop::Kill } else { Stop::Term };
         self.node.restart_kubelet(how).await?;
-        Ok(format!("the kubelet was restarted ({how:?})"))
+        // It takes its pods again one after the other, by age: once it has decided about a new one it has all.
+        let then = self.start_one().await?;
+        Ok(format!("the kubelet was restarted ({how:?}), and {then}"))
     }
 }
 
