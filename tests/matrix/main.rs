@@ -33,7 +33,7 @@ struct Options {
     #[arg(long)]
     sim: bool,
     /// Steps of each walk.
-    #[arg(long, default_value_t = 30)]
+    #[arg(long, default_value_t = 60)]
     steps: usize,
     /// The seed of every walk, instead of a new one for each.
     #[arg(long)]
@@ -58,7 +58,11 @@ async fn main() -> Result<ExitCode> {
         cells.iter().try_for_each(|cell| writeln!(out, "{cell}"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let rows = run(cells, &options).await?;
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    real::build_kubelets(&cells)?;
+    let cluster = Cluster::start(&parts).await?;
+    let rows = run(cells, &options, &cluster).await?;
+    // Before the cluster goes: its directory holds a /sys for each machine, and removing them takes a while.
     write!(std::io::stdout(), "{}", table::Table(&rows))?;
     Ok(if rows.iter().all(|(_, outcome)| outcome.is_good()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -76,15 +80,12 @@ fn chosen(options: &Options) -> Result<Vec<Cell>> {
 }
 
 /// Runs the cells, several at once, and gives them back in their order.
-async fn run(cells: Vec<Cell>, options: &Options) -> Result<Vec<(Cell, Outcome)>> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
-    real::build_kubelets(&cells)?;
-    let cluster = Cluster::start(&parts).await?;
+async fn run(cells: Vec<Cell>, options: &Options, cluster: &Cluster) -> Result<Vec<(Cell, Outcome)>> {
     let total = cells.len();
     let walks = cells.into_iter().enumerate().map(async |(index, cell)| {
         let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
         let outcome = match cell.half {
-            Half::Real => real::run(&cell, index, &cluster, options.steps, seed).await,
+            Half::Real => real::run(&cell, index, cluster, options.steps, seed).await,
         };
         (index, cell, outcome)
     });

@@ -24,6 +24,10 @@ const COMMON: &str = "two-by-eight";
 /// start is a failure.
 const REFUSED: [(&str, &str); 1] = [("memory-less-bare", "could not detect number of cpus")];
 
+/// Machines for which a kubelet before the newest has no answer in a lifetime: its hints for devices try every set
+/// of all nodes, and here these are 2^34.
+const NEWEST_ONLY: [&str; 1] = ["gb200"];
+
 /// Every machine as it is described, on one version after the other; and every combination of policies on one
 /// machine, so that each version meets each policy.
 pub(crate) fn cells() -> Result<Vec<Cell>> {
@@ -36,7 +40,11 @@ pub(crate) fn cells() -> Result<Vec<Cell>> {
         version,
         policies,
     };
-    let described = machines.iter().enumerate().map(|(index, machine)| of(machine, version(index), None));
+    let newest = versions.len() - 1;
+    let described = machines.iter().enumerate().map(|(index, machine)| {
+        let index = if NEWEST_ONLY.contains(&machine.as_str()) { newest } else { index };
+        of(machine, version(index), None)
+    });
     // Blocks of one CPU and one memory policy; the version moves on by one in each.
     let combined = combinations()
         .into_iter()
