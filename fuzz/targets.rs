@@ -161,9 +161,14 @@ pub fn recording(data: &[u8]) {
     } else {
         check_zones(&account);
     }
-    let object = |account: &Topology| serde_json::to_string(&agent::object(&recording.node, None, account)).ok();
+    let object =
+        |account: &Topology| serde_json::to_string(&agent::object(&recording.node, None, account)).ok();
     let again = recording.scan().map(|scan| agent::account(&scan, &BTreeSet::new(), &rules));
-    assert_eq!(object(&account), again.ok().and_then(|again| object(&again)), "a replay gives the same bytes");
+    assert_eq!(
+        object(&account),
+        again.ok().and_then(|again| object(&again)),
+        "a replay gives the same bytes"
+    );
 }
 
 fn round_trip<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {

@@ -60,24 +60,25 @@ pub fn links<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerSta
     let mut alike: BTreeMap<BTreeSet<Key<'a>>, Vec<&'a PodUsage>> = BTreeMap::new();
     for pod in pods {
         match books.owner(pod) {
-            Some(uid) => links.claim(uid, pod),
+            Some(uid) => links.claim(uid, &names(pod)),
             None => alike.entry(memory_of(pod)).or_default().push(pod),
         }
     }
-    let groups: Vec<(Vec<&'a str>, Vec<&'a PodUsage>)> = alike
-        .into_iter()
-        .map(|(memory, pods)| (books.holders(&memory), pods))
-        .map(|(uids, pods)| (uids.into_iter().filter(|uid| !links.alive.contains_key(uid)).collect(), pods))
-        .collect();
+    let mut groups: Vec<(Vec<&str>, Vec<&PodUsage>)> =
+        alike.into_iter().map(|(memory, pods)| (books.holders(&memory), pods)).collect();
+    // Those with the least choice first: whoever holds more of the same kinds fits fewer entries.
+    groups.sort_by_key(|(uids, _)| uids.len());
+    groups.iter_mut().for_each(|(uids, _)| uids.retain(|uid| !links.alive.contains_key(uid)));
     let mut chosen = BTreeSet::new();
     for (uids, pods) in &groups {
         let taken = books.by_memory(uids.iter().copied().filter(|uid| !chosen.contains(uid)));
         chosen.extend(taken.into_iter().take(pods.len()));
     }
     for (uids, pods) in &groups {
+        let listed = common_names(pods);
         for uid in uids {
             if chosen.contains(uid) {
-                pods.iter().for_each(|pod| links.claim(uid, pod));
+                links.claim(uid, &listed);
             } else {
                 links.doubtful.insert(uid);
             }
@@ -87,16 +88,25 @@ pub fn links<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerSta
 }
 
 impl<'a> Links<'a> {
-    /// Notes that `pod` may have this UID.
-    fn claim(&mut self, uid: &'a str, pod: &'a PodUsage) {
-        let names = || pod.containers.iter().map(|container| container.name.as_str());
+    /// Notes that a pod that lists these containers may have this UID.
+    fn claim(&mut self, uid: &'a str, listed: &BTreeSet<&'a str>) {
         match self.alive.entry(uid) {
-            Entry::Vacant(entry) => drop(entry.insert(names().collect())),
-            Entry::Occupied(mut entry) => {
-                entry.get_mut().retain(|listed| names().any(|name| name == *listed))
-            }
+            Entry::Vacant(entry) => drop(entry.insert(listed.clone())),
+            Entry::Occupied(mut entry) => entry.get_mut().retain(|name| listed.contains(name)),
         }
     }
+}
+
+fn names(pod: &PodUsage) -> BTreeSet<&str> {
+    pod.containers.iter().map(|container| container.name.as_str()).collect()
+}
+
+/// The containers that each of the pods lists.
+fn common_names<'a>(pods: &[&'a PodUsage]) -> BTreeSet<&'a str> {
+    let mut sets = pods.iter().map(|pod| names(pod));
+    let mut common = sets.next().unwrap_or_default();
+    sets.for_each(|names| common.retain(|name| names.contains(name)));
+    common
 }
 
 /// The books, by what they say.

@@ -2,7 +2,9 @@
 
 #[cfg(feature = "sim")]
 mod described;
+mod joined;
 mod properties;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -453,6 +455,17 @@ fn an_unhealthy_device_in_use_is_capacity_but_not_allocatable() {
 fn a_known_resource_stays_listed_while_its_plugin_is_away() {
     let case = Case { known: ["example.com/nic".to_owned()].into(), ..Default::default() };
     assert_eq!(case.of("example.com/nic"), [(0, [0, 0, 0]), (1, [0, 0, 0])]);
+}
+
+#[test]
+fn a_known_resource_that_is_offered_keeps_what_is_offered() {
+    let nics = vec![devices("example.com/nic", &["a", "b"], "1")];
+    let case = Case {
+        allocatable: Allocatable { devices: nics, ..Default::default() },
+        known: ["example.com/nic".to_owned()].into(),
+        ..Default::default()
+    };
+    assert_eq!(case.of("example.com/nic"), [(0, [0, 0, 0]), (1, [2, 2, 2])]);
 }
 
 #[test]
