@@ -458,6 +458,22 @@ fn a_known_resource_stays_listed_while_its_plugin_is_away() {
 }
 
 #[test]
+fn a_device_on_the_last_zone_is_at_home_and_one_above_is_not() {
+    let node = |id| NumaNode { id, ..Default::default() };
+    let case = Case {
+        machine: Machine { nodes: vec![node(63), node(64)], numa: true, problems: vec![] },
+        allocatable: Allocatable {
+            devices: vec![devices("example.com/nic", &["a"], "63"), devices("example.com/nic", &["b"], "64")],
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    assert_eq!(case.of("example.com/nic")[63], (63, [1, 1, 1]));
+    let far = Finding::DeviceOnUnknownNode { resource: "example.com/nic".into(), node: 64 };
+    assert_eq!(case.account().findings, [Finding::UnpublishedNode(64), far].into());
+}
+
+#[test]
 fn a_known_resource_that_is_offered_keeps_what_is_offered() {
     let nics = vec![devices("example.com/nic", &["a", "b"], "1")];
     let case = Case {
