@@ -1,12 +1,14 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test heart matrix lint parts bench bench-agent bench-accounting clean
+.PHONY: help demo test heart matrix fuzz mutants lint parts bench bench-agent bench-accounting clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these)'
 	@echo 'make heart   only the unit tests of the accounting and what it stands on, in seconds'
 	@echo 'make matrix  random walks over every machine, four kubelet versions and all policies (25 minutes; ARGS=--help)'
+	@echo 'make fuzz    made-up input to everything that reads, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
+	@echo 'make mutants changes the accounting in every small way and tells which no test notices (needs cargo-mutants)'
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
 	@echo 'make parts   only build the real etcd, kube-apiserver, kubectl and kubelet that the tests use'
 	@echo 'make bench   the figures of docs/performance.md, measured here'
@@ -24,6 +26,12 @@ heart:
 matrix:
 	tests/parts/build kubelet@1.33 kubelet@1.34 kubelet@1.35
 	cargo test --locked --test matrix -- $(ARGS)
+
+fuzz:
+	fuzz/run
+
+mutants:
+	tests/heart/mutants
 
 lint:
 	cargo fmt --all --check

@@ -254,7 +254,7 @@ impl<'a> Ledger<'a> {
 
     /// Some of the zones as a bit mask: their ids are at most 63.
     fn mask(&self, wanted: impl Fn(Id) -> bool) -> u64 {
-        self.zones.keys().filter(|id| wanted(**id)).fold(0, |mask, id| mask | 1 << id)
+        self.zones.keys().filter(|id| wanted(**id)).map(|id| 1_u64 << id).sum()
     }
 }
 

@@ -96,8 +96,6 @@ pub struct Scanner {
     /// Device resources in use that not even a fresh inventory had.
     absent: BTreeSet<String>,
     books: StateReader,
-    /// UIDs in the books whose pods the last List named.
-    alive: BTreeSet<String>,
     terminal: Terminal,
     calls: u32,
 }
@@ -123,7 +121,6 @@ impl Scanner {
             offered: BTreeSet::new(),
             absent: BTreeSet::new(),
             books: StateReader::new(StatePaths::new(&settings.kubelet_dir, &settings.device_plugins)),
-            alive: BTreeSet::new(),
             terminal: Terminal::default(),
             calls: 0,
         }
@@ -180,20 +177,17 @@ impl Scanner {
         Ok(Scan { usage, inventory, state, state_problems, terminal, connection })
     }
 
-    /// Reads the managers' books and notes whose entries in them are left-overs: those of pods that the List named
-    /// once and does not name any more.
+    /// Reads the managers' books and notes which pods their UIDs are: an entry stays there after its pod has left the
+    /// List, and only who saw it leave knows that nobody has what it says.
     fn read_books(&mut self, usage: &Usage) -> Option<Arc<ManagerState>> {
         let state = self.books.read()?;
         let pods = usage.pods.iter().filter(|pod| !has_ended(&self.terminal, pod));
-        let Links { alive, doubtful, .. } = topology::links(pods, state);
-        let left = |uid: &&String| {
-            let uid = uid.as_str();
-            state.pods.contains_key(uid) && !alive.contains_key(uid) && !doubtful.contains(uid)
-        };
-        let ended: BTreeSet<String> = self.alive.iter().chain(&state.ended).filter(left).cloned().collect();
-        self.alive = alive.into_keys().map(str::to_owned).collect();
-        if ended != state.ended {
-            Arc::make_mut(state).ended = ended;
+        let Links { certain, .. } = topology::links(pods, state);
+        let unnamed = certain.into_iter().filter(|(uid, _)| !state.names.contains_key(*uid));
+        let name = |pod: &PodUsage| (pod.namespace.clone(), pod.name.clone());
+        let names: Vec<_> = unnamed.map(|(uid, pod)| (uid.to_owned(), name(pod))).collect();
+        if !names.is_empty() {
+            Arc::make_mut(state).names.extend(names);
         }
         Some(Arc::clone(state))
     }

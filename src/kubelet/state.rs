@@ -5,7 +5,7 @@
 //! how a memory block on several nodes is split and what plain init containers keep from everybody else. A file that is
 //! missing or makes no sense changes nothing but that.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -28,8 +28,8 @@ pub struct ManagerState {
     pub pods: BTreeMap<String, Vec<ContainerUsage>>,
     /// Node to resource (`memory`, `hugepages-<size>`) to the bytes of it that containers were given.
     pub reserved: BTreeMap<Id, BTreeMap<String, u64>>,
-    /// UIDs whose pods were seen to leave the List: their entries are left-overs.
-    pub ended: BTreeSet<String>,
+    /// UIDs whose pods (namespace, name) the List was seen to name. Where it does not any more, the entry is left over.
+    pub names: BTreeMap<String, (String, String)>,
 }
 
 impl ManagerState {
@@ -88,7 +88,7 @@ impl StateReader {
         Self { paths, seen: [None; 3], state: None, problems: Vec::new() }
     }
 
-    /// The books as they are now; `None` where none of them can be read. [`ManagerState::ended`] is kept as it is for
+    /// The books as they are now; `None` where none of them can be read. [`ManagerState::names`] is kept as it is for
     /// pods that still have entries.
     pub fn read(&mut self) -> Option<&mut Arc<ManagerState>> {
         let StatePaths { cpus, memory, devices } = &self.paths;
@@ -96,8 +96,8 @@ impl StateReader {
         if seen != self.seen {
             let (mut state, problems) = read_state(&self.paths);
             if let (Some(new), Some(old)) = (&mut state, &self.state) {
-                let still = old.ended.iter().filter(|uid| new.pods.contains_key(*uid));
-                new.ended = still.cloned().collect();
+                let still = old.names.iter().filter(|(uid, _)| new.pods.contains_key(*uid));
+                new.names = still.map(|(uid, name)| (uid.clone(), name.clone())).collect();
             }
             (self.state, self.problems, self.seen) = (state.map(Arc::new), problems, seen);
         }
@@ -413,11 +413,12 @@ mod tests {
             std::fs::rename(dir.path().join("new"), &paths.cpus).unwrap();
         };
         replace(CPUS);
-        Arc::make_mut(reader.read().unwrap()).ended = ["u1".to_owned(), "u9".to_owned()].into();
-        assert_eq!(reader.read().unwrap().ended.len(), 2, "nothing was read again");
+        let name = |uid: &str| (uid.to_owned(), ("ns".to_owned(), format!("pod-{uid}")));
+        Arc::make_mut(reader.read().unwrap()).names = [name("u1"), name("u9")].into();
+        assert_eq!(reader.read().unwrap().names.len(), 2, "nothing was read again");
         replace(&CPUS.replace("1-4", "1-3"));
         let state = reader.read().unwrap();
         assert_eq!(state.pods["u1"][0].cpus.to_string(), "1-3");
-        assert_eq!(state.ended, ["u1".to_owned()].into(), "u9 has no entry any more");
+        assert_eq!(state.names, [name("u1")].into(), "u9 has no entry any more");
     }
 }

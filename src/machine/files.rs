@@ -72,6 +72,9 @@ pub struct RecordedFiles {
     /// Path to the kernel's refusal.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, String>,
+    /// Directory to the names in it. One that is not here has those that the paths in `read` tell of.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub listed: BTreeMap<String, Vec<String>>,
 }
 
 impl HostFiles for RecordedFiles {
@@ -82,6 +85,9 @@ impl HostFiles for RecordedFiles {
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
         self.check(path)?;
+        if let Some(names) = self.listed.get(path) {
+            return Ok(names.clone());
+        }
         let prefix = format!("{path}/");
         let names: BTreeSet<String> = self
             .read
@@ -132,7 +138,10 @@ impl<F: HostFiles> HostFiles for Recorder<F> {
     }
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        self.inner.list(path).inspect_err(|error| self.refused(path, error))
+        let names = self.inner.list(path).inspect_err(|error| self.refused(path, error))?;
+        // Nothing may be read in what is listed: only that it is there is known then.
+        self.files.borrow_mut().listed.insert(path.to_owned(), names.clone());
+        Ok(names)
     }
 }
 
@@ -169,5 +178,18 @@ mod tests {
         assert!(live[1].as_ref().is_err_and(|error| error.contains("directory")), "{live:?}");
         assert_eq!(live[1], replayed[1], "a refusal is replayed in the kernel's words");
         assert!(recording.read("proc/meminfo").is_err_and(|e| e.kind() == io::ErrorKind::NotFound));
+    }
+
+    #[test]
+    fn a_recording_lists_what_was_there_even_if_nothing_was_read_in_it() {
+        let root = tempfile::tempdir().unwrap();
+        for node in ["node0", "node3"] {
+            std::fs::create_dir_all(root.path().join("sys").join(node)).unwrap();
+        }
+        let recorder = Recorder::new(HostRoots { sys: root.path().join("sys"), proc: root.path().into() });
+        assert_eq!(recorder.list("sys/").unwrap(), ["node0", "node3"]);
+        let recording = recorder.finish();
+        assert_eq!(recording.list("sys/").unwrap(), ["node0", "node3"]);
+        assert_eq!(RecordedFiles::default().list("sys/").unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

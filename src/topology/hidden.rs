@@ -32,10 +32,10 @@ pub(super) struct Hidden<'a> {
 pub struct Links<'a> {
     /// A listed pod has this UID; the containers that it names, whichever of the pods that may have the UID it is.
     pub alive: BTreeMap<&'a str, BTreeSet<&'a str>>,
-    /// A listed pod may have it: others hold the same amounts of memory, and nothing else tells them apart.
-    pub doubtful: BTreeSet<&'a str>,
     /// The listed pod that has it has memory as a whole (kubelet 1.37).
     pub whole: BTreeSet<&'a str>,
+    /// UIDs of which no other pod could be meant: what [`ManagerState::names`] should know.
+    pub certain: BTreeMap<&'a str, &'a PodUsage>,
 }
 
 pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a> {
@@ -54,7 +54,8 @@ pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a>
                     hidden.memory.extend(unlisted().flat_map(|container| &container.memory));
                 }
             }
-            None if state.ended.contains(uid) || alive.contains_key(uid.as_str()) => continue,
+            // Its pod was listed once and is not any more: a left-over.
+            None if state.names.contains_key(uid) || alive.contains_key(uid.as_str()) => continue,
             None => {}
         }
         containers.iter().for_each(|container| hidden.cpus.union_with(&container.cpus));
@@ -68,35 +69,57 @@ pub fn links<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerSta
     let mut links = Links::default();
     let mut alike: BTreeMap<BTreeSet<Key<'a>>, Vec<&'a PodUsage>> = BTreeMap::new();
     for pod in pods {
-        match books.owner(pod) {
-            Some(uid) => links.claim(uid, pod),
+        match books.known(pod).or_else(|| books.owner(pod)) {
+            Some(uid) => links.claim_for_certain(uid, pod),
             None => alike.entry(memory_of(pod)).or_default().push(pod),
         }
     }
+    join_alike(&mut links, &books, alike);
+    links
+}
+
+/// Pods that only amounts of memory tell apart. Where there are more UIDs than pods, those with the most memory are taken
+/// to be alive, so that too much is never promised.
+fn join_alike<'a>(
+    links: &mut Links<'a>,
+    books: &Books<'a>,
+    alike: BTreeMap<BTreeSet<Key<'a>>, Vec<&'a PodUsage>>,
+) {
+    let open = |uid: &&str, pods: &[&PodUsage]| {
+        !links.alive.contains_key(uid)
+            && !books.state.names.contains_key(*uid)
+            && pods.iter().any(|pod| books.has_no_more(uid, pod))
+    };
     let mut groups: Vec<(Vec<&'a str>, Vec<&'a PodUsage>)> = alike
         .into_iter()
         .map(|(memory, pods)| (books.holders(&memory), pods))
-        .map(|(mut uids, pods)| {
-            uids.retain(|uid| !links.alive.contains_key(uid));
-            uids.retain(|uid| pods.iter().any(|pod| books.has_no_more(uid, pod)));
-            (uids, pods)
-        })
+        .map(|(uids, pods)| (uids.into_iter().filter(|uid| open(uid, &pods)).collect(), pods))
         .collect();
     // Who has the least choice first: a pod of one container may be like a part of a larger one.
     groups.sort_by_key(|(uids, _)| uids.len());
     let mut chosen = BTreeSet::new();
     for (uids, pods) in &groups {
+        if let ([uid], [pod]) = (&uids[..], &pods[..])
+            && chosen.insert(*uid)
+        {
+            links.claim_for_certain(uid, pod);
+            continue;
+        }
         let taken = books.by_memory(uids.iter().copied().filter(|uid| !chosen.contains(uid)));
         for uid in taken.into_iter().take(pods.len()) {
             chosen.insert(uid);
             pods.iter().for_each(|pod| links.claim(uid, pod));
         }
     }
-    links.doubtful.extend(groups.iter().flat_map(|(uids, _)| uids).filter(|uid| !chosen.contains(*uid)));
-    links
 }
 
 impl<'a> Links<'a> {
+    /// Notes that nobody but `pod` can have this UID.
+    fn claim_for_certain(&mut self, uid: &'a str, pod: &'a PodUsage) {
+        self.certain.insert(uid, pod);
+        self.claim(uid, pod);
+    }
+
     /// Notes that `pod` may have this UID.
     fn claim(&mut self, uid: &'a str, pod: &'a PodUsage) {
         let names = || pod.containers.iter().map(|container| container.name.as_str());
@@ -115,6 +138,8 @@ impl<'a> Links<'a> {
 /// The books, by what they say.
 struct Books<'a> {
     state: &'a ManagerState,
+    /// UIDs by the namespace and name of pods that the List named before.
+    known: HashMap<(&'a str, &'a str), &'a str>,
     cpus: HashMap<Id, &'a str>,
     devices: HashMap<(&'a str, &'a str), &'a str>,
     memory: HashMap<Key<'a>, Vec<&'a str>>,
@@ -122,7 +147,16 @@ struct Books<'a> {
 
 impl<'a> Books<'a> {
     fn new(state: &'a ManagerState) -> Self {
-        let mut books = Self { state, cpus: HashMap::new(), devices: HashMap::new(), memory: HashMap::new() };
+        let known = state.names.iter().filter(|(uid, _)| state.pods.contains_key(*uid));
+        let mut books = Self {
+            state,
+            known: known
+                .map(|(uid, (space, name))| ((space.as_str(), name.as_str()), uid.as_str()))
+                .collect(),
+            cpus: HashMap::new(),
+            devices: HashMap::new(),
+            memory: HashMap::new(),
+        };
         for (uid, containers) in &state.pods {
             for container in containers {
                 books.cpus.extend(container.cpus.iter().map(|cpu| (cpu, uid.as_str())));
@@ -142,6 +176,14 @@ impl<'a> Books<'a> {
         books
     }
 
+    /// The UID that this pod had in an earlier List. A pod that holds nothing may be a new one of that name.
+    fn known(&self, pod: &PodUsage) -> Option<&'a str> {
+        let holds = |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
+        let holding = !pod.cpus.is_empty() || !pod.memory.is_empty() || pod.containers.iter().any(holds);
+        let uid = self.known.get(&(pod.namespace.as_str(), pod.name.as_str()));
+        uid.filter(|_| holding).copied()
+    }
+
     /// The UID of the pod that holds a CPU or a device of this pod's, if it holds them all.
     fn owner(&self, pod: &PodUsage) -> Option<&'a str> {
         let lowest = pod.containers.iter().filter_map(|container| container.cpus.iter().next()).min();
@@ -150,7 +192,8 @@ impl<'a> Books<'a> {
         let devices = groups.flat_map(|g| g.ids.iter().map(|id| (g.resource.as_str(), id.as_str())));
         let by_cpu = cpu.and_then(|cpu| self.cpus.get(&cpu));
         let uid = by_cpu.or_else(|| devices.filter_map(|device| self.devices.get(&device)).min())?;
-        self.agrees(uid, pod).then_some(*uid)
+        // A known UID is that of another pod, whose entry is left over.
+        (self.agrees(uid, pod) && !self.state.names.contains_key(*uid)).then_some(*uid)
     }
 
     /// Do the books give this UID's containers the CPUs that the List gives the pod's?
@@ -229,8 +272,7 @@ mod tests {
     fn joined(pods: &[PodUsage], books: &[(&str, &[ContainerUsage])]) -> Vec<String> {
         let pods_in_books = books.iter().map(|(uid, of)| ((*uid).to_owned(), of.to_vec()));
         let state = ManagerState { pods: pods_in_books.collect(), ..ManagerState::default() };
-        let Links { alive, doubtful, .. } = links(pods.iter(), &state);
-        assert!(doubtful.is_empty(), "{doubtful:?}");
+        let Links { alive, .. } = links(pods.iter(), &state);
         alive.into_iter().map(|(uid, names)| format!("{uid} {names:?}")).collect()
     }
 

@@ -2,7 +2,9 @@
 
 #[cfg(feature = "sim")]
 mod described;
+mod joined;
 mod properties;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -251,6 +253,11 @@ fn container(name: &str, cpus: &str, memory: Vec<MemoryBlock>) -> ContainerUsage
     ContainerUsage { name: name.into(), cpus: ids(cpus), memory, ..Default::default() }
 }
 
+/// The List named a pod of this UID before, and does not any more.
+fn gone(uid: &str) -> BTreeMap<String, (String, String)> {
+    [(uid.to_owned(), ("ns".to_owned(), "gone".to_owned()))].into()
+}
+
 fn books(pods: &[(&str, &[ContainerUsage])]) -> ManagerState {
     let pods = pods.iter().map(|(uid, containers)| ((*uid).to_owned(), containers.to_vec()));
     ManagerState { pods: pods.collect(), ..Default::default() }
@@ -304,7 +311,7 @@ fn what_an_init_container_has_left_over_stays_with_its_pod() {
     // The pod holds other CPUs than these books say: they are another pod's, seen before or not.
     let mut stale = books(&[("u", &[container("init", "4-7", vec![]), container("main", "5", vec![])])]);
     assert_eq!(with_books(vec![listed()], stale.clone()).of("cpu"), [(0, [4, 4, 2]), (1, [4, 4, 0])]);
-    stale.ended = ["u".to_owned()].into();
+    stale.names = gone("u");
     assert_eq!(with_books(vec![listed()], stale).of("cpu"), [(0, [4, 4, 2]), (1, [4, 4, 4])]);
 }
 
@@ -313,7 +320,7 @@ fn cpus_that_only_an_init_container_had_are_in_use_until_the_pod_is_seen_to_end(
     let listed = || pod("a", container("main", "", vec![]));
     let mut state = books(&[("u", &[container("init", "4-5", vec![])])]);
     assert_eq!(with_books(vec![listed()], state.clone()).of("cpu"), [(0, [4, 4, 4]), (1, [4, 4, 2])]);
-    state.ended = ["u".to_owned()].into();
+    state.names = gone("u");
     assert_eq!(with_books(vec![listed()], state).of("cpu"), [(0, [4, 4, 4]), (1, [4, 4, 4])]);
 }
 
@@ -342,7 +349,6 @@ fn pods_that_hold_the_same_memory_are_told_apart_by_nothing_and_nothing_too_much
     let pods = [listed];
     let links = links(pods.iter(), &state);
     assert_eq!(links.alive.into_keys().collect::<Vec<_>>(), ["2"]);
-    assert_eq!(links.doubtful, ["1"].into());
     let case = with_books(pods.to_vec(), state);
     assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 2 * GIB]));
 }
@@ -453,6 +459,33 @@ fn an_unhealthy_device_in_use_is_capacity_but_not_allocatable() {
 fn a_known_resource_stays_listed_while_its_plugin_is_away() {
     let case = Case { known: ["example.com/nic".to_owned()].into(), ..Default::default() };
     assert_eq!(case.of("example.com/nic"), [(0, [0, 0, 0]), (1, [0, 0, 0])]);
+}
+
+#[test]
+fn a_device_on_the_last_zone_is_at_home_and_one_above_is_not() {
+    let node = |id| NumaNode { id, ..Default::default() };
+    let case = Case {
+        machine: Machine { nodes: vec![node(63), node(64)], numa: true, problems: vec![] },
+        allocatable: Allocatable {
+            devices: vec![devices("example.com/nic", &["a"], "63"), devices("example.com/nic", &["b"], "64")],
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    assert_eq!(case.of("example.com/nic")[63], (63, [1, 1, 1]));
+    let far = Finding::DeviceOnUnknownNode { resource: "example.com/nic".into(), node: 64 };
+    assert_eq!(case.account().findings, [Finding::UnpublishedNode(64), far].into());
+}
+
+#[test]
+fn a_known_resource_that_is_offered_keeps_what_is_offered() {
+    let nics = vec![devices("example.com/nic", &["a", "b"], "1")];
+    let case = Case {
+        allocatable: Allocatable { devices: nics, ..Default::default() },
+        known: ["example.com/nic".to_owned()].into(),
+        ..Default::default()
+    };
+    assert_eq!(case.of("example.com/nic"), [(0, [0, 0, 0]), (1, [2, 2, 2])]);
 }
 
 #[test]

@@ -36,9 +36,12 @@ struct Options {
     /// Only the cells on simulated kubelets.
     #[arg(long)]
     sim: bool,
-    /// Steps of each walk.
-    #[arg(long, default_value_t = 60)]
+    /// Steps of each walk on a real kubelet.
+    #[arg(long, default_value_t = 30)]
     steps: usize,
+    /// Steps of each walk on a simulated kubelet.
+    #[arg(long, default_value_t = 525)]
+    sim_steps: usize,
     /// The seed of every walk, instead of a new one for each.
     #[arg(long)]
     seed: Option<u64>,

@@ -143,7 +143,9 @@ fn world(nodes: BoxedStrategy<IdSet>) -> impl Strategy<Value = World> {
                 state.pods.insert(member.uid.clone(), member.written.clone());
             }
             if ended {
-                state.ended.insert(member.uid.clone());
+                // Known as the pod that it is, or as another one that has left the List.
+                let name = if number % 2 == 0 { member.pod.name.clone() } else { format!("gone-{at}") };
+                state.names.insert(member.uid.clone(), ("ns".to_owned(), name));
             }
             all.push(member);
         }

@@ -1,0 +1,246 @@
+//! Hostile input, one function per entrance: bytes in, no panic, and what holds for every account holds for this one.
+//!
+//! `make fuzz` runs them on what the fuzzer makes up, `tests/corpus` on what is kept of that in `fuzz/corpus`.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+
+use numacast::agent::{self, Recording};
+use numacast::config::{Config, Layers};
+use numacast::kubelet::proto::{v1, v1alpha1};
+use numacast::kubelet::{
+    self, Allocatable, ContainerUsage, KubeletConfig, ManagerState, MemoryBlock, PodUsage, Usage,
+};
+use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recorder};
+use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
+use prost::Message;
+
+/// One entrance.
+pub type Target = fn(&[u8]);
+
+/// Every target, by the name of its corpus.
+pub const TARGETS: [(&str, Target); 6] = [
+    ("sysfs", sysfs),
+    ("podresources", podresources),
+    ("state", state),
+    ("kubelet_config", kubelet_config),
+    ("config", config),
+    ("recording", recording),
+];
+
+/// Files of the host: a line `@path` starts a file, `!path reason` is one that the kernel refuses to read, and
+/// everything else is the text of the file above it.
+pub fn sysfs(data: &[u8]) {
+    let files = recorded(&String::from_utf8_lossy(data));
+    let recorder = Recorder::new(Borrowed(&files));
+    let machine = machine::read(&recorder);
+    let again = machine::read(&recorder.finish());
+    match (machine, again) {
+        (Ok(machine), Ok(again)) => {
+            assert_eq!(machine, again, "what was read tells everything");
+            assert!(machine.nodes.windows(2).all(|pair| pair[0].id < pair[1].id), "{machine:?}");
+            check(&Node { machine, ..Node::default() }.account());
+        }
+        (Err(live), Err(replayed)) => assert_eq!(live.to_string(), replayed.to_string()),
+        (live, replayed) => panic!("{live:?} was recorded as {replayed:?}"),
+    }
+}
+
+fn recorded(text: &str) -> RecordedFiles {
+    let mut files = RecordedFiles::default();
+    let mut current: Option<String> = None;
+    for line in text.split_inclusive('\n') {
+        if let Some(path) = line.strip_prefix('@') {
+            let path = path.trim_end().to_owned();
+            files.read.insert(path.clone(), String::new());
+            current = Some(path);
+        } else if let Some((path, reason)) = line.strip_prefix('!').and_then(|line| line.split_once(' ')) {
+            files.refused.insert(path.to_owned(), reason.trim_end().to_owned());
+        } else if let Some(text) = current.as_ref().and_then(|path| files.read.get_mut(path)) {
+            text.push_str(line);
+        }
+    }
+    files
+}
+
+/// A recorder owns what it reads from.
+struct Borrowed<'a, F>(&'a F);
+
+impl<F: HostFiles> HostFiles for Borrowed<'_, F> {
+    fn read(&self, path: &str) -> io::Result<String> {
+        self.0.read(path)
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        self.0.list(path)
+    }
+}
+
+/// The kubelet's answers: two bytes with the length of GetAllocatableResources' answer, that answer, List's answer.
+/// An answer that cannot be decoded is the transport's to refuse; the other is looked at all the same.
+pub fn podresources(data: &[u8]) {
+    let Some((length, rest)) = data.split_at_checked(2) else { return };
+    let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
+    let (first, second) = rest.split_at(length.min(rest.len()));
+    let allocatable = v1::AllocatableResourcesResponse::decode(first).map(Allocatable::from);
+    let usage = v1::ListPodResourcesResponse::decode(second).map(Usage::from);
+    let devices = v1alpha1::ListPodResourcesResponse::decode(second).map(Usage::from);
+    let allocatable = allocatable.unwrap_or_default();
+    for usage in [usage, devices].into_iter().flatten() {
+        assert_eq!(usage, round_trip(&usage));
+        let node = Node { allocatable: allocatable.clone(), usage, ..Node::default() };
+        check(&node.account());
+    }
+    assert_eq!(allocatable, round_trip(&allocatable));
+}
+
+/// The managers' books, one after the other with a line `---` between them: CPUs, memory, devices. Every second pod in
+/// them is listed with the containers that the books know, except the first of them.
+pub fn state(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let mut state = ManagerState::default();
+    let parsers = [kubelet::parse_cpus, kubelet::parse_memory, kubelet::parse_devices];
+    for (parse, text) in parsers.iter().zip(text.split("\n---\n")) {
+        let before = state.clone();
+        if let Err(problem) = parse(text.as_bytes(), &mut state) {
+            assert!(!problem.is_empty());
+            assert_eq!(state, before, "what makes no sense changes nothing");
+        }
+    }
+    assert_eq!(state, round_trip(&state));
+    let listed = |(name, containers): (&String, &Vec<ContainerUsage>)| PodUsage {
+        name: name.clone(),
+        containers: containers.iter().skip(usize::from(containers.len() > 1)).cloned().collect(),
+        ..PodUsage::default()
+    };
+    let pods = state.pods.iter().step_by(2).map(listed).collect();
+    let mut node = Node { usage: Usage { pods }, state: Some(state), ..Node::default() };
+    node.allocatable.cpus = (0..8).collect();
+    let account = node.account();
+    check(&account);
+    node.usage.pods.reverse();
+    assert_eq!(node.account(), account, "the order of the List is of no importance");
+}
+
+/// The kubelet's configuration file.
+pub fn kubelet_config(data: &[u8]) {
+    match kubelet::parse_config(&String::from_utf8_lossy(data)) {
+        Ok((config, problems)) => {
+            assert!(problems.iter().all(|problem| !problem.is_empty()));
+            assert_eq!(config, round_trip(&config));
+            check(&Node { config: Some(config), ..Node::default() }.account());
+        }
+        Err(problem) => assert!(!problem.is_empty()),
+    }
+}
+
+/// Our own configuration file.
+pub fn config(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    match Layers::default().text(&text, Path::new("numacast.yaml")).finish() {
+        Ok(effective) => {
+            let written = serde_json::to_string(&effective.config).expect("a configuration can be written");
+            let read: Config = serde_json::from_str(&written).expect("what was written can be read");
+            assert_eq!(read, effective.config);
+        }
+        Err(errors) => assert!(errors.iter().all(|error| !error.to_string().is_empty())),
+    }
+}
+
+/// A recording that somebody attached to a bug report.
+pub fn recording(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let Ok(recording) = Recording::parse(&text, Path::new("recording.json")) else { return };
+    assert_eq!(recording, round_trip(&recording));
+    let Ok(scan) = recording.scan() else { return };
+    let rules = recording.rules();
+    let account = agent::account(&scan, &BTreeSet::new(), &rules);
+    if rules.exclude.resources.is_empty() {
+        check(&account);
+    } else {
+        check_zones(&account);
+    }
+    let object =
+        |account: &Topology| serde_json::to_string(&agent::object(&recording.node, None, account)).ok();
+    let again = recording.scan().map(|scan| agent::account(&scan, &BTreeSet::new(), &rules));
+    assert_eq!(
+        object(&account),
+        again.ok().and_then(|again| object(&again)),
+        "a replay gives the same bytes"
+    );
+}
+
+fn round_trip<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
+    let text = serde_json::to_string(value).expect("it can be written");
+    serde_json::from_str(&text).expect("what was written can be read")
+}
+
+/// A node of two NUMA nodes, unless said otherwise.
+struct Node {
+    machine: Machine,
+    allocatable: Allocatable,
+    usage: Usage,
+    state: Option<ManagerState>,
+    config: Option<KubeletConfig>,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        let node = |id, cpus: &str| NumaNode {
+            id,
+            cpus: cpus.parse().expect("a list of CPUs"),
+            memory: 8 << 30,
+            hugepages: [(2 << 20, 256)].into(),
+            distances: [(0, 10), (2, 21)].into(),
+            ..NumaNode::default()
+        };
+        let memory = |node| MemoryBlock {
+            resource: "memory".into(),
+            bytes: 7 << 30,
+            nodes: [node].into_iter().collect(),
+        };
+        let allocatable = Allocatable { memory: vec![memory(0), memory(2)], ..Allocatable::default() };
+        let machine = Machine { nodes: vec![node(0, "0-3"), node(2, "4-7")], numa: true, problems: vec![] };
+        Self { machine, allocatable, usage: Usage::default(), state: None, config: None }
+    }
+}
+
+impl Node {
+    fn account(&self) -> Topology {
+        topology::account(&Inputs {
+            machine: &self.machine,
+            allocatable: &self.allocatable,
+            usage: &self.usage,
+            terminal: &BTreeSet::new(),
+            state: self.state.as_ref(),
+            config: self.config.as_ref(),
+            known: &BTreeSet::new(),
+            rules: &Rules { fillers: true, ..Rules::default() },
+        })
+    }
+}
+
+/// What holds for every account.
+fn check(account: &Topology) {
+    check_zones(account);
+    for zone in &account.zones {
+        assert!(zone.resources.contains_key("cpu") && zone.resources.contains_key("memory"), "{zone:?}");
+    }
+}
+
+/// What holds even where resources are left out.
+fn check_zones(account: &Topology) {
+    let ids: Vec<_> = account.zones.iter().map(|zone| zone.id).collect();
+    assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "{ids:?}");
+    assert!(ids.iter().all(|id| *id <= HIGHEST_ZONE), "{ids:?}");
+    for zone in &account.zones {
+        assert!(zone.costs.keys().eq(ids.iter()), "{zone:?}");
+        assert!(zone.resources.keys().eq(account.zones[0].resources.keys()), "{zone:?}");
+        for (name, amounts) in &zone.resources {
+            assert!(amounts.available <= amounts.allocatable, "{name}: {amounts:?}");
+            assert!(amounts.allocatable <= amounts.capacity, "{name}: {amounts:?}");
+        }
+    }
+    assert!(account.findings.iter().all(|finding| !finding.to_string().is_empty()));
+}

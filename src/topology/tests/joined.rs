@@ -1,0 +1,82 @@
+//! How the List and the managers' books are joined where they leave a choice.
+
+use super::*;
+
+fn quarters(name: &str, count: u64, nodes: &[&str]) -> ContainerUsage {
+    container(name, "", nodes.iter().map(|node| block("memory", count * GIB / 4, node)).collect())
+}
+
+#[test]
+fn cpus_that_the_books_give_a_container_before_the_list_shows_them_are_in_use() {
+    let mut listed = pod("a", container("main", "1", vec![]));
+    listed.containers.push(container("side", "", vec![]));
+    let written = [container("main", "1", vec![]), container("side", "2-3", vec![])];
+    let mut case = with_books(vec![listed], books(&[("u", &written)]));
+    assert_eq!(case.of("cpu")[0], (0, [4, 4, 1]));
+    case.rules.exclude.outside_namespace = Some("other".into());
+    assert_eq!(case.of("cpu")[0], (0, [4, 4, 4]), "an excluded pod's are not");
+}
+
+#[test]
+fn a_container_is_listed_only_if_every_pod_that_may_have_the_entry_lists_it() {
+    let plain = pod("a", quarters("main", 1, &["0"]));
+    let mut other = pod("b", quarters("main", 1, &["0"]));
+    other.containers.push(container("start", "", vec![]));
+    let written = [quarters("main", 1, &["0"]), quarters("start", 4, &["0"])];
+    let books = books(&[("u", &written), ("v", &[quarters("main", 1, &["0"])])]);
+    for pods in [vec![plain.clone(), other.clone()], vec![other.clone(), plain]] {
+        assert_eq!(with_books(pods, books.clone()).of("memory")[0], (0, [8 * GIB, 4 * GIB, 5 * GIB / 2]));
+    }
+    assert_eq!(with_books(vec![other], books).of("memory")[0], (0, [8 * GIB, 4 * GIB, 15 * GIB / 4]));
+}
+
+#[test]
+fn an_entry_is_chosen_once_even_if_its_container_holds_the_same_on_two_nodes() {
+    let main = || quarters("main", 1, &["0", "1"]);
+    let books = books(&[
+        ("u", &[main(), quarters("start", 4, &["0"])]),
+        ("v", &[main(), quarters("start", 2, &["0"])]),
+    ]);
+    let pods = vec![pod("a", main()), pod("b", main())];
+    assert_eq!(links(pods.iter(), &books).alive.into_keys().collect::<Vec<_>>(), ["u", "v"]);
+    assert_eq!(with_books(pods, books).of("memory")[0], (0, [8 * GIB, 4 * GIB, 2 * GIB]));
+}
+
+#[test]
+fn pods_that_hold_different_memory_never_share_an_entry() {
+    // One pod fits both entries, the other only the first, which is the one with the most to hide.
+    let both = |name| pod(name, quarters("main", 1, &["0"]));
+    let mut first = both("b");
+    first.containers.push(quarters("side", 1, &["1"]));
+    let entry = [quarters("main", 1, &["0"]), quarters("side", 1, &["1"]), quarters("start", 4, &["0"])];
+    let books = books(&[("u", &entry), ("v", &[quarters("main", 1, &["0"]), quarters("start", 2, &["0"])])]);
+    let pods = vec![both("a"), first];
+    assert_eq!(links(pods.iter(), &books).alive.into_keys().collect::<Vec<_>>(), ["u", "v"]);
+    let links = links(pods[1..].iter(), &books);
+    assert_eq!(links.alive, [("u", ["main", "side"].into())].into());
+}
+
+#[test]
+fn a_pod_that_was_known_keeps_its_uid_and_one_that_left_leaves_no_trace() {
+    // Replicas: the List tells them from each other by nothing but their names.
+    let replica = |name| pod(name, quarters("main", 1, &["0"]));
+    let entry = || [quarters("main", 1, &["0"]), quarters("start", 2, &["0"])];
+    let mut books = books(&[("u", &entry()), ("v", &entry()), ("w", &entry())]);
+    let free = |case: &Case| case.of("memory")[0].1[2] * 4 / GIB;
+    let both = [replica("a"), replica("b")];
+    assert!(links(both.iter(), &books).certain.is_empty(), "three entries for two pods");
+    let name = |uid: &str, name: &str| (uid.to_owned(), ("ns".to_owned(), name.to_owned()));
+    books.names = [name("u", "a"), name("w", "c")].into();
+    let certain = links(both.iter(), &books).certain;
+    assert_eq!(
+        certain.into_iter().map(|(uid, pod)| (uid, pod.name.as_str())).collect::<Vec<_>>(),
+        [("u", "a"), ("v", "b")]
+    );
+    books.names = [name("u", "a"), name("v", "b"), name("w", "c")].into();
+    assert_eq!(free(&with_books(both.to_vec(), books.clone())), 16 - 2 * 3, "c has left");
+    assert_eq!(free(&with_books(vec![replica("b")], books.clone())), 16 - 3);
+    // A new replica cannot have what is known to be another's.
+    assert_eq!(free(&with_books(vec![replica("b"), replica("d")], books.clone())), 16 - 3 - 1);
+    // One that holds nothing yet may be a new pod of an old name.
+    assert_eq!(free(&with_books(vec![pod("a", container("main", "", vec![]))], books)), 16);
+}

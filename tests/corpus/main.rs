@@ -1,0 +1,63 @@
+//! What the fuzzer found worth keeping, on the ordinary compiler: every file of `fuzz/corpus/<target>` through the very
+//! function that `make fuzz` runs.
+
+#![allow(clippy::unwrap_used)] // a test that fails says where
+
+#[path = "../../fuzz/targets.rs"]
+mod targets;
+
+use std::path::Path;
+
+fn replay(name: &str) {
+    let (_, target) = targets::TARGETS.into_iter().find(|(known, _)| *known == name).unwrap();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+    let mut files: Vec<_> = dir.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 10, "{} has only {} files", dir.display(), files.len());
+    for file in files {
+        // Shown if the target panics.
+        println!("{}", file.display());
+        target(&std::fs::read(file).unwrap());
+    }
+}
+
+#[test]
+fn every_target_has_a_corpus_and_every_corpus_a_target() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let entries = dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut corpora: Vec<String> = entries.collect();
+    corpora.sort();
+    let mut names = targets::TARGETS.map(|(name, _)| name);
+    names.sort_unstable();
+    assert_eq!(corpora, names);
+}
+
+#[test]
+fn sysfs() {
+    replay("sysfs");
+}
+
+#[test]
+fn podresources() {
+    replay("podresources");
+}
+
+#[test]
+fn state_files() {
+    replay("state");
+}
+
+#[test]
+fn kubelet_config() {
+    replay("kubelet_config");
+}
+
+#[test]
+fn config() {
+    replay("config");
+}
+
+#[test]
+fn recording() {
+    replay("recording");
+}
