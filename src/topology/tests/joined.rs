@@ -50,7 +50,7 @@ fn pods_that_hold_different_memory_never_share_an_entry() {
     first.containers.push(quarters("side", 1, &["1"]));
     let entry = [quarters("main", 1, &["0"]), quarters("side", 1, &["1"]), quarters("start", 4, &["0"])];
     let books = books(&[("u", &entry), ("v", &[quarters("main", 1, &["0"]), quarters("start", 2, &["0"])])]);
-    let pods = vec![both("a"), first];
+    let pods = [both("a"), first];
     assert_eq!(links(pods.iter(), &books).alive.into_keys().collect::<Vec<_>>(), ["u", "v"]);
     let links = links(pods[1..].iter(), &books);
     assert_eq!(links.alive, [("u", ["main", "side"].into())].into());
