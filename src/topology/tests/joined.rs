@@ -56,3 +56,16 @@ fn pods_that_hold_different_memory_never_share_an_entry() {
     assert_eq!(links.alive, [("u", ["main", "side"].into())].into());
     assert_eq!(links.doubtful, BTreeSet::new());
 }
+
+#[test]
+fn an_entry_with_other_cpus_is_another_pods() {
+    let written = |cpus| [quarters("init", 4, &["0"]), container("main", cpus, vec![])];
+    let case = |cpus| {
+        let mut books = books(&[("u", &written(cpus))]);
+        books.ended = ["u".to_owned()].into();
+        with_books(vec![pod("a", container("main", "1", vec![]))], books)
+    };
+    assert_eq!(case("1").of("memory")[0], (0, [8 * GIB, 4 * GIB, 3 * GIB]));
+    assert_eq!(case("1-3").of("memory")[0], (0, [8 * GIB, 4 * GIB, 4 * GIB]));
+    assert_eq!(case("1-3").of("cpu")[0], (0, [4, 4, 3]));
+}
