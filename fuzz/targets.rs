@@ -17,10 +17,10 @@ use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
 use prost::Message;
 
 /// One entrance.
-pub type Target = fn(&[u8]);
+pub(crate) type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub const TARGETS: [(&str, Target); 6] = [
+pub(crate) const TARGETS: [(&str, Target); 6] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
     ("state", state),
@@ -31,7 +31,7 @@ pub const TARGETS: [(&str, Target); 6] = [
 
 /// Files of the host: a line `@path` starts a file, `!path reason` is one that the kernel refuses to read, and
 /// everything else is the text of the file above it.
-pub fn sysfs(data: &[u8]) {
+pub(crate) fn sysfs(data: &[u8]) {
     let files = recorded(&String::from_utf8_lossy(data));
     let recorder = Recorder::new(Borrowed(&files));
     let machine = machine::read(&recorder);
@@ -79,7 +79,7 @@ impl<F: HostFiles> HostFiles for Borrowed<'_, F> {
 
 /// The kubelet's answers: two bytes with the length of GetAllocatableResources' answer, that answer, List's answer.
 /// An answer that cannot be decoded is the transport's to refuse; the other is looked at all the same.
-pub fn podresources(data: &[u8]) {
+pub(crate) fn podresources(data: &[u8]) {
     let Some((length, rest)) = data.split_at_checked(2) else { return };
     let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
     let (first, second) = rest.split_at(length.min(rest.len()));
@@ -97,7 +97,7 @@ pub fn podresources(data: &[u8]) {
 
 /// The managers' books, one after the other with a line `---` between them: CPUs, memory, devices. Every second pod in
 /// them is listed with the containers that the books know, except the first of them.
-pub fn state(data: &[u8]) {
+pub(crate) fn state(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut state = ManagerState::default();
     let parsers = [kubelet::parse_cpus, kubelet::parse_memory, kubelet::parse_devices];
@@ -124,7 +124,7 @@ pub fn state(data: &[u8]) {
 }
 
 /// The kubelet's configuration file.
-pub fn kubelet_config(data: &[u8]) {
+pub(crate) fn kubelet_config(data: &[u8]) {
     match kubelet::parse_config(&String::from_utf8_lossy(data)) {
         Ok((config, problems)) => {
             assert!(problems.iter().all(|problem| !problem.is_empty()));
@@ -136,7 +136,7 @@ pub fn kubelet_config(data: &[u8]) {
 }
 
 /// Our own configuration file.
-pub fn config(data: &[u8]) {
+pub(crate) fn config(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match Layers::default().text(&text, Path::new("numacast.yaml")).finish() {
         Ok(effective) => {
@@ -149,7 +149,7 @@ pub fn config(data: &[u8]) {
 }
 
 /// A recording that somebody attached to a bug report.
-pub fn recording(data: &[u8]) {
+pub(crate) fn recording(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let Ok(recording) = Recording::parse(&text, Path::new("recording.json")) else { return };
     assert_eq!(recording, round_trip(&recording));

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "sim")]
 mod described;
+mod edges;
 mod joined;
 mod properties;
 mod words;
@@ -657,6 +658,7 @@ fn every_exclusion_has_its_warning() {
     let infra = PodPattern { namespace: "infra".parse().unwrap(), name: Pattern::any() };
     exclude.pods = vec![infra, PodPattern { namespace: Pattern::any(), name: "dns".parse().unwrap() }];
     exclude.outside_namespace = Some("team".into());
+    assert!(!exclude.is_empty());
     let warnings = exclude.warnings();
     let starts = [
         "example.com/nic is excluded: the scheduler plugin does not check it",

@@ -16,7 +16,7 @@ fn replay(name: &str) {
     assert!(files.len() >= 10, "{} has only {} files", dir.display(), files.len());
     for file in files {
         // Shown if the target panics.
-        println!("{}", file.display());
+        eprintln!("{}", file.display());
         target(&std::fs::read(file).unwrap());
     }
 }

@@ -30,6 +30,6 @@ mod src {
     }
 }
 
-pub use src::{kubelet, machine, pattern, quantity, topology};
 #[cfg(test)]
 use src::randomised;
+pub use src::{kubelet, machine, pattern, quantity, topology};

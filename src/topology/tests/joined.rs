@@ -50,7 +50,7 @@ fn pods_that_hold_different_memory_never_share_an_entry() {
     first.containers.push(quarters("side", 1, &["1"]));
     let entry = [quarters("main", 1, &["0"]), quarters("side", 1, &["1"]), quarters("start", 4, &["0"])];
     let books = books(&[("u", &entry), ("v", &[quarters("main", 1, &["0"]), quarters("start", 2, &["0"])])]);
-    let pods = vec![both("a"), first];
+    let pods = [both("a"), first];
     assert_eq!(links(pods.iter(), &books).alive.into_keys().collect::<Vec<_>>(), ["u", "v"]);
     let links = links(pods[1..].iter(), &books);
     assert_eq!(links.alive, [("u", ["main", "side"].into())].into());
@@ -79,4 +79,17 @@ fn a_pod_that_was_known_keeps_its_uid_and_one_that_left_leaves_no_trace() {
     assert_eq!(free(&with_books(vec![replica("b"), replica("d")], books.clone())), 16 - 3 - 1);
     // One that holds nothing yet may be a new pod of an old name.
     assert_eq!(free(&with_books(vec![pod("a", container("main", "", vec![]))], books)), 16);
+}
+
+#[test]
+fn an_entry_with_other_cpus_is_another_pods() {
+    let written = |cpus| [quarters("init", 4, &["0"]), container("main", cpus, vec![])];
+    let case = |cpus| {
+        let mut books = books(&[("u", &written(cpus))]);
+        books.ended = ["u".to_owned()].into();
+        with_books(vec![pod("a", container("main", "1", vec![]))], books)
+    };
+    assert_eq!(case("1").of("memory")[0], (0, [8 * GIB, 4 * GIB, 3 * GIB]));
+    assert_eq!(case("1-3").of("memory")[0], (0, [8 * GIB, 4 * GIB, 4 * GIB]));
+    assert_eq!(case("1-3").of("cpu")[0], (0, [4, 4, 3]));
 }

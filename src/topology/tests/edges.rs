@@ -1,0 +1,42 @@
+//! Where one byte decides.
+
+use super::*;
+
+fn offer(bytes: u64, held: Vec<MemoryBlock>) -> Case {
+    Case {
+        allocatable: Allocatable {
+            memory: vec![block("memory", bytes, "0"), block("memory", 4 * GIB, "1")],
+            ..Default::default()
+        },
+        usage: Usage { pods: vec![pod("a", container("main", "", held))] },
+        ..Default::default()
+    }
+}
+
+#[test]
+fn a_block_one_part_in_32_above_the_node_is_drift_and_a_byte_more_is_not() {
+    let drifted = 8 * GIB + 8 * GIB / 32;
+    assert_eq!(offer(drifted, vec![]).of("memory")[0], (0, [drifted, drifted, drifted]));
+    assert_eq!(offer(drifted, vec![]).account().findings, BTreeSet::new());
+    let found = Finding::ImpossibleMemory { node: 0, resource: "memory".into(), bytes: drifted + 1 };
+    assert_eq!(offer(drifted + 1, vec![]).account().findings, [found].into());
+}
+
+#[test]
+fn all_of_a_node_or_group_may_be_in_use_and_a_byte_more_is_told() {
+    let findings = |bytes, nodes| offer(4 * GIB, vec![block("memory", bytes, nodes)]).account().findings;
+    for (all, nodes) in [(4 * GIB, "0"), (8 * GIB, "0-1")] {
+        assert_eq!(findings(all, nodes), BTreeSet::new());
+        let found = Finding::OverusedMemory { nodes: nodes.into(), resource: "memory".into() };
+        assert_eq!(findings(all + 1, nodes), [found].into());
+    }
+}
+
+#[test]
+fn what_one_block_explains_of_the_books_no_other_does() {
+    let mut case = offer(4 * GIB, vec![block("memory", 2 * GIB, "0-1"), block("memory", GIB, "0-1,5")]);
+    let given = [(0, GIB), (1, 3 * GIB)].map(|(node, bytes)| (node, [("memory".to_owned(), bytes)].into()));
+    case.state = Some(ManagerState { reserved: given.into(), ..Default::default() });
+    assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 3 * GIB]));
+    assert_eq!(case.of("memory")[1], (1, [8 * GIB, 4 * GIB, 2 * GIB]));
+}
