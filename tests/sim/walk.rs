@@ -70,6 +70,7 @@ pub(crate) struct Cell {
     /// For people: `two-by-eight, V1_34, static/Static, best-effort by container`.
     pub(crate) label: String,
     /// The Memory Manager's policy; `None` where the kubelet can have no other.
+    #[allow(dead_code, reason = "the matrix shows it")]
     pub(crate) memory: &'static str,
     machine: MachineSpec,
     age: Age,

@@ -35,7 +35,7 @@ fn all_of_a_node_or_group_may_be_in_use_and_a_byte_more_is_told() {
 #[test]
 fn what_one_block_explains_of_the_books_no_other_does() {
     let mut case = offer(4 * GIB, vec![block("memory", 2 * GIB, "0-1"), block("memory", GIB, "0-1,5")]);
-    let given = [(0, GIB), (1, 3 * GIB)].map(|(node, bytes)| (node, [("memory".to_owned(), bytes)].into()));
+    let given = [(0, GIB), (1, 2 * GIB)].map(|(node, bytes)| (node, [("memory".to_owned(), bytes)].into()));
     case.state = Some(ManagerState { reserved: given.into(), ..Default::default() });
     assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 3 * GIB]));
     assert_eq!(case.of("memory")[1], (1, [8 * GIB, 4 * GIB, 2 * GIB]));

@@ -84,12 +84,18 @@ fn a_pod_that_was_known_keeps_its_uid_and_one_that_left_leaves_no_trace() {
 #[test]
 fn an_entry_with_other_cpus_is_another_pods() {
     let written = |cpus| [quarters("init", 4, &["0"]), container("main", cpus, vec![])];
-    let case = |cpus| {
-        let mut books = books(&[("u", &written(cpus))]);
-        books.ended = ["u".to_owned()].into();
+    let case = |cpus, names| {
+        let books = ManagerState { names, ..books(&[("u", &written(cpus))]) };
         with_books(vec![pod("a", container("main", "1", vec![]))], books)
     };
-    assert_eq!(case("1").of("memory")[0], (0, [8 * GIB, 4 * GIB, 3 * GIB]));
-    assert_eq!(case("1-3").of("memory")[0], (0, [8 * GIB, 4 * GIB, 4 * GIB]));
-    assert_eq!(case("1-3").of("cpu")[0], (0, [4, 4, 3]));
+    let nobody = BTreeMap::new;
+    assert_eq!(case("1", nobody()).of("memory")[0], (0, [8 * GIB, 4 * GIB, 3 * GIB]));
+    assert_eq!(case("1-3", nobody()).of("memory")[0], (0, [8 * GIB, 4 * GIB, 4 * GIB]));
+    assert_eq!(case("1-3", nobody()).of("cpu")[0], (0, [4, 4, 1]), "nobody was seen to leave");
+    assert_eq!(case("1-3", gone("u")).of("cpu")[0], (0, [4, 4, 3]));
+    assert_eq!(
+        case("1", gone("u")).of("memory")[0],
+        (0, [8 * GIB, 4 * GIB, 4 * GIB]),
+        "the next pod got its CPUs"
+    );
 }
