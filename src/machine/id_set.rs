@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub type Id = u16;
 
 /// A set of ids. A thousand CPUs take 128 bytes, whatever their number in use.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdSet {
     /// Bit `i % 64` of word `i / 64`. The last word is never 0, so that equal sets have equal words.
     words: Vec<u64>,

@@ -97,11 +97,13 @@ fn join_alike<'a>(
         .collect();
     // Who has the least choice first: a pod of one container may be like a part of a larger one.
     groups.sort_by_key(|(uids, _)| uids.len());
+    let rivals = |uid: &str| groups.iter().filter(|(uids, _)| uids.contains(&uid)).count();
     let mut chosen = BTreeSet::new();
     for (uids, pods) in &groups {
         if let ([uid], [pod]) = (&uids[..], &pods[..])
-            && chosen.insert(*uid)
+            && rivals(uid) == 1
         {
+            chosen.insert(*uid);
             links.claim_for_certain(uid, pod);
             continue;
         }
@@ -166,7 +168,7 @@ impl<'a> Books<'a> {
                 }
                 for block in &container.memory {
                     let uids: &mut Vec<&str> = books.memory.entry(key(container, block)).or_default();
-                    // Ascending, and each once: a container may hold the same on two nodes.
+                    // Ascending, and each once.
                     if uids.last() != Some(&uid.as_str()) {
                         uids.push(uid);
                     }
@@ -243,11 +245,11 @@ impl<'a> Books<'a> {
     }
 }
 
-/// A container's memory of one type: its name, the type and the bytes.
-type Key<'a> = (&'a str, &'a str, u64);
+/// A block of a container: its name, the type, the bytes and the nodes.
+type Key<'a> = (&'a str, &'a str, u64, &'a IdSet);
 
 fn key<'a>(container: &'a ContainerUsage, block: &'a MemoryBlock) -> Key<'a> {
-    (&container.name, &block.resource, block.bytes)
+    (&container.name, &block.resource, block.bytes, &block.nodes)
 }
 
 fn memory_of(pod: &PodUsage) -> BTreeSet<Key<'_>> {

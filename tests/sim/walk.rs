@@ -567,6 +567,14 @@ impl Walk {
             10 => self.late_node(),
             _ => {
                 let later = self.hardware.later()?;
+                // Memory was added since, and this kubelet has it: no machine takes so much away again.
+                let shrinks = |node: &NodeSpec| {
+                    let (now, started) = (node.memory.ceil(), self.at_start.node(node.id));
+                    started.is_some_and(|started| now + now / 32 < started.memory.ceil())
+                };
+                if later.nodes.iter().any(shrinks) {
+                    return None;
+                }
                 // It is the description's own: undo what was changed before.
                 self.hardware = MachineSpec { later: None, ..later };
                 Some(format!("later: {}", self.hardware.description))
