@@ -99,3 +99,18 @@ fn an_entry_with_other_cpus_is_another_pods() {
         "the next pod got its CPUs"
     );
 }
+
+#[test]
+fn a_pod_that_was_known_keeps_its_uid_whatever_it_holds() {
+    let nothing = || pod("a", container("main", "", vec![]));
+    let cpus = PodUsage { cpus: ids("1"), ..nothing() };
+    let memory = PodUsage { memory: vec![block("memory", GIB, "0")], ..nothing() };
+    let books = ManagerState {
+        names: [("u".to_owned(), ("ns".to_owned(), "a".to_owned()))].into(),
+        ..books(&[("u", &[quarters("init", 1, &["0"])])])
+    };
+    for held in [cpus, memory, pod("a", quarters("main", 1, &["0"]))] {
+        assert_eq!(links([held].iter(), &books).certain.into_keys().collect::<Vec<_>>(), ["u"]);
+    }
+    assert!(links([nothing()].iter(), &books).certain.is_empty());
+}
