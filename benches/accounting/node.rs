@@ -104,10 +104,15 @@ impl Node {
     }
 }
 
-/// The managers' books of these pods.
+/// The managers' books of these pods, as the agent has them from its second scan on: it knows whose entries they are.
 fn books(usage: Usage) -> ManagerState {
-    let pods = usage.pods.into_iter().map(|pod| (format!("uid-of-{}", pod.name), pod.containers));
-    ManagerState { pods: pods.collect(), ..ManagerState::default() }
+    let mut books = ManagerState::default();
+    for pod in usage.pods {
+        let uid = format!("uid-of-{}", pod.name);
+        books.names.insert(uid.clone(), (pod.namespace, pod.name));
+        books.pods.insert(uid, pod.containers);
+    }
+    books
 }
 
 fn zone(shape: Shape, id: Id) -> NumaNode {

@@ -94,7 +94,12 @@ impl IdSet {
     /// The ids, ascending.
     pub fn iter(&self) -> impl Iterator<Item = Id> + '_ {
         (0_u16..).zip(&self.words).flat_map(|(index, word)| {
-            (0..64_u16).filter(move |bit| word & (1 << bit) != 0).map(move |bit| index * 64 + bit)
+            let mut left = *word;
+            std::iter::from_fn(move || {
+                let lowest = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some(index * 64 + lowest as Id)
+            })
         })
     }
 

@@ -5,6 +5,7 @@
 //! and they know pods by UID, the List by name: the two are joined by what containers hold, since no CPU and no device
 //! is ever given to two pods.
 
+use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -107,7 +108,7 @@ fn join_alike<'a>(
             links.claim_for_certain(uid, pod);
             continue;
         }
-        let taken = books.by_memory(uids.iter().copied().filter(|uid| !chosen.contains(uid)));
+        let taken = books.most_memory_first(uids.iter().copied().filter(|uid| !chosen.contains(uid)));
         for uid in taken.into_iter().take(pods.len()) {
             chosen.insert(uid);
             pods.iter().for_each(|pod| links.claim(uid, pod));
@@ -137,45 +138,66 @@ impl<'a> Links<'a> {
     }
 }
 
-/// The books, by what they say.
+/// The books, by what they say. What only some Lists need is made when one does: in the long run every UID is known.
 struct Books<'a> {
     state: &'a ManagerState,
     /// UIDs by the namespace and name of pods that the List named before.
     known: HashMap<(&'a str, &'a str), &'a str>,
-    cpus: HashMap<Id, &'a str>,
-    devices: HashMap<(&'a str, &'a str), &'a str>,
-    memory: HashMap<Key<'a>, Vec<&'a str>>,
+    cpus: OnceCell<HashMap<Id, &'a str>>,
+    devices: OnceCell<HashMap<Device<'a>, &'a str>>,
+    memory: OnceCell<HashMap<Key<'a>, Vec<&'a str>>>,
 }
 
 impl<'a> Books<'a> {
     fn new(state: &'a ManagerState) -> Self {
         let known = state.names.iter().filter(|(uid, _)| state.pods.contains_key(*uid));
-        let mut books = Self {
+        Self {
             state,
             known: known
                 .map(|(uid, (space, name))| ((space.as_str(), name.as_str()), uid.as_str()))
                 .collect(),
-            cpus: HashMap::new(),
-            devices: HashMap::new(),
-            memory: HashMap::new(),
-        };
-        for (uid, containers) in &state.pods {
-            for container in containers {
-                books.cpus.extend(container.cpus.iter().map(|cpu| (cpu, uid.as_str())));
-                for group in &container.devices {
-                    let ids = group.ids.iter().map(|id| (group.resource.as_str(), id.as_str()));
-                    books.devices.extend(ids.map(|device| (device, uid.as_str())));
-                }
+            cpus: OnceCell::new(),
+            devices: OnceCell::new(),
+            memory: OnceCell::new(),
+        }
+    }
+
+    /// Every container in the books, with its pod's UID.
+    fn containers(&self) -> impl Iterator<Item = (&'a str, &'a ContainerUsage)> {
+        self.state.pods.iter().flat_map(|(uid, of)| of.iter().map(move |container| (uid.as_str(), container)))
+    }
+
+    /// By the lowest CPU of each container: whoever has the same CPUs has the same lowest one.
+    fn by_cpu(&self) -> &HashMap<Id, &'a str> {
+        self.cpus.get_or_init(|| {
+            let lowest =
+                |(uid, container): (&'a str, &'a ContainerUsage)| Some((container.cpus.iter().next()?, uid));
+            self.containers().filter_map(lowest).collect()
+        })
+    }
+
+    fn by_device(&self) -> &HashMap<Device<'a>, &'a str> {
+        self.devices.get_or_init(|| {
+            let held =
+                self.containers().flat_map(|(uid, container)| devices(container).map(move |d| (d, uid)));
+            held.collect()
+        })
+    }
+
+    fn by_memory(&self) -> &HashMap<Key<'a>, Vec<&'a str>> {
+        self.memory.get_or_init(|| {
+            let mut index: HashMap<Key<'a>, Vec<&'a str>> = HashMap::new();
+            for (uid, container) in self.containers() {
                 for block in &container.memory {
-                    let uids: &mut Vec<&str> = books.memory.entry(key(container, block)).or_default();
+                    let uids = index.entry(key(container, block)).or_default();
                     // Ascending, and each once.
-                    if uids.last() != Some(&uid.as_str()) {
+                    if uids.last() != Some(&uid) {
                         uids.push(uid);
                     }
                 }
             }
-        }
-        books
+            index
+        })
     }
 
     /// The UID that this pod had in an earlier List. A pod that holds nothing may be a new one of that name.
@@ -190,10 +212,10 @@ impl<'a> Books<'a> {
     fn owner(&self, pod: &PodUsage) -> Option<&'a str> {
         let lowest = pod.containers.iter().filter_map(|container| container.cpus.iter().next()).min();
         let cpu = lowest.or_else(|| pod.cpus.iter().next());
-        let groups = pod.containers.iter().flat_map(|container| &container.devices);
-        let devices = groups.flat_map(|g| g.ids.iter().map(|id| (g.resource.as_str(), id.as_str())));
-        let by_cpu = cpu.and_then(|cpu| self.cpus.get(&cpu));
-        let uid = by_cpu.or_else(|| devices.filter_map(|device| self.devices.get(&device)).min())?;
+        let by_cpu = cpu.and_then(|cpu| self.by_cpu().get(&cpu));
+        let mut held = pod.containers.iter().flat_map(devices).peekable();
+        let by_device = || held.peek().is_some().then(|| held.filter_map(|d| self.by_device().get(&d)).min());
+        let uid = by_cpu.or_else(|| by_device().flatten())?;
         // A known UID is that of another pod, whose entry is left over.
         (self.agrees(uid, pod) && !self.state.names.contains_key(*uid)).then_some(*uid)
     }
@@ -225,16 +247,16 @@ impl<'a> Books<'a> {
     /// The UIDs whose containers have all this memory, ascending; none have none.
     fn holders(&self, memory: &BTreeSet<Key<'a>>) -> Vec<&'a str> {
         let mut keys = memory.iter();
-        let mut uids = keys.next().and_then(|key| self.memory.get(key)).cloned().unwrap_or_default();
+        let mut uids = keys.next().and_then(|key| self.by_memory().get(key)).cloned().unwrap_or_default();
         for key in keys {
-            let others = self.memory.get(key);
+            let others = self.by_memory().get(key);
             uids.retain(|uid| others.is_some_and(|others| others.binary_search(uid).is_ok()));
         }
         uids
     }
 
     /// Those with the most memory first: they are taken to be alive, so that too much is never promised.
-    fn by_memory(&self, uids: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    fn most_memory_first(&self, uids: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         let held = |uid: &str| -> u64 {
             let blocks = self.state.pods[uid].iter().flat_map(|container| &container.memory);
             blocks.fold(0, |sum, block| sum.saturating_add(block.bytes))
@@ -243,6 +265,14 @@ impl<'a> Books<'a> {
         uids.sort_by_cached_key(|uid| (Reverse(held(uid)), *uid));
         uids
     }
+}
+
+/// A device: its resource and its id.
+type Device<'a> = (&'a str, &'a str);
+
+fn devices(container: &ContainerUsage) -> impl Iterator<Item = Device<'_>> {
+    let groups = container.devices.iter();
+    groups.flat_map(|group| group.ids.iter().map(|id| (group.resource.as_str(), id.as_str())))
 }
 
 /// A block of a container: its name, the type, the bytes and the nodes.
