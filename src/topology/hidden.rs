@@ -316,6 +316,15 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_without_cpus_is_not_taken_for_one_that_has_some_as_a_whole() {
+        let shared = [container("app", "", 64)];
+        let whole = ContainerUsage { cpus: "1-2".parse().unwrap(), ..ContainerUsage::default() };
+        let of_whole = [whole, container("app", "", 64)];
+        let pods = [pod("shared", &shared)];
+        assert_eq!(joined(&pods, &[("u1", &of_whole), ("u2", &shared)]), ["u2 {\"app\"}"]);
+    }
+
+    #[test]
     fn a_small_pod_is_not_taken_for_a_large_one_that_has_a_container_like_its_own() {
         let small = [container("app", "", 64)];
         let large = [container("app", "", 64), container("db", "", 512)];
