@@ -6,7 +6,7 @@ help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these)'
 	@echo 'make heart   only the unit tests of the accounting and what it stands on, in seconds'
-	@echo 'make matrix  random walks over every machine, four kubelet versions and all policies (25 minutes; ARGS=--help)'
+	@echo 'make matrix  random walks over every machine, four kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make fuzz    made-up input to everything that reads, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
 	@echo 'make mutants changes the accounting in every small way and tells which no test notices (needs cargo-mutants)'
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
