@@ -49,15 +49,21 @@ pub struct Inputs<'a> {
     pub rules: &'a Rules,
 }
 
+/// The pods that hold what the List says they do: all but those (namespace, name) that have ended.
+pub fn active_pods<'a>(
+    usage: &'a Usage,
+    terminal: &'a BTreeSet<(String, String)>,
+) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
+    // Names are copied only where there is somebody to ask for.
+    let ended = move |pod: &PodUsage| {
+        !terminal.is_empty() && terminal.contains(&(pod.namespace.clone(), pod.name.clone()))
+    };
+    usage.pods.iter().filter(move |pod| !ended(pod))
+}
+
 impl<'a> Inputs<'a> {
-    /// The pods that hold what the List says they do.
     fn active_pods(&self) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
-        let terminal = self.terminal;
-        // Names are copied only where there is somebody to ask for.
-        let ended = move |pod: &PodUsage| {
-            !terminal.is_empty() && terminal.contains(&(pod.namespace.clone(), pod.name.clone()))
-        };
-        self.usage.pods.iter().filter(move |pod| !ended(pod))
+        active_pods(self.usage, self.terminal)
     }
 
     /// Is what this pod holds taken off? People may have asked not to.

@@ -184,8 +184,7 @@ impl Scanner {
         if state.pods.keys().all(|uid| state.names.contains_key(uid)) {
             return Some(Arc::clone(state));
         }
-        let pods = usage.pods.iter().filter(|pod| !has_ended(&self.terminal, pod));
-        let Links { certain, .. } = topology::links(pods, state);
+        let Links { certain, .. } = topology::links(topology::active_pods(usage, &self.terminal), state);
         let unnamed = certain.into_iter().filter(|(uid, _)| !state.names.contains_key(*uid));
         let name = |pod: &PodUsage| (pod.namespace.clone(), pod.name.clone());
         let names: Vec<_> = unnamed.map(|(uid, pod)| (uid.to_owned(), name(pod))).collect();
@@ -245,10 +244,6 @@ impl Scanner {
         let uncovered = groups.filter(|group| !self.offered.contains(&group.resource));
         uncovered.map(|group| group.resource.clone()).collect()
     }
-}
-
-fn has_ended(terminal: &Terminal, pod: &PodUsage) -> bool {
-    !terminal.is_empty() && terminal.contains(&(pod.namespace.clone(), pod.name.clone()))
 }
 
 /// What a configuration that cannot be read means; `known`: it could be read before.

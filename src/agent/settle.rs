@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::scan::{Inventory, Scan};
-use crate::kubelet::{Allocatable, Connection, PodUsage, Usage};
+use crate::kubelet::{Allocatable, Connection, Usage};
 
 /// While not one of the pods that held something is back, the node may only look free: be ten times as patient.
 const PATIENCE: u32 = 10;
@@ -141,15 +141,8 @@ impl Settling {
 }
 
 fn holders(usage: &Usage) -> BTreeSet<(String, String)> {
-    let holding = usage.pods.iter().filter(|pod| holds(pod));
+    let holding = usage.pods.iter().filter(|pod| pod.holds_anything());
     holding.map(|pod| (pod.namespace.clone(), pod.name.clone())).collect()
-}
-
-fn holds(pod: &PodUsage) -> bool {
-    let containers = || pod.containers.iter();
-    !pod.cpus.is_empty()
-        || !pod.memory.is_empty()
-        || containers().any(|c| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty())
 }
 
 fn offered_devices(inventory: &Inventory) -> BTreeSet<String> {
@@ -159,7 +152,7 @@ fn offered_devices(inventory: &Inventory) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::{ContainerUsage, DeviceGroup, KubeletConfig};
+    use crate::kubelet::{ContainerUsage, DeviceGroup, KubeletConfig, PodUsage};
 
     const BOUND: Duration = Duration::from_secs(30);
 

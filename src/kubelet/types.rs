@@ -42,6 +42,15 @@ pub struct PodUsage {
     pub containers: Vec<ContainerUsage>,
 }
 
+impl PodUsage {
+    /// Does the pod hold anything that nobody else can have meanwhile?
+    #[must_use]
+    pub fn holds_anything(&self) -> bool {
+        let holds = |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
+        !self.cpus.is_empty() || !self.memory.is_empty() || self.containers.iter().any(holds)
+    }
+}
+
 /// What one container holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

@@ -202,10 +202,8 @@ impl<'a> Books<'a> {
 
     /// The UID that this pod had in an earlier List. A pod that holds nothing may be a new one of that name.
     fn known(&self, pod: &PodUsage) -> Option<&'a str> {
-        let holds = |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
-        let holding = !pod.cpus.is_empty() || !pod.memory.is_empty() || pod.containers.iter().any(holds);
         let uid = self.known.get(&(pod.namespace.as_str(), pod.name.as_str()));
-        uid.filter(|_| holding).copied()
+        uid.filter(|_| pod.holds_anything()).copied()
     }
 
     /// The UID of the pod that holds a CPU or a device of this pod's, if it holds them all.
