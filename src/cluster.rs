@@ -135,17 +135,11 @@ impl Cluster {
     /// The UID of a Node, which its object's owner reference needs.
     ///
     /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::NoSuchNode`] is this call's own.
+    /// See [`ClusterError`]; [`ClusterError::NoSuchNode`] is that of calls for a Node.
     pub async fn node_uid(&self, name: &str) -> Result<String, ClusterError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = self.in_time(&format!("get node {name}"), nodes.get_metadata(name)).await;
-        match node {
-            Ok(node) => Ok(node.uid().unwrap_or_default()),
-            Err(Failure::Status(status)) if status.code == 404 => {
-                Err(ClusterError::NoSuchNode(name.to_owned()))
-            }
-            Err(failure) => Err(failure.explain(&format!("get node {name}"))),
-        }
+        let node = self.get_node(name, nodes.get_metadata(name)).await?;
+        Ok(node.uid().unwrap_or_default())
     }
 
     /// The version of a node's kubelet, as the kubelet reported it: `v1.36.3`; empty if it has not yet.
@@ -154,17 +148,22 @@ impl Cluster {
     /// As [`Cluster::node_uid`].
     pub async fn kubelet_version(&self, name: &str) -> Result<String, ClusterError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = self.get_node(name, nodes.get(name)).await?;
+        let info = node.status.and_then(|status| status.node_info);
+        Ok(info.map(|info| info.kubelet_version).unwrap_or_default())
+    }
+
+    /// A call that gets a Node, all of it or its metadata.
+    async fn get_node<T>(
+        &self,
+        name: &str,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, ClusterError> {
         let what = format!("get node {name}");
-        match self.in_time(&what, nodes.get(name)).await {
-            Ok(node) => {
-                let info = node.status.and_then(|status| status.node_info);
-                Ok(info.map(|info| info.kubelet_version).unwrap_or_default())
-            }
-            Err(Failure::Status(status)) if status.code == 404 => {
-                Err(ClusterError::NoSuchNode(name.to_owned()))
-            }
-            Err(failure) => Err(failure.explain(&what)),
-        }
+        self.in_time(&what, call).await.map_err(|failure| match failure {
+            Failure::Status(status) if status.code == 404 => ClusterError::NoSuchNode(name.to_owned()),
+            failure => failure.explain(&what),
+        })
     }
 
     /// Makes the object in the API server equal to `object`, creating it if need be.
