@@ -3,7 +3,7 @@
 //! Every call has a deadline and is tried once: the publisher above decides about the next attempt, since
 //! only it knows what is newest by then.
 
-mod ended;
+mod pods;
 
 use std::future::Future;
 use std::path::Path;
@@ -17,7 +17,7 @@ use kube::{Api, ResourceExt};
 
 use crate::nrt::NodeResourceTopology;
 
-pub use ended::PodNames;
+pub use pods::{Life, NodePod, PodEvent};
 
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
