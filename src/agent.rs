@@ -13,6 +13,7 @@ mod publish;
 mod recording;
 mod scan;
 mod settle;
+mod standing;
 mod triggers;
 
 use std::collections::BTreeSet;
@@ -37,12 +38,14 @@ pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, Scan, ScanError, Scanner, Terminal};
+pub use standing::Standing;
 
 use bucket::Bucket;
 use ended::EndedPods;
 use known::KnownDevices;
-use publish::Publisher;
+use publish::{Publisher, Writer};
 use settle::{Settling, Verdict};
+use standing::Carried;
 use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
@@ -64,6 +67,9 @@ const WATCHES: Duration = Duration::from_millis(20);
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest wait between two failed scans.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
+
+/// How many times [`Settings::settle`] the policies of the standing object hold while nobody can read them.
+const POLICIES_CARRIED: u32 = 10;
 
 /// What the agent needs to know, paths resolved.
 #[derive(Clone, Debug)]
@@ -164,13 +170,15 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
     for problem in scan.problems() {
         warn!("{problem}");
     }
-    let owner = match settings.owner_reference {
-        true => Some(cluster.node_uid(&settings.node).await?),
-        false => None,
-    };
-    let object = object(&settings.node, owner.as_deref(), &topology);
-    cluster.apply(&object).await?;
-    Ok(object)
+    let mut writer = Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference);
+    let mut topology = topology;
+    Carried::only(&writer.start().await?).complete(
+        &mut topology,
+        scan.inventory.config.is_some(),
+        Instant::now(),
+    );
+    writer.write(&topology).await?;
+    Ok(object(&settings.node, None, &topology))
 }
 
 /// A kubelet that has just started cannot answer truly for a moment.
@@ -214,6 +222,11 @@ pub struct Agent {
     triggers: Triggers,
     bucket: Bucket,
     publisher: Publisher,
+    /// The object as it stood before this agent wrote.
+    standing: watch::Receiver<Standing>,
+    /// It is known, and what it says was carried over.
+    knows: bool,
+    carried: Carried,
     ended: EndedPods,
     known: KnownDevices,
     last: Option<Topology>,
@@ -236,8 +249,8 @@ impl Agent {
             true => EndedPods::follow(settings.node.clone(), cluster.clone()),
             false => EndedPods::nobody(),
         };
-        let publisher =
-            Publisher::start(settings.node.clone(), cluster, settings.refresh, settings.owner_reference);
+        let metrics: Arc<Metrics> = Arc::default();
+        let publisher = Publisher::start(&settings, cluster, Arc::clone(&metrics));
         let directories = Directories {
             root: settings.kubelet_dir.clone(),
             device_plugins: settings.device_plugins.clone(),
@@ -249,6 +262,9 @@ impl Agent {
             settling: Settling::new(settings.settle),
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
+            standing: publisher.standing(),
+            knows: false,
+            carried: Carried::new(now, settings.settle * POLICIES_CARRIED),
             publisher,
             ended,
             known: KnownDevices::default(),
@@ -258,7 +274,7 @@ impl Agent {
             failures: 0,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
-            metrics: Arc::default(),
+            metrics,
             settings,
         }
     }
@@ -340,6 +356,7 @@ impl Agent {
         let mut reasons = tokio::select! {
             reasons = self.triggers.next() => reasons,
             () = self.ended.changed() => return Depth::Usage,
+            Ok(()) = self.standing.changed() => return Depth::Usage,
             () = sleep_until(next.at) => return next.depth,
         };
         let cut = Instant::now() + FOLD;
@@ -371,8 +388,16 @@ impl Agent {
             self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
+        if !self.knows_what_stood(now) {
+            // Nothing can be published yet, and what is to be carried over is not known.
+            return Next { at: self.everything_due, depth: Depth::Everything };
+        }
         let known = self.known.after(scan, now);
-        let topology = account(scan, &known, &self.settings.rules);
+        let mut topology = account(scan, &known, &self.settings.rules);
+        let has_config = scan.inventory.config.is_some();
+        if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
+            warn!("{sentence}");
+        }
         self.metrics.accounted(&scan.usage, scan.problems().count(), &topology.findings);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.problems().cloned().chain(findings).collect());
@@ -386,6 +411,18 @@ impl Agent {
             status.trouble = None;
         });
         Next { at: self.everything_due, depth: Depth::Everything }
+    }
+
+    /// Carries over what the standing object says, once that is known; is it?
+    fn knows_what_stood(&mut self, now: Instant) -> bool {
+        let standing = self.standing.borrow();
+        // Once it is known it does not change any more.
+        if !self.knows && standing.is_known() {
+            self.known.carry(standing.devices(), now);
+            self.carried.take(&standing);
+            self.knows = true;
+        }
+        self.knows
     }
 
     /// Publishes an account that differs from the last one in what the object says.

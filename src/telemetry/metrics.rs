@@ -101,6 +101,33 @@ impl Outcome {
     }
 }
 
+/// Why the object was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WriteReason {
+    /// The first write of this process.
+    First,
+    /// The account changed.
+    Change,
+    /// Nothing changed for a long time.
+    Refresh,
+    /// Somebody deleted or edited the object.
+    Repair,
+    /// The object was another manager's, which no longer writes it.
+    Takeover,
+}
+
+impl WriteReason {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Change => "change",
+            Self::Refresh => "refresh",
+            Self::Repair => "repair",
+            Self::Takeover => "takeover",
+        }
+    }
+}
+
 /// Findings that are shown with 0 while there are none.
 const FINDING_KINDS: [&str; 5] =
     ["unpublished_node", "unknown_cpus", "impossible_memory", "overused_memory", "device_on_unknown_node"];
@@ -131,6 +158,10 @@ pub struct Metrics {
     findings: Family<Label<&'static str>, Gauge>,
     problems: Gauge,
     claimed: Family<Label<String>, Gauge>,
+    writes: Family<Label<&'static str>, Counter>,
+    publish_errors: Family<Label<&'static str>, Counter>,
+    foreign_writes: Family<Label<&'static str>, Counter>,
+    events: Family<Label<&'static str>, Counter>,
 }
 
 impl Default for Metrics {
@@ -141,6 +172,10 @@ impl Default for Metrics {
             findings: Family::default(),
             problems: Gauge::default(),
             claimed: Family::default(),
+            writes: Family::default(),
+            publish_errors: Family::default(),
+            foreign_writes: Family::default(),
+            events: Family::default(),
         };
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         let registry = &mut metrics.registry;
@@ -194,6 +229,30 @@ impl Metrics {
         for (driver, devices) in claimed_devices(usage) {
             self.claimed.get_or_create(&[("driver", driver)]).set(devices);
         }
+    }
+
+    /// The API server took a write.
+    pub fn wrote(&self, reason: WriteReason, _took: std::time::Duration) {
+        self.writes.get_or_create(&[("reason", reason.label())]).inc();
+    }
+
+    /// The object in the API server was found equal to the newest account: no write is needed.
+    pub fn agreed(&self) {}
+
+    /// A call to the API server for the object failed.
+    pub fn write_failed(&self, kind: &'static str) {
+        self.publish_errors.get_or_create(&[("kind", kind)]).inc();
+    }
+
+    /// Somebody else wrote our object.
+    pub fn foreign_write(&self, person: bool) {
+        let writer = if person { "person" } else { "manager" };
+        self.foreign_writes.get_or_create(&[("writer", writer)]).inc();
+    }
+
+    /// A Kubernetes Event was posted.
+    pub fn event_posted(&self, reason: &'static str) {
+        self.events.get_or_create(&[("reason", reason)]).inc();
     }
 
     /// Everything, in the OpenMetrics text format.
