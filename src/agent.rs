@@ -30,6 +30,7 @@ use crate::config::{self, Config, EndedPodsSource};
 use crate::kubelet::PodUsage;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
+use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Exclude, Rules, Topology};
 
@@ -236,16 +237,25 @@ impl Agent {
             true => EndedPods::follow(settings.node.clone(), cluster.clone()),
             false => EndedPods::nobody(),
         };
-        let publisher =
-            Publisher::start(settings.node.clone(), cluster, settings.refresh, settings.owner_reference);
+        let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
+        let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
+        let publisher = Publisher::start(
+            settings.node.clone(),
+            cluster,
+            settings.refresh,
+            settings.owner_reference,
+            Arc::clone(&metrics),
+        );
         let directories = Directories {
             root: settings.kubelet_dir.clone(),
             device_plugins: settings.device_plugins.clone(),
             socket: settings.socket.parent().map(PathBuf::from).unwrap_or_default(),
         };
+        let mut scanner = Scanner::new(&settings);
+        scanner.report_to(Arc::clone(&metrics));
         let now = Instant::now();
         Self {
-            scanner: Scanner::new(&settings),
+            scanner,
             settling: Settling::new(settings.settle),
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
@@ -258,7 +268,7 @@ impl Agent {
             failures: 0,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
-            metrics: Arc::default(),
+            metrics,
             settings,
         }
     }
@@ -275,7 +285,7 @@ impl Agent {
         self.publisher.published()
     }
 
-    /// What the agent counts, for whoever serves it.
+    /// What the agent counts, and its health, for whoever serves them.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
@@ -292,6 +302,7 @@ impl Agent {
             () = sleep(WATCHES) => {}
         }
         loop {
+            self.metrics.health().beat();
             let next = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -316,6 +327,7 @@ impl Agent {
         }
         self.scanner.set_terminal(self.ended.now());
         let scan = self.scanner.scan(depth).await;
+        self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
         // A scan that asked for more than a List owes the bucket for it.
         for _ in 1..self.scanner.take_calls() {
@@ -373,7 +385,7 @@ impl Agent {
         }
         let known = self.known.after(scan, now);
         let topology = account(scan, &known, &self.settings.rules);
-        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology.findings);
+        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.problems().cloned().chain(findings).collect());
         if self.failures > 0 {
@@ -397,6 +409,7 @@ impl Agent {
         for line in changes::between(self.last.as_ref(), &topology) {
             info!("{line}");
         }
+        self.metrics.changed(&topology);
         self.publisher.offer(topology.clone());
         self.last = Some(topology);
     }

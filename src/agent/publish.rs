@@ -3,6 +3,7 @@
 //! A task of its own: scans go on while the API server is slow or away, and when it is back only the newest
 //! account goes out, never a queue of old ones.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -13,6 +14,7 @@ use tracing::{debug, info, warn};
 use super::object::object;
 use super::{back_off, jittered};
 use crate::cluster::{Cluster, ClusterError};
+use crate::telemetry::metrics::{Metrics, WriteReason};
 use crate::topology::Topology;
 
 /// How soon to try again after a failed write.
@@ -45,10 +47,27 @@ pub(super) struct Publisher {
 
 impl Publisher {
     /// Starts the task; it has nothing to write yet.
-    pub(super) fn start(node: String, cluster: Cluster, refresh: Duration, owned: bool) -> Self {
+    pub(super) fn start(
+        node: String,
+        cluster: Cluster,
+        refresh: Duration,
+        owned: bool,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let (newest, offers) = watch::channel(None);
         let (report, published) = watch::channel(Published::default());
-        let writer = Writer { node, cluster, refresh, owned, owner: None, offers, report, failures: 0 };
+        let writer = Writer {
+            node,
+            cluster,
+            refresh,
+            owned,
+            owner: None,
+            offers,
+            report,
+            failures: 0,
+            reason: WriteReason::First,
+            metrics,
+        };
         Self { newest: Some(newest), published, task: tokio::spawn(writer.run()) }
     }
 
@@ -94,6 +113,9 @@ struct Writer {
     offers: watch::Receiver<Option<Topology>>,
     report: watch::Sender<Published>,
     failures: u32,
+    /// Of the next write.
+    reason: WriteReason,
+    metrics: Arc<Metrics>,
 }
 
 impl Writer {
@@ -116,8 +138,14 @@ impl Writer {
                 Err(error) => Instant::now() + self.fail(&error),
             };
             tokio::select! {
-                changed = self.offers.changed() => changed.ok()?,
-                () = sleep_until(next) => self.forget_owner_unless_failing(),
+                changed = self.offers.changed() => {
+                    changed.ok()?;
+                    self.because(WriteReason::Change);
+                }
+                () = sleep_until(next) => {
+                    self.forget_owner_unless_failing();
+                    self.because(WriteReason::Refresh);
+                }
             }
             // After a failure a flood of changes must not become a flood of attempts.
             if self.failures > 0 {
@@ -139,6 +167,7 @@ impl Writer {
             info!("publishing works again");
         }
         self.failures = 0;
+        self.metrics.wrote(self.reason, took);
         self.report.send_modify(|report| {
             report.writes += 1;
             report.resource_version = applied.resource_version;
@@ -150,6 +179,7 @@ impl Writer {
 
     /// Says what is wrong, once per sentence; returns how long to wait.
     fn fail(&mut self, error: &ClusterError) -> Duration {
+        self.metrics.write_failed(kind(error));
         let sentence = error.to_string();
         let known = self.report.borrow().trouble.as_ref() == Some(&sentence);
         if !known {
@@ -157,6 +187,13 @@ impl Writer {
             self.report.send_modify(|report| report.trouble = Some(sentence));
         }
         back_off(&mut self.failures, RETRY, RETRY_LIMIT)
+    }
+
+    /// What the next write is for; one that failed is tried again for its own reason.
+    fn because(&mut self, reason: WriteReason) {
+        if self.failures == 0 {
+            self.reason = reason;
+        }
     }
 
     async fn know_owner(&mut self) {
@@ -174,5 +211,20 @@ impl Writer {
         if self.failures == 0 {
             self.owner = None;
         }
+    }
+}
+
+/// The variant, in a word for counters.
+const fn kind(error: &ClusterError) -> &'static str {
+    match error {
+        ClusterError::NoConfig(_) => "no_config",
+        ClusterError::Unreachable { .. } => "unreachable",
+        ClusterError::Deadline { .. } => "deadline",
+        ClusterError::NotUnderstood { .. } => "not_understood",
+        ClusterError::NoCrd => "no_crd",
+        ClusterError::Unauthorized(_) => "unauthorized",
+        ClusterError::Forbidden(_) => "forbidden",
+        ClusterError::NoSuchNode(_) => "no_such_node",
+        ClusterError::Refused { .. } => "refused",
     }
 }
