@@ -31,6 +31,7 @@ use crate::config::{self, Config, EndedPodsSource};
 use crate::kubelet::PodUsage;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
+use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Exclude, Rules, Topology};
 
@@ -249,16 +250,19 @@ impl Agent {
             true => EndedPods::follow(settings.node.clone(), cluster.clone()),
             false => EndedPods::nobody(),
         };
-        let metrics: Arc<Metrics> = Arc::default();
+        let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
+        let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
         let publisher = Publisher::start(&settings, cluster, Arc::clone(&metrics));
         let directories = Directories {
             root: settings.kubelet_dir.clone(),
             device_plugins: settings.device_plugins.clone(),
             socket: settings.socket.parent().map(PathBuf::from).unwrap_or_default(),
         };
+        let mut scanner = Scanner::new(&settings);
+        scanner.report_to(Arc::clone(&metrics));
         let now = Instant::now();
         Self {
-            scanner: Scanner::new(&settings),
+            scanner,
             settling: Settling::new(settings.settle),
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
@@ -291,7 +295,7 @@ impl Agent {
         self.publisher.published()
     }
 
-    /// What the agent counts, for whoever serves it.
+    /// What the agent counts, and its health, for whoever serves them.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
@@ -308,6 +312,7 @@ impl Agent {
             () = sleep(WATCHES) => {}
         }
         loop {
+            self.metrics.health().beat();
             let next = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -332,6 +337,7 @@ impl Agent {
         }
         self.scanner.set_terminal(self.ended.now());
         let scan = self.scanner.scan(depth).await;
+        self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
         // A scan that asked for more than a List owes the bucket for it.
         for _ in 1..self.scanner.take_calls() {
@@ -398,7 +404,7 @@ impl Agent {
         if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
             warn!("{sentence}");
         }
-        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology.findings);
+        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.problems().cloned().chain(findings).collect());
         if self.failures > 0 {
@@ -434,6 +440,7 @@ impl Agent {
         for line in changes::between(self.last.as_ref(), &topology) {
             info!("{line}");
         }
+        self.metrics.changed(&topology);
         self.publisher.offer(topology.clone());
         self.last = Some(topology);
     }
