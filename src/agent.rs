@@ -15,6 +15,7 @@ mod publish;
 mod recording;
 mod scan;
 mod settle;
+mod standing;
 mod triggers;
 
 use std::collections::BTreeSet;
@@ -32,6 +33,7 @@ use crate::config::{self, Config};
 use crate::kubelet::{PodUsage, Usage};
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
+use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Exclude, Rules, Topology};
 
@@ -39,13 +41,15 @@ pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
+pub use standing::Standing;
 
 use bucket::Bucket;
 use known::KnownDevices;
 use pace::Pace;
 use pods::{LINGER, PodSource, PodView};
-use publish::Publisher;
+use publish::{Publisher, Writer};
 use settle::{Settling, Verdict};
+use standing::Carried;
 use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
@@ -72,6 +76,9 @@ const LINGERING_LIMIT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest wait between two failed scans.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
+
+/// How many times [`Settings::settle`] the policies of the standing object hold while nobody can read them.
+const POLICIES_CARRIED: u32 = 10;
 
 /// What the agent needs to know, paths resolved.
 #[derive(Clone, Debug)]
@@ -175,13 +182,15 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
     for problem in scan.problems() {
         warn!("{problem}");
     }
-    let owner = match settings.owner_reference {
-        true => Some(cluster.node_uid(&settings.node).await?),
-        false => None,
-    };
-    let object = object(&settings.node, owner.as_deref(), &topology);
-    cluster.apply(&object).await?;
-    Ok(object)
+    let mut writer = Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference);
+    let mut topology = topology;
+    Carried::only(&writer.start().await?).complete(
+        &mut topology,
+        scan.inventory.config.is_some(),
+        Instant::now(),
+    );
+    writer.write(&topology).await?;
+    Ok(object(&settings.node, None, &topology))
 }
 
 /// A kubelet that has just started cannot answer truly for a moment.
@@ -230,6 +239,11 @@ pub struct Agent {
     pace: Pace,
     /// How often in a row the List still showed a pod that is gone.
     lingering: u32,
+    /// The object as it stood before this agent wrote.
+    standing: watch::Receiver<Standing>,
+    /// It is known, and what it says was carried over.
+    knows: bool,
+    carried: Carried,
     known: KnownDevices,
     last: Option<Topology>,
     /// Pods that were given time to be admitted completely.
@@ -251,20 +265,26 @@ impl Agent {
             true => PodSource::follow(settings.node.clone(), cluster.clone()),
             false => PodSource::none(),
         };
-        let publisher =
-            Publisher::start(settings.node.clone(), cluster, settings.refresh, settings.owner_reference);
+        let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
+        let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
+        let publisher = Publisher::start(&settings, cluster, Arc::clone(&metrics));
         let directories = Directories {
             root: settings.kubelet_dir.clone(),
             device_plugins: settings.device_plugins.clone(),
             socket: settings.socket.parent().map(PathBuf::from).unwrap_or_default(),
             notify: settings.notify_file.clone(),
         };
+        let mut scanner = Scanner::new(&settings);
+        scanner.report_to(Arc::clone(&metrics));
         let now = Instant::now();
         Self {
-            scanner: Scanner::new(&settings),
+            scanner,
             settling: Settling::new(settings.settle),
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
+            standing: publisher.standing(),
+            knows: false,
+            carried: Carried::new(now, settings.settle * POLICIES_CARRIED),
             publisher,
             pods,
             view: PodView::default(),
@@ -277,7 +297,7 @@ impl Agent {
             failures: 0,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
-            metrics: Arc::default(),
+            metrics,
             settings,
         }
     }
@@ -294,7 +314,7 @@ impl Agent {
         self.publisher.published()
     }
 
-    /// What the agent counts, for whoever serves it.
+    /// What the agent counts, and its health, for whoever serves them.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
@@ -311,6 +331,7 @@ impl Agent {
             () = sleep(WATCHES) => {}
         }
         loop {
+            self.metrics.health().beat();
             let next = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -336,6 +357,7 @@ impl Agent {
         self.view = self.pods.now();
         self.scanner.set_terminal(Arc::clone(&self.view.terminal));
         let scan = self.scanner.scan(depth).await;
+        self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
         // A scan that asked for more than a List owes the bucket for it.
         for _ in 1..self.scanner.take_calls() {
@@ -364,6 +386,7 @@ impl Agent {
         let mut reasons = tokio::select! {
             reasons = self.triggers.next() => reasons,
             () = self.pods.changed() => return Depth::Usage,
+            Ok(()) = self.standing.changed() => return Depth::Usage,
             () = sleep_until(next.at) => return next.depth,
         };
         self.pace.stir(Instant::now());
@@ -396,9 +419,17 @@ impl Agent {
             self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
+        if !self.knows_what_stood(now) {
+            // Nothing can be published yet, and what is to be carried over is not known.
+            return Next { at: self.everything_due, depth: Depth::Everything };
+        }
         let known = self.known.after(scan, now);
-        let topology = account(scan, &known, &self.settings.rules);
-        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology.findings);
+        let mut topology = account(scan, &known, &self.settings.rules);
+        let has_config = scan.inventory.config.is_some();
+        if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
+            warn!("{sentence}");
+        }
+        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.problems().cloned().chain(findings).collect());
         if self.failures > 0 {
@@ -441,6 +472,18 @@ impl Agent {
         !self.view.gone.is_empty() && usage.pods.iter().filter(gone).any(PodUsage::holds_anything)
     }
 
+    /// Carries over what the standing object says, once that is known; is it?
+    fn knows_what_stood(&mut self, now: Instant) -> bool {
+        let standing = self.standing.borrow();
+        // Once it is known it does not change any more.
+        if !self.knows && standing.is_known() {
+            self.known.carry(standing.devices(), now);
+            self.carried.take(&standing);
+            self.knows = true;
+        }
+        self.knows
+    }
+
     /// Publishes an account that differs from the last one in what the object says.
     fn offer(&mut self, topology: Topology) {
         let same = |last: &Topology| last.zones == topology.zones && last.attributes == topology.attributes;
@@ -451,6 +494,7 @@ impl Agent {
             info!("{line}");
         }
         self.pace.stir(Instant::now());
+        self.metrics.changed(&topology);
         self.publisher.offer(topology.clone());
         self.last = Some(topology);
     }
