@@ -226,6 +226,9 @@ pub struct Agent {
     /// When everything has to be read again, whatever happens in between.
     everything_due: Instant,
     status: watch::Sender<Status>,
+    /// How to draw up accounts from now on.
+    rules: watch::Sender<Rules>,
+    new_rules: watch::Receiver<Rules>,
     metrics: Arc<Metrics>,
 }
 
@@ -253,6 +256,7 @@ impl Agent {
         };
         let mut scanner = Scanner::new(&settings);
         scanner.report_to(Arc::clone(&metrics));
+        let (rules, new_rules) = watch::channel(settings.rules.clone());
         let now = Instant::now();
         Self {
             scanner,
@@ -268,6 +272,8 @@ impl Agent {
             failures: 0,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
+            rules,
+            new_rules,
             metrics,
             settings,
         }
@@ -283,6 +289,12 @@ impl Agent {
     #[must_use]
     pub fn published(&self) -> watch::Receiver<Published> {
         self.publisher.published()
+    }
+
+    /// Takes other rules than those of the settings, at any time.
+    #[must_use]
+    pub fn rules(&self) -> watch::Sender<Rules> {
+        self.rules.clone()
     }
 
     /// What the agent counts, and its health, for whoever serves them.
@@ -352,6 +364,7 @@ impl Agent {
         let mut reasons = tokio::select! {
             reasons = self.triggers.next() => reasons,
             () = self.ended.changed() => return Depth::Usage,
+            Ok(()) = self.new_rules.changed() => return Depth::Usage,
             () = sleep_until(next.at) => return next.depth,
         };
         let cut = Instant::now() + FOLD;
@@ -384,7 +397,7 @@ impl Agent {
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
         let known = self.known.after(scan, now);
-        let topology = account(scan, &known, &self.settings.rules);
+        let topology = account(scan, &known, &self.rules.borrow());
         self.metrics.accounted(&scan.usage, scan.problems().count(), &topology);
         let findings = topology.findings.iter().map(ToString::to_string);
         self.tell(scan.problems().cloned().chain(findings).collect());

@@ -6,8 +6,11 @@
 mod agent;
 mod client;
 mod demo;
+mod health;
 mod metrics;
+mod reload;
 mod snapshot;
 mod support;
+mod tls;
 mod truth;
 mod walk;
