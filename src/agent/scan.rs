@@ -48,8 +48,11 @@ pub struct Scan {
     pub connection: Connection,
 }
 
-/// Namespace and name of pods that have ended.
-pub type Terminal = Arc<BTreeSet<(String, String)>>;
+/// Namespace and name of a pod.
+pub type PodName = (String, String);
+
+/// Pods that have ended.
+pub type Terminal = Arc<BTreeSet<PodName>>;
 
 /// How much of the node to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,6 +8,7 @@ mod client;
 mod demo;
 mod health;
 mod metrics;
+mod publisher;
 mod reload;
 mod snapshot;
 mod support;
