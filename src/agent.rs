@@ -264,6 +264,9 @@ pub struct Agent {
     /// When everything has to be read again, whatever happens in between.
     everything_due: Instant,
     status: watch::Sender<Status>,
+    /// How to draw up accounts from now on.
+    rules: watch::Sender<Rules>,
+    new_rules: watch::Receiver<Rules>,
     metrics: Arc<Metrics>,
 }
 
@@ -286,6 +289,7 @@ impl Agent {
         };
         let mut scanner = Scanner::new(&settings);
         scanner.report_to(Arc::clone(&metrics));
+        let (rules, new_rules) = watch::channel(settings.rules.clone());
         let now = Instant::now();
         Self {
             scanner,
@@ -311,6 +315,8 @@ impl Agent {
             failures: 0,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
+            rules,
+            new_rules,
             metrics,
             settings,
         }
@@ -326,6 +332,12 @@ impl Agent {
     #[must_use]
     pub fn published(&self) -> watch::Receiver<Published> {
         self.publisher.published()
+    }
+
+    /// Takes other rules than those of the settings, at any time.
+    #[must_use]
+    pub fn rules(&self) -> watch::Sender<Rules> {
+        self.rules.clone()
     }
 
     /// What the agent counts, and its health, for whoever serves them.
@@ -407,6 +419,7 @@ impl Agent {
         let mut reasons = tokio::select! {
             reasons = self.triggers.next() => reasons,
             () = self.pods.changed() => return Depth::Usage,
+            Ok(()) = self.new_rules.changed() => return Depth::Usage,
             Ok(()) = self.standing.changed() => return Depth::Usage,
             () = sleep_until(next.at) => return next.depth,
         };
@@ -453,7 +466,7 @@ impl Agent {
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
         let known = self.known.after(&scan, now);
-        let mut topology = account(&scan, &known, &self.settings.rules);
+        let mut topology = account(&scan, &known, &self.rules.borrow());
         let nobody_holds = !scan.usage.pods.iter().any(PodUsage::holds_anything);
         let bound = self.settings.settle * if nobody_holds { PATIENCE } else { 1 };
         if let Some(reason) = self.promise.doubt(&topology, now, bound) {
