@@ -71,6 +71,21 @@ pub(crate) async fn expected(node: &RealNode) -> Result<Expected> {
     Ok(expected)
 }
 
+/// The most that may be free while some pods end: the truth now, but for these, whose end nobody can foresee to the
+/// moment.
+pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> Result<Expected> {
+    let mut pods = node.pods().await?;
+    State::read(node, &pods)?.speaks_of_every_running_pod(&pods)?;
+    pods.retain(|pod| !ending.contains(&pod.name_any()));
+    let state = State::read(node, &pods)?;
+    let mut zones = Zones::new();
+    for numa in node.machine().nodes.iter().filter(|numa| numa.id <= HIGHEST_ZONE) {
+        zones.insert(zone_name(numa.id), state.zone(numa)?);
+    }
+    fill_gaps(&mut zones, node.machine());
+    Ok(Expected { groups: state.take_memory(&mut zones)?, zones })
+}
+
 /// Devices that living pods hold: resource and id.
 pub(crate) async fn devices_in_use(node: &RealNode) -> Result<BTreeSet<(String, String)>> {
     let pods = node.pods().await?;
@@ -137,6 +152,17 @@ impl Expected {
                 found.push(format!("{zone} {name} {part}: expected {want}, published {have}"));
             }
         }
+    }
+
+    /// What is free here or there.
+    pub(crate) fn or(mut self, other: &Self) -> Self {
+        for (zone, resources) in &mut self.zones {
+            for (name, figures) in resources {
+                let there = other.zones.get(zone).and_then(|resources| resources.get(name));
+                figures.available = figures.available.max(there.map_or(0, |figures| figures.available));
+            }
+        }
+        self
     }
 
     /// Where a published object promises more than there is: what a scheduler would be misled by.
