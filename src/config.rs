@@ -31,6 +31,8 @@ pub struct Config {
     pub kubelet: Kubelet,
     /// When to look.
     pub scan: Scan,
+    /// Who tells about pods.
+    pub pods: Pods,
     /// Where and how to write.
     pub publish: Publish,
     /// What zones look like.
@@ -79,19 +81,29 @@ pub struct Scan {
     pub poll: Period,
     /// How long the last good object may stay after a kubelet restart.
     pub settle: Period,
-    /// Who says which pods have ended, where the kubelet lists these too.
-    pub ended_pods: EndedPodsSource,
+    /// A file that somebody touches when it is time to look.
+    pub notify_file: Option<PathBuf>,
 }
 
-/// Who says which pods have ended. Kubelets before 1.34 list these too.
+/// Who tells about pods what the kubelet's List does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum EndedPodsSource {
-    /// The API server, if the kubelet is one of these.
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Pods {
+    /// Whom to ask.
+    pub source: PodSource,
+}
+
+/// Whom to ask about pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PodSource {
+    /// Whoever can tell: the API server.
     #[default]
     Auto,
-    /// Nobody: an ended pod holds what the kubelet lists for it.
-    Off,
+    /// The API server.
+    ApiServer,
+    /// Nobody.
+    None,
 }
 
 /// Where and how to write.
@@ -183,9 +195,13 @@ pub const DOCS: &[(&str, &str)] = &[
         "How long the last good object may stay after a kubelet restart, until known pods are back.",
     ),
     (
-        "scan.endedPods",
-        "auto or off. Kubelets before 1.34 list pods that have ended, with what they gave back: auto watches these pods \
-         in the API server (pods list, watch) and lets them hold nothing.",
+        "scan.notifyFile",
+        "A file that somebody, such as a hook of the container runtime, touches when it is time to look. Not set: none",
+    ),
+    (
+        "pods.source",
+        "Who tells that a pod is gone or has ended: auto, apiServer (a watch of this node's pods: pods list, watch) or \
+         none. auto is apiServer.",
     ),
     (
         "publish.kubeconfig",
@@ -229,7 +245,7 @@ impl Default for Kubelet {
 
 impl Default for Scan {
     fn default() -> Self {
-        Self { poll: Period::seconds(5), settle: Period::seconds(30), ended_pods: EndedPodsSource::default() }
+        Self { poll: Period::seconds(5), settle: Period::seconds(30), notify_file: None }
     }
 }
 

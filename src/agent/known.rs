@@ -25,6 +25,14 @@ pub(super) struct KnownDevices {
 }
 
 impl KnownDevices {
+    /// Takes in what the object listed before this agent started: its zones go on listing it.
+    pub(super) fn carry(&mut self, names: BTreeSet<String>, now: Instant) {
+        for name in names {
+            self.absent.entry(name).or_insert(Some(now));
+        }
+        self.forget_the_oldest();
+    }
+
     /// Takes a scan in and returns the resources that every zone lists: those of the scan, and those that vanished a
     /// while ago.
     pub(super) fn after(&mut self, scan: &Scan, now: Instant) -> BTreeSet<String> {

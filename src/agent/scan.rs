@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::Settings;
 use crate::kubelet::{
     Allocatable, Api, Client, ClientError, Connection, KubeletConfig, ManagerState, PodUsage, StatePaths,
     StateReader, Usage, read_config,
 };
 use crate::machine::{self, HostRoots, Machine, MachineError};
+use crate::telemetry::metrics::Metrics;
 use crate::topology::{self, Links};
 
 /// How often a scan starts over when the kubelet restarts in its middle.
@@ -45,8 +48,11 @@ pub struct Scan {
     pub connection: Connection,
 }
 
-/// Namespace and name of pods that have ended.
-pub type Terminal = Arc<BTreeSet<(String, String)>>;
+/// Namespace and name of a pod.
+pub type PodName = (String, String);
+
+/// Pods that have ended.
+pub type Terminal = Arc<BTreeSet<PodName>>;
 
 /// How much of the node to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,6 +104,7 @@ pub struct Scanner {
     books: StateReader,
     terminal: Terminal,
     calls: u32,
+    metrics: Option<Arc<Metrics>>,
 }
 
 impl Scan {
@@ -123,6 +130,19 @@ impl Scanner {
             books: StateReader::new(StatePaths::new(&settings.kubelet_dir, &settings.device_plugins)),
             terminal: Terminal::default(),
             calls: 0,
+            metrics: None,
+        }
+    }
+
+    /// Counts calls from now on.
+    pub(super) fn report_to(&mut self, metrics: Arc<Metrics>) {
+        self.metrics = Some(metrics);
+    }
+
+    /// A call that began at `start` ended.
+    fn called<T>(&self, call: &'static str, start: Instant, answer: &Result<T, ClientError>) {
+        if let Some(metrics) = &self.metrics {
+            metrics.called(call, start.elapsed(), answer.as_ref().err());
         }
     }
 
@@ -145,7 +165,10 @@ impl Scanner {
         self.due = self.due.max(depth);
         for _ in 0..ATTEMPTS {
             self.calls += 1;
-            let (usage, api, connection) = self.client.list().await?;
+            let start = Instant::now();
+            let answer = self.client.list().await;
+            self.called("List", start, &answer);
+            let (usage, api, connection) = answer?;
             if api != Api::V1 {
                 return Err(ScanError::DevicesOnly);
             }
@@ -201,7 +224,10 @@ impl Scanner {
         usage: &Usage,
     ) -> Result<Connection, ScanError> {
         self.calls += 1;
-        let (allocatable, connection) = self.client.allocatable().await?;
+        let start = Instant::now();
+        let answer = self.client.allocatable().await;
+        self.called("GetAllocatableResources", start, &answer);
+        let (allocatable, connection) = answer?;
         let inventory = match known.filter(|_| self.due < Depth::Everything) {
             Some(known) => Inventory {
                 machine: Arc::clone(&known.machine),

@@ -40,6 +40,9 @@ pub(super) struct SettingsArgs {
     /// How often to look when nothing seems to happen [key: scan.poll]
     #[arg(long, value_name = "TIME")]
     poll: Option<String>,
+    /// A file that somebody touches when it is time to look [key: scan.notifyFile]
+    #[arg(long, value_name = "FILE")]
+    notify_file: Option<String>,
     /// error, warn, info, debug or trace [key: log.level]
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
@@ -68,6 +71,7 @@ impl SettingsArgs {
             kubelet_config,
             kubeconfig,
             poll,
+            notify_file,
             log_level,
             log_format,
             metrics_address,
@@ -89,6 +93,7 @@ impl SettingsArgs {
             ("--kubelet-config", "kubelet.configFile", kubelet_config),
             ("--kubeconfig", "publish.kubeconfig", kubeconfig),
             ("--poll", "scan.poll", poll),
+            ("--notify-file", "scan.notifyFile", notify_file),
             ("--log-level", "log.level", log_level),
             ("--log-format", "log.format", log_format),
             ("--metrics-address", "metrics.address", metrics_address),

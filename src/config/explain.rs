@@ -72,12 +72,21 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "scan.endedPods",
+        "scan.notifyFile",
         &[
-            "auto: the agent must be allowed to list and watch pods, but does so only where the kubelet is older than \
-           1.34, and only for this node's pods that have ended.",
-            "off: on such a kubelet a Completed pod seems to hold its memory and devices until the next pod is admitted, \
-           and the scheduler plugin may never send that pod.",
+            "Its directory is watched, and the file need not exist: that it is created, written or touched makes the agent \
+             look at once. Its content is never read. When the touch fails, say on a full disk, the poll finds the change.",
+        ],
+    ),
+    (
+        "pods.source",
+        &[
+            "auto, apiServer: the agent must be allowed to list and watch pods. It sees a release within milliseconds, and \
+             on kubelets before 1.34, whose List names pods that have ended, it knows that these hold nothing. Without that \
+             permission it says so and goes on as with none.",
+            "none: releases are looked for by a List about once a second, less often on a node where that would cost more \
+             than a thousandth of a core. On a kubelet before 1.34 a Completed pod seems to hold its memory and devices \
+             until the next pod is admitted, and the scheduler plugin may never send that pod.",
         ],
     ),
     (
@@ -167,7 +176,7 @@ mod tests {
     fn a_key_a_section_or_everything_is_explained() {
         let keys = |key| explain(key).unwrap().iter().map(|e| e.key).collect::<Vec<_>>();
         assert_eq!(keys(Some("zones.fillers")), ["zones.fillers"]);
-        assert_eq!(keys(Some("scan")), ["scan.poll", "scan.settle", "scan.endedPods"]);
+        assert_eq!(keys(Some("scan")), ["scan.poll", "scan.settle", "scan.notifyFile"]);
         assert_eq!(keys(None).len(), DOCS.len());
         assert_eq!(explain(Some("scan.settle")).unwrap()[0].default, "30s");
         assert_eq!(explain(Some("host.sys")).unwrap()[0].default, Value::Null);

@@ -169,6 +169,41 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// What [`ClientError::kind`] says of calls that the agent makes.
+    pub const KINDS: [&str; 11] = [
+        "no_socket",
+        "refused",
+        "connect",
+        "not_grpc",
+        "silent",
+        "deadline",
+        "rate_limited",
+        "too_large",
+        "unsupported",
+        "lost",
+        "status",
+    ];
+
+    /// The variant, in a word for counters.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::NoSocket(_) => "no_socket",
+            Self::Refused(_) => "refused",
+            Self::Connect { .. } => "connect",
+            Self::NotGrpc { .. } => "not_grpc",
+            Self::Silent { .. } => "silent",
+            Self::Deadline { .. } => "deadline",
+            Self::RateLimited(_) => "rate_limited",
+            Self::TooLarge { .. } => "too_large",
+            Self::Unsupported { .. } => "unsupported",
+            Self::GetDisabled => "get_disabled",
+            Self::NoSuchPod(_) => "no_such_pod",
+            Self::Lost { .. } => "lost",
+            Self::Status { .. } => "status",
+        }
+    }
+
     /// Is another attempt on a new connection worth while? A kubelet that was ending may have taken the first.
     fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::NotGrpc { .. })

@@ -7,6 +7,7 @@ mod agent;
 mod client;
 mod demo;
 mod metrics;
+mod publisher;
 mod snapshot;
 mod support;
 mod truth;

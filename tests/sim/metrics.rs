@@ -49,10 +49,10 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
     let agent = Agent::new(Settings::from_config(&config), cluster);
     let scraped = Server::start(ANYWHERE, Endpoints { metrics: agent.metrics() }).await.unwrap();
     let agent = tokio::spawn(agent.run(std::future::pending()));
-    let accounted = r#"numacast_scans_total{outcome="accounted"}"#;
+    let first = r#"numacast_writes_total{reason="first"}"#;
     let answer = loop {
         let answer = get(scraped.address(), "/metrics").await;
-        if value(&answer, accounted).unwrap() > 0 {
+        if value(&answer, first).unwrap() > 0 {
             break answer;
         }
         assert!(!agent.is_finished(), "the agent has ended");
@@ -62,6 +62,16 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
     assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"));
     assert!(answer.ends_with("# EOF\n"), "{answer}");
     assert_eq!(value(&answer, r#"numacast_scans_total{outcome="failed"}"#), Some(2));
+    assert_eq!(value(&answer, r#"numacast_kubelet_errors_total{kind="rate_limited"}"#), Some(2));
+    let calls = |call: &str| {
+        value(&answer, &format!("numacast_kubelet_call_duration_seconds_count{{call=\"{call}\"}}")).unwrap()
+    };
+    assert!(calls("List") >= 3 && calls("GetAllocatableResources") >= 1);
+    assert!(value(&answer, "numacast_scan_duration_seconds_count").unwrap() >= 3);
+    assert!(value(&answer, "numacast_publish_duration_seconds_count").unwrap() >= 1);
+    let zone = r#"{zone="node-1",resource="cpu"}"#;
+    assert_eq!(value(&answer, &format!("numacast_zone_capacity{zone}")), Some(8));
+    assert_eq!(value(&answer, &format!("numacast_zone_available{zone}")), Some(7), "one is reserved");
     assert_eq!(value(&answer, "numacast_inventory_problems"), Some(1));
     // The kubelet goes on naming the CPUs that the broken file hides.
     assert_eq!(value(&answer, r#"numacast_findings{kind="unknown_cpus"}"#), Some(1));
