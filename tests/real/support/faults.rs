@@ -401,7 +401,7 @@ impl Faults {
     }
 
     async fn restart_kubelet(&mut self, how: Stop, lose_directory: bool, plan: &Plan) -> Result<()> {
-        self.node.stop_kubelet(how)?;
+        self.end_kubelet(how).await?;
         if lose_directory {
             self.node.recreate_pod_resources_dir()?;
         }
@@ -411,9 +411,25 @@ impl Faults {
         self.node.kubelet_is_ready().await
     }
 
+    /// Ends the kubelet at any moment but one: between two steps of its own bookkeeping, after which it never starts
+    /// again.
+    async fn end_kubelet(&mut self, how: Stop) -> Result<()> {
+        self.linger(0..60).await;
+        until("the kubelet's books are whole", async || {
+            self.node.signal_kubelet("STOP")?;
+            let whole = oracle::books_are_whole(&self.node);
+            if whole.is_err() || matches!(how, Stop::Term) {
+                self.node.signal_kubelet("CONT")?;
+            }
+            whole
+        })
+        .await?;
+        self.node.stop_kubelet(how)
+    }
+
     /// The kubelet starts first: it has all but its pods, for as long as it waits for the API server.
     async fn restart_both(&mut self) -> Result<()> {
-        self.node.stop_kubelet(Stop::Kill)?;
+        self.end_kubelet(Stop::Kill).await?;
         self.cluster.kill_api_server()?;
         self.node.launch_kubelet()?;
         self.linger(500..2500).await;
@@ -424,7 +440,7 @@ impl Faults {
     /// Another Node of the same name. No garbage collector runs here: the object stays, owned by one that is gone.
     async fn make_the_node_anew(&mut self, plan: &Plan) -> Result<()> {
         let nodes = Api::<Node>::all(self.cluster.client());
-        self.node.stop_kubelet(Stop::Term)?;
+        self.end_kubelet(Stop::Term).await?;
         nodes.delete(self.node.name(), &DeleteParams::default()).await.map(drop)?;
         self.change(plan, When::During).await?;
         self.linger(0..1000).await;

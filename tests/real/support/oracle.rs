@@ -86,6 +86,30 @@ pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> 
     Ok(Expected { groups: state.take_memory(&mut zones)?, zones })
 }
 
+/// Whether a kubelet that starts now would take its own books: it writes them in several steps, and one that was
+/// killed between two of them refuses to start until somebody removes them.
+pub(crate) fn books_are_whole(node: &RealNode) -> Result<()> {
+    let dir = node.kubelet_dir();
+    let cpus: CpuState = read_json(&dir.join("cpu_manager_state"))?;
+    let mut known = cpu_list(&cpus.default_cpu_set)?;
+    for list in cpus.entries.values().flat_map(BTreeMap::values) {
+        known.extend(cpu_list(list)?);
+    }
+    let online: BTreeSet<u16> = node.machine().nodes.iter().flat_map(|numa| numa.cpus.iter()).collect();
+    ensure!(known == online, "the books have CPUs {known:?} of {online:?}");
+    let memory: MemoryState = read_json(&dir.join("memory_manager_state"))?;
+    let mut lent = BTreeMap::<&String, u64>::new();
+    for block in memory.entries.values().flat_map(BTreeMap::values).flatten() {
+        *lent.entry(&block.kind).or_default() += block.size;
+    }
+    for (kind, lent) in lent {
+        let figures = || memory.machine_state.values().filter_map(|node| node.memory_map.get(kind));
+        let missing: u64 = figures().map(|figures| figures.allocatable.saturating_sub(figures.free)).sum();
+        ensure!(missing == lent, "{lent} of {kind} are lent, and {missing} missing");
+    }
+    Ok(())
+}
+
 /// Devices that living pods hold: resource and id.
 pub(crate) async fn devices_in_use(node: &RealNode) -> Result<BTreeSet<(String, String)>> {
     let pods = node.pods().await?;
