@@ -378,20 +378,26 @@ async fn boot(world: &World, rng: &mut Rng) -> Result<(), String> {
     Ok(())
 }
 
+/// Its managers, its pods and its device plugins are back, in any order; then it admits pods again.
 async fn be_ready(world: &World, rng: &mut Rng) -> Result<(), String> {
     let kubelet = &world.node.kubelet;
-    kubelet.set_ready(true, false);
-    world.note("its managers are ready".to_owned());
-    pause(rng, 300).await;
-    kubelet.set_ready(true, true);
-    world.kubelet.set(Kubelet::Up);
-    world.note("it knows its pods".to_owned());
-    let mut resources = ["example.com/nic", "example.com/bridge"];
-    rng.shuffle(&mut resources);
-    for resource in resources {
+    let mut parts = ["managers", "pods", "example.com/nic", "example.com/bridge"];
+    // The managers mostly come first.
+    let first = usize::from(rng.u8(0..3) > 0);
+    rng.shuffle(&mut parts[first..]);
+    let (mut managers, mut pods) = (false, false);
+    for part in parts {
         pause(rng, 300).await;
-        kubelet.register_plugin(resource, true);
-        world.note(format!("{resource} registers"));
+        match part {
+            "managers" => managers = true,
+            "pods" => pods = true,
+            resource => drop(kubelet.register_plugin(resource, true)),
+        }
+        kubelet.set_ready(managers, pods);
+        world.note(format!("{part}: back"));
+        if managers && pods {
+            world.kubelet.set(Kubelet::Up);
+        }
     }
     Ok(())
 }
