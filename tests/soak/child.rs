@@ -1,5 +1,6 @@
 //! The agent as a process of its own on a simulated node, and what `/proc` says about it.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -55,6 +56,7 @@ impl Running {
             .arg(node.directory().join("kubeconfig"))
             .args(more)
             .stdin(Stdio::null())
+            .stderr(File::create(node.directory().join("agent.log"))?)
             .kill_on_drop(true);
         let child = command.spawn().with_context(|| binary.display().to_string())?;
         let pid = child.id().context("the agent has ended at once")?;
@@ -68,7 +70,13 @@ impl Running {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
-                bail!("the agent has ended: {status}");
+                let log =
+                    std::fs::read_to_string(self.node.directory().join("agent.log")).unwrap_or_default();
+                let last: Vec<&str> = log.lines().rev().take(10).collect();
+                bail!(
+                    "the agent has ended: {status}\n{}",
+                    last.into_iter().rev().collect::<Vec<_>>().join("\n")
+                );
             }
             let differences = self.differences();
             if differences.is_empty() {
@@ -86,6 +94,11 @@ impl Running {
             Some(object) => self.node.kubelet.expected().differences(&object, Split::PerNode),
             None => vec!["there is no object".to_owned()],
         }
+    }
+
+    /// For signals.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
 
     fn proc(&self, name: &str) -> PathBuf {

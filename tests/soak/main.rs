@@ -1,4 +1,5 @@
-//! The real binary under load for a long time, run by hand: `make soak`.
+//! The real binary under load for a long time, run by hand: `make soak`. Optimised, since the kubelet and the API server in
+//! this process have as much to do as the agent.
 //!
 //! - `changes`: a million changes on a simulated node with a simulated API server, as fast as the agent's budget of Lists
 //!   lets it fold them; the object must go on being true, and memory, descriptors and threads must not grow.
