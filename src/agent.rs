@@ -6,13 +6,16 @@
 
 mod bucket;
 mod changes;
-mod ended;
+mod hotplug;
 mod known;
 mod object;
+mod pace;
+mod pods;
 mod publish;
 mod recording;
 mod scan;
 mod settle;
+mod standing;
 mod triggers;
 
 use std::collections::BTreeSet;
@@ -26,23 +29,28 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::config::{self, Config, EndedPodsSource};
-use crate::kubelet::PodUsage;
+use crate::config::{self, Config};
+use crate::kubelet::{PodUsage, Usage};
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
+use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Exclude, Rules, Topology};
 
 pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
-pub use scan::{Depth, Inventory, Scan, ScanError, Scanner, Terminal};
+pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
+pub use standing::Standing;
 
 use bucket::Bucket;
-use ended::EndedPods;
+use changes::Footprints;
 use known::KnownDevices;
-use publish::Publisher;
-use settle::{Settling, Verdict};
+use pace::Pace;
+use pods::{LINGER, PodSource, PodView};
+use publish::{Publisher, Writer};
+use settle::{PATIENCE, Settling, Verdict};
+use standing::{Carried, Promise};
 use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
@@ -60,10 +68,21 @@ const FOLD: Duration = Duration::from_millis(10);
 /// How long the first scan waits for the watches on the kubelet's directories, which are set at once if at all.
 const WATCHES: Duration = Duration::from_millis(20);
 
+/// How soon to look again when the List still shows a pod that is gone.
+const LINGERING: Duration = Duration::from_millis(10);
+/// The longest wait between two such looks.
+const LINGERING_LIMIT: Duration = Duration::from_secs(1);
+
+/// An API server that takes longer than this to tell what it has of our object was away.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
 /// How soon to look again after a scan failed or the kubelet was not ready.
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest wait between two failed scans.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
+
+/// How many times [`Settings::settle`] the policies of the standing object hold while nobody can read them.
+const POLICIES_CARRIED: u32 = 10;
 
 /// What the agent needs to know, paths resolved.
 #[derive(Clone, Debug)]
@@ -90,8 +109,10 @@ pub struct Settings {
     pub refresh: Duration,
     /// Make the Node own the object.
     pub owner_reference: bool,
-    /// Ask the API server which pods have ended, where the kubelet lists these too.
-    pub watch_ended_pods: bool,
+    /// Ask the API server which pods are gone and which have ended.
+    pub watch_pods: bool,
+    /// A file that somebody touches when it is time to look.
+    pub notify_file: Option<PathBuf>,
     /// How to draw up the account.
     pub rules: Rules,
 }
@@ -118,7 +139,8 @@ impl Settings {
             settle: config.scan.settle.get(),
             refresh: config.publish.refresh.get(),
             owner_reference: config.publish.owner_reference,
-            watch_ended_pods: config.scan.ended_pods == EndedPodsSource::Auto,
+            watch_pods: config.pods.source != config::PodSource::None,
+            notify_file: config.scan.notify_file,
             rules,
         }
     }
@@ -164,18 +186,20 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
     for problem in scan.problems() {
         warn!("{problem}");
     }
-    let owner = match settings.owner_reference {
-        true => Some(cluster.node_uid(&settings.node).await?),
-        false => None,
-    };
-    let object = object(&settings.node, owner.as_deref(), &topology);
-    cluster.apply(&object).await?;
-    Ok(object)
+    let mut writer = Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference);
+    let mut topology = topology;
+    Carried::only(&writer.start().await?).complete(
+        &mut topology,
+        scan.inventory.config.is_some(),
+        Instant::now(),
+    );
+    writer.write(&topology).await?;
+    Ok(object(&settings.node, None, &topology))
 }
 
 /// A kubelet that has just started cannot answer truly for a moment.
 async fn scan_when_ready(scanner: &mut Scanner, settings: &Settings) -> Result<Scan, ScanError> {
-    let mut settling = Settling::new(settings.settle);
+    let mut settling = Settling::new(&settings.node, settings.settle);
     loop {
         let scan = scanner.scan(Depth::Everything).await?;
         let Verdict::Wait(reason) = settling.judge(&scan, Instant::now(), false) else { return Ok(scan) };
@@ -214,17 +238,35 @@ pub struct Agent {
     triggers: Triggers,
     bucket: Bucket,
     publisher: Publisher,
-    ended: EndedPods,
+    pods: PodSource,
+    view: PodView,
+    pace: Pace,
+    /// How often in a row the List still showed a pod that is gone.
+    lingering: u32,
+    /// The object as it stood before this agent wrote.
+    standing: watch::Receiver<Standing>,
+    /// It is known, and what it says was carried over.
+    knows: bool,
+    carried: Carried,
+    promise: Promise,
+    /// The API server, from which the kubelet has its pods, did not answer just now.
+    cut_off: bool,
+    /// For asking whether it answers.
+    cluster: Cluster,
+    started: Instant,
     known: KnownDevices,
-    last: Option<Topology>,
+    last: Option<(Topology, Footprints)>,
     /// Pods that were given time to be admitted completely.
-    waited_for: BTreeSet<(String, String)>,
+    waited_for: BTreeSet<PodName>,
     /// What was told in the turn before.
     told: BTreeSet<String>,
     failures: u32,
     /// When everything has to be read again, whatever happens in between.
     everything_due: Instant,
     status: watch::Sender<Status>,
+    /// How to draw up accounts from now on.
+    rules: watch::Sender<Rules>,
+    new_rules: watch::Receiver<Rules>,
     metrics: Arc<Metrics>,
 }
 
@@ -232,25 +274,40 @@ impl Agent {
     /// An agent for this node and cluster. It starts with [`Agent::run`].
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
-        let ended = match settings.watch_ended_pods {
-            true => EndedPods::follow(settings.node.clone(), cluster.clone()),
-            false => EndedPods::nobody(),
+        let pods = match settings.watch_pods {
+            true => PodSource::follow(settings.node.clone(), cluster.clone()),
+            false => PodSource::none(),
         };
-        let publisher =
-            Publisher::start(settings.node.clone(), cluster, settings.refresh, settings.owner_reference);
+        let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
+        let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
+        let publisher = Publisher::start(&settings, cluster.clone(), Arc::clone(&metrics));
         let directories = Directories {
             root: settings.kubelet_dir.clone(),
             device_plugins: settings.device_plugins.clone(),
             socket: settings.socket.parent().map(PathBuf::from).unwrap_or_default(),
+            notify: settings.notify_file.clone(),
         };
+        let mut scanner = Scanner::new(&settings);
+        scanner.report_to(Arc::clone(&metrics));
+        let (rules, new_rules) = watch::channel(settings.rules.clone());
         let now = Instant::now();
         Self {
-            scanner: Scanner::new(&settings),
-            settling: Settling::new(settings.settle),
+            scanner,
+            settling: Settling::new(&settings.node, settings.settle),
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
+            standing: publisher.standing(),
+            knows: false,
+            carried: Carried::new(now, settings.settle * POLICIES_CARRIED),
+            promise: Promise::default(),
+            cut_off: false,
+            cluster,
+            started: now,
             publisher,
-            ended,
+            pods,
+            view: PodView::default(),
+            pace: Pace::new(settings.poll),
+            lingering: 0,
             known: KnownDevices::default(),
             last: None,
             waited_for: BTreeSet::new(),
@@ -258,7 +315,9 @@ impl Agent {
             failures: 0,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
-            metrics: Arc::default(),
+            rules,
+            new_rules,
+            metrics,
             settings,
         }
     }
@@ -275,7 +334,13 @@ impl Agent {
         self.publisher.published()
     }
 
-    /// What the agent counts, for whoever serves it.
+    /// Takes other rules than those of the settings, at any time.
+    #[must_use]
+    pub fn rules(&self) -> watch::Sender<Rules> {
+        self.rules.clone()
+    }
+
+    /// What the agent counts, and its health, for whoever serves them.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
@@ -292,6 +357,7 @@ impl Agent {
             () = sleep(WATCHES) => {}
         }
         loop {
+            self.metrics.health().beat();
             let next = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -310,38 +376,54 @@ impl Agent {
     /// One scan and what follows from it.
     async fn turn(&mut self, mut depth: Depth) -> Next {
         sleep(self.bucket.take(Instant::now())).await;
-        let now = Instant::now();
+        let (now, used) = (Instant::now(), pace::cpu_time());
         if now >= self.everything_due {
             depth = Depth::Everything;
         }
-        self.scanner.set_terminal(self.ended.now());
+        self.view = self.pods.now();
+        self.scanner.set_terminal(Arc::clone(&self.view.terminal));
         let scan = self.scanner.scan(depth).await;
+        self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
+        self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
         // A scan that asked for more than a List owes the bucket for it.
         for _ in 1..self.scanner.take_calls() {
             let _ = self.bucket.take(now);
         }
-        match scan {
+        let next = match scan {
             Ok(scan) => {
                 if depth == Depth::Everything {
                     self.everything_due = now + jittered(self.settings.poll);
                 }
-                self.digest(&scan)
+                self.digest(scan)
             }
             Err(error) => {
                 self.metrics.scanned(Outcome::Failed);
                 self.fail(error.to_string())
             }
+        };
+        if depth == Depth::Usage {
+            self.pace.paid(pace::cpu_time().saturating_sub(used));
         }
+        next
+    }
+
+    /// Is the API server away? A kubelet that started meanwhile cannot know its pods.
+    async fn is_cut_off(&self) -> bool {
+        let answer = self.cluster.node_uid(&self.settings.node).await;
+        matches!(answer, Err(ClusterError::Unreachable { .. } | ClusterError::Deadline { .. }))
     }
 
     /// Waits for the next reason to look, and folds a burst of them into one.
     async fn wait(&mut self, next: Next) -> Depth {
         let mut reasons = tokio::select! {
             reasons = self.triggers.next() => reasons,
-            () = self.ended.changed() => return Depth::Usage,
+            () = self.pods.changed() => return Depth::Usage,
+            Ok(()) = self.new_rules.changed() => return Depth::Usage,
+            Ok(()) = self.standing.changed() => return Depth::Usage,
             () = sleep_until(next.at) => return next.depth,
         };
+        self.pace.stir(Instant::now());
         let cut = Instant::now() + FOLD;
         // A new kubelet is looked at once.
         while !reasons.has(Trigger::EVERYTHING) && !reasons.has(Trigger::ADMITTED) {
@@ -360,45 +442,121 @@ impl Agent {
         }
     }
 
-    fn digest(&mut self, scan: &Scan) -> Next {
+    fn digest(&mut self, mut scan: Scan) -> Next {
         let now = Instant::now();
-        let cut_off = self.publisher.in_trouble();
-        if let Verdict::Wait(reason) = self.settling.judge(scan, now, cut_off) {
-            self.metrics.scanned(Outcome::Unsettled);
-            return self.fail(reason);
+        let mut doubt = None;
+        match self.settling.judge(&scan, now, self.cut_off || self.publisher.in_trouble()) {
+            Verdict::Settled => {}
+            Verdict::Joined(usage, reason) => {
+                scan.usage = usage;
+                doubt = Some(format!("{reason}; what was held before counts until then"));
+            }
+            Verdict::Wait(reason) => {
+                self.metrics.scanned(Outcome::Unsettled);
+                return self.fail(format!("{reason}; the last good object stays"));
+            }
+            Verdict::GivenUp(reason) => warn!("{reason}; that is taken for the truth now"),
         }
-        if self.still_being_admitted(scan) {
+        if self.still_being_admitted(&scan) {
             self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
-        let known = self.known.after(scan, now);
-        let topology = account(scan, &known, &self.settings.rules);
-        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology.findings);
+        if !self.knows_what_stood(scan.socket_age, now) {
+            // Nothing can be published yet, and what is to be carried over is not known.
+            return Next { at: self.everything_due, depth: Depth::Everything };
+        }
+        let known = self.known.after(&scan, now);
+        let mut topology = account(&scan, &known, &self.rules.borrow());
+        let nobody_holds = !scan.usage.pods.iter().any(PodUsage::holds_anything);
+        let bound = self.settings.settle * if nobody_holds { PATIENCE } else { 1 };
+        if let Some(reason) = self.promise.doubt(&topology, now, bound) {
+            self.metrics.scanned(Outcome::Unsettled);
+            return self.fail(reason);
+        }
+        let has_config = scan.inventory.config.is_some();
+        if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
+            warn!("{sentence}");
+        }
+        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology);
         let findings = topology.findings.iter().map(ToString::to_string);
-        self.tell(scan.problems().cloned().chain(findings).collect());
+        let doubts = doubt.iter().cloned();
+        self.tell(scan.problems().cloned().chain(findings).chain(doubts).collect());
+        self.offer(&scan, topology);
+        if doubt.is_some() {
+            return Next { at: now + RETRY, depth: Depth::Everything };
+        }
         if self.failures > 0 {
             info!("the node can be read again");
             self.failures = 0;
         }
-        self.offer(topology);
         self.status.send_modify(|status| {
             status.scans += 1;
             status.trouble = None;
         });
-        Next { at: self.everything_due, depth: Depth::Everything }
+        self.next(&scan, now)
+    }
+
+    /// When to look again if nothing happens before.
+    fn next(&mut self, scan: &Scan, now: Instant) -> Next {
+        let everything = Next { at: self.everything_due, depth: Depth::Everything };
+        let wait = if self.lists_what_is_gone(&scan.usage, now) {
+            back_off(&mut self.lingering, LINGERING, LINGERING_LIMIT)
+        } else {
+            self.lingering = 0;
+            let nothing_to_free = !scan.usage.pods.iter().any(PodUsage::holds_anything);
+            if nothing_to_free || self.view.follows {
+                return everything;
+            }
+            jittered(self.pace.wait(now))
+        };
+        match now + wait {
+            at if at < everything.at => Next { at, depth: Depth::Usage },
+            _ => everything,
+        }
+    }
+
+    /// Does the List still show what a pod holds that is gone?
+    fn lists_what_is_gone(&self, usage: &Usage, now: Instant) -> bool {
+        let gone = |pod: &&PodUsage| {
+            let name = (pod.namespace.clone(), pod.name.clone());
+            self.view.gone.get(&name).is_some_and(|at| now.duration_since(*at) < LINGER)
+        };
+        !self.view.gone.is_empty() && usage.pods.iter().filter(gone).any(PodUsage::holds_anything)
+    }
+
+    /// Carries over what the standing object says, once that is known; is it?
+    fn knows_what_stood(&mut self, socket_age: Duration, now: Instant) -> bool {
+        let standing = self.standing.borrow();
+        // Once it is known it does not change any more.
+        if !self.knows && standing.is_known() {
+            self.known.carry(standing.devices(), now);
+            self.carried.take(&standing);
+            // Had we to wait for the API server, so had the kubelet.
+            let waited = now.duration_since(self.started) > AT_ONCE;
+            let age = if waited { Duration::ZERO } else { socket_age };
+            self.promise = Promise::of(&standing, now, age);
+            self.knows = true;
+        }
+        self.knows
     }
 
     /// Publishes an account that differs from the last one in what the object says.
-    fn offer(&mut self, topology: Topology) {
-        let same = |last: &Topology| last.zones == topology.zones && last.attributes == topology.attributes;
+    fn offer(&mut self, scan: &Scan, topology: Topology) {
+        let same = |(last, _): &(Topology, Footprints)| {
+            last.zones == topology.zones && last.attributes == topology.attributes
+        };
         if self.last.as_ref().is_some_and(same) {
             return;
         }
-        for line in changes::between(self.last.as_ref(), &topology) {
+        let holders = Footprints::of(&scan.usage, &scan.inventory.machine);
+        let last = self.last.as_ref().map(|(topology, holders)| (topology, holders));
+        for line in changes::between(last, (&topology, &holders)) {
             info!("{line}");
         }
+        self.pace.stir(Instant::now());
+        self.metrics.changed(&topology);
         self.publisher.offer(topology.clone());
-        self.last = Some(topology);
+        self.last = Some((topology, holders));
     }
 
     /// Is a pod new among those that the kubelet is in the middle of admitting? Each is waited for once.
@@ -406,8 +564,7 @@ impl Agent {
         let memory = &scan.inventory.allocatable.memory;
         let half = |pod: &&PodUsage| !memory.is_empty() && is_half_admitted(pod);
         let halves = scan.usage.pods.iter().filter(half);
-        let halves: BTreeSet<(String, String)> =
-            halves.map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
+        let halves: BTreeSet<PodName> = halves.map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
         let fresh = !halves.is_subset(&self.waited_for);
         self.waited_for = halves;
         fresh

@@ -3,21 +3,23 @@
 //! Every call has a deadline and is tried once: the publisher above decides about the next attempt, since
 //! only it knows what is newest by then.
 
-mod ended;
+mod pods;
 
+use std::fmt::{self, Debug};
 use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::Status;
 use kube::{Api, ResourceExt};
+use serde::Serialize;
 
-use crate::nrt::NodeResourceTopology;
+use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
-pub use ended::PodNames;
+pub use pods::{Life, NodePod, PodEvent};
 
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
@@ -91,14 +93,91 @@ pub enum ClusterError {
         code: u16,
         /// The server's words.
         message: String,
+        /// How long the server asks us to wait.
+        retry_after: Option<Duration>,
     },
 }
 
-/// What the server keeps of an object we applied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Applied {
-    /// The object's version after the write; the same as before when nothing changed.
-    pub resource_version: String,
+impl ClusterError {
+    /// Every kind that [`ClusterError::kind`] gives.
+    pub const KINDS: [&str; 13] = [
+        "no_config",
+        "unreachable",
+        "deadline",
+        "not_understood",
+        "no_crd",
+        "unauthorized",
+        "forbidden",
+        "no_such_node",
+        "conflict",
+        "too_many_requests",
+        "invalid",
+        "server_error",
+        "refused",
+    ];
+
+    /// What happened, in a word for metrics.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::NoConfig(_) => "no_config",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Deadline { .. } => "deadline",
+            Self::NotUnderstood { .. } => "not_understood",
+            Self::NoCrd => "no_crd",
+            Self::Unauthorized(_) => "unauthorized",
+            Self::Forbidden(_) => "forbidden",
+            Self::NoSuchNode(_) => "no_such_node",
+            Self::Refused { code: 409, .. } => "conflict",
+            Self::Refused { code: 429, .. } => "too_many_requests",
+            Self::Refused { code: 400 | 422, .. } => "invalid",
+            Self::Refused { code: 500.., .. } => "server_error",
+            Self::Refused { .. } => "refused",
+        }
+    }
+
+    /// Is it the right that is missing, whoever says so?
+    #[must_use]
+    pub const fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Forbidden(_) | Self::Refused { code: 403, .. })
+    }
+
+    /// Did somebody write between our reading and our writing, or is the object another than the one that we mean?
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        match self {
+            Self::Refused { code: 409, .. } => true,
+            // A UID in what is applied has to be that of the object.
+            Self::Refused { code: 422, message, .. } => message.contains("metadata.uid"),
+            _ => false,
+        }
+    }
+
+    /// Will it stay like this until somebody does something about it?
+    #[must_use]
+    pub const fn needs_a_person(&self) -> bool {
+        match self {
+            Self::NoConfig(_) | Self::NoCrd | Self::Unauthorized(_) | Self::Forbidden(_) => true,
+            Self::Refused { code, .. } => matches!(code, 400..=499) && !matches!(code, 408 | 409 | 429),
+            _ => false,
+        }
+    }
+
+    /// How long the server asks us to wait.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Cluster {
+    /// Not the client: it knows a token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("server", &self.server).finish_non_exhaustive()
+    }
 }
 
 impl Cluster {
@@ -166,23 +245,58 @@ impl Cluster {
         })
     }
 
-    /// Makes the object in the API server equal to `object`, creating it if need be.
+    /// The object of a node; `None` if there is none.
     ///
     /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::NoCrd`] is this call's own.
-    pub async fn apply(&self, object: &NodeResourceTopology) -> Result<Applied, ClusterError> {
-        let api: Api<NodeResourceTopology> = Api::all(self.client.clone());
+    /// See [`ClusterError`]; [`ClusterError::NoCrd`] is that of calls for an object.
+    pub async fn topology(&self, name: &str) -> Result<Option<NodeResourceTopology>, ClusterError> {
+        let what = format!("get noderesourcetopology {name}");
+        let api = self.topologies();
+        let read = match self.in_time(&what, api.get(name)).await {
+            // Content that is no content of ours counts as none: whoever wrote it must not lock us out.
+            Err(Failure::Known(ClusterError::NotUnderstood { .. })) => {
+                let metadata = self.in_time(&what, api.get_metadata(name)).await;
+                metadata
+                    .map(|object| NodeResourceTopology { metadata: object.metadata, spec: Fields::default() })
+            }
+            read => read,
+        };
+        match read {
+            Ok(object) => Ok(Some(object)),
+            // A server that does not know the resource at all knows no reason either.
+            Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(None),
+            Err(failure) => Err(failure.explain_object(&what)),
+        }
+    }
+
+    /// Makes what we manage of the object equal to `object`. With a UID in it the object must be there and be that one
+    /// ([`ClusterError::is_conflict`] otherwise); without one it is made if need be. Returns the object's metadata; its
+    /// version is the same as before when nothing changed.
+    ///
+    /// # Errors
+    /// As [`Cluster::topology`].
+    pub async fn apply(&self, object: &NodeResourceTopology) -> Result<ObjectMeta, ClusterError> {
         let name = object.name_any();
         let what = format!("apply noderesourcetopology {name}");
         // Force: an agent that ran under another manager's name before must not lock us out.
         let params = PatchParams::apply(FIELD_MANAGER).force().validation_strict();
-        let patch = Patch::Apply(object);
-        match self.in_time(&what, api.patch_metadata(&name, &params, &patch)).await {
-            Ok(meta) => Ok(Applied { resource_version: meta.resource_version().unwrap_or_default() }),
-            // An apply creates what is missing, so only the resource itself can be unknown.
-            Err(Failure::Status(status)) if status.code == 404 => Err(ClusterError::NoCrd),
-            Err(failure) => Err(failure.explain(&what)),
-        }
+        self.patch(&what, &name, &params, &Patch::Apply(object)).await
+    }
+
+    async fn patch<P: Serialize + Debug>(
+        &self,
+        what: &str,
+        name: &str,
+        params: &PatchParams,
+        patch: &Patch<P>,
+    ) -> Result<ObjectMeta, ClusterError> {
+        let api = self.topologies();
+        let patched = self.in_time(what, api.patch_metadata(name, params, patch)).await;
+        patched.map(|object| object.metadata).map_err(|failure| failure.explain_object(what))
+    }
+
+    fn topologies(&self) -> Api<NodeResourceTopology> {
+        Api::all(self.client.clone())
     }
 
     /// Errors that are no answer of the API server.
@@ -220,6 +334,14 @@ enum Failure {
 }
 
 impl Failure {
+    /// Of a call for an object: the resource itself may be unknown.
+    fn explain_object(self, what: &str) -> ClusterError {
+        match self {
+            Self::Status(status) if status.code == 404 && status.reason != "NotFound" => ClusterError::NoCrd,
+            failure => failure.explain(what),
+        }
+    }
+
     fn explain(self, what: &str) -> ClusterError {
         let status = match self {
             Self::Known(error) => return error,
@@ -229,7 +351,11 @@ impl Failure {
             401 => ClusterError::Unauthorized(status.message),
             // Admission plugins answer 403 as well; RBAC says who cannot do what.
             403 if status.message.contains(" cannot ") => ClusterError::Forbidden(status.message),
-            code => ClusterError::Refused { what: what.to_owned(), code, message: status.message },
+            code => {
+                let seconds = status.details.map_or(0, |details| details.retry_after_seconds);
+                let retry_after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+                ClusterError::Refused { what: what.to_owned(), code, message: status.message, retry_after }
+            }
         }
     }
 }

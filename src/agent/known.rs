@@ -25,6 +25,14 @@ pub(super) struct KnownDevices {
 }
 
 impl KnownDevices {
+    /// Takes in what the object listed before this agent started: its zones go on listing it.
+    pub(super) fn carry(&mut self, names: BTreeSet<String>, now: Instant) {
+        for name in names {
+            self.absent.entry(name).or_insert(Some(now));
+        }
+        self.forget_the_oldest();
+    }
+
     /// Takes a scan in and returns the resources that every zone lists: those of the scan, and those that vanished a
     /// while ago.
     pub(super) fn after(&mut self, scan: &Scan, now: Instant) -> BTreeSet<String> {
@@ -79,12 +87,13 @@ mod tests {
         let devices = resources.iter().map(group).collect();
         let allocatable = Allocatable { devices, ..Allocatable::default() };
         Scan {
-            usage: Usage::default(),
+            usage: Arc::new(Usage::default()),
             inventory: Arc::new(Inventory { allocatable, ..Inventory::default() }),
             state: None,
             state_problems: Vec::new(),
             terminal: Terminal::default(),
             connection: Connection::default(),
+            socket_age: Duration::ZERO,
         }
     }
 

@@ -27,7 +27,7 @@ pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResou
 }
 
 /// No `controller` and no `blockOwnerDeletion`: the reference only lets garbage collection follow the Node.
-fn node_reference(name: &str, uid: &str) -> OwnerReference {
+pub(super) fn node_reference(name: &str, uid: &str) -> OwnerReference {
     OwnerReference {
         api_version: "v1".into(),
         kind: "Node".into(),

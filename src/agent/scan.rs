@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Settings;
 use crate::kubelet::{
@@ -10,6 +13,7 @@ use crate::kubelet::{
     StateReader, Usage, read_config,
 };
 use crate::machine::{self, HostRoots, Machine, MachineError};
+use crate::telemetry::metrics::Metrics;
 use crate::topology::{self, Links};
 
 /// How often a scan starts over when the kubelet restarts in its middle.
@@ -32,7 +36,7 @@ pub struct Inventory {
 #[derive(Clone, Debug)]
 pub struct Scan {
     /// What pods hold.
-    pub usage: Usage,
+    pub usage: Arc<Usage>,
     /// What there is to hold.
     pub inventory: Arc<Inventory>,
     /// The managers' books, read right after the List; `None` where they cannot be read.
@@ -43,10 +47,15 @@ pub struct Scan {
     pub terminal: Terminal,
     /// The connection that both came from.
     pub connection: Connection,
+    /// How long ago the kubelet made its socket, as far as the clock can be believed.
+    pub socket_age: Duration,
 }
 
-/// Namespace and name of pods that have ended.
-pub type Terminal = Arc<BTreeSet<(String, String)>>;
+/// Namespace and name of a pod.
+pub type PodName = (String, String);
+
+/// Pods that have ended.
+pub type Terminal = Arc<BTreeSet<PodName>>;
 
 /// How much of the node to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,6 +107,7 @@ pub struct Scanner {
     books: StateReader,
     terminal: Terminal,
     calls: u32,
+    metrics: Option<Arc<Metrics>>,
 }
 
 impl Scan {
@@ -123,6 +133,19 @@ impl Scanner {
             books: StateReader::new(StatePaths::new(&settings.kubelet_dir, &settings.device_plugins)),
             terminal: Terminal::default(),
             calls: 0,
+            metrics: None,
+        }
+    }
+
+    /// Counts calls from now on.
+    pub(super) fn report_to(&mut self, metrics: Arc<Metrics>) {
+        self.metrics = Some(metrics);
+    }
+
+    /// A call that began at `start` ended.
+    fn called<T>(&self, call: &'static str, start: Instant, answer: &Result<T, ClientError>) {
+        if let Some(metrics) = &self.metrics {
+            metrics.called(call, start.elapsed(), answer.as_ref().err());
         }
     }
 
@@ -145,7 +168,10 @@ impl Scanner {
         self.due = self.due.max(depth);
         for _ in 0..ATTEMPTS {
             self.calls += 1;
-            let (usage, api, connection) = self.client.list().await?;
+            let start = Instant::now();
+            let answer = self.client.list().await;
+            self.called("List", start, &answer);
+            let (usage, api, connection) = answer?;
             if api != Api::V1 {
                 return Err(ScanError::DevicesOnly);
             }
@@ -174,7 +200,16 @@ impl Scanner {
         let state = self.read_books(&usage);
         let state_problems = self.books.problems().to_vec();
         let terminal = Arc::clone(&self.terminal);
-        Ok(Scan { usage, inventory, state, state_problems, terminal, connection })
+        let usage = Arc::new(usage);
+        Ok(Scan {
+            usage,
+            inventory,
+            state,
+            state_problems,
+            terminal,
+            connection,
+            socket_age: self.client.socket_age(),
+        })
     }
 
     /// Reads the managers' books and notes which pods their UIDs are: an entry stays there after its pod has left the
@@ -201,7 +236,10 @@ impl Scanner {
         usage: &Usage,
     ) -> Result<Connection, ScanError> {
         self.calls += 1;
-        let (allocatable, connection) = self.client.allocatable().await?;
+        let start = Instant::now();
+        let answer = self.client.allocatable().await;
+        self.called("GetAllocatableResources", start, &answer);
+        let (allocatable, connection) = answer?;
         let inventory = match known.filter(|_| self.due < Depth::Everything) {
             Some(known) => Inventory {
                 machine: Arc::clone(&known.machine),

@@ -2,25 +2,38 @@
 //!
 //! The kubelet writes its state by rename (`IN_MOVED_TO`), and so it makes its sockets. Only directories are
 //! watched: a watch on a file dies with its inode. A directory that vanishes or is replaced is watched again.
+//! Beside these: the notify file, and hardware that comes and goes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use futures::StreamExt;
 use inotify::{Event, EventMask, Inotify, WatchDescriptor, WatchMask, Watches};
+use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
+
+use super::hotplug::Hotplug;
 
 /// How often to look for directories that are missing or were replaced without a word.
 const REARM: Duration = Duration::from_secs(1);
 /// How long to wait when the kernel gives us no inotify instance (the default limit is 128 of them).
 const NO_INSTANCE: Duration = Duration::from_secs(30);
+
+/// Events that are read at once, at some 50 bytes each.
+const BUFFER: usize = 16 << 10;
+/// An admission wakes us some ten times in as many milliseconds. Who wakes us more often than this...
+const CALM: f64 = 30.0;
+/// ...within about so long...
+const MEMORY: Duration = Duration::from_millis(100);
+/// ...is read in larger portions: the kernel keeps 16,384 events for us, and says when it could not.
+const PORTION: Duration = Duration::from_millis(10);
 
 /// Why to look: a set of reasons, so that many of them cost no more than one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,8 +49,10 @@ impl Trigger {
     /// `allocated_pods_state` was written (kubelet 1.33 and later): the last file of an admission. By itself it is no
     /// reason to look, since it is written for every pod.
     pub(super) const ADMITTED: Self = Self(16);
-    /// The kubelet may be another, or anything may have happened unseen.
+    /// The kubelet may be another, the hardware may, or anything may have happened unseen.
     pub(super) const EVERYTHING: Self = Self(8);
+    /// Somebody touched the notify file.
+    pub(super) const NOTIFIED: Self = Self(32);
 
     /// Both sets of reasons.
     pub(super) fn and(self, other: Self) -> Self {
@@ -84,21 +99,24 @@ pub(super) struct Directories {
     pub(super) device_plugins: PathBuf,
     /// Where the podresources socket lies.
     pub(super) socket: PathBuf,
+    /// The file that somebody touches when it is time to look; it need not exist.
+    pub(super) notify: Option<PathBuf>,
 }
 
 /// The stream of triggers.
 #[derive(Debug)]
 pub(super) struct Triggers {
     pending: Arc<Pending>,
-    task: JoinHandle<()>,
+    tasks: [JoinHandle<()>; 2],
 }
 
 impl Triggers {
     /// Watches the kubelet's directories from now on.
     pub(super) fn start(directories: Directories) -> Self {
         let pending = Arc::new(Pending::default());
-        let task = tokio::spawn(keep_watching(directories, Arc::clone(&pending)));
-        Self { pending, task }
+        let files = tokio::spawn(keep_watching(directories, Arc::clone(&pending)));
+        let hardware = tokio::spawn(keep_listening(Arc::clone(&pending)));
+        Self { pending, tasks: [files, hardware] }
     }
 
     /// The next reasons to look; waits for ever if nothing happens.
@@ -114,7 +132,7 @@ impl Triggers {
 
 impl Drop for Triggers {
     fn drop(&mut self) {
-        self.task.abort();
+        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -123,6 +141,38 @@ enum Kind {
     Root,
     Devices,
     Socket,
+    Notify,
+}
+
+impl Kind {
+    /// What is watched for. A watch that sees less wakes us less.
+    fn mask(self) -> WatchMask {
+        let file = match self {
+            // Missing directories are created in it.
+            Self::Root => WatchMask::MOVED_TO | WatchMask::CREATE,
+            Self::Devices => WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::DELETE,
+            Self::Socket => WatchMask::MOVED_TO | WatchMask::CREATE,
+            Self::Notify => {
+                // A change of the modification time alone is told as a modification.
+                let touched = WatchMask::CLOSE_WRITE | WatchMask::ATTRIB | WatchMask::MODIFY;
+                WatchMask::MOVED_TO | WatchMask::CREATE | touched
+            }
+        };
+        // Several kinds may share a directory, which has one watch.
+        file | WatchMask::MASK_ADD | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR
+    }
+}
+
+async fn keep_listening(pending: Arc<Pending>) {
+    let heard = async {
+        let mut hotplug = Hotplug::listen()?;
+        loop {
+            hotplug.next().await?;
+            pending.raise(Trigger::EVERYTHING);
+        }
+    };
+    let Err::<(), io::Error>(error) = heard.await else { return };
+    debug!("hotplug is not announced here ({error}): the poll finds it");
 }
 
 async fn keep_watching(directories: Directories, pending: Arc<Pending>) {
@@ -135,32 +185,70 @@ async fn keep_watching(directories: Directories, pending: Arc<Pending>) {
             );
             told = true;
         }
-        tokio::time::sleep(NO_INSTANCE).await;
+        sleep(NO_INSTANCE).await;
     }
 }
 
 async fn watch(directories: &Directories, pending: &Pending) -> io::Result<()> {
     let inotify = Inotify::init()?;
     let mut armed = Armed::new(directories, inotify.watches());
-    let mut stream = inotify.into_event_stream([0_u8; 4096])?;
+    #[allow(
+        deprecated,
+        reason = "its successor is unsafe to call; an Inotify keeps its one descriptor while it lives"
+    )]
+    let mut inotify = AsyncFd::new(inotify)?;
+    let mut buffer = vec![0_u8; BUFFER];
+    let mut storm = Storm::new(Instant::now());
     let mut rearm = tokio::time::interval(REARM);
     rearm.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            _ = rearm.tick() => armed.rearm(pending),
-            event = stream.next() => {
-                let Some(event) = event else { return Ok(()) };
-                if armed.digest(&event?, pending) {
-                    rearm.reset_immediately();
+        let mut ready = tokio::select! {
+            _ = rearm.tick() => {
+                armed.rearm(pending);
+                continue;
+            }
+            ready = inotify.readable_mut() => ready?,
+        };
+        match ready.get_inner_mut().read_events(&mut buffer) {
+            Ok(events) => {
+                for event in events {
+                    if armed.digest(&event, pending) {
+                        rearm.reset_immediately();
+                    }
                 }
             }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+            Err(error) => return Err(error),
         }
+        sleep(storm.pause(Instant::now())).await;
     }
 }
 
-/// Which directory each watch is on. Two kinds may share one.
+/// Tells a storm of events from a few.
+struct Storm {
+    at: Instant,
+    wakes: f64,
+}
+
+impl Storm {
+    fn new(at: Instant) -> Self {
+        Self { at, wakes: 0.0 }
+    }
+
+    /// How long to let events gather before the next are read.
+    fn pause(&mut self, now: Instant) -> Duration {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64() / MEMORY.as_secs_f64();
+        self.wakes = self.wakes * (-passed).exp() + 1.0;
+        self.at = now;
+        if self.wakes > CALM { PORTION } else { Duration::ZERO }
+    }
+}
+
+/// Which directory each watch is on. Several kinds may share one.
 struct Armed {
-    directories: [(Kind, PathBuf); 3],
+    directories: Vec<(Kind, PathBuf)>,
+    /// The notify file's name in its directory.
+    notify: Option<OsString>,
     watches: Watches,
     kinds: BTreeMap<Kind, WatchDescriptor>,
     told: BTreeSet<Kind>,
@@ -168,22 +256,23 @@ struct Armed {
 
 impl Armed {
     fn new(directories: &Directories, watches: Watches) -> Self {
-        let Directories { root, device_plugins, socket } = directories.clone();
-        let directories = [(Kind::Devices, device_plugins), (Kind::Socket, socket), (Kind::Root, root)];
-        Self { directories, watches, kinds: BTreeMap::new(), told: BTreeSet::new() }
+        let Directories { root, device_plugins, socket, notify } = directories.clone();
+        let mut directories =
+            vec![(Kind::Devices, device_plugins), (Kind::Socket, socket), (Kind::Root, root)];
+        let parent = |file: &Path| match file.parent() {
+            Some(parent) if parent != Path::new("") => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        directories.extend(notify.as_deref().map(|file| (Kind::Notify, parent(file))));
+        let notify = notify.as_deref().and_then(Path::file_name).map(OsStr::to_owned);
+        Self { directories, notify, watches, kinds: BTreeMap::new(), told: BTreeSet::new() }
     }
 
     /// Watches every directory that is there. A path that gives another watch than before was replaced: the
     /// kernel need not have told, since somebody may hold the old directory open.
     fn rearm(&mut self, pending: &Pending) {
-        let mask = WatchMask::MOVED_TO
-            | WatchMask::CREATE
-            | WatchMask::DELETE
-            | WatchMask::DELETE_SELF
-            | WatchMask::MOVE_SELF
-            | WatchMask::ONLYDIR;
         for (kind, dir) in &self.directories {
-            match self.watches.add(dir, mask) {
+            match self.watches.add(dir, kind.mask()) {
                 Ok(descriptor) if self.kinds.get(kind) == Some(&descriptor) => {}
                 Ok(descriptor) => {
                     debug!("watching {}", dir.display());
@@ -208,7 +297,7 @@ impl Armed {
     }
 
     /// Raises what an event means; returns whether the watches have to be looked at.
-    fn digest(&mut self, event: &Event<std::ffi::OsString>, pending: &Pending) -> bool {
+    fn digest(&mut self, event: &Event<&OsStr>, pending: &Pending) -> bool {
         if event.mask.contains(EventMask::Q_OVERFLOW) {
             pending.raise(Trigger::EVERYTHING);
             return false;
@@ -221,7 +310,11 @@ impl Armed {
             return true;
         }
         for (kind, _) in self.kinds.iter().filter(|(_, descriptor)| **descriptor == event.wd) {
-            if let Some(trigger) = meaning(*kind, event.mask, event.name.as_deref()) {
+            let meaning = match kind {
+                Kind::Notify if event.name == self.notify.as_deref() => Some(Trigger::NOTIFIED),
+                kind => meaning(*kind, event.mask, event.name),
+            };
+            if let Some(trigger) = meaning {
                 pending.raise(trigger);
             }
         }
@@ -236,23 +329,22 @@ fn meaning(kind: Kind, mask: EventMask, name: Option<&OsStr>) -> Option<Trigger>
     if name.starts_with('.') {
         return None;
     }
-    match kind {
-        Kind::Root if !mask.contains(EventMask::MOVED_TO) => None,
-        Kind::Root if name == "cpu_manager_state" => Some(Trigger::CPUS),
-        Kind::Root if name == "memory_manager_state" => Some(Trigger::MEMORY),
-        Kind::Root if name == "allocated_pods_state" => Some(Trigger::ADMITTED),
-        Kind::Root => None,
-        Kind::Devices => Some(Trigger::DEVICES),
+    let moved = mask.contains(EventMask::MOVED_TO);
+    match (kind, name) {
+        (Kind::Root, "cpu_manager_state") if moved => Some(Trigger::CPUS),
+        (Kind::Root, "memory_manager_state") if moved => Some(Trigger::MEMORY),
+        (Kind::Root, "allocated_pods_state") if moved => Some(Trigger::ADMITTED),
+        (Kind::Devices, _) if moved || mask.intersects(EventMask::CREATE | EventMask::DELETE) => {
+            Some(Trigger::DEVICES)
+        }
         // The kubelet removes its socket only when it starts; what counts is the new one.
-        Kind::Socket if mask.contains(EventMask::DELETE) => None,
-        Kind::Socket => Some(Trigger::EVERYTHING),
+        (Kind::Socket, _) if moved || mask.contains(EventMask::CREATE) => Some(Trigger::EVERYTHING),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     fn below(root: &Path) -> Directories {
@@ -260,6 +352,7 @@ mod tests {
             root: root.to_owned(),
             device_plugins: root.join("device-plugins"),
             socket: root.join("pod-resources"),
+            notify: None,
         }
     }
 
@@ -324,12 +417,55 @@ mod tests {
             root: dir.clone(),
             device_plugins: dir.join("device-plugins"),
             socket: dir.clone(),
+            notify: None,
         };
         let mut triggers = Triggers::start(both);
         assert_eq!(triggers.next().await, Trigger::EVERYTHING);
         rename(&dir, "memory_manager_state");
         let seen = triggers.next().await;
         assert!(seen.has(Trigger::MEMORY), "{seen:?}");
+    }
+
+    #[tokio::test]
+    async fn the_notify_file_is_a_reason_however_it_is_touched() {
+        let root = tempfile::tempdir().unwrap();
+        // It shares its directory with the state files, and neither hides the other.
+        let file = root.path().join("notify");
+        let directories = Directories { notify: Some(file.clone()), ..below(root.path()) };
+        let mut triggers = Triggers::start(directories);
+        assert_eq!(triggers.next().await, Trigger::EVERYTHING);
+        std::fs::write(root.path().join("another"), "").unwrap();
+        rename(root.path(), "cpu_manager_state");
+        assert_eq!(triggers.next().await, Trigger::CPUS);
+        let created = std::fs::File::create(&file).unwrap();
+        assert_eq!(triggers.next().await, Trigger::NOTIFIED, "created");
+        let epoch = std::time::SystemTime::UNIX_EPOCH;
+        created.set_times(std::fs::FileTimes::new().set_accessed(epoch).set_modified(epoch)).unwrap();
+        assert_eq!(triggers.next().await, Trigger::NOTIFIED, "touched");
+        created.set_modified(epoch).unwrap();
+        assert_eq!(triggers.next().await, Trigger::NOTIFIED, "touched otherwise");
+        drop(created);
+        assert_eq!(triggers.next().await, Trigger::NOTIFIED, "closed");
+        rename(root.path(), "notify");
+        assert_eq!(triggers.next().await, Trigger::NOTIFIED, "replaced");
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, "x").unwrap();
+        assert_eq!(triggers.next().await, Trigger::NOTIFIED, "created again");
+    }
+
+    #[test]
+    fn a_storm_is_read_in_portions_and_an_admission_is_not() {
+        let start = Instant::now();
+        let after = |millis: u64| start + Duration::from_millis(millis);
+        let mut storm = Storm::new(start);
+        assert!((0..10).all(|step| storm.pause(after(step)).is_zero()));
+        // One admission after another, ten wakes in five milliseconds each.
+        for pod in 1..10 {
+            assert!((0..10).all(|step| storm.pause(after(pod * 100 + step / 2)).is_zero()), "pod {pod}");
+        }
+        let paused = (0..1000).filter(|step| !storm.pause(after(2000 + step / 10)).is_zero()).count();
+        assert!(paused > 900, "{paused}");
+        assert!(storm.pause(after(3000)).is_zero(), "it is over");
     }
 
     #[test]

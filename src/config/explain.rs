@@ -72,12 +72,21 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "scan.endedPods",
+        "scan.notifyFile",
         &[
-            "auto: the agent must be allowed to list and watch pods, but does so only where the kubelet is older than \
-           1.34, and only for this node's pods that have ended.",
-            "off: on such a kubelet a Completed pod seems to hold its memory and devices until the next pod is admitted, \
-           and the scheduler plugin may never send that pod.",
+            "Its directory is watched, and the file need not exist: that it is created, written or touched makes the agent \
+             look at once. Its content is never read. When the touch fails, say on a full disk, the poll finds the change.",
+        ],
+    ),
+    (
+        "pods.source",
+        &[
+            "auto, apiServer: the agent must be allowed to list and watch pods. It sees a release within milliseconds, and \
+             on kubelets before 1.34, whose List names pods that have ended, it knows that these hold nothing. Without that \
+             permission it says so and goes on as with none.",
+            "none: releases are looked for by a List about once a second, less often on a node where that would cost more \
+             than a thousandth of a core. On a kubelet before 1.34 a Completed pod seems to hold its memory and devices \
+             until the next pod is admitted, and the scheduler plugin may never send that pod.",
         ],
     ),
     (
@@ -92,6 +101,13 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         &[
             "true: garbage collection deletes the object with its Node; the agent must be allowed to get its own Node. \
            false: the object of a removed node stays until somebody deletes it.",
+        ],
+    ),
+    (
+        "log.level",
+        &[
+            "Holds at once when the file changes, unless a flag sets it. SIGUSR1 switches to debug and back. trace is for \
+           whoever looks for a fault in the libraries as well.",
         ],
     ),
     (
@@ -148,6 +164,27 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "* or nothing: the pods of every namespace count.",
         ],
     ),
+    (
+        "metrics.tls.certFile",
+        &[
+            "The files are read again when they change, so that a certificate that is renewed in a Secret needs no \
+           restart. New files that do not work leave the old ones in use, and the log says so. TLS 1.2 and 1.3.",
+        ],
+    ),
+    (
+        "metrics.tls.clientCaFile",
+        &["A reader without a certificate that one of these authorities signed gets no answer."],
+    ),
+    (
+        "health.address",
+        &[
+            "livez: the loop turns; a restart may help where it does not. readyz: the node was read and its object \
+           written not too long ago. startupz: the object was in the API server once. Each answers 200, or 503 with one \
+           sentence per reason.",
+            "A kubelet probes the pod's address, not loopback: in a pod that it is to probe, set 0.0.0.0:9743. The same \
+           address as `metrics.address` serves both, unless metrics have TLS.",
+        ],
+    ),
 ];
 
 #[cfg(test)]
@@ -167,7 +204,7 @@ mod tests {
     fn a_key_a_section_or_everything_is_explained() {
         let keys = |key| explain(key).unwrap().iter().map(|e| e.key).collect::<Vec<_>>();
         assert_eq!(keys(Some("zones.fillers")), ["zones.fillers"]);
-        assert_eq!(keys(Some("scan")), ["scan.poll", "scan.settle", "scan.endedPods"]);
+        assert_eq!(keys(Some("scan")), ["scan.poll", "scan.settle", "scan.notifyFile"]);
         assert_eq!(keys(None).len(), DOCS.len());
         assert_eq!(explain(Some("scan.settle")).unwrap()[0].default, "30s");
         assert_eq!(explain(Some("host.sys")).unwrap()[0].default, Value::Null);

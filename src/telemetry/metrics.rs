@@ -2,78 +2,44 @@
 //!
 //! Label values that come from outside are bounded in number and length: nobody can grow the set of series.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod docs;
+mod process;
+mod zones;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
-use crate::kubelet::{ClaimedDevice, Usage};
-use crate::topology::Finding;
+use super::health::Health;
+use crate::kubelet::{ClaimedDevice, ClientError, Usage};
+use crate::topology::{Finding, Topology};
 
-/// One family of metrics, for people.
-#[derive(Debug)]
-pub struct Doc {
-    /// As in a query.
-    pub name: &'static str,
-    /// The type, in the words of OpenMetrics.
-    pub kind: &'static str,
-    /// Label and what it may say.
-    pub labels: &'static [(&'static str, &'static str)],
-    /// The help text.
-    pub help: &'static str,
-}
+pub use docs::{DOCS, Doc};
 
-const BUILD: Doc = Doc {
-    name: "numacast_build_info",
-    kind: "info",
-    labels: &[("version", "of numacast")],
-    help: "Always 1; its label tells what runs",
+use docs::{
+    BUILD, CALL_SECONDS, CLAIMED, EVENTS, FINDINGS, FOREIGN_WRITES, KUBELET_ERRORS, PROBLEMS, PUBLISH_AGE,
+    PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, SCAN_AGE, SCAN_SECONDS, SCAN_TIME, SCANS, TRIGGERS,
+    WRITES,
 };
+use process::Process;
+use zones::Zones;
 
-const SCANS: Doc = Doc {
-    name: "numacast_scans_total",
-    kind: "counter",
-    labels: &[(
-        "outcome",
-        "`accounted`; `admitting`: a pod was being admitted; `unsettled`: the kubelet did not know everything \
-         yet; `failed`: the kubelet or the hardware could not be read",
-    )],
-    help: "Readings of the node",
-};
-
-const FINDINGS: Doc = Doc {
-    name: "numacast_findings",
-    kind: "gauge",
-    labels: &[(
-        "kind",
-        "`unpublished_node`, `unknown_cpus`, `impossible_memory`, `overused_memory` or `device_on_unknown_node`",
-    )],
-    help: "Things in the last account that do not fit together; the log says which",
-};
-
-const PROBLEMS: Doc = Doc {
-    name: "numacast_inventory_problems",
-    kind: "gauge",
-    labels: &[],
-    help: "What of the hardware and the kubelet's configuration could not be read; the log says what",
-};
-
-const CLAIMED: Doc = Doc {
-    name: "numacast_claimed_devices",
-    kind: "gauge",
-    labels: &[(
-        "driver",
-        "the DRA driver; `unknown` before kubelet 1.31, which tells of claims only; `other` above 32 drivers",
-    )],
-    help: "Devices that resource claims (DRA) gave to containers and that are therefore in no zone",
-};
-
-/// Every family, in the order in which they are served.
-pub const DOCS: &[&Doc] = &[&BUILD, &SCANS, &FINDINGS, &PROBLEMS, &CLAIMED];
+/// Seconds. Budgets lie at 5, 15, 50, 100 and 150 ms and at 1 s; deadlines at 5 and 10 s.
+const BUCKETS: [f64; 14] =
+    [0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.15, 0.5, 1.0, 5.0, 10.0];
 
 /// How a scan ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,11 +89,56 @@ const DRIVER_NAME: usize = 63;
 /// One label.
 type Label<V> = [(&'static str, V); 1];
 
+/// Why the object was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteReason {
+    /// The first write of this process.
+    First,
+    /// The account changed.
+    Change,
+    /// Nothing changed for a long time.
+    Refresh,
+    /// Somebody deleted or edited the object.
+    Repair,
+    /// The object was another manager's, which no longer writes it.
+    Takeover,
+}
+
+impl WriteReason {
+    const ALL: [Self; 5] = [Self::First, Self::Change, Self::Refresh, Self::Repair, Self::Takeover];
+
+    const fn label(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Change => "change",
+            Self::Refresh => "refresh",
+            Self::Repair => "repair",
+            Self::Takeover => "takeover",
+        }
+    }
+}
+
+/// Counters by one label whose values are ours.
+type Counts = Family<Label<&'static str>, Counter>;
+
 /// Everything that is counted. Cheap to report into; encoded only when somebody asks.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    scans: Family<Label<&'static str>, Counter>,
+    health: Arc<Health>,
+    scans: Counts,
+    scan_seconds: Histogram,
+    call_seconds: Family<Label<&'static str>, Histogram, fn() -> Histogram>,
+    kubelet_errors: Counts,
+    triggers: Counts,
+    publish_seconds: Histogram,
+    writes: Counts,
+    publish_errors: Counts,
+    foreign_writes: Counts,
+    events: Counts,
+    scan_time: Gauge<f64, AtomicU64>,
+    publish_time: Gauge<f64, AtomicU64>,
+    zones: Zones,
     findings: Family<Label<&'static str>, Gauge>,
     problems: Gauge,
     claimed: Family<Label<String>, Gauge>,
@@ -135,47 +146,197 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut metrics = Self {
-            registry: Registry::default(),
-            scans: Family::default(),
-            findings: Family::default(),
-            problems: Gauge::default(),
-            claimed: Family::default(),
-        };
-        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        let registry = &mut metrics.registry;
-        register(registry, &BUILD, build);
-        register(registry, &SCANS, metrics.scans.clone());
-        register(registry, &FINDINGS, metrics.findings.clone());
-        register(registry, &PROBLEMS, metrics.problems.clone());
-        register(registry, &CLAIMED, metrics.claimed.clone());
-        for outcome in Outcome::ALL {
-            // A counter that starts at 0 shows its first step.
-            drop(metrics.scans.get_or_create(&[("outcome", outcome.label())]));
-        }
-        metrics.found(&BTreeSet::new());
-        metrics
+        Self::new(Arc::default())
     }
 }
 
 /// The encoder adds the suffixes that OpenMetrics gives to counters and infos.
 fn register(registry: &mut Registry, doc: &Doc, metric: impl Metric) {
-    let name = doc.name.trim_end_matches("_total").trim_end_matches("_info");
-    registry.register(name, doc.help, metric);
+    registry.register(doc.family(), doc.help, metric);
+}
+
+fn histogram() -> Histogram {
+    Histogram::new(BUCKETS)
+}
+
+/// A gauge in a collector; no value leaves it without a sample.
+fn gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    doc: &Doc,
+    value: Option<impl EncodeGaugeValue>,
+) -> fmt::Result {
+    let help = format!("{}.", doc.help);
+    let mut metric = encoder.encode_descriptor(doc.family(), &help, None, MetricType::Gauge)?;
+    value.map_or(Ok(()), |value| metric.encode_gauge(&value))
+}
+
+/// As [`gauge`].
+fn counter(
+    encoder: &mut DescriptorEncoder<'_>,
+    doc: &Doc,
+    value: Option<impl EncodeCounterValue>,
+) -> fmt::Result {
+    let help = format!("{}.", doc.help);
+    let mut metric = encoder.encode_descriptor(doc.family(), &help, None, MetricType::Counter)?;
+    value.map_or(Ok(()), |value| metric.encode_counter::<[(&str, &str); 0], _, f64>(&value, None))
+}
+
+/// The ages, which move while nothing happens.
+#[derive(Debug)]
+struct Ages(Arc<Health>);
+
+impl Collector for Ages {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        gauge(&mut encoder, &SCAN_AGE, self.0.scan_age().map(|age| age.as_secs_f64()))?;
+        gauge(&mut encoder, &PUBLISH_AGE, self.0.publish_age().map(|age| age.as_secs_f64()))
+    }
+}
+
+/// Seconds of the wall clock.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 impl Metrics {
+    /// Nothing was counted yet. What is reported here is stamped on `health` too: its ages and these figures cannot
+    /// differ.
+    #[must_use]
+    pub fn new(health: Arc<Health>) -> Self {
+        let mut metrics = Self {
+            registry: Registry::default(),
+            health,
+            scans: Counts::default(),
+            scan_seconds: histogram(),
+            call_seconds: Family::new_with_constructor(histogram),
+            kubelet_errors: Counts::default(),
+            triggers: Counts::default(),
+            publish_seconds: histogram(),
+            writes: Counts::default(),
+            publish_errors: Counts::default(),
+            foreign_writes: Counts::default(),
+            events: Counts::default(),
+            scan_time: Gauge::default(),
+            publish_time: Gauge::default(),
+            zones: Zones::default(),
+            findings: Family::default(),
+            problems: Gauge::default(),
+            claimed: Family::default(),
+        };
+        metrics.register();
+        metrics.start_at_zero();
+        metrics
+    }
+
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        register(registry, &BUILD, Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        register(registry, &SCANS, self.scans.clone());
+        register(registry, &SCAN_SECONDS, self.scan_seconds.clone());
+        register(registry, &CALL_SECONDS, self.call_seconds.clone());
+        register(registry, &KUBELET_ERRORS, self.kubelet_errors.clone());
+        register(registry, &TRIGGERS, self.triggers.clone());
+        register(registry, &PUBLISH_SECONDS, self.publish_seconds.clone());
+        register(registry, &WRITES, self.writes.clone());
+        register(registry, &PUBLISH_ERRORS, self.publish_errors.clone());
+        register(registry, &FOREIGN_WRITES, self.foreign_writes.clone());
+        register(registry, &EVENTS, self.events.clone());
+        register(registry, &SCAN_TIME, self.scan_time.clone());
+        register(registry, &PUBLISH_TIME, self.publish_time.clone());
+        register(registry, &FINDINGS, self.findings.clone());
+        register(registry, &PROBLEMS, self.problems.clone());
+        register(registry, &CLAIMED, self.claimed.clone());
+        registry.register_collector(Box::new(Ages(Arc::clone(&self.health))));
+        registry.register_collector(Box::new(self.zones.clone()));
+        registry.register_collector(Box::new(Process::default()));
+    }
+
+    /// A counter that starts at 0 shows its first step.
+    fn start_at_zero(&self) {
+        let zero = |counts: &Counts, label: &'static str, values: &[&'static str]| {
+            for value in values {
+                drop(counts.get_or_create(&[(label, value)]));
+            }
+        };
+        zero(&self.scans, "outcome", &Outcome::ALL.map(Outcome::label));
+        zero(&self.writes, "reason", &WriteReason::ALL.map(WriteReason::label));
+        zero(&self.kubelet_errors, "kind", &ClientError::KINDS);
+        zero(&self.foreign_writes, "writer", &["person", "manager"]);
+        self.found(&BTreeSet::new());
+    }
+
+    /// What the same reports say about the agent's health.
+    #[must_use]
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
     /// A scan ended.
     pub fn scanned(&self, outcome: Outcome) {
         self.scans.get_or_create(&[("outcome", outcome.label())]).inc();
     }
 
-    /// A scan gave an account: what pods hold, what could not be read, and what does not fit together.
-    pub fn accounted(&self, usage: &Usage, problems: usize, findings: &BTreeSet<Finding>) {
+    /// A scan took this long, whatever came of it.
+    pub fn scan_took(&self, took: Duration) {
+        self.scan_seconds.observe(took.as_secs_f64());
+    }
+
+    /// A call to the kubelet ended.
+    pub fn called(&self, call: &'static str, took: Duration, error: Option<&ClientError>) {
+        self.call_seconds.get_or_create(&[("call", call)]).observe(took.as_secs_f64());
+        if let Some(error) = error {
+            self.kubelet_errors.get_or_create(&[("kind", error.kind())]).inc();
+        }
+    }
+
+    /// A scan gave an account: what pods hold, and what could not be read.
+    pub fn accounted(&self, usage: &Usage, problems: usize, topology: &Topology) {
         self.scanned(Outcome::Accounted);
+        self.scan_time.set(now());
+        self.health.scanned();
         self.problems.set(count(problems));
-        self.found(findings);
+        self.found(&topology.findings);
         self.claimed(usage);
+    }
+
+    /// The account says something else than before; it is to be published.
+    pub fn changed(&self, topology: &Topology) {
+        self.zones.set(&topology.zones);
+        self.health.waiting();
+    }
+
+    /// Something made the agent look.
+    pub fn triggered(&self, trigger: &'static str) {
+        self.triggers.get_or_create(&[("trigger", trigger)]).inc();
+    }
+
+    /// The API server took a write.
+    pub fn wrote(&self, reason: WriteReason, took: Duration) {
+        self.writes.get_or_create(&[("reason", reason.label())]).inc();
+        self.publish_seconds.observe(took.as_secs_f64());
+        self.agreed();
+    }
+
+    /// The object in the API server was found equal to the newest account: no write is needed.
+    pub fn agreed(&self) {
+        self.publish_time.set(now());
+        self.health.published();
+    }
+
+    /// A call to the API server for the object failed.
+    pub fn write_failed(&self, kind: &'static str) {
+        self.publish_errors.get_or_create(&[("kind", kind)]).inc();
+        self.health.waiting();
+    }
+
+    /// Somebody else wrote our object.
+    pub fn foreign_write(&self, person: bool) {
+        let writer = if person { "person" } else { "manager" };
+        self.foreign_writes.get_or_create(&[("writer", writer)]).inc();
+    }
+
+    /// A Kubernetes Event was posted.
+    pub fn event_posted(&self, reason: &'static str) {
+        self.events.get_or_create(&[("reason", reason)]).inc();
     }
 
     fn found(&self, findings: &BTreeSet<Finding>) {
@@ -242,6 +403,7 @@ mod tests {
 
     use super::*;
     use crate::kubelet::{ContainerUsage, PodUsage};
+    use crate::topology::{Amounts, Zone};
 
     /// `driver/pool/device`, or with a share after it.
     fn claimed(name: &str) -> ClaimedDevice {
@@ -275,7 +437,7 @@ mod tests {
         let (gpu, nic) = (claimed("gpu.example.com/worker/gpu-0"), claimed("nic.example.com/worker/vf-3"));
         let usage = usage(&[&[gpu.clone(), nic], &[gpu], &[claimed("gpu.example.com/worker/gpu-1")]]);
         let metrics = Metrics::default();
-        metrics.accounted(&usage, 0, &BTreeSet::new());
+        metrics.accounted(&usage, 0, &Topology::default());
         let mut found = samples(&metrics, "numacast_claimed_devices");
         found.sort();
         assert_eq!(found, [r#"{driver="gpu.example.com"} 2"#, r#"{driver="nic.example.com"} 1"#]);
@@ -299,12 +461,12 @@ mod tests {
         let many: Vec<_> =
             (0..1_000).map(|n| claimed(&format!("driver-{n:04}{}/p/d", "x".repeat(99)))).collect();
         let metrics = Metrics::default();
-        metrics.accounted(&usage(&[&many]), 0, &BTreeSet::new());
+        metrics.accounted(&usage(&[&many]), 0, &Topology::default());
         let found = samples(&metrics, "numacast_claimed_devices");
         assert_eq!(found.len(), MOST_DRIVERS + 1);
         assert!(found.contains(&r#"{driver="other"} 968"#.to_owned()), "{found:?}");
         assert!(found.iter().all(|line| line.len() < 80), "{found:?}");
-        metrics.accounted(&Usage::default(), 0, &BTreeSet::new());
+        metrics.accounted(&Usage::default(), 0, &Topology::default());
         assert_eq!(samples(&metrics, "numacast_claimed_devices"), Vec::<String>::new());
     }
 
@@ -314,10 +476,10 @@ mod tests {
         let of = |kind: &str| samples(&metrics, &format!("numacast_findings{{kind=\"{kind}\"}} "));
         assert_eq!(of("unpublished_node"), ["0"], "shown before the first account");
         let findings = [Finding::UnpublishedNode(64), Finding::UnpublishedNode(65)].into();
-        metrics.accounted(&Usage::default(), 1, &findings);
+        metrics.accounted(&Usage::default(), 1, &Topology { findings, ..Topology::default() });
         assert_eq!((of("unpublished_node"), of("unknown_cpus")), (vec!["2".into()], vec!["0".into()]));
         assert_eq!(samples(&metrics, "numacast_inventory_problems "), ["1"]);
-        metrics.accounted(&Usage::default(), 0, &BTreeSet::new());
+        metrics.accounted(&Usage::default(), 0, &Topology::default());
         assert_eq!(of("unpublished_node"), ["0"]);
         assert_eq!(samples(&metrics, "numacast_inventory_problems "), ["0"]);
     }
@@ -332,24 +494,102 @@ mod tests {
         assert_eq!(failed(), ["2"]);
     }
 
+    #[test]
+    fn writes_are_counted_by_reason_and_timed() {
+        let metrics = Metrics::default();
+        assert_eq!(samples(&metrics, r#"numacast_writes_total{reason="change"} "#), ["0"]);
+        assert_eq!(samples(&metrics, "numacast_last_publish_age_seconds "), Vec::<String>::new());
+        assert_eq!(samples(&metrics, "numacast_last_publish_timestamp_seconds "), ["0.0"]);
+        metrics.wrote(WriteReason::Change, Duration::from_millis(4));
+        metrics.wrote(WriteReason::Change, Duration::from_millis(6));
+        metrics.write_failed("deadline");
+        assert_eq!(samples(&metrics, r#"numacast_writes_total{reason="change"} "#), ["2"]);
+        assert_eq!(samples(&metrics, r#"numacast_publish_errors_total{kind="deadline"} "#), ["1"]);
+        let bucket = |bound: &str| {
+            samples(&metrics, &format!("numacast_publish_duration_seconds_bucket{{le=\"{bound}\"}} "))
+        };
+        assert_eq!(
+            (bucket("0.002"), bucket("0.005"), bucket("0.01")),
+            (vec!["0".into()], vec!["1".into()], vec!["2".into()])
+        );
+        assert_eq!(samples(&metrics, "numacast_last_publish_age_seconds ").len(), 1);
+        let time: f64 = samples(&metrics, "numacast_last_publish_timestamp_seconds ")[0].parse().unwrap();
+        assert!(time > 1e9, "{time}");
+    }
+
+    #[test]
+    fn failed_calls_are_timed_and_counted_by_kind() {
+        let metrics = Metrics::default();
+        let of =
+            |kind: &str| samples(&metrics, &format!("numacast_kubelet_errors_total{{kind=\"{kind}\"}} "));
+        assert_eq!(of("rate_limited"), ["0"]);
+        metrics.called("List", Duration::from_secs(1), Some(&ClientError::RateLimited("List")));
+        metrics.called("List", Duration::from_secs(1), None);
+        assert_eq!(of("rate_limited"), ["1"]);
+        let calls = samples(&metrics, r#"numacast_kubelet_call_duration_seconds_count{call="List"} "#);
+        assert_eq!(calls, ["2"]);
+    }
+
+    /// A zone that lists these resources with 3, 2 and 1 of each.
+    fn zone(id: u16, resources: impl IntoIterator<Item = String>) -> Zone {
+        let amounts = Amounts { capacity: 3, allocatable: 2, available: 1 };
+        Zone { id, resources: resources.into_iter().map(|name| (name, amounts)).collect(), ..Zone::default() }
+    }
+
+    #[test]
+    fn series_of_zones_and_resources_leave_with_them() {
+        let metrics = Metrics::default();
+        let change = |zones: Vec<Zone>| metrics.changed(&Topology { zones, ..Topology::default() });
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        change(vec![zone(0, names(&["cpu", "a/b"])), zone(2, names(&["cpu"]))]);
+        let available = || samples(&metrics, "numacast_zone_available{");
+        let series =
+            |zone: u16, resource: &str, n: u64| format!("zone=\"node-{zone}\",resource=\"{resource}\"}} {n}");
+        assert_eq!(available(), [series(0, "cpu", 1), series(0, "a/b", 1), series(2, "cpu", 1)]);
+        assert_eq!(samples(&metrics, "numacast_zone_allocatable{")[2], series(2, "cpu", 2));
+        assert_eq!(samples(&metrics, "numacast_zone_capacity{")[2], series(2, "cpu", 3));
+        change(vec![zone(0, names(&["cpu"]))]);
+        assert_eq!(available(), [series(0, "cpu", 1)]);
+    }
+
+    #[test]
+    fn resources_are_bounded_in_number_and_length() {
+        let many = (0..1_000).map(|n| format!("a.example.com/{n:04}-{}", "x".repeat(999)));
+        let metrics = Metrics::default();
+        let zones = vec![zone(0, many.chain(["cpu".into(), "memory".into()]))];
+        metrics.changed(&Topology { zones, ..Topology::default() });
+        let found = samples(&metrics, "numacast_zone_available{");
+        assert_eq!(found.len(), 128);
+        assert!(found[1].contains("\"memory\"") && found.iter().all(|line| line.len() < 400), "{found:?}");
+    }
+
     /// Everything that can be served is, with the type and help of [`DOCS`].
     #[test]
     fn the_table_says_what_is_served() {
         let metrics = Metrics::default();
-        metrics.accounted(&usage(&[&[claimed("a/p/d")]]), 0, &BTreeSet::new());
+        metrics.accounted(&usage(&[&[claimed("a/p/d")]]), 0, &Topology::default());
+        metrics.changed(&Topology { zones: vec![zone(0, ["cpu".to_owned()])], ..Topology::default() });
+        metrics.called("List", Duration::ZERO, None);
+        metrics.triggered("poll");
+        metrics.wrote(WriteReason::First, Duration::ZERO);
+        metrics.write_failed("deadline");
+        metrics.event_posted("ForeignWriter");
         let text = metrics.encode();
         let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
         assert_eq!(families.len(), DOCS.len(), "{families:?}");
         for doc in DOCS {
-            let mut found = samples(&metrics, doc.name).into_iter().peekable();
-            assert!(found.peek().is_some(), "{}", doc.name);
+            let last = if doc.kind == "histogram" { "_sum" } else { "" };
+            let ends = |sample: &String| sample.starts_with('{') || sample.starts_with(' ');
+            let found = samples(&metrics, &format!("{}{last}", doc.name));
+            let found: Vec<String> = found.into_iter().filter(ends).collect();
+            assert!(!found.is_empty(), "{}", doc.name);
             for sample in found {
                 let labels: Vec<&str> = doc.labels.iter().map(|(label, _)| *label).collect();
                 let expected: usize = sample.matches("=\"").count();
                 assert_eq!(expected, labels.len(), "{}{sample}", doc.name);
                 assert!(labels.iter().all(|label| sample.contains(&format!("{label}=\""))), "{sample}");
             }
-            let family = doc.name.trim_end_matches("_total").trim_end_matches("_info");
+            let family = doc.family();
             let head = format!("# HELP {family} {}.\n# TYPE {family} {}\n", doc.help, doc.kind);
             assert!(text.contains(&head), "{head}");
         }

@@ -18,20 +18,20 @@ use crate::support::SimNode;
 const GIB: u64 = 1 << 30;
 
 /// A node, an API server, and the agent between them.
-struct World {
-    node: SimNode,
-    server: ApiServer,
+pub(crate) struct World {
+    pub(crate) node: SimNode,
+    pub(crate) server: ApiServer,
     stop: Option<oneshot::Sender<()>>,
     agent: JoinHandle<()>,
 }
 
 impl World {
-    async fn start(options: Options) -> Self {
+    pub(crate) async fn start(options: Options) -> Self {
         let server = server().await;
         Self::with(SimNode::with(options), server, |_| {})
     }
 
-    fn with(node: SimNode, server: ApiServer, change: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) fn with(node: SimNode, server: ApiServer, change: impl FnOnce(&mut Settings)) -> Self {
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
         let mut settings = Settings::from_config(&config);
@@ -45,7 +45,7 @@ impl World {
     }
 
     /// Waits until the object in the API server says what the kubelet's own books say.
-    async fn agrees(&self) {
+    pub(crate) async fn agrees(&self) {
         let differences = || match self.server.topology("worker") {
             Some(object) => self.node.kubelet.expected().differences(&object, Split::PerGroup),
             None => vec!["there is no object".to_owned()],
@@ -61,7 +61,7 @@ impl World {
     }
 
     /// Waits until the object in the API server is as `probe` wants it.
-    async fn until(&self, probe: impl Fn() -> Option<()>) {
+    pub(crate) async fn until(&self, probe: impl Fn() -> Option<()>) {
         for _ in 0..3000 {
             assert!(!self.agent.is_finished(), "the agent has ended");
             if probe().is_some() {
@@ -72,20 +72,20 @@ impl World {
         panic!("the object stays another: {:#?}", self.server.topology("worker"));
     }
 
-    fn available(&self, zone: usize, resource: &str) -> u64 {
+    pub(crate) fn available(&self, zone: usize, resource: &str) -> u64 {
         let object = self.server.topology("worker").unwrap();
         let resources = object.spec.zones[zone].resources.clone().unwrap();
         resources.iter().find(|r| r.name == resource).unwrap().available.ceil()
     }
 
-    async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         drop(self.stop.take());
         self.agent.await.unwrap();
     }
 }
 
 /// An API server that knows the node.
-async fn server() -> ApiServer {
+pub(crate) async fn server() -> ApiServer {
     let server = ApiServer::start_anywhere(0).await.unwrap();
     server.add_node("worker").unwrap();
     server
@@ -121,7 +121,7 @@ async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() 
     world.stop().await;
 }
 
-fn quick() -> Options {
+pub(crate) fn quick() -> Options {
     Options { release_lag: Duration::from_millis(20), limited: false, ..Options::default() }
 }
 

@@ -1,31 +1,21 @@
 //! The agent's metrics, scraped over loopback.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::{Call, Fault};
+use numacast::telemetry::metrics::Metrics;
 use numacast::telemetry::server::{Endpoints, Server};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::SimNode;
+use crate::support::{ANYWHERE, SimNode, ask, get};
 
-const ANYWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-
-/// The whole answer to one request.
-async fn ask(address: SocketAddr, request: &str) -> String {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
-}
-
-async fn get(address: SocketAddr, path: &str) -> String {
-    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: numacast\r\n\r\n")).await
+/// Metrics alone.
+fn metrics(metrics: Arc<Metrics>) -> Endpoints {
+    Endpoints { metrics: Some(metrics), health: None }
 }
 
 /// The value of one series.
@@ -47,12 +37,12 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
     let limited = Fault::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
     node.kubelet.fail_next(Call::List, 2, &limited);
     let agent = Agent::new(Settings::from_config(&config), cluster);
-    let scraped = Server::start(ANYWHERE, Endpoints { metrics: agent.metrics() }).await.unwrap();
+    let scraped = Server::start(ANYWHERE, metrics(agent.metrics()), None).await.unwrap();
     let agent = tokio::spawn(agent.run(std::future::pending()));
-    let accounted = r#"numacast_scans_total{outcome="accounted"}"#;
+    let first = r#"numacast_writes_total{reason="first"}"#;
     let answer = loop {
         let answer = get(scraped.address(), "/metrics").await;
-        if value(&answer, accounted).unwrap() > 0 {
+        if value(&answer, first).unwrap() > 0 {
             break answer;
         }
         assert!(!agent.is_finished(), "the agent has ended");
@@ -62,6 +52,16 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
     assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"));
     assert!(answer.ends_with("# EOF\n"), "{answer}");
     assert_eq!(value(&answer, r#"numacast_scans_total{outcome="failed"}"#), Some(2));
+    assert_eq!(value(&answer, r#"numacast_kubelet_errors_total{kind="rate_limited"}"#), Some(2));
+    let calls = |call: &str| {
+        value(&answer, &format!("numacast_kubelet_call_duration_seconds_count{{call=\"{call}\"}}")).unwrap()
+    };
+    assert!(calls("List") >= 3 && calls("GetAllocatableResources") >= 1);
+    assert!(value(&answer, "numacast_scan_duration_seconds_count").unwrap() >= 3);
+    assert!(value(&answer, "numacast_publish_duration_seconds_count").unwrap() >= 1);
+    let zone = r#"{zone="node-1",resource="cpu"}"#;
+    assert_eq!(value(&answer, &format!("numacast_zone_capacity{zone}")), Some(8));
+    assert_eq!(value(&answer, &format!("numacast_zone_available{zone}")), Some(7), "one is reserved");
     assert_eq!(value(&answer, "numacast_inventory_problems"), Some(1));
     // The kubelet goes on naming the CPUs that the broken file hides.
     assert_eq!(value(&answer, r#"numacast_findings{kind="unknown_cpus"}"#), Some(1));
@@ -72,7 +72,7 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
 }
 
 async fn server() -> Server {
-    Server::start(ANYWHERE, Endpoints { metrics: Default::default() }).await.unwrap()
+    Server::start(ANYWHERE, metrics(Arc::default()), None).await.unwrap()
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn peers_that_say_nothing_lose_their_place() {
 async fn a_taken_port_is_one_sentence() {
     let taken = TcpListener::bind(ANYWHERE).await.unwrap();
     let address = taken.local_addr().unwrap();
-    let error = Server::start(address, Endpoints { metrics: Default::default() }).await.unwrap_err();
+    let error = Server::start(address, metrics(Arc::default()), None).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(

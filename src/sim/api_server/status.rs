@@ -86,6 +86,22 @@ pub(super) fn precondition(kind: &Kind, name: &str, wanted: &str, found: &str) -
     Failure::about(kind, name, 409, "Conflict", message)
 }
 
+/// An apply that means an object which is gone.
+pub(super) fn no_such_uid(kind: &Kind, name: &str, wanted: &str) -> Failure {
+    let message = format!(
+        "Operation cannot be fulfilled on {} \"{name}\": uid mismatch: the provided object specified uid {wanted}, \
+         and no existing object was found",
+        kind.resource()
+    );
+    Failure::about(kind, name, 409, "Conflict", message)
+}
+
+/// An apply that means another object of the same name.
+pub(super) fn other_uid(kind: &Kind, name: &str, wanted: &str) -> Failure {
+    let why = format!("Invalid value: \"{wanted}\": field is immutable");
+    invalid(kind, name, &[("FieldValueInvalid", why, "metadata.uid".to_owned())])
+}
+
 pub(super) fn forbidden(kind: &Kind, namespace: &str, name: &str, verb: &str, user: &str) -> Failure {
     let subject = if name.is_empty() { kind.resource() } else { format!("{} \"{name}\"", kind.resource()) };
     let place = match namespace {

@@ -164,7 +164,10 @@ impl Store {
                 merge(&mut merged, &patch);
                 merged
             }
-            Write::Apply { config, force } => return fields::apply(live, &config, writer, force),
+            Write::Apply { config, force } => {
+                check_uid(key, live, &config)?;
+                return fields::apply(live, &config, writer, force);
+            }
         };
         Ok(fields::update(live, new, writer))
     }
@@ -297,6 +300,18 @@ fn check_version(key: &Key, live: &Value, new: &Value, required: bool) -> Result
     }
     let stale = !wanted.is_empty() && live["metadata"]["resourceVersion"] != *wanted;
     if stale { Err(status::modified(key.kind, &key.name)) } else { Ok(()) }
+}
+
+/// An apply may say which object it means, by its uid.
+fn check_uid(key: &Key, live: Option<&Value>, config: &Value) -> Result<(), Failure> {
+    let Some(wanted) = config["metadata"]["uid"].as_str() else { return Ok(()) };
+    match live {
+        None => Err(status::no_such_uid(key.kind, &key.name, wanted)),
+        Some(live) if live["metadata"]["uid"] != wanted => {
+            Err(status::other_uid(key.kind, &key.name, wanted))
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 /// A JSON merge patch (RFC 7396).

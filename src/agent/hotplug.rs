@@ -1,0 +1,106 @@
+//! CPUs, memory and NUMA nodes that come and go while the node runs, as the kernel announces them.
+//!
+//! The kernel sends its uevents to every network namespace of the initial user namespace, so that a pod without the host's
+//! network hears them too. Whoever does not finds out by the poll.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use tokio::io::unix::AsyncFd;
+
+/// The kernel's own messages; the other group is udev's.
+const KERNEL: u32 = 1;
+
+/// The kernel's limit for one message is 2 KiB of variables behind a path.
+const LONGEST: usize = 8 << 10;
+
+/// A listener to the kernel's announcements.
+#[derive(Debug)]
+pub(super) struct Hotplug {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl Hotplug {
+    /// Listens from now on.
+    ///
+    /// # Errors
+    /// Where there is no such socket, or we may not have it.
+    pub(super) fn listen() -> io::Result<Self> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(KOBJECT_UEVENT))?;
+        // The kernel gives us a number of our own for 0.
+        bind(&socket, &SocketAddrNetlink::new(0, KERNEL))?;
+        #[allow(
+            deprecated,
+            reason = "its successor is unsafe to call; an OwnedFd is one descriptor while it lives"
+        )]
+        let socket = AsyncFd::new(socket)?;
+        Ok(Self { socket })
+    }
+
+    /// Waits until hardware came or went, or until that may have happened unseen.
+    ///
+    /// # Errors
+    /// When the socket is broken.
+    pub(super) async fn next(&mut self) -> io::Result<()> {
+        let mut buffer = [0_u8; LONGEST];
+        loop {
+            let mut ready = self.socket.readable().await?;
+            match recv(self.socket.get_ref(), &mut buffer, RecvFlags::empty()) {
+                Ok((length, _)) if is_hotplug(buffer.get(..length).unwrap_or_default()) => return Ok(()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                // More came than the socket holds: something of it may have been hardware.
+                Err(Errno::NOBUFS) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Is this message about a CPU, memory or a node that came or went? It begins with `online@/devices/system/cpu/cpu3`, up to
+/// the first zero.
+fn is_hotplug(message: &[u8]) -> bool {
+    let header = message.split(|byte| *byte == 0).next().unwrap_or_default();
+    let Some((action, path)) = std::str::from_utf8(header).ok().and_then(|text| text.split_once('@')) else {
+        return false;
+    };
+    let system = ["/devices/system/cpu/cpu", "/devices/system/memory/memory", "/devices/system/node/node"];
+    matches!(action, "add" | "remove" | "online" | "offline")
+        && system.iter().any(|prefix| {
+            path.strip_prefix(prefix)
+                .is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_hardware_that_comes_or_goes_is_a_reason_to_look() {
+        for yes in [
+            &b"online@/devices/system/cpu/cpu3\0ACTION=online\0SUBSYSTEM=cpu\0"[..],
+            b"offline@/devices/system/memory/memory32\0",
+            b"add@/devices/system/node/node1",
+            b"remove@/devices/system/cpu/cpu128\0",
+        ] {
+            assert!(is_hotplug(yes), "{}", String::from_utf8_lossy(yes));
+        }
+        for no in [
+            &b"change@/devices/system/cpu/cpu3\0"[..],
+            b"add@/devices/virtual/net/veth1\0",
+            b"add@/devices/system/cpu/cpufreq\0",
+            b"add@/devices/system/cpu/cpu\0",
+            b"add@/devices/system/cpu/cpu3/cache\0",
+            b"libudev\0\xfe\xed\xca\xfe",
+            b"",
+            b"\xff\xff@/devices/system/cpu/cpu1",
+        ] {
+            assert!(!is_hotplug(no), "{}", String::from_utf8_lossy(no));
+        }
+    }
+}

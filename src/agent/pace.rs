@@ -1,0 +1,110 @@
+//! How often to look for what no event tells: releases, where nobody says that a pod is gone.
+//!
+//! The List shows a release up to 1.5 s before any file does. Looking once a second finds it in time, and is paid for
+//! by what it costs: a node whose List is dear is looked at less often, except for a while after something happened.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::time::Instant;
+
+/// So often that a release shows within a second, give or take a tenth and what the scan and the write take.
+const FAST: Duration = Duration::from_millis(800);
+
+/// How long after something happened a node is looked at often, whatever that costs: changes come in company.
+const COMPANY: Duration = Duration::from_secs(10);
+
+/// What looking may cost: half a thousandth of a core, the other half of the budget for an idle node being for the rest.
+const SHARE: f64 = 0.000_5;
+
+/// How much of the mean cost the newest scan is.
+const WEIGHT: f64 = 0.2;
+
+/// The pace of looking.
+#[derive(Debug)]
+pub(super) struct Pace {
+    slow: Duration,
+    /// Seconds of CPU time that one scan takes.
+    cost: f64,
+    active: Option<Instant>,
+}
+
+impl Pace {
+    /// Never slower than `slow`.
+    pub(super) fn new(slow: Duration) -> Self {
+        Self { slow, cost: 0.0, active: None }
+    }
+
+    /// Something happened.
+    pub(super) fn stir(&mut self, now: Instant) {
+        self.active = Some(now);
+    }
+
+    /// One look cost this much CPU time.
+    pub(super) fn paid(&mut self, cost: Duration) {
+        let cost = cost.as_secs_f64();
+        self.cost = if self.cost == 0.0 { cost } else { self.cost * (1.0 - WEIGHT) + cost * WEIGHT };
+    }
+
+    /// How long to wait before looking again, where a release could come unseen.
+    pub(super) fn wait(&self, now: Instant) -> Duration {
+        let stirred = self.active.is_some_and(|at| now.duration_since(at) < COMPANY);
+        let affordable = if stirred {
+            Duration::ZERO
+        } else {
+            Duration::try_from_secs_f64(self.cost / SHARE).unwrap_or(self.slow)
+        };
+        FAST.max(affordable).min(self.slow)
+    }
+}
+
+/// CPU time that this thread has used. What else it did between two readings counts too, which only slows the pace.
+pub(super) fn cpu_time() -> Duration {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(used.tv_sec).unwrap_or_default();
+    Duration::new(seconds, u32::try_from(used.tv_nsec).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_looked_at_as_often_as_it_can_be_afforded_and_more_often_after_a_change() {
+        let start = Instant::now();
+        let slow = Duration::from_secs(5);
+        let mut pace = Pace::new(slow);
+        assert_eq!(pace.wait(start), FAST, "what it costs is not known yet");
+        pace.paid(Duration::from_micros(200));
+        assert_eq!(pace.wait(start), FAST);
+        for _ in 0..50 {
+            pace.paid(Duration::from_millis(1));
+        }
+        let wait = pace.wait(start);
+        assert!(wait > Duration::from_millis(1990) && wait <= Duration::from_secs(2), "{wait:?}");
+        for _ in 0..50 {
+            pace.paid(Duration::from_millis(30));
+        }
+        assert_eq!(pace.wait(start), slow);
+        pace.stir(start);
+        assert_eq!(pace.wait(start + COMPANY / 2), FAST);
+        assert_eq!(pace.wait(start + COMPANY), slow);
+    }
+
+    #[test]
+    fn an_impatient_poll_is_the_pace() {
+        let mut pace = Pace::new(Duration::from_millis(20));
+        pace.stir(Instant::now());
+        assert_eq!(pace.wait(Instant::now()), Duration::from_millis(20));
+    }
+
+    #[test]
+    fn the_clock_counts_work() {
+        let before = cpu_time();
+        let mut sum = 0_u64;
+        while cpu_time() == before {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(cpu_time() > before);
+    }
+}

@@ -1,0 +1,324 @@
+//! What the API server tells of the node's pods.
+//!
+//! A pod that goes leaves the List before the kubelet writes any file, so the loop is told to look. And kubelets
+//! before 1.34 list pods that have ended, with the memory and devices that they gave back (kubelet.md 3.3): only the
+//! API server tells them from the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use super::scan::{PodName, Terminal};
+use super::{back_off, jittered};
+use crate::cluster::{Cluster, Life, NodePod, PodEvent};
+
+/// The first kubelet whose List names active pods only.
+const ACTIVE_PODS_ONLY: (u32, u32) = (1, 34);
+
+/// How often the kubelet's version is looked at again: kubelets are upgraded in place.
+const REREAD: Duration = Duration::from_secs(600);
+/// How soon after a failure.
+const RETRY: Duration = Duration::from_secs(1);
+/// The longest wait between two failures.
+const RETRY_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long the ended pods may be believed while the watch is broken: a pod may have returned under such a name.
+const STALE: Duration = Duration::from_secs(30);
+
+/// How long a pod that went may stay in the List before that is taken for the truth: a kubelet that cannot stop a
+/// container lists its pod on and on.
+pub(super) const LINGER: Duration = Duration::from_secs(15);
+
+/// What is known now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PodView {
+    /// Is the watch up, with everything listed once? Otherwise releases have to be looked for.
+    pub(super) follows: bool,
+    /// Pods that hold nothing although the kubelet lists them; empty for kubelets that do not list these.
+    pub(super) terminal: Terminal,
+    /// Pods that went lately, each with the moment: the List will follow.
+    pub(super) gone: Arc<BTreeMap<PodName, Instant>>,
+}
+
+/// The handle of the following task.
+#[derive(Debug)]
+pub(super) struct PodSource {
+    newest: watch::Receiver<PodView>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl PodSource {
+    /// Nobody is asked.
+    pub(super) fn none() -> Self {
+        let (_, newest) = watch::channel(PodView::default());
+        Self { newest, task: None }
+    }
+
+    /// Starts the task.
+    pub(super) fn follow(node: String, cluster: Cluster) -> Self {
+        let (news, newest) = watch::channel(PodView::default());
+        let task = Some(tokio::spawn(Follower::new(node, cluster, news).run()));
+        Self { newest, task }
+    }
+
+    /// What is known now.
+    pub(super) fn now(&mut self) -> PodView {
+        self.newest.borrow_and_update().clone()
+    }
+
+    /// Waits for news.
+    pub(super) async fn changed(&mut self) {
+        if self.newest.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for PodSource {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+struct Follower {
+    node: String,
+    cluster: Cluster,
+    news: watch::Sender<PodView>,
+    pods: Pods,
+    /// Does this kubelet list pods that have ended? Unknown until its version was read.
+    lists_ended: Option<bool>,
+    /// Since when the watch is broken.
+    broken: Option<Instant>,
+    /// The last sentence of trouble.
+    told: Option<String>,
+}
+
+impl Follower {
+    fn new(node: String, cluster: Cluster, news: watch::Sender<PodView>) -> Self {
+        Self { node, cluster, news, pods: Pods::default(), lists_ended: None, broken: None, told: None }
+    }
+
+    async fn run(mut self) {
+        let mut events = std::pin::pin!(self.cluster.pods_of(&self.node));
+        let (mut failures, mut reread) = (0, Instant::now());
+        loop {
+            tokio::select! {
+                event = events.next() => match event {
+                    Some(event) => self.take(event),
+                    None => return,
+                },
+                () = sleep_until(reread) => reread = Instant::now() + self.read_version(&mut failures).await,
+            }
+            self.send();
+        }
+    }
+
+    fn take(&mut self, event: Result<PodEvent, String>) {
+        match event {
+            Ok(event) => {
+                self.broken = None;
+                self.told = None;
+                self.pods.take(event, Instant::now());
+            }
+            Err(sentence) => {
+                let _ = self.broken.get_or_insert_with(Instant::now);
+                self.tell(sentence);
+            }
+        }
+    }
+
+    /// Returns how long its answer holds.
+    async fn read_version(&mut self, failures: &mut u32) -> Duration {
+        // The publisher, which reads the same Node, says what is wrong with it.
+        let Ok(version) = self.cluster.kubelet_version(&self.node).await else {
+            return back_off(failures, RETRY, RETRY_LIMIT);
+        };
+        *failures = 0;
+        let lists_ended = lists_ended_pods(&version);
+        if lists_ended && self.lists_ended != Some(true) {
+            info!("kubelet {version} lists pods that have ended: the API server says which these are");
+        }
+        self.lists_ended = Some(lists_ended);
+        jittered(REREAD)
+    }
+
+    fn send(&mut self) {
+        let stale = self.broken.is_some_and(|since| since.elapsed() > STALE);
+        let believed = self.lists_ended == Some(true) && !stale;
+        let terminal = if believed { self.pods.ended() } else { BTreeSet::new() };
+        let follows = self.pods.complete && self.broken.is_none();
+        let gone = self.pods.gone(Instant::now());
+        self.news.send_if_modified(|last| {
+            let same = last.follows == follows && *last.terminal == terminal && *last.gone == *gone;
+            if !same {
+                *last = PodView { follows, terminal: Arc::new(terminal), gone: Arc::new(gone.clone()) };
+            }
+            !same
+        });
+    }
+
+    fn tell(&mut self, sentence: String) {
+        if self.told.as_ref() != Some(&sentence) {
+            warn!("{sentence}; releases are looked for once a second meanwhile");
+            self.told = Some(sentence);
+        }
+    }
+}
+
+/// The node's pods as the watch told them.
+#[derive(Debug, Default)]
+struct Pods {
+    /// Uid and state by name.
+    now: BTreeMap<PodName, (String, Life)>,
+    /// The list that is coming in.
+    listed: Option<BTreeMap<PodName, (String, Life)>>,
+    /// Were all of them listed once?
+    complete: bool,
+    gone: BTreeMap<PodName, Instant>,
+}
+
+impl Pods {
+    fn take(&mut self, event: PodEvent, at: Instant) {
+        match event {
+            PodEvent::Listing => self.listed = Some(BTreeMap::new()),
+            PodEvent::Listed(NodePod { namespace, name, uid, life }) => {
+                let listed = self.listed.get_or_insert_default();
+                listed.insert((namespace, name), (uid, life));
+            }
+            PodEvent::Complete => self.replace(at),
+            PodEvent::Is(NodePod { namespace, name, uid, life }) => {
+                self.put((namespace, name), uid, life, at)
+            }
+            PodEvent::Gone(NodePod { namespace, name, .. }) => self.remove((namespace, name), at),
+        }
+    }
+
+    /// The new list holds; whoever is not in it went unseen.
+    fn replace(&mut self, at: Instant) {
+        let listed = self.listed.take().unwrap_or_default();
+        let missing: Vec<PodName> =
+            self.now.keys().filter(|name| !listed.contains_key(*name)).cloned().collect();
+        for name in missing {
+            self.remove(name, at);
+        }
+        for (name, (uid, life)) in listed {
+            self.put(name, uid, life, at);
+        }
+        self.complete = true;
+    }
+
+    fn put(&mut self, name: PodName, uid: String, life: Life, at: Instant) {
+        if life == Life::Living {
+            // Perhaps another pod of the same name.
+            self.gone.remove(&name);
+        } else if self.is_living(&name) || self.now.get(&name).is_none_or(|(known, _)| *known != uid) {
+            self.gone.insert(name.clone(), at);
+        }
+        self.now.insert(name, (uid, life));
+    }
+
+    fn remove(&mut self, name: PodName, at: Instant) {
+        let lived = self.is_living(&name);
+        self.now.remove(&name);
+        if lived {
+            self.gone.insert(name, at);
+        }
+    }
+
+    fn is_living(&self, name: &PodName) -> bool {
+        self.now.get(name).is_some_and(|(_, life)| *life == Life::Living)
+    }
+
+    fn ended(&self) -> BTreeSet<PodName> {
+        let ended = self.now.iter().filter(|(_, (_, life))| *life == Life::Ended);
+        ended.map(|(name, _)| name.clone()).collect()
+    }
+
+    fn gone(&mut self, now: Instant) -> &BTreeMap<PodName, Instant> {
+        self.gone.retain(|_, at| now.duration_since(*at) < LINGER);
+        &self.gone
+    }
+}
+
+/// Does a kubelet of this version (`v1.33.13`) list pods that have ended? One whose version makes no sense may.
+fn lists_ended_pods(version: &str) -> bool {
+    let mut numbers = version.trim_start_matches('v').split('.').map(|part| part.parse::<u32>().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(major), Some(minor)) => (major, minor) < ACTIVE_PODS_ONLY,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubelets_before_1_34_list_pods_that_have_ended() {
+        for old in ["v1.33.13", "v1.23.0-eks-1", "1.9.0", "v0.1", "", "v1.x"] {
+            assert!(lists_ended_pods(old), "{old}");
+        }
+        for new in ["v1.34.0", "v1.36.3+k3s1", "v2.0.0"] {
+            assert!(!lists_ended_pods(new), "{new}");
+        }
+    }
+
+    fn pod(name: &str, uid: &str, life: Life) -> NodePod {
+        NodePod { namespace: "ns".into(), name: name.into(), uid: uid.into(), life }
+    }
+
+    fn names<'a>(set: impl IntoIterator<Item = &'a PodName>) -> String {
+        set.into_iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    #[test]
+    fn a_pod_is_gone_when_it_leaves_ends_or_vanishes_and_not_when_its_name_returns() {
+        let mut pods = Pods::default();
+        let start = Instant::now();
+        let mut gone = |event, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            pods.take(event, now);
+            names(pods.gone(now).keys())
+        };
+        for name in ["a", "b", "c"] {
+            assert_eq!(gone(PodEvent::Is(pod(name, "1", Life::Living)), 0), "");
+        }
+        assert_eq!(gone(PodEvent::Is(pod("a", "1", Life::Leaving)), 1), "a");
+        assert_eq!(gone(PodEvent::Is(pod("b", "1", Life::Ended)), 2), "a,b");
+        assert_eq!(gone(PodEvent::Gone(pod("c", "1", Life::Living)), 3), "a,b,c");
+        // What follows for a pod that went already is no news.
+        assert_eq!(gone(PodEvent::Is(pod("a", "1", Life::Ended)), 15), "a,b,c");
+        assert_eq!(gone(PodEvent::Gone(pod("a", "1", Life::Ended)), 16), "b,c", "long enough");
+        assert_eq!(gone(PodEvent::Is(pod("b", "2", Life::Living)), 16), "c", "another pod");
+        assert_eq!(gone(PodEvent::Is(pod("d", "1", Life::Ended)), 18), "d", "refused at once");
+    }
+
+    #[test]
+    fn a_new_list_replaces_the_old_one_when_it_is_complete() {
+        let mut pods = Pods::default();
+        let now = Instant::now();
+        for event in [
+            PodEvent::Is(pod("a", "1", Life::Living)),
+            PodEvent::Is(pod("b", "1", Life::Ended)),
+            PodEvent::Is(pod("c", "1", Life::Living)),
+            PodEvent::Listing,
+            PodEvent::Listed(pod("b", "1", Life::Ended)),
+            PodEvent::Listed(pod("c", "1", Life::Ended)),
+        ] {
+            pods.take(event, now);
+        }
+        assert_eq!((names(&pods.ended()), names(pods.gone(now).keys())), ("b".into(), "b".into()));
+        assert!(!pods.complete);
+        pods.take(PodEvent::Complete, now);
+        assert_eq!((names(&pods.ended()), names(pods.gone(now).keys())), ("b,c".into(), "a,b,c".into()));
+        assert!(pods.complete);
+    }
+}

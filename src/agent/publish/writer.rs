@@ -1,0 +1,175 @@
+//! Writes one node's object, and knows what the API server has of it.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::ObjectMeta;
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::agent::object::{node_reference, object};
+use crate::agent::standing::Standing;
+use crate::cluster::{Cluster, ClusterError};
+use crate::nrt::NodeResourceTopology;
+use crate::topology::Topology;
+
+/// How long a UID that was read is good for an object that is made: a Node may be made anew.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// What the API server has of the object, as far as we know.
+#[derive(Debug)]
+pub(super) enum Own {
+    /// Nobody told, or we may not read it.
+    Unknown,
+    /// Nothing.
+    Missing,
+    /// An object with this metadata.
+    Is(Box<ObjectMeta>),
+}
+
+/// The one who writes.
+#[derive(Debug)]
+pub(in crate::agent) struct Writer {
+    node: String,
+    cluster: Cluster,
+    /// Make the Node own an object that we make.
+    owned: bool,
+    own: Own,
+    /// The Node's UID, and when it was read.
+    uid: Option<(String, Instant)>,
+    /// It was said that we may not read.
+    told_unreadable: bool,
+}
+
+impl Writer {
+    pub(in crate::agent) fn new(node: String, cluster: Cluster, owned: bool) -> Self {
+        Self { node, cluster, owned, own: Own::Unknown, uid: None, told_unreadable: false }
+    }
+
+    pub(super) fn own(&self) -> &Own {
+        &self.own
+    }
+
+    /// The version of the object, if it is known.
+    pub(super) fn version(&self) -> &str {
+        match &self.own {
+            Own::Is(metadata) => metadata.resource_version.as_deref().unwrap_or_default(),
+            Own::Unknown | Own::Missing => "",
+        }
+    }
+
+    /// Reads the object and, at the same time, the Node: who makes an object needs both.
+    pub(in crate::agent) async fn start(&mut self) -> Result<Standing, ClusterError> {
+        let (cluster, node) = (self.cluster.clone(), self.node.clone());
+        let read_uid = async {
+            // Whether it is needed shows later, and then it is read again.
+            if self.owned { cluster.node_uid(&node).await.ok() } else { None }
+        };
+        let (read, uid) = tokio::join!(self.cluster.topology(&self.node), read_uid);
+        self.uid = uid.map(|uid| (uid, Instant::now()));
+        self.take(read)
+    }
+
+    /// Reads the object.
+    pub(super) async fn read(&mut self) -> Result<Standing, ClusterError> {
+        let read = self.cluster.topology(&self.node).await;
+        self.take(read)
+    }
+
+    fn take(
+        &mut self,
+        read: Result<Option<NodeResourceTopology>, ClusterError>,
+    ) -> Result<Standing, ClusterError> {
+        match read {
+            Ok(None) => {
+                self.own = Own::Missing;
+                Ok(Standing::Missing)
+            }
+            Ok(Some(object)) => {
+                self.own = Own::Is(Box::new(object.metadata.clone()));
+                Ok(Standing::Object(Box::new(object)))
+            }
+            Err(error) if error.is_forbidden() => {
+                if !self.told_unreadable {
+                    warn!("{error}; the object is written all the same, without knowing what it was");
+                    self.told_unreadable = true;
+                }
+                // What an earlier write told holds.
+                Ok(Standing::Unreadable)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes the object say what `topology` says. One that was deleted or made anew since it was seen is looked at and
+    /// written once more.
+    pub(in crate::agent) async fn write(&mut self, topology: &Topology) -> Result<(), ClusterError> {
+        match self.apply(topology).await {
+            Err(error) if error.is_conflict() => {
+                debug!("{error}; looking again");
+                self.own = Own::Unknown;
+                self.read().await?;
+                self.apply(topology).await
+            }
+            applied => applied,
+        }
+    }
+
+    async fn apply(&mut self, topology: &Topology) -> Result<(), ClusterError> {
+        let mut object = object(&self.node, None, topology);
+        // What an apply does not name stays as others left it, and theirs would be believed.
+        object.spec.attributes.get_or_insert_default();
+        object.metadata.owner_references = match &self.own {
+            Own::Is(metadata) => {
+                // Only this one: in place of one that is gone another must be made, with another owner.
+                object.metadata.uid.clone_from(&metadata.uid);
+                Some(self.repeated(metadata)).filter(|references| !references.is_empty())
+            }
+            Own::Unknown | Own::Missing => self.first_reference().await?.map(|reference| vec![reference]),
+        };
+        let metadata = self.cluster.apply(&object).await?;
+        self.own = Own::Is(Box::new(metadata));
+        Ok(())
+    }
+
+    /// The references to this node's Node, word by word: an owner is set when the object is made and never changed, and
+    /// what we leave out of an apply goes.
+    fn repeated(&self, metadata: &ObjectMeta) -> Vec<OwnerReference> {
+        let all = metadata.owner_references.iter().flatten();
+        all.filter(|reference| self.is_node(reference)).cloned().collect()
+    }
+
+    fn is_node(&self, reference: &OwnerReference) -> bool {
+        reference.kind == "Node" && reference.api_version == "v1" && reference.name == self.node
+    }
+
+    /// The owner of an object that is made now.
+    async fn first_reference(&mut self) -> Result<Option<OwnerReference>, ClusterError> {
+        if !self.owned {
+            return Ok(None);
+        }
+        let fresh = self.uid.take().filter(|(_, read)| read.elapsed() < FRESH);
+        let uid = match fresh {
+            Some((uid, _)) => uid,
+            None => self.cluster.node_uid(&self.node).await?,
+        };
+        Ok(Some(node_reference(&self.node, &uid)))
+    }
+
+    /// The object is gone, as somebody told.
+    pub(super) fn lost(&mut self) {
+        self.own = Own::Missing;
+        self.uid = None;
+    }
+
+    /// Is the Node that owns the object another than the one that there is now? Reads the Node.
+    pub(super) async fn owner_is_stale(&self) -> Result<bool, ClusterError> {
+        let Own::Is(metadata) = &self.own else { return Ok(false) };
+        let owners = self.repeated(metadata);
+        if !self.owned || owners.is_empty() {
+            return Ok(false);
+        }
+        let uid = self.cluster.node_uid(&self.node).await?;
+        Ok(owners.iter().all(|owner| owner.uid != uid))
+    }
+}

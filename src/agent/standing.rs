@@ -1,0 +1,277 @@
+//! The object as it stood before this agent wrote: what it says holds until it is read again, or for a while.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::nrt::{NodeResourceTopology, ZONE_TYPE, Zone, zone_name};
+use crate::topology::Topology;
+
+/// What the API server had of our object when the agent started.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Standing {
+    /// Nobody knows yet.
+    #[default]
+    Unknown,
+    /// There was none.
+    Missing,
+    /// We may not read it.
+    Unreadable,
+    /// This.
+    Object(Box<NodeResourceTopology>),
+}
+
+/// A policy without its scope is misread: they come together or not at all.
+const TOGETHER: [&str; 2] = ["topologyManagerPolicy", "topologyManagerScope"];
+/// What else comes from the kubelet's configuration.
+const OTHERS: [&str; 3] = ["topologyManagerMaxNUMANodes", "cpuManagerPolicy", "memoryManagerPolicy"];
+/// The start of the names of policy options.
+const OPTION: &str = "topologyManagerOption";
+
+impl Standing {
+    /// Is it known what there was, or that it cannot be known?
+    #[must_use]
+    pub const fn is_known(&self) -> bool {
+        !matches!(self, Self::Unknown)
+    }
+
+    /// The object, if there was one.
+    #[must_use]
+    pub fn object(&self) -> Option<&NodeResourceTopology> {
+        match self {
+            Self::Object(object) => Some(object),
+            _ => None,
+        }
+    }
+
+    /// The zones that are NUMA nodes.
+    pub fn zones(&self) -> impl Iterator<Item = &Zone> {
+        let zones = self.object().into_iter().flat_map(|object| &object.spec.zones);
+        zones.filter(|zone| zone.kind == ZONE_TYPE)
+    }
+
+    /// Device resources that its zones listed.
+    #[must_use]
+    pub fn devices(&self) -> BTreeSet<String> {
+        let resources = self.zones().flat_map(|zone| zone.resources.iter().flatten());
+        let names = resources.map(|resource| resource.name.as_str());
+        // Those of the kubelet's own managers have no domain.
+        names.filter(|name| name.contains('/')).map(str::to_owned).collect()
+    }
+
+    /// The attributes that tell how the kubelet is configured; none if policy or scope is missing.
+    #[must_use]
+    pub fn policies(&self) -> Vec<(String, String)> {
+        let attributes =
+            self.object().and_then(|object| object.spec.attributes.as_deref()).unwrap_or_default();
+        let has = |name: &&str| attributes.iter().any(|attribute| attribute.name == **name);
+        if !TOGETHER.iter().all(|name| has(name)) {
+            return Vec::new();
+        }
+        let ours =
+            |name: &str| TOGETHER.contains(&name) || OTHERS.contains(&name) || name.starts_with(OPTION);
+        let kept = attributes.iter().filter(|attribute| ours(&attribute.name));
+        kept.map(|attribute| (attribute.name.clone(), attribute.value.clone())).collect()
+    }
+}
+
+/// What the object promised when the agent started. A kubelet that started lately, perhaps together with us, must not
+/// make the node look freer than that at once: it may not know its pods yet.
+#[derive(Debug, Default)]
+pub(super) struct Promise {
+    /// Available amounts by zone and resource; none if nothing is doubted.
+    available: BTreeMap<(String, String), u64>,
+    /// Since when the kubelet could know its pods.
+    since: Option<Instant>,
+}
+
+impl Promise {
+    /// What `standing` promises. The kubelet could know its pods for `age` already.
+    pub(super) fn of(standing: &Standing, now: Instant, age: Duration) -> Self {
+        let mut available = BTreeMap::new();
+        for zone in standing.zones() {
+            for resource in zone.resources.iter().flatten() {
+                let key = (zone.name.clone(), resource.name.clone());
+                available.insert(key, resource.available.ceil());
+            }
+        }
+        // A clock that began before the kubelet did says no more than one that began with it.
+        Self { available, since: Some(now.checked_sub(age).unwrap_or(now)) }
+    }
+
+    /// Why an account is not believed yet; the first that is ends the doubt.
+    pub(super) fn doubt(&mut self, topology: &Topology, now: Instant, bound: Duration) -> Option<String> {
+        let since = self.since?;
+        let freer = || {
+            topology.zones.iter().find_map(|zone| {
+                let name = zone_name(zone.id);
+                zone.resources.iter().find_map(|(resource, amounts)| {
+                    let promised = *self.available.get(&(name.clone(), resource.clone()))?;
+                    (amounts.available > promised)
+                        .then(|| format!("{name} has {} {resource} free, not {promised}", amounts.available))
+                })
+            })
+        };
+        let doubt = if now.duration_since(since) < bound { freer() } else { None };
+        if doubt.is_none() {
+            *self = Self::default();
+        }
+        doubt.map(|freer| {
+            format!(
+                "the kubelet started lately and says that {freer} as the object does: it may not know its pods yet, and the \
+                 object stays"
+            )
+        })
+    }
+}
+
+/// The policies that stay while the kubelet's configuration cannot be read: a rollout must not look like a change of
+/// policy. Not for ever, since the configuration may be another by now.
+#[derive(Debug)]
+pub(super) struct Carried {
+    policies: Vec<(String, String)>,
+    until: Instant,
+    /// The configuration could be read once, and the scanner keeps it; or the time is over.
+    over: bool,
+}
+
+impl Carried {
+    /// Nothing is carried yet; what will be goes after `bound`.
+    pub(super) fn new(now: Instant, bound: Duration) -> Self {
+        Self { policies: Vec::new(), until: now + bound, over: false }
+    }
+
+    /// What one pass carries.
+    pub(super) fn only(standing: &Standing) -> Self {
+        let mut carried = Self::new(Instant::now(), Duration::from_secs(3600));
+        carried.take(standing);
+        carried
+    }
+
+    /// Takes the policies of the object that stood.
+    pub(super) fn take(&mut self, standing: &Standing) {
+        self.policies = standing.policies();
+    }
+
+    /// Gives the account what it lacks; a sentence when nothing is carried from now on.
+    pub(super) fn complete(&mut self, topology: &mut Topology, known: bool, now: Instant) -> Option<String> {
+        if self.over {
+            return None;
+        }
+        if known {
+            self.over = true;
+            return None;
+        }
+        if now < self.until {
+            topology.attributes.clone_from(&self.policies);
+            return None;
+        }
+        self.over = true;
+        let lost =
+            if self.policies.is_empty() { "has no policies" } else { "loses the policies that it had" };
+        Some(format!(
+            "the kubelet's configuration has not been readable since the agent started, so the object {lost}: check \
+             `kubelet.configFile` and that it is mounted"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::topology::{self, Amounts};
+
+    fn standing(attributes: &[(&str, &str)], resources: &[&str]) -> Standing {
+        let attributes: Vec<_> =
+            attributes.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+        let one = |name: &&str| json!({"name": name, "capacity": 1, "allocatable": 1, "available": 1});
+        let resources: Vec<_> = resources.iter().map(one).collect();
+        let object = json!({
+            "apiVersion": "topology.node.k8s.io/v1alpha2",
+            "kind": "NodeResourceTopology",
+            "metadata": {"name": "w"},
+            "zones": [
+                {"name": "node-0", "type": "Node", "resources": resources},
+                {"name": "balloon", "type": "balloon", "resources": [one(&"example.com/no")]},
+            ],
+            "attributes": attributes,
+        });
+        Standing::Object(Box::new(serde_json::from_value(object).unwrap()))
+    }
+
+    #[test]
+    fn devices_are_what_has_a_domain() {
+        let names = ["cpu", "memory", "hugepages-2Mi", "example.com/nic"];
+        assert_eq!(standing(&[], &names).devices(), ["example.com/nic".to_owned()].into());
+        assert_eq!(Standing::Missing.devices(), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_policy_is_never_carried_without_its_scope() {
+        let (policy, scope) = (("topologyManagerPolicy", "restricted"), ("topologyManagerScope", "pod"));
+        assert_eq!(standing(&[policy], &[]).policies(), []);
+        assert_eq!(standing(&[scope], &[]).policies(), []);
+        let others = ("nodeTopologyPodsFingerprint", "pfp0v001ef46db3751d8e999");
+        let option = ("topologyManagerOptionPreferClosestNumaNodes", "true");
+        let policies = standing(&[others, policy, option, scope], &[]).policies();
+        let names: Vec<&str> = policies.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, [policy.0, option.0, scope.0], "a fingerprint is no policy");
+    }
+
+    #[test]
+    fn policies_are_carried_until_they_are_read_or_for_a_while() {
+        let standing = standing(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &[]);
+        let start = Instant::now();
+        let bound = Duration::from_secs(300);
+        let carried = || {
+            let mut carried = Carried::new(start, bound);
+            carried.take(&standing);
+            carried
+        };
+        let mut one = carried();
+        let mut topology = Topology::default();
+        assert_eq!(one.complete(&mut topology, false, start), None);
+        assert_eq!(topology.attributes, standing.policies());
+        let mut topology = Topology::default();
+        let sentence = one.complete(&mut topology, false, start + bound).unwrap();
+        assert!(sentence.contains("loses the policies"), "{sentence}");
+        assert_eq!(topology.attributes, []);
+        assert_eq!(one.complete(&mut topology, false, start + bound), None, "said once");
+
+        let mut other = carried();
+        let mut topology = Topology::default();
+        assert_eq!(other.complete(&mut topology, true, start), None);
+        assert_eq!(topology.attributes, [], "what was read holds");
+        assert_eq!(other.complete(&mut topology, false, start + bound), None);
+    }
+
+    #[test]
+    fn a_young_kubelet_is_doubted_as_long_as_the_node_looks_freer_than_the_object() {
+        // One of each is free.
+        let standing = standing(&[], &["cpu", "example.com/nic"]);
+        let account = |cpus: u64| {
+            let amounts = Amounts { capacity: 4, allocatable: 4, available: cpus };
+            let resources = [("cpu".to_owned(), amounts), ("new".to_owned(), amounts)].into();
+            let zones = vec![topology::Zone { id: 0, resources, ..topology::Zone::default() }];
+            Topology { zones, ..Topology::default() }
+        };
+        let start = Instant::now() + Duration::from_secs(3600);
+        let bound = Duration::from_secs(30);
+        let later = |seconds| start + Duration::from_secs(seconds);
+        let young = || Promise::of(&standing, start, Duration::from_secs(10));
+        let mut promise = young();
+        let doubt = promise.doubt(&account(4), later(1), bound).unwrap();
+        assert!(doubt.contains("node-0 has 4 cpu free, not 1"), "{doubt}");
+        assert!(promise.doubt(&account(4), later(19), bound).is_some());
+        assert_eq!(promise.doubt(&account(1), later(19), bound), None, "its pods are back");
+        assert_eq!(promise.doubt(&account(4), later(19), bound), None, "and it is believed from then on");
+        assert_eq!(young().doubt(&account(4), later(20), bound), None, "it had its time");
+        let mut old = Promise::of(&standing, start, Duration::from_secs(7200));
+        assert_eq!(old.doubt(&account(4), start, bound), None);
+        let mut none = Promise::of(&Standing::Missing, start, Duration::ZERO);
+        assert_eq!(none.doubt(&account(4), start, bound), None);
+    }
+}

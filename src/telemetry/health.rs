@@ -1,0 +1,260 @@
+//! Does the agent work? Three questions, as a kubelet asks them.
+//!
+//! All times are of the monotonic clock: a wall clock that is set makes nothing old.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::Config;
+
+/// The calls that one turn of the loop may wait for, each until its deadline: a scan that starts over twice.
+const CALLS: u32 = 6;
+/// What a turn or a poll may take beyond its deadlines: back-offs and the bucket.
+const SLACK: Duration = Duration::from_secs(30);
+/// How long an account may wait until it is in the API server. Longer than the longest wait between two attempts.
+const WAITING: Duration = Duration::from_secs(30);
+
+/// What is too old.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    scan: Duration,
+    publish: Duration,
+    turn: Duration,
+}
+
+impl Bounds {
+    /// What follows from the times between two polls and two refreshes, and from the deadline of a call to the kubelet.
+    #[must_use]
+    pub fn new(poll: Duration, call: Duration, refresh: Duration) -> Self {
+        Self {
+            // Two polls may be lost, each a tenth late.
+            scan: poll.saturating_mul(3) + call,
+            publish: refresh.saturating_mul(2) + WAITING,
+            turn: call.saturating_mul(CALLS) + poll.saturating_mul(2) + SLACK,
+        }
+    }
+}
+
+/// When what happened last.
+#[derive(Debug, Default)]
+struct Moments {
+    /// The loop turned.
+    beat: Option<Instant>,
+    /// A scan gave an account.
+    scan: Option<Instant>,
+    /// The API server was known to have the newest account.
+    publish: Option<Instant>,
+    /// Since then an account waits to be published.
+    waiting: Option<Instant>,
+}
+
+/// Stamped by whoever works, read by whoever asks.
+#[derive(Debug)]
+pub struct Health {
+    bounds: Bounds,
+    moments: Mutex<Moments>,
+}
+
+impl Default for Health {
+    /// With the bounds of the default configuration.
+    fn default() -> Self {
+        let Config { scan, kubelet, publish, .. } = Config::default();
+        Self::new(Bounds::new(scan.poll.get(), kubelet.timeout.get(), publish.refresh.get()))
+    }
+}
+
+impl Health {
+    /// Nothing has happened yet; the loop has just turned.
+    #[must_use]
+    pub fn new(bounds: Bounds) -> Self {
+        let moments = Moments { beat: Some(Instant::now()), ..Moments::default() };
+        Self { bounds, moments: Mutex::new(moments) }
+    }
+
+    fn moments(&self) -> MutexGuard<'_, Moments> {
+        self.moments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loop turned.
+    pub fn beat(&self) {
+        self.moments().beat = Some(Instant::now());
+    }
+
+    /// A scan gave an account.
+    pub fn scanned(&self) {
+        self.moments().scan = Some(Instant::now());
+    }
+
+    /// There is an account that the API server may not have: a new one, or one that it refused.
+    pub fn waiting(&self) {
+        self.moments().waiting.get_or_insert_with(Instant::now);
+    }
+
+    /// The API server has the newest account: it took it, or had it.
+    pub fn published(&self) {
+        let mut moments = self.moments();
+        moments.publish = Some(Instant::now());
+        moments.waiting = None;
+    }
+
+    /// How long ago the last scan gave an account.
+    #[must_use]
+    pub fn scan_age(&self) -> Option<Duration> {
+        self.moments().scan.map(|moment| moment.elapsed())
+    }
+
+    /// How long ago the API server was last known to have the newest account.
+    #[must_use]
+    pub fn publish_age(&self) -> Option<Duration> {
+        self.moments().publish.map(|moment| moment.elapsed())
+    }
+
+    /// Does the loop turn? Otherwise a sentence: a restart may help.
+    ///
+    /// # Errors
+    /// What is wrong, one sentence each; so below.
+    pub fn live(&self) -> Result<(), Vec<String>> {
+        let quiet = self.moments().beat.map(|moment| moment.elapsed()).unwrap_or_default();
+        let late = late("the loop has not turned", quiet, self.bounds.turn);
+        verdict(late.into_iter().collect())
+    }
+
+    /// Are the last scan and the last publish fresh?
+    ///
+    /// # Errors
+    /// As [`Health::live`].
+    pub fn ready(&self) -> Result<(), Vec<String>> {
+        let Moments { scan, publish, waiting, .. } = *self.moments();
+        let mut reasons = Vec::new();
+        match scan {
+            Some(moment) => reasons.extend(late("the node was not read", moment.elapsed(), self.bounds.scan)),
+            None => reasons.push("the node could not be read yet".to_owned()),
+        }
+        match publish {
+            Some(moment) => {
+                reasons.extend(late("nothing was published", moment.elapsed(), self.bounds.publish));
+            }
+            None => reasons.push("nothing is published yet".to_owned()),
+        }
+        if let (Some(_), Some(moment)) = (publish, waiting) {
+            reasons.extend(late("the newest account was not published", moment.elapsed(), WAITING));
+        }
+        verdict(reasons)
+    }
+
+    /// Was the object in the API server once?
+    ///
+    /// # Errors
+    /// As [`Health::live`].
+    pub fn started(&self) -> Result<(), Vec<String>> {
+        match self.moments().publish {
+            Some(_) => Ok(()),
+            None => Err(vec!["nothing is published yet".to_owned()]),
+        }
+    }
+}
+
+/// A sentence about something that did not happen for longer than it may.
+fn late(what: &str, age: Duration, bound: Duration) -> Option<String> {
+    let (seconds, limit) = (age.as_secs(), bound.as_secs());
+    (age > bound).then(|| format!("{what} for {seconds} s, which is more than {limit} s; the log says why"))
+}
+
+fn verdict(reasons: Vec<String>) -> Result<(), Vec<String>> {
+    if reasons.is_empty() { Ok(()) } else { Err(reasons) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn health() -> Health {
+        Health::new(Bounds::new(seconds(5), seconds(10), seconds(600)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_is_over_when_the_object_is_there() {
+        let health = health();
+        let unpublished = vec!["nothing is published yet".to_owned()];
+        assert_eq!(health.started(), Err(unpublished.clone()));
+        assert_eq!(health.ready().unwrap_err()[0], "the node could not be read yet");
+        health.scanned();
+        health.waiting();
+        assert_eq!(health.ready(), Err(unpublished));
+        health.published();
+        assert_eq!((health.started(), health.ready(), health.live()), (Ok(()), Ok(()), Ok(())));
+        advance(seconds(86_400)).await;
+        assert_eq!(health.started(), Ok(()), "for ever");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn three_polls_and_a_call_without_a_scan_are_too_many() {
+        let health = health();
+        health.scanned();
+        health.published();
+        advance(seconds(25)).await;
+        assert_eq!(health.ready(), Ok(()));
+        advance(seconds(1)).await;
+        let reasons = health.ready().unwrap_err();
+        assert_eq!(reasons, ["the node was not read for 26 s, which is more than 25 s; the log says why"]);
+        assert_eq!((health.scan_age(), health.publish_age()), (Some(seconds(26)), Some(seconds(26))));
+        health.scanned();
+        assert_eq!(health.ready(), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_account_may_not_wait_for_long_however_often_it_is_replaced() {
+        let health = health();
+        health.published();
+        for _ in 0..4 {
+            health.waiting();
+            health.scanned();
+            assert_eq!(health.ready(), Ok(()));
+            advance(seconds(10)).await;
+        }
+        let reasons = health.ready().unwrap_err();
+        let expected =
+            "the newest account was not published for 40 s, which is more than 30 s; the log says why";
+        assert_eq!(reasons, [expected]);
+        health.published();
+        assert_eq!(health.ready(), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refresh_may_not_be_forgotten() {
+        let health = health();
+        health.published();
+        advance(seconds(1231)).await;
+        health.scanned();
+        let reasons = health.ready().unwrap_err();
+        assert_eq!(
+            reasons,
+            ["nothing was published for 1231 s, which is more than 1230 s; the log says why"]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_turns_is_alive_whatever_else_is_wrong() {
+        let health = health();
+        for _ in 0..10 {
+            advance(seconds(100)).await;
+            assert_eq!(health.live(), Ok(()));
+            assert!(health.ready().is_err());
+            health.beat();
+        }
+        advance(seconds(101)).await;
+        let reasons = health.live().unwrap_err();
+        assert_eq!(
+            reasons,
+            ["the loop has not turned for 101 s, which is more than 100 s; the log says why"]
+        );
+    }
+}

@@ -1,0 +1,268 @@
+//! The families by name, for people.
+
+/// One family of metrics, for people.
+#[derive(Debug)]
+pub struct Doc {
+    /// As in a query.
+    pub name: &'static str,
+    /// The type, in the words of OpenMetrics.
+    pub kind: &'static str,
+    /// Label and what it may say.
+    pub labels: &'static [(&'static str, &'static str)],
+    /// The help text.
+    pub help: &'static str,
+}
+
+impl Doc {
+    /// Without the suffixes that the encoder adds to counters and infos, as OpenMetrics wants them.
+    pub(super) fn family(&self) -> &'static str {
+        self.name.trim_end_matches("_total").trim_end_matches("_info")
+    }
+}
+
+pub(super) const BUILD: Doc = Doc {
+    name: "numacast_build_info",
+    kind: "info",
+    labels: &[("version", "of numacast")],
+    help: "Always 1; its label tells what runs",
+};
+
+pub(super) const SCANS: Doc = Doc {
+    name: "numacast_scans_total",
+    kind: "counter",
+    labels: &[(
+        "outcome",
+        "`accounted`; `admitting`: a pod was being admitted; `unsettled`: the kubelet did not know everything \
+         yet; `failed`: the kubelet or the hardware could not be read",
+    )],
+    help: "Readings of the node",
+};
+
+pub(super) const SCAN_SECONDS: Doc = Doc {
+    name: "numacast_scan_duration_seconds",
+    kind: "histogram",
+    labels: &[],
+    help: "How long a reading of the node took, whatever came of it",
+};
+
+pub(super) const CALL_SECONDS: Doc = Doc {
+    name: "numacast_kubelet_call_duration_seconds",
+    kind: "histogram",
+    labels: &[("call", "`List` or `GetAllocatableResources`")],
+    help: "How long a call to the kubelet took, failed ones too",
+};
+
+pub(super) const KUBELET_ERRORS: Doc = Doc {
+    name: "numacast_kubelet_errors_total",
+    kind: "counter",
+    labels: &[(
+        "kind",
+        "`no_socket`, `refused`, `connect`, `not_grpc`, `silent`: nobody speaks; `deadline`, `rate_limited`, \
+         `too_large`, `unsupported`, `lost`, `status`: of a call",
+    )],
+    help: "Calls to the kubelet that failed; the log has the sentence",
+};
+
+pub(super) const TRIGGERS: Doc = Doc {
+    name: "numacast_triggers_total",
+    kind: "counter",
+    labels: &[(
+        "trigger",
+        "what made the agent look, such as a file of the kubelet's, a pod's end or the poll",
+    )],
+    help: "Reasons to look, before bursts are folded into one scan",
+};
+
+pub(super) const PUBLISH_SECONDS: Doc = Doc {
+    name: "numacast_publish_duration_seconds",
+    kind: "histogram",
+    labels: &[],
+    help: "How long a write that the API server took lasted",
+};
+
+pub(super) const WRITES: Doc = Doc {
+    name: "numacast_writes_total",
+    kind: "counter",
+    labels: &[(
+        "reason",
+        "`first`; `change`: of the node; `refresh`; `repair`: the object was deleted or edited; `takeover`: \
+         somebody else's leftover",
+    )],
+    help: "Writes of the object that the API server took",
+};
+
+pub(super) const PUBLISH_ERRORS: Doc = Doc {
+    name: "numacast_publish_errors_total",
+    kind: "counter",
+    labels: &[("kind", "of error, such as `unreachable`, `deadline`, `forbidden` or `no_crd`")],
+    help: "Calls to the API server for the object that failed; the log has the sentence",
+};
+
+pub(super) const FOREIGN_WRITES: Doc = Doc {
+    name: "numacast_foreign_writes_total",
+    kind: "counter",
+    labels: &[("writer", "`person`: `kubectl`; `manager`: another publisher")],
+    help: "Writes of our object by somebody else",
+};
+
+pub(super) const EVENTS: Doc = Doc {
+    name: "numacast_events_total",
+    kind: "counter",
+    labels: &[("reason", "of the Event")],
+    help: "Kubernetes Events that were posted",
+};
+
+pub(super) const SCAN_TIME: Doc = Doc {
+    name: "numacast_last_scan_timestamp_seconds",
+    kind: "gauge",
+    labels: &[],
+    help: "When the node was last read well, by the wall clock; 0 before",
+};
+
+pub(super) const PUBLISH_TIME: Doc = Doc {
+    name: "numacast_last_publish_timestamp_seconds",
+    kind: "gauge",
+    labels: &[],
+    help: "When the API server was last known to have the newest account, by the wall clock; 0 before",
+};
+
+pub(super) const SCAN_AGE: Doc = Doc {
+    name: "numacast_last_scan_age_seconds",
+    kind: "gauge",
+    labels: &[],
+    help: "How long ago the node was last read well, by a clock that nobody sets; missing before",
+};
+
+pub(super) const PUBLISH_AGE: Doc = Doc {
+    name: "numacast_last_publish_age_seconds",
+    kind: "gauge",
+    labels: &[],
+    help: "How long ago the API server was last known to have the newest account, by a clock that nobody sets; \
+           missing before",
+};
+
+const ZONE_LABELS: &[(&str, &str)] = &[
+    ("zone", "such as `node-0`"),
+    ("resource", "such as `cpu` or `memory`; at most 128, devices beyond that are left out"),
+];
+
+pub(super) const CAPACITY: Doc = Doc {
+    name: "numacast_zone_capacity",
+    kind: "gauge",
+    labels: ZONE_LABELS,
+    help: "What the zone has in the last account: CPUs, bytes or devices",
+};
+
+pub(super) const ALLOCATABLE: Doc = Doc {
+    name: "numacast_zone_allocatable",
+    kind: "gauge",
+    labels: ZONE_LABELS,
+    help: "What of it the kubelet may hand out",
+};
+
+pub(super) const AVAILABLE: Doc = Doc {
+    name: "numacast_zone_available",
+    kind: "gauge",
+    labels: ZONE_LABELS,
+    help: "What of that nobody holds",
+};
+
+pub(super) const FINDINGS: Doc = Doc {
+    name: "numacast_findings",
+    kind: "gauge",
+    labels: &[(
+        "kind",
+        "`unpublished_node`, `unknown_cpus`, `impossible_memory`, `overused_memory` or `device_on_unknown_node`",
+    )],
+    help: "Things in the last account that do not fit together; the log says which",
+};
+
+pub(super) const PROBLEMS: Doc = Doc {
+    name: "numacast_inventory_problems",
+    kind: "gauge",
+    labels: &[],
+    help: "What of the hardware and the kubelet's configuration could not be read; the log says what",
+};
+
+pub(super) const CLAIMED: Doc = Doc {
+    name: "numacast_claimed_devices",
+    kind: "gauge",
+    labels: &[(
+        "driver",
+        "the DRA driver; `unknown` before kubelet 1.31, which tells of claims only; `other` above 32 drivers",
+    )],
+    help: "Devices that resource claims (DRA) gave to containers and that are therefore in no zone",
+};
+
+pub(super) const CPU_SECONDS: Doc = Doc {
+    name: "process_cpu_seconds_total",
+    kind: "counter",
+    labels: &[],
+    help: "CPU time of the agent, user and system",
+};
+
+pub(super) const RESIDENT: Doc = Doc {
+    name: "process_resident_memory_bytes",
+    kind: "gauge",
+    labels: &[],
+    help: "Resident memory of the agent",
+};
+
+pub(super) const VIRTUAL: Doc = Doc {
+    name: "process_virtual_memory_bytes",
+    kind: "gauge",
+    labels: &[],
+    help: "Virtual memory of the agent",
+};
+
+pub(super) const OPEN_FDS: Doc = Doc {
+    name: "process_open_fds",
+    kind: "gauge",
+    labels: &[],
+    help: "File descriptors that the agent has open",
+};
+
+pub(super) const MAX_FDS: Doc = Doc {
+    name: "process_max_fds",
+    kind: "gauge",
+    labels: &[],
+    help: "File descriptors that the agent may have open",
+};
+
+pub(super) const START_TIME: Doc = Doc {
+    name: "process_start_time_seconds",
+    kind: "gauge",
+    labels: &[],
+    help: "When the agent started, by the wall clock",
+};
+
+/// Every family.
+pub const DOCS: &[&Doc] = &[
+    &BUILD,
+    &SCANS,
+    &SCAN_SECONDS,
+    &CALL_SECONDS,
+    &KUBELET_ERRORS,
+    &TRIGGERS,
+    &PUBLISH_SECONDS,
+    &WRITES,
+    &PUBLISH_ERRORS,
+    &FOREIGN_WRITES,
+    &EVENTS,
+    &SCAN_TIME,
+    &PUBLISH_TIME,
+    &SCAN_AGE,
+    &PUBLISH_AGE,
+    &CAPACITY,
+    &ALLOCATABLE,
+    &AVAILABLE,
+    &FINDINGS,
+    &PROBLEMS,
+    &CLAIMED,
+    &CPU_SECONDS,
+    &RESIDENT,
+    &VIRTUAL,
+    &OPEN_FDS,
+    &MAX_FDS,
+    &START_TIME,
+];
