@@ -452,6 +452,9 @@ impl Agent {
     fn digest(&mut self, mut scan: Scan) -> Next {
         let now = Instant::now();
         let mut doubt = None;
+        if self.view.follows && self.settling.is_waiting() {
+            self.settling.forget_unless(|name| self.pods.knows_living(name));
+        }
         match self.settling.judge(&scan, now, self.cut_off || self.publisher.in_trouble()) {
             Verdict::Settled => {}
             Verdict::Joined(usage, reason) => {

@@ -178,6 +178,10 @@ impl ApiServer {
     /// # Errors
     /// When somebody took the port meanwhile.
     pub async fn resume(&self) -> io::Result<()> {
+        // A server that was stopped just now lets its socket go when its tasks are next looked at.
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
         let (serving, _) = serve(&self.shared, self.address).await?;
         *self.serving.lock().unwrap_or_else(PoisonError::into_inner) = Some(serving);
         Ok(())

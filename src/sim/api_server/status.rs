@@ -213,6 +213,8 @@ pub(super) fn method_not_allowed() -> Failure {
 pub(super) fn trouble(code: u16) -> Failure {
     let (reason, message) = match code {
         401 => ("Unauthorized", "Unauthorized"),
+        409 => ("Conflict", "Apply failed with 1 conflict: conflict with \"other\": .zones"),
+        422 => ("Invalid", "the object is invalid: zones: Invalid value"),
         500 => ("InternalError", "Internal error occurred: etcdserver: request timed out"),
         503 => ("ServiceUnavailable", "apiserver is shutting down"),
         504 => ("Timeout", "request did not complete within the allotted timeout"),
