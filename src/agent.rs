@@ -8,6 +8,7 @@ mod bucket;
 mod changes;
 mod ended;
 mod known;
+mod notices;
 mod object;
 mod publish;
 mod recording;
@@ -27,7 +28,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::config::{self, Config, EndedPodsSource};
+use crate::config::{self, Config, EndedPodsSource, RivalsMode};
 use crate::kubelet::PodUsage;
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
@@ -35,6 +36,7 @@ use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Exclude, Rules, Topology};
 
+pub use notices::Reason;
 pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
@@ -44,6 +46,7 @@ pub use standing::Standing;
 use bucket::Bucket;
 use ended::EndedPods;
 use known::KnownDevices;
+use notices::Notices;
 use publish::{Publisher, Writer};
 use settle::{Settling, Verdict};
 use standing::Carried;
@@ -97,6 +100,12 @@ pub struct Settings {
     pub refresh: Duration,
     /// Make the Node own the object.
     pub owner_reference: bool,
+    /// Watch the object, to repair it at once.
+    pub watch_object: bool,
+    /// What to do about a publisher that keeps rewriting the object.
+    pub rivals: RivalsMode,
+    /// Post Kubernetes Events about the Node.
+    pub events: bool,
     /// Ask the API server which pods have ended, where the kubelet lists these too.
     pub watch_ended_pods: bool,
     /// How to draw up the account.
@@ -125,6 +134,9 @@ impl Settings {
             settle: config.scan.settle.get(),
             refresh: config.publish.refresh.get(),
             owner_reference: config.publish.owner_reference,
+            watch_object: config.publish.watch,
+            rivals: config.publish.rivals,
+            events: config.publish.events,
             watch_ended_pods: config.scan.ended_pods == EndedPodsSource::Auto,
             rules,
         }
@@ -240,6 +252,7 @@ pub struct Agent {
     everything_due: Instant,
     status: watch::Sender<Status>,
     metrics: Arc<Metrics>,
+    notices: Notices,
 }
 
 impl Agent {
@@ -252,7 +265,11 @@ impl Agent {
         };
         let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
-        let publisher = Publisher::start(&settings, cluster, Arc::clone(&metrics));
+        let notices = match settings.events {
+            true => Notices::start(settings.node.clone(), cluster.clone(), Arc::clone(&metrics)),
+            false => Notices::nowhere(),
+        };
+        let publisher = Publisher::start(&settings, cluster, Arc::clone(&metrics), notices.clone());
         let directories = Directories {
             root: settings.kubelet_dir.clone(),
             device_plugins: settings.device_plugins.clone(),
@@ -279,6 +296,7 @@ impl Agent {
             everything_due: now,
             status: watch::Sender::new(Status::default()),
             metrics,
+            notices,
             settings,
         }
     }
@@ -403,6 +421,7 @@ impl Agent {
         let has_config = scan.inventory.config.is_some();
         if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
             warn!("{sentence}");
+            self.notices.post(Reason::PoliciesUnknown, sentence);
         }
         self.metrics.accounted(&scan.usage, scan.problems().count(), &topology);
         let findings = topology.findings.iter().map(ToString::to_string);

@@ -4,6 +4,8 @@
 //! only it knows what is newest by then.
 
 mod ended;
+mod events;
+mod follow;
 
 use std::fmt::{self, Debug};
 use std::future::Future;
@@ -16,10 +18,13 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::Status;
 use kube::{Api, ResourceExt};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
 pub use ended::PodNames;
+pub use events::{EVENTS_NAMESPACE, NodeEvent};
+pub use follow::{Follow, Glimpse};
 
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
@@ -281,6 +286,17 @@ impl Cluster {
         // Force: an agent that ran under another manager's name before must not lock us out.
         let params = PatchParams::apply(FIELD_MANAGER).force().validation_strict();
         self.patch(&what, &name, &params, &Patch::Apply(object)).await
+    }
+
+    /// Changes an object by a JSON merge patch, which reaches what other managers own. It must name the version that it
+    /// means ([`ClusterError::is_conflict`] if that is another by now). Returns the object's metadata.
+    ///
+    /// # Errors
+    /// As [`Cluster::topology`].
+    pub async fn merge(&self, name: &str, patch: &Value) -> Result<ObjectMeta, ClusterError> {
+        let what = format!("patch noderesourcetopology {name}");
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        self.patch(&what, name, &params, &Patch::Merge(patch)).await
     }
 
     async fn patch<P: Serialize + Debug>(

@@ -59,6 +59,7 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
         Some(Fault::Hang) => std::future::pending().await,
         Some(Fault::Delay(delay)) => tokio::time::sleep(*delay).await,
         Some(Fault::Status(code)) => return Ok(failure(&status::trouble(*code))),
+        Some(Fault::RetryAfter { code, seconds }) => return Ok(failure(&status::later(*code, *seconds))),
         Some(Fault::TooManyRequests { retry_after }) => return Ok(too_many_requests(*retry_after)),
         Some(Fault::CutAfterwards) | None => {}
     }
@@ -405,6 +406,14 @@ struct Watch {
     until: Instant,
 }
 
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        let at = state.watched.iter().position(|kind| *kind == self.target.kind);
+        at.map(|at| state.watched.swap_remove(at));
+    }
+}
+
 fn watch(
     shared: &Arc<Shared>,
     target: Target,
@@ -416,7 +425,7 @@ fn watch(
     let limit = text("timeoutSeconds").parse().map_or(WATCH_LIMIT, Duration::from_secs);
     let from: u64 = text("resourceVersion").parse().unwrap_or(0);
     let streamed = text("sendInitialEvents") == "true";
-    let state = shared.lock();
+    let mut state = shared.lock();
     let seen = state.store.version();
     let mut lines = Vec::new();
     if from == 0 || streamed {
@@ -438,6 +447,7 @@ fn watch(
         }
     }
     let changes = state.store.subscribe();
+    state.watched.push(target.kind);
     drop(state);
     let watch = Watch {
         shared: shared.clone(),

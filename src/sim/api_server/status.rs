@@ -209,10 +209,18 @@ pub(super) fn method_not_allowed() -> Failure {
     Failure::new(405, "MethodNotAllowed", message)
 }
 
+/// What a server says that wants to be asked later.
+pub(super) fn later(code: u16, seconds: u32) -> Failure {
+    Failure { details: json!({"retryAfterSeconds": seconds}), ..trouble(code) }
+}
+
 /// What a server in trouble says.
 pub(super) fn trouble(code: u16) -> Failure {
     let (reason, message) = match code {
         401 => ("Unauthorized", "Unauthorized"),
+        409 => ("Conflict", "Operation cannot be fulfilled: the object has been modified"),
+        422 => ("Invalid", "the object is invalid"),
+        429 => ("TooManyRequests", "the server has received too many requests and has asked us to try again later"),
         500 => ("InternalError", "Internal error occurred: etcdserver: request timed out"),
         503 => ("ServiceUnavailable", "apiserver is shutting down"),
         504 => ("Timeout", "request did not complete within the allotted timeout"),
