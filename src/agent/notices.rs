@@ -162,7 +162,12 @@ impl Notices {
 }
 
 /// The UID is read each time: a Node may be made anew, and this is rare.
-async fn post(node: &str, cluster: &Cluster, reason: Reason, note: &str) -> Result<(), crate::cluster::ClusterError> {
+async fn post(
+    node: &str,
+    cluster: &Cluster,
+    reason: Reason,
+    note: &str,
+) -> Result<(), crate::cluster::ClusterError> {
     let uid = cluster.node_uid(node).await?;
     let warning = reason.is_warning();
     cluster.post_event(NodeEvent { node, uid: &uid, warning, reason: reason.name(), note }).await
@@ -216,7 +221,9 @@ mod tests {
         let mut limiter = Limiter::new(start);
         let mut told = |minutes: u32| {
             let notes = (0..100).map(|n| format!("{minutes} {n}"));
-            notes.filter(|note| limiter.allows(Reason::PublishRefused, note, start + MINUTE * minutes)).count()
+            notes
+                .filter(|note| limiter.allows(Reason::PublishRefused, note, start + MINUTE * minutes))
+                .count()
         };
         assert_eq!(told(0), 5, "the burst");
         assert_eq!(told(5), 0);
@@ -251,7 +258,10 @@ mod tests {
         if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
             std::fs::write(file, right).unwrap();
         } else {
-            assert!(right == text, "docs/events.md is old: run `NUMACAST_WRITE_DOCS=1 cargo test every_reason`");
+            assert!(
+                right == text,
+                "docs/events.md is old: run `NUMACAST_WRITE_DOCS=1 cargo test every_reason`"
+            );
         }
     }
 }

@@ -41,7 +41,7 @@ impl Cluster {
         let NodeEvent { node, uid, warning, reason, note } = told;
         let event = Event {
             metadata: ObjectMeta {
-                generate_name: Some(format!("{node}.")),
+                name: Some(name_for(node)),
                 namespace: Some(EVENTS_NAMESPACE.to_owned()),
                 ..ObjectMeta::default()
             },
@@ -70,6 +70,13 @@ impl Cluster {
     }
 }
 
+/// As other reporters make it. The API server draws no names that start with that of a Node and a dot.
+fn name_for(node: &str) -> String {
+    // A name has at most 253 characters.
+    let start = cut_to(node, 230).trim_end_matches(['.', '-']);
+    format!("{start}.{:016x}", fastrand::u64(..))
+}
+
 fn cut(note: &str) -> &str {
     cut_to(note, NOTE)
 }
@@ -86,6 +93,15 @@ fn cut_to(text: &str, bytes: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_event_has_a_name_of_its_own() {
+        let (one, other) = (name_for("worker"), name_for("worker"));
+        assert!(one.starts_with("worker.") && one.len() == 23 && one != other, "{one} {other}");
+        let long = format!("{}.example.com", "a".repeat(229));
+        let name = name_for(&long);
+        assert!(name.starts_with(&"a".repeat(229)) && !name.contains("..") && name.len() <= 253, "{name}");
+    }
 
     #[test]
     fn a_long_note_is_cut_between_characters() {

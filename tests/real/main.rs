@@ -5,6 +5,7 @@
 mod docs;
 mod harness;
 mod kubectl;
+mod publisher;
 mod refusals;
 mod restarts;
 #[path = "../sim/support.rs"]

@@ -204,7 +204,8 @@ fn writers(changes: &mut Receiver<Arc<Change>>) -> Vec<String> {
 fn told(server: &ApiServer) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let events = server.list(&EVENTS, "default");
-    let about = |event: &&Arc<Value>| event["regarding"]["kind"] == "Node" && event["regarding"]["name"] == "worker";
+    let about =
+        |event: &&Arc<Value>| event["regarding"]["kind"] == "Node" && event["regarding"]["name"] == "worker";
     events.iter().filter(about).map(|event| (text(&event["reason"]), text(&event["note"]))).collect()
 }
 
@@ -241,7 +242,9 @@ async fn an_edit_is_written_over_and_told() {
     let world = started(|_| {}).await;
     edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
     world.agrees().await;
-    world.until(|| was_told(&world.server, "ObjectTakenOver", "somebody with `kubectl-edit` changed zones")).await;
+    world
+        .until(|| was_told(&world.server, "ObjectTakenOver", "somebody with `kubectl-edit` changed zones"))
+        .await;
     // What is missing has no owner.
     edit(&world.server, "kubectl-patch", json!({"attributes": null})).await;
     world.until(|| (!attributes(&world.server.topology("worker")?).is_empty()).then_some(())).await;
@@ -251,7 +254,8 @@ async fn an_edit_is_written_over_and_told() {
 #[tokio::test]
 async fn labels_and_annotations_are_their_writers_business() {
     let world = started(|_| {}).await;
-    let theirs = json!({"labels": {"team": "a"}, "annotations": {"k8stopoawareschedwg/rte-update": "periodic"}});
+    let theirs =
+        json!({"labels": {"team": "a"}, "annotations": {"k8stopoawareschedwg/rte-update": "periodic"}});
     edit(&world.server, "kubectl-label", json!({"metadata": theirs})).await;
     let requests = world.server.writes().requests;
     world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
@@ -265,7 +269,8 @@ async fn labels_and_annotations_are_their_writers_business() {
 
 /// What NFD and RTE leave in an object that an apply does not reach.
 async fn leave_behind(server: &ApiServer) {
-    let mut was = left_behind(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &["cpu"]);
+    let mut was =
+        left_behind(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &["cpu"]);
     was["topologyPolicies"] = json!(["SingleNUMANodePodLevel"]);
     was["metadata"]["annotations"] =
         json!({"topology.node.k8s.io/fingerprint": "pfp0v001ef46db3751d8e999", "note": "mine"});
@@ -290,7 +295,9 @@ async fn what_another_publisher_left_is_taken_over_once() {
     let world = World::with(SimNode::with(quick()), server, |_| {});
     world.agrees().await;
     world.until(|| is_clean(&world.server)).await;
-    world.until(|| was_told(&world.server, "ObjectTakenOver", "`nfd` wrote the NodeResourceTopology worker")).await;
+    world
+        .until(|| was_told(&world.server, "ObjectTakenOver", "`nfd` wrote the NodeResourceTopology worker"))
+        .await;
     world.stop().await;
 }
 
@@ -368,6 +375,7 @@ async fn a_watch_that_breaks_misses_nothing() {
     world.agrees().await;
     world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
     world.server.stop();
+    world.until(|| (world.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
     world.server.delete(&TOPOLOGIES, "", "worker");
     world.server.resume().await.unwrap();
     world.agrees().await;

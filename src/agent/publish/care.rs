@@ -10,10 +10,10 @@ use tracing::{debug, info, warn};
 use super::drift::{Author, Leftovers, differing};
 use super::rivals::{Rivals, Verdict};
 use super::{RETRY_LIMIT, Task};
+use crate::agent::jittered;
 use crate::agent::notices::Reason;
 use crate::agent::object::object;
 use crate::agent::standing::Standing;
-use crate::agent::jittered;
 use crate::cluster::ClusterError;
 use crate::config::RivalsMode;
 use crate::nrt::NodeResourceTopology;
@@ -93,7 +93,8 @@ impl Task {
             self.care.stale = Some((Instant::now(), false));
         }
         let Some(author) = Author::of_content(&object.metadata) else { return };
-        let sentence = format!("{author} wrote the NodeResourceTopology {} before; it is taken over", self.node);
+        let sentence =
+            format!("{author} wrote the NodeResourceTopology {} before; it is taken over", self.node);
         self.care.rivals.judge(&author, true, Instant::now());
         self.first = Some(WriteReason::Takeover);
         info!("{sentence}");
@@ -160,7 +161,8 @@ impl Task {
 
     /// Does the object say what we want? If not, something is done about it.
     fn compare(&mut self, live: &NodeResourceTopology, fresh: bool) -> bool {
-        let Some(wanted) = self.offers.borrow().as_ref().map(|newest| object(&self.node, None, newest)) else {
+        let Some(wanted) = self.offers.borrow().as_ref().map(|newest| object(&self.node, None, newest))
+        else {
             return false;
         };
         let mut fields = differing(live, &wanted.spec);
@@ -277,7 +279,9 @@ impl Task {
             result = if rest.any() { self.writer.clean(rest).await } else { Ok(()) };
         }
         match result {
-            Ok(()) => info!("removed what others left in the NodeResourceTopology: {}", left.fields().join(", ")),
+            Ok(()) => {
+                info!("removed what others left in the NodeResourceTopology: {}", left.fields().join(", "))
+            }
             // Whoever wrote in between is looked at by itself.
             Err(error) if error.is_conflict() => debug!("{error}"),
             Err(error) => warn!("what others left in the NodeResourceTopology stays: {error}"),

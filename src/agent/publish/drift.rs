@@ -19,7 +19,10 @@ const FINGERPRINT: &str = "topology.node.k8s.io/fingerprint";
 const POLICIES: &str = "topologyPolicies";
 
 /// The fields of `live` that differ from what we want.
-pub(super) fn differing(live: &NodeResourceTopology, wanted: &NodeResourceTopologyFields) -> Vec<&'static str> {
+pub(super) fn differing(
+    live: &NodeResourceTopology,
+    wanted: &NodeResourceTopologyFields,
+) -> Vec<&'static str> {
     let of = |fields: &NodeResourceTopologyFields| fields.attributes.clone().unwrap_or_default();
     let mut fields = Vec::new();
     if live.spec.zones != wanted.zones {
@@ -70,7 +73,8 @@ impl Leftovers {
 
     /// The fields, for people and to find who wrote them.
     pub(super) fn fields(self) -> Vec<&'static str> {
-        let all = [(self.policies, POLICIES), (self.annotation, FINGERPRINT), (self.owner, "ownerReferences")];
+        let all =
+            [(self.policies, POLICIES), (self.annotation, FINGERPRINT), (self.owner, "ownerReferences")];
         all.into_iter().filter(|(is, _)| *is).map(|(_, name)| name).collect()
     }
 
@@ -120,7 +124,8 @@ impl Author {
     pub(super) fn of(metadata: &ObjectMeta, fields: &[&str]) -> Self {
         let entries = || metadata.managed_fields.iter().flatten();
         let newest = |entries: &mut dyn Iterator<Item = &ManagedFieldsEntry>| {
-            let newest = entries.max_by(|a, b| a.time.as_ref().map(|t| t.0).cmp(&b.time.as_ref().map(|t| t.0)));
+            let newest =
+                entries.max_by(|a, b| a.time.as_ref().map(|t| t.0).cmp(&b.time.as_ref().map(|t| t.0)));
             newest.map(|entry| Self::named(entry.manager.as_deref().unwrap_or_default()))
         };
         let foreign = |entry: &&ManagedFieldsEntry| entry.manager.as_deref() != Some(FIELD_MANAGER);
@@ -259,7 +264,8 @@ mod tests {
             ..wanted.clone()
         };
         assert_eq!(differing(&with(empty), &wanted), [""; 0]);
-        let other = NodeResourceTopologyFields { topology_policies: Some(vec!["None".into()]), ..wanted.clone() };
+        let other =
+            NodeResourceTopologyFields { topology_policies: Some(vec!["None".into()]), ..wanted.clone() };
         assert_eq!(differing(&with(other), &wanted), [POLICIES]);
     }
 }

@@ -107,7 +107,8 @@ impl Rivals {
     fn forget(&mut self, now: Instant) {
         self.writers.retain(|_, writer| now.duration_since(writer.last) < SILENCE);
         while self.writers.len() >= MOST {
-            let oldest = self.writers.iter().min_by_key(|(_, writer)| writer.last).map(|(name, _)| name.clone());
+            let oldest =
+                self.writers.iter().min_by_key(|(_, writer)| writer.last).map(|(name, _)| name.clone());
             let Some(oldest) = oldest else { return };
             self.writers.remove(&oldest);
         }
@@ -191,6 +192,10 @@ mod tests {
         }
         assert!(rivals.writers.len() <= MOST);
         let last = start + Duration::from_secs(1);
-        assert_eq!(rivals.judge(&Author::Manager("999".into()), true, last), Verdict::Leave, "the newest stay");
+        assert_eq!(
+            rivals.judge(&Author::Manager("999".into()), true, last),
+            Verdict::Leave,
+            "the newest stay"
+        );
     }
 }

@@ -296,8 +296,9 @@ fn name_of(target: &mut Target, object: &Value) -> Result<(), Failure> {
     if target.name.is_empty() {
         name.clone_into(&mut target.name);
         if name.is_empty() {
-            // Only events are made so here; the rest of the name is drawn later.
+            // The rest of the name is drawn later.
             return match metadata["generateName"].as_str() {
+                Some(prefix) if prefix.ends_with('.') => Err(status::generate_name(target.kind, prefix)),
                 Some(_) => Ok(()),
                 None => Err(status::bad_request("name or generateName is required".into())),
             };

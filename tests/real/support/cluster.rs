@@ -40,13 +40,18 @@ pub(crate) struct Programs {
 impl Cluster {
     /// Starts both and waits until they are ready.
     pub(crate) async fn start(parts: &Parts) -> Result<Self> {
+        Self::start_with(parts, &[]).await
+    }
+
+    /// As [`Cluster::start`], with further admission plugins.
+    pub(crate) async fn start_with(parts: &Parts, admission: &[&str]) -> Result<Self> {
         install_tls();
         let mut dir = tempfile::Builder::new().prefix("numacast-").tempdir()?;
         // Whoever looks into a failure wants the logs.
         dir.disable_cleanup(std::env::var_os("NUMACAST_KEEP").is_some());
         let programs = Programs { kubelet: parts.program("kubelet"), fakenode: parts.program("fakenode") };
         let (etcd, etcd_url) = start_etcd(parts, dir.path())?;
-        let (api_server, url) = start_api_server(parts, &programs, dir.path(), &etcd_url)?;
+        let (api_server, url) = start_api_server(parts, &programs, dir.path(), &etcd_url, admission)?;
         let file = write_kubeconfig(dir.path(), &url, "admin", &json!({ "token": ADMIN_TOKEN }))?;
         let mut cluster =
             Self { client: client_of(dir.path(), &file).await?, api_server, _etcd: etcd, url, programs, dir };
@@ -156,7 +161,13 @@ fn start_etcd(parts: &Parts, dir: &Path) -> Result<(Process, String)> {
     Ok((Process::start("etcd", dir, command)?, url))
 }
 
-fn start_api_server(parts: &Parts, programs: &Programs, dir: &Path, etcd: &str) -> Result<(Process, String)> {
+fn start_api_server(
+    parts: &Parts,
+    programs: &Programs,
+    dir: &Path,
+    etcd: &str,
+    admission: &[&str],
+) -> Result<(Process, String)> {
     let key = dir.join("service-accounts.key");
     let made = std::process::Command::new(&programs.fakenode).arg("--new-key").arg(&key).status()?;
     ensure!(made.success(), "fakenode makes no key");
@@ -173,7 +184,7 @@ fn start_api_server(parts: &Parts, programs: &Programs, dir: &Path, etcd: &str) 
         .arg(with("--service-account-key-file", &key))
         .arg(with("--service-account-signing-key-file", &key))
         .args(["--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=Node,RBAC"])
-        .arg("--enable-admission-plugins=NodeRestriction")
+        .arg(format!("--enable-admission-plugins={}", [&["NodeRestriction"], admission].concat().join(",")))
         // Nobody makes the service account that it would give every pod.
         .arg("--disable-admission-plugins=ServiceAccount")
         .args([&with("--token-auth-file", &tokens), "--allow-privileged"]);
