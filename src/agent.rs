@@ -434,6 +434,7 @@ impl Agent {
         }
         if !self.knows_what_stood(now) {
             // Nothing can be published yet, and what is to be carried over is not known.
+            self.metrics.scanned(Outcome::Early);
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
         let known = self.known.after(scan, now);

@@ -257,6 +257,9 @@ impl Task {
     /// Says what is wrong, once per sentence, and waits.
     fn fail(&mut self, error: &ClusterError) {
         self.metrics.write_failed(error.kind());
+        if self.pending.is_some() {
+            self.metrics.health().waiting();
+        }
         let sentence = error.to_string();
         let known = self.report.borrow().trouble.as_ref() == Some(&sentence);
         if !known {
