@@ -44,12 +44,13 @@ pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
 pub use standing::Standing;
 
 use bucket::Bucket;
+use changes::Footprints;
 use known::KnownDevices;
 use pace::Pace;
 use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
-use settle::{Settling, Verdict};
-use standing::Carried;
+use settle::{PATIENCE, Settling, Verdict};
+use standing::{Carried, Promise};
 use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
@@ -71,6 +72,9 @@ const WATCHES: Duration = Duration::from_millis(20);
 const LINGERING: Duration = Duration::from_millis(10);
 /// The longest wait between two such looks.
 const LINGERING_LIMIT: Duration = Duration::from_secs(1);
+
+/// An API server that takes longer than this to tell what it has of our object was away.
+const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// How soon to look again after a scan failed or the kubelet was not ready.
 const RETRY: Duration = Duration::from_millis(100);
@@ -195,7 +199,7 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
 
 /// A kubelet that has just started cannot answer truly for a moment.
 async fn scan_when_ready(scanner: &mut Scanner, settings: &Settings) -> Result<Scan, ScanError> {
-    let mut settling = Settling::new(settings.settle);
+    let mut settling = Settling::new(&settings.node, settings.settle);
     loop {
         let scan = scanner.scan(Depth::Everything).await?;
         let Verdict::Wait(reason) = settling.judge(&scan, Instant::now(), false) else { return Ok(scan) };
@@ -244,8 +248,14 @@ pub struct Agent {
     /// It is known, and what it says was carried over.
     knows: bool,
     carried: Carried,
+    promise: Promise,
+    /// The API server, from which the kubelet has its pods, did not answer just now.
+    cut_off: bool,
+    /// For asking whether it answers.
+    cluster: Cluster,
+    started: Instant,
     known: KnownDevices,
-    last: Option<Topology>,
+    last: Option<(Topology, Footprints)>,
     /// Pods that were given time to be admitted completely.
     waited_for: BTreeSet<PodName>,
     /// What was told in the turn before.
@@ -270,7 +280,7 @@ impl Agent {
         };
         let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
-        let publisher = Publisher::start(&settings, cluster, Arc::clone(&metrics));
+        let publisher = Publisher::start(&settings, cluster.clone(), Arc::clone(&metrics));
         let directories = Directories {
             root: settings.kubelet_dir.clone(),
             device_plugins: settings.device_plugins.clone(),
@@ -283,12 +293,16 @@ impl Agent {
         let now = Instant::now();
         Self {
             scanner,
-            settling: Settling::new(settings.settle),
+            settling: Settling::new(&settings.node, settings.settle),
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
             standing: publisher.standing(),
             knows: false,
             carried: Carried::new(now, settings.settle * POLICIES_CARRIED),
+            promise: Promise::default(),
+            cut_off: false,
+            cluster,
+            started: now,
             publisher,
             pods,
             view: PodView::default(),
@@ -369,6 +383,7 @@ impl Agent {
         self.view = self.pods.now();
         self.scanner.set_terminal(Arc::clone(&self.view.terminal));
         let scan = self.scanner.scan(depth).await;
+        self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
         self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
         // A scan that asked for more than a List owes the bucket for it.
@@ -380,7 +395,7 @@ impl Agent {
                 if depth == Depth::Everything {
                     self.everything_due = now + jittered(self.settings.poll);
                 }
-                self.digest(&scan)
+                self.digest(scan)
             }
             Err(error) => {
                 self.metrics.scanned(Outcome::Failed);
@@ -391,6 +406,12 @@ impl Agent {
             self.pace.paid(pace::cpu_time().saturating_sub(used));
         }
         next
+    }
+
+    /// Is the API server away? A kubelet that started meanwhile cannot know its pods.
+    async fn is_cut_off(&self) -> bool {
+        let answer = self.cluster.node_uid(&self.settings.node).await;
+        matches!(answer, Err(ClusterError::Unreachable { .. } | ClusterError::Deadline { .. }))
     }
 
     /// Waits for the next reason to look, and folds a burst of them into one.
@@ -421,41 +442,59 @@ impl Agent {
         }
     }
 
-    fn digest(&mut self, scan: &Scan) -> Next {
+    fn digest(&mut self, mut scan: Scan) -> Next {
         let now = Instant::now();
-        let cut_off = self.publisher.in_trouble();
-        if let Verdict::Wait(reason) = self.settling.judge(scan, now, cut_off) {
-            self.metrics.scanned(Outcome::Unsettled);
-            return self.fail(reason);
+        let mut doubt = None;
+        match self.settling.judge(&scan, now, self.cut_off || self.publisher.in_trouble()) {
+            Verdict::Settled => {}
+            Verdict::Joined(usage, reason) => {
+                scan.usage = usage;
+                doubt = Some(format!("{reason}; what was held before counts until then"));
+            }
+            Verdict::Wait(reason) => {
+                self.metrics.scanned(Outcome::Unsettled);
+                return self.fail(format!("{reason}; the last good object stays"));
+            }
+            Verdict::GivenUp(reason) => warn!("{reason}; that is taken for the truth now"),
         }
-        if self.still_being_admitted(scan) {
+        if self.still_being_admitted(&scan) {
             self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
-        if !self.knows_what_stood(now) {
+        if !self.knows_what_stood(scan.socket_age, now) {
             // Nothing can be published yet, and what is to be carried over is not known.
             self.metrics.scanned(Outcome::Early);
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
-        let known = self.known.after(scan, now);
-        let mut topology = account(scan, &known, &self.rules.borrow());
+        let known = self.known.after(&scan, now);
+        let mut topology = account(&scan, &known, &self.rules.borrow());
+        let nobody_holds = !scan.usage.pods.iter().any(PodUsage::holds_anything);
+        let bound = self.settings.settle * if nobody_holds { PATIENCE } else { 1 };
+        if let Some(reason) = self.promise.doubt(&topology, now, bound) {
+            self.metrics.scanned(Outcome::Unsettled);
+            return self.fail(reason);
+        }
         let has_config = scan.inventory.config.is_some();
         if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
             warn!("{sentence}");
         }
         self.metrics.accounted(&scan.usage, scan.problems().count(), &topology);
         let findings = topology.findings.iter().map(ToString::to_string);
-        self.tell(scan.problems().cloned().chain(findings).collect());
+        let doubts = doubt.iter().cloned();
+        self.tell(scan.problems().cloned().chain(findings).chain(doubts).collect());
+        self.offer(&scan, topology);
+        if doubt.is_some() {
+            return Next { at: now + RETRY, depth: Depth::Everything };
+        }
         if self.failures > 0 {
             info!("the node can be read again");
             self.failures = 0;
         }
-        self.offer(topology);
         self.status.send_modify(|status| {
             status.scans += 1;
             status.trouble = None;
         });
-        self.next(scan, now)
+        self.next(&scan, now)
     }
 
     /// When to look again if nothing happens before.
@@ -487,30 +526,38 @@ impl Agent {
     }
 
     /// Carries over what the standing object says, once that is known; is it?
-    fn knows_what_stood(&mut self, now: Instant) -> bool {
+    fn knows_what_stood(&mut self, socket_age: Duration, now: Instant) -> bool {
         let standing = self.standing.borrow();
         // Once it is known it does not change any more.
         if !self.knows && standing.is_known() {
             self.known.carry(standing.devices(), now);
             self.carried.take(&standing);
+            // Had we to wait for the API server, so had the kubelet.
+            let waited = now.duration_since(self.started) > AT_ONCE;
+            let age = if waited { Duration::ZERO } else { socket_age };
+            self.promise = Promise::of(&standing, now, age);
             self.knows = true;
         }
         self.knows
     }
 
     /// Publishes an account that differs from the last one in what the object says.
-    fn offer(&mut self, topology: Topology) {
-        let same = |last: &Topology| last.zones == topology.zones && last.attributes == topology.attributes;
+    fn offer(&mut self, scan: &Scan, topology: Topology) {
+        let same = |(last, _): &(Topology, Footprints)| {
+            last.zones == topology.zones && last.attributes == topology.attributes
+        };
         if self.last.as_ref().is_some_and(same) {
             return;
         }
-        for line in changes::between(self.last.as_ref(), &topology) {
+        let holders = Footprints::of(&scan.usage, &scan.inventory.machine);
+        let last = self.last.as_ref().map(|(topology, holders)| (topology, holders));
+        for line in changes::between(last, (&topology, &holders)) {
             info!("{line}");
         }
         self.pace.stir(Instant::now());
         self.metrics.changed(&topology);
         self.publisher.offer(topology.clone());
-        self.last = Some(topology);
+        self.last = Some((topology, holders));
     }
 
     /// Is a pod new among those that the kubelet is in the middle of admitting? Each is waited for once.

@@ -1,13 +1,108 @@
 //! What changed between two accounts, in words.
 
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::scan::PodName;
+use crate::kubelet::{ContainerUsage, DeviceGroup, MemoryBlock, PodUsage, Usage};
+use crate::machine::{Id, IdSet, Machine};
 use crate::topology::{Amounts, Topology, Zone};
 
-/// `node-1: cpu 6 -> 4 free`, one line per zone that changed; one summary line for a first account.
-pub(super) fn between(before: Option<&Topology>, now: &Topology) -> Vec<String> {
-    let Some(before) = before else {
+/// So many pods are named in one line.
+const NAMED: usize = 3;
+
+/// Who held what, as far as a line needs it: a few dozen bytes for each pod that holds something.
+#[derive(Debug, Default)]
+pub(super) struct Footprints(BTreeMap<PodName, Footprint>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Footprint {
+    /// Of everything that the pod holds.
+    hash: u64,
+    /// The nodes that it is on.
+    nodes: IdSet,
+}
+
+impl Footprints {
+    /// Those of every pod that holds something.
+    pub(super) fn of(usage: &Usage, machine: &Machine) -> Self {
+        let holding = usage.pods.iter().filter(|pod| pod.holds_anything());
+        let footprint = |pod: &PodUsage| Footprint { hash: hash_of(pod), nodes: nodes_of(pod, machine) };
+        Self(holding.map(|pod| ((pod.namespace.clone(), pod.name.clone()), footprint(pod))).collect())
+    }
+
+    /// Pods that came, went or hold something else than `before`, each with the nodes that this touches.
+    fn changed_since<'a>(&'a self, before: &'a Self) -> Vec<(&'a PodName, IdSet)> {
+        let names = self.0.keys().chain(before.0.keys().filter(|name| !self.0.contains_key(*name)));
+        let mut changed: Vec<(&PodName, IdSet)> = names
+            .filter_map(|name| {
+                let (now, then) = (self.0.get(name), before.0.get(name));
+                let mut nodes = IdSet::new();
+                now.into_iter().chain(then).for_each(|footprint| nodes.union_with(&footprint.nodes));
+                (now != then).then_some((name, nodes))
+            })
+            .collect();
+        changed.sort_by_key(|(name, _)| *name);
+        changed
+    }
+}
+
+/// The same for the same things in any order: the kubelet's is another each time.
+fn hash_of(pod: &PodUsage) -> u64 {
+    let hash = |item: &dyn Fn(&mut DefaultHasher)| {
+        let mut hasher = DefaultHasher::new();
+        item(&mut hasher);
+        hasher.finish()
+    };
+    let block = |place: usize, block: &MemoryBlock| {
+        let MemoryBlock { resource, bytes, nodes } = block;
+        hash(&|hasher| (place, resource, bytes, nodes).hash(hasher))
+    };
+    let mut sum = hash(&|hasher| pod.cpus.hash(hasher));
+    let mut add = |item: u64| sum = sum.wrapping_add(item);
+    pod.memory.iter().for_each(|memory| add(block(0, memory)));
+    for (place, container) in (1_usize..).zip(&pod.containers) {
+        add(hash(&|hasher| (place, &container.cpus).hash(hasher)));
+        container.memory.iter().for_each(|memory| add(block(place, memory)));
+        for DeviceGroup { resource, ids, nodes } in &container.devices {
+            ids.iter().for_each(|id| add(hash(&|hasher| (place, resource, id, nodes).hash(hasher))));
+        }
+    }
+    sum
+}
+
+/// The nodes of everything that a pod holds.
+fn nodes_of(pod: &PodUsage, machine: &Machine) -> IdSet {
+    let mut nodes = IdSet::new();
+    let mut cpus = pod.cpus.clone();
+    let mut memory: Vec<&MemoryBlock> = pod.memory.iter().collect();
+    for ContainerUsage { cpus: of_container, memory: blocks, devices, .. } in &pod.containers {
+        cpus.union_with(of_container);
+        memory.extend(blocks);
+        devices.iter().for_each(|group| nodes.union_with(&group.nodes));
+    }
+    memory.iter().for_each(|block| nodes.union_with(&block.nodes));
+    for node in machine.nodes.iter().filter(|node| !node.cpus.intersection(&cpus).is_empty()) {
+        nodes.insert(node.id);
+    }
+    nodes
+}
+
+/// `node-1: cpu 6 -> 4 free (pod ns/a)`, one line per zone that changed; one summary line for a first account.
+pub(super) fn between(
+    before: Option<(&Topology, &Footprints)>,
+    now: (&Topology, &Footprints),
+) -> Vec<String> {
+    let (now, holders) = now;
+    let Some((before, held)) = before else {
         return vec![format!("first account: {} zones", now.zones.len())];
     };
-    let mut lines: Vec<String> = now.zones.iter().filter_map(|zone| zone_line(before, zone)).collect();
+    let changed = holders.changed_since(held);
+    let mut lines: Vec<String> = now
+        .zones
+        .iter()
+        .filter_map(|zone| Some(zone_line(before, zone)? + &who(&changed, zone.id)))
+        .collect();
     for gone in before.zones.iter().filter(|old| now.zones.iter().all(|zone| zone.id != old.id)) {
         lines.push(format!("node-{}: gone", gone.id));
     }
@@ -17,6 +112,21 @@ pub(super) fn between(before: Option<&Topology>, now: &Topology) -> Vec<String> 
         lines.push(format!("attributes: {}", words.join(" ")));
     }
     lines
+}
+
+/// ` (pod ns/a)`, ` (pods ns/a, ns/b)`; nothing where no pod is the cause.
+fn who(changed: &[(&PodName, IdSet)], zone: Id) -> String {
+    let names: Vec<String> = changed
+        .iter()
+        .filter(|(_, nodes)| nodes.contains(zone))
+        .map(|((namespace, name), _)| format!("{namespace}/{name}"))
+        .collect();
+    match names.as_slice() {
+        [] => String::new(),
+        [one] => format!(" (pod {one})"),
+        some if some.len() <= NAMED => format!(" (pods {})", some.join(", ")),
+        many => format!(" (pods {} and {} more)", many[..NAMED].join(", "), many.len() - NAMED),
+    }
 }
 
 fn zone_line(before: &Topology, zone: &Zone) -> Option<String> {
@@ -55,6 +165,7 @@ fn resource_words(name: &str, old: Option<Amounts>, now: Amounts) -> Option<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::NumaNode;
 
     type Listed<'a> = (u16, &'a [(&'a str, u64, u64)]);
 
@@ -73,6 +184,10 @@ mod tests {
         let before = topology(&[(0, &[("cpu", 8, 6), ("memory", 9, 9)]), (1, &[("cpu", 8, 8)])]);
         let mut now = topology(&[(0, &[("cpu", 8, 4), ("memory", 9, 9)]), (2, &[("cpu", 8, 8)])]);
         now.attributes.push(("cpuManagerPolicy".into(), "static".into()));
+        let nobody = Footprints::default();
+        let between = |before: Option<&Topology>, now: &Topology| {
+            super::between(before.map(|before| (before, &nobody)), (now, &nobody))
+        };
         assert_eq!(
             between(Some(&before), &now),
             ["node-0: cpu 6 -> 4 free", "node-2: new", "node-1: gone", "attributes: cpuManagerPolicy=static"]
@@ -84,5 +199,51 @@ mod tests {
         );
         assert_eq!(between(Some(&now), &now), Vec::<String>::new());
         assert_eq!(between(None, &now), ["first account: 2 zones"]);
+    }
+
+    #[test]
+    fn a_line_names_the_pods_whose_holdings_changed_on_its_zone() {
+        let node = |id, cpus: &str| NumaNode { id, cpus: cpus.parse().unwrap(), ..NumaNode::default() };
+        let machine = Machine { nodes: vec![node(0, "0-7"), node(1, "8-15")], ..Machine::default() };
+        let nic = |ids: &[&str], nodes: &str| DeviceGroup {
+            resource: "nic".into(),
+            ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+            nodes: nodes.parse().unwrap(),
+        };
+        let pod = |name: &str, cpus: &str, devices: Vec<DeviceGroup>| PodUsage {
+            namespace: "ns".into(),
+            name: name.into(),
+            containers: vec![ContainerUsage {
+                cpus: cpus.parse().unwrap(),
+                devices,
+                ..ContainerUsage::default()
+            }],
+            ..PodUsage::default()
+        };
+        let footprints = |pods: Vec<PodUsage>| Footprints::of(&Usage { pods }, &machine);
+        let (four, six) = (
+            topology(&[(0, &[("cpu", 8, 4)]), (1, &[("cpu", 8, 4)])]),
+            topology(&[(0, &[("cpu", 8, 6)]), (1, &[("cpu", 8, 6)])]),
+        );
+        let lines = |before: Vec<PodUsage>, now: Vec<PodUsage>| {
+            between(Some((&six, &footprints(before))), (&four, &footprints(now)))
+        };
+        let stays = || pod("stays", "6", vec![nic(&["a", "b"], "0-1")]);
+        // The kubelet tells the same in another order.
+        let again = pod("stays", "6", vec![nic(&["b"], "0-1"), nic(&["a"], "0-1")]);
+        assert_eq!(
+            lines(
+                vec![stays(), pod("went", "8", vec![])],
+                vec![again, pod("came", "0-1", vec![]), pod("idle", "", vec![])]
+            ),
+            ["node-0: cpu 6 -> 4 free (pod ns/came)", "node-1: cpu 6 -> 4 free (pod ns/went)"]
+        );
+        let moved = vec![pod("moved", "9", vec![])];
+        assert_eq!(
+            lines(moved, vec![pod("moved", "1", vec![])]),
+            ["node-0: cpu 6 -> 4 free (pod ns/moved)", "node-1: cpu 6 -> 4 free (pod ns/moved)"]
+        );
+        let many = ["a", "b", "c", "d", "e"].map(|name| pod(name, "1", vec![])).to_vec();
+        assert_eq!(lines(vec![], many)[0], "node-0: cpu 6 -> 4 free (pods ns/a, ns/b, ns/c and 2 more)");
     }
 }

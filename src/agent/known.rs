@@ -87,12 +87,13 @@ mod tests {
         let devices = resources.iter().map(group).collect();
         let allocatable = Allocatable { devices, ..Allocatable::default() };
         Scan {
-            usage: Usage::default(),
+            usage: Arc::new(Usage::default()),
             inventory: Arc::new(Inventory { allocatable, ..Inventory::default() }),
             state: None,
             state_problems: Vec::new(),
             terminal: Terminal::default(),
             connection: Connection::default(),
+            socket_age: Duration::ZERO,
         }
     }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -160,7 +161,7 @@ impl Recording {
     /// When the kubelet or the hardware had not answered.
     pub fn scan(&self) -> Result<Scan, RecordingError> {
         let failed = |sentence: &String| RecordingError::Failed(sentence.clone());
-        let usage = self.usage.get().map_err(failed)?.clone();
+        let usage = Arc::new(self.usage.get().map_err(failed)?.clone());
         let allocatable = self.allocatable.get().map_err(failed)?.clone();
         let machine =
             machine::read(&self.files).map_err(|error| RecordingError::Failed(error.to_string()))?;
@@ -181,7 +182,9 @@ impl Recording {
         let terminal = Arc::new(self.terminal.clone());
         let state_problems = self.state_problems.clone();
         let connection = Connection::default();
-        Ok(Scan { usage, inventory, state, state_problems, terminal, connection })
+        // A recording is judged by nobody.
+        let socket_age = Duration::MAX;
+        Ok(Scan { usage, inventory, state, state_problems, terminal, connection, socket_age })
     }
 
     /// Reads a recording.

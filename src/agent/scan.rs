@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -35,7 +36,7 @@ pub struct Inventory {
 #[derive(Clone, Debug)]
 pub struct Scan {
     /// What pods hold.
-    pub usage: Usage,
+    pub usage: Arc<Usage>,
     /// What there is to hold.
     pub inventory: Arc<Inventory>,
     /// The managers' books, read right after the List; `None` where they cannot be read.
@@ -46,6 +47,8 @@ pub struct Scan {
     pub terminal: Terminal,
     /// The connection that both came from.
     pub connection: Connection,
+    /// How long ago the kubelet made its socket, as far as the clock can be believed.
+    pub socket_age: Duration,
 }
 
 /// Namespace and name of a pod.
@@ -197,7 +200,16 @@ impl Scanner {
         let state = self.read_books(&usage);
         let state_problems = self.books.problems().to_vec();
         let terminal = Arc::clone(&self.terminal);
-        Ok(Scan { usage, inventory, state, state_problems, terminal, connection })
+        let usage = Arc::new(usage);
+        Ok(Scan {
+            usage,
+            inventory,
+            state,
+            state_problems,
+            terminal,
+            connection,
+            socket_age: self.client.socket_age(),
+        })
     }
 
     /// Reads the managers' books and notes which pods their UIDs are: an entry stays there after its pod has left the

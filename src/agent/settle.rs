@@ -3,32 +3,43 @@
 //! A kubelet that has just started answers before it knows its pods, its devices and even its own CPUs. Taken at
 //! its word, a full node would look free. So after a new connection the last good object stays until what was
 //! held before is held again, or a bounded time has passed.
+//!
+//! What a real kubelet does (`tests/real/order.rs`): first everything is empty, then come CPUs and memory, then devices,
+//! then the pods of its API server, oldest first, perhaps not all of them in one List, each with all that it holds. So a
+//! pod that is new and holds something is the last: whoever is missing still is gone. Static pods come from files, and
+//! prove nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::scan::{Inventory, Scan};
-use crate::kubelet::{Allocatable, Connection, Usage};
+use super::scan::{Inventory, PodName, Scan};
+use crate::kubelet::{Allocatable, Connection, PodUsage, Usage};
 
 /// While not one of the pods that held something is back, the node may only look free: be ten times as patient.
-const PATIENCE: u32 = 10;
+pub(super) const PATIENCE: u32 = 10;
 
 /// What to make of a scan.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Publish it.
     Settled,
+    /// Publish it with this usage: somebody new holds something, and what was held before may still be.
+    Joined(Arc<Usage>, String),
     /// Not yet, and why.
     Wait(String),
+    /// The wait is over, and this is still so: publish it.
+    GivenUp(String),
 }
 
 /// The memory that tells a restarted kubelet from a node that became free.
 #[derive(Debug)]
 pub(super) struct Settling {
     bound: Duration,
+    /// The end of every static pod's name.
+    static_suffix: String,
     /// What was true before the connection broke.
     before: Option<Held>,
     /// The connection whose answers are believed.
@@ -37,17 +48,25 @@ pub(super) struct Settling {
     since: Option<(Connection, Instant)>,
 }
 
-/// Who held something exclusive, and what was offered.
+/// Who held something, and what was offered.
 #[derive(Debug, Default, Clone)]
 struct Held {
-    pods: BTreeSet<(String, String)>,
-    devices: BTreeSet<String>,
-    inventory: Option<Arc<Inventory>>,
+    usage: Arc<Usage>,
+    inventory: Arc<Inventory>,
+}
+
+/// What is missing still.
+struct Doubt {
+    reason: String,
+    bound: Duration,
+    /// What may be held, if a pod that proves nothing holds something.
+    joined: Option<Arc<Usage>>,
 }
 
 impl Settling {
-    pub(super) fn new(bound: Duration) -> Self {
-        Self { bound, before: None, settled: None, since: None }
+    /// A memory of nothing, for `node`.
+    pub(super) fn new(node: &str, bound: Duration) -> Self {
+        Self { bound, static_suffix: format!("-{node}"), before: None, settled: None, since: None }
     }
 
     /// Judges a scan, and remembers it if it is believed. While `cut_off` from the API server the clock stands
@@ -60,50 +79,60 @@ impl Settling {
                 now
             }
         };
-        if self.settled != Some(scan.connection) {
-            let waited = now.duration_since(since);
-            if let Some((reason, bound)) = self.doubt(scan)
-                && waited < bound
-            {
-                return Verdict::Wait(reason);
+        let doubt = if self.settled == Some(scan.connection) { None } else { self.doubt(scan) };
+        let verdict = match doubt {
+            None => Verdict::Settled,
+            Some(Doubt { reason, bound, .. }) if now.duration_since(since) >= bound => {
+                Verdict::GivenUp(reason)
             }
-        }
+            Some(Doubt { reason, joined: Some(joined), .. }) => return Verdict::Joined(joined, reason),
+            Some(Doubt { reason, .. }) => return Verdict::Wait(reason),
+        };
         self.settled = Some(scan.connection);
-        self.remember(scan);
-        Verdict::Settled
+        self.before = Some(Held { usage: Arc::clone(&scan.usage), inventory: Arc::clone(&scan.inventory) });
+        verdict
+    }
+
+    /// Is a connection being judged that is not believed yet?
+    pub(super) fn is_waiting(&self) -> bool {
+        self.since.is_some_and(|(connection, _)| self.settled != Some(connection))
     }
 
     /// What is missing still, and how long to wait for it.
-    fn doubt(&self, scan: &Scan) -> Option<(String, Duration)> {
+    fn doubt(&self, scan: &Scan) -> Option<Doubt> {
         if let Some(reason) = self.unstarted(&scan.inventory) {
-            return Some((reason, self.bound * PATIENCE));
+            return Some(Doubt { reason, bound: self.bound * PATIENCE, joined: None });
         }
         let before = self.before.as_ref()?;
-        let pods = holders(&scan.usage);
+        let (held, now) = (holders(&before.usage), holders(&scan.usage));
+        let newcomers = || now.keys().filter(|name| !held.contains_key(*name));
         // Somebody new holds something: the kubelet has its pods, and who is missing is gone. Devices are not
         // waited for either then, since what the new pods hold must not look free meanwhile.
-        if !pods.is_subset(&before.pods) {
+        if newcomers().any(|(_, name)| !name.ends_with(&self.static_suffix)) {
             return None;
         }
-        let missing = before.pods.difference(&pods).count();
-        if missing > 0 {
-            let bound = if pods.is_empty() { self.bound * PATIENCE } else { self.bound };
+        let missing: Vec<&PodUsage> =
+            held.iter().filter(|(name, _)| !now.contains_key(*name)).map(|(_, pod)| *pod).collect();
+        if !missing.is_empty() {
+            let bound = if missing.len() == held.len() { self.bound * PATIENCE } else { self.bound };
             let reason = format!(
-                "the kubelet has restarted and does not list {missing} of the {} pods yet that held exclusive \
-                 resources; the last good object stays",
-                before.pods.len()
+                "the kubelet has restarted and does not list {} of the {} pods yet that held exclusive resources",
+                missing.len(),
+                held.len()
             );
-            return Some((reason, bound));
+            let joined = newcomers().next().map(|_| join(&scan.usage, &missing));
+            return Some(Doubt { reason, bound, joined });
         }
         let devices = offered_devices(&scan.inventory);
-        let away: Vec<&str> = before.devices.difference(&devices).map(String::as_str).collect();
-        (!away.is_empty()).then(|| {
-            let reason = format!(
-                "the kubelet has restarted and its device plugins have not registered {} yet; the last good \
-                 object stays",
+        let away: Vec<String> =
+            offered_devices(&before.inventory).difference(&devices).map(ToString::to_string).collect();
+        (!away.is_empty()).then(|| Doubt {
+            reason: format!(
+                "the kubelet has restarted and its device plugins have not registered {} yet",
                 away.join(", ")
-            );
-            (reason, self.bound)
+            ),
+            bound: self.bound,
+            joined: newcomers().next().map(|_| Arc::clone(&scan.usage)),
         })
     }
 
@@ -111,8 +140,7 @@ impl Settling {
     /// known, what was offered before tells.
     fn unstarted(&self, inventory: &Inventory) -> Option<String> {
         let offered = |look: fn(&Allocatable) -> bool| {
-            let before = self.before.as_ref().and_then(|held| held.inventory.as_ref());
-            before.is_some_and(|before| look(&before.allocatable))
+            self.before.as_ref().is_some_and(|before| look(&before.inventory.allocatable))
         };
         let (cpus, memory) = match &inventory.config {
             Some(config) => (config.cpu_manager_policy == "static", config.memory_manager_policy == "Static"),
@@ -127,32 +155,29 @@ impl Settling {
         };
         Some(format!("the kubelet offers no {missing}: it has not finished its start"))
     }
-
-    fn remember(&mut self, scan: &Scan) {
-        // The inventory is shared between scans: its devices are collected once for each.
-        let known = self.before.as_ref().and_then(|held| held.inventory.as_ref());
-        let devices = match (&self.before, known) {
-            (Some(held), Some(inventory)) if Arc::ptr_eq(inventory, &scan.inventory) => held.devices.clone(),
-            _ => offered_devices(&scan.inventory),
-        };
-        let inventory = Some(Arc::clone(&scan.inventory));
-        self.before = Some(Held { pods: holders(&scan.usage), devices, inventory });
-    }
 }
 
-fn holders(usage: &Usage) -> BTreeSet<(String, String)> {
+/// What is listed, and what the missing pods held when they were last seen.
+fn join(usage: &Usage, missing: &[&PodUsage]) -> Arc<Usage> {
+    let listed = |pod: &PodUsage| missing.iter().any(|m| m.name == pod.name && m.namespace == pod.namespace);
+    // A pod that is listed with nothing counts with what it held.
+    let pods = usage.pods.iter().filter(|pod| !listed(pod)).chain(missing.iter().copied());
+    Arc::new(Usage { pods: pods.cloned().collect() })
+}
+
+fn holders(usage: &Usage) -> BTreeMap<PodName, &PodUsage> {
     let holding = usage.pods.iter().filter(|pod| pod.holds_anything());
-    holding.map(|pod| (pod.namespace.clone(), pod.name.clone())).collect()
+    holding.map(|pod| ((pod.namespace.clone(), pod.name.clone()), pod)).collect()
 }
 
-fn offered_devices(inventory: &Inventory) -> BTreeSet<String> {
-    inventory.allocatable.devices.iter().map(|group| group.resource.clone()).collect()
+fn offered_devices(inventory: &Inventory) -> BTreeSet<&str> {
+    inventory.allocatable.devices.iter().map(|group| group.resource.as_str()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::{ContainerUsage, DeviceGroup, KubeletConfig, PodUsage};
+    use crate::kubelet::{ContainerUsage, DeviceGroup, KubeletConfig};
 
     const BOUND: Duration = Duration::from_secs(30);
 
@@ -170,12 +195,13 @@ mod tests {
             ..Allocatable::default()
         };
         Scan {
-            usage: Usage { pods: pods.iter().map(pod).collect() },
+            usage: Arc::new(Usage { pods: pods.iter().map(pod).collect() }),
             inventory: Arc::new(Inventory { allocatable, ..Inventory::default() }),
             state: None,
             state_problems: Vec::new(),
             terminal: Arc::default(),
             connection,
+            socket_age: Duration::ZERO,
         }
     }
 
@@ -185,7 +211,7 @@ mod tests {
 
     /// Two connections, the first settled with pods a and b and a nic.
     fn restarted() -> (Settling, Connection, Instant) {
-        let mut settling = Settling::new(BOUND);
+        let mut settling = Settling::new("node", BOUND);
         let start = Instant::now();
         let first = scan(Connection::default(), &["a", "b"], &["nic"]);
         assert_eq!(settling.judge(&first, start, false), Verdict::Settled);
@@ -204,7 +230,13 @@ mod tests {
         let empty = scan(second, &[], &["nic"]);
         assert!(waits(&settling.judge(&empty, start, false), "does not list 2 of the 2 pods"));
         assert!(waits(&settling.judge(&empty, start + BOUND * 9, false), "does not list 2 of the 2 pods"));
-        assert_eq!(settling.judge(&empty, start + BOUND * 10, false), Verdict::Settled);
+        let given_up = settling.judge(&empty, start + BOUND * 10, false);
+        assert!(matches!(given_up, Verdict::GivenUp(_)), "{given_up:?}");
+        assert_eq!(
+            settling.judge(&empty, start + BOUND * 10, false),
+            Verdict::Settled,
+            "and believed from then on"
+        );
     }
 
     #[test]
@@ -216,10 +248,9 @@ mod tests {
         // From then on this connection is believed.
         assert_eq!(settling.judge(&scan(second, &[], &[]), start, false), Verdict::Settled);
 
-        let (mut settling, second, start) = restarted();
+        let (mut settling, _, start) = restarted();
         assert!(waits(&settling.judge(&partial, start, false), "1 of the 2"));
-        assert_eq!(settling.judge(&partial, start + BOUND, false), Verdict::Settled);
-        let _ = second;
+        assert!(matches!(settling.judge(&partial, start + BOUND, false), Verdict::GivenUp(_)));
     }
 
     #[test]
@@ -229,11 +260,37 @@ mod tests {
     }
 
     #[test]
+    fn a_new_static_pod_proves_nothing_and_joins_those_that_are_missing() {
+        let (mut settling, second, start) = restarted();
+        let joined = |verdict| match verdict {
+            Verdict::Joined(usage, reason) => {
+                let names: Vec<&str> = usage.pods.iter().map(|pod| pod.name.as_str()).collect();
+                (names.join(","), reason)
+            }
+            other => (format!("{other:?}"), String::new()),
+        };
+        let (names, reason) = joined(settling.judge(&scan(second, &["web-node"], &["nic"]), start, false));
+        assert_eq!(names, "web-node,a,b");
+        assert!(reason.contains("does not list 2 of the 2"), "{reason}");
+        // One of them is back, the other listed with nothing yet.
+        let mut partial = scan(second, &["web-node", "a", "b"], &["nic"]);
+        Arc::make_mut(&mut partial.usage).pods[2].containers.clear();
+        let verdict = settling.judge(&partial, start, false);
+        let Verdict::Joined(usage, _) = &verdict else { panic!("{verdict:?}") };
+        assert!(usage.pods.iter().all(PodUsage::holds_anything));
+        assert_eq!(joined(verdict).0, "web-node,a,b");
+        let without = scan(second, &["web-node", "a", "b"], &[]);
+        assert_eq!(joined(settling.judge(&without, start, false)).0, "web-node,a,b", "for its nic");
+        let complete = scan(second, &["web-node", "a", "b"], &["nic"]);
+        assert_eq!(settling.judge(&complete, start, false), Verdict::Settled);
+    }
+
+    #[test]
     fn devices_are_waited_for_one_bound() {
         let (mut settling, second, start) = restarted();
         let without = scan(second, &["a", "b"], &[]);
         assert!(waits(&settling.judge(&without, start, false), "have not registered nic yet"));
-        assert_eq!(settling.judge(&without, start + BOUND, false), Verdict::Settled);
+        assert!(matches!(settling.judge(&without, start + BOUND, false), Verdict::GivenUp(_)));
     }
 
     #[test]
@@ -243,7 +300,7 @@ mod tests {
         assert!(waits(&settling.judge(&partial, start, true), "1 of the 2"));
         assert!(waits(&settling.judge(&partial, start + BOUND, true), "1 of the 2"));
         assert!(waits(&settling.judge(&partial, start + BOUND + BOUND / 2, false), "1 of the 2"));
-        assert_eq!(settling.judge(&partial, start + BOUND * 2, false), Verdict::Settled);
+        assert!(matches!(settling.judge(&partial, start + BOUND * 2, false), Verdict::GivenUp(_)));
     }
 
     #[test]
@@ -261,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_static_policy_without_cpus_or_memory_has_not_started() {
-        let mut settling = Settling::new(BOUND);
+        let mut settling = Settling::new("node", BOUND);
         let start = Instant::now();
         let config = |cpu: &str, memory: &str| KubeletConfig {
             cpu_manager_policy: cpu.into(),

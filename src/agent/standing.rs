@@ -1,11 +1,11 @@
 //! The object as it stood before this agent wrote: what it says holds until it is read again, or for a while.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::nrt::{NodeResourceTopology, ZONE_TYPE, Zone};
+use crate::nrt::{NodeResourceTopology, ZONE_TYPE, Zone, zone_name};
 use crate::topology::Topology;
 
 /// What the API server had of our object when the agent started.
@@ -76,6 +76,56 @@ impl Standing {
     }
 }
 
+/// What the object promised when the agent started. A kubelet that started lately, perhaps together with us, must not
+/// make the node look freer than that at once: it may not know its pods yet.
+#[derive(Debug, Default)]
+pub(super) struct Promise {
+    /// Available amounts by zone and resource; none if nothing is doubted.
+    available: BTreeMap<(String, String), u64>,
+    /// Since when the kubelet could know its pods.
+    since: Option<Instant>,
+}
+
+impl Promise {
+    /// What `standing` promises. The kubelet could know its pods for `age` already.
+    pub(super) fn of(standing: &Standing, now: Instant, age: Duration) -> Self {
+        let mut available = BTreeMap::new();
+        for zone in standing.zones() {
+            for resource in zone.resources.iter().flatten() {
+                let key = (zone.name.clone(), resource.name.clone());
+                available.insert(key, resource.available.ceil());
+            }
+        }
+        // A clock that began before the kubelet did says no more than one that began with it.
+        Self { available, since: Some(now.checked_sub(age).unwrap_or(now)) }
+    }
+
+    /// Why an account is not believed yet; the first that is ends the doubt.
+    pub(super) fn doubt(&mut self, topology: &Topology, now: Instant, bound: Duration) -> Option<String> {
+        let since = self.since?;
+        let freer = || {
+            topology.zones.iter().find_map(|zone| {
+                let name = zone_name(zone.id);
+                zone.resources.iter().find_map(|(resource, amounts)| {
+                    let promised = *self.available.get(&(name.clone(), resource.clone()))?;
+                    (amounts.available > promised)
+                        .then(|| format!("{name} has {} {resource} free, not {promised}", amounts.available))
+                })
+            })
+        };
+        let doubt = if now.duration_since(since) < bound { freer() } else { None };
+        if doubt.is_none() {
+            *self = Self::default();
+        }
+        doubt.map(|freer| {
+            format!(
+                "the kubelet started lately and says that {freer} as the object does: it may not know its pods yet, and the \
+                 object stays"
+            )
+        })
+    }
+}
+
 /// The policies that stay while the kubelet's configuration cannot be read: a rollout must not look like a change of
 /// policy. Not for ever, since the configuration may be another by now.
 #[derive(Debug)]
@@ -132,6 +182,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::topology::{self, Amounts};
 
     fn standing(attributes: &[(&str, &str)], resources: &[&str]) -> Standing {
         let attributes: Vec<_> =
@@ -195,5 +246,32 @@ mod tests {
         assert_eq!(other.complete(&mut topology, true, start), None);
         assert_eq!(topology.attributes, [], "what was read holds");
         assert_eq!(other.complete(&mut topology, false, start + bound), None);
+    }
+
+    #[test]
+    fn a_young_kubelet_is_doubted_as_long_as_the_node_looks_freer_than_the_object() {
+        // One of each is free.
+        let standing = standing(&[], &["cpu", "example.com/nic"]);
+        let account = |cpus: u64| {
+            let amounts = Amounts { capacity: 4, allocatable: 4, available: cpus };
+            let resources = [("cpu".to_owned(), amounts), ("new".to_owned(), amounts)].into();
+            let zones = vec![topology::Zone { id: 0, resources, ..topology::Zone::default() }];
+            Topology { zones, ..Topology::default() }
+        };
+        let start = Instant::now() + Duration::from_secs(3600);
+        let bound = Duration::from_secs(30);
+        let later = |seconds| start + Duration::from_secs(seconds);
+        let young = || Promise::of(&standing, start, Duration::from_secs(10));
+        let mut promise = young();
+        let doubt = promise.doubt(&account(4), later(1), bound).unwrap();
+        assert!(doubt.contains("node-0 has 4 cpu free, not 1"), "{doubt}");
+        assert!(promise.doubt(&account(4), later(19), bound).is_some());
+        assert_eq!(promise.doubt(&account(1), later(19), bound), None, "its pods are back");
+        assert_eq!(promise.doubt(&account(4), later(19), bound), None, "and it is believed from then on");
+        assert_eq!(young().doubt(&account(4), later(20), bound), None, "it had its time");
+        let mut old = Promise::of(&standing, start, Duration::from_secs(7200));
+        assert_eq!(old.doubt(&account(4), start, bound), None);
+        let mut none = Promise::of(&Standing::Missing, start, Duration::ZERO);
+        assert_eq!(none.doubt(&account(4), start, bound), None);
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
@@ -215,6 +215,17 @@ impl Client {
     #[must_use]
     pub fn new(socket: PathBuf, timeout: Duration) -> Self {
         Self { socket, timeout, open: None, last: Default::default(), answered: false }
+    }
+
+    /// How long ago the socket of the present connection was made; zero if there is none, or if the clock was set back
+    /// since.
+    #[must_use]
+    pub fn socket_age(&self) -> Duration {
+        let Some(Open { identity: (_, _, seconds, nanos), .. }) = &self.open else { return Duration::ZERO };
+        let since_epoch =
+            |seconds, nanos| Some(Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?));
+        let made = since_epoch(*seconds, *nanos).and_then(|made| UNIX_EPOCH.checked_add(made));
+        made.and_then(|made| SystemTime::now().duration_since(made).ok()).unwrap_or_default()
     }
 
     /// What every active pod holds, the API version that told, and the connection it came from.
