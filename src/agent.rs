@@ -383,9 +383,9 @@ impl Agent {
         self.view = self.pods.now();
         self.scanner.set_terminal(Arc::clone(&self.view.terminal));
         let scan = self.scanner.scan(depth).await;
-        self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
         self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
+        self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
         // A scan that asked for more than a List owes the bucket for it.
         for _ in 1..self.scanner.take_calls() {
             let _ = self.bucket.take(now);
