@@ -416,13 +416,19 @@ impl Agent {
 
     /// Waits for the next reason to look, and folds a burst of them into one.
     async fn wait(&mut self, next: Next) -> Depth {
-        let mut reasons = tokio::select! {
-            reasons = self.triggers.next() => reasons,
-            () = self.pods.changed() => return Depth::Usage,
-            Ok(()) = self.new_rules.changed() => return Depth::Usage,
-            Ok(()) = self.standing.changed() => return Depth::Usage,
-            () = sleep_until(next.at) => return next.depth,
+        let (trigger, depth) = tokio::select! {
+            reasons = self.triggers.next() => return self.fold(reasons).await,
+            () = self.pods.changed() => ("pods", Depth::Usage),
+            Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
+            Ok(()) = self.standing.changed() => ("standing", Depth::Usage),
+            () = sleep_until(next.at) => ("poll", next.depth),
         };
+        self.metrics.triggered(trigger);
+        depth
+    }
+
+    /// Waits for the end of a burst.
+    async fn fold(&mut self, mut reasons: Trigger) -> Depth {
         self.pace.stir(Instant::now());
         let cut = Instant::now() + FOLD;
         // A new kubelet is looked at once.
@@ -433,6 +439,7 @@ impl Agent {
                 () = sleep_until(quiet) => break,
             }
         }
+        reasons.names().for_each(|trigger| self.metrics.triggered(trigger));
         if reasons.has(Trigger::EVERYTHING) {
             Depth::Everything
         } else if reasons.has(Trigger::DEVICES) {

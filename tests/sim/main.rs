@@ -9,6 +9,7 @@ mod demo;
 mod health;
 mod metrics;
 mod publisher;
+mod release;
 mod reload;
 mod snapshot;
 mod support;
