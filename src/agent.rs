@@ -407,9 +407,9 @@ impl Agent {
         self.view = self.pods.now();
         self.scanner.set_terminal(Arc::clone(&self.view.terminal));
         let scan = self.scanner.scan(depth).await;
-        self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
         self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
+        self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
         // A scan that asked for more than a List owes the bucket for it.
         for _ in 1..self.scanner.take_calls() {
             let _ = self.bucket.take(now);
@@ -483,16 +483,17 @@ impl Agent {
             self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
-        // Until it is known what is to be carried over nothing can be published anyway.
-        let complete = self.knows_what_stood(scan.socket_age, now);
+        if !self.knows_what_stood(scan.socket_age, now) {
+            // Nothing can be published yet, and what is to be carried over is not known.
+            self.metrics.scanned(Outcome::Early);
+            return Next { at: self.everything_due, depth: Depth::Everything };
+        }
         let topology = match self.account(&scan, now) {
             Ok(topology) => topology,
             Err(reason) => return self.wait_to_settle(reason),
         };
         self.report(&scan, &topology, doubt.as_deref());
-        if complete {
-            self.offer(&scan, topology);
-        }
+        self.offer(&scan, topology);
         match doubt {
             Some(_) => Next { at: now + RETRY, depth: Depth::Everything },
             None => self.next(&scan, now),

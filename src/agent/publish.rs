@@ -290,6 +290,9 @@ impl Task {
     /// Says what is wrong, once per sentence, and waits.
     fn fail(&mut self, error: &ClusterError) {
         self.metrics.write_failed(error.kind());
+        if self.pending.is_some() {
+            self.metrics.health().waiting();
+        }
         let sentence = error.to_string();
         if self.care.is_refused_for_long(error, Instant::now()) {
             self.notices.post(Reason::PublishRefused, sentence.clone());
