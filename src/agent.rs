@@ -264,6 +264,9 @@ pub struct Agent {
     /// When everything has to be read again, whatever happens in between.
     everything_due: Instant,
     status: watch::Sender<Status>,
+    /// How to draw up accounts from now on.
+    rules: watch::Sender<Rules>,
+    new_rules: watch::Receiver<Rules>,
     metrics: Arc<Metrics>,
 }
 
@@ -286,6 +289,7 @@ impl Agent {
         };
         let mut scanner = Scanner::new(&settings);
         scanner.report_to(Arc::clone(&metrics));
+        let (rules, new_rules) = watch::channel(settings.rules.clone());
         let now = Instant::now();
         Self {
             scanner,
@@ -311,6 +315,8 @@ impl Agent {
             failures: 0,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
+            rules,
+            new_rules,
             metrics,
             settings,
         }
@@ -326,6 +332,12 @@ impl Agent {
     #[must_use]
     pub fn published(&self) -> watch::Receiver<Published> {
         self.publisher.published()
+    }
+
+    /// Takes other rules than those of the settings, at any time.
+    #[must_use]
+    pub fn rules(&self) -> watch::Sender<Rules> {
+        self.rules.clone()
     }
 
     /// What the agent counts, and its health, for whoever serves them.
@@ -404,12 +416,19 @@ impl Agent {
 
     /// Waits for the next reason to look, and folds a burst of them into one.
     async fn wait(&mut self, next: Next) -> Depth {
-        let mut reasons = tokio::select! {
-            reasons = self.triggers.next() => reasons,
-            () = self.pods.changed() => return Depth::Usage,
-            Ok(()) = self.standing.changed() => return Depth::Usage,
-            () = sleep_until(next.at) => return next.depth,
+        let (trigger, depth) = tokio::select! {
+            reasons = self.triggers.next() => return self.fold(reasons).await,
+            () = self.pods.changed() => ("pods", Depth::Usage),
+            Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
+            Ok(()) = self.standing.changed() => ("standing", Depth::Usage),
+            () = sleep_until(next.at) => ("poll", next.depth),
         };
+        self.metrics.triggered(trigger);
+        depth
+    }
+
+    /// Waits for the end of a burst.
+    async fn fold(&mut self, mut reasons: Trigger) -> Depth {
         self.pace.stir(Instant::now());
         let cut = Instant::now() + FOLD;
         // A new kubelet is looked at once.
@@ -420,6 +439,7 @@ impl Agent {
                 () = sleep_until(quiet) => break,
             }
         }
+        reasons.names().for_each(|trigger| self.metrics.triggered(trigger));
         if reasons.has(Trigger::EVERYTHING) {
             Depth::Everything
         } else if reasons.has(Trigger::DEVICES) {
@@ -453,7 +473,7 @@ impl Agent {
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
         let known = self.known.after(&scan, now);
-        let mut topology = account(&scan, &known, &self.settings.rules);
+        let mut topology = account(&scan, &known, &self.rules.borrow());
         let nobody_holds = !scan.usage.pods.iter().any(PodUsage::holds_anything);
         let bound = self.settings.settle * if nobody_holds { PATIENCE } else { 1 };
         if let Some(reason) = self.promise.doubt(&topology, now, bound) {

@@ -5,6 +5,7 @@ mod config;
 mod crd;
 #[cfg(feature = "sim")]
 mod demo;
+mod reload;
 mod settings;
 mod snapshot;
 

@@ -6,6 +6,7 @@
 mod exclude;
 mod explain;
 mod layers;
+mod watch;
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,6 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
+pub use watch::FileWatch;
 
 /// Everything a person can set. The defaults are in [`Config::default`], the words for people in [`DOCS`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +45,8 @@ pub struct Config {
     pub log: Log,
     /// What to tell monitoring.
     pub metrics: Metrics,
+    /// What to tell the kubelet about ourselves.
+    pub health: Health,
 }
 
 /// Where the host's files are.
@@ -139,15 +143,37 @@ pub struct Log {
 }
 
 /// What to tell monitoring.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Metrics {
     /// Where the agent serves them.
     pub address: Endpoint,
+    /// How the agent encrypts them.
+    pub tls: Tls,
+}
+
+/// How metrics are encrypted: plain HTTP where nothing is set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Tls {
+    /// The certificate and its chain (PEM).
+    pub cert_file: Option<PathBuf>,
+    /// Its private key (PEM).
+    pub key_file: Option<PathBuf>,
+    /// Who signs the certificates that clients must have (PEM); any client may read where it is not set.
+    pub client_ca_file: Option<PathBuf>,
+}
+
+/// What to tell the kubelet about ourselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Health {
+    /// Where the agent answers its probes.
+    pub address: Endpoint,
 }
 
 /// How severe a line must be to be written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// Only what needs a person.
@@ -223,6 +249,16 @@ pub const DOCS: &[(&str, &str)] = &[
     ("log.level", "error, warn, info, debug or trace."),
     ("log.format", "text or json."),
     ("metrics.address", "Where the agent serves /metrics (HTTP): an IP address with a port, or none."),
+    ("metrics.tls.certFile", "The certificate for metrics and its chain (PEM). Not set: plain HTTP"),
+    ("metrics.tls.keyFile", "Its private key (PEM); both or neither."),
+    (
+        "metrics.tls.clientCaFile",
+        "Who signs the certificates that readers of metrics must have (PEM). Not set: anybody may read",
+    ),
+    (
+        "health.address",
+        "Where the agent serves /livez, /readyz and /startupz (plain HTTP): an IP address with a port, or none.",
+    ),
 ];
 
 impl Default for Host {
@@ -272,7 +308,39 @@ impl Default for Log {
     }
 }
 
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { address: Endpoint::loopback(9742), tls: Tls::default() }
+    }
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { address: Endpoint::loopback(9743) }
+    }
+}
+
 impl Config {
+    /// What cannot work together: the key to blame, and why.
+    fn conflicts(&self) -> Vec<(&'static str, &'static str)> {
+        let Metrics { address, tls: Tls { cert_file, key_file, client_ca_file } } = &self.metrics;
+        let shared = *address != Endpoint::Nowhere && *address == self.health.address;
+        match (cert_file, key_file) {
+            (Some(_), None) => vec![("metrics.tls.certFile", "TLS needs `metrics.tls.keyFile` as well")],
+            (None, Some(_)) => vec![("metrics.tls.keyFile", "TLS needs `metrics.tls.certFile` as well")],
+            (None, None) if client_ca_file.is_some() => {
+                let both = "TLS needs `metrics.tls.certFile` and `metrics.tls.keyFile` as well";
+                vec![("metrics.tls.clientCaFile", both)]
+            }
+            (Some(_), Some(_)) if shared => {
+                let plain = "health is plain HTTP and cannot share the address of metrics with TLS; choose another one, \
+                             or none";
+                vec![("health.address", plain)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// The configuration with every derived path filled in.
     #[must_use]
     pub fn resolved(mut self) -> Self {
@@ -296,10 +364,10 @@ pub enum Endpoint {
     At(SocketAddr),
 }
 
-/// Nobody outside the host (or the pod) reaches it unless somebody says so.
-impl Default for Endpoint {
-    fn default() -> Self {
-        Self::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 9742)))
+impl Endpoint {
+    /// Nobody outside the host (or the pod) reaches it.
+    fn loopback(port: u16) -> Self {
+        Self::At(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 }
 
@@ -424,8 +492,11 @@ mod tests {
         for text in ["127.0.0.1:9742", "0.0.0.0:0", "[::1]:80", "none"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
-        let Endpoint::At(default) = Endpoint::default() else { panic!("served by default") };
-        assert!(default.ip().is_loopback());
+        let Config { metrics, health, .. } = Config::default();
+        for address in [metrics.address, health.address] {
+            let Endpoint::At(default) = address else { panic!("served by default") };
+            assert!(default.ip().is_loopback());
+        }
         for text in ["", "9742", ":9742", "localhost:9742", "127.0.0.1", "127.0.0.1:70000", "off"] {
             assert!(text.parse::<Endpoint>().unwrap_err().contains(&format!("`{text}`")), "{text}");
         }

@@ -3,18 +3,62 @@
 pub mod health;
 pub mod metrics;
 pub mod server;
+pub mod tls;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
 use crate::config::{Log, LogFormat, LogLevel};
 
+/// Changes the level while the process runs. Between changes it costs nothing: what is not written is still known to
+/// be so where it would be.
+#[derive(Clone, Debug)]
+pub struct LogSwitch(Arc<Switch>);
+
+#[derive(Debug)]
+struct Switch {
+    filter: Handle<Targets, Registry>,
+    /// What the configuration says.
+    level: Mutex<LogLevel>,
+    /// At least debug, whatever the configuration says.
+    debugging: AtomicBool,
+}
+
+impl LogSwitch {
+    /// From now on the configuration says `level`.
+    pub fn set(&self, level: LogLevel) {
+        *self.0.level.lock().unwrap_or_else(PoisonError::into_inner) = level;
+        self.apply();
+    }
+
+    /// Debug, or back to what the configuration says; returns what holds now.
+    pub fn toggle_debug(&self) -> LogLevel {
+        self.0.debugging.fetch_xor(true, Ordering::Relaxed);
+        self.apply()
+    }
+
+    fn apply(&self) -> LogLevel {
+        let configured = *self.0.level.lock().unwrap_or_else(PoisonError::into_inner);
+        let level = match self.0.debugging.load(Ordering::Relaxed) {
+            true => configured.max(LogLevel::Debug),
+            false => configured,
+        };
+        // It fails only where another subscriber was there first.
+        let _ = self.0.filter.reload(filter(level));
+        level
+    }
+}
+
 /// Starts logging to standard error: standard output belongs to the commands.
-pub fn start_logs(log: &Log) {
+pub fn start_logs(log: &Log) -> LogSwitch {
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match log.format {
         LogFormat::Text => {
             let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -22,8 +66,11 @@ pub fn start_logs(log: &Log) {
         }
         LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
     };
+    let (filter, handle) = reload::Layer::new(filter(log.level));
     // A second start (tests in one process) keeps the first subscriber.
-    let _ = tracing_subscriber::registry().with(layer.with_filter(filter(log.level))).try_init();
+    let _ = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
+    let level = Mutex::new(log.level);
+    LogSwitch(Arc::new(Switch { filter: handle, level, debugging: AtomicBool::new(false) }))
 }
 
 /// The level is ours. Of the libraries below us only warnings matter, except to someone who asks for everything.

@@ -1,17 +1,20 @@
 //! `numacast agent`
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{anyhow, bail};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
+use super::reload::Reload;
 use super::settings::SettingsArgs;
 use crate::agent::{self, Agent, Settings};
 use crate::cluster::Cluster;
-use crate::config::Endpoint;
+use crate::config::{self, Config, Endpoint};
 use crate::telemetry;
 use crate::telemetry::server::{Endpoints, Server};
+use crate::telemetry::tls::{Files, Tls};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -23,10 +26,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { once, settings } = args;
-    let effective = settings.effective()?;
-    let config = effective.config;
-    telemetry::start_logs(&config.log);
+    let Args { once, settings: args } = args;
+    let effective = args.clone().effective()?;
+    let config = effective.config.clone();
+    let logs = telemetry::start_logs(&config.log);
     if config.node_name.is_empty() {
         bail!(
             "the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName), `nodeName` or --node-name"
@@ -47,18 +50,45 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         info!("numacast {} on node {}", env!("CARGO_PKG_VERSION"), settings.node);
         let shutdown = shutdown_signal()?;
         let agent = Agent::new(settings, cluster);
-        let _server = serve(config.metrics.address, Endpoints { metrics: agent.metrics() }).await;
-        agent.run(shutdown).await;
+        let reload = Reload::new(args, effective, logs, agent.rules())?;
+        let _servers = serve(&config, &agent).await;
+        tokio::select! {
+            () = agent.run(shutdown) => {}
+            () = reload.run() => {}
+        }
         Ok(ExitCode::SUCCESS)
     })
 }
 
 /// The agent's own work does not depend on being watched: without an endpoint it goes on.
-async fn serve(address: Endpoint, endpoints: Endpoints) -> Option<Server> {
+async fn serve(config: &Config, agent: &Agent) -> Vec<Server> {
+    let metrics = agent.metrics();
+    let health = Some(Arc::clone(metrics.health()));
+    let (metrics, both) = (Some(metrics), config.metrics.address == config.health.address);
+    if both {
+        return start(config.metrics.address, Endpoints { metrics, health }, None)
+            .await
+            .into_iter()
+            .collect();
+    }
+    let tls = tls(&config.metrics.tls);
+    let metrics = start(config.metrics.address, Endpoints { metrics, health: None }, tls).await;
+    let health = start(config.health.address, Endpoints { metrics: None, health }, None).await;
+    metrics.into_iter().chain(health).collect()
+}
+
+fn tls(config: &config::Tls) -> Option<Tls> {
+    let (cert, key) = (config.cert_file.clone()?, config.key_file.clone()?);
+    Some(Tls::new(Files { cert, key, client_ca: config.client_ca_file.clone() }))
+}
+
+async fn start(address: Endpoint, endpoints: Endpoints, tls: Option<Tls>) -> Option<Server> {
     let Endpoint::At(address) = address else { return None };
-    match Server::start(address, endpoints).await {
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let paths = endpoints.paths();
+    match Server::start(address, endpoints, tls).await {
         Ok(server) => {
-            info!("metrics at http://{}/metrics", server.address());
+            info!("{paths} at {scheme}://{}", server.address());
             Some(server)
         }
         Err(error) => {

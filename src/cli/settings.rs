@@ -1,6 +1,6 @@
 //! The flags that set configuration keys, and the layers they join.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
@@ -52,14 +52,27 @@ pub(super) struct SettingsArgs {
     /// Where to serve /metrics: an IP address with a port, or none [key: metrics.address]
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics_address: Option<String>,
+    /// Where to serve /livez, /readyz and /startupz, or none [key: health.address]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    health_address: Option<String>,
     /// Any key of the configuration, e.g. --set scan.settle=1m; maps and lists in YAML or JSON
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }
 
 impl SettingsArgs {
+    /// The configuration file.
+    pub(super) fn file(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
     /// Merges defaults, file, environment and these flags.
     pub(super) fn effective(self) -> anyhow::Result<Effective> {
+        finish(self.layers(None)?)
+    }
+
+    /// The layers, with `text` for what the file says now, if that was read already.
+    pub(super) fn layers(self, text: Option<&str>) -> anyhow::Result<Layers> {
         let Self {
             config,
             node_name,
@@ -75,11 +88,15 @@ impl SettingsArgs {
             log_level,
             log_format,
             metrics_address,
+            health_address,
             set,
         } = self;
         let mut layers = Layers::default();
         if let Some(file) = config {
-            layers = layers.file(&file);
+            layers = match text {
+                Some(text) => layers.text(text, &file),
+                None => layers.file(&file),
+            };
         }
         let environment = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
         layers = layers.value("nodeName", environment, Origin::Environment("NODE_NAME"));
@@ -97,6 +114,7 @@ impl SettingsArgs {
             ("--log-level", "log.level", log_level),
             ("--log-format", "log.format", log_format),
             ("--metrics-address", "metrics.address", metrics_address),
+            ("--health-address", "health.address", health_address),
         ] {
             layers = layers.value(key, value, Origin::Flag(flag.to_owned()));
         }
@@ -106,7 +124,7 @@ impl SettingsArgs {
             };
             layers = layers.typed(key, value, Origin::Flag("--set".to_owned()));
         }
-        finish(layers)
+        Ok(layers)
     }
 }
 

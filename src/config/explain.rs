@@ -104,6 +104,13 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "log.level",
+        &[
+            "Holds at once when the file changes, unless a flag sets it. SIGUSR1 switches to debug and back. trace is for \
+           whoever looks for a fault in the libraries as well.",
+        ],
+    ),
+    (
         "zones.fillers",
         &[
             "true: a machine with the NUMA nodes 0 and 2 has the zones node-0, node-1 and node-2; node-1 has 0 of \
@@ -155,6 +162,27 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
            `exclude.pods` names are left out too. It is the watch-namespace of NFD and RTE and serves to find out \
            what one namespace takes; do not leave it set where a scheduler reads the object.",
             "* or nothing: the pods of every namespace count.",
+        ],
+    ),
+    (
+        "metrics.tls.certFile",
+        &[
+            "The files are read again when they change, so that a certificate that is renewed in a Secret needs no \
+           restart. New files that do not work leave the old ones in use, and the log says so. TLS 1.2 and 1.3.",
+        ],
+    ),
+    (
+        "metrics.tls.clientCaFile",
+        &["A reader without a certificate that one of these authorities signed gets no answer."],
+    ),
+    (
+        "health.address",
+        &[
+            "livez: the loop turns; a restart may help where it does not. readyz: the node was read and its object \
+           written not too long ago. startupz: the object was in the API server once. Each answers 200, or 503 with one \
+           sentence per reason.",
+            "A kubelet probes the pod's address, not loopback: in a pod that it is to probe, set 0.0.0.0:9743. The same \
+           address as `metrics.address` serves both, unless metrics have TLS.",
         ],
     ),
 ];

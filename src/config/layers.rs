@@ -173,9 +173,18 @@ impl Layers {
                 reason: error.to_string(),
             }]
         })?;
+        let conflicts = config.conflicts();
+        if !conflicts.is_empty() {
+            return Err(conflicts.into_iter().map(|(key, reason)| self.conflict(key, reason)).collect());
+        }
         let config = config.resolved();
         let values = self.values(&config);
         Ok(Effective { config, values })
+    }
+
+    fn conflict(&self, key: &str, reason: &str) -> ConfigError {
+        let origin = self.set.get(key).map_or(&Origin::Default, |(_, origin)| origin);
+        ConfigError::BadValue { key: key.to_owned(), origin: origin.to_string(), reason: reason.to_owned() }
     }
 
     fn values(&self, config: &Config) -> Vec<(&'static str, Value, Origin)> {
@@ -399,6 +408,31 @@ mod tests {
                 [format!("`metrics.address` in file FILE: invalid type: {name}, {expected}")]
             );
         }
+    }
+
+    #[test]
+    fn tls_needs_a_certificate_and_its_key_and_an_address_without_probes() {
+        let (cert, key) = ("certFile: /c", "keyFile: /k");
+        let refused = |tls: &str| file(&format!("metrics: {{tls: {{{tls}}}}}")).unwrap_err();
+        let needs = |key: &str, others: &str| {
+            [format!("`metrics.tls.{key}` in file FILE: TLS needs {others} as well")]
+        };
+        assert_eq!(refused(cert), needs("certFile", "`metrics.tls.keyFile`"));
+        assert_eq!(refused(key), needs("keyFile", "`metrics.tls.certFile`"));
+        let both = "`metrics.tls.certFile` and `metrics.tls.keyFile`";
+        assert_eq!(refused("clientCaFile: /ca"), needs("clientCaFile", both));
+        let shared = |tls: &str| {
+            file(&format!("metrics: {{address: '[::1]:1', tls: {{{tls}}}}}\nhealth: {{address: '[::1]:1'}}"))
+        };
+        assert_eq!(
+            shared(&format!("{cert}, {key}")).unwrap_err(),
+            [
+                "`health.address` in file FILE: health is plain HTTP and cannot share the address of metrics with TLS; \
+              choose another one, or none"
+            ]
+        );
+        assert!(shared("").is_ok());
+        assert!(file(&format!("metrics: {{tls: {{{cert}, {key}, clientCaFile: /ca}}}}")).is_ok());
     }
 
     #[test]

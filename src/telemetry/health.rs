@@ -158,8 +158,8 @@ impl Health {
 
 /// A sentence about something that did not happen for longer than it may.
 fn late(what: &str, age: Duration, bound: Duration) -> Option<String> {
-    let (age, limit) = (age.as_secs(), bound.as_secs());
-    (age > limit).then(|| format!("{what} for {age} s, which is more than {limit} s; the log says why"))
+    let (seconds, limit) = (age.as_secs(), bound.as_secs());
+    (age > bound).then(|| format!("{what} for {seconds} s, which is more than {limit} s; the log says why"))
 }
 
 fn verdict(reasons: Vec<String>) -> Result<(), Vec<String>> {

@@ -1,4 +1,4 @@
-//! The HTTP endpoint of one process. Whoever connects gets one answer and has ten seconds for it.
+//! HTTP for metrics and health. Whoever connects gets one answer and has ten seconds for it.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,11 +13,14 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
+use super::health::Health;
 use super::metrics::Metrics;
+use super::tls::Tls;
 
 /// Scrapers are few. More connections wait in the kernel's queue.
 const CONNECTIONS: usize = 16;
@@ -30,11 +33,34 @@ const PAUSE: Duration = Duration::from_millis(100);
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// What there is to serve.
-#[derive(Clone, Debug)]
+/// What there is to serve at one address.
+#[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     /// At `/metrics`.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Option<Arc<Metrics>>,
+    /// At `/livez`, `/readyz` and `/startupz`.
+    pub health: Option<Arc<Health>>,
+}
+
+impl Endpoints {
+    /// What this is, and which key says where.
+    const fn name(&self) -> (&'static str, &'static str) {
+        match (&self.metrics, &self.health) {
+            (Some(_), Some(_)) => ("metrics and health are", "metrics.address"),
+            (None, Some(_)) => ("health is", "health.address"),
+            _ => ("metrics are", "metrics.address"),
+        }
+    }
+
+    /// The paths, for a sentence.
+    #[must_use]
+    pub const fn paths(&self) -> &'static str {
+        match (&self.metrics, &self.health) {
+            (Some(_), Some(_)) => "/metrics, /livez, /readyz and /startupz",
+            (None, Some(_)) => "/livez, /readyz and /startupz",
+            _ => "/metrics",
+        }
+    }
 }
 
 /// A running endpoint; dropping it closes the socket and cuts every connection.
@@ -47,24 +73,31 @@ pub struct Server {
 /// The address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "metrics are not served: cannot listen on {address}: {source}; set `metrics.address` to another address, or to none"
+    "{what} not served: cannot listen on {address}: {source}; set `{key}` to another address, or to none"
 )]
 pub struct ServerError {
+    what: &'static str,
+    key: &'static str,
     address: SocketAddr,
     source: io::Error,
 }
 
 impl Server {
-    /// Listens on `address` and serves from a task of its own.
+    /// Listens on `address` and serves from a task of its own, with TLS if there is any.
     ///
     /// # Errors
     /// When the address is taken or not this host's.
-    pub async fn start(address: SocketAddr, endpoints: Endpoints) -> Result<Self, ServerError> {
-        let explain = |source| ServerError { address, source };
+    pub async fn start(
+        address: SocketAddr,
+        endpoints: Endpoints,
+        tls: Option<Tls>,
+    ) -> Result<Self, ServerError> {
+        let (what, key) = endpoints.name();
+        let explain = |source| ServerError { what, key, address, source };
         let listener = TcpListener::bind(address).await.map_err(explain)?;
         // The port, where 0 stood for any.
         let address = listener.local_addr().map_err(explain)?;
-        Ok(Self { address, task: tokio::spawn(accept(listener, endpoints)) })
+        Ok(Self { address, task: tokio::spawn(accept(listener, endpoints, tls.map(Arc::new))) })
     }
 
     /// Where it listens.
@@ -80,12 +113,12 @@ impl Drop for Server {
     }
 }
 
-async fn accept(listener: TcpListener, endpoints: Endpoints) {
+async fn accept(listener: TcpListener, endpoints: Endpoints, tls: Option<Arc<Tls>>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(serve(stream, endpoints.clone()))),
+                Ok((stream, _)) => drop(connections.spawn(serve(stream, endpoints.clone(), tls.clone()))),
                 Err(_) => sleep(PAUSE).await,
             },
             Some(_) = connections.join_next() => {}
@@ -93,14 +126,25 @@ async fn accept(listener: TcpListener, endpoints: Endpoints) {
     }
 }
 
-async fn serve(stream: TcpStream, endpoints: Endpoints) {
+/// A peer that left or talks nonsense is its own trouble.
+async fn serve(stream: TcpStream, endpoints: Endpoints, tls: Option<Arc<Tls>>) {
+    let connection = async {
+        let Some(tls) = tls else { return converse(stream, endpoints).await };
+        let Some(acceptor) = tls.acceptor() else { return };
+        if let Ok(stream) = acceptor.accept(stream).await {
+            converse(stream, endpoints).await;
+        }
+    };
+    let _ = timeout(PATIENCE, connection).await;
+}
+
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, endpoints: Endpoints) {
     let service = service_fn(|request: Request<Incoming>| {
         let answer = answer(&endpoints, request.method(), request.uri().path());
         async move { Ok::<_, Infallible>(answer) }
     });
     let connection = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service);
-    // A peer that left or talks nonsense is its own trouble.
-    let _ = timeout(PATIENCE, connection).await;
+    let _ = connection.await;
 }
 
 /// What is served, by method and path. hyper leaves out the body of an answer to HEAD.
@@ -110,9 +154,24 @@ fn answer(endpoints: &Endpoints, method: &Method, path: &str) -> Response<Full<B
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refusal;
     }
-    match path {
-        "/metrics" => respond(StatusCode::OK, OPEN_METRICS, endpoints.metrics.encode()),
-        _ => respond(StatusCode::NOT_FOUND, PLAIN, "there is only /metrics\n".into()),
+    let Endpoints { metrics, health } = endpoints;
+    let found = match path {
+        "/metrics" => metrics.as_ref().map(|metrics| respond(StatusCode::OK, OPEN_METRICS, metrics.encode())),
+        "/livez" => health.as_ref().map(|health| verdict(health.live())),
+        "/readyz" => health.as_ref().map(|health| verdict(health.ready())),
+        "/startupz" => health.as_ref().map(|health| verdict(health.started())),
+        _ => None,
+    };
+    found.unwrap_or_else(|| {
+        respond(StatusCode::NOT_FOUND, PLAIN, format!("there is only {}\n", endpoints.paths()))
+    })
+}
+
+/// `ok`, or one sentence per reason.
+fn verdict(verdict: Result<(), Vec<String>>) -> Response<Full<Bytes>> {
+    match verdict {
+        Ok(()) => respond(StatusCode::OK, PLAIN, "ok\n".into()),
+        Err(reasons) => respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, reasons.join("\n") + "\n"),
     }
 }
 

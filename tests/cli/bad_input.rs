@@ -153,6 +153,45 @@ fn exclusions_that_cannot_work() {
 }
 
 #[test]
+fn addresses_and_certificates_that_cannot_work() {
+    for (arguments, sentence) in [
+        (
+            vec!["--health-address", "localhost:9743"],
+            "`health.address` in flag --health-address: `localhost:9743` is neither an IP address with a port, such as \
+             127.0.0.1:9742, nor none",
+        ),
+        (
+            vec!["--set", "metrics.tls.certFile=/c"],
+            "`metrics.tls.certFile` in flag --set: TLS needs `metrics.tls.keyFile` as well",
+        ),
+        (
+            vec!["--set", "metrics.tls.clientCaFile=/ca"],
+            "`metrics.tls.clientCaFile` in flag --set: TLS needs `metrics.tls.certFile` and `metrics.tls.keyFile` as \
+             well",
+        ),
+        (
+            vec![
+                "--health-address",
+                "127.0.0.1:9742",
+                "--set",
+                "metrics.tls.certFile=/c",
+                "--set",
+                "metrics.tls.keyFile=/k",
+            ],
+            "`health.address` in flag --health-address: health is plain HTTP and cannot share the address of metrics \
+             with TLS; choose another one, or none",
+        ),
+        (
+            vec!["--set", "metrics.tls.cert=/c"],
+            "unknown key `metrics.tls.cert` in flag --set; did you mean `metrics.tls.certFile`?",
+        ),
+    ] {
+        let words = [&["agent", "--node-name", "n"], arguments.as_slice()].concat();
+        assert_eq!(numacast(&words).refusal(), format!("numacast: {sentence}"));
+    }
+}
+
+#[test]
 fn a_recording_that_is_none() {
     let outcome = numacast(&["snapshot", "--replay", "/nowhere.json"]);
     assert!(outcome.refusal().starts_with("numacast: cannot read the recording /nowhere.json: No such file"));

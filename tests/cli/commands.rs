@@ -155,24 +155,23 @@ fn help_names_every_verb() {
     }
 }
 
-#[test]
-fn a_taken_metrics_port_is_a_warning_and_the_agent_goes_on() {
+/// What an agent without a kubelet says, up to that there is none. It looks for the kubelet after it listens.
+fn first_words(arguments: &[&str]) -> Vec<String> {
     let host = FakeHost::two_nodes();
     let socket = host.socket();
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
     // Nobody answers there; nothing is ever published, for want of a kubelet.
     host.write("kubeconfig", KUBECONFIG);
     let mut agent = Command::new(env!("CARGO_BIN_EXE_numacast"))
-        .args(["agent", "--node-name", "worker", "--metrics-address", &address, "--host-root"])
+        .args(["agent", "--node-name", "worker", "--metrics-address", "none", "--health-address", "none"])
+        .arg("--host-root")
         .arg(host.root())
         .arg("--kubeconfig")
         .arg(host.path("kubeconfig"))
+        .args(arguments)
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let lines = BufReader::new(agent.stderr.take().unwrap()).lines().map_while(Result::ok);
-    // The agent looks for the kubelet after it gave up the port.
     let missing = format!("there is no kubelet socket at {}", socket.display());
     let mut until = Vec::new();
     for line in lines {
@@ -185,8 +184,46 @@ fn a_taken_metrics_port_is_a_warning_and_the_agent_goes_on() {
     agent.kill().unwrap();
     agent.wait().unwrap();
     assert!(until.last().is_some_and(|line| line.contains(&missing)), "{until:#?}");
-    let warning = format!("metrics are not served: cannot listen on {address}: ");
-    assert_eq!(until.iter().filter(|line| line.contains(&warning)).count(), 1, "{until:#?}");
+    until
+}
+
+fn count(lines: &[String], words: &str) -> usize {
+    lines.iter().filter(|line| line.contains(words)).count()
+}
+
+#[test]
+fn a_taken_port_is_a_warning_and_the_agent_goes_on() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for (key, what) in [("metrics.address", "metrics are"), ("health.address", "health is")] {
+        let lines = first_words(&["--set", &format!("{key}={address}")]);
+        let warning = format!("{what} not served: cannot listen on {address}: ");
+        assert_eq!(count(&lines, &warning), 1, "{lines:#?}");
+        assert_eq!(count(&lines, &format!("; set `{key}` to another address, or to none")), 1, "{lines:#?}");
+    }
+}
+
+#[test]
+fn one_address_serves_metrics_and_health() {
+    let any = "127.0.0.1:0";
+    let lines =
+        first_words(&["--set", &format!("metrics.address={any}"), "--set", &format!("health.address={any}")]);
+    assert_eq!(
+        count(&lines, "/metrics, /livez, /readyz and /startupz at http://127.0.0.1:"),
+        1,
+        "{lines:#?}"
+    );
+}
+
+#[test]
+fn a_certificate_that_is_missing_is_a_warning_and_may_come_later() {
+    let mut arguments = vec!["--set", "metrics.address=127.0.0.1:0"];
+    arguments.extend(["--set", "metrics.tls.certFile=/nowhere/c", "--set", "metrics.tls.keyFile=/nowhere/k"]);
+    let lines = first_words(&arguments);
+    let warning = "cannot read /nowhere/c: No such file or directory (os error 2); metrics are served to nobody until \
+                   that works";
+    assert_eq!(count(&lines, warning), 1, "{lines:#?}");
+    assert_eq!(count(&lines, "/metrics at https://127.0.0.1:"), 1, "{lines:#?}");
 }
 
 const KUBECONFIG: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "a",

@@ -6,9 +6,13 @@
 mod agent;
 mod client;
 mod demo;
+mod health;
 mod metrics;
 mod publisher;
+mod release;
+mod reload;
 mod snapshot;
 mod support;
+mod tls;
 mod truth;
 mod walk;

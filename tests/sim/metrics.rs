@@ -1,31 +1,21 @@
 //! The agent's metrics, scraped over loopback.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::{Call, Fault};
+use numacast::telemetry::metrics::Metrics;
 use numacast::telemetry::server::{Endpoints, Server};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::SimNode;
+use crate::support::{ANYWHERE, SimNode, ask, get};
 
-const ANYWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-
-/// The whole answer to one request.
-async fn ask(address: SocketAddr, request: &str) -> String {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
-}
-
-async fn get(address: SocketAddr, path: &str) -> String {
-    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: numacast\r\n\r\n")).await
+/// Metrics alone.
+fn metrics(metrics: Arc<Metrics>) -> Endpoints {
+    Endpoints { metrics: Some(metrics), health: None }
 }
 
 /// The value of one series.
@@ -47,7 +37,7 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
     let limited = Fault::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
     node.kubelet.fail_next(Call::List, 2, &limited);
     let agent = Agent::new(Settings::from_config(&config), cluster);
-    let scraped = Server::start(ANYWHERE, Endpoints { metrics: agent.metrics() }).await.unwrap();
+    let scraped = Server::start(ANYWHERE, metrics(agent.metrics()), None).await.unwrap();
     let agent = tokio::spawn(agent.run(std::future::pending()));
     let first = r#"numacast_writes_total{reason="first"}"#;
     let answer = loop {
@@ -82,7 +72,7 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
 }
 
 async fn server() -> Server {
-    Server::start(ANYWHERE, Endpoints { metrics: Default::default() }).await.unwrap()
+    Server::start(ANYWHERE, metrics(Arc::default()), None).await.unwrap()
 }
 
 #[tokio::test]
@@ -117,7 +107,7 @@ async fn peers_that_say_nothing_lose_their_place() {
 async fn a_taken_port_is_one_sentence() {
     let taken = TcpListener::bind(ANYWHERE).await.unwrap();
     let address = taken.local_addr().unwrap();
-    let error = Server::start(address, Endpoints { metrics: Default::default() }).await.unwrap_err();
+    let error = Server::start(address, metrics(Arc::default()), None).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(

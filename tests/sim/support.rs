@@ -1,5 +1,6 @@
-//! A simulated node: a described machine in a folder, with a simulated kubelet on it.
+//! A simulated node: a described machine in a folder, with a simulated kubelet on it; and plain HTTP requests.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -7,6 +8,11 @@ use numacast::kubelet::Client;
 use numacast::sim::kubelet::{Options, SimKubelet};
 use numacast::sim::machine::MachineSpec;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Any free port of the loopback address.
+pub(crate) const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 pub(crate) struct SimNode {
     dir: TempDir,
@@ -46,4 +52,17 @@ impl SimNode {
 pub(crate) fn machine(name: &str) -> MachineSpec {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/machines/{name}.yaml"));
     MachineSpec::read(&file).unwrap()
+}
+
+/// The whole answer to one request.
+pub(crate) async fn ask(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: numacast\r\n\r\n")).await
 }

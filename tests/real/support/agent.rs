@@ -21,8 +21,8 @@ impl Agent {
         let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
         command.args(["agent", "--node-name", node.name()]);
         command.arg("--kubeconfig").arg(node.agent_kubeconfig());
-        // Several agents of one test run would want the same port.
-        command.args(["--set", "metrics.address=none"]);
+        // Several agents of one test run would want the same ports.
+        command.args(["--metrics-address", "none", "--health-address", "none"]);
         command.args(Self::places(node)).args(arguments);
         Ok(Self { process: Process::start("agent", node.dir(), command)? })
     }

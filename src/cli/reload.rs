@@ -1,0 +1,155 @@
+//! What changes while the agent runs: the configuration file, and the log's level by signal.
+
+use std::path::Path;
+
+use anyhow::anyhow;
+use serde_json::Value;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tracing::{debug, info, warn};
+
+use super::settings::SettingsArgs;
+use crate::agent::Settings;
+use crate::config::{Config, Effective, FileWatch, Layers, Origin};
+use crate::telemetry::LogSwitch;
+use crate::topology::Rules;
+
+/// Applies what can be applied to a running agent; everything else it tells of.
+pub(super) struct Reload {
+    args: SettingsArgs,
+    /// What the agent runs with.
+    running: Effective,
+    logs: LogSwitch,
+    rules: watch::Sender<Rules>,
+    watch: Option<FileWatch>,
+    /// What the file said when it was last looked at; an error's sentence if it could not be read.
+    seen: Option<Result<String, String>>,
+    hangup: Signal,
+    toggle: Signal,
+}
+
+/// Sections and keys that hold at once.
+fn is_live(key: &str) -> bool {
+    matches!(key, "log.level" | "zones.fillers") || key.starts_with("exclude.")
+}
+
+impl Reload {
+    /// Listens for changes from now on.
+    pub(super) fn new(
+        args: SettingsArgs,
+        running: Effective,
+        logs: LogSwitch,
+        rules: watch::Sender<Rules>,
+    ) -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).map_err(|error| anyhow!("cannot listen for signals: {error}"));
+        let (hangup, toggle) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined1())?);
+        let watch = args.file().map(FileWatch::new);
+        Ok(Self { args, running, logs, rules, watch, seen: None, hangup, toggle })
+    }
+
+    /// Goes on for ever.
+    pub(super) async fn run(mut self) {
+        // The file may have changed since the agent started.
+        self.look(false);
+        loop {
+            let changed = async {
+                match &mut self.watch {
+                    Some(watch) => watch.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = changed => self.look(false),
+                Some(()) = self.hangup.recv() => self.look(true),
+                Some(()) = self.toggle.recv() => {
+                    let level = self.logs.toggle_debug();
+                    info!("the log level is {} by SIGUSR1", name(&level));
+                }
+            }
+        }
+    }
+
+    /// Reads the file and takes up what is new in it; says so in any case if somebody `asked`.
+    fn look(&mut self, asked: bool) {
+        let Some(file) = self.args.file() else {
+            if asked {
+                info!("there is no configuration file to read again: --config names one");
+            }
+            return;
+        };
+        let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
+        if self.seen.as_ref() == Some(&text) {
+            if asked {
+                info!("the configuration {} is as it was", file.display());
+            }
+            return;
+        }
+        let layers = self.args.clone().layers(text.as_deref().ok());
+        let file = file.to_owned();
+        self.seen = Some(text);
+        match layers.map_err(|error| error.to_string()).and_then(finish) {
+            Ok(effective) => self.take_up(&effective, &file),
+            Err(sentences) => warn!("{sentences}; what was read before still holds"),
+        }
+    }
+
+    fn take_up(&mut self, effective: &Effective, file: &Path) {
+        let changed: Vec<&str> = changes(&self.running, effective);
+        let (live, others): (Vec<&str>, Vec<&str>) = changed.into_iter().partition(|key| is_live(key));
+        if !others.is_empty() {
+            warn!("{} changed in {}: restart numacast for it to hold", list(&others), file.display());
+        }
+        if live.is_empty() {
+            return debug!("nothing that holds at once changed in {}", file.display());
+        }
+        let before = self.running.config.clone();
+        let Config { log, zones, exclude, .. } = &effective.config;
+        self.running.config.log.level = log.level;
+        self.running.config.zones = zones.clone();
+        self.running.config.exclude = exclude.clone();
+        for ((key, value, origin), (_, now, from)) in self.running.values.iter_mut().zip(&effective.values) {
+            if is_live(key) {
+                (*value, *origin) = (now.clone(), from.clone());
+            }
+        }
+        if before.log.level != log.level {
+            self.logs.set(log.level);
+        }
+        self.send_rules();
+        info!("{} changed in {} and holds from now on", list(&live), file.display());
+    }
+
+    fn send_rules(&self) {
+        let rules = Settings::from_config(&self.running.config).rules;
+        let changed = *self.rules.borrow() != rules;
+        if changed {
+            for warning in rules.exclude.warnings() {
+                warn!("{warning}");
+            }
+            self.rules.send_replace(rules);
+        }
+    }
+}
+
+/// Everything that is wrong, in one line.
+fn finish(layers: Layers) -> Result<Effective, String> {
+    let join = |errors: Vec<_>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    layers.finish().map_err(|errors: Vec<crate::config::ConfigError>| join(errors))
+}
+
+/// Keys with another value than before, but for those that only follow from others.
+fn changes(before: &Effective, after: &Effective) -> Vec<&'static str> {
+    let pairs = before.values.iter().zip(&after.values);
+    let differs = |((_, old, from), (_, new, now)): &(&(_, Value, Origin), &(_, Value, Origin))| {
+        old != new && !(*from == Origin::Derived && *now == Origin::Derived)
+    };
+    pairs.filter(differs).map(|((key, ..), _)| *key).collect()
+}
+
+fn list(keys: &[&str]) -> String {
+    keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn name(level: &impl serde::Serialize) -> String {
+    serde_json::to_value(level).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}

@@ -1,0 +1,228 @@
+//! The certificate that metrics are served with, read again when its files change.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tracing::{info, warn};
+
+/// How often the files are looked at, if anybody connects.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Why files cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum TlsError {
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{} holds no {what} in PEM", path.display())]
+    NoPem { path: PathBuf, what: &'static str },
+    #[error("the key in {} is not that of the certificate in {}", key.display(), cert.display())]
+    Mismatch { cert: PathBuf, key: PathBuf },
+    #[error("{} cannot be used: {reason}", path.display())]
+    Unusable { path: PathBuf, reason: String },
+}
+
+/// Where certificates are.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// The certificate and its chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Who signs clients' certificates, if clients need one.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// What tells one state of a file from another: device, inode, size, and the times of its last changes.
+type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
+
+fn stamp(path: &Path) -> Stamp {
+    let m = fs::metadata(path).ok()?;
+    Some((m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()))
+}
+
+struct State {
+    /// What the files were like when they were last read.
+    stamps: Vec<Stamp>,
+    looked: Instant,
+    /// From the last files that could be used.
+    acceptor: Option<TlsAcceptor>,
+}
+
+/// Gives TLS to connections.
+pub struct Tls {
+    files: Files,
+    state: Mutex<State>,
+}
+
+impl Tls {
+    /// Reads the files. Where they cannot be used the log says so, and connections are cut until they can.
+    #[must_use]
+    pub fn new(files: Files) -> Self {
+        let mut state = State { stamps: Vec::new(), looked: Instant::now(), acceptor: None };
+        look(&files, &mut state);
+        Self { files, state: Mutex::new(state) }
+    }
+
+    /// What the next connection is to be accepted with. The files are small, and few connect.
+    pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.looked.elapsed() >= LOOK {
+            look(&self.files, &mut state);
+        }
+        state.acceptor.clone()
+    }
+}
+
+/// Reads files that changed. Those that cannot be used are told of once and leave what was there.
+fn look(files: &Files, state: &mut State) {
+    state.looked = Instant::now();
+    // Before the files are read: what changes in between is seen by the next look.
+    let paths = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()];
+    let stamps: Vec<Stamp> = paths.into_iter().flatten().map(|path| stamp(path)).collect();
+    if stamps == state.stamps {
+        return;
+    }
+    let first = state.stamps.is_empty();
+    state.stamps = stamps;
+    match read(files) {
+        Ok(config) => {
+            state.acceptor = Some(TlsAcceptor::from(Arc::new(config)));
+            if !first {
+                info!("the certificate for metrics was read again from {}", files.cert.display());
+            }
+        }
+        Err(error) if state.acceptor.is_some() => warn!("{error}; metrics keep the certificate they had"),
+        Err(error) => warn!("{error}; metrics are served to nobody until that works"),
+    }
+}
+
+fn read(files: &Files) -> Result<ServerConfig, TlsError> {
+    let provider = Arc::new(ring::default_provider());
+    let chain = certificates(&files.cert)?;
+    let key = PrivateKeyDer::from_pem_slice(&contents(&files.key)?)
+        .map_err(|_| TlsError::NoPem { path: files.key.clone(), what: "private key" })?;
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unusable(&files.cert, &error))?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(path)? {
+                roots.add(certificate).map_err(|error| unusable(path, &error))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+            builder.with_client_cert_verifier(verifier.map_err(|error| unusable(path, &error))?)
+        }
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => {
+            TlsError::Mismatch { cert: files.cert.clone(), key: files.key.clone() }
+        }
+        error => unusable(&files.cert, &error),
+    })?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // A scraper comes every few seconds at most: nothing is kept for it in between.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+fn contents(path: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(path).map_err(|source| TlsError::Unreadable { path: path.to_owned(), source })
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let none = || TlsError::NoPem { path: path.to_owned(), what: "certificate" };
+    let text = contents(path)?;
+    let found: Vec<_> =
+        CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().map_err(|_| none())?;
+    if found.is_empty() { Err(none()) } else { Ok(found) }
+}
+
+fn unusable(path: &Path, error: &impl ToString) -> TlsError {
+    TlsError::Unusable { path: path.to_owned(), reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes a certificate of its own making and returns where it is.
+    fn files(dir: &Path) -> Files {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let files = Files { cert: dir.join("tls.crt"), key: dir.join("tls.key"), client_ca: None };
+        fs::write(&files.cert, made.cert.pem()).unwrap();
+        fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+        files
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_say_why() {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let good = files(dir.path());
+        let stranger = files(other.path());
+        let refused = |files: &Files| {
+            let place = |text: String, dir: &Path| text.replace(&format!("{}/", dir.display()), "");
+            place(place(read(files).map(drop).unwrap_err().to_string(), dir.path()), other.path())
+        };
+        assert!(read(&good).is_ok());
+        let missing = Files { cert: dir.path().join("nothing"), ..good.clone() };
+        assert_eq!(refused(&missing), "cannot read nothing: No such file or directory (os error 2)");
+        let swapped = Files { cert: good.key.clone(), key: good.cert.clone(), client_ca: None };
+        assert_eq!(refused(&swapped), "tls.key holds no certificate in PEM");
+        let keyless = Files { key: good.cert.clone(), ..good.clone() };
+        assert_eq!(refused(&keyless), "tls.crt holds no private key in PEM");
+        let mixed = Files { key: stranger.key.clone(), ..good.clone() };
+        assert_eq!(refused(&mixed), "the key in tls.key is not that of the certificate in tls.crt");
+        let ca = Files { client_ca: Some(good.key.clone()), ..good.clone() };
+        assert_eq!(refused(&ca), "tls.key holds no certificate in PEM");
+        let garbage = dir.path().join("garbage");
+        fs::write(&garbage, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+        let ca = Files { client_ca: Some(garbage), ..good };
+        assert!(refused(&ca).starts_with("garbage cannot be used: "), "{}", refused(&ca));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broken_pair_leaves_the_old_one_and_files_are_looked_at_once_a_second() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let good = fs::read(&files.cert).unwrap();
+        let tls = Tls::new(files.clone());
+        let config = || tls.acceptor().map(|acceptor| Arc::as_ptr(acceptor.config()));
+        let first = config().unwrap();
+        fs::write(&files.cert, "").unwrap();
+        tokio::time::advance(LOOK).await;
+        assert_eq!(config(), Some(first), "a broken one changes nothing");
+        fs::write(&files.cert, good).unwrap();
+        assert_eq!(config(), Some(first), "not looked at yet");
+        tokio::time::advance(LOOK).await;
+        let second = config().unwrap();
+        assert_ne!(second, first);
+        tokio::time::advance(LOOK).await;
+        assert_eq!(config(), Some(second), "nothing changed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_may_come_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let place =
+            Files { cert: dir.path().join("tls.crt"), key: dir.path().join("tls.key"), client_ca: None };
+        let tls = Tls::new(place);
+        assert!(tls.acceptor().is_none());
+        files(dir.path());
+        tokio::time::advance(LOOK).await;
+        assert!(tls.acceptor().is_some());
+    }
+}

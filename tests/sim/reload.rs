@@ -1,0 +1,200 @@
+//! What the shipped binary takes up while it runs: its configuration file, and signals.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use numacast::sim::api_server::ApiServer;
+use numacast::sim::kubelet::PodSpec;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
+use tokio::time::timeout;
+
+use crate::support::SimNode;
+
+/// For what comes within milliseconds if at all.
+const PATIENCE: Duration = Duration::from_secs(30);
+const TOKEN: &str = "do-not-tell-anybody";
+
+/// A running binary between a simulated kubelet and API server.
+struct World {
+    node: SimNode,
+    api: ApiServer,
+    agent: Child,
+    log: Lines<BufReader<ChildStderr>>,
+}
+
+impl World {
+    /// Starts the agent with this configuration file and waits for its first object.
+    async fn start(config: &str, flags: &[&str]) -> Self {
+        let world = Self::spawn(config, flags).await;
+        world.until(|| world.api.topology("worker").is_some()).await;
+        world
+    }
+
+    /// Starts the agent: its log has to be read, or it stands still when the pipe is full.
+    async fn spawn(config: &str, flags: &[&str]) -> Self {
+        let node = SimNode::start();
+        let api = ApiServer::start_anywhere(0).await.unwrap();
+        api.add_node("worker").unwrap();
+        let kubeconfig = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "a",
+            "clusters": [{"name": "a", "cluster": {"server": api.url()}}],
+            "users": [{"name": "a", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        });
+        std::fs::create_dir(node.root().join("etc")).unwrap();
+        std::fs::write(node.root().join("kubeconfig"), kubeconfig.to_string()).unwrap();
+        std::fs::write(node.root().join("etc/numacast.yaml"), config).unwrap();
+        let mut agent = Command::new(env!("CARGO_BIN_EXE_numacast"))
+            .args(["agent", "--node-name", "worker", "--metrics-address", "none", "--health-address", "none"])
+            .arg("--host-root")
+            .arg(node.root())
+            .arg("--kubeconfig")
+            .arg(node.root().join("kubeconfig"))
+            .arg("--config")
+            .arg(node.root().join("etc/numacast.yaml"))
+            .args(flags)
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let log = BufReader::new(agent.stderr.take().unwrap()).lines();
+        Self { node, api, agent, log }
+    }
+
+    async fn until(&self, holds: impl Fn() -> bool) {
+        let poll = async {
+            while !holds() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(PATIENCE, poll).await.unwrap();
+    }
+
+    /// Replaces the configuration as an editor does.
+    fn configure(&self, text: &str) {
+        let at = |name: &str| self.node.root().join("etc").join(name);
+        std::fs::write(at(".new"), text).unwrap();
+        std::fs::rename(at(".new"), at("numacast.yaml")).unwrap();
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.agent.id().unwrap()).unwrap();
+        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+    }
+
+    /// The lines up to the first with these words.
+    async fn lines_until(&mut self, words: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        let read = async {
+            while let Some(line) = self.log.next_line().await.unwrap() {
+                let found = line.contains(words);
+                lines.push(line);
+                if found {
+                    return;
+                }
+            }
+        };
+        let ended = timeout(PATIENCE, read).await;
+        assert!(
+            ended.is_ok() && lines.last().is_some_and(|line| line.contains(words)),
+            "{words}: {lines:#?}"
+        );
+        lines
+    }
+
+    /// A pod comes; the lines until the agent has told of it.
+    async fn pod(&mut self, name: &str) -> Vec<String> {
+        self.node.kubelet.start_pod(PodSpec::guaranteed(name, 1, 1 << 30)).await.unwrap();
+        self.lines_until(" free").await
+    }
+}
+
+fn any(lines: &[String], words: &str) -> bool {
+    lines.iter().any(|line| line.contains(words))
+}
+
+#[tokio::test]
+async fn the_level_follows_the_file() {
+    let mut world = World::start("log: {level: info}\n", &[]).await;
+    assert!(!any(&world.pod("a").await, "DEBUG"));
+    world.configure("log: {level: debug}\n");
+    world.lines_until("`log.level` changed in ").await;
+    world.pod("b").await;
+    world.lines_until("DEBUG").await;
+    world.configure("log: {level: info}\n");
+    world.lines_until("`log.level` changed in ").await;
+    assert!(!any(&world.pod("c").await, "DEBUG"));
+}
+
+#[tokio::test]
+async fn a_flag_wins_over_a_file_that_changes() {
+    let mut world = World::start("", &["--log-level", "info"]).await;
+    world.configure("log: {level: debug}\nzones: {fillers: false}\n");
+    let lines = world.lines_until(" changed in ").await;
+    assert!(any(&lines, "`zones.fillers` changed in ") && !any(&lines, "`log.level`"), "{lines:#?}");
+    assert!(!any(&world.pod("a").await, "DEBUG"));
+}
+
+#[tokio::test]
+async fn sigusr1_switches_to_debug_and_back() {
+    let mut world = World::start("", &[]).await;
+    assert!(!any(&world.pod("a").await, "DEBUG"));
+    world.signal(Signal::USR1);
+    world.lines_until("the log level is debug by SIGUSR1").await;
+    world.pod("b").await;
+    world.lines_until("DEBUG").await;
+    world.signal(Signal::USR1);
+    world.lines_until("the log level is info by SIGUSR1").await;
+    assert!(!any(&world.pod("c").await, "DEBUG"));
+}
+
+#[tokio::test]
+async fn exclusions_hold_at_once_and_other_keys_are_named() {
+    let mut world = World::start("", &[]).await;
+    world.configure("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, settle: 1m}\n");
+    let lines = world.lines_until(" and holds from now on").await;
+    assert!(any(&lines, "`scan.poll`, `scan.settle` changed in "), "{lines:#?}");
+    assert!(any(&lines, ": restart numacast for it to hold"), "{lines:#?}");
+    let lists_nics = |world: &World| {
+        let zones = world.api.topology("worker").unwrap().spec.zones;
+        zones.iter().any(|zone| zone.resources.iter().flatten().any(|r| r.name == "example.com/nic"))
+    };
+    world.until(|| !lists_nics(&world)).await;
+    world.configure("");
+    world.until(|| lists_nics(&world)).await;
+    // What was never taken up is not told of when it goes.
+    assert!(!any(&world.lines_until("`exclude.resources` changed in ").await, "scan.poll"));
+}
+
+#[tokio::test]
+async fn a_broken_file_changes_nothing_and_is_told_of_once() {
+    let mut world = World::start("exclude: {resources: {worker: [example.com/nic]}}\n", &[]).await;
+    world.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
+    let lines = world.lines_until("; what was read before still holds").await;
+    let sentence = lines.last().unwrap();
+    assert!(sentence.contains("`loud`") && sentence.contains("unknown key `scna`"), "{sentence}");
+    world.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
+    world.signal(Signal::HUP);
+    assert!(!any(&world.lines_until(" is as it was").await, "still holds"));
+    std::fs::remove_file(world.node.root().join("etc/numacast.yaml")).unwrap();
+    world.signal(Signal::HUP);
+    let lines = world.lines_until("; what was read before still holds").await;
+    assert!(any(&lines, "cannot read the configuration "), "{lines:#?}");
+    let zones = world.api.topology("worker").unwrap().spec.zones;
+    assert!(zones[0].resources.iter().flatten().all(|r| r.name != "example.com/nic"));
+    assert_eq!(world.agent.try_wait().unwrap(), None, "it runs");
+}
+
+#[tokio::test]
+async fn not_even_trace_shows_a_token() {
+    let mut world = World::spawn("log: {level: trace, format: json}\n", &[]).await;
+    let mut lines = world.lines_until("\"published worker").await;
+    world.agent.kill().await.unwrap();
+    while let Some(line) = world.log.next_line().await.unwrap() {
+        lines.push(line);
+    }
+    assert!(any(&lines, r#""level":"TRACE""#) && any(&lines, "kube"), "libraries speak too");
+    assert!(!any(&lines, TOKEN), "{lines:#?}");
+}

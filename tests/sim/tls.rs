@@ -1,0 +1,153 @@
+//! Metrics over TLS, read by a real client; certificates of our own making.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use numacast::telemetry::server::{Endpoints, Server};
+use numacast::telemetry::tls::{Files, Tls};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{advance, pause, resume};
+use tokio_rustls::TlsConnector;
+
+use crate::support::{ANYWHERE, get};
+
+/// An authority.
+struct Ca(CertifiedIssuer<'static, KeyPair>);
+
+impl Ca {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// A certificate for `localhost` and its key, in PEM.
+    fn issue(&self) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// Puts a new certificate and its key into `dir`.
+    fn write(&self, dir: &Path) -> Files {
+        let files = Files { cert: dir.join("tls.crt"), key: dir.join("tls.key"), client_ca: None };
+        let (cert, key) = self.issue();
+        std::fs::write(&files.cert, cert).unwrap();
+        std::fs::write(&files.key, key).unwrap();
+        files
+    }
+}
+
+/// A scraper that trusts `ca`, with a certificate of its own perhaps.
+fn client(
+    ca: &Ca,
+    own: Option<(String, String)>,
+    version: &'static SupportedProtocolVersion,
+) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add(ca.0.der().clone()).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match own {
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => {
+            let cert = CertificateDer::from_pem_slice(cert.as_bytes()).unwrap();
+            let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+            builder.with_client_auth_cert(vec![cert], key).unwrap()
+        }
+    };
+    TlsConnector::from(Arc::new(config))
+}
+
+/// One scrape: the answer, and whose certificate it came with.
+async fn scrape(
+    address: SocketAddr,
+    client: &TlsConnector,
+) -> std::io::Result<(String, CertificateDer<'static>)> {
+    let stream = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut stream = client.connect(name, stream).await?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let chain = stream.get_ref().1.peer_certificates().unwrap();
+    Ok((answer, chain[0].clone().into_owned()))
+}
+
+async fn server(files: Files) -> Server {
+    let endpoints = Endpoints { metrics: Some(Arc::default()), health: None };
+    Server::start(ANYWHERE, endpoints, Some(Tls::new(files))).await.unwrap()
+}
+
+#[tokio::test]
+async fn metrics_are_read_by_tls_12_and_13_and_not_without() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let server = server(ca.write(dir.path())).await;
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let (answer, _) = scrape(server.address(), &client(&ca, None, version)).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("# EOF\n"), "{answer}");
+    }
+    let stranger = client(&Ca::new(), None, &rustls::version::TLS13);
+    assert!(scrape(server.address(), &stranger).await.is_err(), "the client looks at the certificate");
+    assert!(!get(server.address(), "/metrics").await.contains("numacast"), "plain HTTP gets nothing");
+}
+
+#[tokio::test]
+async fn a_swapped_volume_brings_a_new_certificate() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let at = |name: &str| dir.path().join(name);
+    // As the kubelet lays out a Secret volume.
+    for volume in ["..1", "..2"] {
+        std::fs::create_dir(at(volume)).unwrap();
+        ca.write(&at(volume));
+    }
+    let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, at(name)).unwrap();
+    link("..1", "..data");
+    link("..data/tls.crt", "tls.crt");
+    link("..data/tls.key", "tls.key");
+    let server = server(Files { cert: at("tls.crt"), key: at("tls.key"), client_ca: None }).await;
+    let client = client(&ca, None, &rustls::version::TLS13);
+    let (_, first) = scrape(server.address(), &client).await.unwrap();
+    link("..2", "..data_tmp");
+    std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
+    a_second_later().await;
+    let (_, second) = scrape(server.address(), &client).await.unwrap();
+    let written = CertificateDer::from_pem_file(at("..2/tls.crt")).unwrap();
+    assert!(first != second && second == written, "the new one is in use");
+    std::fs::write(at("..2/tls.key"), "broken").unwrap();
+    a_second_later().await;
+    let (_, third) = scrape(server.address(), &client).await.unwrap();
+    assert!(third == second, "a broken one changes nothing");
+}
+
+async fn a_second_later() {
+    pause();
+    advance(Duration::from_secs(1)).await;
+    resume();
+}
+
+#[tokio::test]
+async fn where_clients_need_a_certificate_only_those_with_the_right_one_read() {
+    let (dir, ca, clients) = (tempfile::tempdir().unwrap(), Ca::new(), Ca::new());
+    let authority = dir.path().join("ca.crt");
+    std::fs::write(&authority, clients.0.pem()).unwrap();
+    let server = server(Files { client_ca: Some(authority), ..ca.write(dir.path()) }).await;
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let known = client(&ca, Some(clients.issue()), version);
+        let (answer, _) = scrape(server.address(), &known).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        for own in [None, Some(ca.issue())] {
+            assert!(scrape(server.address(), &client(&ca, own, version)).await.is_err());
+        }
+    }
+}
