@@ -1,6 +1,6 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test heart matrix real-faults fuzz mutants lint parts bench bench-agent bench-accounting clean
+.PHONY: help demo test heart matrix faults real-faults soak fuzz mutants lint parts bench bench-agent bench-accounting clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
@@ -8,6 +8,8 @@ help:
 	@echo 'make heart   only the unit tests of the accounting and what it stands on, in seconds'
 	@echo 'make matrix  random walks over every machine, four kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
+	@echo 'make faults  a thousand faults over the simulated kubelet and API server (five minutes; ARGS=--help)'
+	@echo 'make soak    an event storm and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
 	@echo 'make fuzz    made-up input to everything that reads, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
 	@echo 'make mutants changes the accounting in every small way and tells which no test notices (needs cargo-mutants)'
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
@@ -30,6 +32,15 @@ matrix:
 
 real-faults: parts
 	cargo test --locked --test real-faults -- $(ARGS)
+
+faults:
+	cargo test --locked --test faults -- $(ARGS)
+
+# ONLY=storm or ONLY=changes for one part.
+soak:
+	cargo build --locked --release --no-default-features
+	install -D target/release/numacast target/shipped/numacast
+	cargo test --locked --profile bench --test soak -- --binary target/shipped/numacast $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 fuzz:
 	fuzz/run

@@ -8,6 +8,7 @@ mod bucket;
 mod changes;
 mod hotplug;
 mod known;
+mod notices;
 mod object;
 mod pace;
 mod pods;
@@ -29,7 +30,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::config::{self, Config};
+use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{PodUsage, Usage};
 use crate::machine::HostRoots;
 use crate::nrt::NodeResourceTopology;
@@ -37,6 +38,7 @@ use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Exclude, Rules, Topology};
 
+pub use notices::Reason;
 pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
@@ -46,6 +48,7 @@ pub use standing::Standing;
 use bucket::Bucket;
 use changes::Footprints;
 use known::KnownDevices;
+use notices::Notices;
 use pace::Pace;
 use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
@@ -109,6 +112,12 @@ pub struct Settings {
     pub refresh: Duration,
     /// Make the Node own the object.
     pub owner_reference: bool,
+    /// Watch the object, to repair it at once.
+    pub watch_object: bool,
+    /// What to do about a publisher that keeps rewriting the object.
+    pub rivals: RivalsMode,
+    /// Post Kubernetes Events about the Node.
+    pub events: bool,
     /// Ask the API server which pods are gone and which have ended.
     pub watch_pods: bool,
     /// A file that somebody touches when it is time to look.
@@ -139,6 +148,9 @@ impl Settings {
             settle: config.scan.settle.get(),
             refresh: config.publish.refresh.get(),
             owner_reference: config.publish.owner_reference,
+            watch_object: config.publish.watch,
+            rivals: config.publish.rivals,
+            events: config.publish.events,
             watch_pods: config.pods.source != config::PodSource::None,
             notify_file: config.scan.notify_file,
             rules,
@@ -268,6 +280,7 @@ pub struct Agent {
     rules: watch::Sender<Rules>,
     new_rules: watch::Receiver<Rules>,
     metrics: Arc<Metrics>,
+    notices: Notices,
 }
 
 impl Agent {
@@ -280,7 +293,11 @@ impl Agent {
         };
         let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
-        let publisher = Publisher::start(&settings, cluster.clone(), Arc::clone(&metrics));
+        let notices = match settings.events {
+            true => Notices::start(settings.node.clone(), cluster.clone(), Arc::clone(&metrics)),
+            false => Notices::nowhere(),
+        };
+        let publisher = Publisher::start(&settings, cluster.clone(), Arc::clone(&metrics), notices.clone());
         let directories = Directories {
             root: settings.kubelet_dir.clone(),
             device_plugins: settings.device_plugins.clone(),
@@ -318,6 +335,7 @@ impl Agent {
             rules,
             new_rules,
             metrics,
+            notices,
             settings,
         }
     }
@@ -452,6 +470,9 @@ impl Agent {
     fn digest(&mut self, mut scan: Scan) -> Next {
         let now = Instant::now();
         let mut doubt = None;
+        if self.view.follows && self.settling.is_waiting() {
+            self.settling.forget_unless(|name| self.pods.knows_living(name));
+        }
         match self.settling.judge(&scan, now, self.cut_off || self.publisher.in_trouble()) {
             Verdict::Settled => {}
             Verdict::Joined(usage, reason) => {
@@ -483,6 +504,7 @@ impl Agent {
         let has_config = scan.inventory.config.is_some();
         if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
             warn!("{sentence}");
+            self.notices.post(Reason::PoliciesUnknown, sentence);
         }
         self.metrics.accounted(&scan.usage, scan.problems().count(), &topology);
         let findings = topology.findings.iter().map(ToString::to_string);

@@ -26,11 +26,12 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde_json::Value;
 use tokio::net::UnixListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
 pub use device_manager::HeldDevices;
-pub use faults::{Age, Call, Fault};
+pub use faults::{Age, Call, Fault, Told};
 pub use model::{Block, Given, Model, Pod, Refusal, Stage};
 pub use oracle::{Amounts, Expected, Split};
 pub use pod::{Claimed, ContainerSpec, PodLevel, PodSpec, Role};
@@ -135,6 +136,8 @@ struct Shared {
     root: PathBuf,
     options: Options,
     state: Mutex<State>,
+    /// Cuts the connections of the kubelet that serves now.
+    cut: Mutex<Option<Arc<watch::Sender<u64>>>>,
 }
 
 #[derive(Debug)]
@@ -153,9 +156,18 @@ struct State {
     written: BTreeMap<PathBuf, String>,
     /// When the last change was complete.
     changed: Instant,
+    /// What was told, once somebody wants to know.
+    journal: Option<Vec<Told>>,
 }
 
 impl Shared {
+    /// Cuts the connections that are open now.
+    fn cut_connections(&self) {
+        if let Some(cut) = &*lock(&self.cut) {
+            cut.send_modify(|generation| *generation += 1);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -234,8 +246,10 @@ impl SimKubelet {
             files: 0,
             written: BTreeMap::new(),
             changed: Instant::now(),
+            journal: None,
         };
-        let shared = Shared { root: root.to_owned(), options, state: Mutex::new(state) };
+        let shared =
+            Shared { root: root.to_owned(), options, state: Mutex::new(state), cut: Mutex::default() };
         let kubelet = Self {
             shared: Arc::new(shared),
             serving: Mutex::default(),
@@ -453,6 +467,46 @@ impl SimKubelet {
         let _ = std::fs::remove_file(self.socket());
     }
 
+    /// Ends the kubelet's process as `kill -9` does: connections break, socket files stay, nobody listens.
+    pub fn kill(&self) {
+        lock(&self.serving).take();
+        lock(&self.plugin_sockets).clear();
+    }
+
+    /// Breaks the connections that are open now.
+    pub fn cut_connections(&self) {
+        self.shared.cut_connections();
+    }
+
+    /// Listens on another socket at the same path, in a directory that is made anew if need be. Connections break.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn listen_again(&self) -> Result<(), SimError> {
+        lock(&self.serving).take();
+        self.listen()
+    }
+
+    /// Writes all state files and opens all sockets of plugins once more, in directories that are made anew if need be:
+    /// somebody else did something to them.
+    ///
+    /// # Errors
+    /// When one of them cannot be made.
+    pub fn write_again(&self) -> Result<(), SimError> {
+        lock(&self.plugin_sockets).clear();
+        let path = self.shared.root.join("device-plugins");
+        std::fs::create_dir_all(&path).map_err(|source| SimError { path, source })?;
+        self.open_plugin_sockets()?;
+        let state = &mut *self.shared.lock();
+        state.written.clear();
+        self.shared.write_state(state)
+    }
+
+    /// What was told since this was asked last; the first time nothing, but from then on it is kept.
+    pub fn take_told(&self) -> Vec<Told> {
+        std::mem::take(self.shared.lock().journal.get_or_insert_default())
+    }
+
     /// Starts the kubelet's process again: nothing is known yet but what the state files tell. The caller says
     /// when managers, pods and plugins are back ([`SimKubelet::restart`] does it by the clock).
     ///
@@ -532,6 +586,10 @@ impl SimKubelet {
     /// Listens under a temporary name and renames: the final name never appears by creation.
     fn listen(&self) -> Result<(), SimError> {
         let path = self.socket();
+        if let Some(directory) = path.parent() {
+            let explain = |source| SimError { path: directory.to_owned(), source };
+            std::fs::create_dir_all(directory).map_err(explain)?;
+        }
         let number = {
             let state = &mut *self.shared.lock();
             state.files += 1;
@@ -547,7 +605,12 @@ impl SimKubelet {
         let v1 = v1::pod_resources_lister_server::PodResourcesListerServer::new(service.clone());
         let v1alpha1 = v1alpha1::pod_resources_lister_server::PodResourcesListerServer::new(service);
         let routes = Routes::new(v1).add_service(v1alpha1).into_axum_router();
-        *lock(&self.serving) = Some(Serving::start(listener, routes));
+        let shared = self.shared.clone();
+        let service =
+            tower::service_fn(move |request| service::answer(shared.clone(), routes.clone(), request));
+        let serving = Serving::start(listener, service);
+        *lock(&self.shared.cut) = Some(serving.cut());
+        *lock(&self.serving) = Some(serving);
         Ok(())
     }
 

@@ -65,6 +65,11 @@ impl Serving {
     pub(crate) fn cut_connections(&self) {
         self.cut.send_modify(|generation| *generation += 1);
     }
+
+    /// What cuts them, for somebody who serves.
+    pub(crate) fn cut(&self) -> Arc<watch::Sender<u64>> {
+        Arc::clone(&self.cut)
+    }
 }
 
 impl Drop for Serving {

@@ -7,6 +7,7 @@ mod faults;
 mod harness;
 mod kubectl;
 mod order;
+mod publisher;
 mod refusals;
 mod restarts;
 #[path = "../sim/support.rs"]

@@ -6,6 +6,7 @@
 mod agent;
 mod client;
 mod demo;
+mod faults;
 mod health;
 mod metrics;
 mod publisher;

@@ -1,9 +1,11 @@
 //! What a kubelet does wrong, on demand.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tonic::Code;
+
+use super::model::Model;
 
 /// One method of the podresources API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +33,36 @@ pub enum Fault {
     Partial(usize),
     /// No answer ever.
     Hang,
+    /// The answer as it was when the call came, but late: by then it may be old.
+    Late(Duration),
+    /// These bytes instead of an answer in gRPC's frame.
+    Bytes(Vec<u8>),
+    /// Half of the true answer; then the connection breaks, with all others.
+    CutShort,
+}
+
+impl Fault {
+    /// Is the answer no message at all?
+    pub(super) fn is_raw(&self) -> bool {
+        matches!(self, Self::Bytes(_) | Self::CutShort)
+    }
+}
+
+/// What the kubelet told at one moment, rightly or not. Calls that got no answer are not here.
+#[derive(Clone, Debug)]
+pub struct Told {
+    /// The method: `List` (v1) or `GetAllocatableResources`.
+    pub call: Call,
+    /// When the kubelet looked at its state.
+    pub at: Instant,
+    /// Did it know its pods?
+    pub pods_known: bool,
+    /// Had its managers finished their start?
+    pub managers_ready: bool,
+    /// What was wrong with the answer.
+    pub fault: Option<Fault>,
+    /// The state that the answer told of: without the pods that it left out.
+    pub model: Model,
 }
 
 /// How old the kubelet is: each variant behaves like the releases from that one to the next. What stands at a variant
@@ -72,6 +104,12 @@ impl Faults {
 
     pub(super) fn take(&mut self, call: Call) -> Option<Fault> {
         self.0.get_mut(&call)?.pop_front()
+    }
+
+    /// The next fault of a call, if it is one of those that no service can make.
+    pub(super) fn take_raw(&mut self, call: Call) -> Option<Fault> {
+        let waiting = self.0.get_mut(&call)?;
+        waiting.front()?.is_raw().then(|| waiting.pop_front())?
     }
 
     pub(super) fn clear(&mut self) {

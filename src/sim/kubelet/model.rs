@@ -368,6 +368,25 @@ impl Model {
         device.map(|device| device.healthy = healthy).is_some()
     }
 
+    /// The same as if there were no pods but these (namespace, name).
+    pub(super) fn restricted_to(&self, told: &BTreeSet<(String, String)>) -> Self {
+        let mut model = self.clone();
+        for pod in model.pods.values_mut() {
+            if !told.contains(&(pod.spec.namespace.clone(), pod.spec.name.clone())) {
+                pod.stage = Stage::Gone;
+            }
+        }
+        model
+    }
+
+    /// The same with the device plugins of another moment.
+    #[must_use]
+    pub fn offering(&self, other: &Self) -> Self {
+        let mut model = self.clone();
+        model.devices.plugins.clone_from(&other.devices.plugins);
+        model
+    }
+
     /// The nodes that containers' exclusive resources are on.
     #[must_use]
     pub fn zones_of(&self, given: &[Given]) -> IdSet {

@@ -1,12 +1,20 @@
 //! The podresources API over the model.
 
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use axum::Router;
+use axum::body::Body;
+use axum::http;
+use futures::StreamExt;
+use prost::Message;
 use tonic::{Code, Request, Response, Status};
+use tower::Service as _;
 
 use super::answers;
-use super::faults::{Age, Call, Fault};
+use super::faults::{Age, Call, Fault, Told};
+use super::model::Model;
 use super::{Shared, State};
 use crate::kubelet::proto::{v1, v1alpha1};
 
@@ -41,18 +49,15 @@ impl Service {
     /// An answer to `List` that `tell` gives in one version's words.
     async fn answer_list<T>(
         &self,
-        tell: fn(&mut State) -> Vec<T>,
+        tell: fn(&mut State, Option<&Fault>) -> Vec<T>,
         pad: fn(usize) -> T,
     ) -> Result<Vec<T>, Status> {
         let fault = self.enter(Call::List)?;
-        if let Some(Fault::Empty) = fault {
-            return Ok(Vec::new());
-        }
         wait(fault.as_ref()).await?;
-        let mut pods = tell(&mut self.0.lock());
+        let mut pods = tell(&mut self.0.lock(), fault.as_ref());
         match fault {
-            Some(Fault::Partial(count)) => pods.truncate(count),
             Some(Fault::Oversize(bytes)) => pods.push(pad(bytes)),
+            Some(Fault::Late(delay)) => tokio::time::sleep(delay).await,
             _ => {}
         }
         Ok(pods)
@@ -80,19 +85,120 @@ fn padding_alpha(bytes: usize) -> v1alpha1::PodResources {
     v1alpha1::PodResources { name: "x".repeat(bytes), ..v1alpha1::PodResources::default() }
 }
 
+/// How many pods of its List a kubelet tells.
+fn most(fault: Option<&Fault>) -> usize {
+    match fault {
+        Some(Fault::Empty) => 0,
+        Some(Fault::Partial(count)) => *count,
+        _ => usize::MAX,
+    }
+}
+
 impl State {
-    fn list(&mut self) -> Vec<v1::PodResources> {
-        if !self.pods_are_known {
-            return Vec::new();
+    fn list(&mut self, fault: Option<&Fault>) -> Vec<v1::PodResources> {
+        let mut pods = match self.pods_are_known {
+            true => answers::list(&mut self.model, &mut self.rng).pod_resources,
+            false => Vec::new(),
+        };
+        pods.truncate(most(fault));
+        if self.journal.is_some() {
+            let told = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
+            self.note(Call::List, fault, self.model.restricted_to(&told));
         }
-        answers::list(&mut self.model, &mut self.rng).pod_resources
+        pods
     }
 
-    fn list_alpha(&mut self) -> Vec<v1alpha1::PodResources> {
+    fn list_alpha(&mut self, fault: Option<&Fault>) -> Vec<v1alpha1::PodResources> {
         if !self.pods_are_known {
             return Vec::new();
         }
-        answers::list_alpha(&mut self.model, &mut self.rng).pod_resources
+        let mut pods = answers::list_alpha(&mut self.model, &mut self.rng).pod_resources;
+        pods.truncate(most(fault));
+        pods
+    }
+
+    fn allocatable(&mut self, fault: Option<&Fault>) -> v1::AllocatableResourcesResponse {
+        if self.journal.is_some() {
+            self.note(Call::Allocatable, fault, self.model.clone());
+        }
+        match fault {
+            Some(Fault::Empty) => v1::AllocatableResourcesResponse::default(),
+            _ => answers::allocatable(&self.model, self.managers_are_ready, &mut self.rng),
+        }
+    }
+
+    fn note(&mut self, call: Call, fault: Option<&Fault>, model: Model) {
+        let (pods_known, managers_ready) = (self.pods_are_known, self.managers_are_ready);
+        let fault = fault.cloned();
+        let told = Told { call, at: Instant::now(), pods_known, managers_ready, fault, model };
+        self.journal.get_or_insert_default().push(told);
+    }
+}
+
+/// Answers a request with the fault that no service can make, if one waits for it; else as `routes` do.
+pub(super) async fn answer(
+    shared: Arc<Shared>,
+    mut routes: Router,
+    request: http::Request<Body>,
+) -> Result<http::Response<Body>, Infallible> {
+    let Some((call, fault)) = shared.take_raw(request.uri().path()) else {
+        return routes.call(request).await;
+    };
+    let message = match fault {
+        Fault::Bytes(bytes) => return Ok(grpc(Body::from(framed(&bytes)))),
+        _ => shared.lock().encoded(call),
+    };
+    let mut half = framed(&message);
+    half.truncate(half.len().div_ceil(2));
+    let part = futures::stream::once(async move { Ok::<_, Infallible>(half) });
+    let rest = futures::stream::once(async move {
+        // The first part is on its way by then.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        shared.cut_connections();
+        std::future::pending().await
+    });
+    Ok(grpc(Body::from_stream(part.chain(rest))))
+}
+
+/// gRPC's frame around a message: not compressed, its length, itself.
+fn framed(message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
+    [&[0], &length.to_be_bytes()[..], message].concat()
+}
+
+fn grpc(body: Body) -> http::Response<Body> {
+    let mut response = http::Response::new(body);
+    let kind = http::HeaderValue::from_static("application/grpc");
+    response.headers_mut().insert(http::header::CONTENT_TYPE, kind);
+    response
+}
+
+impl Shared {
+    fn take_raw(&self, path: &str) -> Option<(Call, Fault)> {
+        let call = match path {
+            "/v1.PodResourcesLister/List" => Call::List,
+            "/v1.PodResourcesLister/GetAllocatableResources" => Call::Allocatable,
+            _ => return None,
+        };
+        let mut state = self.lock();
+        let fault = state.faults.take_raw(call)?;
+        match call {
+            Call::List => state.calls.list += 1,
+            _ => state.calls.allocatable += 1,
+        }
+        Some((call, fault))
+    }
+}
+
+impl State {
+    /// The true answer in bytes.
+    fn encoded(&mut self, call: Call) -> Vec<u8> {
+        match call {
+            Call::Allocatable => {
+                answers::allocatable(&self.model, self.managers_are_ready, &mut self.rng).encode_to_vec()
+            }
+            _ => answers::list(&mut self.model, &mut self.rng).encode_to_vec(),
+        }
     }
 }
 
@@ -118,15 +224,15 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Service {
             ));
         }
         let fault = self.enter(Call::Allocatable)?;
-        if let Some(Fault::Empty) = fault {
-            return Ok(Response::new(v1::AllocatableResourcesResponse::default()));
-        }
         wait(fault.as_ref()).await?;
-        let state = &mut *self.0.lock();
-        let mut answer = answers::allocatable(&state.model, state.managers_are_ready, &mut state.rng);
-        if let Some(Fault::Oversize(bytes)) = fault {
-            let padding = v1::ContainerDevices { resource_name: "x".repeat(bytes), ..Default::default() };
-            answer.devices.push(padding);
+        let mut answer = self.0.lock().allocatable(fault.as_ref());
+        match fault {
+            Some(Fault::Oversize(bytes)) => {
+                let padding = v1::ContainerDevices { resource_name: "x".repeat(bytes), ..Default::default() };
+                answer.devices.push(padding);
+            }
+            Some(Fault::Late(delay)) => tokio::time::sleep(delay).await,
+            _ => {}
         }
         Ok(Response::new(answer))
     }

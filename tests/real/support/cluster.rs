@@ -44,13 +44,18 @@ pub(crate) struct Programs {
 impl Cluster {
     /// Starts both and waits until they are ready.
     pub(crate) async fn start(parts: &Parts) -> Result<Self> {
+        Self::start_with(parts, &[]).await
+    }
+
+    /// As [`Cluster::start`], with further admission plugins.
+    pub(crate) async fn start_with(parts: &Parts, admission: &[&str]) -> Result<Self> {
         install_tls();
         let mut dir = tempfile::Builder::new().prefix("numacast-").tempdir()?;
         // Whoever looks into a failure wants the logs.
         dir.disable_cleanup(std::env::var_os("NUMACAST_KEEP").is_some());
         let programs = Programs { kubelet: parts.program("kubelet"), fakenode: parts.program("fakenode") };
         let (etcd, etcd_url) = start_etcd(parts, dir.path())?;
-        let (again, url) = api_server_command(parts, &programs, dir.path(), &etcd_url)?;
+        let (again, url) = api_server_command(parts, &programs, dir.path(), &etcd_url, admission)?;
         let api_server = start_api_server(dir.path(), &again)?;
         let file = write_kubeconfig(dir.path(), &url, "admin", &json!({ "token": ADMIN_TOKEN }))?;
         let client = client_of(dir.path(), &file).await?;
@@ -205,6 +210,7 @@ fn api_server_command(
     programs: &Programs,
     dir: &Path,
     etcd: &str,
+    admission: &[&str],
 ) -> Result<(Vec<OsString>, String)> {
     let key = dir.join("service-accounts.key");
     let made = std::process::Command::new(&programs.fakenode).arg("--new-key").arg(&key).status()?;
@@ -223,7 +229,7 @@ fn api_server_command(
         with("--service-account-signing-key-file", &key),
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--authorization-mode=Node,RBAC".to_owned(),
-        "--enable-admission-plugins=NodeRestriction".to_owned(),
+        format!("--enable-admission-plugins={}", [&["NodeRestriction"], admission].concat().join(",")),
         // Nobody makes the service account that it would give every pod.
         "--disable-admission-plugins=ServiceAccount".to_owned(),
         with("--token-auth-file", &tokens),

@@ -1,0 +1,143 @@
+//! A thousand faults over the simulated parts, run by hand: `make faults`.
+//!
+//! `make faults ARGS=--help` tells what can be chosen, `ARGS=--list` which faults there are. After each the object must be
+//! true within a bound, and it may never promise more than there was; a table at the end says how long each kind took.
+
+mod run;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+
+use run::{Kind, Outcome, Side};
+
+/// Nodes on which faults go on at once, or one after another with fewer `--jobs`: each has a seed of its own.
+const SHARDS: usize = 12;
+
+/// Faults over the simulated kubelet and API server.
+#[derive(Debug, Parser)]
+#[command(name = "faults")]
+struct Options {
+    /// How many, over all nodes together.
+    #[arg(long, default_value_t = 1000)]
+    faults: usize,
+    /// The seed, instead of a new one (`NUMACAST_SEED`).
+    #[arg(long, env = "NUMACAST_SEED")]
+    seed: Option<u64>,
+    /// Only faults whose name contains this text.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Only this node of them all.
+    #[arg(long)]
+    shard: Option<usize>,
+    /// How many nodes go on at once.
+    #[arg(long, default_value_t = 6)]
+    jobs: usize,
+    /// Only say which faults there are.
+    #[arg(long)]
+    list: bool,
+    /// Show what the agents log.
+    #[arg(long)]
+    logs: bool,
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let only = options.only.as_deref().unwrap_or_default();
+    let kinds: Vec<Kind> = Kind::ALL.iter().copied().filter(|kind| kind.name().contains(only)).collect();
+    ensure!(!kinds.is_empty(), "no fault is chosen; `--list` without the rest says which there are");
+    let mut out = std::io::stdout().lock();
+    if options.list {
+        for kind in kinds {
+            let side = if kind.side() == Side::Kubelet { "kubelet" } else { "cluster" };
+            writeln!(out, "{side}: {} (bound {:.1} s)", kind.name(), kind.bound().as_secs_f64())?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if options.logs {
+        numacast::telemetry::start_logs(&numacast::config::Log::default());
+    }
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+    writeln!(out, "NUMACAST_SEED={seed}")?;
+    let start = Instant::now();
+    let outcomes = run_all(&options, &kinds, seed)?;
+    table(&mut out, &outcomes)?;
+    let steps: usize = outcomes.iter().map(|outcome| outcome.measured.len()).sum();
+    let faults: usize = outcomes.iter().flat_map(|outcome| &outcome.measured).map(|of| of.kinds.len()).sum();
+    let versions: u64 = outcomes.iter().map(|outcome| outcome.versions).sum();
+    let failures: Vec<&String> = outcomes.iter().filter_map(|outcome| outcome.failure.as_ref()).collect();
+    writeln!(
+        out,
+        "\n{faults} faults in {steps} steps on {} nodes, {versions} versions judged, {} failures, {:.0} s",
+        outcomes.len(),
+        failures.len(),
+        start.elapsed().as_secs_f64()
+    )?;
+    failures.iter().try_for_each(|failure| writeln!(out, "\n{failure}"))?;
+    Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Every shard on a thread of its own, a few at once.
+fn run_all(options: &Options, kinds: &[Kind], seed: u64) -> Result<Vec<Outcome>> {
+    let shards: Vec<usize> = options.shard.map_or_else(|| (0..SHARDS).collect(), |shard| vec![shard]);
+    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || -> Result<()> {
+        while let Some(shard) = shards.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let faults = options.faults / SHARDS + usize::from(*shard < options.faults % SHARDS);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let outcome = runtime.block_on(run::run_shard(*shard, faults, kinds, seed));
+            let said = outcome.failure.as_deref().map_or("good", |_| "FAILED");
+            writeln!(std::io::stderr(), "node {shard}: {} steps, {said}", outcome.measured.len())?;
+            outcomes.lock().map_err(|_| anyhow::anyhow!("a shard has panicked"))?.push((*shard, outcome));
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..options.jobs.max(1)).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a shard has panicked")))
+        })
+    })?;
+    let mut outcomes = outcomes.into_inner().map_err(|_| anyhow::anyhow!("a shard has panicked"))?;
+    outcomes.sort_by_key(|(shard, _)| *shard);
+    Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
+}
+
+/// How long the object was wrong after each kind of fault; steps with two faults at once have a row of their own.
+fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
+    let mut rows: BTreeMap<String, (Vec<Duration>, Duration)> = BTreeMap::new();
+    for measured in outcomes.iter().flat_map(|outcome| &outcome.measured) {
+        let name = match &measured.kinds[..] {
+            [kind] => kind.name().to_owned(),
+            _ => "two at once".to_owned(),
+        };
+        let bound = measured.kinds.iter().map(|kind| kind.bound()).max().unwrap_or_default();
+        let row = rows.entry(name).or_default();
+        row.0.push(measured.took);
+        row.1 = row.1.max(bound);
+    }
+    writeln!(
+        out,
+        "| {:36} | {:>5} | {:>8} | {:>8} | {:>8} |",
+        "fault", "times", "p50 ms", "max ms", "bound ms"
+    )?;
+    writeln!(out, "| {:-<36} | {:->5} | {:->8} | {:->8} | {:->8} |", "", "", "", "", "")?;
+    for (name, (mut times, bound)) in rows {
+        times.sort();
+        let (count, middle, last) = (times.len(), times[times.len() / 2], times[times.len() - 1]);
+        writeln!(
+            out,
+            "| {name:36} | {count:5} | {:8.1} | {:8.1} | {:8} |",
+            middle.as_secs_f64() * 1e3,
+            last.as_secs_f64() * 1e3,
+            bound.as_millis()
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,478 @@
+//! What goes wrong.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use fastrand::Rng;
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::discovery::ApiResource;
+use numacast::nrt::NodeResourceTopology;
+use numacast::sim::api_server::{self, NODES, Rule, TOPOLOGIES};
+use numacast::sim::kubelet::{Call, Fault};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+use tonic::Code;
+
+use super::world::{Kubelet, NODE, World};
+use super::{DEADLINE, POLL, REFRESH, SETTLE};
+
+/// Where it goes wrong: two faults at once are never on the same side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The kubelet, its sockets and files: what it says may not be the truth.
+    Kubelet,
+    /// The API server and those who use it.
+    Cluster,
+}
+
+macro_rules! kinds {
+    ($($kind:ident $name:literal $side:ident $bound:ident,)*) => {
+        /// One kind of fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub(crate) enum Kind { $($kind,)* }
+
+        impl Kind {
+            /// All of them.
+            pub(crate) const ALL: &[Self] = &[$(Self::$kind,)*];
+
+            pub(crate) fn name(self) -> &'static str {
+                match self { $(Self::$kind => $name,)* }
+            }
+
+            pub(crate) fn side(self) -> Side {
+                match self { $(Self::$kind => Side::$side,)* }
+            }
+
+            /// How long after its end the object may be wrong.
+            pub(crate) fn bound(self) -> Duration {
+                match self { $(Self::$kind => $bound,)* }
+            }
+        }
+    };
+}
+
+/// For a machine that is busy with other things.
+const SLACK: Duration = Duration::from_secs(2);
+/// The longest wait between two scans that fail, give or take a tenth, and the scan itself; or a poll, if that is longer.
+const RESCAN: Duration = Duration::from_millis(5_500).saturating_add(DEADLINE).saturating_add(SLACK);
+/// Likewise, and a kubelet whose pods went while it was away is waited for.
+const RESTART: Duration = RESCAN.saturating_add(SETTLE);
+/// The longest wait between two writes that fail, give or take a tenth, and the write itself.
+const REWRITE: Duration = Duration::from_secs(11).saturating_add(DEADLINE).saturating_add(SLACK);
+/// Nothing went wrong, and maybe nobody told either: the next poll, give or take a tenth, and one scan.
+const SOON: Duration = POLL.saturating_add(SLACK);
+/// Somebody else wrote or deleted the object: the next refresh puts it right at the latest.
+const NEXT_REFRESH: Duration = REFRESH.saturating_add(DEADLINE).saturating_add(SLACK);
+
+kinds! {
+    Nothing "nothing" Cluster SOON,
+    Restart "kubelet restarts" Kubelet RESTART,
+    Killed "kubelet killed (kill -9)" Kubelet RESTART,
+    CrashLoop "kubelet in a crash loop" Kubelet RESTART,
+    SocketGone "socket gone and back" Kubelet RESTART,
+    DirectoryGone "pod-resources directory removed" Kubelet RESTART,
+    PluginDirectoryGone "device-plugins directory removed" Kubelet RESCAN,
+    ConnectionsCut "connection to the kubelet cut" Kubelet RESCAN,
+    Partial "List partial" Kubelet RESCAN,
+    Empty "List empty" Kubelet RESCAN,
+    Slow "kubelet slow" Kubelet RESCAN,
+    Late "List late, with an old answer" Kubelet RESCAN,
+    Silent "kubelet never answers" Kubelet RESCAN,
+    Oversize "answer over-size" Kubelet RESCAN,
+    RateLimited "rate-limited" Kubelet RESCAN,
+    Refused "kubelet answers with an error" Kubelet RESCAN,
+    Garbage "answer garbage" Kubelet RESCAN,
+    CutShort "connection cut in mid-answer" Kubelet RESCAN,
+    NoInventory "inventory empty" Kubelet RESCAN,
+    DevicesFlap "devices flap" Kubelet RESCAN,
+    PluginFlaps "device plugin away and back" Kubelet RESCAN,
+    StateGarbage "state files garbage" Kubelet RESCAN,
+    StateMissing "state files missing" Kubelet RESCAN,
+    StateUnreadable "state files unreadable" Kubelet RESCAN,
+    StateOversize "state files over-size" Kubelet RESCAN,
+    Storm "event storm" Kubelet RESCAN,
+    AgentRestarts "agent restarts" Cluster RESCAN,
+    ServerDown "API server down" Cluster REWRITE,
+    ServerSlow "API server slow" Cluster REWRITE,
+    ServerFrozen "API server frozen" Cluster REWRITE,
+    ServerSilent "API server never answers" Cluster REWRITE,
+    Unauthorized "401" Cluster REWRITE,
+    Forbidden "403" Cluster REWRITE,
+    Conflict "409" Cluster REWRITE,
+    Invalid "422" Cluster REWRITE,
+    TooMany "429" Cluster REWRITE,
+    ServerError "500, 503, 504" Cluster REWRITE,
+    CutBefore "API connection cut before the work" Cluster REWRITE,
+    CutAfter "API connection cut after the work" Cluster REWRITE,
+    WatchGone "watches cut, history forgotten (410)" Cluster REWRITE,
+    Edited "object edited by a person" Cluster NEXT_REFRESH,
+    Deleted "object deleted" Cluster NEXT_REFRESH,
+    Rival "another manager rewrites it" Cluster REWRITE,
+    NodeAgain "Node deleted and made again" Cluster REWRITE,
+    Uninstalled "CRD uninstalled and installed" Cluster REWRITE,
+}
+
+impl Kind {
+    /// Does it, and returns when it is over.
+    ///
+    /// # Errors
+    /// When the simulation cannot do it.
+    pub(crate) async fn happen(self, world: &World, rng: &mut Rng) -> Result<(), String> {
+        let kubelet = &world.node.kubelet;
+        let server = &world.node.server;
+        world.note(format!("FAULT: {}", self.name()));
+        match self {
+            Self::Nothing => pause(rng, 300).await,
+            Self::Restart | Self::Killed => restart(world, rng, self == Self::Killed).await?,
+            Self::CrashLoop => crash_loop(world, rng).await?,
+            Self::SocketGone => {
+                let _ = fs::remove_file(kubelet.socket());
+                pause(rng, 500).await;
+                kubelet.listen_again().map_err(text)?;
+            }
+            Self::DirectoryGone => {
+                remove(&kubelet.root().join("pod-resources"))?;
+                pause(rng, 1200).await;
+                kubelet.listen_again().map_err(text)?;
+            }
+            Self::PluginDirectoryGone => {
+                remove(&kubelet.root().join("device-plugins"))?;
+                pause(rng, 1200).await;
+                kubelet.write_again().map_err(text)?;
+            }
+            Self::ConnectionsCut => {
+                for _ in 0..rng.u8(1..4) {
+                    kubelet.cut_connections();
+                    pause(rng, 200).await;
+                }
+            }
+            Self::Partial => wrong(world, rng, |rng| (Call::List, Fault::Partial(rng.usize(0..4)))).await,
+            Self::Empty => wrong(world, rng, |_| (Call::List, Fault::Empty)).await,
+            Self::Slow => wrong(world, rng, |rng| (either(rng), Fault::Delay(up_to(rng, 400)))).await,
+            Self::Late => wrong(world, rng, |rng| (either(rng), Fault::Late(up_to(rng, 400)))).await,
+            Self::Silent => wrong(world, rng, |rng| (either(rng), Fault::Hang)).await,
+            Self::Oversize => wrong(world, rng, |rng| (either(rng), Fault::Oversize(17 << 20))).await,
+            Self::RateLimited => {
+                let limited = || Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
+                wrong(world, rng, |rng| (either(rng), limited())).await;
+            }
+            Self::Refused => {
+                let codes = [
+                    Code::Unavailable,
+                    Code::Internal,
+                    Code::Unknown,
+                    Code::DeadlineExceeded,
+                    Code::Cancelled,
+                ];
+                wrong(world, rng, |rng| {
+                    (
+                        either(rng),
+                        Fault::Status(codes[rng.usize(0..codes.len())], "something is wrong".into()),
+                    )
+                })
+                .await;
+            }
+            Self::Garbage => wrong(world, rng, |rng| (either(rng), Fault::Bytes(garbage(rng)))).await,
+            Self::CutShort => wrong(world, rng, |rng| (either(rng), Fault::CutShort)).await,
+            Self::NoInventory => wrong(world, rng, |_| (Call::Allocatable, Fault::Empty)).await,
+            Self::DevicesFlap => {
+                for _ in 0..rng.u8(3..12) {
+                    world.change_device(rng);
+                    pause(rng, 40).await;
+                }
+            }
+            Self::PluginFlaps => {
+                for _ in 0..rng.u8(1..4) {
+                    let resource = world.plugin(rng);
+                    kubelet.register_plugin(resource, false);
+                    pause(rng, 300).await;
+                    kubelet.register_plugin(resource, true);
+                    pause(rng, 50).await;
+                }
+            }
+            Self::StateGarbage | Self::StateMissing | Self::StateUnreadable | Self::StateOversize => {
+                self.spoil(kubelet.root(), rng).map_err(text)?;
+                pause(rng, 800).await;
+                kubelet.write_again().map_err(text)?;
+            }
+            Self::Storm => storm(kubelet.root().to_owned(), rng.u32(20_000..60_000)).await?,
+            Self::AgentRestarts => {
+                world.stop_agent().await?;
+                pause(rng, 300).await;
+                world.start_agent();
+            }
+            Self::ServerDown => {
+                server.stop();
+                pause(rng, 2500).await;
+                server.resume().await.map_err(text)?;
+            }
+            Self::ServerSlow => {
+                let fault = api_server::Fault::Delay(up_to(rng, 450));
+                server.inject(Rule { verb: None, resource: None, times: None, fault });
+                pause(rng, 2500).await;
+                server.clear_faults();
+            }
+            Self::ServerFrozen => {
+                server.set_frozen(true);
+                pause(rng, 2500).await;
+                server.set_frozen(false);
+            }
+            Self::ServerSilent => fail(world, rng, &[api_server::Fault::Hang]).await,
+            Self::Unauthorized => fail(world, rng, &[api_server::Fault::Status(401)]).await,
+            Self::Conflict => fail(world, rng, &[api_server::Fault::Status(409)]).await,
+            Self::Invalid => fail(world, rng, &[api_server::Fault::Status(422)]).await,
+            Self::TooMany => fail(world, rng, &[api_server::Fault::TooManyRequests { retry_after: 1 }]).await,
+            Self::ServerError => fail(world, rng, &[500, 503, 504].map(api_server::Fault::Status)).await,
+            Self::CutBefore => fail(world, rng, &[api_server::Fault::Cut]).await,
+            Self::CutAfter => fail(world, rng, &[api_server::Fault::CutAfterwards]).await,
+            Self::Forbidden => {
+                let verbs: &[&str] = if rng.bool() { &["patch"] } else { &["patch", "get", "watch", "list"] };
+                verbs.iter().for_each(|verb| server.set_denied(verb, TOPOLOGIES.plural, true));
+                pause(rng, 2000).await;
+                verbs.iter().for_each(|verb| server.set_denied(verb, TOPOLOGIES.plural, false));
+            }
+            Self::WatchGone => {
+                for _ in 0..rng.u8(1..3) {
+                    server.forget_history();
+                    server.cut_connections();
+                    pause(rng, 400).await;
+                }
+            }
+            Self::Edited => {
+                pause(rng, 300).await;
+                edit(world, rng, "kubectl-edit").await?;
+            }
+            Self::Deleted => {
+                pause(rng, 300).await;
+                server.delete(&TOPOLOGIES, "", NODE);
+            }
+            Self::Rival => {
+                for _ in 0..rng.u8(3..15) {
+                    edit(world, rng, "another-exporter").await?;
+                    pause(rng, 250).await;
+                }
+            }
+            Self::NodeAgain => {
+                server.delete(&NODES, "", NODE);
+                pause(rng, 1000).await;
+                world.register_node()?;
+            }
+            Self::Uninstalled => {
+                server.delete(&TOPOLOGIES, "", NODE);
+                server.set_installed(false);
+                pause(rng, 2000).await;
+                server.set_installed(true);
+            }
+        }
+        world.note(format!("over: {}", self.name()));
+        Ok(())
+    }
+
+    /// Can it be seen on such a node at all?
+    pub(crate) fn fits(self, world: &World) -> bool {
+        let of_state = matches!(
+            self,
+            Self::StateGarbage | Self::StateMissing | Self::StateUnreadable | Self::StateOversize
+        );
+        world.variant.state_files || !of_state
+    }
+
+    /// Does something to some of the managers' books.
+    fn spoil(self, root: &Path, rng: &mut Rng) -> io::Result<()> {
+        let all = ["cpu_manager_state", "memory_manager_state", "device-plugins/kubelet_internal_checkpoint"];
+        for name in all {
+            if rng.u8(0..3) == 0 {
+                continue;
+            }
+            let path = root.join(name);
+            let temporary = path.with_file_name(".spoilt");
+            match self {
+                Self::StateMissing => {
+                    fs::remove_file(&path)?;
+                    continue;
+                }
+                // Nobody can read what points at itself, root included.
+                Self::StateUnreadable => std::os::unix::fs::symlink(&path, &temporary)?,
+                Self::StateOversize => fs::File::create(&temporary)?.set_len(17 << 20)?,
+                _ => fs::write(&temporary, state_garbage(rng, &path))?,
+            }
+            fs::rename(&temporary, &path)?;
+        }
+        Ok(())
+    }
+}
+
+/// The first part of a file, bytes of no meaning, or a document that is not the one.
+fn state_garbage(rng: &mut Rng, path: &Path) -> Vec<u8> {
+    let mut content = fs::read(path).unwrap_or_default();
+    match rng.u8(0..4) {
+        0 => content.truncate(content.len() / 2),
+        1 => content.clear(),
+        2 => content = (0..200).map(|_| rng.u8(..)).collect(),
+        _ => content = b"{\"entries\": 7, \"machineState\": [], \"Data\": null, \"policyName\": {}}".to_vec(),
+    }
+    content
+}
+
+async fn pause(rng: &mut Rng, most: u64) {
+    sleep(up_to(rng, most)).await;
+}
+
+fn up_to(rng: &mut Rng, milliseconds: u64) -> Duration {
+    Duration::from_millis(rng.u64(0..=milliseconds))
+}
+
+fn either(rng: &mut Rng) -> Call {
+    if rng.u8(0..3) > 0 { Call::List } else { Call::Allocatable }
+}
+
+/// A few calls to the kubelet go wrong; somebody makes the agent look.
+async fn wrong(world: &World, rng: &mut Rng, draw: impl Fn(&mut Rng) -> (Call, Fault)) {
+    let kubelet = &world.node.kubelet;
+    for _ in 0..rng.u8(1..4) {
+        let (call, fault) = draw(rng);
+        kubelet.fail_next(call, rng.usize(1..3), &fault);
+        world.change_device(rng);
+        pause(rng, 700).await;
+    }
+    kubelet.clear_faults();
+}
+
+/// Bytes that are no answer: no gRPC at all, wrong wire types, text that is none, lengths that lead nowhere.
+fn garbage(rng: &mut Rng) -> Vec<u8> {
+    match rng.u8(0..6) {
+        0 => (0..rng.usize(1..400)).map(|_| rng.u8(..)).collect(),
+        // Field 1 as a number.
+        1 => vec![0x08, 0x01],
+        // A pod whose name is no text.
+        2 => vec![0x0a, 0x03, 0x0a, 0x01, 0xff],
+        // A pod that is longer than the message.
+        3 => vec![0x0a, 0x7f, 0x01],
+        // A number without an end.
+        4 => vec![0xff; 20],
+        // A group that nobody opened.
+        _ => vec![0x0c],
+    }
+}
+
+/// The kubelet ends, and comes back part by part.
+async fn restart(world: &World, rng: &mut Rng, killed: bool) -> Result<(), String> {
+    world.kubelet.set(Kubelet::Down);
+    if killed {
+        world.node.kubelet.kill()
+    } else {
+        world.node.kubelet.stop()
+    }
+    pause(rng, 500).await;
+    boot(world, rng).await?;
+    be_ready(world, rng).await
+}
+
+async fn boot(world: &World, rng: &mut Rng) -> Result<(), String> {
+    world.kubelet.set(Kubelet::Starting);
+    world.node.kubelet.boot().map_err(text)?;
+    world.note("the kubelet starts".to_owned());
+    pause(rng, 200).await;
+    Ok(())
+}
+
+/// Its managers, its pods and its device plugins are back, in any order; then it admits pods again.
+async fn be_ready(world: &World, rng: &mut Rng) -> Result<(), String> {
+    let kubelet = &world.node.kubelet;
+    let mut parts = ["managers", "pods", "example.com/nic", "example.com/bridge"];
+    // The managers mostly come first.
+    let first = usize::from(rng.u8(0..3) > 0);
+    rng.shuffle(&mut parts[first..]);
+    let (mut managers, mut pods) = (false, false);
+    for part in parts {
+        pause(rng, 300).await;
+        match part {
+            "managers" => managers = true,
+            "pods" => pods = true,
+            resource => drop(kubelet.register_plugin(resource, true)),
+        }
+        kubelet.set_ready(managers, pods);
+        world.note(format!("{part}: back"));
+        if managers && pods {
+            world.kubelet.set(Kubelet::Up);
+        }
+    }
+    Ok(())
+}
+
+/// It dies at any moment of its start, a few times.
+async fn crash_loop(world: &World, rng: &mut Rng) -> Result<(), String> {
+    for _ in 0..rng.u8(1..4) {
+        world.kubelet.set(Kubelet::Down);
+        world.node.kubelet.kill();
+        pause(rng, 200).await;
+        boot(world, rng).await?;
+        if rng.bool() {
+            world.node.kubelet.set_ready(true, false);
+            pause(rng, 100).await;
+        }
+    }
+    restart(world, rng, true).await
+}
+
+fn remove(directory: &Path) -> Result<(), String> {
+    fs::remove_dir_all(directory).map_err(text)
+}
+
+/// More events at once than the kernel keeps for a reader who is not quick.
+async fn storm(root: std::path::PathBuf, count: u32) -> Result<(), String> {
+    let blow = move || -> io::Result<()> {
+        let (one, other) = (root.join(".storm"), root.join("device-plugins/.storm"));
+        fs::write(&one, "")?;
+        for _ in 0..count / 2 {
+            fs::rename(&one, &other)?;
+            fs::rename(&other, &one)?;
+        }
+        fs::remove_file(&one)
+    };
+    tokio::task::spawn_blocking(blow).await.map_err(text)?.map_err(text)
+}
+
+/// A few requests about our object, or all of them, go wrong.
+async fn fail(world: &World, rng: &mut Rng, faults: &[api_server::Fault]) {
+    let server = &world.node.server;
+    let everything = rng.u8(0..4) == 0;
+    for _ in 0..rng.u8(1..4) {
+        let fault = faults[rng.usize(0..faults.len())].clone();
+        let resource = (!everything).then_some(TOPOLOGIES.plural);
+        server.inject(Rule { verb: None, resource, times: Some(rng.usize(1..4)), fault });
+        world.change_device(rng);
+        pause(rng, 800).await;
+    }
+    server.clear_faults();
+}
+
+/// Somebody else writes other numbers into the object.
+async fn edit(world: &World, rng: &mut Rng, manager: &str) -> Result<(), String> {
+    let Some(object) = world.node.server.get(&TOPOLOGIES, "", NODE) else { return Ok(()) };
+    let mut zones = object["zones"].clone();
+    if rng.u8(0..4) == 0 {
+        zones = Value::Array(zones.as_array().into_iter().flatten().take(1).cloned().collect());
+    }
+    for zone in zones.as_array_mut().into_iter().flatten() {
+        for resource in zone["resources"].as_array_mut().into_iter().flatten() {
+            resource["available"] = json!(rng.u8(0..9).to_string());
+        }
+    }
+    let api: Api<DynamicObject> =
+        Api::all_with(world.client.clone(), &ApiResource::erase::<NodeResourceTopology>(&()));
+    let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
+    world.note(format!("{manager} writes"));
+    match api.patch(NODE, &params, &Patch::Merge(json!({"zones": zones}))).await {
+        Ok(_) => Ok(()),
+        // Somebody deleted it meanwhile.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

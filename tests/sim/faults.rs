@@ -1,0 +1,35 @@
+//! The short form of `make faults`: a few dozen faults from a printed seed.
+
+#[path = "../faults/run/mod.rs"]
+mod run;
+
+use run::{Kind, Outcome, run_shard};
+
+/// Nodes, each with an agent and a seed of its own.
+const SHARDS: usize = 6;
+/// Faults on each.
+const FAULTS: usize = 8;
+
+#[test]
+fn after_every_fault_the_object_is_true_and_it_never_promises_too_much() {
+    let seed =
+        std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
+    eprintln!("NUMACAST_SEED={seed}");
+    let shard = |shard| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(run_shard(shard, FAULTS, Kind::ALL, seed))
+    };
+    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..SHARDS).map(|number| scope.spawn(move || shard(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let failures: Vec<&str> = outcomes.iter().filter_map(|outcome| outcome.failure.as_deref()).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    for outcome in &outcomes {
+        for measured in &outcome.measured {
+            eprintln!("{:?}: true after {:?}", measured.kinds, measured.took);
+        }
+        assert_eq!(outcome.measured.len(), FAULTS);
+        assert!(outcome.versions > 0, "no version of the object was judged");
+    }
+}

@@ -1,0 +1,227 @@
+//! A million changes: the object goes on being true, and nothing grows.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use fastrand::Rng;
+use numacast::sim::api_server::{Fault, Rule, TOPOLOGIES};
+use numacast::sim::kubelet::{Options, PodSpec, RestartTiming};
+
+use crate::child::{Running, Sample};
+
+/// How often the object is compared and the process measured.
+const PERIOD: Duration = Duration::from_secs(3);
+/// Pods at a time.
+const CROWD: usize = 10;
+/// Changes from one restart of the kubelet to the next.
+const RESTART: u64 = 20_000;
+/// Changes from one trouble of the API server to the next.
+const HICCUP: u64 = 7_000;
+/// Changes from one moment in which the agent does not get to run, and loses events, to the next.
+const STOP: u64 = 90_000;
+/// More events than the kernel keeps for one reader.
+const LOST: u32 = 20_000;
+/// What resident memory may grow by over the second half of the run: the noise of an allocator.
+const GROWTH_KIB: f64 = 256.0;
+
+const GIB: u64 = 1 << 30;
+
+/// Runs the soak; returns whether nothing grew.
+pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Result<bool> {
+    writeln!(std::io::stdout(), "NUMACAST_SEED={seed}")?;
+    let timing = Duration::from_millis(50);
+    let options = Options {
+        seed,
+        release_lag: Duration::from_millis(30),
+        restart: RestartTiming { down: timing, managers: timing, pods: timing, plugins: timing },
+        ..Options::default()
+    };
+    let agent =
+        Running::start(binary, options, &["--set", "scan.settle=2s", "--set", "publish.timeout=1s"]).await?;
+    let mut soak = Soak { agent, rng: Rng::with_seed(seed), pods: Vec::new(), started: 0, trouble: [0; 3] };
+    let start = Instant::now();
+    let mut samples: Vec<(f64, Sample)> = Vec::new();
+    let (mut done, mut slowest, mut period) = (0, Duration::ZERO, Instant::now());
+    let (mut paused, mut told) = (Duration::ZERO, Instant::now());
+    while done < changes {
+        soak.change().await;
+        done += 1;
+        soak.trouble(done).await?;
+        if period.elapsed() >= PERIOD || done == changes {
+            let waiting = Instant::now();
+            slowest = slowest.max(soak.agent.agrees().await?);
+            samples.push((start.elapsed().as_secs_f64(), soak.agent.sample()?));
+            paused += waiting.elapsed();
+            period = Instant::now();
+        }
+        if told.elapsed() > Duration::from_secs(60) {
+            writeln!(std::io::stderr(), "{done} of {changes}, {:.0} s", start.elapsed().as_secs_f64())?;
+            told = Instant::now();
+        }
+        // Others get to run: the kubelet and the API server live on this thread too.
+        let due = Duration::from_secs_f64(done as f64 / rate as f64);
+        match due.checked_sub(start.elapsed().saturating_sub(paused)) {
+            Some(early) if early > Duration::from_millis(2) => tokio::time::sleep(early).await,
+            _ => tokio::task::yield_now().await,
+        }
+    }
+    report(&soak, done, start.elapsed(), slowest, &samples)
+}
+
+struct Soak {
+    agent: Running,
+    rng: Rng,
+    /// Running pods.
+    pods: Vec<String>,
+    started: u64,
+    /// Restarts of the kubelet, troubles of the API server, moments in which the agent was stopped.
+    trouble: [u64; 3],
+}
+
+impl Soak {
+    /// A pod comes or goes, or a device is well or not.
+    async fn change(&mut self) {
+        let kubelet = &self.agent.node.kubelet;
+        match self.rng.u8(0..10) {
+            0 => {
+                let (id, well) = (format!("nic-{}", self.rng.u8(0..4)), self.rng.bool());
+                kubelet.set_device_health("example.com/nic", &id, well);
+            }
+            1..6 if self.pods.len() < CROWD => {
+                self.started += 1;
+                let name = format!("p{}", self.started);
+                let mut pod = PodSpec::guaranteed(&name, self.rng.u64(1..3), self.rng.u64(1..3) * GIB);
+                if self.rng.u8(0..4) == 0 {
+                    pod = pod.devices("example.com/nic", 1);
+                }
+                if kubelet.start_pod(pod).await.is_ok() {
+                    self.pods.push(name);
+                }
+            }
+            _ if !self.pods.is_empty() => {
+                let name = self.pods.swap_remove(self.rng.usize(0..self.pods.len()));
+                kubelet.stop_pod("default", &name);
+            }
+            _ => {}
+        }
+    }
+
+    async fn trouble(&mut self, done: u64) -> Result<()> {
+        let (kubelet, server) = (&self.agent.node.kubelet, &self.agent.node.server);
+        if done.is_multiple_of(RESTART) {
+            kubelet.restart().await?;
+            self.trouble[0] += 1;
+        }
+        if done.is_multiple_of(HICCUP) {
+            self.trouble[1] += 1;
+            let fault = match self.rng.u8(0..5) {
+                0 => Fault::Status(503),
+                1 => Fault::Cut,
+                2 => Fault::CutAfterwards,
+                3 => Fault::Delay(Duration::from_millis(300)),
+                _ => {
+                    server.stop();
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    server.resume().await?;
+                    return Ok(());
+                }
+            };
+            server.inject(Rule { verb: None, resource: Some(TOPOLOGIES.plural), times: Some(2), fault });
+        }
+        if done.is_multiple_of(STOP) {
+            self.trouble[2] += 1;
+            self.signal("-STOP")?;
+            let (one, other) = (kubelet.root().join(".soak"), kubelet.root().join(".soaked"));
+            std::fs::write(&one, "")?;
+            for _ in 0..LOST / 2 {
+                std::fs::rename(&one, &other)?;
+                std::fs::rename(&other, &one)?;
+            }
+            std::fs::remove_file(&one)?;
+            self.change().await;
+            self.signal("-CONT")?;
+        }
+        Ok(())
+    }
+
+    fn signal(&self, name: &str) -> Result<()> {
+        let status = Command::new("kill").arg(name).arg(self.agent.pid().to_string()).status()?;
+        ensure!(status.success(), "kill {name}: {status}");
+        Ok(())
+    }
+}
+
+fn report(
+    soak: &Soak,
+    done: u64,
+    took: Duration,
+    slowest: Duration,
+    samples: &[(f64, Sample)],
+) -> Result<bool> {
+    let (kubelet, server) = (&soak.agent.node.kubelet, &soak.agent.node.server);
+    let (calls, writes, seconds) = (kubelet.calls(), server.writes(), took.as_secs_f64());
+    let second = &samples[samples.len() / 2..];
+    let series: [(&str, fn(&Sample) -> u64); 4] = [
+        ("RSS KiB", |sample| sample.rss),
+        ("  of it anonymous KiB", |sample| sample.anonymous),
+        ("open descriptors", |sample| sample.descriptors),
+        ("threads", |sample| sample.threads),
+    ];
+    let mut out = std::io::stdout().lock();
+    let [restarts, hiccups, stops] = soak.trouble;
+    writeln!(out, "{done} changes in {seconds:.0} s ({:.0} per second)", done as f64 / seconds)?;
+    writeln!(
+        out,
+        "{restarts} kubelet restarts, {hiccups} API troubles, {stops} times more events than are kept"
+    )?;
+    writeln!(
+        out,
+        "{} Lists ({:.1} per second), {} GetAllocatableResources, {} refused",
+        calls.list,
+        calls.list as f64 / seconds,
+        calls.allocatable,
+        calls.refused
+    )?;
+    writeln!(out, "{} writes, {} of them changed the object", writes.requests, writes.changes)?;
+    writeln!(out, "true each of {} times; the longest wait {:.1} s", samples.len(), slowest.as_secs_f64())?;
+    writeln!(
+        out,
+        "CPU {:.2} s, {:.1} us per change",
+        soak.agent.cpu()?.as_secs_f64(),
+        soak.agent.cpu()?.as_secs_f64() * 1e6 / done as f64
+    )?;
+    writeln!(
+        out,
+        "| {:22} | {:>7} | {:>7} | {:>7} | {:>26} |",
+        "", "first", "last", "max", "growth over the second half"
+    )?;
+    let mut good = true;
+    for (index, (name, look)) in series.into_iter().enumerate() {
+        let values = || samples.iter().map(|(_, sample)| look(sample));
+        let (first, last, max) =
+            (values().next().unwrap_or(0), values().last().unwrap_or(0), values().max().unwrap_or(0));
+        let points: Vec<(f64, f64)> = second.iter().map(|(at, sample)| (*at, look(sample) as f64)).collect();
+        let growth = growth(&points);
+        writeln!(out, "| {name:22} | {first:7} | {last:7} | {max:7} | {growth:27.1} |")?;
+        // Descriptors and threads stay what they were, but for a connection that is being made anew.
+        good &= growth <= if index < 2 { GROWTH_KIB } else { 1.0 };
+    }
+    writeln!(out, "{}", if good { "nothing grows" } else { "it GROWS" })?;
+    Ok(good)
+}
+
+/// By how much a line through the points rises from the first to the last: least squares.
+fn growth(points: &[(f64, f64)]) -> f64 {
+    let count = points.len() as f64;
+    let (x, y) = points.iter().fold((0.0, 0.0), |(x, y), point| (x + point.0 / count, y + point.1 / count));
+    let (mut up, mut down) = (0.0, 0.0);
+    for point in points {
+        up += (point.0 - x) * (point.1 - y);
+        down += (point.0 - x) * (point.0 - x);
+    }
+    let length = points.last().map_or(0.0, |last| last.0) - points.first().map_or(0.0, |first| first.0);
+    if down > 0.0 { up / down * length } else { 0.0 }
+}

@@ -1,0 +1,134 @@
+//! The agent as a process of its own on a simulated node, and what `/proc` says about it.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use numacast::sim::kubelet::{Options, Split};
+use numacast::sim::machine::MachineSpec;
+use numacast::sim::node::SimNode;
+use tokio::process::{Child, Command};
+
+/// The node's name.
+pub(crate) const NODE: &str = "worker";
+/// Nothing here takes this long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// An agent on a node; both end with it.
+pub(crate) struct Running {
+    pub(crate) node: SimNode,
+    child: Child,
+    pid: u32,
+}
+
+/// What the kernel says about the process at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Sample {
+    /// Resident, KiB.
+    pub(crate) rss: u64,
+    /// Of it anonymous: heap and stacks, KiB.
+    pub(crate) anonymous: u64,
+    /// Open descriptors.
+    pub(crate) descriptors: u64,
+    /// Threads.
+    pub(crate) threads: u64,
+}
+
+impl Running {
+    /// Starts a node and the binary on it, and waits for the first true object.
+    pub(crate) async fn start(binary: &Path, options: Options, more: &[&str]) -> Result<Self> {
+        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines/two-by-eight.yaml");
+        let machine = MachineSpec::read(&machine).map_err(anyhow::Error::msg)?;
+        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let node = SimNode::start(NODE, &machine, anywhere, options).await?;
+        let mut command = Command::new(binary);
+        command
+            .arg("agent")
+            .args(["--node-name", NODE, "--metrics-address", "none", "--log-level", "error"])
+            .arg("--host-root")
+            .arg(node.directory())
+            .arg("--kubelet-dir")
+            .arg(node.kubelet.root())
+            .arg("--kubeconfig")
+            .arg(node.directory().join("kubeconfig"))
+            .args(more)
+            .stdin(Stdio::null())
+            .stderr(File::create(node.directory().join("agent.log"))?)
+            .kill_on_drop(true);
+        let child = command.spawn().with_context(|| binary.display().to_string())?;
+        let pid = child.id().context("the agent has ended at once")?;
+        let mut running = Self { node, child, pid };
+        running.agrees().await?;
+        Ok(running)
+    }
+
+    /// Waits until the object says what the kubelet's own books say; returns how long that took.
+    pub(crate) async fn agrees(&mut self) -> Result<Duration> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                let log =
+                    std::fs::read_to_string(self.node.directory().join("agent.log")).unwrap_or_default();
+                let last: Vec<&str> = log.lines().rev().take(10).collect();
+                bail!(
+                    "the agent has ended: {status}\n{}",
+                    last.into_iter().rev().collect::<Vec<_>>().join("\n")
+                );
+            }
+            let differences = self.differences();
+            if differences.is_empty() {
+                return Ok(start.elapsed());
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("the object does not agree after {PATIENCE:?}:\n{}", differences.join("\n"));
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    fn differences(&self) -> Vec<String> {
+        match self.node.server.topology(NODE) {
+            Some(object) => self.node.kubelet.expected().differences(&object, Split::PerNode),
+            None => vec!["there is no object".to_owned()],
+        }
+    }
+
+    /// For signals.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn proc(&self, name: &str) -> PathBuf {
+        Path::new("/proc").join(self.pid.to_string()).join(name)
+    }
+
+    /// How long it has been on a CPU.
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        let mut total = 0;
+        for task in std::fs::read_dir(self.proc("task"))? {
+            let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+            total += text.split_whitespace().next().context("an empty schedstat")?.parse::<u64>()?;
+        }
+        Ok(Duration::from_nanos(total))
+    }
+
+    /// Memory, descriptors and threads now.
+    pub(crate) fn sample(&self) -> Result<Sample> {
+        let status = std::fs::read_to_string(self.proc("status"))?;
+        let field = |name: &str| -> Result<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let word = line.and_then(|line| line.split_whitespace().next());
+            word.with_context(|| format!("no {name} in status"))?.parse().map_err(anyhow::Error::from)
+        };
+        let descriptors = std::fs::read_dir(self.proc("fd"))?.count() as u64;
+        Ok(Sample {
+            rss: field("VmRSS:")?,
+            anonymous: field("RssAnon:")?,
+            descriptors,
+            threads: field("Threads:")?,
+        })
+    }
+}

@@ -1,0 +1,71 @@
+//! The real binary under load for a long time, run by hand: `make soak`. Optimised, since the kubelet and the API server in
+//! this process have as much to do as the agent.
+//!
+//! - `changes`: a million changes on a simulated node with a simulated API server, as fast as the agent's budget of Lists
+//!   lets it fold them; the object must go on being true, and memory, descriptors and threads must not grow.
+//! - `storm`: 10,000 file events per second in the kubelet's directories; the agent may use a tenth of a core and no more
+//!   Lists than its budget.
+
+mod changes;
+mod child;
+mod storm;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::{Parser, ValueEnum};
+
+/// The real binary under load for a long time.
+#[derive(Debug, Parser)]
+#[command(name = "soak")]
+struct Options {
+    /// Only this part.
+    #[arg(long)]
+    only: Option<Part>,
+    /// The binary; without it the one that cargo built for tests.
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+    /// Changes of the soak.
+    #[arg(long, default_value_t = 1_000_000)]
+    changes: u64,
+    /// Changes per second, at most.
+    #[arg(long, default_value_t = 2_000)]
+    rate: u64,
+    /// The seed, instead of a new one (`NUMACAST_SEED`).
+    #[arg(long, env = "NUMACAST_SEED")]
+    seed: Option<u64>,
+    /// Events per second of the storm.
+    #[arg(long, default_value_t = 10_000)]
+    events: u64,
+    /// Seconds of the storm.
+    #[arg(long, default_value_t = 30)]
+    seconds: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Many changes, flat memory.
+    Changes,
+    /// Many file events, little work.
+    Storm,
+}
+
+#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+async fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let built = || PathBuf::from(env!("CARGO_BIN_EXE_numacast"));
+    let binary = options.binary.clone().unwrap_or_else(built);
+    ensure!(binary.is_file(), "there is no binary at {}", binary.display());
+    let wanted = |part| options.only.is_none_or(|only| only == part);
+    let mut good = true;
+    if wanted(Part::Storm) {
+        good &= storm::run(&binary, options.events, Duration::from_secs(options.seconds)).await?;
+    }
+    if wanted(Part::Changes) {
+        let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+        good &= changes::run(&binary, options.changes, options.rate, seed).await?;
+    }
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

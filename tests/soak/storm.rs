@@ -1,0 +1,75 @@
+//! An event storm in the kubelet's directories.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use numacast::sim::kubelet::{Options, PodSpec};
+
+use crate::child::Running;
+
+/// The agent's budget of Lists, as DESIGN section 10 has it.
+const LISTS_PER_SECOND: f64 = 10.0;
+const LIST_BURST: f64 = 4.0;
+/// Of a core.
+const CPU_LIMIT: f64 = 0.1;
+/// What a turn of the storm costs the kernel in events: a file made, renamed; another made, removed.
+const EVENTS_PER_TURN: u64 = 4;
+
+/// Runs the storm; returns whether the agent kept within its limits.
+pub(crate) async fn run(binary: &Path, per_second: u64, length: Duration) -> Result<bool> {
+    let mut agent = Running::start(binary, Options::default(), &[]).await?;
+    agent.node.kubelet.start_pod(PodSpec::guaranteed("before", 2, 1 << 30)).await?;
+    agent.agrees().await?;
+    let root = agent.node.kubelet.root().to_owned();
+    let (cpu, lists, start) = (agent.cpu()?, agent.node.kubelet.calls().list, Instant::now());
+    let turns = tokio::task::spawn_blocking(move || blow(&root, per_second, length)).await??;
+    let took = start.elapsed().as_secs_f64();
+    let cpu = (agent.cpu()? - cpu).as_secs_f64() / took;
+    let lists = (agent.node.kubelet.calls().list - lists) as f64;
+    let budget = LISTS_PER_SECOND.mul_add(took, LIST_BURST);
+    let sample = agent.sample()?;
+    // The storm is over: a change is seen as ever.
+    agent.node.kubelet.start_pod(PodSpec::guaranteed("after", 2, 1 << 30)).await?;
+    let after = agent.agrees().await?;
+    let good = cpu <= CPU_LIMIT && lists <= budget;
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "storm: {:.0} file events per second for {took:.1} s",
+        (turns * EVENTS_PER_TURN) as f64 / took
+    )?;
+    writeln!(out, "  the agent's CPU     {:.2} % of a core (limit {:.0} %)", cpu * 100.0, CPU_LIMIT * 100.0)?;
+    writeln!(out, "  Lists               {lists} (limit {budget:.0})")?;
+    writeln!(out, "  RSS                 {} KiB, {} of them anonymous", sample.rss, sample.anonymous)?;
+    writeln!(out, "  a change afterwards {} ms", after.as_millis())?;
+    writeln!(out, "  {}", if good { "within the limits" } else { "OVER the limits" })?;
+    Ok(good)
+}
+
+/// State files written as the kubelet does it, and sockets that come and go beside it. They say what they said before.
+fn blow(root: &Path, per_second: u64, length: Duration) -> Result<u64> {
+    let names = ["cpu_manager_state", "memory_manager_state"];
+    let contents = names.map(|name| std::fs::read(root.join(name)).with_context(|| name.to_owned()));
+    let temporary = root.join(".storm");
+    let socket = root.join("device-plugins/storm.sock");
+    let pause = Duration::from_secs(EVENTS_PER_TURN) / u32::try_from(per_second)?;
+    let start = Instant::now();
+    let mut turns: u64 = 0;
+    while start.elapsed() < length {
+        let at = usize::from(turns % 2 == 1);
+        std::fs::write(&temporary, contents[at].as_ref().map_err(|e| anyhow::anyhow!("{e:#}"))?)?;
+        std::fs::rename(&temporary, root.join(names[at]))?;
+        wait_until(start + pause * u32::try_from(turns)? + pause / 2);
+        std::fs::write(&socket, "")?;
+        std::fs::remove_file(&socket)?;
+        turns += 1;
+        wait_until(start + pause * u32::try_from(turns)?);
+    }
+    Ok(turns)
+}
+
+fn wait_until(instant: Instant) {
+    std::thread::sleep(instant.saturating_duration_since(Instant::now()));
+}
