@@ -11,7 +11,7 @@ use crate::support::{Cluster, Needs, Parts};
 const FEW: [Fault; 8] = [
     Fault::KubeletKilled,
     Fault::KubeletFrozen,
-    Fault::KubeletAndApiServerKilled,
+    Fault::StaticPod,
     Fault::PluginGone,
     Fault::ApiServerFrozen,
     Fault::EtcdFrozen,

@@ -1,6 +1,6 @@
 //! Many faults over a real kubelet, a real API server and a real etcd: `make real-faults`.
 //!
-//! Each is one of seventeen, drawn from a printed seed, with pods that come and go before, during and after it. After
+//! Each is one of eighteen, drawn from a printed seed, with pods that come and go before, during and after it. After
 //! each the object equals the oracle within [`BOUND`], and no version of it ever promised more than there was.
 
 #[path = "../real/support/mod.rs"]

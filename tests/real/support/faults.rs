@@ -13,8 +13,8 @@ use fastrand::Rng;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use tonic::codegen::http::Request;
 
@@ -41,6 +41,7 @@ pub(crate) enum Fault {
     DirectoryLost,
     KubeletFrozen,
     KubeletAndApiServerKilled,
+    StaticPod,
     PluginGone,
     DevicesSick,
     ApiServerFrozen,
@@ -56,12 +57,13 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::KubeletEnds,
         Self::KubeletKilled,
         Self::DirectoryLost,
         Self::KubeletFrozen,
         Self::KubeletAndApiServerKilled,
+        Self::StaticPod,
         Self::PluginGone,
         Self::DevicesSick,
         Self::ApiServerFrozen,
@@ -84,6 +86,7 @@ impl Fault {
                 | Self::ApiServerKilled
                 | Self::EtcdFrozen
                 | Self::KubeletAndApiServerKilled
+                | Self::StaticPod
         )
     }
 
@@ -95,6 +98,7 @@ impl Fault {
                 | Self::KubeletKilled
                 | Self::DirectoryLost
                 | Self::KubeletAndApiServerKilled
+                | Self::StaticPod
                 | Self::NodeMadeAnew
         )
     }
@@ -108,6 +112,7 @@ impl fmt::Display for Fault {
             Self::DirectoryLost => "kubelet killed, its socket's directory lost",
             Self::KubeletFrozen => "kubelet frozen",
             Self::KubeletAndApiServerKilled => "kubelet and API server killed",
+            Self::StaticPod => "both killed, a static pod come or gone",
             Self::PluginGone => "device plugin gone and back",
             Self::DevicesSick => "devices unhealthy and healthy",
             Self::ApiServerFrozen => "API server frozen",
@@ -148,6 +153,8 @@ pub(crate) struct Faults {
     notes: Vec<String>,
     /// Versions that somebody else wrote.
     foreign: BTreeSet<u64>,
+    /// The manifest of a static pod lies where the kubelet looks.
+    static_pod: bool,
     /// Resources of plugins, for a device's health.
     sick: BTreeMap<String, bool>,
 }
@@ -170,7 +177,11 @@ impl Faults {
     /// Starts everything, with a few pods.
     pub(crate) async fn start(cluster: Cluster, kubectl: PathBuf, seed: u64) -> Result<Self> {
         grant(&cluster).await?;
-        let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+        let manifests = cluster.dir().join("manifests");
+        std::fs::create_dir(&manifests)?;
+        let setup =
+            RealNode::on("two-by-eight")?.kubelet("staticPodPath", manifests.to_string_lossy().into());
+        let mut node = setup.start(&cluster).await?;
         let account = format!("system:serviceaccount:default:{AGENT}");
         node.act_as(cluster.kubeconfig_as(&account, &[])?);
         let mut agent = Agent::start(&node, &[])?;
@@ -187,6 +198,7 @@ impl Faults {
             started: 0,
             notes: Vec::new(),
             foreign: BTreeSet::new(),
+            static_pod: false,
             sick: BTreeMap::new(),
         };
         for _ in 0..4 {
@@ -212,7 +224,10 @@ impl Faults {
     pub(crate) async fn happen(&mut self, fault: Fault) -> Result<Outcome> {
         self.notes.clear();
         let plan = self.plan(fault);
-        let ending = plan.ending.iter().map(|(_, name)| name.clone()).collect();
+        let mut ending: BTreeSet<String> = plan.ending.iter().map(|(_, name)| name.clone()).collect();
+        if fault == Fault::StaticPod && self.static_pod {
+            ending.insert(self.static_name());
+        }
         let most = oracle::at_most_free(&self.node, &ending).await?;
         let mark = self.history.mark().await?;
 
@@ -309,12 +324,24 @@ impl Faults {
             }
         }
         until("only the pods that stay are there", async || {
-            let count = self.node.pods().await?.len();
-            ensure!(count == here.len(), "there are {count} pods, not {}", here.len());
+            let there = self.node.pods().await?.into_iter().map(|pod| pod.name_any());
+            let there: Vec<String> = there.filter(|name| *name != self.static_name()).collect();
+            ensure!(there.len() == here.len(), "there are {there:?}, not {here:?}");
             Ok(())
         })
         .await?;
         self.pods = here;
+        if !self.static_pod {
+            self.node.is_gone(&self.static_name()).await?;
+        } else {
+            // The copy of the one before may be there for a while.
+            until("the static pod runs", async || {
+                let fate = self.node.fate_of(&self.static_name()).await?;
+                ensure!(fate == Fate::Running, "it does not: {fate:?}");
+                Ok(())
+            })
+            .await?;
+        }
         Ok(())
     }
 
@@ -334,7 +361,8 @@ impl Faults {
             Fault::KubeletEnds => self.restart_kubelet(Stop::Term, false, plan).await,
             Fault::KubeletKilled => self.restart_kubelet(Stop::Kill, false, plan).await,
             Fault::DirectoryLost => self.restart_kubelet(Stop::Kill, true, plan).await,
-            Fault::KubeletAndApiServerKilled => self.restart_both().await,
+            Fault::KubeletAndApiServerKilled => self.restart_both(false).await,
+            Fault::StaticPod => self.restart_both(true).await,
             Fault::NodeMadeAnew => self.make_the_node_anew(plan).await,
             Fault::KubeletFrozen => {
                 self.node.signal_kubelet("STOP")?;
@@ -428,13 +456,34 @@ impl Faults {
     }
 
     /// The kubelet starts first: it has all but its pods, for as long as it waits for the API server.
-    async fn restart_both(&mut self) -> Result<()> {
+    async fn restart_both(&mut self, with_static_pod: bool) -> Result<()> {
         self.end_kubelet(Stop::Kill).await?;
         self.cluster.kill_api_server()?;
+        if with_static_pod {
+            self.come_or_go()?;
+        }
         self.node.launch_kubelet()?;
         self.linger(500..2500).await;
         self.cluster.restart_api_server().await?;
         self.node.kubelet_is_ready().await
+    }
+
+    fn static_name(&self) -> String {
+        format!("static-{}", self.node.name())
+    }
+
+    /// A static pod, for which the kubelet needs no API server.
+    fn come_or_go(&mut self) -> Result<()> {
+        let manifest = self.cluster.dir().join("manifests/static.yaml");
+        self.static_pod = !self.static_pod;
+        self.notes.push(format!("there is a static pod: {}", self.static_pod));
+        if !self.static_pod {
+            return Ok(std::fs::remove_file(manifest)?);
+        }
+        // Another one each time: the kubelet tells static pods apart by what their manifests say.
+        let turn = self.random.u64(..).to_string();
+        let one = pod("static").cpus(1).memory("64Mi").annotation("turn", &turn).bound_to("")?;
+        Ok(std::fs::write(manifest, serde_json::to_vec(&one)?)?)
     }
 
     /// Another Node of the same name. No garbage collector runs here: the object stays, owned by one that is gone.

@@ -296,8 +296,7 @@ struct State<'a> {
 impl<'a> State<'a> {
     fn read(node: &'a RealNode, pods: &[Pod]) -> Result<Self> {
         let dir = node.kubelet_dir();
-        let alive: BTreeSet<String> =
-            pods.iter().filter(|pod| !has_ended(pod)).filter_map(Pod::uid).collect();
+        let alive: BTreeSet<String> = pods.iter().filter(|pod| !has_ended(pod)).filter_map(uid_of).collect();
         let mut cpus: CpuState = read_json(&dir.join("cpu_manager_state"))?;
         let mut memory: Option<MemoryState> = match policy(node.machine(), "memoryManagerPolicy") {
             "Static" => Some(read_json(&dir.join("memory_manager_state"))?),
@@ -485,7 +484,11 @@ impl<'a> State<'a> {
     fn speaks_of_every_running_pod(&self, pods: &[Pod]) -> Result<()> {
         let running = |pod: &&Pod| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Running"));
         for pod in pods.iter().filter(running) {
-            let uid = pod.uid().context("a pod without a uid")?;
+            let uid = uid_of(pod).context("a pod without a uid")?;
+            // The API server's copy of a static pod is of another class than the pod.
+            if pod.uid().as_ref() != Some(&uid) {
+                continue;
+            }
             for container in containers(pod) {
                 self.speaks_of(pod, &uid, &container)
                     .with_context(|| format!("container {} of pod {}", container.name, pod.name_any()))?;
@@ -611,6 +614,11 @@ fn take(zones: &mut Zones, block: &Block) -> Result<()> {
     }
     ensure!(left == 0, "{} of {} exceeds what its nodes have", block.size, block.kind);
     Ok(())
+}
+
+/// The uid by which the kubelet calls a pod: that of a static pod is not that of its copy in the API server.
+fn uid_of(pod: &Pod) -> Option<String> {
+    pod.annotations().get("kubernetes.io/config.hash").cloned().or_else(|| pod.uid())
 }
 
 fn has_ended(pod: &Pod) -> bool {
