@@ -287,6 +287,11 @@ impl ApiServer {
         self.shared.lock().store.delete(&key, None, "sim").is_ok()
     }
 
+    /// Removes what only objects own that are not there: written with the uid of an owner that was deleted just then.
+    pub fn collect_garbage(&self) {
+        self.shared.lock().store.collect_dangling();
+    }
+
     /// Makes a Node that is ready. Returns its uid.
     ///
     /// # Errors

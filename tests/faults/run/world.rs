@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -120,6 +120,9 @@ impl World {
         let mut settings = Settings::from_config(&config);
         (settings.poll, settings.settle, settings.refresh) = (POLL, SETTLE, REFRESH);
         settings.kubelet_timeout = DEADLINE;
+        let hooks = node.directory().join("hooks");
+        std::fs::create_dir(&hooks).map_err(text)?;
+        settings.notify_file = Some(hooks.join("notify"));
         let world = Self {
             client: node.server.client().map_err(text)?,
             node,
@@ -188,6 +191,11 @@ impl World {
         if deeds.len() > TOLD {
             deeds.pop_front();
         }
+    }
+
+    /// The file that hooks touch after a change.
+    pub(crate) fn notify_file(&self) -> PathBuf {
+        self.node.directory().join("hooks/notify")
     }
 
     /// What was done last.
