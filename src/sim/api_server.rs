@@ -107,6 +107,7 @@ impl State {
     }
 }
 
+#[allow(clippy::disallowed_methods, reason = "objects carry the wall clock's times")]
 fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

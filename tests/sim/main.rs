@@ -12,6 +12,7 @@ mod metrics;
 mod publisher;
 mod reload;
 mod snapshot;
+mod starved;
 mod support;
 mod tls;
 mod truth;

@@ -103,7 +103,7 @@ impl Run {
             let first = deck.pop().unwrap_or(Kind::Nothing);
             let mut chosen = vec![first];
             let second = kinds[self.rng.usize(0..kinds.len())];
-            if self.rng.u8(0..5) == 0 && second.side() != first.side() {
+            if self.rng.u8(0..5) == 0 && first.goes_with(second) {
                 chosen.push(second);
             }
             let took = self.step(&chosen).await?;
