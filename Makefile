@@ -37,7 +37,7 @@ soak: export TMPDIR ?= $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
 soak:
 	cargo build --locked --release --no-default-features
 	install -D target/release/numacast target/shipped/numacast
-	cargo test --locked --profile bench --test soak -- --binary target/shipped/numacast $(if $(ONLY),--only $(ONLY)) $(ARGS)
+	cargo test --locked --test soak -- --binary target/shipped/numacast $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 fuzz:
 	fuzz/run
