@@ -1,12 +1,13 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test heart matrix faults soak fuzz mutants lint parts bench bench-agent bench-accounting clean
+.PHONY: help demo test heart matrix faults real-faults soak fuzz mutants lint parts bench bench-agent bench-accounting clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these)'
 	@echo 'make heart   only the unit tests of the accounting and what it stands on, in seconds'
 	@echo 'make matrix  random walks over every machine, four kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
+	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
 	@echo 'make faults  a thousand faults over the simulated kubelet and API server (five minutes; ARGS=--help)'
 	@echo 'make soak    an event storm and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
 	@echo 'make fuzz    made-up input to everything that reads, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
@@ -28,6 +29,9 @@ heart:
 matrix:
 	tests/parts/build kubelet@1.33 kubelet@1.34 kubelet@1.35
 	cargo test --locked --test matrix -- $(ARGS)
+
+real-faults: parts
+	cargo test --locked --test real-faults -- $(ARGS)
 
 faults:
 	cargo test --locked --test faults -- $(ARGS)
@@ -55,7 +59,8 @@ lint:
 parts:
 	tests/parts/build
 
-# ONLY=accounting needs no parts; ONLY=<node> is for the agent's benchmark alone.
+# ONLY=accounting needs no parts; ONLY=<node> is for the agent's benchmark alone, as IDLE=600 (seconds in which nothing
+# changes), STEPS=20 (changes) and NUMACAST_SEED are.
 bench: $(if $(filter accounting,$(ONLY)),bench-accounting,bench-agent $(if $(ONLY),,bench-accounting))
 
 bench-accounting:

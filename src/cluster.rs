@@ -3,6 +3,8 @@
 //! Every call has a deadline and is tried once: the publisher above decides about the next attempt, since
 //! only it knows what is newest by then.
 
+mod events;
+mod follow;
 mod pods;
 
 use std::fmt::{self, Debug};
@@ -16,9 +18,12 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::Status;
 use kube::{Api, ResourceExt};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
+pub use events::{EVENTS_NAMESPACE, NodeEvent};
+pub use follow::{Follow, Glimpse};
 pub use pods::{Life, NodePod, PodEvent};
 
 /// Our name in `managedFields`.
@@ -281,6 +286,17 @@ impl Cluster {
         // Force: an agent that ran under another manager's name before must not lock us out.
         let params = PatchParams::apply(FIELD_MANAGER).force().validation_strict();
         self.patch(&what, &name, &params, &Patch::Apply(object)).await
+    }
+
+    /// Changes an object by a JSON merge patch, which reaches what other managers own. It must name the version that it
+    /// means ([`ClusterError::is_conflict`] if that is another by now). Returns the object's metadata.
+    ///
+    /// # Errors
+    /// As [`Cluster::topology`].
+    pub async fn merge(&self, name: &str, patch: &Value) -> Result<ObjectMeta, ClusterError> {
+        let what = format!("patch noderesourcetopology {name}");
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        self.patch(&what, name, &params, &Patch::Merge(patch)).await
     }
 
     async fn patch<P: Serialize + Debug>(

@@ -122,6 +122,23 @@ pub struct Publish {
     pub refresh: Period,
     /// Make the Node own the object, so that it goes with the Node.
     pub owner_reference: bool,
+    /// Watch the object, to repair it at once.
+    pub watch: bool,
+    /// What to do about a publisher that keeps rewriting the object.
+    pub rivals: RivalsMode,
+    /// Post Kubernetes Events about the Node.
+    pub events: bool,
+}
+
+/// What to do about a publisher that keeps rewriting the object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RivalsMode {
+    /// Tell, and let its rewrites be.
+    #[default]
+    Report,
+    /// Tell, and answer each rewrite, ever slower.
+    Fight,
 }
 
 /// What zones look like.
@@ -236,6 +253,13 @@ pub const DOCS: &[(&str, &str)] = &[
     ("publish.timeout", "The deadline of one call to the API server."),
     ("publish.refresh", "How often the object is applied again although nothing changed."),
     ("publish.ownerReference", "Make the Node own the object, so that it is deleted with the Node."),
+    ("publish.watch", "Watch the object, so that what others do to it is repaired at once."),
+    (
+        "publish.rivals",
+        "report or fight. What to do about another publisher that keeps rewriting the object: tell and let it be, or \
+         answer each rewrite.",
+    ),
+    ("publish.events", "Post Kubernetes Events about the Node, for what an operator must act on."),
     ("zones.fillers", "Emit empty zones for missing NUMA ids: the scheduler plugin needs position == id."),
     (
         "exclude.resources",
@@ -292,6 +316,9 @@ impl Default for Publish {
             timeout: Period::seconds(5),
             refresh: Period::seconds(600),
             owner_reference: true,
+            watch: true,
+            rivals: RivalsMode::Report,
+            events: true,
         }
     }
 }

@@ -19,6 +19,17 @@ impl Bucket {
         Self { per_second, burst, tokens: burst, at: now }
     }
 
+    /// Takes a token if there is one now.
+    pub(super) fn take_now(&mut self, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
+        let tokens = (self.tokens + earned).min(self.burst);
+        if tokens < 1.0 {
+            return false;
+        }
+        (self.tokens, self.at) = (tokens - 1.0, now);
+        true
+    }
+
     /// Takes a token, perhaps one of the future: wait this long before using it.
     pub(super) fn take(&mut self, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;

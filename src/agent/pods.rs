@@ -5,7 +5,7 @@
 //! API server tells them from the others.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -50,6 +50,7 @@ pub(super) struct PodView {
 #[derive(Debug)]
 pub(super) struct PodSource {
     newest: watch::Receiver<PodView>,
+    pods: Arc<Mutex<Pods>>,
     task: Option<JoinHandle<()>>,
 }
 
@@ -57,19 +58,25 @@ impl PodSource {
     /// Nobody is asked.
     pub(super) fn none() -> Self {
         let (_, newest) = watch::channel(PodView::default());
-        Self { newest, task: None }
+        Self { newest, pods: Arc::default(), task: None }
     }
 
     /// Starts the task.
     pub(super) fn follow(node: String, cluster: Cluster) -> Self {
         let (news, newest) = watch::channel(PodView::default());
-        let task = Some(tokio::spawn(Follower::new(node, cluster, news).run()));
-        Self { newest, task }
+        let pods = Arc::<Mutex<Pods>>::default();
+        let task = Some(tokio::spawn(Follower::new(node, cluster, news, Arc::clone(&pods)).run()));
+        Self { newest, pods, task }
     }
 
     /// What is known now.
     pub(super) fn now(&mut self) -> PodView {
         self.newest.borrow_and_update().clone()
+    }
+
+    /// Is this pod one that runs or will? As the last list and what came after it say.
+    pub(super) fn knows_living(&self, name: &PodName) -> bool {
+        lock(&self.pods).is_living(name)
     }
 
     /// Waits for news.
@@ -92,7 +99,7 @@ struct Follower {
     node: String,
     cluster: Cluster,
     news: watch::Sender<PodView>,
-    pods: Pods,
+    pods: Arc<Mutex<Pods>>,
     /// Does this kubelet list pods that have ended? Unknown until its version was read.
     lists_ended: Option<bool>,
     /// Since when the watch is broken.
@@ -102,8 +109,8 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(node: String, cluster: Cluster, news: watch::Sender<PodView>) -> Self {
-        Self { node, cluster, news, pods: Pods::default(), lists_ended: None, broken: None, told: None }
+    fn new(node: String, cluster: Cluster, news: watch::Sender<PodView>, pods: Arc<Mutex<Pods>>) -> Self {
+        Self { node, cluster, news, pods, lists_ended: None, broken: None, told: None }
     }
 
     async fn run(mut self) {
@@ -126,7 +133,7 @@ impl Follower {
             Ok(event) => {
                 self.broken = None;
                 self.told = None;
-                self.pods.take(event, Instant::now());
+                lock(&self.pods).take(event, Instant::now());
             }
             Err(sentence) => {
                 let _ = self.broken.get_or_insert_with(Instant::now);
@@ -153,9 +160,10 @@ impl Follower {
     fn send(&mut self) {
         let stale = self.broken.is_some_and(|since| since.elapsed() > STALE);
         let believed = self.lists_ended == Some(true) && !stale;
-        let terminal = if believed { self.pods.ended() } else { BTreeSet::new() };
-        let follows = self.pods.complete && self.broken.is_none();
-        let gone = self.pods.gone(Instant::now());
+        let mut pods = lock(&self.pods);
+        let terminal = if believed { pods.ended() } else { BTreeSet::new() };
+        let follows = pods.complete && self.broken.is_none();
+        let gone = pods.gone(Instant::now());
         self.news.send_if_modified(|last| {
             let same = last.follows == follows && *last.terminal == terminal && *last.gone == *gone;
             if !same {
@@ -171,6 +179,10 @@ impl Follower {
             self.told = Some(sentence);
         }
     }
+}
+
+fn lock(pods: &Mutex<Pods>) -> MutexGuard<'_, Pods> {
+    pods.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The node's pods as the watch told them.

@@ -3,6 +3,9 @@
 //! A task of its own: scans go on while the API server is slow or away, and when it is back only the newest
 //! account goes out, never a queue of old ones. It starts by reading what the API server has.
 
+mod care;
+mod drift;
+mod rivals;
 mod writer;
 
 use std::sync::Arc;
@@ -13,13 +16,16 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
+use super::notices::{Notices, Reason};
 use super::standing::Standing;
 use super::{Settings, back_off, jittered};
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::{Cluster, ClusterError, Follow, Glimpse};
 use crate::telemetry::metrics::{Metrics, WriteReason};
 use crate::topology::Topology;
 
 pub(super) use writer::Writer;
+
+use care::Care;
 
 /// How soon to try again after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
@@ -39,6 +45,8 @@ pub struct Published {
     pub took: Duration,
     /// The sentence of the last failure, until a write succeeds.
     pub trouble: Option<String>,
+    /// Who keeps rewriting the object.
+    pub rival: Option<String>,
 }
 
 /// The handle of the publishing task.
@@ -52,21 +60,32 @@ pub(super) struct Publisher {
 
 impl Publisher {
     /// Starts the task; it has nothing to write yet.
-    pub(super) fn start(settings: &Settings, cluster: Cluster, metrics: Arc<Metrics>) -> Self {
+    pub(super) fn start(
+        settings: &Settings,
+        cluster: Cluster,
+        metrics: Arc<Metrics>,
+        notices: Notices,
+    ) -> Self {
         let (newest, offers) = watch::channel(None);
         let (report, published) = watch::channel(Published::default());
         let (stood, standing) = watch::channel(Standing::Unknown);
         let task = Task {
-            writer: Writer::new(settings.node.clone(), cluster, settings.owner_reference),
+            node: settings.node.clone(),
+            writer: Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference),
+            cluster,
             refresh: settings.refresh,
+            watches: settings.watch_object,
+            follow: None,
             offers,
             report,
             stood,
             metrics,
+            notices,
             pending: None,
             pace: Pace::default(),
             refresh_at: Instant::now(),
-            wrote: false,
+            first: Some(WriteReason::First),
+            care: Care::new(settings.rivals),
         };
         Self { newest: Some(newest), published, standing, task: tokio::spawn(task.run()) }
     }
@@ -139,21 +158,30 @@ enum Wake {
     Offer,
     /// It is time for the attempt that waits, or for a refresh.
     Due,
+    /// The object was seen, or cannot be watched.
+    News(Result<Glimpse, ClusterError>),
 }
 
 struct Task {
+    node: String,
+    cluster: Cluster,
     writer: Writer,
     refresh: Duration,
+    watches: bool,
+    /// The watch, from the first write on.
+    follow: Option<Follow>,
     offers: watch::Receiver<Option<Topology>>,
     report: watch::Sender<Published>,
     stood: watch::Sender<Standing>,
     metrics: Arc<Metrics>,
+    notices: Notices,
     /// Why the object has to be written, until it is.
     pending: Option<WriteReason>,
     pace: Pace,
     refresh_at: Instant,
-    /// This process has written the object.
-    wrote: bool,
+    /// What the first write of this process is for, until it is done.
+    first: Option<WriteReason>,
+    care: Care,
 }
 
 impl Task {
@@ -162,7 +190,14 @@ impl Task {
         self.learn().await;
         loop {
             let Some(wake) = self.wait().await else { return };
-            self.digest(wake).await;
+            match wake {
+                Wake::Offer => self.take_offer(),
+                Wake::News(Ok(Glimpse::Is(metadata))) => self.look(*metadata).await,
+                Wake::News(Ok(Glimpse::Gone(was))) => self.gone(was.as_deref()),
+                Wake::News(Err(error)) => self.cannot_watch(&error),
+                Wake::Due if self.pending.is_none() => self.look_again().await,
+                Wake::Due => {}
+            }
             self.write_what_is_pending().await;
         }
     }
@@ -173,6 +208,7 @@ impl Task {
             match self.writer.start().await {
                 Ok(standing) => {
                     self.recovered();
+                    self.consider(&standing);
                     self.stood.send_replace(standing);
                     return;
                 }
@@ -189,34 +225,23 @@ impl Task {
             Some(_) => self.pace.not_before.unwrap_or(self.refresh_at),
             None => self.refresh_at,
         };
+        let news = async {
+            match &mut self.follow {
+                Some(follow) => follow.next().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             changed = self.offers.changed() => changed.ok().map(|()| Wake::Offer),
+            news = news => Some(Wake::News(news)),
             () = sleep_until(due), if !idle => Some(Wake::Due),
         }
     }
 
-    async fn digest(&mut self, wake: Wake) {
-        match wake {
-            Wake::Offer => {
-                let reason = if self.wrote { WriteReason::Change } else { WriteReason::First };
-                self.pending.get_or_insert(reason);
-                self.pace.hurry(Instant::now());
-            }
-            Wake::Due if self.pending.is_none() => self.look_again().await,
-            Wake::Due => {}
-        }
-    }
-
-    /// Nothing has changed for long: is what we wrote still there?
-    async fn look_again(&mut self) {
-        self.refresh_at = Instant::now() + jittered(self.refresh);
-        match self.writer.read().await {
-            Ok(_) => self.pending = Some(WriteReason::Refresh),
-            Err(error) => {
-                self.pending = Some(WriteReason::Refresh);
-                self.fail(&error);
-            }
-        }
+    fn take_offer(&mut self) {
+        let reason = self.first.unwrap_or(WriteReason::Change);
+        self.pending.get_or_insert(reason);
+        self.pace.hurry(Instant::now());
     }
 
     async fn write_what_is_pending(&mut self) {
@@ -226,19 +251,25 @@ impl Task {
         }
         let Some(newest) = self.offers.borrow_and_update().clone() else { return };
         match self.writer.write(&newest).await {
-            Ok(()) => self.written(reason, now.elapsed()),
+            Ok(()) => {
+                self.written(reason, now.elapsed());
+                self.clean().await;
+            }
             Err(error) => self.fail(&error),
         }
     }
 
     fn written(&mut self, reason: WriteReason, took: Duration) {
         self.metrics.wrote(reason, took);
-        self.pending = None;
-        self.wrote = true;
-        self.refresh_at = Instant::now() + jittered(self.refresh);
+        (self.pending, self.first) = (None, None);
+        let refresh_at = Instant::now() + jittered(self.refresh);
+        self.refresh_at = self.care.stale_due(self.refresh).map_or(refresh_at, |due| refresh_at.min(due));
         let version = self.writer.version().to_owned();
         debug!("published version {version} in {took:?} ({reason:?})");
         self.recovered();
+        if self.watches && self.follow.is_none() {
+            self.follow = Some(self.cluster.follow_topology(&self.node, &version));
+        }
         self.report.send_modify(|report| {
             report.writes += 1;
             report.resource_version = version;
@@ -246,23 +277,79 @@ impl Task {
         });
     }
 
+    /// The API server answers and takes what we write.
     fn recovered(&mut self) {
         if self.pace.failures > 0 {
             info!("publishing works again");
             self.report.send_modify(|report| report.trouble = None);
         }
         self.pace = Pace::default();
+        self.care.refused_since = None;
     }
 
     /// Says what is wrong, once per sentence, and waits.
     fn fail(&mut self, error: &ClusterError) {
         self.metrics.write_failed(error.kind());
         let sentence = error.to_string();
+        if self.care.is_refused_for_long(error, Instant::now()) {
+            self.notices.post(Reason::PublishRefused, sentence.clone());
+        }
         let known = self.report.borrow().trouble.as_ref() == Some(&sentence);
         if !known {
             warn!("{sentence}");
             self.report.send_modify(|report| report.trouble = Some(sentence));
         }
         self.pace.failed(error, Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RivalsMode;
+
+    fn refused(code: u16, retry_after: Option<u64>) -> ClusterError {
+        let retry_after = retry_after.map(Duration::from_secs);
+        ClusterError::Refused { what: "x".into(), code, message: "no".into(), retry_after }
+    }
+
+    #[test]
+    fn the_server_may_ask_for_a_longer_wait_but_not_for_any() {
+        let now = Instant::now();
+        let wait = |error: &ClusterError| {
+            let mut pace = Pace::default();
+            pace.failed(error, now);
+            pace.hurry(now);
+            pace.not_before.unwrap() - now
+        };
+        assert!(wait(&refused(500, None)) <= RETRY);
+        let asked = wait(&refused(429, Some(4))).as_secs_f64();
+        assert!((3.5..4.5).contains(&asked), "a change does not cut it short: {asked}");
+        assert!(wait(&refused(503, Some(3600))) <= RETRY_LIMIT.mul_f64(1.1));
+    }
+
+    #[test]
+    fn a_change_cuts_a_long_wait_short() {
+        let now = Instant::now();
+        let mut pace = Pace::default();
+        for _ in 0..9 {
+            pace.failed(&refused(500, None), now);
+        }
+        assert!(pace.not_before.unwrap() > now + Duration::from_secs(5));
+        pace.hurry(now);
+        assert_eq!(pace.not_before, Some(now + RETRY));
+    }
+
+    #[test]
+    fn only_a_refusal_that_lasts_needs_an_operator() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut care = Care::new(RivalsMode::Report);
+        let forbidden = ClusterError::Forbidden("no".into());
+        assert!(!care.is_refused_for_long(&forbidden, start));
+        assert!(!care.is_refused_for_long(&forbidden, after(59)));
+        assert!(care.is_refused_for_long(&refused(422, None), after(60)));
+        assert!(!care.is_refused_for_long(&refused(503, None), after(61)), "the server is in trouble itself");
+        assert!(!care.is_refused_for_long(&forbidden, after(62)), "from the beginning");
     }
 }

@@ -98,6 +98,18 @@ impl Settling {
         self.since.is_some_and(|(connection, _)| self.settled != Some(connection))
     }
 
+    /// Pods of the API server that `lives` does not know are not waited for. Who knows the API server's pods says nothing
+    /// of static ones.
+    pub(super) fn forget_unless(&mut self, lives: impl Fn(&PodName) -> bool) {
+        let Some(Held { usage, .. }) = &mut self.before else { return };
+        let stays = |pod: &PodUsage| {
+            pod.name.ends_with(&self.static_suffix) || lives(&(pod.namespace.clone(), pod.name.clone()))
+        };
+        if !usage.pods.iter().all(stays) {
+            Arc::make_mut(usage).pods.retain(stays);
+        }
+    }
+
     /// What is missing still, and how long to wait for it.
     fn doubt(&self, scan: &Scan) -> Option<Doubt> {
         if let Some(reason) = self.unstarted(&scan.inventory) {
@@ -283,6 +295,22 @@ mod tests {
         assert_eq!(joined(settling.judge(&without, start, false)).0, "web-node,a,b", "for its nic");
         let complete = scan(second, &["web-node", "a", "b"], &["nic"]);
         assert_eq!(settling.judge(&complete, start, false), Verdict::Settled);
+    }
+
+    #[test]
+    fn a_pod_that_the_api_server_does_not_know_any_more_is_not_waited_for() {
+        let (mut settling, second, start) = restarted();
+        let partial = scan(second, &["a"], &["nic"]);
+        assert!(waits(&settling.judge(&partial, start, false), "1 of the 2"));
+        settling.forget_unless(|(_, name)| name != "b");
+        assert_eq!(settling.judge(&partial, start, false), Verdict::Settled);
+
+        let mut settling = Settling::new("node", BOUND);
+        let first = scan(Connection::default(), &["a", "web-node"], &["nic"]);
+        assert_eq!(settling.judge(&first, start, false), Verdict::Settled);
+        assert!(waits(&settling.judge(&partial, start, false), "1 of the 2"));
+        settling.forget_unless(|(_, name)| name == "a");
+        assert!(waits(&settling.judge(&partial, start, false), "1 of the 2"), "static pods come from files");
     }
 
     #[test]

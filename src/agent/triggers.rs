@@ -59,6 +59,18 @@ impl Trigger {
         Self(self.0 | other.0)
     }
 
+    /// The names of these reasons, as the metrics have them.
+    pub(super) fn names(self) -> impl Iterator<Item = &'static str> {
+        let names = [
+            (Self::CPUS, "cpus"),
+            (Self::MEMORY, "memory"),
+            (Self::DEVICES, "devices"),
+            (Self::EVERYTHING, "everything"),
+            (Self::NOTIFIED, "notified"),
+        ];
+        names.into_iter().filter(move |(reason, _)| self.has(*reason)).map(|(_, name)| name)
+    }
+
     /// Is every reason of `other` among these?
     pub(super) fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0

@@ -92,15 +92,45 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
     (
         "publish.refresh",
         &[
-            "What somebody else changed in the object stays until the next change of the node or the next refresh. \
-           Shorter: it stays for less time, for more writes.",
+            "The Node and the object are read and the object is applied, which changes nothing if all is well. What \
+           somebody else did to the object, and a Node that was made anew, show then at the latest. Shorter: sooner, \
+           for more calls.",
         ],
     ),
     (
         "publish.ownerReference",
         &[
-            "true: garbage collection deletes the object with its Node; the agent must be allowed to get its own Node. \
-           false: the object of a removed node stays until somebody deletes it.",
+            "true: an object that the agent makes is owned by the Node, so that garbage collection deletes it with the \
+           Node; the agent must be allowed to get its own Node. The owner is never changed afterwards: when the Node \
+           was made anew, garbage collection takes the old object and the agent makes another.",
+            "false: the object of a removed node stays until somebody deletes it. An owner that an object has already \
+           stays.",
+        ],
+    ),
+    (
+        "publish.watch",
+        &[
+            "true: an object that somebody deletes or edits is repaired at once. The agent must be allowed to watch \
+           NodeResourceTopology objects; it holds one more connection to the API server.",
+            "false: that is repaired at the next change of the node or the next `publish.refresh`.",
+        ],
+    ),
+    (
+        "publish.rivals",
+        &[
+            "What a person edits is written over a few times in ten minutes, what another publisher left is written \
+           over once. One that writes again after that is a rival: it is named in the log, in an Event \
+           (RivalPublisher) and in the count of foreign writes.",
+            "report: its rewrites are not answered, so the scheduler reads its numbers until the node changes again, \
+           which is always written. When it was silent for an hour it counts as gone, and its object is taken over.",
+            "fight: each rewrite is answered, after 0.2 to 10 seconds. Two publishers that both fight write for ever.",
+        ],
+    ),
+    (
+        "publish.events",
+        &[
+            "true: the agent must be allowed to create events (events.k8s.io) in the namespace default. At most ten in \
+           an hour are posted, and `kubectl describe node` shows them. false: the log says everything as well.",
         ],
     ),
     (

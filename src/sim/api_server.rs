@@ -75,6 +75,8 @@ struct State {
     user: String,
     writes: Writes,
     generated: u64,
+    /// The kind of each watch that is open.
+    watched: Vec<&'static Kind>,
 }
 
 impl Shared {
@@ -129,6 +131,7 @@ impl ApiServer {
             user: "system:serviceaccount:numacast:numacast".into(),
             writes: Writes::default(),
             generated: 0,
+            watched: Vec::new(),
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), frozen: watch::Sender::new(false) });
         let (serving, address) = serve(&shared, address).await?;
@@ -179,6 +182,10 @@ impl ApiServer {
     /// # Errors
     /// When somebody took the port meanwhile.
     pub async fn resume(&self) -> io::Result<()> {
+        // A server that was stopped just now lets its socket go when its tasks are next looked at.
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
         let (serving, _) = serve(&self.shared, self.address).await?;
         *self.serving.lock().unwrap_or_else(PoisonError::into_inner) = Some(serving);
         Ok(())
@@ -235,6 +242,12 @@ impl ApiServer {
     #[must_use]
     pub fn writes(&self) -> Writes {
         self.shared.lock().writes
+    }
+
+    /// How many watches of a kind are open.
+    #[must_use]
+    pub fn watchers(&self, kind: &'static Kind) -> usize {
+        self.shared.lock().watched.iter().filter(|watched| **watched == kind).count()
     }
 
     /// Every change of every object from now on.

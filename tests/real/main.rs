@@ -3,8 +3,11 @@
 //! Where these cannot run the tests say so in one line and pass, except under `CI=true`.
 
 mod docs;
+mod faults;
 mod harness;
 mod kubectl;
+mod order;
+mod publisher;
 mod refusals;
 mod restarts;
 #[path = "../sim/support.rs"]

@@ -20,13 +20,16 @@ use crate::support::{Cluster, Needs, Parts, nrt};
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 
 async fn cluster_with_node(parts: &Parts) -> Result<Cluster> {
-    let cluster = Cluster::start(parts).await?;
+    with_node(Cluster::start(parts).await?).await
+}
+
+pub(crate) async fn with_node(cluster: Cluster) -> Result<Cluster> {
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
     Api::<Node>::all(cluster.client()).create(&PostParams::default(), &node).await?;
     Ok(cluster)
 }
 
-fn agent(node: &SimNode, kubeconfig: &Path, name: &str, more: &[&str]) -> Command {
+pub(crate) fn agent(node: &SimNode, kubeconfig: &Path, name: &str, more: &[&str]) -> Command {
     let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
     command.args(["agent", "--node-name", name, "--host-root"]).arg(node.root());
     command.arg("--kubeconfig").arg(kubeconfig).args(more);

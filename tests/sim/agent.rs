@@ -78,6 +78,13 @@ impl World {
         resources.iter().find(|r| r.name == resource).unwrap().available.ceil()
     }
 
+    /// Ends the agent; its node and its API server go on.
+    pub(crate) async fn halt(mut self) -> Self {
+        drop(self.stop.take());
+        (&mut self.agent).await.unwrap();
+        self
+    }
+
     pub(crate) async fn stop(mut self) {
         drop(self.stop.take());
         self.agent.await.unwrap();

@@ -10,6 +10,7 @@ mod faults;
 mod health;
 mod metrics;
 mod publisher;
+mod release;
 mod reload;
 mod snapshot;
 mod starved;

@@ -1,13 +1,18 @@
 //! The agent's object in a cluster where others have a say: who owns it, who writes it, and what it said before.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
 use numacast::agent::Settings;
+use numacast::config::RivalsMode;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::api_server::{ApiServer, NODES, TOPOLOGIES};
+use numacast::sim::api_server::{ApiServer, Change, EVENTS, Fault, NODES, TOPOLOGIES};
 use numacast::sim::kubelet::PodSpec;
 use serde_json::{Value, json};
+use tokio::sync::broadcast::Receiver;
 
 use crate::agent::{World, quick, server};
 use crate::support::SimNode;
@@ -172,4 +177,289 @@ async fn without_owner_references_the_node_is_never_asked_for() {
     world.agrees().await;
     assert_eq!(owners(&world.server), [""; 0]);
     world.stop().await;
+}
+
+fn topologies(server: &ApiServer) -> Api<NodeResourceTopology> {
+    Api::all(server.client().unwrap())
+}
+
+/// Somebody changes the object.
+async fn edit(server: &ApiServer, manager: &str, patch: Value) {
+    let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
+    topologies(server).patch("worker", &params, &Patch::Merge(patch)).await.unwrap();
+}
+
+/// Everything that was written to the object from now on, by whom.
+fn writers(changes: &mut Receiver<Arc<Change>>) -> Vec<String> {
+    let mut found = Vec::new();
+    while let Ok(change) = changes.try_recv() {
+        if change.of == &TOPOLOGIES {
+            found.push(change.manager.clone());
+        }
+    }
+    found
+}
+
+/// The reasons and notes of the Events about the Node.
+fn told(server: &ApiServer) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let events = server.list(&EVENTS, "default");
+    let about =
+        |event: &&Arc<Value>| event["regarding"]["kind"] == "Node" && event["regarding"]["name"] == "worker";
+    events.iter().filter(about).map(|event| (text(&event["reason"]), text(&event["note"]))).collect()
+}
+
+fn was_told(server: &ApiServer, reason: &str, part: &str) -> Option<()> {
+    told(server).iter().any(|(why, note)| why == reason && note.contains(part)).then_some(())
+}
+
+async fn started(change: impl FnOnce(&mut Settings)) -> World {
+    let world = World::with(SimNode::with(quick()), server().await, change);
+    world.agrees().await;
+    // The watch starts after the first write.
+    world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    world
+}
+
+fn unwatched(settings: &mut Settings) {
+    settings.watch_object = false;
+    settings.refresh = Duration::from_millis(200);
+}
+
+#[tokio::test]
+async fn a_deleted_object_is_made_again() {
+    let world = started(|_| {}).await;
+    for _ in 0..3 {
+        assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
+        world.agrees().await;
+        assert_eq!(owners(&world.server).len(), 1);
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_edit_is_written_over_and_told() {
+    let world = started(|_| {}).await;
+    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    world.agrees().await;
+    world
+        .until(|| was_told(&world.server, "ObjectTakenOver", "somebody with `kubectl-edit` changed zones"))
+        .await;
+    // What is missing has no owner.
+    edit(&world.server, "kubectl-patch", json!({"attributes": null})).await;
+    world.until(|| (!attributes(&world.server.topology("worker")?).is_empty()).then_some(())).await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn labels_and_annotations_are_their_writers_business() {
+    let world = started(|_| {}).await;
+    let theirs =
+        json!({"labels": {"team": "a"}, "annotations": {"k8stopoawareschedwg/rte-update": "periodic"}});
+    edit(&world.server, "kubectl-label", json!({"metadata": theirs})).await;
+    let requests = world.server.writes().requests;
+    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    world.agrees().await;
+    let object = world.server.topology("worker").unwrap();
+    assert_eq!(object.metadata.labels.unwrap()["team"], "a");
+    assert_eq!(object.metadata.annotations.unwrap().len(), 1);
+    assert_eq!(world.server.writes().requests, requests + 1, "only the pod was worth a write");
+    world.stop().await;
+}
+
+/// What NFD and RTE leave in an object that an apply does not reach.
+async fn leave_behind(server: &ApiServer) {
+    let mut was =
+        left_behind(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &["cpu"]);
+    was["topologyPolicies"] = json!(["SingleNUMANodePodLevel"]);
+    was["metadata"]["annotations"] =
+        json!({"topology.node.k8s.io/fingerprint": "pfp0v001ef46db3751d8e999", "note": "mine"});
+    was["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Namespace", "name": "nfd", "uid": "n"}]);
+    let object: NodeResourceTopology = serde_json::from_value(was).unwrap();
+    let params = PostParams { field_manager: Some("nfd".to_owned()), ..PostParams::default() };
+    topologies(server).create(&params, &object).await.unwrap();
+}
+
+fn is_clean(server: &ApiServer) -> Option<()> {
+    let object = server.topology("worker")?;
+    let annotations = object.metadata.annotations.unwrap_or_default();
+    let clean = object.spec.topology_policies.is_none() && annotations.keys().eq(["note"]);
+    (clean && owners(server)[0].starts_with("Node worker ") && owners(server).len() == 1).then_some(())
+}
+
+#[tokio::test]
+async fn what_another_publisher_left_is_taken_over_once() {
+    let server = server().await;
+    leave_behind(&server).await;
+    let world = World::with(SimNode::with(quick()), server, |_| {});
+    world.agrees().await;
+    world.until(|| is_clean(&world.server)).await;
+    world
+        .until(|| was_told(&world.server, "ObjectTakenOver", "`nfd` wrote the NodeResourceTopology worker"))
+        .await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_publisher_that_rewrites_is_reported_and_not_answered() {
+    let world = started(|_| {}).await;
+    let truth = world.server.topology("worker").unwrap();
+    edit(&world.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
+    world.agrees().await;
+    let mut changes = world.server.changes();
+    for turn in 0..20 {
+        edit(&world.server, "rte", json!({"zones": [zone(&["cpu", &format!("example.com/{turn}")])]})).await;
+    }
+    world.until(|| was_told(&world.server, "RivalPublisher", "`rte` keeps rewriting")).await;
+    assert_eq!(writers(&mut changes), ["rte"; 20]);
+    // Our own changes still go out.
+    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    world.agrees().await;
+    assert_eq!(writers(&mut changes), ["numacast"]);
+    edit(&world.server, "rte", json!({"zones": truth.spec.zones})).await;
+    let told = told(&world.server);
+    assert_eq!(told.iter().filter(|(reason, _)| reason == "RivalPublisher").count(), 1, "{told:?}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_rival_is_fought_on_request() {
+    let world = started(|settings| settings.rivals = RivalsMode::Fight).await;
+    for turn in 0..4 {
+        let zones = json!([zone(&["cpu", &format!("example.com/{turn}")])]);
+        edit(&world.server, "rte", json!({"zones": zones})).await;
+        world.agrees().await;
+    }
+    world.until(|| was_told(&world.server, "RivalPublisher", "`rte` keeps rewriting")).await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn two_agents_of_one_node_do_not_write_for_ever() {
+    let world = started(|_| {}).await;
+    let mut changes = world.server.changes();
+    for turn in 0..10 {
+        let mut wrong = left_behind(&[], &["cpu", &format!("example.com/{turn}")]);
+        wrong["metadata"]["ownerReferences"] =
+            json!(world.server.topology("worker").unwrap().metadata.owner_references);
+        let params = PatchParams::apply("numacast").force();
+        topologies(&world.server).patch("worker", &params, &Patch::Apply(wrong)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    world.until(|| was_told(&world.server, "RivalPublisher", "another `numacast` keeps")).await;
+    assert_eq!(writers(&mut changes).len(), 10 + 3, "theirs, and three answers");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn without_a_watch_a_refresh_finds_it() {
+    let world = World::with(SimNode::with(quick()), server().await, unwatched);
+    world.agrees().await;
+    world.server.set_denied("watch", TOPOLOGIES.plural, true);
+    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    world.agrees().await;
+    assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
+    world.agrees().await;
+    assert_eq!(world.server.watchers(&TOPOLOGIES), 0);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_watch_that_breaks_misses_nothing() {
+    let world = started(|_| {}).await;
+    // The history is gone, so the watch cannot go on where it was; and the edit happens while it is away.
+    world.server.cut_connections();
+    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    world.server.forget_history();
+    world.agrees().await;
+    world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    world.server.stop();
+    world.until(|| (world.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
+    world.server.delete(&TOPOLOGIES, "", "worker");
+    world.server.resume().await.unwrap();
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_made_anew_gets_an_object_of_its_own() {
+    let world = started(|settings| settings.refresh = Duration::from_millis(300)).await;
+    let before = owners(&world.server);
+    // Garbage collection takes the object while there is no Node.
+    assert!(world.server.delete(&NODES, "", "worker"));
+    world.until(|| world.server.topology("worker").is_none().then_some(())).await;
+    let uid = world.server.add_node("worker").unwrap();
+    world.agrees().await;
+    assert_eq!(owners(&world.server), [format!("Node worker {uid}")]);
+    assert_ne!(owners(&world.server), before);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_owner_that_garbage_collection_leaves_is_told() {
+    let server = server().await;
+    let mut was = left_behind(&[], &["cpu"]);
+    was["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Node", "name": "worker", "uid": "before"}]);
+    server.put(&TOPOLOGIES, was).unwrap();
+    let world = World::with(SimNode::with(quick()), server, |settings| {
+        settings.refresh = Duration::from_millis(300);
+    });
+    world.until(|| was_told(&world.server, "StaleOwner", "belongs to an earlier Node worker")).await;
+    assert_eq!(owners(&world.server), ["Node worker before"], "and left");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_object_that_was_replaced_unseen_is_looked_at_and_written_once_more() {
+    let world = World::with(SimNode::with(quick()), server().await, |settings| settings.watch_object = false);
+    world.agrees().await;
+    assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
+    leave_behind(&world.server).await;
+    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn whatever_the_server_answers_the_newest_account_gets_there() {
+    let world = started(|_| {}).await;
+    let faults = [
+        Fault::Status(409),
+        Fault::Status(422),
+        Fault::RetryAfter { code: 429, seconds: 1 },
+        Fault::RetryAfter { code: 503, seconds: 1 },
+        Fault::Status(504),
+        Fault::CutAfterwards,
+        Fault::Hang,
+    ];
+    for (index, fault) in faults.into_iter().enumerate() {
+        world.server.fail_next("patch", TOPOLOGIES.plural, 2, fault);
+        world.node.kubelet.start_pod(PodSpec::guaranteed(&format!("p{index}"), 1, GIB)).await.unwrap();
+        world.agrees().await;
+    }
+    assert_eq!(told(&world.server), [], "nobody else wrote");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn events_that_nobody_may_create_disturb_nothing() {
+    let world = started(|_| {}).await;
+    world.server.set_denied("create", EVENTS.plural, true);
+    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    world.agrees().await;
+    assert_eq!(told(&world.server), []);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_start_and_a_watch_that_are_frozen_do_not_stop_the_end() {
+    let server = server().await;
+    server.set_frozen(true);
+    let world = World::with(SimNode::with(quick()), server, |_| {});
+    tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
+    let world = started(|_| {}).await;
+    world.server.set_frozen(true);
+    tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
 }

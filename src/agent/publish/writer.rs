@@ -7,6 +7,7 @@ use kube::api::ObjectMeta;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::drift::Leftovers;
 use crate::agent::object::{node_reference, object};
 use crate::agent::standing::Standing;
 use crate::cluster::{Cluster, ClusterError};
@@ -18,7 +19,7 @@ const FRESH: Duration = Duration::from_secs(10);
 
 /// What the API server has of the object, as far as we know.
 #[derive(Debug)]
-pub(super) enum Own {
+enum Own {
     /// Nobody told, or we may not read it.
     Unknown,
     /// Nothing.
@@ -46,16 +47,42 @@ impl Writer {
         Self { node, cluster, owned, own: Own::Unknown, uid: None, told_unreadable: false }
     }
 
-    pub(super) fn own(&self) -> &Own {
-        &self.own
+    /// The object's metadata, if they are known.
+    pub(super) fn own(&self) -> Option<&ObjectMeta> {
+        match &self.own {
+            Own::Is(metadata) => Some(metadata),
+            Own::Unknown | Own::Missing => None,
+        }
     }
 
-    /// The version of the object, if it is known.
+    /// Somebody wrote the object: this is what it is now.
+    pub(super) fn saw(&mut self, metadata: ObjectMeta) {
+        self.own = Own::Is(Box::new(metadata));
+    }
+
+    /// Did we see this version already, or a later one? They are numbers that only grow.
+    pub(super) fn knows(&self, metadata: &ObjectMeta) -> bool {
+        let number = |metadata: &ObjectMeta| metadata.resource_version.as_deref()?.parse::<u64>().ok();
+        let Some(own) = self.own().filter(|own| own.uid == metadata.uid) else { return false };
+        number(metadata).zip(number(own)).is_some_and(|(theirs, ours)| theirs <= ours)
+    }
+
+    /// Removes what others left. A Node takes the place of the Namespace that owned the object, if one is to own it.
+    pub(super) async fn clean(&mut self, left: Leftovers) -> Result<(), ClusterError> {
+        let Some(metadata) = self.own() else { return Ok(()) };
+        let owner = match left.has_owner() && self.owned {
+            true => Some(node_reference(&self.node, &self.cluster.node_uid(&self.node).await?)),
+            false => None,
+        };
+        let patch = left.patch(metadata, owner.as_ref());
+        let cleaned = self.cluster.merge(&self.node, &patch).await?;
+        self.own = Own::Is(Box::new(cleaned));
+        Ok(())
+    }
+
+    /// The version of the object; empty if it is not known.
     pub(super) fn version(&self) -> &str {
-        match &self.own {
-            Own::Is(metadata) => metadata.resource_version.as_deref().unwrap_or_default(),
-            Own::Unknown | Own::Missing => "",
-        }
+        self.own().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
     }
 
     /// Reads the object and, at the same time, the Node: who makes an object needs both.
@@ -164,12 +191,23 @@ impl Writer {
 
     /// Is the Node that owns the object another than the one that there is now? Reads the Node.
     pub(super) async fn owner_is_stale(&self) -> Result<bool, ClusterError> {
-        let Own::Is(metadata) = &self.own else { return Ok(false) };
-        let owners = self.repeated(metadata);
-        if !self.owned || owners.is_empty() {
+        if !self.owned || !self.is_owned() {
             return Ok(false);
         }
         let uid = self.cluster.node_uid(&self.node).await?;
-        Ok(owners.iter().all(|owner| owner.uid != uid))
+        Ok(self.is_owned_by_another_than(&uid))
+    }
+
+    /// As far as the Node is known from the start.
+    pub(super) fn owner_seems_stale(&self) -> bool {
+        self.is_owned() && self.uid.as_ref().is_some_and(|(uid, _)| self.is_owned_by_another_than(uid))
+    }
+
+    fn is_owned(&self) -> bool {
+        self.own().is_some_and(|metadata| !self.repeated(metadata).is_empty())
+    }
+
+    fn is_owned_by_another_than(&self, uid: &str) -> bool {
+        self.own().is_some_and(|metadata| self.repeated(metadata).iter().all(|owner| owner.uid != uid))
     }
 }

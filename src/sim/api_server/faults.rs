@@ -5,8 +5,15 @@ use std::time::Duration;
 /// What happens to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A `Status` with this code: 401, 500, 503, 504.
+    /// A `Status` with this code: 401, 409, 422, 500, 503, 504.
     Status(u16),
+    /// A `Status` that says when to come back.
+    RetryAfter {
+        /// 429, 503 or 504.
+        code: u16,
+        /// How long to wait.
+        seconds: u32,
+    },
     /// 429 in the plain text of priority and fairness.
     TooManyRequests {
         /// Seconds for the header `Retry-After`.

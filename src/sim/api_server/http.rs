@@ -59,6 +59,7 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
         Some(Fault::Hang) => std::future::pending().await,
         Some(Fault::Delay(delay)) => tokio::time::sleep(*delay).await,
         Some(Fault::Status(code)) => return Ok(failure(&status::trouble(*code))),
+        Some(Fault::RetryAfter { code, seconds }) => return Ok(failure(&status::later(*code, *seconds))),
         Some(Fault::TooManyRequests { retry_after }) => return Ok(too_many_requests(*retry_after)),
         Some(Fault::CutAfterwards) | None => {}
     }
@@ -295,8 +296,9 @@ fn name_of(target: &mut Target, object: &Value) -> Result<(), Failure> {
     if target.name.is_empty() {
         name.clone_into(&mut target.name);
         if name.is_empty() {
-            // Only events are made so here; the rest of the name is drawn later.
+            // The rest of the name is drawn later.
             return match metadata["generateName"].as_str() {
+                Some(prefix) if prefix.ends_with('.') => Err(status::generate_name(target.kind, prefix)),
                 Some(_) => Ok(()),
                 None => Err(status::bad_request("name or generateName is required".into())),
             };
@@ -405,6 +407,14 @@ struct Watch {
     until: Instant,
 }
 
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        let at = state.watched.iter().position(|kind| *kind == self.target.kind);
+        at.map(|at| state.watched.swap_remove(at));
+    }
+}
+
 fn watch(
     shared: &Arc<Shared>,
     target: Target,
@@ -416,7 +426,7 @@ fn watch(
     let limit = text("timeoutSeconds").parse().map_or(WATCH_LIMIT, Duration::from_secs);
     let from: u64 = text("resourceVersion").parse().unwrap_or(0);
     let streamed = text("sendInitialEvents") == "true";
-    let state = shared.lock();
+    let mut state = shared.lock();
     let seen = state.store.version();
     let mut lines = Vec::new();
     if from == 0 || streamed {
@@ -438,6 +448,7 @@ fn watch(
         }
     }
     let changes = state.store.subscribe();
+    state.watched.push(target.kind);
     drop(state);
     let watch = Watch {
         shared: shared.clone(),

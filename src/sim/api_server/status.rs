@@ -146,6 +146,19 @@ pub(super) fn needs_resource_version(kind: &Kind, name: &str) -> Failure {
     failure
 }
 
+/// A prefix must be a name by itself.
+pub(super) fn generate_name(kind: &Kind, prefix: &str) -> Failure {
+    let why = format!(
+        "Invalid value: \"{prefix}\": a lowercase RFC 1123 subdomain must consist of lower case \
+                       alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character"
+    );
+    let cause = ("FieldValueInvalid", why, "metadata.generateName".to_owned());
+    let message = sentence(&format!("{} \"\"", kind.kind), std::slice::from_ref(&cause));
+    let mut failure = Failure::about(kind, "", 422, "Invalid", message);
+    failure.details["causes"] = causes(&[cause]);
+    failure
+}
+
 pub(super) fn needs_manager() -> Failure {
     let cause = (
         "FieldValueRequired",
@@ -209,12 +222,21 @@ pub(super) fn method_not_allowed() -> Failure {
     Failure::new(405, "MethodNotAllowed", message)
 }
 
+/// What a server says that wants to be asked later.
+pub(super) fn later(code: u16, seconds: u32) -> Failure {
+    Failure { details: json!({"retryAfterSeconds": seconds}), ..trouble(code) }
+}
+
 /// What a server in trouble says.
 pub(super) fn trouble(code: u16) -> Failure {
     let (reason, message) = match code {
         401 => ("Unauthorized", "Unauthorized"),
-        409 => ("Conflict", "Apply failed with 1 conflict: conflict with \"other\": .zones"),
-        422 => ("Invalid", "the object is invalid: zones: Invalid value"),
+        409 => ("Conflict", "Operation cannot be fulfilled: the object has been modified"),
+        422 => ("Invalid", "the object is invalid"),
+        429 => (
+            "TooManyRequests",
+            "the server has received too many requests and has asked us to try again later",
+        ),
         500 => ("InternalError", "Internal error occurred: etcdserver: request timed out"),
         503 => ("ServiceUnavailable", "apiserver is shutting down"),
         504 => ("Timeout", "request did not complete within the allotted timeout"),

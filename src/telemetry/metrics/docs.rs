@@ -68,9 +68,11 @@ pub(super) const TRIGGERS: Doc = Doc {
     kind: "counter",
     labels: &[(
         "trigger",
-        "what made the agent look, such as a file of the kubelet's, a pod's end or the poll",
+        "`cpus`, `memory`: a state file; `devices`: the device plugins' directory; `everything`: a new kubelet, other \
+         hardware, or something that may have gone unseen; `notified`: the notify file; `pods`: the API server's pods; \
+         `configuration`, `standing`: other rules, or the object as it stood, became known; `poll`",
     )],
-    help: "Reasons to look, before bursts are folded into one scan",
+    help: "Reasons to look; a burst of equal ones counts once",
 };
 
 pub(super) const PUBLISH_SECONDS: Doc = Doc {

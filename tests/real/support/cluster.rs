@@ -1,5 +1,6 @@
 //! A real API server with its etcd, on loopback.
 
+use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -23,7 +24,10 @@ const ADMIN_TOKEN: &str = "admin-of-a-test";
 pub(crate) struct Cluster {
     // Processes first: they end before their directory goes.
     api_server: Process,
-    _etcd: Process,
+    etcd: Process,
+    etcd_url: String,
+    /// The command that starts the API server, for another start at the same address.
+    again: Vec<OsString>,
     client: Client,
     url: String,
     programs: Programs,
@@ -40,16 +44,22 @@ pub(crate) struct Programs {
 impl Cluster {
     /// Starts both and waits until they are ready.
     pub(crate) async fn start(parts: &Parts) -> Result<Self> {
+        Self::start_with(parts, &[]).await
+    }
+
+    /// As [`Cluster::start`], with further admission plugins.
+    pub(crate) async fn start_with(parts: &Parts, admission: &[&str]) -> Result<Self> {
         install_tls();
         let mut dir = tempfile::Builder::new().prefix("numacast-").tempdir()?;
         // Whoever looks into a failure wants the logs.
         dir.disable_cleanup(std::env::var_os("NUMACAST_KEEP").is_some());
         let programs = Programs { kubelet: parts.program("kubelet"), fakenode: parts.program("fakenode") };
         let (etcd, etcd_url) = start_etcd(parts, dir.path())?;
-        let (api_server, url) = start_api_server(parts, &programs, dir.path(), &etcd_url)?;
+        let (again, url) = api_server_command(parts, &programs, dir.path(), &etcd_url, admission)?;
+        let api_server = start_api_server(dir.path(), &again)?;
         let file = write_kubeconfig(dir.path(), &url, "admin", &json!({ "token": ADMIN_TOKEN }))?;
-        let mut cluster =
-            Self { client: client_of(dir.path(), &file).await?, api_server, _etcd: etcd, url, programs, dir };
+        let client = client_of(dir.path(), &file).await?;
+        let mut cluster = Self { client, api_server, etcd, etcd_url, again, url, programs, dir };
         cluster.wait_until_ready().await?;
         cluster.apply_crds().await?;
         Ok(cluster)
@@ -95,6 +105,37 @@ impl Cluster {
         });
         let counts = writes.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>());
         Ok(counts.sum::<Result<u64, _>>()?)
+    }
+
+    /// Where etcd answers its clients.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) fn etcd_url(&self) -> &str {
+        &self.etcd_url
+    }
+
+    /// Sends the API server a signal: `STOP` freezes it, `CONT` lets it go on.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) fn signal_api_server(&self, name: &str) -> Result<()> {
+        self.api_server.signal(name)
+    }
+
+    /// Sends etcd a signal.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) fn signal_etcd(&self, name: &str) -> Result<()> {
+        self.etcd.signal(name)
+    }
+
+    /// Kills the API server; what it knows is in etcd.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) fn kill_api_server(&mut self) -> Result<()> {
+        self.api_server.kill()
+    }
+
+    /// Starts the API server that was killed, and waits until it is ready.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) async fn restart_api_server(&mut self) -> Result<()> {
+        self.api_server = start_api_server(self.dir.path(), &self.again)?;
+        self.wait_until_ready().await
     }
 
     async fn text_of(&self, path: &str) -> Result<String> {
@@ -156,7 +197,21 @@ fn start_etcd(parts: &Parts, dir: &Path) -> Result<(Process, String)> {
     Ok((Process::start("etcd", dir, command)?, url))
 }
 
-fn start_api_server(parts: &Parts, programs: &Programs, dir: &Path, etcd: &str) -> Result<(Process, String)> {
+fn start_api_server(dir: &Path, command: &[OsString]) -> Result<Process> {
+    let (program, arguments) = command.split_first().context("an empty command")?;
+    let mut command = tethered(program);
+    command.args(arguments);
+    Process::start("kube-apiserver", dir, command)
+}
+
+/// The API server's program and arguments, and where it will answer.
+fn api_server_command(
+    parts: &Parts,
+    programs: &Programs,
+    dir: &Path,
+    etcd: &str,
+    admission: &[&str],
+) -> Result<(Vec<OsString>, String)> {
     let key = dir.join("service-accounts.key");
     let made = std::process::Command::new(&programs.fakenode).arg("--new-key").arg(&key).status()?;
     ensure!(made.success(), "fakenode makes no key");
@@ -164,20 +219,25 @@ fn start_api_server(parts: &Parts, programs: &Programs, dir: &Path, etcd: &str) 
     std::fs::write(&tokens, format!("{ADMIN_TOKEN},admin,admin,system:masters\n"))?;
     let port = free_port()?;
     let with = |flag: &str, path: &Path| format!("{flag}={}", path.display());
-    let mut command = tethered(parts.program("kube-apiserver"));
-    command
-        .arg(format!("--etcd-servers={etcd}"))
-        .args(["--bind-address=127.0.0.1", &format!("--secure-port={port}")])
-        .arg(with("--cert-dir", &dir.join("certificates")))
-        .arg("--service-account-issuer=https://kubernetes.default.svc")
-        .arg(with("--service-account-key-file", &key))
-        .arg(with("--service-account-signing-key-file", &key))
-        .args(["--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=Node,RBAC"])
-        .arg("--enable-admission-plugins=NodeRestriction")
+    let arguments = [
+        format!("--etcd-servers={etcd}"),
+        "--bind-address=127.0.0.1".to_owned(),
+        format!("--secure-port={port}"),
+        with("--cert-dir", &dir.join("certificates")),
+        "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+        with("--service-account-key-file", &key),
+        with("--service-account-signing-key-file", &key),
+        "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
+        "--authorization-mode=Node,RBAC".to_owned(),
+        format!("--enable-admission-plugins={}", [&["NodeRestriction"], admission].concat().join(",")),
         // Nobody makes the service account that it would give every pod.
-        .arg("--disable-admission-plugins=ServiceAccount")
-        .args([&with("--token-auth-file", &tokens), "--allow-privileged"]);
-    Ok((Process::start("kube-apiserver", dir, command)?, format!("https://127.0.0.1:{port}")))
+        "--disable-admission-plugins=ServiceAccount".to_owned(),
+        with("--token-auth-file", &tokens),
+        "--allow-privileged".to_owned(),
+    ];
+    let program = parts.program("kube-apiserver").into_os_string();
+    let command = std::iter::once(program).chain(arguments.into_iter().map(OsString::from)).collect();
+    Ok((command, format!("https://127.0.0.1:{port}")))
 }
 
 fn write_kubeconfig(dir: &Path, url: &str, name: &str, user: &Value) -> Result<PathBuf> {

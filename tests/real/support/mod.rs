@@ -4,11 +4,15 @@
 pub(crate) mod agent;
 pub(crate) mod cgroups;
 pub(crate) mod cluster;
+#[allow(dead_code, reason = "the test makes a few, the program all")]
+pub(crate) mod faults;
+pub(crate) mod history;
 pub(crate) mod node;
 pub(crate) mod nrt;
 pub(crate) mod oracle;
 pub(crate) mod parts;
 pub(crate) mod pods;
+pub(crate) mod prober;
 pub(crate) mod process;
 pub(crate) mod wait;
 pub(crate) mod walk;

@@ -229,6 +229,11 @@ impl RealNode {
         self.client.clone()
     }
 
+    /// Gives the agent under test another kubeconfig than the administrator's.
+    pub(crate) fn act_as(&mut self, kubeconfig: PathBuf) {
+        self.agent_kubeconfig = kubeconfig;
+    }
+
     /// The kubeconfig for the agent under test.
     pub(crate) fn agent_kubeconfig(&self) -> &Path {
         &self.agent_kubeconfig
@@ -328,19 +333,30 @@ impl RealNode {
 
     /// Deletes a pod and waits until it is gone.
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
-        self.pods_api().delete(name, &DeleteParams::default()).await?;
-        until(&format!("pod {name} is gone"), async || {
-            self.kubelet_still_runs()?;
-            ensure!(self.pods_api().get_opt(name).await?.is_none(), "it is still there");
-            Ok(())
-        })
-        .await
+        self.ask_to_delete(name).await?;
+        self.is_gone(name).await
     }
 
     /// Every pod object that is bound to the node.
     pub(crate) async fn pods(&self) -> Result<Vec<Pod>> {
         let bound = ListParams::default().fields(&format!("spec.nodeName={}", self.name));
         Ok(Api::all(self.client()).list(&bound).await?.items)
+    }
+
+    /// Asks for a pod's end and does not wait for it.
+    pub(crate) async fn ask_to_delete(&self, name: &str) -> Result<()> {
+        self.pods_api().delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Waits until a pod is gone.
+    pub(crate) async fn is_gone(&self, name: &str) -> Result<()> {
+        until(&format!("pod {name} is gone"), async || {
+            self.kubelet_still_runs()?;
+            ensure!(self.pods_api().get_opt(name).await?.is_none(), "it is still there");
+            Ok(())
+        })
+        .await
     }
 
     fn pods_api(&self) -> Api<Pod> {
@@ -390,6 +406,21 @@ impl RealNode {
 
     /// Starts the kubelet and waits until the node is Ready and offers every device.
     pub(crate) async fn start_kubelet(&mut self) -> Result<()> {
+        self.launch_kubelet()?;
+        self.kubelet_is_ready().await
+    }
+
+    /// Waits until the node is Ready and offers every device.
+    pub(crate) async fn kubelet_is_ready(&self) -> Result<()> {
+        let ready = until("the node is ready", async || {
+            self.kubelet_still_runs()?;
+            self.is_ready().await
+        });
+        ready.await.with_context(|| self.kubelet_last_words())
+    }
+
+    /// Starts the kubelet and does not wait for anything.
+    pub(crate) fn launch_kubelet(&mut self) -> Result<()> {
         // The fake runtime gives containers no log path, and the kubelet, collecting garbage, then removes `*` in
         // its working directory. nsenter's own is `/`: a machine loses its `/bin` that way.
         let nowhere = self.dir.join("nowhere");
@@ -401,14 +432,22 @@ impl RealNode {
         command.args(["--config", "/var/lib/kubelet/config.yaml", "--hostname-override", &self.name]);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
         command.arg("--cert-dir").arg(self.dir.join("kubelet-certificates"));
-        let mut kubelet = Process::start("kubelet", &self.dir, command)?;
-        let started = until("the node is ready", async || {
-            kubelet.still_runs()?;
-            self.is_ready().await
-        });
-        started.await.with_context(|| kubelet.last_words())?;
-        self.kubelet.replace(Some(kubelet));
+        self.kubelet.replace(Some(Process::start("kubelet", &self.dir, command)?));
         Ok(())
+    }
+
+    fn kubelet_last_words(&self) -> String {
+        self.kubelet.borrow().as_ref().map(Process::last_words).unwrap_or_default()
+    }
+
+    /// Sends the kubelet a signal: `STOP` freezes it, `CONT` lets it go on.
+    pub(crate) fn signal_kubelet(&self, name: &str) -> Result<()> {
+        self.kubelet.borrow().as_ref().context("the kubelet does not run")?.signal(name)
+    }
+
+    /// The podresources socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.kubelet_dir().join("pod-resources/kubelet.sock")
     }
 
     /// Ends the kubelet, whose pods go on, and waits until it is gone.
@@ -452,7 +491,7 @@ impl RealNode {
             "{} is not Ready",
             node.name_any()
         );
-        let socket = self.kubelet_dir().join("pod-resources/kubelet.sock");
+        let socket = self.socket();
         ensure!(std::os::unix::net::UnixStream::connect(&socket).is_ok(), "{} is dead", socket.display());
         self.ask(&json!({ "do": "served" }))
     }

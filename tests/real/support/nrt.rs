@@ -45,15 +45,20 @@ fn api(client: &Client) -> Api<DynamicObject> {
 
 impl Seen {
     fn of(object: &DynamicObject) -> Result<Self> {
-        let mut zones = Zones::new();
-        for zone in object.data["zones"].as_array().context("the object has no zones")? {
-            ensure!(zone["type"] == "Node", "a zone of type {}", zone["type"]);
-            let name = text(&zone["name"])?;
-            ensure!(zones.insert(name.clone(), resources(zone)?).is_none(), "zone {name} is there twice");
-        }
         let version = object.resource_version().context("an object without a version")?;
-        Ok(Self { version, zones, content: object.data.clone() })
+        Ok(Self { version, zones: zones_of(&object.data)?, content: object.data.clone() })
     }
+}
+
+/// The zones of an object.
+pub(crate) fn zones_of(object: &Value) -> Result<Zones> {
+    let mut zones = Zones::new();
+    for zone in object["zones"].as_array().context("the object has no zones")? {
+        ensure!(zone["type"] == "Node", "a zone of type {}", zone["type"]);
+        let name = text(&zone["name"])?;
+        ensure!(zones.insert(name.clone(), resources(zone)?).is_none(), "zone {name} is there twice");
+    }
+    Ok(zones)
 }
 
 fn resources(zone: &Value) -> Result<BTreeMap<String, Figures>> {

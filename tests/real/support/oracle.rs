@@ -71,6 +71,45 @@ pub(crate) async fn expected(node: &RealNode) -> Result<Expected> {
     Ok(expected)
 }
 
+/// The most that may be free while some pods end: the truth now, but for these, whose end nobody can foresee to the
+/// moment.
+pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> Result<Expected> {
+    let mut pods = node.pods().await?;
+    State::read(node, &pods)?.speaks_of_every_running_pod(&pods)?;
+    pods.retain(|pod| !ending.contains(&pod.name_any()));
+    let state = State::read(node, &pods)?;
+    let mut zones = Zones::new();
+    for numa in node.machine().nodes.iter().filter(|numa| numa.id <= HIGHEST_ZONE) {
+        zones.insert(zone_name(numa.id), state.zone(numa)?);
+    }
+    fill_gaps(&mut zones, node.machine());
+    Ok(Expected { groups: state.take_memory(&mut zones)?, zones })
+}
+
+/// Whether a kubelet that starts now would take its own books: it writes them in several steps, and one that was
+/// killed between two of them refuses to start until somebody removes them.
+pub(crate) fn books_are_whole(node: &RealNode) -> Result<()> {
+    let dir = node.kubelet_dir();
+    let cpus: CpuState = read_json(&dir.join("cpu_manager_state"))?;
+    let mut known = cpu_list(&cpus.default_cpu_set)?;
+    for list in cpus.entries.values().flat_map(BTreeMap::values) {
+        known.extend(cpu_list(list)?);
+    }
+    let online: BTreeSet<u16> = node.machine().nodes.iter().flat_map(|numa| numa.cpus.iter()).collect();
+    ensure!(known == online, "the books have CPUs {known:?} of {online:?}");
+    let memory: MemoryState = read_json(&dir.join("memory_manager_state"))?;
+    let mut lent = BTreeMap::<&String, u64>::new();
+    for block in memory.entries.values().flat_map(BTreeMap::values).flatten() {
+        *lent.entry(&block.kind).or_default() += block.size;
+    }
+    for (kind, lent) in lent {
+        let figures = || memory.machine_state.values().filter_map(|node| node.memory_map.get(kind));
+        let missing: u64 = figures().map(|figures| figures.allocatable.saturating_sub(figures.free)).sum();
+        ensure!(missing == lent, "{lent} of {kind} are lent, and {missing} missing");
+    }
+    Ok(())
+}
+
 /// Devices that living pods hold: resource and id.
 pub(crate) async fn devices_in_use(node: &RealNode) -> Result<BTreeSet<(String, String)>> {
     let pods = node.pods().await?;
@@ -137,6 +176,17 @@ impl Expected {
                 found.push(format!("{zone} {name} {part}: expected {want}, published {have}"));
             }
         }
+    }
+
+    /// What is free here or there.
+    pub(crate) fn or(mut self, other: &Self) -> Self {
+        for (zone, resources) in &mut self.zones {
+            for (name, figures) in resources {
+                let there = other.zones.get(zone).and_then(|resources| resources.get(name));
+                figures.available = figures.available.max(there.map_or(0, |figures| figures.available));
+            }
+        }
+        self
     }
 
     /// Where a published object promises more than there is: what a scheduler would be misled by.

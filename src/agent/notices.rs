@@ -1,0 +1,267 @@
+//! Kubernetes Events about our Node: what an operator must act on, and little of it.
+//!
+//! Posting is cheap and never waits: a task of its own does it, and what the API server does not take is dropped. The
+//! log says everything as well.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::bucket::Bucket;
+use crate::cluster::{Cluster, NodeEvent};
+use crate::telemetry::metrics::Metrics;
+
+/// How long a sentence that was told is not told again.
+const AGAIN: Duration = Duration::from_secs(600);
+/// How many at once, all reasons together...
+const BURST: f64 = 5.0;
+/// ...and how many per second from then on: ten per hour.
+const RATE: f64 = 10.0 / 3600.0;
+/// What waits while one is being posted.
+const QUEUE: usize = 16;
+
+/// Why an Event is posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// Another publisher keeps rewriting the object.
+    RivalPublisher,
+    /// Somebody's edit or leftover was written over.
+    ObjectTakenOver,
+    /// The object is owned by what it should not be owned by.
+    StaleOwner,
+    /// The API server refuses the object.
+    PublishRefused,
+    /// The node cannot be read.
+    NodeUnreadable,
+    /// A kubelet that started did not bring back what was there before.
+    KubeletNotSettled,
+    /// NUMA nodes have ids that the scheduler plugin cannot take.
+    NodesNotPublished,
+    /// Nobody knows the kubelet's policies.
+    PoliciesUnknown,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::RivalPublisher,
+        Self::ObjectTakenOver,
+        Self::StaleOwner,
+        Self::PublishRefused,
+        Self::NodeUnreadable,
+        Self::KubeletNotSettled,
+        Self::NodesNotPublished,
+        Self::PoliciesUnknown,
+    ];
+
+    /// The Event's reason.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RivalPublisher => "RivalPublisher",
+            Self::ObjectTakenOver => "ObjectTakenOver",
+            Self::StaleOwner => "StaleOwner",
+            Self::PublishRefused => "PublishRefused",
+            Self::NodeUnreadable => "NodeUnreadable",
+            Self::KubeletNotSettled => "KubeletNotSettled",
+            Self::NodesNotPublished => "NodesNotPublished",
+            Self::PoliciesUnknown => "PoliciesUnknown",
+        }
+    }
+
+    /// Is it a `Warning`? Otherwise the Event is `Normal`.
+    #[must_use]
+    pub const fn is_warning(self) -> bool {
+        !matches!(self, Self::ObjectTakenOver)
+    }
+
+    /// When it is posted, and what to do then; `docs/events.md` is made from these.
+    #[must_use]
+    pub const fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::RivalPublisher => (
+                "Somebody wrote the object again after it was taken over",
+                "Stop the other publisher (the note names its field manager). `publish.rivals: fight` answers every \
+                 rewrite instead, which costs both a write each time",
+            ),
+            Self::ObjectTakenOver => (
+                "A person's edit, or what another publisher left, was written over",
+                "Nothing, if the other publisher is gone. Edits do not last: change the configuration instead",
+            ),
+            Self::StaleOwner => (
+                "For minutes the object has had an owner that it should not have: a Node with the UID of an earlier \
+                 one, which garbage collection did not take away, or a Namespace that may not be removed",
+                "Look whether garbage collection works (kube-controller-manager), or delete the object: it is made \
+                 again at once, with the right owner",
+            ),
+            Self::PublishRefused => (
+                "The API server has refused the object for more than a minute",
+                "Read the note: mostly a missing right, a missing CRD (`numacast crd`), or one with another schema",
+            ),
+            Self::NodeUnreadable => (
+                "The kubelet or the hardware could not be read for more than a minute; the object is getting old",
+                "Read the note: mostly the kubelet is down, or its socket's directory is not mounted",
+            ),
+            Self::KubeletNotSettled => (
+                "A kubelet started, and what pods held before did not come back within `scan.settle`; what it says is \
+                 published now",
+                "Look whether device plugins and pods came back. Where kubelets start slowly, make `scan.settle` longer",
+            ),
+            Self::NodesNotPublished => (
+                "NUMA nodes have ids above 63, with which the scheduler plugin would panic; they are in no zone",
+                "Pods cannot be aligned on these nodes. If they have CPUs, report the machine",
+            ),
+            Self::PoliciesUnknown => (
+                "The kubelet's configuration could not be read since the agent started, so the object has no policies \
+                 and the scheduler plugin aligns nothing there",
+                "Mount the kubelet's configuration file, or set `kubelet.configFile`",
+            ),
+        }
+    }
+}
+
+/// The handle with which anybody posts.
+#[derive(Clone, Debug)]
+pub(super) struct Notices(Option<mpsc::Sender<(Reason, String)>>);
+
+impl Notices {
+    /// Nothing is ever posted.
+    pub(super) fn nowhere() -> Self {
+        Self(None)
+    }
+
+    /// Starts the task that posts; it ends with the last handle.
+    pub(super) fn start(node: String, cluster: Cluster, metrics: Arc<Metrics>) -> Self {
+        let (sender, mut receiver) = mpsc::channel::<(Reason, String)>(QUEUE);
+        tokio::spawn(async move {
+            let mut limiter = Limiter::new(Instant::now());
+            while let Some((reason, note)) = receiver.recv().await {
+                if !limiter.allows(reason, &note, Instant::now()) {
+                    debug!("no event {}: too soon after another", reason.name());
+                } else if let Err(error) = post(&node, &cluster, reason, &note).await {
+                    debug!("no event {}: {error}", reason.name());
+                } else {
+                    metrics.event_posted(reason.name());
+                }
+            }
+        });
+        Self(Some(sender))
+    }
+
+    /// Tells, unless it was told lately or too much is told already. Never waits.
+    pub(super) fn post(&self, reason: Reason, note: String) {
+        let full = self.0.as_ref().is_some_and(|sender| sender.try_send((reason, note)).is_err());
+        if full {
+            debug!("no event {}: too many wait", reason.name());
+        }
+    }
+}
+
+/// The UID is read each time: a Node may be made anew, and this is rare.
+async fn post(
+    node: &str,
+    cluster: &Cluster,
+    reason: Reason,
+    note: &str,
+) -> Result<(), crate::cluster::ClusterError> {
+    let uid = cluster.node_uid(node).await?;
+    let warning = reason.is_warning();
+    cluster.post_event(NodeEvent { node, uid: &uid, warning, reason: reason.name(), note }).await
+}
+
+/// Decides what is told.
+struct Limiter {
+    told: BTreeMap<Reason, (String, Instant)>,
+    bucket: Bucket,
+}
+
+impl Limiter {
+    fn new(now: Instant) -> Self {
+        Self { told: BTreeMap::new(), bucket: Bucket::new(RATE, BURST, now) }
+    }
+
+    fn allows(&mut self, reason: Reason, note: &str, now: Instant) -> bool {
+        let known = |(words, at): &(String, Instant)| words == note && now.duration_since(*at) < AGAIN;
+        if self.told.get(&reason).is_some_and(known) || !self.bucket.take_now(now) {
+            return false;
+        }
+        self.told.insert(reason, (note.to_owned(), now));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_sentence_is_told_again_after_ten_minutes_and_another_at_once() {
+        let start = Instant::now();
+        let mut limiter = Limiter::new(start);
+        let mut tell = |reason, note, minutes| limiter.allows(reason, note, start + MINUTE * minutes);
+        assert!(tell(Reason::RivalPublisher, "nfd", 0));
+        assert!(!tell(Reason::RivalPublisher, "nfd", 9));
+        assert!(tell(Reason::RivalPublisher, "rte", 9));
+        assert!(tell(Reason::StaleOwner, "nfd", 9), "reasons do not share their time");
+        assert!(!tell(Reason::StaleOwner, "nfd", 18));
+        assert!(tell(Reason::StaleOwner, "nfd", 19));
+    }
+
+    #[test]
+    fn all_reasons_together_share_a_bucket() {
+        let start = Instant::now();
+        let mut limiter = Limiter::new(start);
+        let mut told = |minutes: u32| {
+            let notes = (0..100).map(|n| format!("{minutes} {n}"));
+            notes
+                .filter(|note| limiter.allows(Reason::PublishRefused, note, start + MINUTE * minutes))
+                .count()
+        };
+        assert_eq!(told(0), 5, "the burst");
+        assert_eq!(told(5), 0);
+        assert_eq!(told(7), 1, "one in six minutes");
+        assert_eq!(told(600), 5, "never more than the burst at once");
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_the_task() {
+        let (sender, _held) = mpsc::channel(1);
+        let notices = Notices(Some(sender));
+        for _ in 0..3 {
+            notices.post(Reason::StaleOwner, "x".to_owned());
+        }
+        Notices::nowhere().post(Reason::StaleOwner, "x".to_owned());
+    }
+
+    /// `NUMACAST_WRITE_DOCS=1` writes the document instead.
+    #[test]
+    fn the_document_lists_every_reason() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/events.md");
+        let text = std::fs::read_to_string(file).unwrap();
+        let mut table = "| reason | type | when | what to do |\n|---|---|---|---|\n".to_owned();
+        for reason in Reason::ALL {
+            let (when, what) = reason.words();
+            let kind = if reason.is_warning() { "Warning" } else { "Normal" };
+            writeln!(table, "| `{}` | {kind} | {when} | {what} |", reason.name()).unwrap();
+        }
+        let (start, rest) = text.split_once("<!-- events -->\n").unwrap();
+        let (_, end) = rest.split_once("<!-- end of events -->\n").unwrap();
+        let right = format!("{start}<!-- events -->\n{table}<!-- end of events -->\n{end}");
+        if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
+            std::fs::write(file, right).unwrap();
+        } else {
+            assert!(
+                right == text,
+                "docs/events.md is old: run `NUMACAST_WRITE_DOCS=1 cargo test every_reason`"
+            );
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! What others do to the object, and what we do about it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use kube::api::ObjectMeta;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::drift::{Author, Leftovers, differing};
+use super::rivals::{Rivals, Verdict};
+use super::{RETRY_LIMIT, Task};
+use crate::agent::jittered;
+use crate::agent::notices::Reason;
+use crate::agent::object::object;
+use crate::agent::standing::Standing;
+use crate::cluster::ClusterError;
+use crate::config::RivalsMode;
+use crate::nrt::NodeResourceTopology;
+use crate::telemetry::metrics::WriteReason;
+
+/// How long garbage collection may take to delete the object of a Node that was made anew; a refresh that comes more
+/// often looks as often.
+const GARBAGE: Duration = Duration::from_secs(300);
+/// How long the API server may refuse the object before an operator should know.
+const REFUSED: Duration = Duration::from_secs(60);
+/// An object that was deleted is made again at once so often...
+const DELETIONS: usize = 3;
+/// ...within this time.
+const DELETIONS_WITHIN: Duration = Duration::from_secs(600);
+
+/// What we know of what others do to the object.
+#[derive(Debug)]
+pub(super) struct Care {
+    rivals: Rivals,
+    /// UID and generation of the object when it was last seen to say what we want.
+    agreed: Option<(String, i64)>,
+    /// When the object was deleted.
+    deletions: VecDeque<Instant>,
+    /// Since when the object belongs to a Node that is gone, and whether that was said.
+    stale: Option<(Instant, bool)>,
+    /// We may not change the object's owners.
+    owners_forbidden: bool,
+    /// The last sentence about the watch.
+    unwatched: Option<String>,
+    /// Since when the API server refuses us.
+    pub(super) refused_since: Option<Instant>,
+}
+
+impl Care {
+    pub(super) fn new(mode: RivalsMode) -> Self {
+        Self {
+            rivals: Rivals::new(mode),
+            agreed: None,
+            deletions: VecDeque::new(),
+            stale: None,
+            owners_forbidden: false,
+            unwatched: None,
+            refused_since: None,
+        }
+    }
+
+    /// Should an operator know of this failure?
+    pub(super) fn is_refused_for_long(&mut self, error: &ClusterError, now: Instant) -> bool {
+        if !error.needs_a_person() {
+            self.refused_since = None;
+            return false;
+        }
+        now.duration_since(*self.refused_since.get_or_insert(now)) >= REFUSED
+    }
+
+    /// When it has to be said that the owner is stale, if it is.
+    pub(super) fn stale_due(&self, refresh: Duration) -> Option<Instant> {
+        self.stale.map(|(since, _)| since + GARBAGE.min(refresh))
+    }
+
+    /// What others left and we may remove.
+    fn left(&self, metadata: &ObjectMeta) -> Leftovers {
+        let left = Leftovers::of(metadata);
+        if self.owners_forbidden { left.without_owner() } else { left }
+    }
+}
+
+fn identity(metadata: &ObjectMeta) -> Option<(String, i64)> {
+    metadata.uid.clone().zip(metadata.generation)
+}
+
+impl Task {
+    /// Looks at the object as it stood: somebody else's is taken over with the first write.
+    pub(super) fn consider(&mut self, standing: &Standing) {
+        let Some(object) = standing.object() else { return };
+        if self.writer.owner_seems_stale() {
+            self.care.stale = Some((Instant::now(), false));
+        }
+        let Some(author) = Author::of_content(&object.metadata) else { return };
+        let sentence =
+            format!("{author} wrote the NodeResourceTopology {} before; it is taken over", self.node);
+        self.care.rivals.judge(&author, true, Instant::now());
+        self.first = Some(WriteReason::Takeover);
+        info!("{sentence}");
+        self.notices.post(Reason::ObjectTakenOver, sentence);
+    }
+
+    /// Somebody wrote the object. Was it we, and does it still say what we want?
+    pub(super) async fn look(&mut self, metadata: ObjectMeta) {
+        self.care.unwatched = None;
+        // What waits to be written is written over whatever this is.
+        if self.pending.is_some() || self.writer.knows(&metadata) {
+            return;
+        }
+        let same_content = self.care.agreed.is_some() && self.care.agreed == identity(&metadata);
+        if same_content && !self.care.left(&metadata).any() {
+            self.writer.saw(metadata);
+            return;
+        }
+        // A rival may write often, and it is not answered: that needs no call.
+        let author = Author::of_content(&metadata);
+        if let Some(rival) = author.filter(|author| self.care.rivals.is_left(author, Instant::now())) {
+            self.writer.saw(metadata);
+            self.decide(&rival, &["the content"], true);
+            return;
+        }
+        match self.writer.read().await {
+            Ok(Standing::Object(object)) => drop(self.compare(&object, true)),
+            Ok(Standing::Missing) => self.gone(None),
+            Ok(Standing::Unreadable | Standing::Unknown) => {
+                let fields = ["zones", "attributes"];
+                let author = Author::of(&metadata, &fields);
+                self.writer.saw(metadata);
+                self.decide(&author, &fields, true);
+            }
+            Err(error) => self.look_later(&error),
+        }
+    }
+
+    /// Nothing has happened for long: is what we wrote still there, and is the Node?
+    pub(super) async fn look_again(&mut self) {
+        self.refresh_at = Instant::now() + jittered(self.refresh);
+        let before = self.writer.version().to_owned();
+        match self.writer.read().await {
+            Ok(Standing::Object(object)) => {
+                self.recovered();
+                let fresh = object.metadata.resource_version.as_deref() != Some(&before);
+                if self.compare(&object, fresh) {
+                    self.pending = Some(WriteReason::Refresh);
+                }
+            }
+            Ok(Standing::Missing) => self.gone(None),
+            Ok(Standing::Unreadable | Standing::Unknown) => self.pending = Some(WriteReason::Refresh),
+            Err(error) => return self.look_later(&error),
+        }
+        self.check_owner().await;
+    }
+
+    fn look_later(&mut self, error: &ClusterError) {
+        self.fail(error);
+        if let Some(at) = self.pace.not_before {
+            self.refresh_at = self.refresh_at.min(at);
+        }
+    }
+
+    /// Does the object say what we want? If not, something is done about it.
+    fn compare(&mut self, live: &NodeResourceTopology, fresh: bool) -> bool {
+        let Some(wanted) = self.offers.borrow().as_ref().map(|newest| object(&self.node, None, newest))
+        else {
+            return false;
+        };
+        let mut fields = differing(live, &wanted.spec);
+        let left = self.care.left(&live.metadata).fields();
+        fields.extend(left.into_iter().filter(|field| !fields.contains(field)).collect::<Vec<_>>());
+        if fields.is_empty() {
+            self.care.agreed = identity(&live.metadata);
+            self.metrics.agreed();
+            self.tell_rivals();
+            return true;
+        }
+        let author = Author::of(&live.metadata, &fields);
+        self.decide(&author, &fields, fresh);
+        false
+    }
+
+    /// `author` made `fields` of the object say something else.
+    fn decide(&mut self, author: &Author, fields: &[&str], fresh: bool) {
+        let now = Instant::now();
+        self.care.agreed = None;
+        if fresh {
+            self.metrics.foreign_write(author.is_person());
+        }
+        match self.care.rivals.judge(author, fresh, now) {
+            Verdict::TakeOver => {
+                let sentence = format!(
+                    "{author} changed {} of the NodeResourceTopology {}; it is written over",
+                    fields.join(", "),
+                    self.node
+                );
+                info!("{sentence}");
+                self.notices.post(Reason::ObjectTakenOver, sentence);
+                let program = matches!(author, Author::Manager(_));
+                self.pending = Some(if program { WriteReason::Takeover } else { WriteReason::Repair });
+            }
+            Verdict::Answer(wait) => {
+                self.pending = Some(WriteReason::Repair);
+                self.pace.not_before = Some(now + wait);
+            }
+            Verdict::Leave => {}
+        }
+        self.tell_rivals();
+    }
+
+    /// Says who the rivals are, when they are others than before.
+    fn tell_rivals(&mut self) {
+        let rivals: Vec<String> = self.care.rivals.active(Instant::now()).map(ToString::to_string).collect();
+        let rival = (!rivals.is_empty()).then(|| rivals.join(" and "));
+        if let Some(names) = &rival {
+            let sentence = format!(
+                "{names} keeps rewriting the NodeResourceTopology {}: two publishers of one object mislead the \
+                 scheduler; stop one of them",
+                self.node
+            );
+            if self.report.borrow().rival != rival {
+                warn!("{sentence}");
+            }
+            self.notices.post(Reason::RivalPublisher, sentence);
+        }
+        self.report.send_if_modified(|report| {
+            let other = report.rival != rival;
+            report.rival = rival;
+            other
+        });
+    }
+
+    /// The object was deleted: it is made again, unless it is another that was.
+    pub(super) fn gone(&mut self, was: Option<&ObjectMeta>) {
+        let other = |own: &ObjectMeta| was.is_some_and(|was| was.uid != own.uid);
+        if self.writer.own().is_some_and(other) {
+            return;
+        }
+        self.writer.lost();
+        self.care.agreed = None;
+        self.care.stale = None;
+        if self.offers.borrow().is_none() {
+            return;
+        }
+        info!("the NodeResourceTopology {} was deleted; it is made again", self.node);
+        self.pending.get_or_insert(WriteReason::Repair);
+        let now = Instant::now();
+        self.care.deletions.retain(|at| now.duration_since(*at) < DELETIONS_WITHIN);
+        self.care.deletions.push_back(now);
+        if self.care.deletions.len() > DELETIONS {
+            self.pace.not_before = Some(now + jittered(RETRY_LIMIT));
+        }
+    }
+
+    /// After a write: removes what others left and an apply does not reach.
+    pub(super) async fn clean(&mut self) {
+        let Some(metadata) = self.writer.own() else { return };
+        let left = self.care.left(metadata);
+        // A rival would put it back.
+        let fought = self.care.rivals.active(Instant::now()).next().is_some();
+        if left.any() && !fought {
+            self.remove(left).await;
+        }
+        self.care.agreed = self.writer.own().and_then(identity);
+    }
+
+    async fn remove(&mut self, left: Leftovers) {
+        let mut result = self.writer.clean(left).await;
+        if left.has_owner() && result.as_ref().is_err_and(ClusterError::is_forbidden) {
+            let reason = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
+            let sentence = format!(
+                "the NodeResourceTopology {} stays owned by a Namespace, since its owners may not be changed \
+                 ({reason}); delete the object and it is made again",
+                self.node
+            );
+            warn!("{sentence}");
+            self.notices.post(Reason::StaleOwner, sentence);
+            self.care.owners_forbidden = true;
+            let rest = left.without_owner();
+            result = if rest.any() { self.writer.clean(rest).await } else { Ok(()) };
+        }
+        match result {
+            Ok(()) => {
+                info!("removed what others left in the NodeResourceTopology: {}", left.fields().join(", "))
+            }
+            // Whoever wrote in between is looked at by itself.
+            Err(error) if error.is_conflict() => debug!("{error}"),
+            Err(error) => warn!("what others left in the NodeResourceTopology stays: {error}"),
+        }
+    }
+
+    /// The Node may have been made anew: then garbage collection has to take the object.
+    async fn check_owner(&mut self) {
+        let now = Instant::now();
+        match self.writer.owner_is_stale().await {
+            Ok(true) => {}
+            Ok(false) => {
+                self.care.stale = None;
+                return;
+            }
+            Err(error) => {
+                debug!("{error}");
+                return;
+            }
+        }
+        let patience = GARBAGE.min(self.refresh);
+        let (since, said) = self.care.stale.unwrap_or((now, false));
+        let due = now.duration_since(since) >= patience;
+        self.care.stale = Some((since, said || due));
+        if !due {
+            self.refresh_at = self.refresh_at.min(since + patience);
+            return;
+        }
+        let sentence = format!(
+            "the NodeResourceTopology {0} belongs to an earlier Node {0} and garbage collection does not take it; \
+             delete it and it is made again",
+            self.node
+        );
+        if !said {
+            warn!("{sentence}");
+        }
+        self.notices.post(Reason::StaleOwner, sentence);
+    }
+
+    /// Says once why the object cannot be watched.
+    pub(super) fn cannot_watch(&mut self, error: &ClusterError) {
+        let sentence = error.to_string();
+        if self.care.unwatched.as_ref() != Some(&sentence) {
+            warn!("{sentence}; what others do to the object is seen at the next refresh");
+            self.care.unwatched = Some(sentence);
+        }
+    }
+}

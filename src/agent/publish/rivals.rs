@@ -1,0 +1,201 @@
+//! Whose writes are answered, and whose are not.
+//!
+//! What a person edits or another manager leaves behind is taken over. A publisher that keeps rewriting is a rival: two
+//! publishers that answer each other write for ever, so it is reported and, unless told otherwise, not answered.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::drift::Author;
+use crate::agent::jittered;
+use crate::config::RivalsMode;
+
+/// A person, or an agent that is being replaced, may write so often...
+const EDITS: usize = 3;
+/// ...within this time.
+const EDITS_WITHIN: Duration = Duration::from_secs(600);
+/// Who was silent for so long is gone.
+const SILENCE: Duration = Duration::from_secs(3600);
+/// How soon a rewrite is answered by who fights.
+const ANSWER: Duration = Duration::from_millis(200);
+/// The longest wait before an answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// More writers than any cluster has; names come from outside.
+const MOST: usize = 32;
+
+/// What to do about somebody's write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Write over it.
+    TakeOver,
+    /// It is a rival's: write over it after a while.
+    Answer(Duration),
+    /// It is a rival's: let it be.
+    Leave,
+}
+
+#[derive(Debug)]
+struct Writer {
+    last: Instant,
+    /// When it was written over.
+    taken: VecDeque<Instant>,
+    rival: bool,
+    answers: u32,
+}
+
+/// The memory of other writers.
+#[derive(Debug)]
+pub(super) struct Rivals {
+    mode: RivalsMode,
+    writers: BTreeMap<Author, Writer>,
+}
+
+impl Rivals {
+    pub(super) fn new(mode: RivalsMode) -> Self {
+        Self { mode, writers: BTreeMap::new() }
+    }
+
+    /// Judges what `author` wrote. `fresh`: it is a write that was not seen before.
+    pub(super) fn judge(&mut self, author: &Author, fresh: bool, now: Instant) -> Verdict {
+        self.forget(now);
+        let writer = self.writers.entry(author.clone()).or_insert_with(|| Writer {
+            last: now,
+            taken: VecDeque::new(),
+            rival: false,
+            answers: 0,
+        });
+        if fresh {
+            writer.last = now;
+        }
+        writer.rival = match author {
+            // One that was written over and writes again means it.
+            Author::Manager(_) => !writer.taken.is_empty(),
+            Author::Person(_) | Author::Namesake | Author::Unknown => {
+                writer.taken.retain(|taken| now.duration_since(*taken) < EDITS_WITHIN);
+                writer.taken.len() >= EDITS
+            }
+        };
+        if !writer.rival {
+            writer.taken.push_back(now);
+            writer.answers = 0;
+            return Verdict::TakeOver;
+        }
+        match self.mode {
+            RivalsMode::Report => Verdict::Leave,
+            RivalsMode::Fight => {
+                let wait = ANSWER.saturating_mul(1 << writer.answers.min(16)).min(ANSWER_LIMIT);
+                writer.answers = writer.answers.saturating_add(1);
+                Verdict::Answer(jittered(wait))
+            }
+        }
+    }
+
+    /// The rivals that were heard of lately.
+    pub(super) fn active(&self, now: Instant) -> impl Iterator<Item = &Author> {
+        let active = move |writer: &Writer| writer.rival && now.duration_since(writer.last) < SILENCE;
+        self.writers.iter().filter(move |(_, writer)| active(writer)).map(|(author, _)| author)
+    }
+
+    /// Is this a rival that is let be?
+    pub(super) fn is_left(&self, author: &Author, now: Instant) -> bool {
+        self.mode == RivalsMode::Report && self.active(now).any(|rival| rival == author)
+    }
+
+    /// Forgets who is silent, and of too many the one that is so for longest.
+    fn forget(&mut self, now: Instant) {
+        self.writers.retain(|_, writer| now.duration_since(writer.last) < SILENCE);
+        while self.writers.len() >= MOST {
+            let oldest =
+                self.writers.iter().min_by_key(|(_, writer)| writer.last).map(|(name, _)| name.clone());
+            let Some(oldest) = oldest else { return };
+            self.writers.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn nfd() -> Author {
+        Author::Manager("nfd".into())
+    }
+
+    #[test]
+    fn a_manager_is_taken_over_once_and_again_after_a_long_silence() {
+        let mut rivals = Rivals::new(RivalsMode::Report);
+        let start = Instant::now();
+        assert_eq!(rivals.judge(&nfd(), true, start), Verdict::TakeOver);
+        assert_eq!(rivals.active(start).count(), 0);
+        for minute in 1..10 {
+            assert_eq!(rivals.judge(&nfd(), true, start + MINUTE * minute), Verdict::Leave);
+        }
+        let last = start + MINUTE * 9;
+        assert!(rivals.is_left(&nfd(), last));
+        // Its content stands and is looked at, but nobody writes.
+        assert_eq!(rivals.judge(&nfd(), false, last + MINUTE * 59), Verdict::Leave);
+        assert_eq!(rivals.judge(&nfd(), false, last + MINUTE * 60), Verdict::TakeOver);
+        assert_eq!(rivals.active(last + MINUTE * 60).count(), 0);
+    }
+
+    #[test]
+    fn each_manager_is_judged_by_itself() {
+        let mut rivals = Rivals::new(RivalsMode::Report);
+        let now = Instant::now();
+        rivals.judge(&nfd(), true, now);
+        rivals.judge(&nfd(), true, now);
+        assert_eq!(rivals.judge(&Author::Manager("rte".into()), true, now), Verdict::TakeOver);
+    }
+
+    #[test]
+    fn a_person_may_try_a_few_times() {
+        for author in [Author::Person("kubectl-edit".into()), Author::Unknown, Author::Namesake] {
+            let mut rivals = Rivals::new(RivalsMode::Report);
+            let start = Instant::now();
+            for edit in 0..3 {
+                let verdict = rivals.judge(&author, true, start + MINUTE * edit);
+                assert_eq!(verdict, Verdict::TakeOver, "{author} {edit}");
+            }
+            assert_eq!(rivals.judge(&author, true, start + MINUTE * 9), Verdict::Leave, "{author}");
+            assert_eq!(rivals.judge(&author, true, start + MINUTE * 11), Verdict::TakeOver, "{author}");
+        }
+    }
+
+    #[test]
+    fn who_fights_answers_ever_slower() {
+        let mut rivals = Rivals::new(RivalsMode::Fight);
+        let now = Instant::now();
+        assert_eq!(rivals.judge(&nfd(), true, now), Verdict::TakeOver);
+        let waits: Vec<Duration> = (0..12)
+            .map(|_| match rivals.judge(&nfd(), true, now) {
+                Verdict::Answer(wait) => wait,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert!(waits[0] < Duration::from_millis(250), "{waits:?}");
+        assert!(waits.windows(2).take(5).all(|pair| pair[1] > pair[0]), "{waits:?}");
+        assert!(waits.iter().all(|wait| *wait <= ANSWER_LIMIT.mul_f64(1.1)), "{waits:?}");
+        assert!(waits[11] >= ANSWER_LIMIT.mul_f64(0.9), "{waits:?}");
+        assert!(!rivals.is_left(&nfd(), now) && rivals.active(now).count() == 1);
+    }
+
+    #[test]
+    fn names_without_end_fill_no_memory() {
+        let mut rivals = Rivals::new(RivalsMode::Report);
+        let start = Instant::now();
+        for n in 0..1000 {
+            rivals.judge(&Author::Manager(n.to_string()), true, start + Duration::from_millis(n));
+        }
+        assert!(rivals.writers.len() <= MOST);
+        let last = start + Duration::from_secs(1);
+        assert_eq!(
+            rivals.judge(&Author::Manager("999".into()), true, last),
+            Verdict::Leave,
+            "the newest stay"
+        );
+    }
+}

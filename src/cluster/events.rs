@@ -1,0 +1,112 @@
+//! Kubernetes Events about our Node.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::Api;
+use kube::api::{ObjectMeta, PostParams};
+
+use super::{Cluster, ClusterError, FIELD_MANAGER};
+
+/// Events about things without a namespace go here.
+pub const EVENTS_NAMESPACE: &str = "default";
+
+/// Who reports, as a qualified name.
+const REPORTER: &str = "numacast/agent";
+
+/// The longest note that the API server takes, in bytes.
+const NOTE: usize = 1023;
+
+/// Something to tell about a Node.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeEvent<'a> {
+    /// The Node's name.
+    pub node: &'a str,
+    /// Its UID: `kubectl describe node` finds Events by it.
+    pub uid: &'a str,
+    /// Does it need a person?
+    pub warning: bool,
+    /// Why it is told, in one word.
+    pub reason: &'a str,
+    /// What happened; cut where it is too long.
+    pub note: &'a str,
+}
+
+impl Cluster {
+    /// Posts an Event about a Node.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn post_event(&self, told: NodeEvent<'_>) -> Result<(), ClusterError> {
+        let NodeEvent { node, uid, warning, reason, note } = told;
+        let event = Event {
+            metadata: ObjectMeta {
+                name: Some(name_for(node)),
+                namespace: Some(EVENTS_NAMESPACE.to_owned()),
+                ..ObjectMeta::default()
+            },
+            // No namespace: a Node has none, and `kubectl describe node` looks for just that.
+            regarding: Some(ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node.to_owned()),
+                uid: Some(uid.to_owned()),
+                ..ObjectReference::default()
+            }),
+            event_time: Some(MicroTime(jiff::Timestamp::now())),
+            type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
+            reason: Some(reason.to_owned()),
+            action: Some("Publish".to_owned()),
+            note: Some(cut(note).to_owned()),
+            reporting_controller: Some(REPORTER.to_owned()),
+            reporting_instance: Some(cut_to(node, 128).to_owned()),
+            ..Event::default()
+        };
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let what = format!("create an event about node {node}");
+        let api: Api<Event> = Api::namespaced(self.client.clone(), EVENTS_NAMESPACE);
+        let made = self.in_time(&what, api.create(&params, &event)).await;
+        made.map(drop).map_err(|failure| failure.explain(&what))
+    }
+}
+
+/// As other reporters make it. The API server draws no names that start with that of a Node and a dot.
+fn name_for(node: &str) -> String {
+    // A name has at most 253 characters.
+    let start = cut_to(node, 230).trim_end_matches(['.', '-']);
+    format!("{start}.{:016x}", fastrand::u64(..))
+}
+
+fn cut(note: &str) -> &str {
+    cut_to(note, NOTE)
+}
+
+/// The start of a text, in whole characters.
+fn cut_to(text: &str, bytes: usize) -> &str {
+    let mut end = text.len().min(bytes);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_event_has_a_name_of_its_own() {
+        let (one, other) = (name_for("worker"), name_for("worker"));
+        assert!(one.starts_with("worker.") && one.len() == 23 && one != other, "{one} {other}");
+        let long = format!("{}.example.com", "a".repeat(229));
+        let name = name_for(&long);
+        assert!(name.starts_with(&"a".repeat(229)) && !name.contains("..") && name.len() <= 253, "{name}");
+    }
+
+    #[test]
+    fn a_long_note_is_cut_between_characters() {
+        assert_eq!(cut("short"), "short");
+        let long = "é".repeat(NOTE);
+        assert_eq!(cut(&long).len(), NOTE - 1);
+    }
+}

@@ -1,0 +1,35 @@
+//! A few faults over real parts; `make real-faults` makes a hundred.
+
+use std::io::Write;
+
+use anyhow::{Context, Result};
+
+use crate::support::faults::{Fault, Faults};
+use crate::support::{Cluster, Needs, Parts};
+
+/// One of each that takes part in the others.
+const FEW: [Fault; 8] = [
+    Fault::KubeletKilled,
+    Fault::KubeletFrozen,
+    Fault::KubeletAndApiServerKilled,
+    Fault::PluginGone,
+    Fault::ApiServerFrozen,
+    Fault::EtcdFrozen,
+    Fault::AgentKilled,
+    Fault::NoRights,
+];
+
+#[tokio::test]
+async fn the_object_is_true_after_each_fault_and_never_promises_too_much() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    // Past the test harness, which keeps what passing tests print to itself.
+    let _ = writeln!(std::io::stderr(), "faults over real parts: NUMACAST_SEED={seed}");
+    let mut faults = Faults::start(Cluster::start(&parts).await?, parts.program("kubectl"), seed).await?;
+    for fault in FEW {
+        let outcome = faults.happen(fault).await;
+        outcome.with_context(|| format!("{fault} ({})", faults.notes()))?;
+    }
+    Ok(())
+}

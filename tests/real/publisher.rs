@@ -1,0 +1,284 @@
+//! The agent's object in a real cluster where others have a say: what only a real API server can prove of field
+//! managers, owners, rights and Events. The kubelet is the simulated one, since it is not the subject.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use kube::Api;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams};
+use kube::core::GroupVersionKind;
+use numacast::cluster::Cluster as Client;
+use numacast::nrt::{NodeResourceTopology, NodeResourceTopologyFields};
+use serde_json::{Value, json};
+
+use crate::refusals::{agent, with_node};
+use crate::sim_node::SimNode;
+use crate::support::parts::repository;
+use crate::support::process::Process;
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts};
+
+const SERVICE_ACCOUNT: &str = "system:serviceaccount:numacast:agent";
+
+/// A cluster, a node in it, and the agent with the rights of docs/rbac.md.
+struct World {
+    agent: Process,
+    _node: SimNode,
+    cluster: Cluster,
+    kubectl: PathBuf,
+}
+
+impl World {
+    async fn start(parts: &Parts, cluster: Cluster, with: &[&str]) -> Result<Self> {
+        let kubectl = parts.program("kubectl");
+        let text = std::fs::read_to_string(repository().join("docs/rbac.md"))?;
+        let (_, rest) = text.split_once("```yaml\n").context("docs/rbac.md shows no rights")?;
+        let (rights, _) = rest.split_once("```").context("they do not end")?;
+        let file = cluster.dir().join("rights.yaml");
+        std::fs::write(&file, rights)?;
+        let node = SimNode::start();
+        let kubeconfig = cluster.kubeconfig_as(SERVICE_ACCOUNT, &[])?;
+        let more = [&["--set", "metrics.address=none", "--log-level", "debug"], with].concat();
+        let command = agent(&node, &kubeconfig, "worker", &more);
+        run(&kubectl, &cluster, &["apply", "-f", &file.display().to_string()], &[]).await?;
+        // Rights take a moment to be known.
+        until("the agent may publish", async || {
+            let allowed = ["auth", "can-i", "patch", "noderesourcetopologies", "--as", SERVICE_ACCOUNT];
+            run(&kubectl, &cluster, &allowed, &[]).await.map(drop)
+        })
+        .await?;
+        let agent = Process::start("agent", cluster.dir(), command)?;
+        Ok(Self { agent, _node: node, cluster, kubectl })
+    }
+
+    async fn object(&self) -> Result<Value> {
+        Ok(serde_json::to_value(topologies(&self.cluster).get("worker").await?)?)
+    }
+
+    /// Waits until the object is as the agent writes it, and `probe` finds nothing missing.
+    async fn until(&mut self, what: &str, probe: impl Fn(&Value) -> Result<()>) -> Result<Value> {
+        let found = until(what, async || {
+            self.agent.still_runs()?;
+            let object = self.object().await?;
+            let zones = object["zones"].as_array().map_or(0, Vec::len);
+            ensure!(zones == 2, "it has {zones} zones");
+            let names = |zone: &Value| zone["resources"].as_array().map_or(0, Vec::len);
+            ensure!(names(&object["zones"][0]) > 2, "they list too little");
+            ensure!(!object.to_string().contains("\"77\""), "an edit stands: {object}");
+            probe(&object)?;
+            Ok(object)
+        })
+        .await;
+        found.with_context(|| format!("the agent's last words:\n{}", self.agent.last_words()))
+    }
+
+    async fn kubectl(&self, words: &[&str]) -> Result<String> {
+        run(&self.kubectl, &self.cluster, words, &[]).await
+    }
+}
+
+async fn run(
+    kubectl: &PathBuf,
+    cluster: &Cluster,
+    words: &[&str],
+    environment: &[(&str, &str)],
+) -> Result<String> {
+    let mut command = Command::new(kubectl);
+    command.arg("--cache-dir").arg(cluster.dir().join("cache")).args(words);
+    command.env("KUBECONFIG", cluster.admin_kubeconfig()).envs(environment.iter().copied());
+    let output = tokio::task::spawn_blocking(move || command.output()).await??;
+    let (out, err) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+    ensure!(output.status.success(), "kubectl {words:?}: {out}{err}");
+    Ok(out)
+}
+
+fn topologies(cluster: &Cluster) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk("topology.node.k8s.io", "v1alpha2", "NodeResourceTopology");
+    Api::all_with(cluster.client(), &ApiResource::from_gvk_with_plural(&kind, "noderesourcetopologies"))
+}
+
+/// What NFD leaves: another manager's fields, the deprecated policies, and a Namespace as the owner. Beside it the
+/// annotation of RTE.
+async fn leave_behind(cluster: &Cluster) -> Result<()> {
+    let namespace = Api::<Namespace>::all(cluster.client()).get("default").await?;
+    let object: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2",
+        "kind": "NodeResourceTopology",
+        "metadata": {
+            "name": "worker",
+            "annotations": {"topology.node.k8s.io/fingerprint": "pfp0v001ef46db3751d8e999", "note": "mine"},
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": namespace.metadata.uid},
+            ],
+        },
+        "topologyPolicies": ["SingleNUMANodePodLevel"],
+        "attributes": [{"name": "topologyManagerPolicy", "value": "single-numa-node"}],
+        "zones": [{"name": "node-0", "type": "Node", "resources": [
+            {"name": "cpu", "capacity": "77", "allocatable": "77", "available": "77"},
+        ]}],
+    }))?;
+    let params = PostParams { field_manager: Some("nfd".to_owned()), ..PostParams::default() };
+    topologies(cluster).create(&params, &object).await?;
+    Ok(())
+}
+
+fn nothing_misleads(object: &Value) -> Result<()> {
+    let metadata = &object["metadata"];
+    ensure!(object.get("topologyPolicies").is_none(), "{}", object["topologyPolicies"]);
+    ensure!(metadata["annotations"] == json!({"note": "mine"}), "{}", metadata["annotations"]);
+    Ok(())
+}
+
+async fn owned_by_the_node(cluster: &Cluster, object: &Value) -> Result<()> {
+    let node = Api::<Node>::all(cluster.client()).get("worker").await?;
+    let expected = json!([{"apiVersion": "v1", "kind": "Node", "name": "worker", "uid": node.metadata.uid}]);
+    let owners = &object["metadata"]["ownerReferences"];
+    ensure!(*owners == expected, "{owners} instead of {expected}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = with_node(Cluster::start(&parts).await?).await?;
+    leave_behind(&cluster).await?;
+    let mut world = World::start(&parts, cluster, &[]).await?;
+
+    let object = world.until("what NFD left is taken over", nothing_misleads).await?;
+    owned_by_the_node(&world.cluster, &object).await?;
+    let managers: Vec<&Value> = object["metadata"]["managedFields"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|entry| &entry["manager"])
+        .collect();
+    ensure!(
+        managers.iter().filter(|manager| **manager == "nfd").count() == 1,
+        "only the note is theirs: {managers:?}"
+    );
+
+    // A person with an editor.
+    let editor = [("KUBE_EDITOR", "sed -i 's/available: .*/available: \"77\"/'")];
+    run(&world.kubectl, &world.cluster, &["edit", "noderesourcetopologies", "worker"], &editor).await?;
+    let edited = world.until("the edit is written over", |_| Ok(())).await?;
+    owned_by_the_node(&world.cluster, &edited).await?;
+
+    // A person who deletes it.
+    world.kubectl(&["delete", "noderesourcetopologies", "worker"]).await?;
+    let uid = edited["metadata"]["uid"].clone();
+    let again = world
+        .until("the object is made again", |object| {
+            ensure!(object["metadata"]["uid"] != uid, "it is the same");
+            Ok(())
+        })
+        .await?;
+    owned_by_the_node(&world.cluster, &again).await?;
+
+    // `kubectl describe node` shows what was told.
+    for part in ["`nfd` wrote", "somebody with `kubectl-edit`"] {
+        until("the node's description tells", async || {
+            let shown = world.kubectl(&["describe", "node", "worker"]).await?;
+            let line = shown.lines().find(|line| line.contains("ObjectTakenOver") && line.contains(part));
+            ensure!(line.is_some_and(|line| line.contains("numacast/agent")), "{shown}");
+            Ok(())
+        })
+        .await?;
+    }
+    // Nothing that it did needed a right that it lacks.
+    let words = world.agent.last_words();
+    ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_that_is_made_anew_is_the_owner_of_the_next_object_only() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = with_node(Cluster::start(&parts).await?).await?;
+    let with = ["--set", "publish.refresh=1s"];
+    let mut world = World::start(&parts, cluster, &with).await?;
+    let first = world.until("the object is there", |_| Ok(())).await?;
+    owned_by_the_node(&world.cluster, &first).await?;
+
+    // Nobody collects garbage here, as when it is slow.
+    let nodes = Api::<Node>::all(world.cluster.client());
+    nodes.delete("worker", &DeleteParams::default()).await?;
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
+    nodes.create(&PostParams::default(), &node).await?;
+    until("the node's description tells", async || {
+        let shown = world.kubectl(&["describe", "node", "worker"]).await?;
+        ensure!(shown.contains("StaleOwner") && shown.contains("belongs to an earlier Node"), "{shown}");
+        Ok(())
+    })
+    .await?;
+    let kept = world.object().await?;
+    ensure!(
+        kept["metadata"]["ownerReferences"] == first["metadata"]["ownerReferences"],
+        "the owner was changed"
+    );
+
+    world.kubectl(&["delete", "noderesourcetopologies", "worker"]).await?;
+    let uid = first["metadata"]["uid"].clone();
+    let again = world
+        .until("the object is made again", |object| {
+            ensure!(object["metadata"]["uid"] != uid, "it is the same");
+            Ok(())
+        })
+        .await?;
+    owned_by_the_node(&world.cluster, &again).await
+}
+
+#[tokio::test]
+async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    // As on OpenShift.
+    let cluster = Cluster::start_with(&parts, &["OwnerReferencesPermissionEnforcement"]).await?;
+    let cluster = with_node(cluster).await?;
+    leave_behind(&cluster).await?;
+    let mut world = World::start(&parts, cluster, &[]).await?;
+    let object = world.until("all but the owner is taken over", nothing_misleads).await?;
+    ensure!(object["metadata"]["ownerReferences"][0]["kind"] == "Namespace", "{}", object["metadata"]);
+    until("the node's description tells", async || {
+        let shown = world.kubectl(&["describe", "node", "worker"]).await?;
+        ensure!(shown.contains("StaleOwner") && shown.contains("stays owned by a Namespace"), "{shown}");
+        Ok(())
+    })
+    .await?;
+    // Writes go on, and an object of our own has our own owner.
+    world.kubectl(&["delete", "noderesourcetopologies", "worker"]).await?;
+    let again = world
+        .until("the object is made again", |object| {
+            ensure!(object["metadata"]["ownerReferences"][0]["kind"] == "Node", "{}", object["metadata"]);
+            Ok(())
+        })
+        .await?;
+    owned_by_the_node(&world.cluster, &again).await
+}
+
+/// The simulated API server says the same: its own tests compare with these.
+#[tokio::test]
+async fn an_apply_means_the_object_whose_uid_it_names() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let client = Client::new(Some(&cluster.admin_kubeconfig()), std::time::Duration::from_secs(10)).await?;
+    ensure!(client.topology("worker").await?.is_none());
+    let mut object = NodeResourceTopology::new("worker", NodeResourceTopologyFields::default());
+    object.metadata.uid = Some("b6a1d1a0-0000-4000-8000-000000000000".to_owned());
+    let missing = client.apply(&object).await.err().context("there is no such object")?;
+    ensure!(missing.is_conflict() && missing.to_string().contains("uid mismatch"), "{missing}");
+    object.metadata.uid = None;
+    let made = client.apply(&object).await?;
+    object.metadata.uid = Some("b6a1d1a0-0000-4000-8000-000000000000".to_owned());
+    let other = client.apply(&object).await.err().context("it is another object")?;
+    ensure!(other.is_conflict(), "{other}");
+    ensure!(other.to_string().contains("metadata.uid: Invalid value"), "{other}");
+    object.metadata.uid.clone_from(&made.uid);
+    let same = client.apply(&object).await?;
+    ensure!(same.resource_version == made.resource_version, "nothing changed");
+    // A merge patch that names a version means just that one.
+    let stale = json!({"metadata": {"resourceVersion": "1"}, "topologyPolicies": null});
+    let stale = client.merge("worker", &stale).await.err().context("that is long ago")?;
+    ensure!(stale.is_conflict(), "{stale}");
+    Ok(())
+}

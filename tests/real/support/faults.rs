@@ -1,0 +1,585 @@
+//! Faults of real parts, one after another, with pods that come and go before, during and after each.
+//!
+//! After each fault the object must say what the oracle says, and no version of it, at no moment, may have promised
+//! more than was free before it, is free after it, or came free by a pod's end meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use fastrand::Rng;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::{Value, json};
+use tonic::codegen::http::Request;
+
+use super::agent::Agent;
+use super::cluster::Cluster;
+use super::history::History;
+use super::node::{Fate, RealNode, Stop};
+use super::oracle;
+use super::pods::{PodSpec, pod};
+use super::wait::until;
+
+/// Pods at a time.
+const CROWD: usize = 7;
+
+const NRT_PATH: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
+const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
+const AGENT: &str = "numacast-agent";
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    KubeletEnds,
+    KubeletKilled,
+    DirectoryLost,
+    KubeletFrozen,
+    KubeletAndApiServerKilled,
+    PluginGone,
+    DevicesSick,
+    ApiServerFrozen,
+    ApiServerKilled,
+    EtcdFrozen,
+    AgentKilled,
+    Edited,
+    Deleted,
+    OtherManager,
+    NoRights,
+    NoCrd,
+    NodeMadeAnew,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Self; 17] = [
+        Self::KubeletEnds,
+        Self::KubeletKilled,
+        Self::DirectoryLost,
+        Self::KubeletFrozen,
+        Self::KubeletAndApiServerKilled,
+        Self::PluginGone,
+        Self::DevicesSick,
+        Self::ApiServerFrozen,
+        Self::ApiServerKilled,
+        Self::EtcdFrozen,
+        Self::AgentKilled,
+        Self::Edited,
+        Self::Deleted,
+        Self::OtherManager,
+        Self::NoRights,
+        Self::NoCrd,
+        Self::NodeMadeAnew,
+    ];
+
+    /// Whether pods can come and go while it lasts.
+    fn leaves_the_api_server(self) -> bool {
+        !matches!(
+            self,
+            Self::ApiServerFrozen
+                | Self::ApiServerKilled
+                | Self::EtcdFrozen
+                | Self::KubeletAndApiServerKilled
+        )
+    }
+
+    /// Whether the kubelet is another one afterwards.
+    fn restarts_the_kubelet(self) -> bool {
+        matches!(
+            self,
+            Self::KubeletEnds
+                | Self::KubeletKilled
+                | Self::DirectoryLost
+                | Self::KubeletAndApiServerKilled
+                | Self::NodeMadeAnew
+        )
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::KubeletEnds => "kubelet ended and started",
+            Self::KubeletKilled => "kubelet killed and started",
+            Self::DirectoryLost => "kubelet killed, its socket's directory lost",
+            Self::KubeletFrozen => "kubelet frozen",
+            Self::KubeletAndApiServerKilled => "kubelet and API server killed",
+            Self::PluginGone => "device plugin gone and back",
+            Self::DevicesSick => "devices unhealthy and healthy",
+            Self::ApiServerFrozen => "API server frozen",
+            Self::ApiServerKilled => "API server killed and started",
+            Self::EtcdFrozen => "etcd frozen",
+            Self::AgentKilled => "agent killed and started",
+            Self::Edited => "object edited with kubectl",
+            Self::Deleted => "object deleted",
+            Self::OtherManager => "object replaced by another manager",
+            Self::NoRights => "agent's rights taken away and given back",
+            Self::NoCrd => "CRD removed and put back",
+            Self::NodeMadeAnew => "Node deleted and registered again",
+        })
+    }
+}
+
+/// How a fault ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome {
+    /// From the moment at which every part was back and every pod had its fate to the truth in the object.
+    pub(crate) until_true: Duration,
+    /// Versions of the object that were written meanwhile.
+    pub(crate) versions: usize,
+}
+
+/// A node, its agent, and everything that can happen to them.
+pub(crate) struct Faults {
+    // The agent ends before its kubelet, and that before its API server.
+    agent: Option<Agent>,
+    node: RealNode,
+    cluster: Cluster,
+    history: History,
+    kubectl: PathBuf,
+    random: Rng,
+    pods: Vec<String>,
+    started: usize,
+    /// What is told of the fault that happens.
+    notes: Vec<String>,
+    /// Versions that somebody else wrote.
+    foreign: BTreeSet<u64>,
+    /// Resources of plugins, for a device's health.
+    sick: BTreeMap<String, bool>,
+}
+
+/// Which pods end, and which start, when.
+#[derive(Debug, Default)]
+struct Plan {
+    ending: Vec<(When, String)>,
+    starting: Vec<(When, PodSpec)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Before,
+    During,
+    After,
+}
+
+impl Faults {
+    /// Starts everything, with a few pods.
+    pub(crate) async fn start(cluster: Cluster, kubectl: PathBuf, seed: u64) -> Result<Self> {
+        grant(&cluster).await?;
+        let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+        let account = format!("system:serviceaccount:default:{AGENT}");
+        node.act_as(cluster.kubeconfig_as(&account, &[])?);
+        let mut agent = Agent::start(&node, &[])?;
+        agent.tells_the_truth(&node).await?;
+        let history = History::start(cluster.etcd_url(), node.name()).await?;
+        let mut faults = Self {
+            agent: Some(agent),
+            node,
+            cluster,
+            history,
+            kubectl,
+            random: Rng::with_seed(seed),
+            pods: Vec::new(),
+            started: 0,
+            notes: Vec::new(),
+            foreign: BTreeSet::new(),
+            sick: BTreeMap::new(),
+        };
+        for _ in 0..4 {
+            let spec = faults.next_pod();
+            faults.submit(&spec).await?;
+        }
+        faults.is_calm().await?;
+        faults.is_true().await?;
+        Ok(faults)
+    }
+
+    /// Any fault.
+    pub(crate) fn any_of(&mut self, faults: &[Fault]) -> Fault {
+        faults[self.random.usize(..faults.len())]
+    }
+
+    /// What was done besides the fault itself.
+    pub(crate) fn notes(&self) -> String {
+        self.notes.join(", ")
+    }
+
+    /// Lets one fault happen and judges what came of it.
+    pub(crate) async fn happen(&mut self, fault: Fault) -> Result<Outcome> {
+        self.notes.clear();
+        let plan = self.plan(fault);
+        let ending = plan.ending.iter().map(|(_, name)| name.clone()).collect();
+        let most = oracle::at_most_free(&self.node, &ending).await?;
+        let mark = self.history.mark().await?;
+
+        self.change(&plan, When::Before).await?;
+        self.strike(fault, &plan).await?;
+        self.change(&plan, When::After).await?;
+        self.is_calm().await?;
+        let calm = Instant::now();
+        self.is_true().await?;
+        let until_true = calm.elapsed();
+
+        let most = most.or(&oracle::expected(&self.node).await?);
+        let versions = self.history.since(mark).await?;
+        for version in versions.iter().filter(|version| !self.foreign.contains(&version.revision)) {
+            let Some(zones) = &version.zones else { continue };
+            let beyond = most.promises_beyond(zones);
+            ensure!(beyond.is_empty(), "version {} promised:\n  {}", version.revision, beyond.join("\n  "));
+        }
+        Ok(Outcome { until_true, versions: versions.len() })
+    }
+
+    // ---- pods
+
+    fn plan(&mut self, fault: Fault) -> Plan {
+        let mut plan = Plan::default();
+        let times = match fault.leaves_the_api_server() {
+            true => vec![When::Before, When::During, When::After],
+            false => vec![When::Before, When::After],
+        };
+        for when in times {
+            let crowded = self.pods.len() + plan.starting.len() >= CROWD;
+            if !crowded && self.random.u8(..100) < 60 {
+                plan.starting.push((when, self.next_pod()));
+            }
+            if self.pods.len() > 1 && self.random.u8(..100) < if crowded { 70 } else { 30 } {
+                let name = self.pods.swap_remove(self.random.usize(..self.pods.len()));
+                plan.ending.push((when, name));
+            }
+        }
+        plan
+    }
+
+    fn next_pod(&mut self) -> PodSpec {
+        self.started += 1;
+        let one = pod(&format!("pod-{}", self.started));
+        let cpus = self.random.u32(1..=3);
+        match self.random.u8(..6) {
+            0 => one,
+            1 => one.burstable().millicpus(200).memory("64Mi").device("example.com/bridge", 1),
+            2 => one.cpus(cpus).memory("256Mi").device("example.com/nic", 1),
+            3 => one.cpus(1).memory("128Mi").hugepages("2Mi", "16Mi"),
+            _ => one.cpus(cpus).memory("128Mi"),
+        }
+    }
+
+    /// What the plan has for this moment; nothing is waited for.
+    async fn change(&mut self, plan: &Plan, now: When) -> Result<()> {
+        for (_, name) in plan.ending.iter().filter(|(when, _)| *when == now) {
+            self.notes.push(format!("{name} deleted {now:?}"));
+            until("the API server takes the pod's end", async || match self.node.ask_to_delete(name).await {
+                Err(error) if code_of(&error) != Some(404) => Err(error),
+                _ => Ok(()),
+            })
+            .await?;
+        }
+        for (_, spec) in plan.starting.iter().filter(|(when, _)| *when == now) {
+            self.notes.push(format!("{spec} started {now:?}"));
+            self.submit(spec).await?;
+        }
+        Ok(())
+    }
+
+    async fn submit(&mut self, spec: &PodSpec) -> Result<()> {
+        until("the API server takes the pod", async || match self.node.submit(spec).await {
+            Err(error) if code_of(&error) != Some(409) => Err(error),
+            _ => Ok(()),
+        })
+        .await?;
+        self.pods.push(spec.name().to_owned());
+        Ok(())
+    }
+
+    /// Every part is back, every pod has its fate, and whoever was to go is gone.
+    async fn is_calm(&mut self) -> Result<()> {
+        self.node.kubelet_is_ready().await?;
+        let mut here = Vec::new();
+        for name in std::mem::take(&mut self.pods) {
+            match self.node.fate_of(&name).await? {
+                Fate::Running => here.push(name),
+                Fate::Ended(why) => {
+                    self.notes.push(format!("{name} refused: {why}"));
+                    self.node.delete(&name).await?;
+                }
+            }
+        }
+        until("only the pods that stay are there", async || {
+            let count = self.node.pods().await?.len();
+            ensure!(count == here.len(), "there are {count} pods, not {}", here.len());
+            Ok(())
+        })
+        .await?;
+        self.pods = here;
+        Ok(())
+    }
+
+    async fn is_true(&mut self) -> Result<()> {
+        let agent = self.agent.as_mut().context("no agent runs")?;
+        agent.tells_the_truth(&self.node).await
+    }
+
+    // ---- faults
+
+    async fn strike(&mut self, fault: Fault, plan: &Plan) -> Result<()> {
+        if fault.restarts_the_kubelet() && self.would_panic().await? {
+            self.notes.push("no restart: a device in use is on no plugin's list".to_owned());
+            return self.change(plan, When::During).await;
+        }
+        match fault {
+            Fault::KubeletEnds => self.restart_kubelet(Stop::Term, false, plan).await,
+            Fault::KubeletKilled => self.restart_kubelet(Stop::Kill, false, plan).await,
+            Fault::DirectoryLost => self.restart_kubelet(Stop::Kill, true, plan).await,
+            Fault::KubeletAndApiServerKilled => self.restart_both().await,
+            Fault::NodeMadeAnew => self.make_the_node_anew(plan).await,
+            Fault::KubeletFrozen => {
+                self.node.signal_kubelet("STOP")?;
+                self.change(plan, When::During).await?;
+                self.linger(200..3000).await;
+                self.node.signal_kubelet("CONT")
+            }
+            Fault::PluginGone => self.lose_a_plugin(plan).await,
+            Fault::DevicesSick => {
+                self.change_health()?;
+                self.change(plan, When::During).await?;
+                self.linger(0..800).await;
+                if self.random.bool() { self.change_health() } else { Ok(()) }
+            }
+            Fault::ApiServerFrozen => {
+                self.cluster.signal_api_server("STOP")?;
+                self.change_health()?;
+                self.linger(200..4000).await;
+                self.cluster.signal_api_server("CONT")
+            }
+            Fault::EtcdFrozen => {
+                self.cluster.signal_etcd("STOP")?;
+                self.change_health()?;
+                self.linger(200..3000).await;
+                self.cluster.signal_etcd("CONT")
+            }
+            Fault::ApiServerKilled => {
+                self.cluster.kill_api_server()?;
+                self.change_health()?;
+                self.linger(0..1500).await;
+                self.cluster.restart_api_server().await
+            }
+            Fault::AgentKilled => {
+                self.agent = None;
+                self.change(plan, When::During).await?;
+                self.linger(0..2000).await;
+                self.agent = Some(Agent::start(&self.node, &[])?);
+                Ok(())
+            }
+            Fault::Edited => self.edit(plan).await,
+            Fault::Deleted => {
+                self.kubectl(&["delete", "noderesourcetopology", self.node.name()]).await?;
+                self.change(plan, When::During).await?;
+                self.object_is_there().await
+            }
+            Fault::OtherManager => self.replace(plan).await,
+            Fault::NoRights => {
+                let bindings = Api::<ClusterRoleBinding>::all(self.cluster.client());
+                bindings.delete(AGENT, &DeleteParams::default()).await?;
+                self.change(plan, When::During).await?;
+                self.change_health()?;
+                self.linger(200..2500).await;
+                bindings.create(&PostParams::default(), &binding()?).await.map(drop)?;
+                Ok(())
+            }
+            Fault::NoCrd => self.lose_the_crd(plan).await,
+        }
+    }
+
+    /// A kubelet that takes a pod again panics when nobody lists the pod's device.
+    async fn would_panic(&self) -> Result<bool> {
+        let in_use = oracle::devices_in_use(&self.node).await?;
+        Ok(in_use.iter().any(|(resource, id)| !self.node.lists_device(resource, id)))
+    }
+
+    async fn restart_kubelet(&mut self, how: Stop, lose_directory: bool, plan: &Plan) -> Result<()> {
+        self.end_kubelet(how).await?;
+        if lose_directory {
+            self.node.recreate_pod_resources_dir()?;
+        }
+        self.change(plan, When::During).await?;
+        self.linger(0..1500).await;
+        self.node.launch_kubelet()?;
+        self.node.kubelet_is_ready().await
+    }
+
+    /// Ends the kubelet at any moment but one: between two steps of its own bookkeeping, after which it never starts
+    /// again.
+    async fn end_kubelet(&mut self, how: Stop) -> Result<()> {
+        self.linger(0..60).await;
+        until("the kubelet's books are whole", async || {
+            self.node.signal_kubelet("STOP")?;
+            let whole = oracle::books_are_whole(&self.node);
+            if whole.is_err() || matches!(how, Stop::Term) {
+                self.node.signal_kubelet("CONT")?;
+            }
+            whole
+        })
+        .await?;
+        self.node.stop_kubelet(how)
+    }
+
+    /// The kubelet starts first: it has all but its pods, for as long as it waits for the API server.
+    async fn restart_both(&mut self) -> Result<()> {
+        self.end_kubelet(Stop::Kill).await?;
+        self.cluster.kill_api_server()?;
+        self.node.launch_kubelet()?;
+        self.linger(500..2500).await;
+        self.cluster.restart_api_server().await?;
+        self.node.kubelet_is_ready().await
+    }
+
+    /// Another Node of the same name. No garbage collector runs here: the object stays, owned by one that is gone.
+    async fn make_the_node_anew(&mut self, plan: &Plan) -> Result<()> {
+        let nodes = Api::<Node>::all(self.cluster.client());
+        self.end_kubelet(Stop::Term).await?;
+        nodes.delete(self.node.name(), &DeleteParams::default()).await.map(drop)?;
+        self.change(plan, When::During).await?;
+        self.linger(0..1000).await;
+        self.node.launch_kubelet()?;
+        self.node.kubelet_is_ready().await
+    }
+
+    async fn lose_a_plugin(&mut self, plan: &Plan) -> Result<()> {
+        let resource = self.any_resource();
+        self.node.stop_plugin(&resource)?;
+        self.change(plan, When::During).await?;
+        self.linger(0..1500).await;
+        self.node.start_plugin(&resource)
+    }
+
+    fn any_resource(&mut self) -> String {
+        let resources: Vec<String> = self.node.machine().devices.iter().map(|d| d.resource.clone()).collect();
+        resources[self.random.usize(..resources.len())].clone()
+    }
+
+    /// Half of a plugin's devices fall ill, or all are well again.
+    fn change_health(&mut self) -> Result<()> {
+        let resource = self.any_resource();
+        let spec =
+            self.node.machine().devices.iter().find(|d| d.resource == resource).context("no plugin")?;
+        let mut devices = spec.devices.clone();
+        let sick = self.sick.entry(resource.clone()).or_default();
+        *sick = !*sick;
+        for device in devices.iter_mut().step_by(2) {
+            device.unhealthy = *sick;
+        }
+        self.notes.push(format!("{resource}: half of them unhealthy is {sick}"));
+        self.node.set_devices(&resource, &devices)
+    }
+
+    async fn edit(&mut self, plan: &Plan) -> Result<()> {
+        let patch = match self.random.u8(..4) {
+            0 => json!([{ "op": "replace", "path": "/zones/0/resources/0/available", "value": "999" }]),
+            1 => json!([{ "op": "remove", "path": "/zones/1" }]),
+            2 => json!([{ "op": "add", "path": "/metadata/labels", "value": { "edited": "yes" } }]),
+            _ => json!([{ "op": "replace", "path": "/attributes/0/value", "value": "edited" }]),
+        };
+        self.notes.push(format!("patched with {patch}"));
+        let patch = patch.to_string();
+        let version = "jsonpath={.metadata.resourceVersion}";
+        let node = self.node.name();
+        let words = ["patch", "noderesourcetopology", node, "--type=json", "-p", &patch, "-o", version];
+        let said = self.kubectl(&words).await?;
+        self.foreign.insert(said.trim().parse().with_context(|| said.clone())?);
+        self.change(plan, When::During).await
+    }
+
+    /// Another manager puts an object of its own in place of ours.
+    async fn replace(&mut self, plan: &Plan) -> Result<()> {
+        let path = format!("{NRT_PATH}/{}", self.node.name());
+        let client = self.cluster.client();
+        let text = client.request_text(Request::get(&path).body(Vec::new())?).await?;
+        let mut object: Value = serde_json::from_str(&text)?;
+        for zone in object["zones"].as_array_mut().into_iter().flatten() {
+            for resource in zone["resources"].as_array_mut().into_iter().flatten() {
+                resource["available"] = resource["capacity"].clone();
+            }
+        }
+        let request = Request::put(format!("{path}?fieldManager=nfd-topology-updater"))
+            .header("content-type", "application/json")
+            .body(serde_json::to_vec(&object)?)?;
+        let answer: Value = serde_json::from_str(&client.request_text(request).await?)?;
+        let version = answer["metadata"]["resourceVersion"].as_str().context("no version")?;
+        self.foreign.insert(version.parse()?);
+        self.change(plan, When::During).await
+    }
+
+    async fn lose_the_crd(&mut self, plan: &Plan) -> Result<()> {
+        let crds = Api::<CustomResourceDefinition>::all(self.cluster.client());
+        crds.delete(CRD, &DeleteParams::default()).await.map(drop)?;
+        until("the CRD is gone", async || {
+            ensure!(crds.get_opt(CRD).await?.is_none(), "it is there");
+            Ok(())
+        })
+        .await?;
+        self.change(plan, When::During).await?;
+        self.linger(0..2000).await;
+        self.cluster.apply_crds().await?;
+        self.object_is_there().await
+    }
+
+    async fn object_is_there(&self) -> Result<()> {
+        until("the object is there again", async || {
+            super::nrt::read(&self.cluster.client(), self.node.name()).await.map(drop)
+        })
+        .await
+    }
+
+    async fn kubectl(&self, words: &[&str]) -> Result<String> {
+        let mut command = std::process::Command::new(&self.kubectl);
+        command.arg("--cache-dir").arg(self.cluster.dir().join("kubectl")).args(words);
+        command.env("KUBECONFIG", self.cluster.admin_kubeconfig());
+        let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        if !output.status.success() {
+            bail!("kubectl {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Some milliseconds.
+    async fn linger(&mut self, range: std::ops::Range<u64>) {
+        tokio::time::sleep(Duration::from_millis(self.random.u64(range))).await;
+    }
+}
+
+fn code_of(error: &anyhow::Error) -> Option<u16> {
+    match error.downcast_ref::<kube::Error>() {
+        Some(kube::Error::Api(status)) => Some(status.code),
+        _ => None,
+    }
+}
+
+fn binding() -> Result<ClusterRoleBinding> {
+    Ok(serde_json::from_value(json!({
+        "metadata": { "name": AGENT },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": AGENT },
+        "subjects": [{ "kind": "ServiceAccount", "name": AGENT, "namespace": "default" }],
+    }))?)
+}
+
+/// The rights that the agent asks for with every feature on.
+async fn grant(cluster: &Cluster) -> Result<()> {
+    let nrt = json!({ "apiGroups": ["topology.node.k8s.io"], "resources": ["noderesourcetopologies"],
+        "verbs": ["get", "list", "watch", "create", "patch"] });
+    let role: ClusterRole = serde_json::from_value(json!({
+        "metadata": { "name": AGENT },
+        "rules": [
+            nrt,
+            { "apiGroups": [""], "resources": ["nodes"], "verbs": ["get"] },
+            { "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"] },
+            { "apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"] },
+        ],
+    }))?;
+    Api::<ClusterRole>::all(cluster.client()).create(&PostParams::default(), &role).await?;
+    Api::<ClusterRoleBinding>::all(cluster.client()).create(&PostParams::default(), &binding()?).await?;
+    Ok(())
+}

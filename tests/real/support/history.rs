@@ -1,0 +1,129 @@
+//! Every version that the node's object ever had, as etcd keeps them: none is missed, whatever becomes of the API
+//! server that wrote them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::{AsyncBufReadExt, StreamExt};
+use k8s_openapi::ByteString;
+use kube::Client;
+use serde_json::{Value, json};
+use tonic::codegen::http::Request;
+
+use super::nrt::{Zones, zones_of};
+use super::wait::until;
+
+/// One version of the object, or its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Version {
+    /// etcd's revision, which is the object's `resourceVersion`.
+    pub(crate) revision: u64,
+    /// `None`: the object was deleted.
+    pub(crate) zones: Option<Zones>,
+}
+
+/// Someone who watches etcd and remembers every version.
+pub(crate) struct History {
+    seen: Arc<Mutex<Vec<Version>>>,
+    etcd: Client,
+    key: String,
+    watching: tokio::task::JoinHandle<()>,
+}
+
+impl History {
+    /// Remembers from now on; the version that the object has is the first.
+    pub(crate) async fn start(etcd_url: &str, node: &str) -> Result<Self> {
+        let etcd = Client::try_from(kube::Config::new(etcd_url.parse()?))?;
+        let key = format!("/registry/topology.node.k8s.io/noderesourcetopologies/{node}");
+        let first = newest(&etcd, &key).await?.context("there is no object yet")?;
+        let from = first.revision + 1;
+        let seen = Arc::new(Mutex::new(vec![first]));
+        let watching = tokio::spawn(watch(etcd.clone(), key.clone(), from, Arc::clone(&seen)));
+        Ok(Self { seen, etcd, key, watching })
+    }
+
+    /// How many versions there were so far; the newest one is among them.
+    pub(crate) async fn mark(&self) -> Result<usize> {
+        self.catch_up().await?;
+        Ok(held(&self.seen).len())
+    }
+
+    /// Every version since a mark.
+    pub(crate) async fn since(&self, mark: usize) -> Result<Vec<Version>> {
+        self.catch_up().await?;
+        Ok(held(&self.seen)[mark..].to_vec())
+    }
+
+    async fn catch_up(&self) -> Result<()> {
+        until("every version was seen", async || {
+            let newest = newest(&self.etcd, &self.key).await?.map(|version| version.revision);
+            let seen = held(&self.seen);
+            let last = seen.last().context("nothing was seen")?;
+            let known = last.zones.as_ref().map(|_| last.revision);
+            ensure!(known == newest, "the newest version is {newest:?}, and {known:?} was seen");
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl Drop for History {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// etcd's gateway takes and gives keys and values in base64.
+fn base64(text: &str) -> ByteString {
+    ByteString(text.as_bytes().to_vec())
+}
+
+fn post(path: &str, body: &Value) -> Result<Request<Vec<u8>>> {
+    Ok(Request::post(path).header("content-type", "application/json").body(serde_json::to_vec(body)?)?)
+}
+
+/// The version that the object has now.
+async fn newest(etcd: &Client, key: &str) -> Result<Option<Version>> {
+    let text = etcd.request_text(post("/v3/kv/range", &json!({ "key": base64(key) }))?).await?;
+    let answer: Value = serde_json::from_str(&text)?;
+    answer["kvs"].get(0).map(|entry| version(entry, false)).transpose()
+}
+
+fn version(entry: &Value, deleted: bool) -> Result<Version> {
+    let revision = entry["mod_revision"].as_str().context("an entry without a revision")?.parse()?;
+    if deleted {
+        return Ok(Version { revision, zones: None });
+    }
+    let ByteString(bytes) = serde_json::from_value(entry["value"].clone())?;
+    let object: Value = serde_json::from_slice(&bytes)?;
+    Ok(Version { revision, zones: Some(zones_of(&object)?) })
+}
+
+/// Watches for as long as it is let; a watch that ends goes on where it stopped.
+async fn watch(etcd: Client, key: String, mut from: u64, seen: Arc<Mutex<Vec<Version>>>) {
+    loop {
+        // What went wrong shows when somebody wants to catch up.
+        let _ = watch_once(&etcd, &key, &mut from, &seen).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn watch_once(etcd: &Client, key: &str, from: &mut u64, seen: &Mutex<Vec<Version>>) -> Result<()> {
+    let create = json!({ "create_request": { "key": base64(key), "start_revision": from.to_string() } });
+    let stream = etcd.request_stream(post("/v3/watch", &create)?).await?;
+    let mut lines = std::pin::pin!(stream.lines());
+    while let Some(line) = lines.next().await {
+        let answer: Value = serde_json::from_str(&line?)?;
+        for event in answer["result"]["events"].as_array().into_iter().flatten() {
+            let version = version(&event["kv"], event["type"] == "DELETE")?;
+            *from = version.revision + 1;
+            held(seen).push(version);
+        }
+    }
+    Ok(())
+}

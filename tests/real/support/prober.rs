@@ -1,0 +1,261 @@
+//! Someone beside the agent who asks the kubelet what it says, over a connection of his own.
+//!
+//! He connects, asks and decodes by himself, on a thread of his own, and remembers every answer that differs from
+//! the one before, with the instants between which it was given.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use hyper_util::rt::TokioIo;
+use numacast::kubelet::proto::v1;
+use tokio::net::UnixStream;
+use tokio::sync::Notify;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::service_fn;
+use v1::pod_resources_lister_client::PodResourcesListerClient;
+
+/// No answer within this time is an answer too.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// What pods have, by name: that of one List.
+pub(crate) type Pods = BTreeMap<String, Has>;
+
+/// What all containers of a pod have together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Has {
+    pub(crate) cpus: BTreeSet<i64>,
+    /// Bytes, huge pages included.
+    pub(crate) memory: u64,
+    pub(crate) devices: BTreeSet<String>,
+}
+
+/// What may be handed out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Offer {
+    pub(crate) cpus: usize,
+    /// Bytes, huge pages included.
+    pub(crate) memory: u64,
+    /// Resource and number of devices.
+    pub(crate) devices: BTreeMap<String, usize>,
+}
+
+/// What came back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    Pods(Pods),
+    Offer(Offer),
+    /// Nobody there, or an error.
+    Nothing(String),
+}
+
+/// One answer.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "tests and benchmarks read different parts")]
+pub(crate) struct Answer {
+    /// When the question went out; what is said was true at some moment after it.
+    pub(crate) asked: Instant,
+    pub(crate) at: Instant,
+    /// Which socket it came from: another number after every restart.
+    pub(crate) socket: u64,
+    pub(crate) heard: Heard,
+    /// When the answer before this one, a different one, was asked for the last time.
+    pub(crate) last_other: Option<Instant>,
+}
+
+/// What he asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Questions {
+    Lists,
+    /// List and `GetAllocatableResources` in turn.
+    Both,
+}
+
+/// The thread that asks.
+pub(crate) struct Prober {
+    answers: Arc<Mutex<Vec<Answer>>>,
+    end: Arc<AtomicBool>,
+    /// Microseconds.
+    pause: Arc<AtomicU64>,
+    now: Arc<Notify>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[allow(dead_code, reason = "tests and benchmarks use different parts")]
+impl Prober {
+    /// Asks a question every `pause` from now on.
+    pub(crate) fn start(socket: PathBuf, questions: Questions, pause: Duration) -> Result<Self> {
+        let answers = Arc::<Mutex<Vec<Answer>>>::default();
+        let end = Arc::new(AtomicBool::new(false));
+        let (pause, now) = (Arc::new(AtomicU64::new(micros(pause))), Arc::<Notify>::default());
+        let asking = Asking {
+            socket,
+            answers: Arc::clone(&answers),
+            end: Arc::clone(&end),
+            pause: Arc::clone(&pause),
+            now: Arc::clone(&now),
+            last: BTreeMap::new(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let thread = std::thread::spawn(move || runtime.block_on(asking.run(questions)));
+        Ok(Self { answers, end, pause, now, thread: Some(thread) })
+    }
+
+    /// Every answer so far that was not like the one before.
+    pub(crate) fn answers(&self) -> Vec<Answer> {
+        held(&self.answers).clone()
+    }
+
+    /// Asks at another pace from the next question on.
+    pub(crate) fn set_pause(&self, pause: Duration) {
+        self.pause.store(micros(pause), Ordering::Relaxed);
+        self.now.notify_one();
+    }
+
+    /// Lets somebody else make him ask at once.
+    pub(crate) fn bell(&self) -> Arc<Notify> {
+        Arc::clone(&self.now)
+    }
+
+    /// Forgets what he heard.
+    pub(crate) fn forget(&self) {
+        held(&self.answers).clear();
+    }
+}
+
+impl Drop for Prober {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Relaxed);
+        self.now.notify_one();
+        // A thread that panicked has said so itself.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Asking {
+    socket: PathBuf,
+    answers: Arc<Mutex<Vec<Answer>>>,
+    end: Arc<AtomicBool>,
+    pause: Arc<AtomicU64>,
+    now: Arc<Notify>,
+    /// The last answer to each kind of question, and when it was asked for the last time.
+    last: BTreeMap<bool, (u64, Heard, Instant)>,
+}
+
+impl Asking {
+    async fn run(mut self, questions: Questions) {
+        let mut open: Option<(u64, PodResourcesListerClient<Channel>)> = None;
+        let mut lists = true;
+        let mut last = tokio::time::Instant::now();
+        while !self.end.load(Ordering::Relaxed) {
+            let pause = Duration::from_micros(self.pause.load(Ordering::Relaxed));
+            tokio::select! {
+                () = tokio::time::sleep_until(last + pause) => {}
+                () = self.now.notified() => {}
+            }
+            last = tokio::time::Instant::now();
+            let asked = Instant::now();
+            let now = identity(&self.socket);
+            open = open.filter(|(socket, _)| Some(*socket) == now);
+            let heard = match self.ask(&mut open, now, lists).await {
+                Ok(heard) => heard,
+                Err(error) => {
+                    open = None;
+                    Heard::Nothing(format!("{error:#}"))
+                }
+            };
+            self.remember(lists, asked, now.unwrap_or_default(), heard);
+            lists = questions == Questions::Lists || !lists;
+        }
+    }
+
+    async fn ask(
+        &self,
+        open: &mut Option<(u64, PodResourcesListerClient<Channel>)>,
+        socket: Option<u64>,
+        lists: bool,
+    ) -> Result<Heard> {
+        let (_, client) = match open {
+            Some(open) => open,
+            None => open.insert((socket.context("no socket")?, connect(&self.socket).await?)),
+        };
+        let answer = async {
+            Ok(match lists {
+                true => Heard::Pods(pods(client.list(v1::ListPodResourcesRequest {}).await?.into_inner())),
+                false => {
+                    let request = v1::AllocatableResourcesRequest {};
+                    Heard::Offer(offer(client.get_allocatable_resources(request).await?.into_inner()))
+                }
+            })
+        };
+        tokio::time::timeout(DEADLINE, answer).await.context("no answer")?
+    }
+
+    /// Keeps an answer that is not like the one before.
+    fn remember(&mut self, lists: bool, asked: Instant, socket: u64, heard: Heard) {
+        if let Some((from, before, last)) = self.last.get_mut(&lists)
+            && *from == socket
+            && *before == heard
+        {
+            *last = asked;
+            return;
+        }
+        let before = self.last.insert(lists, (socket, heard.clone(), asked));
+        let last_other = before.map(|(.., asked)| asked);
+        held(&self.answers).push(Answer { asked, at: Instant::now(), socket, heard, last_other });
+    }
+}
+
+fn micros(pause: Duration) -> u64 {
+    u64::try_from(pause.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The time of the inode's last change: inodes themselves are used again.
+fn identity(socket: &Path) -> Option<u64> {
+    let meta = std::fs::metadata(socket).ok()?;
+    u64::try_from(meta.ctime() * 1_000_000_000 + meta.ctime_nsec()).ok()
+}
+
+async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>> {
+    let path = socket.to_owned();
+    let connector = service_fn(move |_: Uri| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await?;
+    Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(16 << 20))
+}
+
+fn pods(answer: v1::ListPodResourcesResponse) -> Pods {
+    let of = |pod: v1::PodResources| {
+        let mut has = Has::default();
+        for container in pod.containers {
+            has.cpus.extend(container.cpu_ids);
+            has.memory += container.memory.iter().map(|block| block.size).sum::<u64>();
+            has.devices.extend(container.devices.into_iter().flat_map(|group| group.device_ids));
+        }
+        (pod.name, has)
+    };
+    answer.pod_resources.into_iter().map(of).collect()
+}
+
+fn offer(answer: v1::AllocatableResourcesResponse) -> Offer {
+    let mut ids = BTreeMap::<String, BTreeSet<String>>::new();
+    for group in answer.devices {
+        ids.entry(group.resource_name).or_default().extend(group.device_ids);
+    }
+    Offer {
+        cpus: answer.cpu_ids.len(),
+        memory: answer.memory.iter().map(|block| block.size).sum(),
+        devices: ids.into_iter().map(|(name, ids)| (name, ids.len())).collect(),
+    }
+}

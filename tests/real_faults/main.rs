@@ -1,0 +1,99 @@
+//! Many faults over a real kubelet, a real API server and a real etcd: `make real-faults`.
+//!
+//! Each is one of seventeen, drawn from a printed seed, with pods that come and go before, during and after it. After
+//! each the object equals the oracle within [`BOUND`], and no version of it ever promised more than there was.
+
+#[path = "../real/support/mod.rs"]
+#[allow(dead_code, unused_imports)] // the tests use the rest
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+
+use support::faults::{Fault, Faults, Outcome};
+use support::{Cluster, Needs, Parts};
+
+/// From the moment at which every part was back and every pod had its fate to the truth in the object. The longest
+/// wait of the agent itself is the ten seconds, give or take a tenth, between two attempts to write.
+const BOUND: Duration = Duration::from_secs(12);
+
+/// Faults over real parts, with one table at the end.
+#[derive(Debug, Parser)]
+#[command(name = "real-faults")]
+struct Options {
+    /// How many.
+    #[arg(long, default_value_t = 100)]
+    faults: usize,
+    /// The seed, instead of a new one.
+    #[arg(long, env = "NUMACAST_SEED")]
+    seed: Option<u64>,
+    /// Only faults whose name contains this text, such as `kubelet` or `CRD`; several are possible.
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+}
+
+#[derive(Default)]
+struct Row {
+    times: Vec<Duration>,
+    versions: usize,
+}
+
+#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+async fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let mut out = std::io::stdout();
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    let wanted = |fault: &Fault| {
+        let name = fault.to_string();
+        options.only.is_empty() || options.only.iter().any(|text| name.contains(text.as_str()))
+    };
+    let chosen: Vec<Fault> = Fault::ALL.into_iter().filter(wanted).collect();
+    ensure!(
+        !chosen.is_empty(),
+        "no fault is called like that; there are: {:?}",
+        Fault::ALL.map(|f| f.to_string())
+    );
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+    writeln!(out, "{} faults: NUMACAST_SEED={seed}", options.faults)?;
+    let started = Instant::now();
+    let cluster = Cluster::start(&parts).await?;
+    let mut faults = Faults::start(cluster, parts.program("kubectl"), seed).await?;
+    let mut rows = BTreeMap::<Fault, Row>::new();
+    for number in 1..=options.faults {
+        let fault = faults.any_of(&chosen);
+        let outcome = faults.happen(fault).await;
+        writeln!(out, "{number:>4} {fault}: {} ({})", tell(outcome.as_ref()), faults.notes())?;
+        let outcome =
+            outcome.with_context(|| format!("fault {number} with NUMACAST_SEED={seed}: {fault}"))?;
+        let row = rows.entry(fault).or_default();
+        row.times.push(outcome.until_true);
+        row.versions += outcome.versions;
+    }
+    writeln!(out, "\n| fault | times | true after, median, s | slowest, s | versions of the object |")?;
+    writeln!(out, "|---|---|---|---|---|")?;
+    for (fault, Row { times, versions }) in &mut rows {
+        times.sort();
+        let (middle, last) = (times[times.len() / 2].as_secs_f64(), times[times.len() - 1].as_secs_f64());
+        writeln!(out, "| {fault} | {} | {middle:.2} | {last:.2} | {versions} |", times.len())?;
+    }
+    let slow = rows.values().flat_map(|row| &row.times).filter(|time| **time > BOUND).count();
+    let minutes = started.elapsed().as_secs_f64() / 60.0;
+    writeln!(
+        out,
+        "\n{} faults in {minutes:.1} minutes, {slow} of them beyond the bound of {BOUND:?}",
+        options.faults
+    )?;
+    Ok(if slow == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn tell(outcome: Result<&Outcome, &anyhow::Error>) -> String {
+    match outcome {
+        Ok(outcome) => format!("true after {:.2?}", outcome.until_true),
+        Err(error) => format!("FAILED: {error:#}"),
+    }
+}

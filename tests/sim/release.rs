@@ -1,0 +1,151 @@
+//! Releases, which no file of the kubelet tells in time, and other changes that no file tells.
+
+use std::time::Duration;
+
+use numacast::agent::Settings;
+use numacast::sim::api_server::{Fault, PODS};
+use numacast::sim::kubelet::{Options, PodSpec};
+use serde_json::json;
+
+use crate::agent::{World, quick, server};
+use crate::support::SimNode;
+
+const GIB: u64 = 1 << 30;
+
+/// The kubelet frees nothing in its books by itself, so that no file tells of a release.
+fn silent() -> Options {
+    Options { release_lag: Duration::MAX, ..quick() }
+}
+
+/// Nobody looks for an hour unless something makes them.
+fn patient(settings: &mut Settings) {
+    settings.poll = Duration::from_secs(3600);
+    settings.settle = Duration::from_secs(3600);
+}
+
+fn db() -> PodSpec {
+    PodSpec::guaranteed("db", 3, GIB).devices("example.com/nic", 1)
+}
+
+/// A world whose agent follows the pods of the API server, with one pod that runs.
+async fn followed() -> World {
+    let server = server().await;
+    server.put(&PODS, db().object("worker", "Running")).unwrap();
+    let world = World::with(SimNode::with(silent()), server, patient);
+    world.node.kubelet.start_pod(db()).await.unwrap();
+    world.agrees().await;
+    world
+}
+
+#[tokio::test]
+async fn a_release_shows_when_the_api_server_deletes_the_pod() {
+    let world = followed().await;
+    assert!(world.node.kubelet.stop_pod("default", "db"));
+    assert!(world.server.delete(&PODS, "default", "db"));
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_release_shows_although_the_list_is_behind_the_api_server() {
+    let world = followed().await;
+    let lists = world.node.kubelet.calls().list;
+    let mut object = db().object("worker", "Running");
+    object["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
+    object["status"]["containerStatuses"] =
+        json!([{"name": "main", "state": {"terminated": {"exitCode": 0}}}]);
+    world.server.put(&PODS, object).unwrap();
+    // The agent has looked, and looks again: the pod is there still.
+    while world.node.kubelet.calls().list < lists + 3 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(world.node.kubelet.stop_pod("default", "db"));
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_release_shows_although_the_watch_was_cut_while_it_happened() {
+    let world = followed().await;
+    world.server.stop();
+    assert!(world.node.kubelet.stop_pod("default", "db"));
+    assert!(world.server.delete(&PODS, "default", "db"));
+    world.server.forget_history();
+    world.server.resume().await.unwrap();
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn without_anybody_who_tells_a_release_is_looked_for() {
+    let world = World::with(SimNode::with(silent()), server().await, |settings| {
+        patient(settings);
+        settings.watch_pods = false;
+    });
+    world.node.kubelet.start_pod(db()).await.unwrap();
+    world.agrees().await;
+    assert!(world.node.kubelet.stop_pod("default", "db"));
+    world.agrees().await;
+    // Nobody holds anything that could be released: nobody looks.
+    let lists = world.node.kubelet.calls().list;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(world.node.kubelet.calls().list <= lists + 1);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn nor_where_the_api_server_does_not_let_us_see_pods() {
+    let server = server().await;
+    server.inject(numacast::sim::api_server::Rule {
+        verb: None,
+        resource: Some("pods"),
+        times: None,
+        fault: Fault::Status(403),
+    });
+    let world = World::with(SimNode::with(silent()), server, patient);
+    world.node.kubelet.start_pod(db()).await.unwrap();
+    world.agrees().await;
+    assert!(world.node.kubelet.stop_pod("default", "db"));
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_touch_of_the_notify_file_is_enough() {
+    let node = SimNode::with(silent());
+    let hook = tempfile::tempdir().unwrap();
+    let file = hook.path().join("notify");
+    let notify = file.clone();
+    let world = World::with(node, server().await, |settings| {
+        patient(settings);
+        // As where only the sockets are mounted.
+        settings.kubelet_dir = hook.path().join("nothing");
+        settings.notify_file = Some(notify);
+    });
+    world.agrees().await;
+    world.node.kubelet.start_pod(db()).await.unwrap();
+    std::fs::write(&file, "").unwrap();
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_starts_with_its_kubelet_does_not_make_a_full_node_look_free() {
+    let world = followed().await;
+    let (promised, writes) = (world.available(0, "cpu"), world.server.writes().changes);
+    let World { node, server, .. } = world.halt().await;
+    // Both start anew, and the kubelet does not know its pods yet.
+    node.kubelet.stop();
+    node.kubelet.boot().unwrap();
+    node.kubelet.set_ready(true, false);
+    let lists = node.kubelet.calls().list;
+    let world = World::with(node, server, patient);
+    while world.node.kubelet.calls().list < lists + 5 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!((world.available(0, "cpu"), world.server.writes().changes), (promised, writes));
+    world.node.kubelet.set_ready(true, true);
+    world.node.kubelet.start_pod(PodSpec::guaranteed("next", 1, GIB)).await.unwrap();
+    world.agrees().await;
+    world.stop().await;
+}
