@@ -195,6 +195,7 @@ impl Collector for Ages {
     }
 }
 
+#[allow(clippy::disallowed_methods, reason = "process_start_time_seconds and the like are its times")]
 /// Seconds of the wall clock.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
