@@ -461,7 +461,10 @@ async fn events_get_a_name() {
     let events = cluster.server.list(&CORE_EVENTS, "default");
     assert!(events[0]["metadata"]["name"].as_str().unwrap().starts_with("w-"));
     let refused = cluster.raw("POST", path, "application/json", &event("w.")).await.unwrap_err();
-    assert!(refused.starts_with("422 Event \"\" is invalid: metadata.generateName: Invalid value"), "{refused}");
+    assert!(
+        refused.starts_with("422 Event \"\" is invalid: metadata.generateName: Invalid value"),
+        "{refused}"
+    );
 }
 
 #[tokio::test]
