@@ -15,6 +15,7 @@ mod pods;
 mod publish;
 mod recording;
 mod scan;
+mod settings;
 mod settle;
 mod standing;
 mod triggers;
@@ -30,19 +31,19 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{PodUsage, Usage};
-use crate::machine::{HostRoots, IdSet};
+use crate::machine::IdSet;
 use crate::nrt::NodeResourceTopology;
 use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
-use crate::topology::{self, Exclude, Finding, Rules, Topology};
+use crate::topology::{self, Finding, Rules, Topology};
 
 pub use notices::Reason;
 pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
+pub use settings::Settings;
 pub use standing::Standing;
 
 use bucket::Bucket;
@@ -89,86 +90,6 @@ const POLICIES_CARRIED: u32 = 10;
 
 /// How long the node may be unreadable before that is a matter for a person.
 const UNREADABLE: Duration = Duration::from_secs(60);
-
-/// What the agent needs to know, paths resolved.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The node's name in the cluster.
-    pub node: String,
-    /// Stand for `/sys` and `/proc`.
-    pub host: HostRoots,
-    /// The kubelet's root directory.
-    pub kubelet_dir: PathBuf,
-    /// Where device plugins register.
-    pub device_plugins: PathBuf,
-    /// The podresources socket.
-    pub socket: PathBuf,
-    /// The kubelet's configuration file.
-    pub kubelet_config: PathBuf,
-    /// The deadline of one call to the kubelet.
-    pub kubelet_timeout: Duration,
-    /// How often to look when nothing seems to happen.
-    pub poll: Duration,
-    /// How long the last good object may stay after a kubelet restart.
-    pub settle: Duration,
-    /// How often the object is applied again although nothing changed.
-    pub refresh: Duration,
-    /// Make the Node own the object.
-    pub owner_reference: bool,
-    /// Watch the object, to repair it at once.
-    pub watch_object: bool,
-    /// What to do about a publisher that keeps rewriting the object.
-    pub rivals: RivalsMode,
-    /// Post Kubernetes Events about the Node.
-    pub events: bool,
-    /// Ask the API server which pods are gone and which have ended.
-    pub watch_pods: bool,
-    /// A file that somebody touches when it is time to look.
-    pub notify_file: Option<PathBuf>,
-    /// How to draw up the account.
-    pub rules: Rules,
-}
-
-impl Settings {
-    /// The agent's part of a resolved configuration.
-    #[must_use]
-    pub fn from_config(config: &Config) -> Self {
-        let config = config.clone().resolved();
-        let rules =
-            Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
-        Self {
-            node: config.node_name,
-            host: HostRoots {
-                sys: config.host.sys.unwrap_or_default(),
-                proc: config.host.proc.unwrap_or_default(),
-            },
-            kubelet_dir: config.kubelet.dir.unwrap_or_default(),
-            device_plugins: config.kubelet.device_plugins.unwrap_or_default(),
-            socket: config.kubelet.socket.unwrap_or_default(),
-            kubelet_config: config.kubelet.config_file.unwrap_or_default(),
-            kubelet_timeout: config.kubelet.timeout.get(),
-            poll: config.scan.poll.get(),
-            settle: config.scan.settle.get(),
-            refresh: config.publish.refresh.get(),
-            owner_reference: config.publish.owner_reference,
-            watch_object: config.publish.watch,
-            rivals: config.publish.rivals,
-            events: config.publish.events,
-            watch_pods: config.pods.source != config::PodSource::None,
-            notify_file: config.scan.notify_file,
-            rules,
-        }
-    }
-}
-
-/// What a configuration leaves out on `node`: its own list and the one for every node, united.
-fn exclude(config: &config::Exclude, node: &str) -> Exclude {
-    Exclude {
-        resources: config.resources_of(node).cloned().collect(),
-        pods: config.pods.clone(),
-        outside_namespace: config.outside_namespace.clone(),
-    }
-}
 
 /// Why a single pass ended without an object in the cluster.
 #[derive(Debug, thiserror::Error)]
