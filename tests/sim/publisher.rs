@@ -377,6 +377,7 @@ async fn a_watch_that_breaks_misses_nothing() {
     // A new watch does not tell of what is not there.
     world.server.cut_connections();
     world.server.delete(&TOPOLOGIES, "", "worker");
+    world.server.forget_history();
     world.agrees().await;
     world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
     world.server.stop();
