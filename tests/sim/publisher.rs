@@ -258,12 +258,12 @@ async fn labels_and_annotations_are_their_writers_business() {
         json!({"labels": {"team": "a"}, "annotations": {"k8stopoawareschedwg/rte-update": "periodic"}});
     edit(&world.server, "kubectl-label", json!({"metadata": theirs})).await;
     let requests = world.server.writes().requests;
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    assert!(world.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
     world.agrees().await;
     let object = world.server.topology("worker").unwrap();
     assert_eq!(object.metadata.labels.unwrap()["team"], "a");
     assert_eq!(object.metadata.annotations.unwrap().len(), 1);
-    assert_eq!(world.server.writes().requests, requests + 1, "only the pod was worth a write");
+    assert_eq!(world.server.writes().requests, requests + 1, "only the device was worth a write");
     world.stop().await;
 }
 
@@ -314,7 +314,7 @@ async fn a_publisher_that_rewrites_is_reported_and_not_answered() {
     world.until(|| was_told(&world.server, "RivalPublisher", "`rte` keeps rewriting")).await;
     assert_eq!(writers(&mut changes), ["rte"; 20]);
     // Our own changes still go out.
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    assert!(world.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
     world.agrees().await;
     assert_eq!(writers(&mut changes), ["numacast"]);
     edit(&world.server, "rte", json!({"zones": truth.spec.zones})).await;
@@ -371,6 +371,12 @@ async fn a_watch_that_breaks_misses_nothing() {
     // The history is gone, so the watch cannot go on where it was; and the edit happens while it is away.
     world.server.cut_connections();
     edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    world.server.forget_history();
+    world.agrees().await;
+    world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    // A new watch does not tell of what is not there.
+    world.server.cut_connections();
+    world.server.delete(&TOPOLOGIES, "", "worker");
     world.server.forget_history();
     world.agrees().await;
     world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
