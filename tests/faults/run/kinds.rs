@@ -430,9 +430,12 @@ async fn boot(world: &World, rng: &mut Rng) -> Result<(), String> {
 async fn be_ready(world: &World, rng: &mut Rng) -> Result<(), String> {
     let kubelet = &world.node.kubelet;
     let mut parts = ["managers", "pods", "example.com/nic", "example.com/bridge"];
-    // The managers mostly come first.
+    // The managers mostly come first, the pods mostly last.
     let first = usize::from(rng.u8(0..3) > 0);
     rng.shuffle(&mut parts[first..]);
+    if rng.u8(0..3) > 0 {
+        parts.sort_by_key(|part| *part == "pods");
+    }
     let (mut managers, mut pods) = (false, false);
     for part in parts {
         pause(rng, 300).await;
@@ -443,7 +446,11 @@ async fn be_ready(world: &World, rng: &mut Rng) -> Result<(), String> {
                 // For a moment it names some of them only, as real ones do (tests/real/order.rs).
                 kubelet.fail_next(Call::List, rng.usize(0..3), &Fault::Partial(rng.usize(0..4)));
                 kubelet.set_ready(managers, pods);
-                pause(rng, 100).await;
+                for _ in 0..rng.u8(1..4) {
+                    // Hooks make the agent look just then.
+                    fs::write(world.notify_file(), "now").map_err(text)?;
+                    pause(rng, 100).await;
+                }
                 kubelet.clear_faults();
             }
             resource => drop(kubelet.register_plugin(resource, true)),
