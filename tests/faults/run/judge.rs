@@ -10,8 +10,8 @@
 //! - While something is the matter with the kubelet (from the fault until the object is true again) no answer supersedes
 //!   the one before the fault, since the agent is right to hold the last good object.
 //! - A kubelet that has started and does not know its pods yet gives no excuse, nor does one without CPUs, memory or device
-//!   plugins: what it says then is never counted. What pods hold goes on being held.
-//! - A partial or empty answer of a kubelet that runs is the kubelet's own word and counts as what it says.
+//!   plugins, nor one that names some of its pods only: what it says then is never counted. What pods hold goes on being held.
+//! - A partial or empty answer of a kubelet that has been running for long is the kubelet's own word and counts as what it says.
 //!
 //! Devices are what one answer offered without what another one listed, for each pair of them. Where memory blocks join
 //! nodes, the sum over all nodes is compared, since the List does not tell how a block is split.
@@ -36,9 +36,22 @@ pub(crate) struct Judge {
     changes: broadcast::Receiver<Arc<Change>>,
     told: VecDeque<Told>,
     /// When something was the matter with the kubelet; the last one may last.
-    troubles: Vec<(Instant, Option<Instant>)>,
+    troubles: Vec<Trouble>,
     /// Versions that were judged.
     pub(crate) versions: u64,
+}
+
+struct Trouble {
+    start: Instant,
+    end: Option<Instant>,
+    /// The kubelet or its socket is another: a partial answer is no word of its own then.
+    restart: bool,
+}
+
+impl Trouble {
+    fn is_apart(&self, from: Instant, to: Instant) -> bool {
+        self.start > to || self.end.is_some_and(|end| end < from)
+    }
 }
 
 /// Zone and resource to what is said to be available.
@@ -51,21 +64,22 @@ impl Judge {
         Self { changes, told: VecDeque::new(), troubles: Vec::new(), versions: 0 }
     }
 
-    pub(crate) fn trouble_begins(&mut self) {
-        self.troubles.push((Instant::now(), None));
+    /// Something is the matter with the kubelet; `restart`: it starts again in the course of it.
+    pub(crate) fn trouble_begins(&mut self, restart: bool) {
+        self.troubles.push(Trouble { start: Instant::now(), end: None, restart });
     }
 
     /// The object is true again. Forgets what no version can need any more.
     pub(crate) fn trouble_is_over(&mut self) {
         let now = Instant::now();
-        if let Some((_, end)) = self.troubles.last_mut() {
-            end.get_or_insert(now);
+        if let Some(trouble) = self.troubles.last_mut() {
+            trouble.end.get_or_insert(now);
         }
         let oldest = [Call::List, Call::Allocatable].map(|call| self.superseding(call, now));
         if let [Some(list), Some(allocatable)] = oldest {
             let oldest = list.min(allocatable);
             self.told.retain(|told| told.at >= oldest);
-            self.troubles.retain(|(_, end)| end.is_none_or(|end| end >= oldest));
+            self.troubles.retain(|trouble| trouble.end.is_none_or(|end| end >= oldest));
         }
     }
 
@@ -135,17 +149,21 @@ impl Judge {
     }
 
     fn is_calm(&self, at: Instant) -> bool {
-        let apart = |(start, end): &(Instant, Option<Instant>)| {
-            *start > at + PIPELINE || end.is_some_and(|end| end < at)
-        };
-        self.troubles.iter().all(apart)
+        self.troubles.iter().all(|trouble| trouble.is_apart(at, at + PIPELINE))
+    }
+
+    /// Is what a partial answer says the kubelet's own word?
+    fn is_own_word(&self, told: &Told) -> bool {
+        let partial = matches!(told.fault, Some(Fault::Partial(_) | Fault::Empty));
+        !partial || self.troubles.iter().all(|trouble| !trouble.restart || trouble.is_apart(told.at, told.at))
     }
 
     fn window(&self, call: Call, at: Instant) -> Vec<&Told> {
         let start = self.superseding(call, at);
         let counts = |told: &&Told| {
             let in_time = told.at <= at && start.is_none_or(|start| told.at >= start);
-            told.call == call && in_time && (call == Call::Allocatable || told.pods_known)
+            let excuse = call == Call::Allocatable || told.pods_known;
+            told.call == call && in_time && excuse && self.is_own_word(told)
         };
         self.told.iter().filter(counts).collect()
     }

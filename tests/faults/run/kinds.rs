@@ -296,6 +296,11 @@ impl Kind {
         Ok(())
     }
 
+    /// Does the kubelet start again in the course of it?
+    pub(crate) fn is_restart(self) -> bool {
+        matches!(self, Self::Restart | Self::Killed | Self::CrashLoop | Self::BothRestart)
+    }
+
     /// May both happen at once? Where agent, kubelet and object are new together nobody is left who knows what pods hold.
     pub(crate) fn goes_with(self, other: Self) -> bool {
         let takes_object = |kind| matches!(kind, Self::Deleted | Self::NodeAgain | Self::Uninstalled);
@@ -425,15 +430,29 @@ async fn boot(world: &World, rng: &mut Rng) -> Result<(), String> {
 async fn be_ready(world: &World, rng: &mut Rng) -> Result<(), String> {
     let kubelet = &world.node.kubelet;
     let mut parts = ["managers", "pods", "example.com/nic", "example.com/bridge"];
-    // The managers mostly come first.
+    // The managers mostly come first, the pods mostly last.
     let first = usize::from(rng.u8(0..3) > 0);
     rng.shuffle(&mut parts[first..]);
+    if rng.u8(0..3) > 0 {
+        parts.sort_by_key(|part| *part == "pods");
+    }
     let (mut managers, mut pods) = (false, false);
     for part in parts {
         pause(rng, 300).await;
         match part {
             "managers" => managers = true,
-            "pods" => pods = true,
+            "pods" => {
+                pods = true;
+                // For a moment it names some of them only, as real ones do (tests/real/order.rs).
+                kubelet.fail_next(Call::List, rng.usize(0..3), &Fault::Partial(rng.usize(0..4)));
+                kubelet.set_ready(managers, pods);
+                for _ in 0..rng.u8(1..4) {
+                    // Hooks make the agent look just then.
+                    fs::write(world.notify_file(), "now").map_err(text)?;
+                    pause(rng, 100).await;
+                }
+                kubelet.clear_faults();
+            }
             resource => drop(kubelet.register_plugin(resource, true)),
         }
         kubelet.set_ready(managers, pods);

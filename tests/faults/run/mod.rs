@@ -120,7 +120,7 @@ impl Run {
             return Err(format!("the object was true and is not any more:\n{}", differences.join("\n")));
         }
         if kinds.iter().any(|kind| kind.side() == Side::Kubelet || *kind == Kind::AgentRestarts) {
-            self.judge.trouble_begins();
+            self.judge.trouble_begins(kinds.iter().any(|kind| kind.is_restart()));
         }
         let mut rngs: Vec<Rng> = kinds.iter().map(|_| self.rng.fork()).collect();
         let mut life = self.rng.fork();
