@@ -372,10 +372,14 @@ impl Faults {
             }
             Fault::PluginGone => self.lose_a_plugin(plan).await,
             Fault::DevicesSick => {
-                self.change_health()?;
+                let resource = self.change_health()?;
                 self.change(plan, When::During).await?;
                 self.linger(0..800).await;
-                if self.random.bool() { self.change_health() } else { Ok(()) }
+                // Not well for a moment only: what was free then is free neither before nor after.
+                if self.sick[&resource] && self.random.bool() {
+                    self.toggle_health(&resource)?;
+                }
+                Ok(())
             }
             Fault::ApiServerFrozen => {
                 self.cluster.signal_api_server("STOP")?;
@@ -510,19 +514,24 @@ impl Faults {
         resources[self.random.usize(..resources.len())].clone()
     }
 
-    /// Half of a plugin's devices fall ill, or all are well again.
-    fn change_health(&mut self) -> Result<()> {
+    /// Half of any plugin's devices fall ill, or all are well again.
+    fn change_health(&mut self) -> Result<String> {
         let resource = self.any_resource();
+        self.toggle_health(&resource)?;
+        Ok(resource)
+    }
+
+    fn toggle_health(&mut self, resource: &str) -> Result<()> {
         let spec =
             self.node.machine().devices.iter().find(|d| d.resource == resource).context("no plugin")?;
         let mut devices = spec.devices.clone();
-        let sick = self.sick.entry(resource.clone()).or_default();
+        let sick = self.sick.entry(resource.to_owned()).or_default();
         *sick = !*sick;
         for device in devices.iter_mut().step_by(2) {
             device.unhealthy = *sick;
         }
         self.notes.push(format!("{resource}: half of them unhealthy is {sick}"));
-        self.node.set_devices(&resource, &devices)
+        self.node.set_devices(resource, &devices)
     }
 
     async fn edit(&mut self, plan: &Plan) -> Result<()> {
