@@ -15,6 +15,7 @@ mod pods;
 mod publish;
 mod recording;
 mod scan;
+mod settings;
 mod settle;
 mod standing;
 mod triggers;
@@ -30,19 +31,19 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{PodUsage, Usage};
-use crate::machine::HostRoots;
+use crate::machine::IdSet;
 use crate::nrt::NodeResourceTopology;
 use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
-use crate::topology::{self, Exclude, Rules, Topology};
+use crate::topology::{self, Finding, Rules, Topology};
 
 pub use notices::Reason;
 pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
+pub use settings::Settings;
 pub use standing::Standing;
 
 use bucket::Bucket;
@@ -87,85 +88,8 @@ const RETRY_LIMIT: Duration = Duration::from_secs(5);
 /// How many times [`Settings::settle`] the policies of the standing object hold while nobody can read them.
 const POLICIES_CARRIED: u32 = 10;
 
-/// What the agent needs to know, paths resolved.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The node's name in the cluster.
-    pub node: String,
-    /// Stand for `/sys` and `/proc`.
-    pub host: HostRoots,
-    /// The kubelet's root directory.
-    pub kubelet_dir: PathBuf,
-    /// Where device plugins register.
-    pub device_plugins: PathBuf,
-    /// The podresources socket.
-    pub socket: PathBuf,
-    /// The kubelet's configuration file.
-    pub kubelet_config: PathBuf,
-    /// The deadline of one call to the kubelet.
-    pub kubelet_timeout: Duration,
-    /// How often to look when nothing seems to happen.
-    pub poll: Duration,
-    /// How long the last good object may stay after a kubelet restart.
-    pub settle: Duration,
-    /// How often the object is applied again although nothing changed.
-    pub refresh: Duration,
-    /// Make the Node own the object.
-    pub owner_reference: bool,
-    /// Watch the object, to repair it at once.
-    pub watch_object: bool,
-    /// What to do about a publisher that keeps rewriting the object.
-    pub rivals: RivalsMode,
-    /// Post Kubernetes Events about the Node.
-    pub events: bool,
-    /// Ask the API server which pods are gone and which have ended.
-    pub watch_pods: bool,
-    /// A file that somebody touches when it is time to look.
-    pub notify_file: Option<PathBuf>,
-    /// How to draw up the account.
-    pub rules: Rules,
-}
-
-impl Settings {
-    /// The agent's part of a resolved configuration.
-    #[must_use]
-    pub fn from_config(config: &Config) -> Self {
-        let config = config.clone().resolved();
-        let rules =
-            Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
-        Self {
-            node: config.node_name,
-            host: HostRoots {
-                sys: config.host.sys.unwrap_or_default(),
-                proc: config.host.proc.unwrap_or_default(),
-            },
-            kubelet_dir: config.kubelet.dir.unwrap_or_default(),
-            device_plugins: config.kubelet.device_plugins.unwrap_or_default(),
-            socket: config.kubelet.socket.unwrap_or_default(),
-            kubelet_config: config.kubelet.config_file.unwrap_or_default(),
-            kubelet_timeout: config.kubelet.timeout.get(),
-            poll: config.scan.poll.get(),
-            settle: config.scan.settle.get(),
-            refresh: config.publish.refresh.get(),
-            owner_reference: config.publish.owner_reference,
-            watch_object: config.publish.watch,
-            rivals: config.publish.rivals,
-            events: config.publish.events,
-            watch_pods: config.pods.source != config::PodSource::None,
-            notify_file: config.scan.notify_file,
-            rules,
-        }
-    }
-}
-
-/// What a configuration leaves out on `node`: its own list and the one for every node, united.
-fn exclude(config: &config::Exclude, node: &str) -> Exclude {
-    Exclude {
-        resources: config.resources_of(node).cloned().collect(),
-        pods: config.pods.clone(),
-        outside_namespace: config.outside_namespace.clone(),
-    }
-}
+/// How long the node may be unreadable before that is a matter for a person.
+const UNREADABLE: Duration = Duration::from_secs(60);
 
 /// Why a single pass ended without an object in the cluster.
 #[derive(Debug, thiserror::Error)]
@@ -273,6 +197,8 @@ pub struct Agent {
     /// What was told in the turn before.
     told: BTreeSet<String>,
     failures: u32,
+    /// Since when no scan has given an account.
+    unreadable_since: Option<Instant>,
     /// When everything has to be read again, whatever happens in between.
     everything_due: Instant,
     status: watch::Sender<Status>,
@@ -330,6 +256,7 @@ impl Agent {
             waited_for: BTreeSet::new(),
             told: BTreeSet::new(),
             failures: 0,
+            unreadable_since: None,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
             rules,
@@ -401,9 +328,9 @@ impl Agent {
         self.view = self.pods.now();
         self.scanner.set_terminal(Arc::clone(&self.view.terminal));
         let scan = self.scanner.scan(depth).await;
-        self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
         self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
+        self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
         // A scan that asked for more than a List owes the bucket for it.
         for _ in 1..self.scanner.take_calls() {
             let _ = self.bucket.take(now);
@@ -469,51 +396,86 @@ impl Agent {
 
     fn digest(&mut self, mut scan: Scan) -> Next {
         let now = Instant::now();
-        let mut doubt = None;
-        if self.view.follows && self.settling.is_waiting() {
-            self.settling.forget_unless(|name| self.pods.knows_living(name));
-        }
-        match self.settling.judge(&scan, now, self.cut_off || self.publisher.in_trouble()) {
-            Verdict::Settled => {}
-            Verdict::Joined(usage, reason) => {
-                scan.usage = usage;
-                doubt = Some(format!("{reason}; what was held before counts until then"));
-            }
-            Verdict::Wait(reason) => {
-                self.metrics.scanned(Outcome::Unsettled);
-                return self.fail(format!("{reason}; the last good object stays"));
-            }
-            Verdict::GivenUp(reason) => warn!("{reason}; that is taken for the truth now"),
-        }
+        let doubt = match self.settle(&mut scan, now) {
+            Ok(doubt) => doubt,
+            Err(reason) => return self.wait_to_settle(reason),
+        };
         if self.still_being_admitted(&scan) {
             self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
         if !self.knows_what_stood(scan.socket_age, now) {
             // Nothing can be published yet, and what is to be carried over is not known.
+            self.metrics.scanned(Outcome::Early);
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
-        let known = self.known.after(&scan, now);
-        let mut topology = account(&scan, &known, &self.rules.borrow());
+        let topology = match self.account(&scan, now) {
+            Ok(topology) => topology,
+            Err(reason) => return self.wait_to_settle(reason),
+        };
+        self.report(&scan, &topology, doubt.as_deref());
+        self.offer(&scan, topology);
+        match doubt {
+            Some(_) => Next { at: now + RETRY, depth: Depth::Everything },
+            None => self.next(&scan, now),
+        }
+    }
+
+    /// Is this scan the whole truth yet? Says what is doubtful about one that may be published, and why one may not.
+    fn settle(&mut self, scan: &mut Scan, now: Instant) -> Result<Option<String>, String> {
+        if self.view.follows && self.settling.is_waiting() {
+            self.settling.forget_unless(|name| self.pods.knows_living(name));
+        }
+        match self.settling.judge(scan, now, self.cut_off || self.publisher.in_trouble()) {
+            Verdict::Settled => Ok(None),
+            Verdict::Joined(usage, reason) => {
+                scan.usage = usage;
+                Ok(Some(format!("{reason}; what was held before counts until then")))
+            }
+            Verdict::Wait(reason) => Err(format!("{reason}; the last good object stays")),
+            Verdict::GivenUp(reason) => {
+                let sentence = format!("{reason}; that is taken for the truth now");
+                warn!("{sentence}");
+                self.notices.post(Reason::KubeletNotSettled, sentence);
+                Ok(None)
+            }
+        }
+    }
+
+    fn wait_to_settle(&mut self, reason: String) -> Next {
+        self.metrics.scanned(Outcome::Unsettled);
+        self.fail(reason)
+    }
+
+    /// The account of a scan with what is carried over, or why it is not believed yet.
+    fn account(&mut self, scan: &Scan, now: Instant) -> Result<Topology, String> {
+        let known = self.known.after(scan, now);
+        let mut topology = account(scan, &known, &self.rules.borrow());
         let nobody_holds = !scan.usage.pods.iter().any(PodUsage::holds_anything);
         let bound = self.settings.settle * if nobody_holds { PATIENCE } else { 1 };
         if let Some(reason) = self.promise.doubt(&topology, now, bound) {
-            self.metrics.scanned(Outcome::Unsettled);
-            return self.fail(reason);
+            return Err(reason);
         }
         let has_config = scan.inventory.config.is_some();
         if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
             warn!("{sentence}");
             self.notices.post(Reason::PoliciesUnknown, sentence);
         }
-        self.metrics.accounted(&scan.usage, scan.problems().count(), &topology);
+        Ok(topology)
+    }
+
+    /// Tells of an account, and that scans work.
+    fn report(&mut self, scan: &Scan, topology: &Topology, doubt: Option<&str>) {
+        self.metrics.accounted(&scan.usage, scan.problems().count(), topology);
         let findings = topology.findings.iter().map(ToString::to_string);
-        let doubts = doubt.iter().cloned();
-        self.tell(scan.problems().cloned().chain(findings).chain(doubts).collect());
-        self.offer(&scan, topology);
-        if doubt.is_some() {
-            return Next { at: now + RETRY, depth: Depth::Everything };
+        let sentences = scan.problems().cloned().chain(findings).chain(doubt.map(str::to_owned));
+        if self.tell(sentences.collect()) {
+            self.post_unpublished(&topology.findings);
         }
+        if doubt.is_some() {
+            return;
+        }
+        self.unreadable_since = None;
         if self.failures > 0 {
             info!("the node can be read again");
             self.failures = 0;
@@ -522,7 +484,19 @@ impl Agent {
             status.scans += 1;
             status.trouble = None;
         });
-        self.next(&scan, now)
+    }
+
+    fn post_unpublished(&self, findings: &BTreeSet<Finding>) {
+        let ids = findings.iter().filter_map(|finding| match finding {
+            Finding::UnpublishedNode(id) => Some(*id),
+            _ => None,
+        });
+        let ids: IdSet = ids.collect();
+        if !ids.is_empty() {
+            let note =
+                format!("NUMA nodes {ids} are in no zone: the scheduler plugin takes ids up to 63 only");
+            self.notices.post(Reason::NodesNotPublished, note);
+        }
     }
 
     /// When to look again if nothing happens before.
@@ -601,18 +575,25 @@ impl Agent {
 
     /// Keeps the last good object and says why, once.
     fn fail(&mut self, sentence: String) -> Next {
+        let since = *self.unreadable_since.get_or_insert_with(Instant::now);
+        if since.elapsed() > UNREADABLE {
+            self.notices.post(Reason::NodeUnreadable, sentence.clone());
+        }
         self.status.send_modify(|status| status.trouble = Some(sentence.clone()));
         self.tell([sentence].into());
         let wait = back_off(&mut self.failures, RETRY, RETRY_LIMIT);
         Next { at: Instant::now() + wait, depth: Depth::Everything }
     }
 
-    /// Warns of everything that was not true in the turn before.
-    fn tell(&mut self, sentences: BTreeSet<String>) {
+    /// Warns of everything that was not true in the turn before; is there anything of this kind?
+    fn tell(&mut self, sentences: BTreeSet<String>) -> bool {
+        let mut any = false;
         for sentence in sentences.difference(&self.told) {
             warn!("{sentence}");
+            any = true;
         }
         self.told = sentences;
+        any
     }
 }
 

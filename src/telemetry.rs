@@ -77,7 +77,12 @@ pub fn start_logs(log: &Log) -> LogSwitch {
 fn filter(chosen: LogLevel) -> Targets {
     let others =
         if chosen == LogLevel::Trace { LevelFilter::TRACE } else { level(chosen).min(LevelFilter::WARN) };
-    Targets::new().with_default(others).with_target("numacast", level(chosen))
+    // Tells of every attempt that failed. Our own sentence about it comes once.
+    let attempts = if chosen == LogLevel::Trace { LevelFilter::TRACE } else { LevelFilter::OFF };
+    Targets::new()
+        .with_default(others)
+        .with_target("kube_client::client::builder", attempts)
+        .with_target("numacast", level(chosen))
 }
 
 fn level(level: LogLevel) -> LevelFilter {
@@ -111,6 +116,8 @@ mod tests {
             };
             assert_eq!(most("numacast::agent"), Some(ours), "{chosen:?}");
             assert_eq!(most("h2::codec"), Some(theirs), "{chosen:?}");
+            let attempts = (chosen == LogLevel::Trace).then_some(Level::TRACE);
+            assert_eq!(most("kube_client::client::builder"), attempts, "{chosen:?}");
         }
     }
 }

@@ -131,8 +131,11 @@ impl Follower {
     fn take(&mut self, event: Result<PodEvent, String>) {
         match event {
             Ok(event) => {
-                self.broken = None;
-                self.told = None;
+                // That a list begins says nothing: the request is still to come.
+                if event != PodEvent::Listing {
+                    self.broken = None;
+                    self.told = None;
+                }
                 lock(&self.pods).take(event, Instant::now());
             }
             Err(sentence) => {

@@ -187,7 +187,13 @@ struct Task {
 impl Task {
     /// Ends with the agent, which drops the other end of the offers.
     async fn run(mut self) {
-        self.learn().await;
+        let mut offers = self.offers.clone();
+        let ended = async move { while offers.changed().await.is_ok() {} };
+        // What is only read may be dropped at once.
+        tokio::select! {
+            () = self.learn() => {}
+            () = ended => return,
+        }
         loop {
             let Some(wake) = self.wait().await else { return };
             match wake {
@@ -290,6 +296,9 @@ impl Task {
     /// Says what is wrong, once per sentence, and waits.
     fn fail(&mut self, error: &ClusterError) {
         self.metrics.write_failed(error.kind());
+        if self.pending.is_some() {
+            self.metrics.health().waiting();
+        }
         let sentence = error.to_string();
         if self.care.is_refused_for_long(error, Instant::now()) {
             self.notices.post(Reason::PublishRefused, sentence.clone());

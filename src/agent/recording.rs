@@ -130,10 +130,12 @@ impl Recording {
         let _ = machine::read(&recorder);
         let config = read_config(&settings.kubelet_config);
         let config_problems = config.as_ref().map(|(_, problems)| problems.clone()).unwrap_or_default();
+        #[allow(clippy::disallowed_methods, reason = "a recording says when it was made")]
+        let recorded = jiff::Timestamp::now();
         Self {
             format: FORMAT,
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            recorded: jiff::Timestamp::now(),
+            recorded,
             node: settings.node.clone(),
             fillers: settings.rules.fillers,
             exclude: settings.rules.exclude.clone(),

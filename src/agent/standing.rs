@@ -66,7 +66,7 @@ impl Standing {
         let attributes =
             self.object().and_then(|object| object.spec.attributes.as_deref()).unwrap_or_default();
         let has = |name: &&str| attributes.iter().any(|attribute| attribute.name == **name);
-        if !TOGETHER.iter().all(|name| has(name)) {
+        if !TOGETHER.iter().all(has) {
             return Vec::new();
         }
         let ours =

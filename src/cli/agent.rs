@@ -52,10 +52,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         let agent = Agent::new(settings, cluster);
         let reload = Reload::new(args, effective, logs, agent.rules())?;
         let _servers = serve(&config, &agent).await;
-        tokio::select! {
-            () = agent.run(shutdown) => {}
-            () = reload.run() => {}
-        }
+        drop(tokio::spawn(reload.run()));
+        agent.run(shutdown).await;
         Ok(ExitCode::SUCCESS)
     })
 }

@@ -39,6 +39,8 @@ impl Cluster {
     /// See [`ClusterError`].
     pub async fn post_event(&self, told: NodeEvent<'_>) -> Result<(), ClusterError> {
         let NodeEvent { node, uid, warning, reason, note } = told;
+        #[allow(clippy::disallowed_methods, reason = "an Event says when it was")]
+        let now = jiff::Timestamp::now();
         let event = Event {
             metadata: ObjectMeta {
                 name: Some(name_for(node)),
@@ -53,7 +55,7 @@ impl Cluster {
                 uid: Some(uid.to_owned()),
                 ..ObjectReference::default()
             }),
-            event_time: Some(MicroTime(jiff::Timestamp::now())),
+            event_time: Some(MicroTime(now)),
             type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(reason.to_owned()),
             action: Some("Publish".to_owned()),

@@ -46,6 +46,10 @@ impl FileWatch {
         let _ = watches.add(dir, WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO);
     }
 
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a file's time is of the wall clock; after a jump the file is read a moment sooner or later"
+    )]
     fn is_settled(&self) -> bool {
         let Ok(modified) = self.file.metadata().and_then(|metadata| metadata.modified()) else { return true };
         // A time in the future is one of another clock.
@@ -110,6 +114,7 @@ mod tests {
         timeout(TOLD, watch.changed()).await.unwrap();
     }
 
+    #[allow(clippy::disallowed_methods, reason = "of a file's time")]
     #[tokio::test(start_paused = true)]
     async fn a_directory_that_comes_later_is_looked_at_again_and_again() {
         let dir = tempfile::tempdir().unwrap();

@@ -44,10 +44,12 @@ struct Moments {
     beat: Option<Instant>,
     /// A scan gave an account.
     scan: Option<Instant>,
-    /// The API server was known to have the newest account.
+    /// The API server was known to have an account of ours.
     publish: Option<Instant>,
-    /// Since then an account waits to be published.
+    /// Since then something waits to be written.
     waiting: Option<Instant>,
+    /// The last thing that was to be written came then.
+    newest: Option<Instant>,
 }
 
 /// Stamped by whoever works, read by whoever asks.
@@ -87,16 +89,18 @@ impl Health {
         self.moments().scan = Some(Instant::now());
     }
 
-    /// There is an account that the API server may not have: a new one, or one that it refused.
+    /// There is something to write: another account, or one that could not be written or was undone.
     pub fn waiting(&self) {
-        self.moments().waiting.get_or_insert_with(Instant::now);
+        let (mut moments, now) = (self.moments(), Instant::now());
+        moments.waiting.get_or_insert(now);
+        moments.newest = Some(now);
     }
 
-    /// The API server has the newest account: it took it, or had it.
-    pub fn published(&self) {
-        let mut moments = self.moments();
-        moments.publish = Some(Instant::now());
-        moments.waiting = None;
+    /// The API server has the account that was the newest this long ago: it took it, or had it. What came since waits.
+    pub fn published(&self, took: Duration) {
+        let (mut moments, now) = (self.moments(), Instant::now());
+        moments.publish = Some(now);
+        moments.waiting = moments.newest.filter(|newest| *newest + took > now);
     }
 
     /// How long ago the last scan gave an account.
@@ -189,7 +193,7 @@ mod tests {
         health.scanned();
         health.waiting();
         assert_eq!(health.ready(), Err(unpublished));
-        health.published();
+        health.published(Duration::ZERO);
         assert_eq!((health.started(), health.ready(), health.live()), (Ok(()), Ok(()), Ok(())));
         advance(seconds(86_400)).await;
         assert_eq!(health.started(), Ok(()), "for ever");
@@ -199,7 +203,7 @@ mod tests {
     async fn three_polls_and_a_call_without_a_scan_are_too_many() {
         let health = health();
         health.scanned();
-        health.published();
+        health.published(Duration::ZERO);
         advance(seconds(25)).await;
         assert_eq!(health.ready(), Ok(()));
         advance(seconds(1)).await;
@@ -213,7 +217,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_account_may_not_wait_for_long_however_often_it_is_replaced() {
         let health = health();
-        health.published();
+        health.published(Duration::ZERO);
         for _ in 0..4 {
             health.waiting();
             health.scanned();
@@ -224,14 +228,33 @@ mod tests {
         let expected =
             "the newest account was not published for 40 s, which is more than 30 s; the log says why";
         assert_eq!(reasons, [expected]);
-        health.published();
+        health.published(Duration::ZERO);
+        assert_eq!(health.ready(), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_came_during_a_write_still_waits() {
+        let health = health();
+        health.waiting();
+        advance(seconds(5)).await;
+        health.waiting();
+        advance(seconds(2)).await;
+        // It began between the two.
+        health.published(seconds(3));
+        health.scanned();
+        advance(seconds(25)).await;
+        assert_eq!(health.ready(), Ok(()), "for 27 s");
+        advance(seconds(4)).await;
+        assert_eq!(health.ready().unwrap_err().len(), 2, "for 31 s; and nothing was read for 29 s");
+        health.published(seconds(3));
+        health.scanned();
         assert_eq!(health.ready(), Ok(()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_refresh_may_not_be_forgotten() {
         let health = health();
-        health.published();
+        health.published(Duration::ZERO);
         advance(seconds(1231)).await;
         health.scanned();
         let reasons = health.ready().unwrap_err();

@@ -46,6 +46,8 @@ const BUCKETS: [f64; 14] =
 pub enum Outcome {
     /// It gave an account.
     Accounted,
+    /// It was good, but what the API server has is not known yet.
+    Early,
     /// A pod was being admitted: look again.
     Admitting,
     /// The kubelet did not know everything yet.
@@ -55,11 +57,12 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    const ALL: [Self; 4] = [Self::Accounted, Self::Admitting, Self::Unsettled, Self::Failed];
+    const ALL: [Self; 5] = [Self::Accounted, Self::Early, Self::Admitting, Self::Unsettled, Self::Failed];
 
     const fn label(self) -> &'static str {
         match self {
             Self::Accounted => "accounted",
+            Self::Early => "early",
             Self::Admitting => "admitting",
             Self::Unsettled => "unsettled",
             Self::Failed => "failed",
@@ -192,6 +195,7 @@ impl Collector for Ages {
     }
 }
 
+#[allow(clippy::disallowed_methods, reason = "process_start_time_seconds and the like are its times")]
 /// Seconds of the wall clock.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
@@ -273,6 +277,10 @@ impl Metrics {
     /// A scan ended.
     pub fn scanned(&self, outcome: Outcome) {
         self.scans.get_or_create(&[("outcome", outcome.label())]).inc();
+        if matches!(outcome, Outcome::Accounted | Outcome::Early) {
+            self.scan_time.set(now());
+            self.health.scanned();
+        }
     }
 
     /// A scan took this long, whatever came of it.
@@ -291,8 +299,6 @@ impl Metrics {
     /// A scan gave an account: what pods hold, and what could not be read.
     pub fn accounted(&self, usage: &Usage, problems: usize, topology: &Topology) {
         self.scanned(Outcome::Accounted);
-        self.scan_time.set(now());
-        self.health.scanned();
         self.problems.set(count(problems));
         self.found(&topology.findings);
         self.claimed(usage);
@@ -313,19 +319,19 @@ impl Metrics {
     pub fn wrote(&self, reason: WriteReason, took: Duration) {
         self.writes.get_or_create(&[("reason", reason.label())]).inc();
         self.publish_seconds.observe(took.as_secs_f64());
-        self.agreed();
+        self.publish_time.set(now());
+        self.health.published(took);
     }
 
     /// The object in the API server was found equal to the newest account: no write is needed.
     pub fn agreed(&self) {
         self.publish_time.set(now());
-        self.health.published();
+        self.health.published(Duration::ZERO);
     }
 
     /// A call to the API server for the object failed.
     pub fn write_failed(&self, kind: &'static str) {
         self.publish_errors.get_or_create(&[("kind", kind)]).inc();
-        self.health.waiting();
     }
 
     /// Somebody else wrote our object.

@@ -13,6 +13,7 @@ mod publisher;
 mod release;
 mod reload;
 mod snapshot;
+mod starved;
 mod support;
 mod tls;
 mod truth;

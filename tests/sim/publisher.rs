@@ -416,9 +416,10 @@ async fn an_object_that_was_replaced_unseen_is_looked_at_and_written_once_more()
     let world = World::with(SimNode::with(quick()), server().await, |settings| settings.watch_object = false);
     world.agrees().await;
     assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
-    leave_behind(&world.server).await;
+    world.server.put(&TOPOLOGIES, left_behind(&[], &["cpu"])).unwrap();
     world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
     world.agrees().await;
+    assert_eq!(owners(&world.server), [""; 0], "it is not the object that the Node owned");
     world.stop().await;
 }
 

@@ -1,5 +1,4 @@
-//! The real binary under load for a long time, run by hand: `make soak`. Optimised, since the kubelet and the API server in
-//! this process have as much to do as the agent.
+//! The real binary under load for a long time, run by hand: `make soak`.
 //!
 //! - `changes`: a million changes on a simulated node with a simulated API server, as fast as the agent's budget of Lists
 //!   lets it fold them; the object must go on being true, and memory, descriptors and threads must not grow.

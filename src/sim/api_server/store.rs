@@ -1,6 +1,6 @@
 //! The objects, their versions and the history that watches read. No I/O.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -234,6 +234,26 @@ impl Store {
         let orphans: Vec<Key> =
             self.objects.iter().filter(|(_, object)| orphaned(object)).map(|(key, _)| key.clone()).collect();
         for key in orphans {
+            // It was there a moment ago.
+            let _ = self.delete(&key, None, "garbage-collector");
+        }
+    }
+
+    /// Removes what only objects own that are not there, as the collector of a real cluster does it now and then.
+    pub(super) fn collect_dangling(&mut self) {
+        let uids: BTreeSet<String> = self
+            .objects
+            .values()
+            .filter_map(|object| Some(object["metadata"]["uid"].as_str()?.to_owned()))
+            .collect();
+        let dangling = |object: &Value| {
+            let owners = object["metadata"]["ownerReferences"].as_array();
+            let gone = |owner: &Value| !uids.contains(owner["uid"].as_str().unwrap_or_default());
+            owners.is_some_and(|owners| !owners.is_empty() && owners.iter().all(gone))
+        };
+        let keys: Vec<Key> =
+            self.objects.iter().filter(|(_, object)| dangling(object)).map(|(key, _)| key.clone()).collect();
+        for key in keys {
             // It was there a moment ago.
             let _ = self.delete(&key, None, "garbage-collector");
         }

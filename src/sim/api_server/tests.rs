@@ -449,14 +449,22 @@ async fn a_server_that_was_away_has_its_objects_still() {
 #[tokio::test]
 async fn events_get_a_name() {
     let cluster = Cluster::new().await;
-    let event = json!({
-        "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": "w.", "namespace": "default"},
-        "reason": "Held", "involvedObject": {},
-    });
+    let event = |prefix: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": prefix, "namespace": "default"},
+            "reason": "Held", "involvedObject": {},
+        })
+        .to_string()
+    };
     let path = "/api/v1/namespaces/default/events";
-    cluster.raw("POST", path, "application/json", &event.to_string()).await.unwrap();
+    cluster.raw("POST", path, "application/json", &event("w-")).await.unwrap();
     let events = cluster.server.list(&CORE_EVENTS, "default");
-    assert!(events[0]["metadata"]["name"].as_str().unwrap().starts_with("w."));
+    assert!(events[0]["metadata"]["name"].as_str().unwrap().starts_with("w-"));
+    let refused = cluster.raw("POST", path, "application/json", &event("w.")).await.unwrap_err();
+    assert!(
+        refused.starts_with("422 Event \"\" is invalid: metadata.generateName: Invalid value"),
+        "{refused}"
+    );
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ pub(super) const SCANS: Doc = Doc {
     kind: "counter",
     labels: &[(
         "outcome",
-        "`accounted`; `admitting`: a pod was being admitted; `unsettled`: the kubelet did not know everything \
+        "`accounted`; `early`: good, but it was not known yet what the API server has; `admitting`: a pod was being admitted; `unsettled`: the kubelet did not know everything \
          yet; `failed`: the kubelet or the hardware could not be read",
     )],
     help: "Readings of the node",

@@ -59,12 +59,17 @@ const SLACK: Duration = Duration::from_secs(2);
 const RESCAN: Duration = Duration::from_millis(5_500).saturating_add(DEADLINE).saturating_add(SLACK);
 /// Likewise, and a kubelet whose pods went while it was away is waited for.
 const RESTART: Duration = RESCAN.saturating_add(SETTLE);
+/// Likewise, and an agent that knows no pods of before holds a young kubelet to the object for ten times as long.
+const BOTH: Duration = RESCAN.saturating_add(SETTLE.saturating_mul(10));
 /// The longest wait between two writes that fail, give or take a tenth, and the write itself.
 const REWRITE: Duration = Duration::from_secs(11).saturating_add(DEADLINE).saturating_add(SLACK);
 /// Nothing went wrong, and maybe nobody told either: the next poll, give or take a tenth, and one scan.
 const SOON: Duration = POLL.saturating_add(SLACK);
-/// Somebody else wrote or deleted the object: the next refresh puts it right at the latest.
-const NEXT_REFRESH: Duration = REFRESH.saturating_add(DEADLINE).saturating_add(SLACK);
+/// Somebody else wrote or deleted the object: the next refresh, give or take a tenth, puts it right at the latest.
+const NEXT_REFRESH: Duration = REFRESH.saturating_add(DEADLINE.saturating_mul(2)).saturating_add(SLACK);
+
+/// A write with the old Node's uid may have come in between: the cluster collects it, and the next refresh makes it anew.
+const REMADE: Duration = REWRITE.saturating_add(NEXT_REFRESH);
 
 kinds! {
     Nothing "nothing" Cluster SOON,
@@ -93,6 +98,8 @@ kinds! {
     StateUnreadable "state files unreadable" Kubelet RESCAN,
     StateOversize "state files over-size" Kubelet RESCAN,
     Storm "event storm" Kubelet RESCAN,
+    NotifyFull "disk of the notify file full" Kubelet RESCAN,
+    BothRestart "kubelet and agent restart" Kubelet BOTH,
     AgentRestarts "agent restarts" Cluster RESCAN,
     ServerDown "API server down" Cluster REWRITE,
     ServerSlow "API server slow" Cluster REWRITE,
@@ -110,7 +117,7 @@ kinds! {
     Edited "object edited by a person" Cluster NEXT_REFRESH,
     Deleted "object deleted" Cluster NEXT_REFRESH,
     Rival "another manager rewrites it" Cluster REWRITE,
-    NodeAgain "Node deleted and made again" Cluster REWRITE,
+    NodeAgain "Node deleted and made again" Cluster REMADE,
     Uninstalled "CRD uninstalled and installed" Cluster REWRITE,
 }
 
@@ -198,11 +205,30 @@ impl Kind {
                 kubelet.write_again().map_err(text)?;
             }
             Self::Storm => storm(kubelet.root().to_owned(), rng.u32(20_000..60_000)).await?,
-            Self::AgentRestarts => {
-                world.stop_agent().await?;
+            Self::NotifyFull => {
+                // What is written to it from now on goes to a device that is always full, and nobody is told.
+                let file = world.notify_file();
+                let _ = fs::remove_file(&file);
+                std::os::unix::fs::symlink("/dev/full", &file).map_err(text)?;
                 pause(rng, 300).await;
-                world.start_agent();
+                world.live(rng).await;
+                if fs::write(&file, "now").is_ok() {
+                    return Err("the disk of the notify file is not full".to_owned());
+                }
+                pause(rng, 300).await;
+                fs::remove_file(&file).map_err(text)?;
             }
+            Self::BothRestart => {
+                let (mut one, mut other) = (rng.fork(), rng.fork());
+                let agent = async {
+                    pause(&mut one, 600).await;
+                    restart_agent(world, &mut one).await
+                };
+                let killed = other.bool();
+                let (agent, kubelet) = tokio::join!(agent, restart(world, &mut other, killed));
+                agent.and(kubelet)?;
+            }
+            Self::AgentRestarts => restart_agent(world, rng).await?,
             Self::ServerDown => {
                 server.stop();
                 pause(rng, 2500).await;
@@ -268,6 +294,14 @@ impl Kind {
         }
         world.note(format!("over: {}", self.name()));
         Ok(())
+    }
+
+    /// May both happen at once? Where agent, kubelet and object are new together nobody is left who knows what pods hold.
+    pub(crate) fn goes_with(self, other: Self) -> bool {
+        let takes_object = |kind| matches!(kind, Self::Deleted | Self::NodeAgain | Self::Uninstalled);
+        let forgets = |kind| matches!(kind, Self::BothRestart | Self::AgentRestarts);
+        let both = |one, other| takes_object(one) && forgets(other);
+        self.side() != other.side() && !both(self, other) && !both(other, self)
     }
 
     /// Can it be seen on such a node at all?
@@ -355,6 +389,15 @@ fn garbage(rng: &mut Rng) -> Vec<u8> {
         // A group that nobody opened.
         _ => vec![0x0c],
     }
+}
+
+async fn restart_agent(world: &World, rng: &mut Rng) -> Result<(), String> {
+    world.stop_agent().await?;
+    world.note("the agent has stopped".to_owned());
+    pause(rng, 300).await;
+    world.start_agent();
+    world.note("the agent starts".to_owned());
+    Ok(())
 }
 
 /// The kubelet ends, and comes back part by part.

@@ -37,6 +37,9 @@ pub(crate) struct Measured {
     pub(crate) took: Duration,
 }
 
+/// How often the cluster's garbage collector looks for owners that are not there.
+const COLLECT: Duration = Duration::from_millis(500);
+
 /// What a shard came to.
 pub(crate) struct Outcome {
     pub(crate) measured: Vec<Measured>,
@@ -100,7 +103,7 @@ impl Run {
             let first = deck.pop().unwrap_or(Kind::Nothing);
             let mut chosen = vec![first];
             let second = kinds[self.rng.usize(0..kinds.len())];
-            if self.rng.u8(0..5) == 0 && second.side() != first.side() {
+            if self.rng.u8(0..5) == 0 && first.goes_with(second) {
                 chosen.push(second);
             }
             let took = self.step(&chosen).await?;
@@ -161,7 +164,12 @@ impl Run {
     /// Waits until the object is true; returns how long that took.
     async fn agrees(&mut self, bound: Duration) -> Result<Duration, String> {
         let start = Instant::now();
+        let mut collected = start;
         loop {
+            if collected.elapsed() > COLLECT {
+                self.world.node.server.collect_garbage();
+                collected = Instant::now();
+            }
             self.judge.look(&self.world.node.kubelet)?;
             let differences = self.world.differences();
             let took = start.elapsed();

@@ -1,0 +1,88 @@
+//! What the agent needs of the configuration, paths resolved.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::config::{self, Config, RivalsMode};
+use crate::machine::HostRoots;
+use crate::topology::{Exclude, Rules};
+
+/// What the agent needs to know, paths resolved.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The node's name in the cluster.
+    pub node: String,
+    /// Stand for `/sys` and `/proc`.
+    pub host: HostRoots,
+    /// The kubelet's root directory.
+    pub kubelet_dir: PathBuf,
+    /// Where device plugins register.
+    pub device_plugins: PathBuf,
+    /// The podresources socket.
+    pub socket: PathBuf,
+    /// The kubelet's configuration file.
+    pub kubelet_config: PathBuf,
+    /// The deadline of one call to the kubelet.
+    pub kubelet_timeout: Duration,
+    /// How often to look when nothing seems to happen.
+    pub poll: Duration,
+    /// How long the last good object may stay after a kubelet restart.
+    pub settle: Duration,
+    /// How often the object is applied again although nothing changed.
+    pub refresh: Duration,
+    /// Make the Node own the object.
+    pub owner_reference: bool,
+    /// Watch the object, to repair it at once.
+    pub watch_object: bool,
+    /// What to do about a publisher that keeps rewriting the object.
+    pub rivals: RivalsMode,
+    /// Post Kubernetes Events about the Node.
+    pub events: bool,
+    /// Ask the API server which pods are gone and which have ended.
+    pub watch_pods: bool,
+    /// A file that somebody touches when it is time to look.
+    pub notify_file: Option<PathBuf>,
+    /// How to draw up the account.
+    pub rules: Rules,
+}
+
+impl Settings {
+    /// The agent's part of a resolved configuration.
+    #[must_use]
+    pub fn from_config(config: &Config) -> Self {
+        let config = config.clone().resolved();
+        let rules =
+            Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
+        Self {
+            node: config.node_name,
+            host: HostRoots {
+                sys: config.host.sys.unwrap_or_default(),
+                proc: config.host.proc.unwrap_or_default(),
+            },
+            kubelet_dir: config.kubelet.dir.unwrap_or_default(),
+            device_plugins: config.kubelet.device_plugins.unwrap_or_default(),
+            socket: config.kubelet.socket.unwrap_or_default(),
+            kubelet_config: config.kubelet.config_file.unwrap_or_default(),
+            kubelet_timeout: config.kubelet.timeout.get(),
+            poll: config.scan.poll.get(),
+            settle: config.scan.settle.get(),
+            refresh: config.publish.refresh.get(),
+            owner_reference: config.publish.owner_reference,
+            watch_object: config.publish.watch,
+            rivals: config.publish.rivals,
+            events: config.publish.events,
+            watch_pods: config.pods.source != config::PodSource::None,
+            notify_file: config.scan.notify_file,
+            rules,
+        }
+    }
+}
+
+/// What a configuration leaves out on `node`: its own list and the one for every node, united.
+fn exclude(config: &config::Exclude, node: &str) -> Exclude {
+    Exclude {
+        resources: config.resources_of(node).cloned().collect(),
+        pods: config.pods.clone(),
+        outside_namespace: config.outside_namespace.clone(),
+    }
+}
