@@ -21,6 +21,8 @@ pub(crate) struct Figures {
     pub(crate) release_unaided: Vec<Release>,
     pub(crate) writes: Vec<usize>,
     pub(crate) release_writes: Vec<usize>,
+    /// Readings of the node, those of the slow poll among them.
+    pub(crate) scans_per_change: f64,
     /// Beyond what it costs when nothing changes.
     pub(crate) cpu_per_change: Duration,
     pub(crate) idle: Duration,
@@ -96,6 +98,7 @@ impl Figures {
             "releaseWithoutPodSourceAtLeast": distribution(&at_least(&self.release_unaided)),
             "writesPerAllocation": {"mean": mean(&self.writes), "samples": self.writes},
             "writesPerRelease": {"mean": mean(&self.release_writes), "samples": self.release_writes},
+            "scansPerChange": self.scans_per_change,
             "cpuPerChangeMs": ms(self.cpu_per_change),
             "idleSeconds": self.idle.as_secs_f64(),
             "idleCpuShare": self.idle_share,

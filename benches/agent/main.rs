@@ -184,6 +184,7 @@ impl<'a> Bench<'a> {
         agent.settle(&self.events).await?;
 
         self.say(&format!("{} changes", self.steps * 2));
+        let scans = agent.scans()?;
         let (before, started) = (agent.cpu()?, Instant::now());
         for _ in 0..self.steps {
             let (name, latency) = self.allocation(&mut agent, figures).await?;
@@ -193,6 +194,7 @@ impl<'a> Bench<'a> {
             figures.release.push(release);
         }
         let (busy, elapsed) = (agent.cpu()? - before, started.elapsed());
+        figures.scans_per_change = (agent.scans()? - scans) as f64 / (self.steps * 2) as f64;
 
         self.idle(&mut agent, figures).await?;
         // What it costs to look when nothing happens goes on between changes.

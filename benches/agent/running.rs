@@ -1,17 +1,21 @@
 //! The shipped binary at work.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::events::{Events, QUIET};
 use crate::support::RealNode;
+use crate::support::cluster::free_port;
 use crate::support::process::{Process, tethered};
 
 pub(crate) struct Running {
     process: Process,
+    metrics: u16,
 }
 
 /// Whether the binary's configuration has a key of this name and takes this value.
@@ -31,8 +35,9 @@ impl Running {
         command.arg("--sys-dir").arg(node.dir().join("sys"));
         command.arg("--proc-dir").arg(node.dir().join("proc"));
         command.arg("--kubelet-dir").arg(node.kubelet_dir());
-        command.args(more);
-        Ok(Self { process: Process::start("agent", node.dir(), command)? })
+        let metrics = free_port()?;
+        command.args(["--metrics-address", &format!("127.0.0.1:{metrics}")]).args(more);
+        Ok(Self { process: Process::start("agent", node.dir(), command)?, metrics })
     }
 
     pub(crate) fn still_runs(&mut self) -> Result<()> {
@@ -55,6 +60,19 @@ impl Running {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         Ok(())
+    }
+
+    /// How often it has read the node so far, by its own count.
+    pub(crate) fn scans(&self) -> Result<u64> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.metrics))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let counts = text.lines().filter(|line| line.starts_with("numacast_scans_total{"));
+        let counts = counts.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>());
+        let scans = counts.sum::<Result<u64, _>>().context("a count that is no number")?;
+        ensure!(scans > 0, "the agent's metrics tell of no scan");
+        Ok(scans)
     }
 
     /// CPU time used so far, as the scheduler counts it (nanoseconds).

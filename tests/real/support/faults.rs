@@ -153,6 +153,8 @@ pub(crate) struct Faults {
     notes: Vec<String>,
     /// Versions that somebody else wrote.
     foreign: BTreeSet<u64>,
+    /// What pods have now is not what they had before.
+    books_lost: bool,
     /// The manifest of a static pod lies where the kubelet looks.
     static_pod: bool,
     /// Resources of plugins, for a device's health.
@@ -198,6 +200,7 @@ impl Faults {
             started: 0,
             notes: Vec::new(),
             foreign: BTreeSet::new(),
+            books_lost: false,
             static_pod: false,
             sick: BTreeMap::new(),
         };
@@ -239,6 +242,10 @@ impl Faults {
         self.is_true().await?;
         let until_true = calm.elapsed();
 
+        if std::mem::take(&mut self.books_lost) {
+            let versions = self.history.since(mark).await?.len();
+            return Ok(Outcome { until_true, versions });
+        }
         let most = most.or(&oracle::expected(&self.node).await?);
         let versions = self.history.since(mark).await?;
         for version in versions.iter().filter(|version| !self.foreign.contains(&version.revision)) {
@@ -372,10 +379,14 @@ impl Faults {
             }
             Fault::PluginGone => self.lose_a_plugin(plan).await,
             Fault::DevicesSick => {
-                self.change_health()?;
+                let resource = self.change_health()?;
                 self.change(plan, When::During).await?;
                 self.linger(0..800).await;
-                if self.random.bool() { self.change_health() } else { Ok(()) }
+                // Not well for a moment only: what was free then is free neither before nor after.
+                if self.sick[&resource] && self.random.bool() {
+                    self.toggle_health(&resource)?;
+                }
+                Ok(())
             }
             Fault::ApiServerFrozen => {
                 self.cluster.signal_api_server("STOP")?;
@@ -452,7 +463,14 @@ impl Faults {
             whole
         })
         .await?;
-        self.node.stop_kubelet(how)
+        self.node.stop_kubelet(how)?;
+        if oracle::books_are_whole(&self.node).is_err() {
+            // In order, it came to it all the same. Somebody removes the books, and every pod gets something new.
+            self.notes.push("the kubelet ended between two steps of its books".to_owned());
+            self.node.forget_books()?;
+            self.books_lost = true;
+        }
+        Ok(())
     }
 
     /// The kubelet starts first: it has all but its pods, for as long as it waits for the API server.
@@ -510,19 +528,24 @@ impl Faults {
         resources[self.random.usize(..resources.len())].clone()
     }
 
-    /// Half of a plugin's devices fall ill, or all are well again.
-    fn change_health(&mut self) -> Result<()> {
+    /// Half of any plugin's devices fall ill, or all are well again.
+    fn change_health(&mut self) -> Result<String> {
         let resource = self.any_resource();
+        self.toggle_health(&resource)?;
+        Ok(resource)
+    }
+
+    fn toggle_health(&mut self, resource: &str) -> Result<()> {
         let spec =
             self.node.machine().devices.iter().find(|d| d.resource == resource).context("no plugin")?;
         let mut devices = spec.devices.clone();
-        let sick = self.sick.entry(resource.clone()).or_default();
+        let sick = self.sick.entry(resource.to_owned()).or_default();
         *sick = !*sick;
         for device in devices.iter_mut().step_by(2) {
             device.unhealthy = *sick;
         }
         self.notes.push(format!("{resource}: half of them unhealthy is {sick}"));
-        self.node.set_devices(&resource, &devices)
+        self.node.set_devices(resource, &devices)
     }
 
     async fn edit(&mut self, plan: &Plan) -> Result<()> {

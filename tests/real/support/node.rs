@@ -474,6 +474,14 @@ impl RealNode {
         self.kubelet.borrow_mut().as_mut().map_or(Ok(()), Process::still_runs)
     }
 
+    /// Removes what the CPU and the Memory Manager remember, as a kubelet asks for that cannot start with it.
+    pub(crate) fn forget_books(&self) -> Result<()> {
+        for file in ["cpu_manager_state", "memory_manager_state"] {
+            std::fs::remove_file(self.kubelet_dir().join(file))?;
+        }
+        Ok(())
+    }
+
     /// Deletes the directory of the podresources socket and makes it again, empty.
     pub(crate) fn recreate_pod_resources_dir(&self) -> Result<()> {
         let dir = self.kubelet_dir().join("pod-resources");
