@@ -138,7 +138,9 @@ async fn scan_when_ready(scanner: &mut Scanner, settings: &Settings) -> Result<S
     let mut settling = Settling::new(&settings.node, settings.settle);
     loop {
         let scan = scanner.scan(Depth::Everything).await?;
-        let Verdict::Wait(reason) = settling.judge(&scan, Instant::now(), false) else { return Ok(scan) };
+        let Verdict::Wait(reason) = settling.judge(&scan, Instant::now(), false, None) else {
+            return Ok(scan);
+        };
         debug!("{reason}; looking again");
         sleep(RETRY).await;
     }
@@ -423,10 +425,10 @@ impl Agent {
 
     /// Is this scan the whole truth yet? Says what is doubtful about one that may be published, and why one may not.
     fn settle(&mut self, scan: &mut Scan, now: Instant) -> Result<Option<String>, String> {
-        if self.view.follows && self.settling.is_waiting() {
-            self.settling.forget_unless(|name| self.pods.knows_living(name));
-        }
-        match self.settling.judge(scan, now, self.cut_off || self.publisher.in_trouble()) {
+        let cut_off = self.cut_off || self.publisher.in_trouble();
+        let lives = |name: &PodName| self.pods.knows_living(name);
+        let lives = self.view.follows.then_some(&lives as &dyn Fn(&PodName) -> bool);
+        match self.settling.judge(scan, now, cut_off, lives) {
             Verdict::Settled => Ok(None),
             Verdict::Joined(usage, reason) => {
                 scan.usage = usage;

@@ -70,8 +70,15 @@ impl Settling {
     }
 
     /// Judges a scan, and remembers it if it is believed. While `cut_off` from the API server the clock stands
-    /// still: the kubelet has its pods from there.
-    pub(super) fn judge(&mut self, scan: &Scan, now: Instant, cut_off: bool) -> Verdict {
+    /// still: the kubelet has its pods from there. Where somebody tells which pods of the API server live, those that do
+    /// not are not waited for, and those that do are, whoever comes meanwhile.
+    pub(super) fn judge(
+        &mut self,
+        scan: &Scan,
+        now: Instant,
+        cut_off: bool,
+        lives: Option<&dyn Fn(&PodName) -> bool>,
+    ) -> Verdict {
         let since = match self.since {
             Some((connection, since)) if connection == scan.connection && !cut_off => since,
             _ => {
@@ -79,7 +86,12 @@ impl Settling {
                 now
             }
         };
-        let doubt = if self.settled == Some(scan.connection) { None } else { self.doubt(scan) };
+        let doubt = if self.settled == Some(scan.connection) {
+            None
+        } else {
+            lives.into_iter().for_each(|lives| self.forget_unless(lives));
+            self.doubt(scan, lives.is_some())
+        };
         let verdict = match doubt {
             None => Verdict::Settled,
             Some(Doubt { reason, bound, .. }) if now.duration_since(since) >= bound => {
@@ -100,7 +112,7 @@ impl Settling {
 
     /// Pods of the API server that `lives` does not know are not waited for. Who knows the API server's pods says nothing
     /// of static ones.
-    pub(super) fn forget_unless(&mut self, lives: impl Fn(&PodName) -> bool) {
+    fn forget_unless(&mut self, lives: &dyn Fn(&PodName) -> bool) {
         let Some(Held { usage, .. }) = &mut self.before else { return };
         let stays = |pod: &PodUsage| {
             pod.name.ends_with(&self.static_suffix) || lives(&(pod.namespace.clone(), pod.name.clone()))
@@ -110,8 +122,8 @@ impl Settling {
         }
     }
 
-    /// What is missing still, and how long to wait for it.
-    fn doubt(&self, scan: &Scan) -> Option<Doubt> {
+    /// What is missing still, and how long to wait for it. All of what is missing may be `known` to live.
+    fn doubt(&self, scan: &Scan, known: bool) -> Option<Doubt> {
         if let Some(reason) = self.unstarted(&scan.inventory) {
             return Some(Doubt { reason, bound: self.bound * PATIENCE, joined: None });
         }
@@ -120,7 +132,7 @@ impl Settling {
         let newcomers = || now.keys().filter(|name| !held.contains_key(*name));
         // Somebody new holds something: the kubelet has its pods, and who is missing is gone. Devices are not
         // waited for either then, since what the new pods hold must not look free meanwhile.
-        if newcomers().any(|(_, name)| !name.ends_with(&self.static_suffix)) {
+        if !known && newcomers().any(|(_, name)| !name.ends_with(&self.static_suffix)) {
             return None;
         }
         let missing: Vec<&PodUsage> =
@@ -226,26 +238,32 @@ mod tests {
         let mut settling = Settling::new("node", BOUND);
         let start = Instant::now();
         let first = scan(Connection::default(), &["a", "b"], &["nic"]);
-        assert_eq!(settling.judge(&first, start, false), Verdict::Settled);
+        assert_eq!(settling.judge(&first, start, false, None), Verdict::Settled);
         (settling, Connection::default().next(), start)
     }
 
     #[test]
     fn a_pod_that_leaves_without_a_restart_is_believed() {
         let (mut settling, _, start) = restarted();
-        assert_eq!(settling.judge(&scan(Connection::default(), &[], &[]), start, false), Verdict::Settled);
+        assert_eq!(
+            settling.judge(&scan(Connection::default(), &[], &[]), start, false, None),
+            Verdict::Settled
+        );
     }
 
     #[test]
     fn an_empty_list_after_a_restart_waits_ten_bounds() {
         let (mut settling, second, start) = restarted();
         let empty = scan(second, &[], &["nic"]);
-        assert!(waits(&settling.judge(&empty, start, false), "does not list 2 of the 2 pods"));
-        assert!(waits(&settling.judge(&empty, start + BOUND * 9, false), "does not list 2 of the 2 pods"));
-        let given_up = settling.judge(&empty, start + BOUND * 10, false);
+        assert!(waits(&settling.judge(&empty, start, false, None), "does not list 2 of the 2 pods"));
+        assert!(waits(
+            &settling.judge(&empty, start + BOUND * 9, false, None),
+            "does not list 2 of the 2 pods"
+        ));
+        let given_up = settling.judge(&empty, start + BOUND * 10, false, None);
         assert!(matches!(given_up, Verdict::GivenUp(_)), "{given_up:?}");
         assert_eq!(
-            settling.judge(&empty, start + BOUND * 10, false),
+            settling.judge(&empty, start + BOUND * 10, false, None),
             Verdict::Settled,
             "and believed from then on"
         );
@@ -255,20 +273,23 @@ mod tests {
     fn a_partial_list_waits_one_bound_and_settles_when_all_are_back() {
         let (mut settling, second, start) = restarted();
         let partial = scan(second, &["a"], &["nic"]);
-        assert!(waits(&settling.judge(&partial, start, false), "does not list 1 of the 2 pods"));
-        assert_eq!(settling.judge(&scan(second, &["a", "b"], &["nic"]), start, false), Verdict::Settled);
+        assert!(waits(&settling.judge(&partial, start, false, None), "does not list 1 of the 2 pods"));
+        assert_eq!(
+            settling.judge(&scan(second, &["a", "b"], &["nic"]), start, false, None),
+            Verdict::Settled
+        );
         // From then on this connection is believed.
-        assert_eq!(settling.judge(&scan(second, &[], &[]), start, false), Verdict::Settled);
+        assert_eq!(settling.judge(&scan(second, &[], &[]), start, false, None), Verdict::Settled);
 
         let (mut settling, _, start) = restarted();
-        assert!(waits(&settling.judge(&partial, start, false), "1 of the 2"));
-        assert!(matches!(settling.judge(&partial, start + BOUND, false), Verdict::GivenUp(_)));
+        assert!(waits(&settling.judge(&partial, start, false, None), "1 of the 2"));
+        assert!(matches!(settling.judge(&partial, start + BOUND, false, None), Verdict::GivenUp(_)));
     }
 
     #[test]
     fn a_new_holder_proves_that_the_kubelet_knows_its_pods() {
         let (mut settling, second, start) = restarted();
-        assert_eq!(settling.judge(&scan(second, &["new"], &[]), start, false), Verdict::Settled);
+        assert_eq!(settling.judge(&scan(second, &["new"], &[]), start, false, None), Verdict::Settled);
     }
 
     #[test]
@@ -281,54 +302,64 @@ mod tests {
             }
             other => (format!("{other:?}"), String::new()),
         };
-        let (names, reason) = joined(settling.judge(&scan(second, &["web-node"], &["nic"]), start, false));
+        let (names, reason) =
+            joined(settling.judge(&scan(second, &["web-node"], &["nic"]), start, false, None));
         assert_eq!(names, "web-node,a,b");
         assert!(reason.contains("does not list 2 of the 2"), "{reason}");
         // One of them is back, the other listed with nothing yet.
         let mut partial = scan(second, &["web-node", "a", "b"], &["nic"]);
         Arc::make_mut(&mut partial.usage).pods[2].containers.clear();
-        let verdict = settling.judge(&partial, start, false);
+        let verdict = settling.judge(&partial, start, false, None);
         let Verdict::Joined(usage, _) = &verdict else { panic!("{verdict:?}") };
         assert!(usage.pods.iter().all(PodUsage::holds_anything));
         assert_eq!(joined(verdict).0, "web-node,a,b");
         let without = scan(second, &["web-node", "a", "b"], &[]);
-        assert_eq!(joined(settling.judge(&without, start, false)).0, "web-node,a,b", "for its nic");
+        assert_eq!(joined(settling.judge(&without, start, false, None)).0, "web-node,a,b", "for its nic");
         let complete = scan(second, &["web-node", "a", "b"], &["nic"]);
-        assert_eq!(settling.judge(&complete, start, false), Verdict::Settled);
+        assert_eq!(settling.judge(&complete, start, false, None), Verdict::Settled);
     }
 
     #[test]
     fn a_pod_that_the_api_server_does_not_know_any_more_is_not_waited_for() {
         let (mut settling, second, start) = restarted();
         let partial = scan(second, &["a"], &["nic"]);
-        assert!(waits(&settling.judge(&partial, start, false), "1 of the 2"));
-        settling.forget_unless(|(_, name)| name != "b");
-        assert_eq!(settling.judge(&partial, start, false), Verdict::Settled);
+        assert!(waits(&settling.judge(&partial, start, false, None), "1 of the 2"));
+        assert_eq!(settling.judge(&partial, start, false, Some(&|(_, name)| name != "b")), Verdict::Settled);
 
         let mut settling = Settling::new("node", BOUND);
         let first = scan(Connection::default(), &["a", "web-node"], &["nic"]);
-        assert_eq!(settling.judge(&first, start, false), Verdict::Settled);
-        assert!(waits(&settling.judge(&partial, start, false), "1 of the 2"));
-        settling.forget_unless(|(_, name)| name == "a");
-        assert!(waits(&settling.judge(&partial, start, false), "1 of the 2"), "static pods come from files");
+        assert_eq!(settling.judge(&first, start, false, None), Verdict::Settled);
+        assert!(waits(&settling.judge(&partial, start, false, None), "1 of the 2"));
+        let verdict = settling.judge(&partial, start, false, Some(&|(_, name)| name == "a"));
+        assert!(waits(&verdict, "1 of the 2"), "static pods come from files");
+    }
+
+    #[test]
+    fn a_pod_that_is_known_to_live_is_waited_for_although_another_is_new() {
+        let (mut settling, second, start) = restarted();
+        let newcomer = scan(second, &["a", "new"], &["nic"]);
+        let verdict = settling.judge(&newcomer, start, false, Some(&|_| true));
+        let Verdict::Joined(usage, _) = &verdict else { panic!("{verdict:?}") };
+        assert_eq!(usage.pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a", "new", "b"]);
+        assert_eq!(settling.judge(&newcomer, start, false, Some(&|(_, name)| name != "b")), Verdict::Settled);
     }
 
     #[test]
     fn devices_are_waited_for_one_bound() {
         let (mut settling, second, start) = restarted();
         let without = scan(second, &["a", "b"], &[]);
-        assert!(waits(&settling.judge(&without, start, false), "have not registered nic yet"));
-        assert!(matches!(settling.judge(&without, start + BOUND, false), Verdict::GivenUp(_)));
+        assert!(waits(&settling.judge(&without, start, false, None), "have not registered nic yet"));
+        assert!(matches!(settling.judge(&without, start + BOUND, false, None), Verdict::GivenUp(_)));
     }
 
     #[test]
     fn the_clock_stands_still_while_the_api_server_is_away() {
         let (mut settling, second, start) = restarted();
         let partial = scan(second, &["a"], &["nic"]);
-        assert!(waits(&settling.judge(&partial, start, true), "1 of the 2"));
-        assert!(waits(&settling.judge(&partial, start + BOUND, true), "1 of the 2"));
-        assert!(waits(&settling.judge(&partial, start + BOUND + BOUND / 2, false), "1 of the 2"));
-        assert!(matches!(settling.judge(&partial, start + BOUND * 2, false), Verdict::GivenUp(_)));
+        assert!(waits(&settling.judge(&partial, start, true, None), "1 of the 2"));
+        assert!(waits(&settling.judge(&partial, start + BOUND, true, None), "1 of the 2"));
+        assert!(waits(&settling.judge(&partial, start + BOUND + BOUND / 2, false, None), "1 of the 2"));
+        assert!(matches!(settling.judge(&partial, start + BOUND * 2, false, None), Verdict::GivenUp(_)));
     }
 
     #[test]
@@ -336,11 +367,11 @@ mod tests {
         let (mut settling, second, start) = restarted();
         let mut empty = scan(second, &["a", "b"], &["nic"]);
         empty.inventory = Arc::new(Inventory::default());
-        assert!(waits(&settling.judge(&empty, start, false), "offers no CPUs"));
+        assert!(waits(&settling.judge(&empty, start, false, None), "offers no CPUs"));
         let config = Some(KubeletConfig::default());
         let allocatable = empty.inventory.allocatable.clone();
         empty.inventory = Arc::new(Inventory { config, allocatable, ..Inventory::default() });
-        let verdict = settling.judge(&empty, start, false);
+        let verdict = settling.judge(&empty, start, false, None);
         assert!(waits(&verdict, "have not registered nic"), "the policy is none now: {verdict:?}");
     }
 
@@ -358,13 +389,13 @@ mod tests {
             Scan { inventory: Arc::new(inventory), ..scan(Connection::default(), &[], &[]) }
         };
         assert!(waits(
-            &settling.judge(&with(config("static", "None")), start, false),
+            &settling.judge(&with(config("static", "None")), start, false, None),
             "CPU manager policy is static"
         ));
         assert!(waits(
-            &settling.judge(&with(config("none", "Static")), start, false),
+            &settling.judge(&with(config("none", "Static")), start, false, None),
             "Memory Manager policy is Static"
         ));
-        assert_eq!(settling.judge(&with(config("none", "None")), start, false), Verdict::Settled);
+        assert_eq!(settling.judge(&with(config("none", "None")), start, false, None), Verdict::Settled);
     }
 }
