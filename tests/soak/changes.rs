@@ -101,8 +101,10 @@ impl Soak {
                 let shown = self.started.is_multiple_of(8);
                 let node = &self.agent.node;
                 let outcome = if shown { node.start_pod(pod).await } else { kubelet.start_pod(pod).await };
-                if outcome.is_ok() {
-                    self.pods.push(name);
+                match outcome {
+                    Ok(_) => self.pods.push(name),
+                    // Or its object would stay in the API server for ever.
+                    Err(_) => drop(node.stop_pod("default", &name)),
                 }
             }
             _ if !self.pods.is_empty() => {
