@@ -53,7 +53,7 @@ use notices::Notices;
 use pace::Pace;
 use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
-use settle::{PATIENCE, Settling, Verdict};
+use settle::{PATIENCE, Settling, Told, Verdict};
 use standing::{Carried, Promise};
 use triggers::{Directories, Trigger, Triggers};
 
@@ -196,6 +196,10 @@ pub struct Agent {
     last: Option<(Topology, Footprints)>,
     /// Pods that were given time to be admitted completely.
     waited_for: BTreeSet<PodName>,
+    /// The List of the scan before.
+    previous: Arc<Usage>,
+    /// Names of pods that have ended which others have now.
+    returned: BTreeSet<PodName>,
     /// What was told in the turn before.
     told: BTreeSet<String>,
     failures: u32,
@@ -256,6 +260,8 @@ impl Agent {
             known: KnownDevices::default(),
             last: None,
             waited_for: BTreeSet::new(),
+            previous: Arc::default(),
+            returned: BTreeSet::new(),
             told: BTreeSet::new(),
             failures: 0,
             unreadable_since: None,
@@ -398,6 +404,7 @@ impl Agent {
 
     fn digest(&mut self, mut scan: Scan) -> Next {
         let now = Instant::now();
+        self.tell_returned(&mut scan);
         let doubt = match self.settle(&mut scan, now) {
             Ok(doubt) => doubt,
             Err(reason) => return self.wait_to_settle(reason),
@@ -423,12 +430,40 @@ impl Agent {
         }
     }
 
+    /// A pod that has ended only gives back. One that holds more than in the List before is another, whose name the API
+    /// server has not told us yet.
+    fn tell_returned(&mut self, scan: &mut Scan) {
+        let before = std::mem::replace(&mut self.previous, Arc::clone(&scan.usage));
+        self.returned.retain(|name| scan.terminal.contains(name));
+        if scan.terminal.is_empty() {
+            return;
+        }
+        for pod in &scan.usage.pods {
+            let name = (pod.namespace.clone(), pod.name.clone());
+            let earlier = |old: &&PodUsage| old.name == pod.name && old.namespace == pod.namespace;
+            if scan.terminal.contains(&name) {
+                let grew = match before.pods.iter().find(earlier) {
+                    Some(old) => pod.holds_more_than(old),
+                    // It was not even listed. Who follows the pods knows which ones these are.
+                    None => !self.view.follows && pod.holds_anything(),
+                };
+                if grew {
+                    self.returned.insert(name);
+                }
+            }
+        }
+        if !self.returned.is_empty() {
+            scan.terminal = Arc::new(&*scan.terminal - &self.returned);
+        }
+    }
+
     /// Is this scan the whole truth yet? Says what is doubtful about one that may be published, and why one may not.
     fn settle(&mut self, scan: &mut Scan, now: Instant) -> Result<Option<String>, String> {
         let cut_off = self.cut_off || self.publisher.in_trouble();
         let lives = |name: &PodName| self.pods.knows_living(name);
-        let lives = self.view.follows.then_some(&lives as &dyn Fn(&PodName) -> bool);
-        match self.settling.judge(scan, now, cut_off, lives) {
+        let went = |name: &PodName| self.pods.knows_gone(name);
+        let told = self.view.follows.then_some(Told { lives: &lives, went: &went });
+        match self.settling.judge(scan, now, cut_off, told) {
             Verdict::Settled => Ok(None),
             Verdict::Joined(usage, reason) => {
                 scan.usage = usage;
@@ -455,7 +490,13 @@ impl Agent {
         let mut topology = account(scan, &known, &self.rules.borrow());
         let nobody_holds = !scan.usage.pods.iter().any(PodUsage::holds_anything);
         let bound = self.settings.settle * if nobody_holds { PATIENCE } else { 1 };
-        if let Some(reason) = self.promise.doubt(&topology, now, bound) {
+        let wait_for_source = self.settings.watch_pods && now.duration_since(self.started) < AT_ONCE;
+        let (pods, view) = (&self.pods, &self.view);
+        let unlisted = || match view.follows {
+            true => unlisted(&scan.usage, pods),
+            false => wait_for_source.then(|| "nobody has told yet which pods there are".to_owned()),
+        };
+        if let Some(reason) = self.promise.doubt(&topology, unlisted, now, bound) {
             return Err(reason);
         }
         let has_config = scan.inventory.config.is_some();
@@ -597,6 +638,13 @@ impl Agent {
         self.told = sentences;
         any
     }
+}
+
+/// What the List lacks of the pods that live as `pods` says.
+fn unlisted(usage: &Usage, pods: &PodSource) -> Option<String> {
+    let name = |pod: &PodUsage| (pod.namespace.clone(), pod.name.clone());
+    let missing = pods.living_besides(&usage.pods.iter().map(name).collect());
+    (missing > 0).then(|| format!("does not list {missing} pods that the API server has for this node"))
 }
 
 /// With a static Memory Manager, who gets exclusive CPUs gets memory right after them, and so does every container

@@ -35,6 +35,11 @@ const STALE: Duration = Duration::from_secs(30);
 /// container lists its pod on and on.
 pub(super) const LINGER: Duration = Duration::from_secs(15);
 
+/// How long it is remembered that a pod went: kubelets restart within minutes.
+const DEPARTED: Duration = Duration::from_secs(600);
+/// Of so many pods at most; about others a restarted kubelet is believed a while later.
+const MOST_DEPARTED: usize = 1024;
+
 /// What is known now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PodView {
@@ -77,6 +82,19 @@ impl PodSource {
     /// Is this pod one that runs or will? As the last list and what came after it say.
     pub(super) fn knows_living(&self, name: &PodName) -> bool {
         lock(&self.pods).is_living(name)
+    }
+
+    /// Was this pod one that ran or would, not long ago, and is it no more?
+    pub(super) fn knows_gone(&self, name: &PodName) -> bool {
+        let pods = lock(&self.pods);
+        pods.departed.contains_key(name) && !pods.is_living(name)
+    }
+
+    /// How many pods that run or will are not among `listed`.
+    pub(super) fn living_besides(&self, listed: &BTreeSet<PodName>) -> usize {
+        let pods = lock(&self.pods);
+        let living = pods.now.iter().filter(|(_, (_, life))| *life == Life::Living);
+        living.filter(|(name, _)| !listed.contains(*name)).count()
     }
 
     /// Waits for news.
@@ -197,7 +215,10 @@ struct Pods {
     listed: Option<BTreeMap<PodName, (String, Life)>>,
     /// Were all of them listed once?
     complete: bool,
+    /// Pods that went lately.
     gone: BTreeMap<PodName, Instant>,
+    /// Pods that went within a longer time: a kubelet may restart in between.
+    departed: BTreeMap<PodName, Instant>,
 }
 
 impl Pods {
@@ -235,7 +256,7 @@ impl Pods {
             // Perhaps another pod of the same name.
             self.gone.remove(&name);
         } else if self.is_living(&name) || self.now.get(&name).is_none_or(|(known, _)| *known != uid) {
-            self.gone.insert(name.clone(), at);
+            self.leave(name.clone(), at);
         }
         self.now.insert(name, (uid, life));
     }
@@ -244,8 +265,19 @@ impl Pods {
         let lived = self.is_living(&name);
         self.now.remove(&name);
         if lived {
-            self.gone.insert(name, at);
+            self.leave(name, at);
         }
+    }
+
+    fn leave(&mut self, name: PodName, at: Instant) {
+        if self.departed.len() >= MOST_DEPARTED {
+            let half = at.checked_sub(DEPARTED / 2).unwrap_or(at);
+            self.departed.retain(|_, left| *left > half);
+        }
+        if self.departed.len() < MOST_DEPARTED {
+            self.departed.insert(name.clone(), at);
+        }
+        self.gone.insert(name, at);
     }
 
     fn is_living(&self, name: &PodName) -> bool {
@@ -258,6 +290,7 @@ impl Pods {
     }
 
     fn gone(&mut self, now: Instant) -> &BTreeMap<PodName, Instant> {
+        self.departed.retain(|_, at| now.duration_since(*at) < DEPARTED);
         self.gone.retain(|_, at| now.duration_since(*at) < LINGER);
         &self.gone
     }
@@ -314,6 +347,12 @@ mod tests {
         assert_eq!(gone(PodEvent::Gone(pod("a", "1", Life::Ended)), 16), "b,c", "long enough");
         assert_eq!(gone(PodEvent::Is(pod("b", "2", Life::Living)), 16), "c", "another pod");
         assert_eq!(gone(PodEvent::Is(pod("d", "1", Life::Ended)), 18), "d", "refused at once");
+        assert_eq!(names(pods.departed.keys()), "a,b,c,d");
+        pods.gone(start + DEPARTED + Duration::from_secs(10));
+        assert_eq!(names(pods.departed.keys()), "d");
+        let many = (0..3 * MOST_DEPARTED).map(|number| pod(&number.to_string(), "1", Life::Ended));
+        many.for_each(|pod| pods.take(PodEvent::Is(pod), start));
+        assert_eq!(pods.departed.len(), MOST_DEPARTED);
     }
 
     #[test]

@@ -55,6 +55,15 @@ struct Held {
     inventory: Arc<Inventory>,
 }
 
+/// What somebody tells about the pods of the API server. Who knows these says nothing of static ones.
+#[derive(Clone, Copy)]
+pub(super) struct Told<'a> {
+    /// Is this pod one that runs or will?
+    pub(super) lives: &'a dyn Fn(&PodName) -> bool,
+    /// Was this pod one that did, and does no more?
+    pub(super) went: &'a dyn Fn(&PodName) -> bool,
+}
+
 /// What is missing still.
 struct Doubt {
     reason: String,
@@ -70,14 +79,14 @@ impl Settling {
     }
 
     /// Judges a scan, and remembers it if it is believed. While `cut_off` from the API server the clock stands
-    /// still: the kubelet has its pods from there. Where somebody tells which pods of the API server live, those that do
-    /// not are not waited for, and those that do are, whoever comes meanwhile.
+    /// still: the kubelet has its pods from there. Where somebody tells about these, those that went are not waited
+    /// for, and those that live are, whoever comes meanwhile.
     pub(super) fn judge(
         &mut self,
         scan: &Scan,
         now: Instant,
         cut_off: bool,
-        lives: Option<&dyn Fn(&PodName) -> bool>,
+        told: Option<Told<'_>>,
     ) -> Verdict {
         let since = match self.since {
             Some((connection, since)) if connection == scan.connection && !cut_off => since,
@@ -89,8 +98,10 @@ impl Settling {
         let doubt = if self.settled == Some(scan.connection) {
             None
         } else {
-            lives.into_iter().for_each(|lives| self.forget_unless(lives));
-            self.doubt(scan, lives.is_some())
+            if let Some(Told { went, .. }) = told {
+                self.forget(went);
+            }
+            self.doubt(scan, told)
         };
         let verdict = match doubt {
             None => Verdict::Settled,
@@ -110,33 +121,35 @@ impl Settling {
         self.since.is_some_and(|(connection, _)| self.settled != Some(connection))
     }
 
-    /// Pods of the API server that `lives` does not know are not waited for. Who knows the API server's pods says nothing
-    /// of static ones.
-    fn forget_unless(&mut self, lives: &dyn Fn(&PodName) -> bool) {
+    /// Pods that went are not waited for.
+    fn forget(&mut self, went: &dyn Fn(&PodName) -> bool) {
         let Some(Held { usage, .. }) = &mut self.before else { return };
-        let stays = |pod: &PodUsage| {
-            pod.name.ends_with(&self.static_suffix) || lives(&(pod.namespace.clone(), pod.name.clone()))
-        };
+        let stays = |pod: &PodUsage| !went(&(pod.namespace.clone(), pod.name.clone()));
         if !usage.pods.iter().all(stays) {
             Arc::make_mut(usage).pods.retain(stays);
         }
     }
 
-    /// What is missing still, and how long to wait for it. All of what is missing may be `known` to live.
-    fn doubt(&self, scan: &Scan, known: bool) -> Option<Doubt> {
+    /// What is missing still, and how long to wait for it.
+    fn doubt(&self, scan: &Scan, told: Option<Told<'_>>) -> Option<Doubt> {
         if let Some(reason) = self.unstarted(&scan.inventory) {
             return Some(Doubt { reason, bound: self.bound * PATIENCE, joined: None });
         }
         let before = self.before.as_ref()?;
         let (held, now) = (holders(&before.usage), holders(&scan.usage));
         let newcomers = || now.keys().filter(|name| !held.contains_key(*name));
-        // Somebody new holds something: the kubelet has its pods, and who is missing is gone. Devices are not
-        // waited for either then, since what the new pods hold must not look free meanwhile.
-        if !known && newcomers().any(|(_, name)| !name.ends_with(&self.static_suffix)) {
+        // Somebody new holds something: the kubelet has its pods, and who is missing is gone, unless it is known to
+        // live. Devices are not waited for either then, since what the new pods hold must not look free meanwhile.
+        let proof = newcomers().any(|(_, name)| !name.ends_with(&self.static_suffix));
+        let awaited = |name: &PodName| !proof || told.is_some_and(|told| (told.lives)(name));
+        let missing: Vec<&PodUsage> = held
+            .iter()
+            .filter(|(name, _)| !now.contains_key(*name) && awaited(name))
+            .map(|(_, pod)| *pod)
+            .collect();
+        if proof && missing.is_empty() {
             return None;
         }
-        let missing: Vec<&PodUsage> =
-            held.iter().filter(|(name, _)| !now.contains_key(*name)).map(|(_, pod)| *pod).collect();
         if !missing.is_empty() {
             let bound = if missing.len() == held.len() { self.bound * PATIENCE } else { self.bound };
             let reason = format!(
@@ -233,6 +246,13 @@ mod tests {
         matches!(verdict, Verdict::Wait(reason) if reason.contains(words))
     }
 
+    fn told<'a>(lives: &'a dyn Fn(&str) -> bool, went: &'a dyn Fn(&str) -> bool) -> Option<Told<'a>> {
+        // Leaked, since a test is short and its closures have no other place.
+        let lives = Box::leak(Box::new(move |(_, name): &PodName| lives(name)));
+        let went = Box::leak(Box::new(move |(_, name): &PodName| went(name)));
+        Some(Told { lives, went })
+    }
+
     /// Two connections, the first settled with pods a and b and a nic.
     fn restarted() -> (Settling, Connection, Instant) {
         let mut settling = Settling::new("node", BOUND);
@@ -324,24 +344,30 @@ mod tests {
         let (mut settling, second, start) = restarted();
         let partial = scan(second, &["a"], &["nic"]);
         assert!(waits(&settling.judge(&partial, start, false, None), "1 of the 2"));
-        assert_eq!(settling.judge(&partial, start, false, Some(&|(_, name)| name != "b")), Verdict::Settled);
+        assert_eq!(
+            settling.judge(&partial, start, false, told(&|_| false, &|name| name == "b")),
+            Verdict::Settled
+        );
 
         let mut settling = Settling::new("node", BOUND);
         let first = scan(Connection::default(), &["a", "web-node"], &["nic"]);
         assert_eq!(settling.judge(&first, start, false, None), Verdict::Settled);
         assert!(waits(&settling.judge(&partial, start, false, None), "1 of the 2"));
-        let verdict = settling.judge(&partial, start, false, Some(&|(_, name)| name == "a"));
-        assert!(waits(&verdict, "1 of the 2"), "static pods come from files");
+        let verdict = settling.judge(&partial, start, false, told(&|name| name == "a", &|_| false));
+        assert!(waits(&verdict, "1 of the 2"), "nobody knows anything of it: static pods come from files");
     }
 
     #[test]
     fn a_pod_that_is_known_to_live_is_waited_for_although_another_is_new() {
         let (mut settling, second, start) = restarted();
         let newcomer = scan(second, &["a", "new"], &["nic"]);
-        let verdict = settling.judge(&newcomer, start, false, Some(&|_| true));
+        let verdict = settling.judge(&newcomer, start, false, told(&|name| name != "new", &|_| false));
         let Verdict::Joined(usage, _) = &verdict else { panic!("{verdict:?}") };
         assert_eq!(usage.pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a", "new", "b"]);
-        assert_eq!(settling.judge(&newcomer, start, false, Some(&|(_, name)| name != "b")), Verdict::Settled);
+        assert_eq!(
+            settling.judge(&newcomer, start, false, told(&|_| false, &|name| name == "b")),
+            Verdict::Settled
+        );
     }
 
     #[test]

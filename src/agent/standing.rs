@@ -100,29 +100,35 @@ impl Promise {
         Self { available, since: Some(now.checked_sub(age).unwrap_or(now)) }
     }
 
-    /// Why an account is not believed yet; the first that is ends the doubt.
-    pub(super) fn doubt(&mut self, topology: &Topology, now: Instant, bound: Duration) -> Option<String> {
+    /// Why an account is not believed yet; the first that is ends the doubt. `unlisted` says what is missing in the List
+    /// by what others know.
+    pub(super) fn doubt(
+        &mut self,
+        topology: &Topology,
+        unlisted: impl FnOnce() -> Option<String>,
+        now: Instant,
+        bound: Duration,
+    ) -> Option<String> {
         let since = self.since?;
         let freer = || {
             topology.zones.iter().find_map(|zone| {
                 let name = zone_name(zone.id);
                 zone.resources.iter().find_map(|(resource, amounts)| {
                     let promised = *self.available.get(&(name.clone(), resource.clone()))?;
-                    (amounts.available > promised)
-                        .then(|| format!("{name} has {} {resource} free, not {promised}", amounts.available))
+                    (amounts.available > promised).then(|| {
+                        format!(
+                            "says that {name} has {} {resource} free, not {promised} as the object does",
+                            amounts.available
+                        )
+                    })
                 })
             })
         };
-        let doubt = if now.duration_since(since) < bound { freer() } else { None };
+        let doubt = if now.duration_since(since) < bound { freer().or_else(unlisted) } else { None };
         if doubt.is_none() {
             *self = Self::default();
         }
-        doubt.map(|freer| {
-            format!(
-                "the kubelet started lately and says that {freer} as the object does: it may not know its pods yet, and the \
-                 object stays"
-            )
-        })
+        doubt.map(|doubt| format!("the kubelet started lately and {doubt}: it may not know its pods yet"))
     }
 }
 
@@ -263,15 +269,23 @@ mod tests {
         let later = |seconds| start + Duration::from_secs(seconds);
         let young = || Promise::of(&standing, start, Duration::from_secs(10));
         let mut promise = young();
-        let doubt = promise.doubt(&account(4), later(1), bound).unwrap();
+        let doubt = promise.doubt(&account(4), || None, later(1), bound).unwrap();
         assert!(doubt.contains("node-0 has 4 cpu free, not 1"), "{doubt}");
-        assert!(promise.doubt(&account(4), later(19), bound).is_some());
-        assert_eq!(promise.doubt(&account(1), later(19), bound), None, "its pods are back");
-        assert_eq!(promise.doubt(&account(4), later(19), bound), None, "and it is believed from then on");
-        assert_eq!(young().doubt(&account(4), later(20), bound), None, "it had its time");
+        assert!(promise.doubt(&account(4), || None, later(19), bound).is_some());
+        assert_eq!(promise.doubt(&account(1), || None, later(19), bound), None, "its pods are back");
+        assert_eq!(
+            promise.doubt(&account(4), || None, later(19), bound),
+            None,
+            "and it is believed from then on"
+        );
+        assert_eq!(young().doubt(&account(4), || None, later(20), bound), None, "it had its time");
         let mut old = Promise::of(&standing, start, Duration::from_secs(7200));
-        assert_eq!(old.doubt(&account(4), start, bound), None);
-        let mut none = Promise::of(&Standing::Missing, start, Duration::ZERO);
-        assert_eq!(none.doubt(&account(4), start, bound), None);
+        assert_eq!(old.doubt(&account(4), || None, start, bound), None);
+        let none = || Promise::of(&Standing::Missing, start, Duration::ZERO);
+        assert_eq!(none().doubt(&account(4), || None, start, bound), None);
+        let unlisted = || Some("does not list 2 pods".to_owned());
+        let doubt = none().doubt(&account(4), unlisted, start, bound).unwrap();
+        assert!(doubt.contains("does not list 2 pods"), "{doubt}");
+        assert_eq!(none().doubt(&account(4), unlisted, later(30), bound), None);
     }
 }

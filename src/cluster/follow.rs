@@ -15,6 +15,9 @@ use crate::nrt::NodeResourceTopology;
 const SECONDS: u32 = 240;
 /// A connection that says nothing for so long beyond that is dead.
 const GRACE: Duration = Duration::from_secs(15);
+/// A real API server says about once a minute how far it is. One that did and is silent for longer watches what is no more,
+/// such as the objects of a CRD that was deleted and made again.
+const HEARTBEAT: Duration = Duration::from_secs(80);
 /// How soon to try again after a failure.
 const RETRY: Duration = Duration::from_millis(500);
 /// The longest wait between two failures.
@@ -42,6 +45,8 @@ pub struct Follow {
     events: Option<Events>,
     failures: u32,
     not_before: Instant,
+    /// Has this API server ever said how far it is, with nothing to tell?
+    beats: bool,
 }
 
 impl Cluster {
@@ -55,6 +60,7 @@ impl Cluster {
             events: None,
             failures: 0,
             not_before: Instant::now(),
+            beats: false,
         }
     }
 }
@@ -73,7 +79,7 @@ impl Follow {
                 }
                 continue;
             };
-            let limit = Duration::from_secs(SECONDS.into()) + GRACE;
+            let limit = if self.beats { HEARTBEAT } else { Duration::from_secs(SECONDS.into()) + GRACE };
             let event = match timeout(limit, events.try_next()).await {
                 Ok(Ok(Some(event))) => event,
                 // The server ends every watch after a while; the next one goes on from here.
@@ -143,6 +149,7 @@ impl Follow {
             }
             WatchEvent::Bookmark(bookmark) => {
                 self.version = Some(bookmark.metadata.resource_version);
+                self.beats = true;
                 return None;
             }
             // Mostly 410: the version is too old to go on from.

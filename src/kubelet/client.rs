@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper_util::rt::TokioIo;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -218,7 +219,7 @@ impl Client {
     }
 
     /// How long ago the socket of the present connection was made; zero if there is none, or if the clock was set back
-    /// since.
+    /// since. Never longer than the machine runs, however far the clock was set forward since, as it is after a boot.
     #[must_use]
     #[allow(
         clippy::disallowed_methods,
@@ -229,7 +230,9 @@ impl Client {
         let since_epoch =
             |seconds, nanos| Some(Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?));
         let made = since_epoch(*seconds, *nanos).and_then(|made| UNIX_EPOCH.checked_add(made));
-        made.and_then(|made| SystemTime::now().duration_since(made).ok()).unwrap_or_default()
+        let age = made.and_then(|made| SystemTime::now().duration_since(made).ok()).unwrap_or_default();
+        let up = clock_gettime(ClockId::Boottime).tv_sec;
+        age.min(Duration::from_secs(u64::try_from(up).unwrap_or_default()))
     }
 
     /// What every active pod holds, the API version that told, and the connection it came from.

@@ -1,5 +1,7 @@
 //! What the kubelet says, in our words.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{Id, IdSet};
@@ -48,6 +50,45 @@ impl PodUsage {
     pub fn holds_anything(&self) -> bool {
         let holds = |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
         !self.cpus.is_empty() || !self.memory.is_empty() || self.containers.iter().any(holds)
+    }
+
+    /// Does the pod hold anything that `before` does not show? A pod that has ended only gives back.
+    #[must_use]
+    pub fn holds_more_than(&self, before: &Self) -> bool {
+        let (now, then) = (Holdings::of(self), Holdings::of(before));
+        !now.cpus.difference(&then.cpus).is_empty()
+            || !now.devices.is_subset(&then.devices)
+            || now
+                .memory
+                .iter()
+                .any(|(kind, bytes)| then.memory.get(kind).is_none_or(|before| bytes > before))
+    }
+}
+
+/// What a pod holds, all containers together.
+#[derive(Default)]
+struct Holdings<'a> {
+    cpus: IdSet,
+    devices: BTreeSet<(&'a str, &'a str)>,
+    /// Bytes by type of memory.
+    memory: BTreeMap<&'a str, u64>,
+}
+
+impl<'a> Holdings<'a> {
+    fn of(pod: &'a PodUsage) -> Self {
+        let mut all = Self { cpus: pod.cpus.clone(), ..Self::default() };
+        let blocks = pod.memory.iter().chain(pod.containers.iter().flat_map(|container| &container.memory));
+        for block in blocks {
+            let bytes = all.memory.entry(block.resource.as_str()).or_default();
+            *bytes = bytes.saturating_add(block.bytes);
+        }
+        for container in &pod.containers {
+            all.cpus.union_with(&container.cpus);
+            for group in &container.devices {
+                all.devices.extend(group.ids.iter().map(|id| (group.resource.as_str(), id.as_str())));
+            }
+        }
+        all
     }
 }
 
@@ -117,3 +158,37 @@ pub struct ClaimedDevice {
 /// Stands for every CPU id that no machine can have: Linux builds for at most 8,192 CPUs. No higher one, since a set is
 /// as large as its highest id.
 pub const NO_CPU: Id = 8192;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_gives_back_does_not_hold_more() {
+        let pod = |cpus: &str, bytes: u64, devices: &[&str]| {
+            let block = MemoryBlock { resource: "memory".into(), bytes, nodes: "0".parse().unwrap() };
+            let group = DeviceGroup {
+                resource: "nic".into(),
+                ids: devices.iter().map(|id| (*id).to_owned()).collect(),
+                nodes: IdSet::new(),
+            };
+            let cpus = cpus.parse().unwrap();
+            let container = ContainerUsage {
+                cpus,
+                memory: vec![block],
+                devices: vec![group],
+                ..ContainerUsage::default()
+            };
+            PodUsage { containers: vec![container], ..PodUsage::default() }
+        };
+        let before = pod("1-2", 4, &["a", "b"]);
+        for less in [pod("1-2", 4, &["b", "a"]), pod("2", 4, &["a"]), pod("", 3, &[]), PodUsage::default()] {
+            assert!(!less.holds_more_than(&before), "{less:?}");
+        }
+        for more in [pod("3", 4, &[]), pod("1-3", 4, &["a"]), pod("1", 5, &[]), pod("1", 4, &["c"])] {
+            assert!(more.holds_more_than(&before), "{more:?}");
+        }
+        let pages = MemoryBlock { resource: "hugepages-2Mi".into(), bytes: 1, nodes: "0".parse().unwrap() };
+        assert!(PodUsage { memory: vec![pages], ..PodUsage::default() }.holds_more_than(&before));
+    }
+}

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use numacast::agent::Settings;
-use numacast::sim::api_server::{Fault, PODS};
-use numacast::sim::kubelet::{Options, PodSpec};
+use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, Rule};
+use numacast::sim::kubelet::{Age, Options, PodSpec};
 use serde_json::json;
 
 use crate::agent::{World, quick, server};
@@ -96,12 +96,7 @@ async fn without_anybody_who_tells_a_release_is_looked_for() {
 #[tokio::test]
 async fn nor_where_the_api_server_does_not_let_us_see_pods() {
     let server = server().await;
-    server.inject(numacast::sim::api_server::Rule {
-        verb: None,
-        resource: Some("pods"),
-        times: None,
-        fault: Fault::Status(403),
-    });
+    server.inject(Rule { verb: None, resource: Some("pods"), times: None, fault: Fault::Status(403) });
     let world = World::with(SimNode::with(silent()), server, patient);
     world.node.kubelet.start_pod(db()).await.unwrap();
     world.agrees().await;
@@ -146,6 +141,51 @@ async fn an_agent_that_starts_with_its_kubelet_does_not_make_a_full_node_look_fr
     assert_eq!((world.available(0, "cpu"), world.server.writes().changes), (promised, writes));
     world.node.kubelet.set_ready(true, true);
     world.node.kubelet.start_pod(PodSpec::guaranteed("next", 1, GIB)).await.unwrap();
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_name_that_comes_back_while_nobody_tells_is_another_pod() {
+    // A kubelet that lists pods which have ended, with what they gave back.
+    let options = Options { age: Age::V1_29, ..silent() };
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let node =
+        json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
+    server.put(&NODES, node).unwrap();
+    let world = World::with(SimNode::with(options), server, |_| {});
+    let show = |phase: &str| world.server.put(&PODS, db().object("worker", phase)).unwrap();
+    world.node.kubelet.start_pod(db()).await.unwrap();
+    show("Running");
+    world.agrees().await;
+    assert!(world.node.kubelet.finish_pod("default", "db"));
+    show("Succeeded");
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 2);
+    world.server.inject(Rule { verb: None, resource: Some("pods"), times: None, fault: Fault::Status(500) });
+    world.server.cut_connections();
+    assert!(world.node.kubelet.stop_pod("default", "db"));
+    world.node.kubelet.start_pod(PodSpec { uid: "again".into(), ..db() }).await.unwrap();
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 1);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_first_object_waits_for_the_pods_that_the_api_server_has() {
+    let (node, server) = (SimNode::with(silent()), server().await);
+    server.put(&PODS, db().object("worker", "Running")).unwrap();
+    node.kubelet.start_pod(db()).await.unwrap();
+    node.kubelet.stop();
+    node.kubelet.boot().unwrap();
+    node.kubelet.set_ready(true, false);
+    let lists = node.kubelet.calls().list;
+    let world = World::with(node, server, patient);
+    while world.node.kubelet.calls().list < lists + 5 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(world.server.topology("worker"), None, "the node would look free");
+    world.node.kubelet.set_ready(true, true);
     world.agrees().await;
     world.stop().await;
 }

@@ -301,12 +301,9 @@ impl Kind {
         matches!(self, Self::Restart | Self::Killed | Self::CrashLoop | Self::BothRestart)
     }
 
-    /// May both happen at once? Where agent, kubelet and object are new together nobody is left who knows what pods hold.
+    /// May both happen at once?
     pub(crate) fn goes_with(self, other: Self) -> bool {
-        let takes_object = |kind| matches!(kind, Self::Deleted | Self::NodeAgain | Self::Uninstalled);
-        let forgets = |kind| matches!(kind, Self::BothRestart | Self::AgentRestarts);
-        let both = |one, other| takes_object(one) && forgets(other);
-        self.side() != other.side() && !both(self, other) && !both(other, self)
+        self.side() != other.side()
     }
 
     /// Can it be seen on such a node at all?

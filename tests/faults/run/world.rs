@@ -31,10 +31,6 @@ const TOLD: usize = 30;
 const GIB: u64 = 1 << 30;
 const RESOURCES: [&str; 2] = ["example.com/nic", "example.com/bridge"];
 
-/// Kubelets before 1.34 list pods that have ended. While the watch on pods is broken, another pod under such a name looks as
-/// if it had ended too, and what it holds as if it were free: to be switched on once the agent tells them apart.
-const ENDED_PODS_COME_BACK: bool = false;
-
 /// How far the kubelet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kubelet {
@@ -285,8 +281,7 @@ impl World {
     /// As a StatefulSet does it: another pod under the same name.
     async fn replace_pod(&self, rng: &mut Rng, running: &[String]) {
         let ended = self.names(Stage::Finished);
-        let told_apart = ENDED_PODS_COME_BACK || self.variant.age >= Age::V1_34;
-        let again = if told_apart && !ended.is_empty() { &ended } else { running };
+        let again = if ended.is_empty() { running } else { &ended };
         let Some(name) = pick(rng, again) else { return };
         self.node.stop_pod(NAMESPACE, name);
         self.note(format!("{name} is deleted and comes back"));
