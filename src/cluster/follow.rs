@@ -22,8 +22,6 @@ const HEARTBEAT: Duration = Duration::from_secs(80);
 const RETRY: Duration = Duration::from_millis(500);
 /// The longest wait between two failures.
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
-/// How long to wait for a right that is missing.
-const RIGHTS: Duration = Duration::from_secs(300);
 
 /// What was seen of the object.
 #[derive(Clone, Debug)]
@@ -173,8 +171,7 @@ impl Follow {
         // A right that is missing does not make the version old, but much happens until it is given.
         self.events = None;
         self.version = None;
-        let wait = if error.is_forbidden() { RIGHTS } else { self.back_off() };
-        self.not_before = Instant::now() + wait;
+        self.not_before = Instant::now() + self.back_off();
         error
     }
 
