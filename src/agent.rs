@@ -54,7 +54,7 @@ use pace::Pace;
 use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
 use settle::{PATIENCE, Settling, Told, Verdict};
-use standing::{Carried, Promise};
+use standing::{Carried, Others, Promise};
 use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
@@ -84,6 +84,8 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest wait between two failed scans.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
+/// The longest wait between two scans of a kubelet that does not know everything yet.
+const SETTLE_RETRY: Duration = Duration::from_secs(1);
 
 /// How many times [`Settings::settle`] the policies of the standing object hold while nobody can read them.
 const POLICIES_CARRIED: u32 = 10;
@@ -330,7 +332,8 @@ impl Agent {
     async fn turn(&mut self, mut depth: Depth) -> Next {
         sleep(self.bucket.take(Instant::now())).await;
         let (now, used) = (Instant::now(), pace::cpu_time());
-        if now >= self.everything_due {
+        // Of a kubelet that is still starting nothing that was read before holds.
+        if now >= self.everything_due || self.settling.is_waiting() {
             depth = Depth::Everything;
         }
         self.view = self.pods.now();
@@ -479,9 +482,11 @@ impl Agent {
         }
     }
 
+    /// The kubelet answers and is about to know everything: it is not left alone for long.
     fn wait_to_settle(&mut self, reason: String) -> Next {
         self.metrics.scanned(Outcome::Unsettled);
-        self.fail(reason)
+        let next = self.fail(reason);
+        Next { at: next.at.min(Instant::now() + jittered(SETTLE_RETRY)), ..next }
     }
 
     /// The account of a scan with what is carried over, or why it is not believed yet.
@@ -492,11 +497,12 @@ impl Agent {
         let bound = self.settings.settle * if nobody_holds { PATIENCE } else { 1 };
         let wait_for_source = self.settings.watch_pods && now.duration_since(self.started) < AT_ONCE;
         let (pods, view) = (&self.pods, &self.view);
-        let unlisted = || match view.follows {
-            true => unlisted(&scan.usage, pods),
-            false => wait_for_source.then(|| "nobody has told yet which pods there are".to_owned()),
+        let others = || match view.follows {
+            true => unlisted(&scan.usage, pods).map_or(Others::Agree, Others::Miss),
+            false if wait_for_source => Others::Miss("nobody has told yet which pods there are".to_owned()),
+            false => Others::Silent,
         };
-        if let Some(reason) = self.promise.doubt(&topology, unlisted, now, bound) {
+        if let Some(reason) = self.promise.doubt(&topology, others, now, bound) {
             return Err(reason);
         }
         let has_config = scan.inventory.config.is_some();

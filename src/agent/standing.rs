@@ -86,6 +86,16 @@ pub(super) struct Promise {
     since: Option<Instant>,
 }
 
+/// What others know of the pods that the List should name.
+pub(super) enum Others {
+    /// All of them are there.
+    Agree,
+    /// Some are not, or who knows has not spoken yet: what the kubelet did not do.
+    Miss(String),
+    /// Nobody knows.
+    Silent,
+}
+
 impl Promise {
     /// What `standing` promises. The kubelet could know its pods for `age` already.
     pub(super) fn of(standing: &Standing, now: Instant, age: Duration) -> Self {
@@ -100,12 +110,12 @@ impl Promise {
         Self { available, since: Some(now.checked_sub(age).unwrap_or(now)) }
     }
 
-    /// Why an account is not believed yet; the first that is ends the doubt. `unlisted` says what is missing in the List
-    /// by what others know.
+    /// Why an account is not believed yet; the first that is ends the doubt. Where `others` know which pods there are, the
+    /// object's numbers do not matter: pods may have gone.
     pub(super) fn doubt(
         &mut self,
         topology: &Topology,
-        unlisted: impl FnOnce() -> Option<String>,
+        others: impl FnOnce() -> Others,
         now: Instant,
         bound: Duration,
     ) -> Option<String> {
@@ -124,7 +134,14 @@ impl Promise {
                 })
             })
         };
-        let doubt = if now.duration_since(since) < bound { freer().or_else(unlisted) } else { None };
+        let doubt = match now.duration_since(since) < bound {
+            false => None,
+            true => match others() {
+                Others::Agree => None,
+                Others::Miss(what) => Some(what),
+                Others::Silent => freer(),
+            },
+        };
         if doubt.is_none() {
             *self = Self::default();
         }
@@ -269,21 +286,30 @@ mod tests {
         let later = |seconds| start + Duration::from_secs(seconds);
         let young = || Promise::of(&standing, start, Duration::from_secs(10));
         let mut promise = young();
-        let doubt = promise.doubt(&account(4), || None, later(1), bound).unwrap();
+        let doubt = promise.doubt(&account(4), || Others::Silent, later(1), bound).unwrap();
         assert!(doubt.contains("node-0 has 4 cpu free, not 1"), "{doubt}");
-        assert!(promise.doubt(&account(4), || None, later(19), bound).is_some());
-        assert_eq!(promise.doubt(&account(1), || None, later(19), bound), None, "its pods are back");
+        assert!(promise.doubt(&account(4), || Others::Silent, later(19), bound).is_some());
         assert_eq!(
-            promise.doubt(&account(4), || None, later(19), bound),
+            promise.doubt(&account(1), || Others::Silent, later(19), bound),
+            None,
+            "its pods are back"
+        );
+        assert_eq!(
+            promise.doubt(&account(4), || Others::Silent, later(19), bound),
             None,
             "and it is believed from then on"
         );
-        assert_eq!(young().doubt(&account(4), || None, later(20), bound), None, "it had its time");
+        assert_eq!(young().doubt(&account(4), || Others::Silent, later(20), bound), None, "it had its time");
         let mut old = Promise::of(&standing, start, Duration::from_secs(7200));
-        assert_eq!(old.doubt(&account(4), || None, start, bound), None);
+        assert_eq!(old.doubt(&account(4), || Others::Silent, start, bound), None);
         let none = || Promise::of(&Standing::Missing, start, Duration::ZERO);
-        assert_eq!(none().doubt(&account(4), || None, start, bound), None);
-        let unlisted = || Some("does not list 2 pods".to_owned());
+        assert_eq!(none().doubt(&account(4), || Others::Silent, start, bound), None);
+        let unlisted = || Others::Miss("does not list 2 pods".to_owned());
+        assert_eq!(
+            young().doubt(&account(4), || Others::Agree, start, bound),
+            None,
+            "pods went while nobody looked"
+        );
         let doubt = none().doubt(&account(4), unlisted, start, bound).unwrap();
         assert!(doubt.contains("does not list 2 pods"), "{doubt}");
         assert_eq!(none().doubt(&account(4), unlisted, later(30), bound), None);

@@ -65,8 +65,12 @@ const BOTH: Duration = RESCAN.saturating_add(SETTLE.saturating_mul(10));
 const REWRITE: Duration = Duration::from_secs(11).saturating_add(DEADLINE).saturating_add(SLACK);
 /// Nothing went wrong, and maybe nobody told either: the next poll, give or take a tenth, and one scan.
 const SOON: Duration = POLL.saturating_add(SLACK);
-/// Somebody else wrote or deleted the object: the next refresh, give or take a tenth, puts it right at the latest.
-const NEXT_REFRESH: Duration = REFRESH.saturating_add(DEADLINE.saturating_mul(2)).saturating_add(SLACK);
+/// Somebody else wrote or deleted the object: the next refresh, give or take a tenth, puts it right at the latest; one that is
+/// deleted again and again is made anew ten seconds later.
+const NEXT_REFRESH: Duration = REFRESH
+    .saturating_add(DEADLINE.saturating_mul(2))
+    .saturating_add(SLACK)
+    .saturating_add(Duration::from_secs(11));
 
 /// A write with the old Node's uid may have come in between: the cluster collects it, and the next refresh makes it anew.
 const REMADE: Duration = REWRITE.saturating_add(NEXT_REFRESH);
