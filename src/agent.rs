@@ -72,8 +72,11 @@ const FOLD: Duration = Duration::from_millis(10);
 /// How long the first scan waits for the watches on the kubelet's directories, which are set at once if at all.
 const WATCHES: Duration = Duration::from_millis(20);
 
-/// How soon to look again when the List still shows a pod that is gone.
-const LINGERING: Duration = Duration::from_millis(10);
+/// The API server hears that a pod's containers have ended a moment before the kubelet lets its resources go: so long is
+/// waited before the first look, which others who go at the same time share...
+const PARTING: Duration = Duration::from_millis(15);
+/// ...and so long before the next, if the List still shows the pod.
+const LINGERING: Duration = Duration::from_millis(30);
 /// The longest wait between two such looks.
 const LINGERING_LIMIT: Duration = Duration::from_secs(1);
 
@@ -333,7 +336,7 @@ impl Agent {
         sleep(self.bucket.take(Instant::now())).await;
         let (now, used) = (Instant::now(), pace::cpu_time());
         // Of a kubelet that is still starting nothing that was read before holds.
-        if now >= self.everything_due || self.settling.is_waiting() {
+        if now >= self.everything_due || self.settling.is_waiting() || self.promise.is_doubting() {
             depth = Depth::Everything;
         }
         self.view = self.pods.now();
@@ -374,7 +377,10 @@ impl Agent {
     async fn wait(&mut self, next: Next) -> Depth {
         let (trigger, depth) = tokio::select! {
             reasons = self.triggers.next() => return self.fold(reasons).await,
-            () = self.pods.changed() => ("pods", Depth::Usage),
+            () = self.pods.changed() => {
+                sleep(PARTING).await;
+                ("pods", Depth::Usage)
+            }
             Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
             Ok(()) = self.standing.changed() => ("standing", Depth::Usage),
             () = sleep_until(next.at) => ("poll", next.depth),

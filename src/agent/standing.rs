@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::nrt::{NodeResourceTopology, ZONE_TYPE, Zone, zone_name};
-use crate::topology::Topology;
+use crate::topology::{Amounts, Topology};
 
 /// What the API server had of our object when the agent started.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -80,8 +80,8 @@ impl Standing {
 /// make the node look freer than that at once: it may not know its pods yet.
 #[derive(Debug, Default)]
 pub(super) struct Promise {
-    /// Available amounts by zone and resource; none if nothing is doubted.
-    available: BTreeMap<(String, String), u64>,
+    /// Allocatable and available amounts by zone and resource; none if nothing is doubted.
+    amounts: BTreeMap<(String, String), (u64, u64)>,
     /// Since when the kubelet could know its pods.
     since: Option<Instant>,
 }
@@ -99,19 +99,19 @@ pub(super) enum Others {
 impl Promise {
     /// What `standing` promises. The kubelet could know its pods for `age` already.
     pub(super) fn of(standing: &Standing, now: Instant, age: Duration) -> Self {
-        let mut available = BTreeMap::new();
+        let mut amounts = BTreeMap::new();
         for zone in standing.zones() {
             for resource in zone.resources.iter().flatten() {
                 let key = (zone.name.clone(), resource.name.clone());
-                available.insert(key, resource.available.ceil());
+                amounts.insert(key, (resource.allocatable.ceil(), resource.available.ceil()));
             }
         }
         // A clock that began before the kubelet did says no more than one that began with it.
-        Self { available, since: Some(now.checked_sub(age).unwrap_or(now)) }
+        Self { amounts, since: Some(now.checked_sub(age).unwrap_or(now)) }
     }
 
-    /// Why an account is not believed yet; the first that is ends the doubt. Where `others` know which pods there are, the
-    /// object's numbers do not matter: pods may have gone.
+    /// Why an account is not believed yet; the first that is ends the doubt. Where `others` know which pods there are, what
+    /// is free does not matter, since pods may have gone; what there is to give does.
     pub(super) fn doubt(
         &mut self,
         topology: &Topology,
@@ -120,32 +120,34 @@ impl Promise {
         bound: Duration,
     ) -> Option<String> {
         let since = self.since?;
-        let freer = || {
-            topology.zones.iter().find_map(|zone| {
-                let name = zone_name(zone.id);
-                zone.resources.iter().find_map(|(resource, amounts)| {
-                    let promised = *self.available.get(&(name.clone(), resource.clone()))?;
-                    (amounts.available > promised).then(|| {
-                        format!(
-                            "says that {name} has {} {resource} free, not {promised} as the object does",
-                            amounts.available
-                        )
-                    })
-                })
-            })
-        };
         let doubt = match now.duration_since(since) < bound {
             false => None,
             true => match others() {
-                Others::Agree => None,
+                Others::Agree => self.more(topology, |now, (then, _)| (now.allocatable, then)),
                 Others::Miss(what) => Some(what),
-                Others::Silent => freer(),
+                Others::Silent => self.more(topology, |now, (_, then)| (now.available, then)),
             },
         };
         if doubt.is_none() {
             *self = Self::default();
         }
-        doubt.map(|doubt| format!("the kubelet started lately and {doubt}: it may not know its pods yet"))
+        doubt.map(|doubt| format!("the kubelet started lately and {doubt}: it may not know everything yet"))
+    }
+
+    /// Is the object compared with what the kubelet says still?
+    pub(super) const fn is_doubting(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// Where there is more than the object said, by what `look` compares.
+    fn more(&self, topology: &Topology, look: impl Fn(&Amounts, (u64, u64)) -> (u64, u64)) -> Option<String> {
+        topology.zones.iter().find_map(|zone| {
+            let name = zone_name(zone.id);
+            zone.resources.iter().find_map(|(resource, amounts)| {
+                let (now, then) = look(amounts, *self.amounts.get(&(name.clone(), resource.clone()))?);
+                (now > then).then(|| format!("gives {name} {now} {resource}, not {then} as the object says"))
+            })
+        })
     }
 }
 
@@ -205,7 +207,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::topology::{self, Amounts};
+    use crate::topology;
 
     fn standing(attributes: &[(&str, &str)], resources: &[&str]) -> Standing {
         let attributes: Vec<_> =
@@ -287,7 +289,7 @@ mod tests {
         let young = || Promise::of(&standing, start, Duration::from_secs(10));
         let mut promise = young();
         let doubt = promise.doubt(&account(4), || Others::Silent, later(1), bound).unwrap();
-        assert!(doubt.contains("node-0 has 4 cpu free, not 1"), "{doubt}");
+        assert!(doubt.contains("node-0 4 cpu, not 1"), "{doubt}");
         assert!(promise.doubt(&account(4), || Others::Silent, later(19), bound).is_some());
         assert_eq!(
             promise.doubt(&account(1), || Others::Silent, later(19), bound),
@@ -305,8 +307,12 @@ mod tests {
         let none = || Promise::of(&Standing::Missing, start, Duration::ZERO);
         assert_eq!(none().doubt(&account(4), || Others::Silent, start, bound), None);
         let unlisted = || Others::Miss("does not list 2 pods".to_owned());
+        let doubt = young().doubt(&account(4), || Others::Agree, start, bound).unwrap();
+        assert!(doubt.contains("node-0 4 cpu, not 1"), "more can be given out than before: {doubt}");
+        let mut same = account(4);
+        same.zones[0].resources.values_mut().for_each(|amounts| amounts.allocatable = 1);
         assert_eq!(
-            young().doubt(&account(4), || Others::Agree, start, bound),
+            young().doubt(&same, || Others::Agree, start, bound),
             None,
             "pods went while nobody looked"
         );
