@@ -91,7 +91,7 @@ fn run_all(options: &Options, kinds: &[Kind], seed: u64) -> Result<Vec<Outcome>>
         while let Some(shard) = shards.get(next.fetch_add(1, Ordering::Relaxed)) {
             let faults = options.faults / SHARDS + usize::from(*shard < options.faults % SHARDS);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let outcome = runtime.block_on(run::run_shard(*shard, faults, kinds, seed));
+            let outcome = runtime.block_on(run::run_shard(*shard, faults, kinds, seed, 1));
             let said = outcome.failure.as_deref().map_or("good", |_| "FAILED");
             writeln!(std::io::stderr(), "node {shard}: {} steps, {said}", outcome.measured.len())?;
             outcomes.lock().map_err(|_| anyhow::anyhow!("a shard has panicked"))?.push((*shard, outcome));

@@ -49,8 +49,15 @@ pub(crate) struct Outcome {
     pub(crate) failure: Option<String>,
 }
 
-/// Runs `faults` steps on one node; what it is like follows from the number of the shard.
-pub(crate) async fn run_shard(shard: usize, faults: usize, kinds: &[Kind], seed: u64) -> Outcome {
+/// Runs `faults` steps on one node; what it is like follows from the number of the shard. Bounds are taken `patience` times:
+/// once where they are measured, more often where a slow machine must not fail.
+pub(crate) async fn run_shard(
+    shard: usize,
+    faults: usize,
+    kinds: &[Kind],
+    seed: u64,
+    patience: u32,
+) -> Outcome {
     let mut rng = Rng::with_seed(seed.wrapping_add(shard as u64));
     let mut outcome = Outcome { measured: Vec::new(), versions: 0, failure: None };
     let world = match World::start(Variant::of_shard(shard), rng.u64(..)).await {
@@ -60,7 +67,8 @@ pub(crate) async fn run_shard(shard: usize, faults: usize, kinds: &[Kind], seed:
             return outcome;
         }
     };
-    let mut run = Run { judge: Judge::new(&world.node.kubelet, world.node.server.changes()), world, rng };
+    let judge = Judge::new(&world.node.kubelet, world.node.server.changes());
+    let mut run = Run { judge, world, rng, patience };
     let result = run.steps(faults, kinds, &mut outcome.measured).await;
     let ended = run.world.stop_agent().await;
     outcome.versions = run.judge.versions;
@@ -78,6 +86,7 @@ struct Run {
     world: World,
     judge: Judge,
     rng: Rng,
+    patience: u32,
 }
 
 impl Run {
@@ -156,7 +165,7 @@ impl Run {
             self.world.live(&mut life).await;
         }
         let bound = kinds.iter().map(|kind| kind.bound()).max().unwrap_or_default();
-        let took = self.agrees(bound).await?;
+        let took = self.agrees(bound * self.patience).await?;
         self.judge.trouble_is_over();
         Ok(took)
     }
