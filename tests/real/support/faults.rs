@@ -419,7 +419,11 @@ impl Faults {
                 self.change(plan, When::During).await?;
                 self.object_is_there().await
             }
-            Fault::OtherManager => self.replace(plan).await,
+            Fault::OtherManager => {
+                self.replace(plan).await?;
+                // A rival is not answered: it is our next change that makes the object true.
+                self.change_health().map(drop)
+            }
             Fault::NoRights => {
                 let bindings = Api::<ClusterRoleBinding>::all(self.cluster.client());
                 bindings.delete(AGENT, &DeleteParams::default()).await?;
