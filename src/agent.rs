@@ -30,6 +30,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
+use crate::backoff::{back_off, jittered};
 use crate::cluster::{Cluster, ClusterError};
 use crate::kubelet::{PodUsage, Usage};
 use crate::machine::IdSet;
@@ -447,20 +448,18 @@ impl Agent {
         if scan.terminal.is_empty() {
             return;
         }
-        for pod in &scan.usage.pods {
-            let name = (pod.namespace.clone(), pod.name.clone());
+        let follows = self.view.follows;
+        let grew = |pod: &&PodUsage| {
             let earlier = |old: &&PodUsage| old.name == pod.name && old.namespace == pod.namespace;
-            if scan.terminal.contains(&name) {
-                let grew = match before.pods.iter().find(earlier) {
-                    Some(old) => pod.holds_more_than(old),
-                    // It was not even listed. Who follows the pods knows which ones these are.
-                    None => !self.view.follows && pod.holds_anything(),
-                };
-                if grew {
-                    self.returned.insert(name);
-                }
+            match before.pods.iter().find(earlier) {
+                Some(old) => pod.holds_more_than(old),
+                // It was not even listed. Who follows the pods knows which ones these are.
+                None => !follows && pod.holds_anything(),
             }
-        }
+        };
+        let ended = |pod: &&PodUsage| scan.terminal.contains(&pod.full_name());
+        let returned = scan.usage.pods.iter().filter(ended).filter(grew);
+        self.returned.extend(returned.map(PodUsage::full_name));
         if !self.returned.is_empty() {
             scan.terminal = Arc::new(&*scan.terminal - &self.returned);
         }
@@ -499,16 +498,9 @@ impl Agent {
     fn account(&mut self, scan: &Scan, now: Instant) -> Result<Topology, String> {
         let known = self.known.after(scan, now);
         let mut topology = account(scan, &known, &self.rules.borrow());
-        let nobody_holds = !scan.usage.pods.iter().any(PodUsage::holds_anything);
-        let bound = self.settings.settle * if nobody_holds { PATIENCE } else { 1 };
-        let wait_for_source = self.settings.watch_pods && now.duration_since(self.started) < AT_ONCE;
-        let (pods, view) = (&self.pods, &self.view);
-        let others = || match view.follows {
-            true => unlisted(&scan.usage, pods).map_or(Others::Agree, Others::Miss),
-            false if wait_for_source => Others::Miss("nobody has told yet which pods there are".to_owned()),
-            false => Others::Silent,
-        };
-        if let Some(reason) = self.promise.doubt(&topology, others, now, bound) {
+        if self.promise.is_doubting()
+            && let Some(reason) = self.doubt_promise(&scan.usage, &topology, now)
+        {
             return Err(reason);
         }
         let has_config = scan.inventory.config.is_some();
@@ -517,6 +509,19 @@ impl Agent {
             self.notices.post(Reason::PoliciesUnknown, sentence);
         }
         Ok(topology)
+    }
+
+    /// Why an account is not believed yet of a kubelet that started lately.
+    fn doubt_promise(&mut self, usage: &Usage, topology: &Topology, now: Instant) -> Option<String> {
+        let bound = self.settings.settle * if usage.holds_anything() { 1 } else { PATIENCE };
+        let wait_for_source = self.settings.watch_pods && now.duration_since(self.started) < AT_ONCE;
+        let (pods, view) = (&self.pods, &self.view);
+        let others = || match view.follows {
+            true => unlisted(usage, pods).map_or(Others::Agree, Others::Miss),
+            false if wait_for_source => Others::Miss("nobody has told yet which pods there are".to_owned()),
+            false => Others::Silent,
+        };
+        self.promise.doubt(topology, others, now, bound)
     }
 
     /// Tells of an account, and that scans work.
@@ -561,8 +566,7 @@ impl Agent {
             back_off(&mut self.lingering, LINGERING, LINGERING_LIMIT)
         } else {
             self.lingering = 0;
-            let nothing_to_free = !scan.usage.pods.iter().any(PodUsage::holds_anything);
-            if nothing_to_free || self.view.follows {
+            if !scan.usage.holds_anything() || self.view.follows {
                 return everything;
             }
             jittered(self.pace.wait(now))
@@ -576,8 +580,7 @@ impl Agent {
     /// Does the List still show what a pod holds that is gone?
     fn lists_what_is_gone(&self, usage: &Usage, now: Instant) -> bool {
         let gone = |pod: &&PodUsage| {
-            let name = (pod.namespace.clone(), pod.name.clone());
-            self.view.gone.get(&name).is_some_and(|at| now.duration_since(*at) < LINGER)
+            self.view.gone.get(&pod.full_name()).is_some_and(|at| now.duration_since(*at) < LINGER)
         };
         !self.view.gone.is_empty() && usage.pods.iter().filter(gone).any(PodUsage::holds_anything)
     }
@@ -622,7 +625,7 @@ impl Agent {
         let memory = &scan.inventory.allocatable.memory;
         let half = |pod: &&PodUsage| !memory.is_empty() && is_half_admitted(pod);
         let halves = scan.usage.pods.iter().filter(half);
-        let halves: BTreeSet<PodName> = halves.map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
+        let halves: BTreeSet<PodName> = halves.map(PodUsage::full_name).collect();
         let fresh = !halves.is_subset(&self.waited_for);
         self.waited_for = halves;
         fresh
@@ -654,8 +657,7 @@ impl Agent {
 
 /// What the List lacks of the pods that live as `pods` says.
 fn unlisted(usage: &Usage, pods: &PodSource) -> Option<String> {
-    let name = |pod: &PodUsage| (pod.namespace.clone(), pod.name.clone());
-    let missing = pods.living_besides(&usage.pods.iter().map(name).collect());
+    let missing = pods.living_besides(&usage.pods.iter().map(PodUsage::full_name).collect());
     (missing > 0).then(|| format!("does not list {missing} pods that the API server has for this node"))
 }
 
@@ -664,18 +666,6 @@ fn unlisted(usage: &Usage, pods: &PodSource) -> Option<String> {
 fn is_half_admitted(pod: &PodUsage) -> bool {
     let any_memory = pod.containers.iter().any(|container| !container.memory.is_empty());
     pod.containers.iter().any(|c| c.memory.is_empty() && (any_memory || !c.cpus.is_empty()))
-}
-
-/// Counts a failure and says how long to wait after it: twice as long each time, up to a limit, give or take a tenth.
-fn back_off(failures: &mut u32, first: Duration, limit: Duration) -> Duration {
-    let wait = first.saturating_mul(1 << (*failures).min(16)).min(limit);
-    *failures = failures.saturating_add(1);
-    jittered(wait)
-}
-
-/// Give or take a tenth, so that a fleet does not move in step.
-fn jittered(period: Duration) -> Duration {
-    period.mul_f64(0.9 + 0.2 * fastrand::f64())
 }
 
 #[cfg(test)]

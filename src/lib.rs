@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a test that fails says where
 
 pub mod agent;
+mod backoff;
 pub mod cli;
 pub mod cluster;
 pub mod config;

@@ -55,9 +55,7 @@ pub fn active_pods<'a>(
     terminal: &'a BTreeSet<(String, String)>,
 ) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
     // Names are copied only where there is somebody to ask for.
-    let ended = move |pod: &PodUsage| {
-        !terminal.is_empty() && terminal.contains(&(pod.namespace.clone(), pod.name.clone()))
-    };
+    let ended = move |pod: &PodUsage| !terminal.is_empty() && terminal.contains(&pod.full_name());
     usage.pods.iter().filter(move |pod| !ended(pod))
 }
 

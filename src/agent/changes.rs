@@ -28,7 +28,7 @@ impl Footprints {
     pub(super) fn of(usage: &Usage, machine: &Machine) -> Self {
         let holding = usage.pods.iter().filter(|pod| pod.holds_anything());
         let footprint = |pod: &PodUsage| Footprint { hash: hash_of(pod), nodes: nodes_of(pod, machine) };
-        Self(holding.map(|pod| ((pod.namespace.clone(), pod.name.clone()), footprint(pod))).collect())
+        Self(holding.map(|pod| (pod.full_name(), footprint(pod))).collect())
     }
 
     /// Pods that came, went or hold something else than `before`, each with the nodes that this touches.

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use super::scan::{PodName, Terminal};
-use super::{back_off, jittered};
+use crate::backoff::{back_off, jittered};
 use crate::cluster::{Cluster, Life, NodePod, PodEvent};
 
 /// The first kubelet whose List names active pods only.

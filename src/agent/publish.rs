@@ -16,9 +16,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
+use super::Settings;
 use super::notices::{Notices, Reason};
 use super::standing::Standing;
-use super::{Settings, back_off, jittered};
+use crate::backoff::{back_off, jittered};
 use crate::cluster::{Cluster, ClusterError, Follow, Glimpse};
 use crate::telemetry::metrics::{Metrics, WriteReason};
 use crate::topology::Topology;

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::Settings;
 use crate::kubelet::{
-    Allocatable, Api, Client, ClientError, Connection, KubeletConfig, ManagerState, PodUsage, StatePaths,
-    StateReader, Usage, read_config,
+    Allocatable, Api, Client, ClientError, Connection, KubeletConfig, ManagerState, StatePaths, StateReader,
+    Usage, read_config,
 };
 use crate::machine::{self, HostRoots, Machine, MachineError};
 use crate::telemetry::metrics::Metrics;
@@ -221,8 +221,7 @@ impl Scanner {
         }
         let Links { certain, .. } = topology::links(topology::active_pods(usage, &self.terminal), state);
         let unnamed = certain.into_iter().filter(|(uid, _)| !state.names.contains_key(*uid));
-        let name = |pod: &PodUsage| (pod.namespace.clone(), pod.name.clone());
-        let names: Vec<_> = unnamed.map(|(uid, pod)| (uid.to_owned(), name(pod))).collect();
+        let names: Vec<_> = unnamed.map(|(uid, pod)| (uid.to_owned(), pod.full_name())).collect();
         if !names.is_empty() {
             Arc::make_mut(state).names.extend(names);
         }

@@ -124,7 +124,7 @@ impl Settling {
     /// Pods that went are not waited for.
     fn forget(&mut self, went: &dyn Fn(&PodName) -> bool) {
         let Some(Held { usage, .. }) = &mut self.before else { return };
-        let stays = |pod: &PodUsage| !went(&(pod.namespace.clone(), pod.name.clone()));
+        let stays = |pod: &PodUsage| !went(&pod.full_name());
         if !usage.pods.iter().all(stays) {
             Arc::make_mut(usage).pods.retain(stays);
         }
@@ -204,7 +204,7 @@ fn join(usage: &Usage, missing: &[&PodUsage]) -> Arc<Usage> {
 
 fn holders(usage: &Usage) -> BTreeMap<PodName, &PodUsage> {
     let holding = usage.pods.iter().filter(|pod| pod.holds_anything());
-    holding.map(|pod| ((pod.namespace.clone(), pod.name.clone()), pod)).collect()
+    holding.map(|pod| (pod.full_name(), pod)).collect()
 }
 
 fn offered_devices(inventory: &Inventory) -> BTreeSet<&str> {

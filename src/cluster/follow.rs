@@ -9,6 +9,7 @@ use kube::core::PartialObjectMeta;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Cluster, ClusterError};
+use crate::backoff::back_off;
 use crate::nrt::NodeResourceTopology;
 
 /// How long one watch lasts: some load balancers cut what was idle for five minutes.
@@ -164,20 +165,14 @@ impl Follow {
     fn lose(&mut self) {
         self.events = None;
         self.version = None;
-        self.not_before = Instant::now() + self.back_off();
+        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
     }
 
     fn fail(&mut self, error: ClusterError) -> ClusterError {
         // A right that is missing does not make the version old, but much happens until it is given.
         self.events = None;
         self.version = None;
-        self.not_before = Instant::now() + self.back_off();
+        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
         error
-    }
-
-    fn back_off(&mut self) -> Duration {
-        let wait = RETRY.saturating_mul(1 << self.failures.min(8)).min(RETRY_LIMIT);
-        self.failures = self.failures.saturating_add(1);
-        wait.mul_f64(0.9 + 0.2 * fastrand::f64())
     }
 }

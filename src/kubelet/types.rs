@@ -44,7 +44,21 @@ pub struct PodUsage {
     pub containers: Vec<ContainerUsage>,
 }
 
+impl Usage {
+    /// Does any pod hold anything that nobody else can have meanwhile?
+    #[must_use]
+    pub fn holds_anything(&self) -> bool {
+        self.pods.iter().any(PodUsage::holds_anything)
+    }
+}
+
 impl PodUsage {
+    /// Namespace and name.
+    #[must_use]
+    pub fn full_name(&self) -> (String, String) {
+        (self.namespace.clone(), self.name.clone())
+    }
+
     /// Does the pod hold anything that nobody else can have meanwhile?
     #[must_use]
     pub fn holds_anything(&self) -> bool {

@@ -1,6 +1,7 @@
 //! One simulated node in one simulated cluster: hardware files, kubelet and API server in a directory that goes
 //! with it.
 
+use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -109,6 +110,16 @@ impl SimNode {
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory.0
+    }
+
+    /// The flags that show an agent in another process this node and its cluster.
+    #[must_use]
+    pub fn flags(&self) -> [OsString; 6] {
+        let of = |flag: &str, path: PathBuf| [flag.into(), path.into_os_string()];
+        let [root, at_root] = of("--host-root", self.directory.0.clone());
+        let [kubelet, at_kubelet] = of("--kubelet-dir", self.kubelet.root().to_owned());
+        let [cluster, at_cluster] = of("--kubeconfig", self.directory.0.join("kubeconfig"));
+        [root, at_root, kubelet, at_kubelet, cluster, at_cluster]
     }
 
     /// The configuration of an agent on this node.

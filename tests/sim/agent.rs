@@ -72,6 +72,13 @@ impl World {
         panic!("the object stays another: {:#?}", self.server.topology("worker"));
     }
 
+    /// Waits until the kubelet was asked for `count` Lists.
+    pub(crate) async fn lists_reach(&self, count: u64) {
+        while self.node.kubelet.calls().list < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     pub(crate) fn available(&self, zone: usize, resource: &str) -> u64 {
         let object = self.server.topology("worker").unwrap();
         let resources = object.spec.zones[zone].resources.clone().unwrap();
@@ -217,9 +224,7 @@ async fn a_scan_without_a_change_sends_nothing() {
     let world = World::with(node, server, |settings| settings.poll = Duration::from_millis(20));
     world.agrees().await;
     let (writes, lists) = (world.server.writes().requests, world.node.kubelet.calls().list);
-    while world.node.kubelet.calls().list < lists + 10 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    world.lists_reach(lists + 10).await;
     assert_eq!(world.server.writes().requests, writes);
 }
 
@@ -265,9 +270,7 @@ async fn a_kubelet_that_does_not_finish_its_start_is_never_believed() {
     kubelet.boot().unwrap();
     kubelet.set_ready(false, false);
     let lists = kubelet.calls().list;
-    while kubelet.calls().list < lists + 5 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    world.lists_reach(lists + 5).await;
     for (zone, was) in before.into_iter().enumerate() {
         let now = free(zone);
         assert!(now.0 <= was.0 && now.1 <= was.1, "zone {zone} looks freer: {was:?} -> {now:?}");
@@ -335,9 +338,7 @@ async fn a_frozen_write_does_not_stop_the_scans_nor_the_end() {
         world.node.kubelet.start_pod(PodSpec::guaranteed(name, 1, GIB)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    while world.node.kubelet.calls().list < lists + 2 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    world.lists_reach(lists + 2).await;
     // Ends although a write hangs: a bound only so that this fails instead of hanging with it.
     tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
 }

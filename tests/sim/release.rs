@@ -56,9 +56,7 @@ async fn a_release_shows_although_the_list_is_behind_the_api_server() {
         json!([{"name": "main", "state": {"terminated": {"exitCode": 0}}}]);
     world.server.put(&PODS, object).unwrap();
     // The agent has looked, and looks again: the pod is there still.
-    while world.node.kubelet.calls().list < lists + 3 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    world.lists_reach(lists + 3).await;
     assert!(world.node.kubelet.stop_pod("default", "db"));
     world.agrees().await;
     world.stop().await;
@@ -135,9 +133,7 @@ async fn an_agent_that_starts_with_its_kubelet_does_not_make_a_full_node_look_fr
     node.kubelet.set_ready(true, false);
     let lists = node.kubelet.calls().list;
     let world = World::with(node, server, patient);
-    while world.node.kubelet.calls().list < lists + 5 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    world.lists_reach(lists + 5).await;
     assert_eq!((world.available(0, "cpu"), world.server.writes().changes), (promised, writes));
     world.node.kubelet.set_ready(true, true);
     world.node.kubelet.start_pod(PodSpec::guaranteed("next", 1, GIB)).await.unwrap();
@@ -181,9 +177,7 @@ async fn a_first_object_waits_for_the_pods_that_the_api_server_has() {
     node.kubelet.set_ready(true, false);
     let lists = node.kubelet.calls().list;
     let world = World::with(node, server, patient);
-    while world.node.kubelet.calls().list < lists + 5 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    world.lists_reach(lists + 5).await;
     assert_eq!(world.server.topology("worker"), None, "the node would look free");
     world.node.kubelet.set_ready(true, true);
     world.agrees().await;

@@ -40,12 +40,7 @@ async fn an_agent_without_inotify_sees_changes_by_polling() {
         Command::new("unshare")
             .args(["--user", "--map-root-user", "sh", "-c", STARVE, env!("CARGO_BIN_EXE_numacast"), "agent"])
             .args(["--node-name", "worker", "--metrics-address", "none", "--poll", "1s"])
-            .arg("--host-root")
-            .arg(node.directory())
-            .arg("--kubelet-dir")
-            .arg(node.kubelet.root())
-            .arg("--kubeconfig")
-            .arg(node.directory().join("kubeconfig"))
+            .args(node.flags())
             .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
             .unwrap(),

@@ -48,12 +48,7 @@ impl Running {
         command
             .arg("agent")
             .args(["--node-name", NODE, "--metrics-address", "none", "--log-level", "error"])
-            .arg("--host-root")
-            .arg(node.directory())
-            .arg("--kubelet-dir")
-            .arg(node.kubelet.root())
-            .arg("--kubeconfig")
-            .arg(node.directory().join("kubeconfig"))
+            .args(node.flags())
             .args(more)
             .stdin(Stdio::null())
             .stderr(File::create(node.directory().join("agent.log"))?)

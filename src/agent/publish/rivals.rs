@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::drift::Author;
-use crate::agent::jittered;
+use crate::backoff::back_off;
 use crate::config::RivalsMode;
 
 /// A person, or an agent that is being replaced, may write so often...
@@ -84,11 +84,7 @@ impl Rivals {
         }
         match self.mode {
             RivalsMode::Report => Verdict::Leave,
-            RivalsMode::Fight => {
-                let wait = ANSWER.saturating_mul(1 << writer.answers.min(16)).min(ANSWER_LIMIT);
-                writer.answers = writer.answers.saturating_add(1);
-                Verdict::Answer(jittered(wait))
-            }
+            RivalsMode::Fight => Verdict::Answer(back_off(&mut writer.answers, ANSWER, ANSWER_LIMIT)),
         }
     }
 

@@ -1,0 +1,15 @@
+//! How long to wait before the next attempt.
+
+use std::time::Duration;
+
+/// Counts a failure and says how long to wait after it: twice as long each time, up to a limit, give or take a tenth.
+pub(crate) fn back_off(failures: &mut u32, first: Duration, limit: Duration) -> Duration {
+    let wait = first.saturating_mul(1 << (*failures).min(16)).min(limit);
+    *failures = failures.saturating_add(1);
+    jittered(wait)
+}
+
+/// Give or take a tenth, so that a fleet does not move in step.
+pub(crate) fn jittered(period: Duration) -> Duration {
+    period.mul_f64(0.9 + 0.2 * fastrand::f64())
+}
