@@ -24,7 +24,6 @@ use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
 pub use events::{EVENTS_NAMESPACE, NodeEvent};
 pub use follow::{Follow, Glimpse};
-pub use pods::{Life, NodePod, PodEvent};
 
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";

@@ -14,6 +14,7 @@ pub mod kubelet;
 pub mod machine;
 pub mod nrt;
 pub mod pattern;
+pub mod pod;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;

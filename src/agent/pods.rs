@@ -16,7 +16,8 @@ use tracing::{info, warn};
 
 use super::scan::{PodName, Terminal};
 use crate::backoff::{back_off, jittered};
-use crate::cluster::{Cluster, Life, NodePod, PodEvent};
+use crate::cluster::Cluster;
+use crate::pod::{Life, Pod, PodEvent};
 
 /// The first kubelet whose List names active pods only.
 const ACTIVE_PODS_ONLY: (u32, u32) = (1, 34);
@@ -225,15 +226,15 @@ impl Pods {
     fn take(&mut self, event: PodEvent, at: Instant) {
         match event {
             PodEvent::Listing => self.listed = Some(BTreeMap::new()),
-            PodEvent::Listed(NodePod { namespace, name, uid, life }) => {
+            PodEvent::Listed(Pod { namespace, name, uid, life, .. }) => {
                 let listed = self.listed.get_or_insert_default();
                 listed.insert((namespace, name), (uid, life));
             }
             PodEvent::Complete => self.replace(at),
-            PodEvent::Is(NodePod { namespace, name, uid, life }) => {
+            PodEvent::Is(Pod { namespace, name, uid, life, .. }) => {
                 self.put((namespace, name), uid, life, at)
             }
-            PodEvent::Gone(NodePod { namespace, name, .. }) => self.remove((namespace, name), at),
+            PodEvent::Gone(Pod { namespace, name, .. }) => self.remove((namespace, name), at),
         }
     }
 
@@ -319,8 +320,8 @@ mod tests {
         }
     }
 
-    fn pod(name: &str, uid: &str, life: Life) -> NodePod {
-        NodePod { namespace: "ns".into(), name: name.into(), uid: uid.into(), life }
+    fn pod(name: &str, uid: &str, life: Life) -> Pod {
+        Pod { namespace: "ns".into(), name: name.into(), uid: uid.into(), life, ..Pod::default() }
     }
 
     fn names<'a>(set: impl IntoIterator<Item = &'a PodName>) -> String {

@@ -11,51 +11,13 @@ use kube::{Api, Resource};
 use serde::{Deserialize, Serialize};
 
 use super::{Cluster, chain};
+use crate::pod::{Life, Phase, Pod, PodEvent};
 
 /// A node's pods are listed in pages of so many: a page is held as text for a moment, at some 10 KiB a pod.
 const PAGE: u32 = 32;
 
 /// Longer than this a watch is never asked for: load balancers cut flows that are silent for some minutes.
 const WATCH_SECONDS: u32 = 240;
-
-/// One pod of the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodePod {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// What tells it from an earlier pod of the same name.
-    pub uid: String,
-    /// How far it is.
-    pub life: Life,
-}
-
-/// How far a pod is on its way out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Life {
-    /// It runs, or will.
-    Living,
-    /// It was deleted, and no container of it runs any more: the kubelet is about to let its resources go.
-    Leaving,
-    /// It is `Succeeded` or `Failed`: no container of it will ever run again.
-    Ended,
-}
-
-/// What a watch of a node's pods tells.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodEvent {
-    /// All of them are listed anew.
-    Listing,
-    /// One of the list.
-    Listed(NodePod),
-    /// The list is complete.
-    Complete,
-    /// One is new or another.
-    Is(NodePod),
-    /// One is gone.
-    Gone(NodePod),
-}
 
 impl Cluster {
     /// Follows the pods of `node`. An error is one sentence, and the watch goes on after a back-off.
@@ -131,20 +93,33 @@ fn identity<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<ObjectM
 }
 
 impl Trimmed {
-    fn digest(self) -> NodePod {
-        let life = self.life();
-        let ObjectMeta { name, namespace, uid, .. } = self.metadata;
-        NodePod {
+    fn digest(self) -> Pod {
+        let (life, phase) = (self.life(), self.phase());
+        let ObjectMeta { name, namespace, uid, deletion_timestamp, .. } = self.metadata;
+        Pod {
             namespace: namespace.unwrap_or_default(),
             name: name.unwrap_or_default(),
             uid: uid.unwrap_or_default(),
+            phase,
+            deleted: deletion_timestamp.is_some(),
             life,
+            ..Pod::default()
+        }
+    }
+
+    fn phase(&self) -> Phase {
+        match self.status.phase.as_str() {
+            "Pending" | "" => Phase::Pending,
+            "Running" => Phase::Running,
+            "Succeeded" => Phase::Succeeded,
+            "Failed" => Phase::Failed,
+            _ => Phase::Unknown,
         }
     }
 
     fn life(&self) -> Life {
-        let Status { phase, init_container_statuses, container_statuses } = &self.status;
-        if matches!(phase.as_str(), "Succeeded" | "Failed") {
+        let Status { phase: _, init_container_statuses, container_statuses } = &self.status;
+        if self.phase().is_terminal() {
             return Life::Ended;
         }
         let runs = |container: &ContainerStatus| container.state.running.is_some();

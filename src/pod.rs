@@ -1,0 +1,113 @@
+//! A pod as those tell it who know pods (the API server, the kubelet), trimmed to a few hundred bytes.
+//!
+//! The kubelet's List says what pods hold; this says what they are, how far they are and what they asked for.
+
+/// One pod of the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What tells it from an earlier pod of the same name. The copy of a static pod has one of its own.
+    pub uid: String,
+    /// How far it is, in the API's words.
+    pub phase: Phase,
+    /// It was deleted, though it may still run.
+    pub deleted: bool,
+    /// How far it is on its way out.
+    pub life: Life,
+    /// Its specification makes it Guaranteed, as the kubelet counts.
+    pub guaranteed: bool,
+    /// Its status says Guaranteed, which the scheduler believes; where the status says nothing, as `guaranteed`.
+    pub said_guaranteed: bool,
+    /// Containers in the order of the specification: those that run before the others first. None is ephemeral.
+    pub containers: Box<[Container]>,
+}
+
+/// What one container asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Container {
+    /// Its name.
+    pub name: Box<str>,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// CPU in thousandths.
+    pub cpu_milli: u64,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Other resources that it asks for: bytes of `hugepages-*`, a count of anything with a domain. No zeros; sorted by
+    /// name. `ephemeral-storage` and `storage` are left out.
+    pub others: Box<[(Box<str>, u64)]>,
+}
+
+/// When a container runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContainerKind {
+    /// For as long as the pod.
+    #[default]
+    App,
+    /// It starts before the others and stays: an init container that is restarted.
+    Sidecar,
+    /// To its end, before the others start.
+    Init,
+}
+
+/// How far a pod is, in the API's words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Bound, perhaps admitted; not every container has started.
+    #[default]
+    Pending,
+    /// Running.
+    Running,
+    /// All its containers ended well.
+    Succeeded,
+    /// Some did not, or the kubelet refused it.
+    Failed,
+    /// The kubelet is not heard from, or it is a word that we do not know.
+    Unknown,
+}
+
+impl Phase {
+    /// Will no container of the pod run again?
+    #[must_use]
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+/// How far a pod is on its way out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Life {
+    /// It runs, or will.
+    #[default]
+    Living,
+    /// It was deleted, and no container of it runs any more: the kubelet is about to let its resources go.
+    Leaving,
+    /// It is `Succeeded` or `Failed`: no container of it will ever run again.
+    Ended,
+}
+
+/// What a source of pods tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodEvent {
+    /// All of them are listed anew.
+    Listing,
+    /// One of the list.
+    Listed(Pod),
+    /// The list is complete.
+    Complete,
+    /// One is new or another.
+    Is(Pod),
+    /// One is gone; only namespace, name and uid need be true.
+    Gone(Pod),
+}
+
+impl Pod {
+    /// Its namespace and name.
+    #[must_use]
+    pub fn full_name(&self) -> (String, String) {
+        (self.namespace.clone(), self.name.clone())
+    }
+}
