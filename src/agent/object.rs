@@ -6,7 +6,12 @@ use crate::nrt::{
     AttributeInfo, CostInfo, NodeResourceTopology, NodeResourceTopologyFields, ResourceInfo, ZONE_TYPE, Zone,
     zone_name,
 };
-use crate::topology::{self, Amounts, Topology};
+use crate::topology::{self, Amounts, PodSet, Topology};
+
+/// What tells the set of pods that the zones account for (nrt.md 1, known names).
+const FINGERPRINT: &str = "nodeTopologyPodsFingerprint";
+/// How these were chosen.
+const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
 
 /// The object of `node`; `owner` is the Node's UID, if the Node is to own it.
 #[must_use]
@@ -14,7 +19,8 @@ pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResou
     let attributes: Vec<AttributeInfo> = topology
         .attributes
         .iter()
-        .map(|(name, value)| AttributeInfo { name: name.clone(), value: value.clone() })
+        .map(|(name, value)| attribute(name, value))
+        .chain(topology.pods.iter().flat_map(of_pods))
         .collect();
     let fields = NodeResourceTopologyFields {
         topology_policies: None,
@@ -24,6 +30,15 @@ pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResou
     let mut object = NodeResourceTopology::new(node, fields);
     object.metadata.owner_references = owner.map(|uid| vec![node_reference(node, uid)]);
     object
+}
+
+fn attribute(name: &str, value: impl Into<String>) -> AttributeInfo {
+    AttributeInfo { name: name.to_owned(), value: value.into() }
+}
+
+/// The plugin takes a fingerprint without its method for one of all pods.
+fn of_pods(set: &PodSet) -> [AttributeInfo; 2] {
+    [attribute(FINGERPRINT, set.fingerprint.to_string()), attribute(FINGERPRINT_METHOD, set.method.name())]
 }
 
 /// No `controller` and no `blockOwnerDeletion`: the reference only lets garbage collection follow the Node.
