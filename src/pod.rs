@@ -21,6 +21,8 @@ pub struct Pod {
     pub guaranteed: bool,
     /// Its status says Guaranteed, which the scheduler believes; where the status says nothing, as `guaranteed`.
     pub said_guaranteed: bool,
+    /// Its specification has resources for the pod as a whole: its containers may then have none of their own.
+    pub pod_level: bool,
     /// Containers in the order of the specification: those that run before the others first. None is ephemeral.
     pub containers: Box<[Container]>,
 }

@@ -6,6 +6,7 @@
 mod attributes;
 mod cpus;
 mod devices;
+mod fingerprint;
 mod hidden;
 mod memory;
 mod rules;
@@ -16,6 +17,7 @@ use std::fmt;
 use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, ManagerState, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
+pub use fingerprint::{Fingerprint, pod_hash};
 pub use hidden::{Links, links};
 pub use rules::{Exclude, Rules};
 
