@@ -11,15 +11,10 @@ use crate::topology::{self, Amounts, Topology};
 /// The object of `node`; `owner` is the Node's UID, if the Node is to own it.
 #[must_use]
 pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResourceTopology {
-    let attributes: Vec<AttributeInfo> = topology
-        .attributes
-        .iter()
-        .map(|(name, value)| AttributeInfo { name: name.clone(), value: value.clone() })
-        .collect();
     let fields = NodeResourceTopologyFields {
         topology_policies: None,
         zones: topology.zones.iter().map(zone).collect(),
-        attributes: (!attributes.is_empty()).then_some(attributes),
+        attributes: attributes(&topology.attributes),
     };
     let mut object = NodeResourceTopology::new(node, fields);
     object.metadata.owner_references = owner.map(|uid| vec![node_reference(node, uid)]);
@@ -37,6 +32,12 @@ pub(super) fn node_reference(name: &str, uid: &str) -> OwnerReference {
     }
 }
 
+fn attributes(pairs: &[(String, String)]) -> Option<Vec<AttributeInfo>> {
+    let attribute =
+        |(name, value): &(String, String)| AttributeInfo { name: name.clone(), value: value.clone() };
+    (!pairs.is_empty()).then(|| pairs.iter().map(attribute).collect())
+}
+
 fn zone(zone: &topology::Zone) -> Zone {
     let costs = zone.costs.iter();
     Zone {
@@ -47,6 +48,7 @@ fn zone(zone: &topology::Zone) -> Zone {
                 .map(|(peer, value)| CostInfo { name: zone_name(*peer), value: i64::from(*value) })
                 .collect(),
         ),
+        attributes: attributes(&zone.attributes),
         resources: Some(zone.resources.iter().map(|(name, amounts)| resource(name, *amounts)).collect()),
         ..Zone::default()
     }
