@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .build_server(server)
             .build_transport(false)
             // What comes out of them has an order.
-            .btree_map(["."])
+            .btree_map(".")
             .out_dir(&target)
             .compile_fds(descriptors)?;
     }

@@ -44,7 +44,8 @@ pub fn follow_pods(
     socket: PathBuf,
     deadline: Duration,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
-    let follow = Follow { socket, deadline, watch: None, marks: false, failures: 0, not_before: Instant::now() };
+    let follow =
+        Follow { socket, deadline, watch: None, marks: false, failures: 0, not_before: Instant::now() };
     unfold(follow, |mut follow| async { Some((follow.next().await, follow)) })
 }
 
@@ -118,7 +119,8 @@ impl Follow {
                     }
                 }
                 Ok(Ok(None)) => {
-                    let sentence = format!("the kubelet at {} ended the watch of its pods", self.socket.display());
+                    let sentence =
+                        format!("the kubelet at {} ended the watch of its pods", self.socket.display());
                     return Err(self.fail(Trouble::passing(sentence)));
                 }
                 Ok(Err(status)) => {
@@ -250,7 +252,10 @@ impl Watch {
     /// One pod that cannot be read must not cost us the others.
     fn complain(&mut self, socket: &Path, reason: &str) {
         if !self.told {
-            warn!("a pod that the kubelet tells of on {} cannot be read and is left out: {reason}", socket.display());
+            warn!(
+                "a pod that the kubelet tells of on {} cannot be read and is left out: {reason}",
+                socket.display()
+            );
             self.told = true;
         }
     }
@@ -292,9 +297,9 @@ fn explain(socket: &Path, status: &Status) -> Trouble {
             sentence: format!("the kubelet at {path} does not serve the Pods API ({message})"),
             unserved: true,
         },
-        Code::FailedPrecondition => Trouble::passing(format!(
-            "the kubelet at {path} cannot tell its pods yet: {message}"
-        )),
+        Code::FailedPrecondition => {
+            Trouble::passing(format!("the kubelet at {path} cannot tell its pods yet: {message}"))
+        }
         Code::ResourceExhausted => Trouble::passing(format!(
             "the kubelet at {path} ended the watch of its pods, for we were too slow or it has too many clients: {message}"
         )),
@@ -302,6 +307,8 @@ fn explain(socket: &Path, status: &Status) -> Trouble {
             "the connection to the kubelet at {path} broke during WatchPods: {}",
             innermost(status)
         )),
-        code => Trouble::passing(format!("the kubelet at {path} answered WatchPods with {code:?}: {message}")),
+        code => {
+            Trouble::passing(format!("the kubelet at {path} answered WatchPods with {code:?}: {message}"))
+        }
     }
 }

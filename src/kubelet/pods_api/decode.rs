@@ -15,11 +15,7 @@ use crate::pod::raw::{self, Amount, Amounts, RawContainer, RawPod, Resources};
 /// What is wrong with them. A pod without a name or a namespace is an error as well: nobody could tell it from others.
 pub fn decode_pod(bytes: &[u8]) -> Result<Pod, String> {
     let pod = core::Pod::decode(bytes).map_err(|error| error.to_string())?;
-    let pod = Pod::from(RawPod::from(pod));
-    if pod.name.is_empty() || pod.namespace.is_empty() {
-        return Err("it has no name or no namespace".to_owned());
-    }
-    Ok(pod)
+    Pod::from(RawPod::from(pod)).identified()
 }
 
 impl From<core::Pod> for RawPod {
