@@ -28,27 +28,6 @@ pub enum View {
     None,
 }
 
-/// Which pods of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Method {
-    /// All.
-    #[default]
-    All,
-    /// Those with resources that are theirs alone.
-    WithExclusiveResources,
-}
-
-impl Method {
-    /// Its name in the object.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::All => "all",
-            Self::WithExclusiveResources => "with-exclusive-resources",
-        }
-    }
-}
-
 /// Which pods the plugin's informer has (`cache.informerMode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Informer {

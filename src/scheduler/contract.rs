@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::accounted::Requirements;
 use super::exclusive::is_exclusive;
-use super::{Informer, Method, PluginRelease, View};
+use super::{Informer, PluginRelease, View};
 use crate::kubelet::{ContainerUsage, PodUsage, Usage};
 use crate::pod::{Phase, Pod};
-use crate::topology::{Fingerprint, Zone, pod_hash};
+use crate::topology::{Fingerprint, Method, PodSet, Zone, pod_hash};
 
 /// A wait that is prolonged by ever new pods ends after so many times its length.
 const PROLONGED: u32 = 3;
@@ -73,8 +73,8 @@ pub enum Stance {
 pub struct Verdict {
     /// What may be published.
     pub stance: Stance,
-    /// The value to publish; none in the view that has none.
-    pub fingerprint: Option<Fingerprint>,
+    /// What to publish of the pods; nothing in the view that says nothing.
+    pub pods: Option<PodSet>,
     /// Pods (namespace, name) that the zones do not account for.
     pub unaccounted: Vec<(String, String)>,
     /// Pods that did not become accounted within the limit, and from now on do not hold the object.
@@ -139,8 +139,8 @@ impl Contract {
                 let pods: Vec<&Pod> = pods.into_iter().collect();
                 self.judge_pods(&pods, reading, now)
             }
-            (View::Scheduler, None) => Verdict::of(Stance::Held, Some(Fingerprint::HELD)),
-            (View::Kubelet, _) => Verdict::of(Stance::Agreed, Some(self.of_list(reading.usage))),
+            (View::Scheduler, None) => Verdict::of(Stance::Held, Some(self.set(Fingerprint::HELD))),
+            (View::Kubelet, _) => Verdict::of(Stance::Agreed, Some(self.set(self.of_list(reading.usage)))),
             (View::None, _) => Verdict::of(Stance::Agreed, None),
         }
     }
@@ -150,11 +150,15 @@ impl Contract {
         let mut verdict = Verdict::of(Stance::Agreed, None);
         self.look_at_new_ones(pods, reading, now, &mut verdict);
         verdict.stance = self.stance(&mut verdict, now);
-        verdict.fingerprint = Some(match verdict.stance {
+        verdict.pods = Some(self.set(match verdict.stance {
             Stance::Held => Fingerprint::HELD,
             Stance::Agreed | Stance::Wait => self.of_plugin(pods, reading.zones),
-        });
+        }));
         verdict
+    }
+
+    const fn set(&self, fingerprint: Fingerprint) -> PodSet {
+        PodSet { fingerprint, method: self.terms.method }
     }
 
     fn forget_all_but(&mut self, pods: &[&Pod]) {
@@ -267,8 +271,8 @@ impl Contract {
 }
 
 impl Verdict {
-    const fn of(stance: Stance, fingerprint: Option<Fingerprint>) -> Self {
-        Self { stance, fingerprint, unaccounted: Vec::new(), released: Vec::new(), again: None }
+    const fn of(stance: Stance, pods: Option<PodSet>) -> Self {
+        Self { stance, pods, unaccounted: Vec::new(), released: Vec::new(), again: None }
     }
 
     fn ask_again(&mut self, at: Duration) {
@@ -362,13 +366,17 @@ mod tests {
 
         fn stance(&mut self, pods: &[Pod], names: &str, milliseconds: u64) -> Stance {
             let verdict = self.verdict(pods, names, ms(milliseconds));
-            assert_eq!(verdict.fingerprint == Some(Fingerprint::HELD), verdict.stance == Stance::Held);
+            assert_eq!(verdict.pods.unwrap().is_held(), verdict.stance == Stance::Held);
             verdict.stance
         }
     }
 
     fn fingerprint(names: &str) -> Option<Fingerprint> {
         Some(Fingerprint::of(names.split_whitespace().map(|name| pod_hash("ns", name))))
+    }
+
+    fn said(verdict: &Verdict) -> Option<Fingerprint> {
+        verdict.pods.map(|set| set.fingerprint)
     }
 
     use Phase::{Failed, Pending, Running, Succeeded, Unknown};
@@ -385,9 +393,9 @@ mod tests {
         assert_eq!(bench.stance(&pods, "a+ b", 120), Stance::Held);
         let agreed = bench.verdict(&pods, "a+ b+", ms(150));
         assert_eq!(agreed.stance, Stance::Agreed);
-        assert_eq!(agreed.fingerprint, fingerprint("a"), "the plugin does not count who is Pending");
+        assert_eq!(said(&agreed), fingerprint("a"), "the plugin does not count who is Pending");
         let running = [pod("a", "1", Running), pod("b", "2", Running)];
-        assert_eq!(bench.verdict(&running, "a+ b+", ms(900)).fingerprint, fingerprint("a b"));
+        assert_eq!(said(&bench.verdict(&running, "a+ b+", ms(900))), fingerprint("a b"));
         assert_eq!(bench.stance(&running, "a+", 950), Stance::Agreed, "what it has given back is free");
     }
 
@@ -474,15 +482,15 @@ mod tests {
         let mut bench = Bench::new();
         let names = "Pending+ Running+ Unknown+";
         assert_eq!(
-            bench.verdict(&pods, names, ms(0)).fingerprint,
+            said(&bench.verdict(&pods, names, ms(0))),
             fingerprint("Running Succeeded Failed Unknown")
         );
         let shared = Terms { informer: Informer::Shared, ..Terms::default() };
         bench.contract = Contract::new(shared);
-        assert_eq!(bench.verdict(&pods, names, ms(0)).fingerprint, fingerprint("Running"));
+        assert_eq!(said(&bench.verdict(&pods, names, ms(0))), fingerprint("Running"));
         // Deleted pods count while their phase does.
         let deleted = [Pod { deleted: true, ..pod("Running", "1", Running) }];
-        assert_eq!(bench.verdict(&deleted, "", ms(0)).fingerprint, fingerprint("Running"));
+        assert_eq!(said(&bench.verdict(&deleted, "", ms(0))), fingerprint("Running"));
     }
 
     #[test]
@@ -491,7 +499,7 @@ mod tests {
         let modest = Pod { guaranteed: false, said_guaranteed: false, ..pod("b", "2", Running) };
         let mut bench = Bench { contract: Contract::new(terms), ..Bench::new() };
         let pods = [pod("a", "1", Running), modest];
-        assert_eq!(bench.verdict(&pods, "a+ b", ms(0)).fingerprint, fingerprint("a"));
+        assert_eq!(said(&bench.verdict(&pods, "a+ b", ms(0))), fingerprint("a"));
     }
 
     #[test]
@@ -499,12 +507,12 @@ mod tests {
         let mut bench = Bench::new();
         bench.contract = Contract::new(Terms { view: View::Kubelet, ..Terms::default() });
         let pods = [pod("c", "1", Pending)];
-        assert_eq!(bench.verdict(&pods, "a+ b", ms(100)).fingerprint, fingerprint("a b"));
+        assert_eq!(said(&bench.verdict(&pods, "a+ b", ms(100))), fingerprint("a b"));
         let method = Method::WithExclusiveResources;
         bench.contract = Contract::new(Terms { view: View::Kubelet, method, ..Terms::default() });
-        assert_eq!(bench.verdict(&pods, "a+ b", ms(100)).fingerprint, fingerprint("a"));
+        assert_eq!(said(&bench.verdict(&pods, "a+ b", ms(100))), fingerprint("a"));
         bench.contract = Contract::new(Terms { view: View::None, ..Terms::default() });
-        assert_eq!(bench.verdict(&pods, "a+ b", ms(100)).fingerprint, None);
+        assert_eq!(said(&bench.verdict(&pods, "a+ b", ms(100))), None);
     }
 
     #[test]
@@ -513,7 +521,7 @@ mod tests {
         let usage = list("a+");
         let reading = Reading { usage: &usage, requirements: &bench.requirements, zones: &[], answers: true };
         let verdict = bench.contract.judge(None::<[&Pod; 0]>, &reading, ms(0));
-        assert_eq!((verdict.stance, verdict.fingerprint), (Stance::Held, Some(Fingerprint::HELD)));
+        assert_eq!((verdict.stance, said(&verdict)), (Stance::Held, Some(Fingerprint::HELD)));
         assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 1), Stance::Agreed);
         assert_eq!(bench.contract.terms().patience, PATIENCE);
     }
