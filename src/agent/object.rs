@@ -6,19 +6,39 @@ use crate::nrt::{
     AttributeInfo, CostInfo, NodeResourceTopology, NodeResourceTopologyFields, ResourceInfo, ZONE_TYPE, Zone,
     zone_name,
 };
-use crate::topology::{self, Amounts, Topology};
+use crate::topology::{self, Amounts, PodSet, Topology};
+
+/// What tells the set of pods that the zones account for (nrt.md 1, known names).
+const FINGERPRINT: &str = "nodeTopologyPodsFingerprint";
+/// How these were chosen.
+const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
 
 /// The object of `node`; `owner` is the Node's UID, if the Node is to own it.
 #[must_use]
 pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResourceTopology {
+    let of_pods = topology.pods.iter().flat_map(of_pods);
+    let all: Vec<AttributeInfo> = topology.attributes.iter().map(own).chain(of_pods).collect();
     let fields = NodeResourceTopologyFields {
         topology_policies: None,
         zones: topology.zones.iter().map(zone).collect(),
-        attributes: attributes(&topology.attributes),
+        attributes: (!all.is_empty()).then_some(all),
     };
     let mut object = NodeResourceTopology::new(node, fields);
     object.metadata.owner_references = owner.map(|uid| vec![node_reference(node, uid)]);
     object
+}
+
+fn attribute(name: &str, value: impl Into<String>) -> AttributeInfo {
+    AttributeInfo { name: name.to_owned(), value: value.into() }
+}
+
+fn own((name, value): &(String, String)) -> AttributeInfo {
+    attribute(name, value)
+}
+
+/// The plugin takes a fingerprint without its method for one of all pods.
+fn of_pods(set: &PodSet) -> [AttributeInfo; 2] {
+    [attribute(FINGERPRINT, set.fingerprint.to_string()), attribute(FINGERPRINT_METHOD, set.method.name())]
 }
 
 /// No `controller` and no `blockOwnerDeletion`: the reference only lets garbage collection follow the Node.
@@ -32,12 +52,6 @@ pub(super) fn node_reference(name: &str, uid: &str) -> OwnerReference {
     }
 }
 
-fn attributes(pairs: &[(String, String)]) -> Option<Vec<AttributeInfo>> {
-    let attribute =
-        |(name, value): &(String, String)| AttributeInfo { name: name.clone(), value: value.clone() };
-    (!pairs.is_empty()).then(|| pairs.iter().map(attribute).collect())
-}
-
 fn zone(zone: &topology::Zone) -> Zone {
     let costs = zone.costs.iter();
     Zone {
@@ -48,7 +62,7 @@ fn zone(zone: &topology::Zone) -> Zone {
                 .map(|(peer, value)| CostInfo { name: zone_name(*peer), value: i64::from(*value) })
                 .collect(),
         ),
-        attributes: attributes(&zone.attributes),
+        attributes: (!zone.attributes.is_empty()).then(|| zone.attributes.iter().map(own).collect()),
         resources: Some(zone.resources.iter().map(|(name, amounts)| resource(name, *amounts)).collect()),
         ..Zone::default()
     }

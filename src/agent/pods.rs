@@ -90,6 +90,11 @@ impl PodSource {
         self.newest.borrow_and_update().clone()
     }
 
+    /// What is known now, without taking notice: who waits for news still gets them.
+    pub(super) fn peek(&self) -> watch::Ref<'_, PodView> {
+        self.newest.borrow()
+    }
+
     /// Were all pods listed once?
     pub(super) fn has_told(&self) -> bool {
         lock(&self.pods).complete

@@ -262,11 +262,32 @@ impl Contract {
         phase && (self.terms.method == Method::All || is_exclusive(pod, &listed, self.terms.release))
     }
 
+    /// The pods (namespace, name) that the fingerprint stands for.
+    #[must_use]
+    pub fn counted<'a>(
+        &self,
+        pods: Option<impl IntoIterator<Item = &'a Pod>>,
+        usage: &Usage,
+        zones: &[Zone],
+    ) -> Vec<(String, String)> {
+        match self.terms.view {
+            View::Scheduler => {
+                let pods = pods.into_iter().flatten();
+                pods.filter(|pod| self.counts(pod, zones)).map(Pod::full_name).collect()
+            }
+            View::Kubelet => self.listed(usage).map(PodUsage::full_name).collect(),
+            View::None => Vec::new(),
+        }
+    }
+
     /// The pods of the List.
     fn of_list(&self, usage: &Usage) -> Fingerprint {
-        let counted =
-            usage.pods.iter().filter(|pod| self.terms.method == Method::All || holds_on_a_node(pod));
-        Fingerprint::of(counted.map(|pod| pod_hash(&pod.namespace, &pod.name)))
+        Fingerprint::of(self.listed(usage).map(|pod| pod_hash(&pod.namespace, &pod.name)))
+    }
+
+    fn listed<'a>(&self, usage: &'a Usage) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
+        let all = self.terms.method == Method::All;
+        usage.pods.iter().filter(move |pod| all || holds_on_a_node(pod))
     }
 }
 
