@@ -2,6 +2,8 @@
 //!
 //! The kubelet's List says what pods hold; this says what they are, how far they are and what they asked for.
 
+pub(crate) mod raw;
+
 /// One pod of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
@@ -21,6 +23,9 @@ pub struct Pod {
     pub guaranteed: bool,
     /// Its status says Guaranteed, which the scheduler believes; where the status says nothing, as `guaranteed`.
     pub said_guaranteed: bool,
+    /// Its specification has CPU, memory or huge pages of the pod as a whole. Kubelets up to 1.36 then give no container
+    /// CPUs or memory of its own, unless the gate `PodLevelResourceManagers` is on.
+    pub pod_level: bool,
     /// Containers in the order of the specification: those that run before the others first. None is ephemeral.
     pub containers: Box<[Container]>,
 }

@@ -6,6 +6,7 @@
 mod attributes;
 mod cpus;
 mod devices;
+mod fingerprint;
 mod hidden;
 mod memory;
 mod rules;
@@ -16,6 +17,7 @@ use std::fmt;
 use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, ManagerState, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
+pub use fingerprint::{Fingerprint, Method, PodSet, pod_hash};
 pub use hidden::{Links, links};
 pub use rules::{Exclude, Rules};
 
@@ -96,6 +98,8 @@ pub struct Topology {
     pub zones: Vec<Zone>,
     /// Names and values, in a fixed order; empty while the kubelet's configuration is unknown.
     pub attributes: Vec<(String, String)>,
+    /// The pods that it accounts for, once the scheduler's contract says so.
+    pub pods: Option<PodSet>,
     /// What does not fit together, for the logs; sorted.
     pub findings: BTreeSet<Finding>,
 }
@@ -207,7 +211,7 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
         finding.resource().is_none_or(|resource| !inputs.rules.exclude.resources.contains(resource))
     });
     let attributes = inputs.config.map(attributes::of).unwrap_or_default();
-    Topology { zones, attributes, findings }
+    Topology { zones, attributes, pods: None, findings }
 }
 
 /// The zones to publish: the online nodes the scheduler can hold, and fillers for gaps below them.

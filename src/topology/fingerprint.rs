@@ -1,0 +1,145 @@
+//! The fingerprint of a set of pods, bit by bit as the scheduler plugin draws it (nrt.md 4; upstream:
+//! k8stopologyawareschedwg/podfingerprint, v0.2.2).
+
+use std::fmt;
+
+use twox_hash::XxHash64;
+
+/// The start of every fingerprint, and the version of the algorithm.
+const PREFIX: &str = "pfp0v001";
+
+/// One pod of the set. Pods of the same name look alike, whatever their UIDs.
+#[must_use]
+pub fn pod_hash(namespace: &str, name: &str) -> u64 {
+    XxHash64::oneshot(XxHash64::oneshot(0, namespace.as_bytes()), name.as_bytes())
+}
+
+/// Which pods a fingerprint stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Method {
+    /// All.
+    #[default]
+    All,
+    /// Those with resources that are theirs alone.
+    WithExclusiveResources,
+}
+
+impl Method {
+    /// Its name in the object.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::WithExclusiveResources => "with-exclusive-resources",
+        }
+    }
+}
+
+/// What the object says of the node's pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodSet {
+    /// Which set it is.
+    pub fingerprint: Fingerprint,
+    /// How its pods were chosen.
+    pub method: Method,
+}
+
+impl PodSet {
+    /// Can the plugin agree with it?
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.fingerprint == Fingerprint::HELD
+    }
+}
+
+/// What tells one set of pods from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fingerprint(u64);
+
+impl Fingerprint {
+    /// Well formed, and of no real set of pods (but for one chance in 2^64): it never agrees with the plugin's.
+    pub const HELD: Self = Self(0);
+
+    /// The fingerprint of the pods with these hashes, in any order.
+    #[must_use]
+    pub fn of(hashes: impl IntoIterator<Item = u64>) -> Self {
+        let mut hashes: Vec<u64> = hashes.into_iter().collect();
+        hashes.sort_unstable();
+        let bytes: Vec<u8> = hashes.into_iter().flat_map(u64::to_le_bytes).collect();
+        Self(XxHash64::oneshot(0, &bytes))
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{:016x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fingerprint(pods: &[&str]) -> String {
+        let hashes = pods.iter().map(|pod| {
+            let (namespace, name) = pod.split_once('/').unwrap();
+            pod_hash(namespace, name)
+        });
+        Fingerprint::of(hashes).to_string()
+    }
+
+    #[test]
+    fn single_pods_have_the_hashes_that_upstream_gives_them() {
+        assert_eq!(XxHash64::oneshot(0, b"ns1"), 0xd4f9_be77_dac1_e966);
+        assert_eq!(XxHash64::oneshot(0, b"default"), 0xcb14_bd8a_5c56_1c96);
+        for (pod, hash) in [
+            (("ns1", "n1"), 0x6fe7_d8da_4b83_52c3),
+            (("ns1", "n2"), 0xfdd2_50f5_ccd8_b03f),
+            (("ns2", "n1"), 0x98cf_f5d0_17b1_f8b1),
+            (("ns3", "n1"), 0x4b4a_b480_82de_0438),
+            (("ns3", "n2"), 0xa5e2_ddfb_bd1b_cc6d),
+            (("default", "test-pod-0"), 0xf1bb_0c67_299d_7810),
+            (("default", "pod-a"), 0x069f_6550_1022_0ab2),
+            (("kube-system", "pod-b"), 0x7acc_5a16_c81a_ce57),
+            (("a", "b"), 0x76d9_a191_6ddc_a8e6),
+            (("b", "a"), 0xccfd_583d_30a3_eb09),
+            (("kube-system", "coredns-5d78c9869d-abcde"), 0x935f_26bf_f852_9d6f),
+            (
+                ("default", "very-long-pod-name-that-exceeds-thirty-two-bytes-0123456789"),
+                0xaf59_2856_612e_e102,
+            ),
+        ] {
+            assert_eq!(pod_hash(pod.0, pod.1), hash, "{pod:?}");
+        }
+    }
+
+    #[test]
+    fn sets_have_the_fingerprints_that_upstream_gives_them() {
+        let coredns = "kube-system/coredns-5d78c9869d-abcde";
+        let long = "default/very-long-pod-name-that-exceeds-thirty-two-bytes-0123456789";
+        for (pods, expected) in [
+            (&[][..], "pfp0v001ef46db3751d8e999"),
+            (&["ns1/n1"], "pfp0v001bb89419dce9a8948"),
+            (&["ns1/n2"], "pfp0v00153a7becd4a82fc14"),
+            (&["ns1/n1", "ns1/n2"], "pfp0v001a5a0bb7911344362"),
+            (&["ns1/n1", "ns1/n2", "ns2/n1", "ns3/n1"], "pfp0v001d807b95b31183d31"),
+            (&["ns1/n1", "ns1/n2", "ns2/n1", "ns3/n1", "ns3/n2"], "pfp0v001b92008c14168b3a6"),
+            (&["default/test-pod-0"], "pfp0v001fe53c4dbd2c5f4a0"),
+            (&["default/pod-a", "kube-system/pod-b"], "pfp0v0013c74a72bae9bd313"),
+            (&["kube-system/pod-b", "default/pod-a"], "pfp0v0013c74a72bae9bd313"),
+            (&["default/pod-a", "default/pod-a"], "pfp0v00188bbc2d2fe1e3cb1"),
+            (&[coredns, long], "pfp0v001e78784910a28b542"),
+            (&["a/b"], "pfp0v001b62c44d557501be8"),
+            (&["b/a"], "pfp0v001c82737bcdcda55ca"),
+        ] {
+            assert_eq!(fingerprint(pods), expected, "{pods:?}");
+        }
+    }
+
+    #[test]
+    fn the_value_of_a_held_object_is_well_formed() {
+        let held = Fingerprint::HELD.to_string();
+        assert_eq!((held.len(), &held[..8]), (24, PREFIX));
+        assert_ne!(held, fingerprint(&[]), "no pods are a set as well");
+    }
+}
