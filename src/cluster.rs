@@ -10,6 +10,7 @@ mod pods;
 use std::fmt::{self, Debug};
 use std::future::Future;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
@@ -20,6 +21,7 @@ use kube::{Api, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::causes::chain;
 use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
 pub use events::{EVENTS_NAMESPACE, NodeEvent};
@@ -34,6 +36,8 @@ pub struct Cluster {
     client: kube::Client,
     server: String,
     timeout: Duration,
+    /// What the client was made of.
+    config: Option<Arc<kube::Config>>,
 }
 
 /// Why the API server did not do what we asked. Every variant is one sentence for the person who runs the
@@ -205,14 +209,20 @@ impl Cluster {
         config.default_retry = false;
         config.connect_timeout = Some(timeout);
         let server = config.cluster_url.to_string();
-        let client = kube::Client::try_from(config).map_err(|error| no_config(chain(&error)))?;
-        Ok(Self { client, server, timeout })
+        let client = kube::Client::try_from(config.clone()).map_err(|error| no_config(chain(&error)))?;
+        Ok(Self { client, server, timeout, config: Some(Arc::new(config)) })
     }
 
     /// A cluster behind a client that exists already; `server` is its name in sentences.
     #[must_use]
     pub fn with_client(client: kube::Client, server: String, timeout: Duration) -> Self {
-        Self { client, server, timeout }
+        Self { client, server, timeout, config: None }
+    }
+
+    /// The credentials and the CA, for asking the kubelet itself; none of a client that existed already.
+    #[must_use]
+    pub fn config(&self) -> Option<&kube::Config> {
+        self.config.as_deref()
     }
 
     /// The UID of a Node, which its object's owner reference needs.
@@ -234,6 +244,21 @@ impl Cluster {
         let node = self.get_node(name, nodes.get(name)).await?;
         let info = node.status.and_then(|status| status.node_info);
         Ok(info.map(|info| info.kubelet_version).unwrap_or_default())
+    }
+
+    /// Where a node's kubelet has its HTTPS port, as it reported: the InternalIP and the port; nothing as long as it has
+    /// not reported both.
+    ///
+    /// # Errors
+    /// As [`Cluster::node_uid`].
+    pub async fn kubelet_address(&self, name: &str) -> Result<Option<(String, u16)>, ClusterError> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = self.get_node(name, nodes.get(name)).await?;
+        let status = node.status.unwrap_or_default();
+        let internal = status.addresses.into_iter().flatten().find(|address| address.type_ == "InternalIP");
+        let port = status.daemon_endpoints.and_then(|endpoints| endpoints.kubelet_endpoint);
+        let port = port.and_then(|endpoint| u16::try_from(endpoint.port).ok());
+        Ok(internal.map(|address| address.address).zip(port))
     }
 
     /// A call that gets a Node, all of it or its metadata.
@@ -373,18 +398,4 @@ impl Failure {
             }
         }
     }
-}
-
-/// The innermost reasons of an error, outermost first, without repetition.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        let words = inner.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        source = inner.source();
-    }
-    text
 }

@@ -5,12 +5,18 @@
 mod answers;
 mod client;
 mod config;
+mod https;
+mod pods_api;
+mod pods_page;
 pub mod proto;
 mod state;
 mod types;
 
 pub use client::{Api, Client, ClientError, Connection};
 pub use config::{KubeletConfig, parse_config, read_config};
+pub use https::{Https, HttpsError, PORT, Target};
+pub use pods_api::{decode_pod, follow_pods};
+pub use pods_page::{poll_pods, split_pods};
 pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};
 pub use types::{
     Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,

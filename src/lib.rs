@@ -7,6 +7,7 @@
 
 pub mod agent;
 mod backoff;
+mod causes;
 pub mod cli;
 pub mod cluster;
 pub mod config;

@@ -110,6 +110,23 @@ pub enum PodEvent {
 }
 
 impl Pod {
+    /// Reads a pod from the JSON in which the API server and the kubelet have it.
+    ///
+    /// # Errors
+    /// What is wrong with it. A pod without a name or a namespace is an error as well: nobody could tell it from others.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
+        let raw: raw::RawPod = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        Self::from(raw).identified()
+    }
+
+    /// The pod, if it says who it is.
+    pub(crate) fn identified(self) -> Result<Self, String> {
+        match self.name.is_empty() || self.namespace.is_empty() {
+            true => Err("it has no name or no namespace".to_owned()),
+            false => Ok(self),
+        }
+    }
+
     /// Its namespace and name.
     #[must_use]
     pub fn full_name(&self) -> (String, String) {

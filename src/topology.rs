@@ -9,6 +9,7 @@ mod devices;
 mod fingerprint;
 mod hidden;
 mod memory;
+mod placement;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use crate::machine::{Id, IdSet, Machine};
 
 pub use fingerprint::{Fingerprint, Method, PodSet, pod_hash};
 pub use hidden::{Links, links};
+pub use placement::{Placed, Placement, home, placement};
 pub use rules::{Exclude, Rules};
 
 /// The highest zone id the scheduler's 64-bit masks can hold; a zone `node-64` makes it panic.
@@ -113,6 +115,8 @@ pub struct Zone {
     pub costs: BTreeMap<Id, u32>,
     /// Resource name to amounts. Every zone lists the same names.
     pub resources: BTreeMap<String, Amounts>,
+    /// Names and values, in a fixed order.
+    pub attributes: Vec<(String, String)>,
 }
 
 /// CPUs, bytes or devices of one resource in one zone.
@@ -205,8 +209,8 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     memory::account(inputs, &in_use, &mut ledger, &mut findings);
     devices::account(inputs, &in_use, &mut ledger, &mut findings);
     let costs = |id| ids.iter().map(|peer| (peer, cost(inputs.machine, id, peer))).collect();
-    let zones =
-        ledger.zones.into_iter().map(|(id, resources)| Zone { id, costs: costs(id), resources }).collect();
+    let zone = |(id, resources)| Zone { id, costs: costs(id), resources, attributes: Vec::new() };
+    let zones = ledger.zones.into_iter().map(zone).collect();
     findings.retain(|finding| {
         finding.resource().is_none_or(|resource| !inputs.rules.exclude.resources.contains(resource))
     });

@@ -2,13 +2,16 @@
 
 use crate::kubelet::KubeletConfig;
 
+/// How strictly pods are aligned.
+pub(super) const POLICY: &str = "topologyManagerPolicy";
+
 /// The option that becomes an attribute of its own name.
 const MAX_NODES: &str = "max-allowable-numa-nodes";
 
 /// Policy and scope always come together: a policy without its scope is misread.
 pub(super) fn of(config: &KubeletConfig) -> Vec<(String, String)> {
     let mut attributes = vec![
-        ("topologyManagerPolicy".to_owned(), config.topology_manager_policy.clone()),
+        (POLICY.to_owned(), config.topology_manager_policy.clone()),
         ("topologyManagerScope".to_owned(), config.topology_manager_scope.clone()),
     ];
     for (option, value) in &config.topology_manager_policy_options {

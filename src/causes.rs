@@ -1,0 +1,17 @@
+//! The causes of an error in one line.
+
+use std::error::Error;
+
+/// The reasons of an error, outermost first, without repetition.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        let words = inner.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        source = inner.source();
+    }
+    text
+}

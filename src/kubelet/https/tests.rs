@@ -1,0 +1,204 @@
+//! Against a server with certificates of our own making. The real kubelet's is asked in `tests/real`.
+
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+
+struct Ca(CertifiedIssuer<'static, KeyPair>);
+
+impl Ca {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn acceptor(&self, name: &str) -> TlsAcceptor {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new([name.to_owned()]).unwrap();
+        let cert = params.signed_by(&key, &self.0).unwrap();
+        let cert = CertificateDer::from_pem_slice(cert.pem().as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert], key)
+            .unwrap();
+        TlsAcceptor::from(Arc::new(config))
+    }
+}
+
+/// A server whose certificate has this name; it answers as its paths say.
+async fn server(ca: &Ca, name: &str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let acceptor = ca.acceptor(name);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                let mut request = vec![0; 4096];
+                let length = stream.read(&mut request).await.unwrap();
+                let request = String::from_utf8_lossy(&request[..length]).into_owned();
+                let path = request.split(' ').nth(1).unwrap_or_default();
+                let token = request.lines().find(|line| line.to_lowercase().starts_with("authorization"));
+                let answer = match path {
+                    "/token" => answer("200 OK", token.unwrap_or_default()),
+                    "/configz" => answer("403 Forbidden", "Forbidden (user=me)\n"),
+                    "/pods?x" => answer("401 Unauthorized", "Unauthorized"),
+                    "/moved" => "HTTP/1.1 302 Found\r\nlocation: /token\r\ncontent-length: 0\r\n\r\n".into(),
+                    "/off" => answer("405 Method Not Allowed", "Debug endpoints are disabled."),
+                    "/large" => answer("200 OK", &"x".repeat(1001)),
+                    "/endless" => {
+                        "HTTP/1.1 500 Oh\r\ncontent-length: 100000000\r\n\r\n".to_owned() + &"x".repeat(9000)
+                    }
+                    "/half" => "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf".into(),
+                    _ => return std::future::pending().await,
+                };
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                let _ = stream.shutdown().await;
+            });
+        }
+    });
+    port
+}
+
+fn answer(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+/// As a kubeconfig or a service account makes it.
+fn cluster(roots: &Ca) -> kube::Config {
+    let mut config = kube::Config::new("https://api:6443".parse().unwrap());
+    config.root_cert = Some(vec![roots.0.der().to_vec()]);
+    config.auth_info.token = Some("secret".to_owned().into());
+    // What a kubeconfig may say of the API server is not said of the kubelet.
+    config.accept_invalid_certs = true;
+    config.tls_server_name = Some("kubernetes".into());
+    config
+}
+
+fn target(port: u16) -> Target {
+    Target {
+        host: "127.0.0.1".into(),
+        port,
+        ca_file: None,
+        server_name: None,
+        timeout: Duration::from_secs(20),
+    }
+}
+
+fn said(answer: Result<Vec<u8>, HttpsError>, port: u16) -> String {
+    let error = answer.unwrap_err().to_string();
+    error.replace(&format!("https://127.0.0.1:{port}"), "URL")
+}
+
+#[tokio::test]
+async fn the_token_goes_to_whom_the_cas_say_is_the_kubelet() {
+    let (ca, other) = (Ca::new(), Ca::new());
+    let port = server(&ca, "127.0.0.1").await;
+    let token = |answer: Result<Vec<u8>, HttpsError>| String::from_utf8(answer.unwrap()).unwrap();
+    let https = Https::new(&cluster(&ca), &target(port)).unwrap();
+    assert_eq!(token(https.get("/token", 100).await), "authorization: Bearer secret");
+    assert_eq!(format!("{https:?}"), format!("Https {{ url: \"https://127.0.0.1:{port}\", .. }}"));
+
+    let https = Https::new(&cluster(&other), &target(port)).unwrap();
+    let error = said(https.get("/token", 100).await, port);
+    assert!(
+        error.starts_with("the certificate of the kubelet at URL is signed by nobody we trust: set"),
+        "{error}"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ca.crt");
+    std::fs::write(&file, ca.0.pem()).unwrap();
+    let with_file = Target { ca_file: Some(file.clone()), ..target(port) };
+    let https = Https::new(&cluster(&other), &with_file).unwrap();
+    assert_eq!(token(https.get("/token", 100).await), "authorization: Bearer secret");
+    std::fs::write(&file, other.0.pem()).unwrap();
+    let https = Https::new(&cluster(&ca), &with_file).unwrap();
+    let error = https.get("/token", 100).await.unwrap_err();
+    assert!(matches!(error, HttpsError::UnknownCa { .. }), "the file counts alone: {error}");
+}
+
+#[tokio::test]
+async fn the_certificate_must_have_the_name() {
+    let ca = Ca::new();
+    let port = server(&ca, "worker-1").await;
+    let https = Https::new(&cluster(&ca), &target(port)).unwrap();
+    let error = said(https.get("/token", 100).await, port);
+    assert!(error.starts_with("the certificate of the kubelet at URL has another name ("), "{error}");
+    let named = Target { server_name: Some("worker-1".into()), ..target(port) };
+    let https = Https::new(&cluster(&ca), &named).unwrap();
+    assert!(https.get("/token", 100).await.is_ok());
+}
+
+#[tokio::test]
+async fn what_the_kubelet_says_instead_is_one_sentence() {
+    let ca = Ca::new();
+    let port = server(&ca, "127.0.0.1").await;
+    let https = Https::new(&cluster(&ca), &target(port)).unwrap();
+    let mut sentences = Vec::new();
+    for path in ["/configz", "/pods?x", "/moved", "/off", "/large"] {
+        sentences.push(said(https.get(path, 1000).await, port));
+    }
+    assert_eq!(
+        sentences,
+        [
+            "the kubelet at URL refuses GET /configz (Forbidden (user=me)): RBAC must allow `get` on nodes/configz; \
+             kubelets before 1.33 want nodes/proxy for it, which numacast is never to have",
+            "the kubelet at URL does not accept our credentials (401): it must authenticate tokens with the API server \
+             (authentication.webhook.enabled)",
+            "the kubelet at URL answers GET /moved with 302: ",
+            "the kubelet at URL answers GET /off with 405: Debug endpoints are disabled.",
+            "the kubelet at URL answers GET /large with more than 1000 bytes",
+        ]
+    );
+    assert_eq!(https.get("/large", 1001).await.unwrap().len(), 1001);
+    let error = said(https.get("/half", 1000).await, port);
+    assert!(error.starts_with("the answer of the kubelet at URL to GET /half broke off: "), "{error}");
+    let error = said(https.get("/endless", 1000).await, port);
+    assert_eq!(error, "the kubelet at URL answers GET /endless with 500: ", "and it is not read to its end");
+}
+
+#[tokio::test]
+async fn nobody_and_silence_are_told_apart() {
+    let ca = Ca::new();
+    let port = server(&ca, "127.0.0.1").await;
+    let short = Target { timeout: Duration::from_millis(300), ..target(port) };
+    let error = said(Https::new(&cluster(&ca), &short).unwrap().get("/silent", 1).await, port);
+    assert_eq!(error, "the kubelet at URL did not answer GET /silent within 300ms");
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let error = said(Https::new(&cluster(&ca), &target(gone)).unwrap().get("/", 1).await, gone);
+    assert!(error.starts_with("the kubelet at URL cannot be reached: "), "{error}");
+    assert!(error.contains("refused"), "{error}");
+}
+
+#[tokio::test]
+async fn a_target_that_cannot_be_used_says_why() {
+    let ca = Ca::new();
+    let why = |target: &Target| Https::new(&cluster(&ca), target).unwrap_err().to_string();
+    let missing = Target { ca_file: Some("/nowhere/ca.crt".into()), ..target(1) };
+    assert_eq!(
+        why(&missing),
+        "cannot ask the kubelet at https://127.0.0.1:1: /nowhere/ca.crt: No such file or directory (os error 2); check \
+         `kubelet.caFile`"
+    );
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    let error = why(&Target { ca_file: Some(empty.path().to_owned()), ..target(1) });
+    assert!(error.ends_with("it holds no certificate in PEM; check `kubelet.caFile`"), "{error}");
+    let error = why(&Target { host: "not a host".into(), ..target(1) });
+    assert_eq!(error, "cannot ask the kubelet at https://not a host:1: this is no address");
+    assert_eq!(url("fd00::7", PORT), "https://[fd00::7]:10250");
+    assert_eq!(url("worker", PORT), "https://worker:10250");
+}
