@@ -12,7 +12,7 @@ use numacast::topology::{Exclude, Fingerprint, Method, pod_hash};
 use serde_json::{Value, json};
 
 use crate::agent::{World, quick, server};
-use crate::support::SimNode;
+use crate::support::{SimNode, machine};
 
 const GIB: u64 = 1 << 30;
 
@@ -422,7 +422,9 @@ async fn nudges_can_be_off() {
 #[tokio::test]
 async fn placements_go_out_with_the_fingerprint_and_are_left_out_while_it_is_held() {
     const METADATA: &str = "topology.node.k8s.io/numaplacement-metadata";
-    let world = world(|_| {}).await;
+    let mut spec = machine("two-by-eight");
+    spec.kubelet.insert("topologyManagerPolicy".to_owned(), json!("single-numa-node"));
+    let world = World::with(SimNode::of(&spec, quick()), server().await, |_| {});
     run(&world, &db("a").on([0])).await;
     run(&world, &db("b").on([1])).await;
     says(&world, "a b").await;
