@@ -276,6 +276,45 @@ async fn an_agent_that_starts_again_says_at_once_what_holds() {
 }
 
 #[tokio::test]
+async fn an_agent_that_stops_leaves_the_object_held() {
+    let world = world(|_| {}).await;
+    run(&world, &db("a")).await;
+    says(&world, "a").await;
+    let before = world.server.topology("worker").unwrap();
+    let world = world.halt().await;
+    assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
+    let after = world.server.topology("worker").unwrap();
+    assert_eq!(before.spec.zones, after.spec.zones);
+    let world = world.again(|_| {});
+    says(&world, "a").await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_an_agent_left_that_was_killed_is_held_if_the_node_cannot_be_read() {
+    let first = world(|_| {}).await;
+    run(&first, &db("a")).await;
+    says(&first, "a").await;
+    let agreed = first.server.topology("worker").unwrap();
+    let first = first.kill().await;
+    assert_eq!(first.server.topology("worker").unwrap().spec, agreed.spec);
+    first.node.kubelet.fail_next(Call::List, 1000, &numacast::sim::kubelet::Fault::Hang);
+    let second = first.again(|settings| settings.kubelet_timeout = Duration::from_millis(200));
+    show(&second, &db("b"), "Pending");
+    is_held(&second).await;
+    let held = second.server.topology("worker").unwrap();
+    assert_eq!(
+        (held.spec.zones, held.metadata.owner_references),
+        (agreed.spec.zones, agreed.metadata.owner_references)
+    );
+    second.node.kubelet.clear_faults();
+    second.node.kubelet.start_pod(db("b")).await.unwrap();
+    says(&second, "a").await;
+    second.agrees().await;
+    second.stop().await;
+}
+
+#[tokio::test]
 async fn until_somebody_tells_which_pods_there_are_the_object_is_held() {
     let server = server().await;
     server.set_denied("list", PODS.plural, true);
