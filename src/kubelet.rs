@@ -11,7 +11,7 @@ mod state;
 mod types;
 
 pub use client::{Api, Client, ClientError, Connection};
-pub use config::{KubeletConfig, parse_config, read_config};
+pub use config::{ByHand, ConfigFiles, KubeletConfig, parse_config, parse_configz};
 pub use https::{Https, HttpsError, PORT, Target};
 pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};
 pub use types::{
