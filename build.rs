@@ -3,9 +3,12 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-/// Two packages are called `v1alpha1`, so each folder below `proto/` gets an output folder of its own.
-const SETS: [(&str, &[&str]); 2] =
-    [("podresources", &["v1.proto", "v1alpha1.proto"]), ("pods", &["v1alpha1.proto"])];
+/// Some packages have the same name, so each folder below `proto/` gets an output folder of its own.
+const SETS: [(&str, &[&str]); 3] = [
+    ("podresources", &["v1.proto", "v1alpha1.proto"]),
+    ("pods", &["v1alpha1.proto"]),
+    ("core", &["v1.proto"]),
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
@@ -20,6 +23,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         tonic_prost_build::configure()
             .build_server(server)
             .build_transport(false)
+            // What comes out of them has an order.
+            .btree_map(".")
             .out_dir(&target)
             .compile_fds(descriptors)?;
     }

@@ -4,6 +4,7 @@
 //! when it may have changed. Zones come from that one List and go out in one write. A scan that failed, or that
 //! the kubelet cannot answer truly yet, publishes nothing: the last good object stays.
 
+mod accord;
 mod bucket;
 mod changes;
 mod hotplug;
@@ -20,6 +21,7 @@ mod scan;
 mod settings;
 mod settle;
 mod standing;
+mod status_file;
 mod triggers;
 
 use std::collections::BTreeSet;
@@ -28,8 +30,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use crate::backoff::{back_off, jittered};
@@ -37,9 +40,11 @@ use crate::cluster::{Cluster, ClusterError};
 use crate::kubelet::{PodUsage, Usage};
 use crate::machine::IdSet;
 use crate::nrt::NodeResourceTopology;
+use crate::pod::{Pod, PodEvent};
+use crate::scheduler::{Contract, Reading, Requirements, Stance, Terms, View};
 use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
-use crate::topology::{self, Finding, Rules, Topology};
+use crate::topology::{self, Finding, PodSet, Rules, Topology};
 
 pub use kubelet_config::ConfigSources;
 pub use kubelet_port::KubeletPort;
@@ -51,8 +56,8 @@ pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
 pub use settings::Settings;
 pub use standing::Standing;
 
+use accord::{Accord, Asked};
 use bucket::Bucket;
-use changes::Footprints;
 use known::KnownDevices;
 use notices::Notices;
 use pace::Pace;
@@ -135,6 +140,7 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
     }
     let mut writer = Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference);
     let mut topology = topology;
+    topology.pods = agreed(settings, cluster, &scan, &topology).await;
     let standing = writer.start().await?;
     let mut carried = match settings.kubelet_config.may_tell() {
         true => Carried::only(&standing),
@@ -143,6 +149,41 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
     carried.complete(&mut topology, scan.inventory.config.is_some(), Instant::now());
     writer.write(&topology).await?;
     Ok(object(&settings.node, None, &topology))
+}
+
+/// What a single pass says of the pods. It waits for nobody: a pod that is being admitted holds the object.
+async fn agreed(settings: &Settings, cluster: &Cluster, scan: &Scan, topology: &Topology) -> Option<PodSet> {
+    let terms = Terms { patience: Duration::ZERO, ..settings.terms.clone() };
+    let pods = match terms.view {
+        View::Scheduler => listed_pods(settings, cluster).await,
+        View::Kubelet | View::None => None,
+    };
+    let requirements = Requirements::of(&scan.inventory.allocatable, &BTreeSet::new());
+    let reading =
+        Reading { usage: &scan.usage, requirements: &requirements, zones: &topology.zones, answers: true };
+    let verdict = Contract::new(terms).judge(pods.as_deref(), &reading, Duration::ZERO);
+    if verdict.stance == Stance::Held {
+        warn!("the object is held: not every pod of the node is known and accounted for");
+    }
+    verdict.pods
+}
+
+/// The node's pods, if the API server tells.
+async fn listed_pods(settings: &Settings, cluster: &Cluster) -> Option<Vec<Pod>> {
+    let mut events = std::pin::pin!(cluster.pods_of(&settings.node));
+    let mut pods = Vec::new();
+    loop {
+        match timeout(settings.kubelet_timeout, events.next()).await.ok()?? {
+            Ok(PodEvent::Listing) => pods.clear(),
+            Ok(PodEvent::Listed(pod) | PodEvent::Is(pod)) => pods.push(pod),
+            Ok(PodEvent::Complete) => return Some(pods),
+            Ok(PodEvent::Gone(gone)) => pods.retain(|pod| pod.uid != gone.uid),
+            Err(sentence) => {
+                warn!("{sentence}");
+                return None;
+            }
+        }
+    }
 }
 
 /// A kubelet that has just started cannot answer truly for a moment.
@@ -191,8 +232,9 @@ pub struct Agent {
     settling: Settling,
     triggers: Triggers,
     bucket: Bucket,
-    publisher: Publisher,
-    pods: PodSource,
+    /// The pods, and what is published of them and of accounts.
+    accord: Accord,
+    /// What the last scan knew of the pods.
     view: PodView,
     pace: Pace,
     /// How often in a row the List still showed a pod that is gone.
@@ -209,7 +251,6 @@ pub struct Agent {
     cluster: Cluster,
     started: Instant,
     known: KnownDevices,
-    last: Option<(Topology, Footprints)>,
     /// Pods that were given time to be admitted completely.
     waited_for: BTreeSet<PodName>,
     /// The List of the scan before.
@@ -263,6 +304,7 @@ impl Agent {
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
             standing: publisher.standing(),
+            accord: Accord::new(&settings, pods, publisher, Arc::clone(&metrics), notices.clone()),
             knows: false,
             carried: match settings.kubelet_config.may_tell() {
                 true => Carried::new(now, settings.settle, settings.settle * POLICIES_CARRIED),
@@ -272,13 +314,10 @@ impl Agent {
             cut_off: false,
             cluster,
             started: now,
-            publisher,
-            pods,
             view: PodView::default(),
             pace: Pace::new(settings.poll),
             lingering: 0,
             known: KnownDevices::default(),
-            last: None,
             waited_for: BTreeSet::new(),
             previous: Arc::default(),
             returned: BTreeSet::new(),
@@ -304,7 +343,7 @@ impl Agent {
     /// Follows the agent's writes.
     #[must_use]
     pub fn published(&self) -> watch::Receiver<Published> {
-        self.publisher.published()
+        self.accord.publisher.published()
     }
 
     /// Takes other rules than those of the settings, at any time.
@@ -343,20 +382,27 @@ impl Agent {
             };
         }
         info!("stopping");
-        self.publisher.stop().await;
+        self.accord.publisher.stop().await;
     }
 
     /// One scan and what follows from it.
     async fn turn(&mut self, mut depth: Depth) -> Next {
-        sleep(self.bucket.take(Instant::now())).await;
+        let turn = self.bucket.take(Instant::now());
+        tokio::select! {
+            () = sleep(turn) => {}
+            never = self.accord.follow_on() => match never {},
+        }
         let (now, used) = (Instant::now(), pace::cpu_time());
         // Of a kubelet that is still starting nothing that was read before holds.
         if now >= self.everything_due || self.settling.is_waiting() || self.promise.is_doubting() {
             depth = Depth::Everything;
         }
-        self.view = self.pods.now();
+        self.view = self.accord.pods.now();
         self.scanner.set_terminal(Arc::clone(&self.view.terminal));
-        let scan = self.scanner.scan(depth).await;
+        let scan = tokio::select! {
+            scan = self.scanner.scan(depth) => scan,
+            never = self.accord.follow_on() => match never {},
+        };
         self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
         self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
@@ -392,10 +438,13 @@ impl Agent {
     async fn wait(&mut self, next: Next) -> Depth {
         let (trigger, depth) = tokio::select! {
             reasons = self.triggers.next() => return self.fold(reasons).await,
-            () = self.pods.changed() => {
-                sleep(PARTING).await;
-                ("pods", Depth::Usage)
-            }
+            asked = self.accord.follow(&self.view) => match asked {
+                Asked::Departed => {
+                    sleep(PARTING).await;
+                    ("pods", Depth::Usage)
+                }
+                Asked::Bound => ("bound", Depth::Usage),
+            },
             Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
             Ok(()) = self.standing.changed() => ("standing", Depth::Usage),
             () = sleep_until(next.at) => ("poll", next.depth),
@@ -451,7 +500,9 @@ impl Agent {
             Err(reason) => return self.wait_to_settle(reason),
         };
         self.report(&scan, &topology, doubt.as_deref());
-        self.offer(&scan, topology);
+        if self.accord.take(&scan, topology, &self.known.names()) {
+            self.pace.stir(now);
+        }
         match doubt {
             Some(_) => Next { at: now + RETRY, depth: Depth::Everything },
             None => self.next(&scan, now),
@@ -485,9 +536,9 @@ impl Agent {
 
     /// Is this scan the whole truth yet? Says what is doubtful about one that may be published, and why one may not.
     fn settle(&mut self, scan: &mut Scan, now: Instant) -> Result<Option<String>, String> {
-        let cut_off = self.cut_off || self.publisher.in_trouble();
-        let lives = |name: &PodName| self.pods.knows_living(name);
-        let went = |name: &PodName| self.pods.knows_gone(name);
+        let cut_off = self.cut_off || self.accord.publisher.in_trouble();
+        let lives = |name: &PodName| self.accord.pods.knows_living(name);
+        let went = |name: &PodName| self.accord.pods.knows_gone(name);
         let told = self.view.follows.then_some(Told { lives: &lives, went: &went });
         match self.settling.judge(scan, now, cut_off, told) {
             Verdict::Settled => Ok(None),
@@ -533,7 +584,7 @@ impl Agent {
     fn doubt_promise(&mut self, usage: &Usage, topology: &Topology, now: Instant) -> Option<String> {
         let bound = self.settings.settle * if usage.holds_anything() { 1 } else { PATIENCE };
         let wait_for_source = self.settings.watch_pods && now.duration_since(self.started) < AT_ONCE;
-        let (pods, view) = (&self.pods, &self.view);
+        let (pods, view) = (&self.accord.pods, &self.view);
         let others = || match view.follows {
             true => unlisted(usage, pods).map_or(Others::Agree, Others::Miss),
             false if wait_for_source => Others::Miss("nobody has told yet which pods there are".to_owned()),
@@ -619,25 +670,6 @@ impl Agent {
         self.knows
     }
 
-    /// Publishes an account that differs from the last one in what the object says.
-    fn offer(&mut self, scan: &Scan, topology: Topology) {
-        let same = |(last, _): &(Topology, Footprints)| {
-            last.zones == topology.zones && last.attributes == topology.attributes
-        };
-        if self.last.as_ref().is_some_and(same) {
-            return;
-        }
-        let holders = Footprints::of(&scan.usage, &scan.inventory.machine);
-        let last = self.last.as_ref().map(|(topology, holders)| (topology, holders));
-        for line in changes::between(last, (&topology, &holders)) {
-            info!("{line}");
-        }
-        self.pace.stir(Instant::now());
-        self.metrics.changed(&topology);
-        self.publisher.offer(topology.clone());
-        self.last = Some((topology, holders));
-    }
-
     /// Is a pod new among those that the kubelet is in the middle of admitting? Each is waited for once.
     fn still_being_admitted(&mut self, scan: &Scan) -> bool {
         let memory = &scan.inventory.allocatable.memory;
@@ -651,6 +683,7 @@ impl Agent {
 
     /// Keeps the last good object and says why, once.
     fn fail(&mut self, sentence: String) -> Next {
+        self.accord.silent();
         let since = *self.unreadable_since.get_or_insert_with(Instant::now);
         if since.elapsed() > UNREADABLE {
             self.notices.post(Reason::NodeUnreadable, sentence.clone());

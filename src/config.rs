@@ -40,6 +40,8 @@ pub struct Config {
     pub pods: Pods,
     /// Where and how to write.
     pub publish: Publish,
+    /// What the object says of pods.
+    pub fingerprint: Fingerprint,
     /// What zones look like.
     pub zones: Zones,
     /// What zones leave out.
@@ -211,6 +213,14 @@ pub enum PodSource {
     None,
 }
 
+impl PodSource {
+    /// Is the API server asked, if it can be?
+    #[must_use]
+    pub const fn may_be_api_server(self) -> bool {
+        matches!(self, Self::Auto | Self::ApiServer)
+    }
+}
+
 /// Where and how to write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -229,6 +239,88 @@ pub struct Publish {
     pub rivals: RivalsMode,
     /// Post Kubernetes Events about the Node.
     pub events: bool,
+    /// Write once more, so that pods that were rejected are tried again.
+    pub nudge: Nudge,
+    /// Say on which NUMA node each container is.
+    pub placement: bool,
+}
+
+/// Write once more, so that pods that were rejected are tried again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Nudge {
+    /// A few times after something became free.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// What the object says of pods: the scheduler plugin believes it only where this is what it knows itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Fingerprint {
+    /// Whose pods it stands for.
+    pub view: FingerprintView,
+    /// Which of them.
+    pub method: FingerprintMethod,
+    /// Which pods the plugin has.
+    pub informer: Informer,
+    /// The plugin's release.
+    pub plugin: PluginRelease,
+    /// How long a bound pod may be unaccounted before the object is held.
+    pub hold_after: Period,
+    /// How long a pod may hold the object.
+    pub hold_limit: Period,
+    /// Where to write the pods of the fingerprint, for people.
+    pub status_file: Option<PathBuf>,
+}
+
+/// Whose pods the fingerprint stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FingerprintView {
+    /// Those that the scheduler plugin counts.
+    #[default]
+    Scheduler,
+    /// Those of the kubelet's List.
+    Kubelet,
+    /// There is none.
+    None,
+}
+
+/// Which pods the fingerprint stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FingerprintMethod {
+    /// All.
+    #[default]
+    All,
+    /// Those with resources of their own.
+    WithExclusiveResources,
+}
+
+/// Which pods the plugin has: its `cache.informerMode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Informer {
+    /// All that are not Pending.
+    #[default]
+    Dedicated,
+    /// Those that are Running.
+    Shared,
+}
+
+/// The release of scheduler-plugins, as far as its rules differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PluginRelease {
+    /// v0.34 and before.
+    #[serde(rename = "0.34")]
+    V0_34,
+    /// v0.35 and later.
+    #[default]
+    #[serde(rename = "0.35")]
+    V0_35,
 }
 
 /// What to do about a publisher that keeps rewriting the object.
@@ -404,6 +496,40 @@ pub const DOCS: &[(&str, &str)] = &[
          answer each rewrite.",
     ),
     ("publish.events", "Post Kubernetes Events about the Node, for what an operator must act on."),
+    (
+        "publish.nudge",
+        "auto or off. Write a few times more after something became free, so that the scheduler tries pods again that \
+         it rejected.",
+    ),
+    ("publish.placement", "Say on which NUMA node each container is, for the scheduler plugin's preemption."),
+    (
+        "fingerprint.view",
+        "scheduler, kubelet or none. Whose pods the fingerprint stands for: those that the scheduler plugin counts \
+         (needs the API server as pods.source), or those of the kubelet's List.",
+    ),
+    (
+        "fingerprint.method",
+        "all or with-exclusive-resources. Which of these pods; the plugin reads it from the object.",
+    ),
+    ("fingerprint.informer", "dedicated or shared. The plugin's cache.informerMode; the two must be equal."),
+    (
+        "fingerprint.plugin",
+        "\"0.34\" (and before) or \"0.35\" (and later). The release of scheduler-plugins: its rule for exclusive \
+         resources.",
+    ),
+    (
+        "fingerprint.holdAfter",
+        "How long a pod that was bound may be missing in the zones before the object is held.",
+    ),
+    (
+        "fingerprint.holdLimit",
+        "How long one pod may hold the object while the kubelet answers; after that it is let go, with an Event.",
+    ),
+    (
+        "fingerprint.statusFile",
+        "A file for people: the fingerprint and its pods, in JSON, as resource-topology-exporter writes it. Not set: \
+         none",
+    ),
     ("zones.fillers", "Emit empty zones for missing NUMA ids: the scheduler plugin needs position == id."),
     (
         "exclude.resources",
@@ -466,6 +592,22 @@ impl Default for Publish {
             watch: true,
             rivals: RivalsMode::Report,
             events: true,
+            nudge: Nudge::Auto,
+            placement: true,
+        }
+    }
+}
+
+impl Default for Fingerprint {
+    fn default() -> Self {
+        Self {
+            view: FingerprintView::default(),
+            method: FingerprintMethod::default(),
+            informer: Informer::default(),
+            plugin: PluginRelease::default(),
+            hold_after: Period(Duration::from_millis(20)),
+            hold_limit: Period::seconds(60),
+            status_file: None,
         }
     }
 }
@@ -497,7 +639,7 @@ impl Default for Health {
 impl Config {
     /// What cannot work together: the key to blame, and why.
     fn conflicts(&self) -> Vec<(&'static str, &'static str)> {
-        let mut conflicts = self.tls_conflicts();
+        let mut conflicts = self.conflicts_of_addresses();
         let KubeletConfig { topology_manager_policy: policy, topology_manager_scope: scope, .. } =
             &self.kubelet.config;
         match (policy, scope) {
@@ -511,10 +653,15 @@ impl Config {
             )),
             _ => {}
         }
+        if self.fingerprint.view == FingerprintView::Scheduler && !self.pods.source.may_be_api_server() {
+            let view = "the scheduler's view of pods needs the API server: set `pods.source: auto`, or `fingerprint.view` to \
+                        kubelet or none";
+            conflicts.push(("pods.source", view));
+        }
         conflicts
     }
 
-    fn tls_conflicts(&self) -> Vec<(&'static str, &'static str)> {
+    fn conflicts_of_addresses(&self) -> Vec<(&'static str, &'static str)> {
         let Metrics { address, tls: Tls { cert_file, key_file, client_ca_file } } = &self.metrics;
         let shared = *address != Endpoint::Nowhere && *address == self.health.address;
         match (cert_file, key_file) {

@@ -6,6 +6,8 @@ mod answers;
 mod client;
 mod config;
 mod https;
+mod pods_api;
+mod pods_page;
 pub mod proto;
 mod state;
 mod types;
@@ -13,6 +15,8 @@ mod types;
 pub use client::{Api, Client, ClientError, Connection};
 pub use config::{ByHand, ConfigFiles, KubeletConfig, parse_config, parse_configz};
 pub use https::{Https, HttpsError, PORT, Target};
+pub use pods_api::{decode_pod, follow_pods};
+pub use pods_page::{poll_pods, split_pods};
 pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};
 pub use types::{
     Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,

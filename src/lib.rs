@@ -19,6 +19,7 @@ pub mod pod;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;
+pub mod scheduler;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod telemetry;

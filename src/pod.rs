@@ -2,6 +2,8 @@
 //!
 //! The kubelet's List says what pods hold; this says what they are, how far they are and what they asked for.
 
+pub(crate) mod raw;
+
 /// One pod of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
@@ -21,7 +23,8 @@ pub struct Pod {
     pub guaranteed: bool,
     /// Its status says Guaranteed, which the scheduler believes; where the status says nothing, as `guaranteed`.
     pub said_guaranteed: bool,
-    /// Its specification has resources for the pod as a whole: its containers may then have none of their own.
+    /// Its specification has CPU, memory or huge pages of the pod as a whole. Kubelets up to 1.36 then give no container
+    /// CPUs or memory of its own, unless the gate `PodLevelResourceManagers` is on.
     pub pod_level: bool,
     /// Containers in the order of the specification: those that run before the others first. None is ephemeral.
     pub containers: Box<[Container]>,
@@ -107,6 +110,23 @@ pub enum PodEvent {
 }
 
 impl Pod {
+    /// Reads a pod from the JSON in which the API server and the kubelet have it.
+    ///
+    /// # Errors
+    /// What is wrong with it. A pod without a name or a namespace is an error as well: nobody could tell it from others.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
+        let raw: raw::RawPod = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        Self::from(raw).identified()
+    }
+
+    /// The pod, if it says who it is.
+    pub(crate) fn identified(self) -> Result<Self, String> {
+        match self.name.is_empty() || self.namespace.is_empty() {
+            true => Err("it has no name or no namespace".to_owned()),
+            false => Ok(self),
+        }
+    }
+
     /// Its namespace and name.
     #[must_use]
     pub fn full_name(&self) -> (String, String) {

@@ -4,5 +4,6 @@ pub mod api_server;
 pub mod kubelet;
 pub mod machine;
 pub mod node;
+pub mod pods_api;
 pub mod scenario;
 mod serve;

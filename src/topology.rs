@@ -19,7 +19,7 @@ use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, ManagerState, P
 use crate::machine::{Id, IdSet, Machine};
 
 pub use attributes::{deprecated, from_deprecated};
-pub use fingerprint::{Fingerprint, pod_hash};
+pub use fingerprint::{Fingerprint, Method, PodSet, pod_hash};
 pub use hidden::{Links, links};
 pub use placement::{Placed, Placement, home, placement};
 pub use rules::{Exclude, Rules};
@@ -101,6 +101,8 @@ pub struct Topology {
     pub zones: Vec<Zone>,
     /// Names and values, in a fixed order; no policies while the kubelet's configuration is unknown.
     pub attributes: Vec<(String, String)>,
+    /// The pods that it accounts for, once the scheduler's contract says so.
+    pub pods: Option<PodSet>,
     /// What does not fit together, for the logs; sorted.
     pub findings: BTreeSet<Finding>,
 }
@@ -214,7 +216,7 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
         finding.resource().is_none_or(|resource| !inputs.rules.exclude.resources.contains(resource))
     });
     let attributes = attributes::of(inputs.config, inputs.machine);
-    Topology { zones, attributes, findings }
+    Topology { zones, attributes, pods: None, findings }
 }
 
 /// The zones to publish: the online nodes the scheduler can hold, and fillers for gaps below them.

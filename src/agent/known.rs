@@ -47,6 +47,11 @@ impl KnownDevices {
             }
         }
         self.forget_the_oldest();
+        self.names()
+    }
+
+    /// The resources that every zone lists.
+    pub(super) fn names(&self) -> BTreeSet<String> {
         self.absent.keys().cloned().collect()
     }
 

@@ -43,11 +43,15 @@ pub enum Reason {
     NodesNotPublished,
     /// Nobody knows the kubelet's policies.
     PoliciesUnknown,
+    /// Nobody tells which pods there are.
+    PodsUnknown,
+    /// The kubelet does not admit a pod, and does not refuse it.
+    PodNotAccounted,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::RivalPublisher,
         Self::ObjectTakenOver,
         Self::StaleOwner,
@@ -56,6 +60,8 @@ impl Reason {
         Self::KubeletNotSettled,
         Self::NodesNotPublished,
         Self::PoliciesUnknown,
+        Self::PodsUnknown,
+        Self::PodNotAccounted,
     ];
 
     /// The Event's reason.
@@ -70,6 +76,8 @@ impl Reason {
             Self::KubeletNotSettled => "KubeletNotSettled",
             Self::NodesNotPublished => "NodesNotPublished",
             Self::PoliciesUnknown => "PoliciesUnknown",
+            Self::PodsUnknown => "PodsUnknown",
+            Self::PodNotAccounted => "PodNotAccounted",
         }
     }
 
@@ -120,6 +128,17 @@ impl Reason {
                  and the scheduler plugin aligns nothing there",
                 "Mount the kubelet's configuration file (`kubelet.config.file`), let the agent ask the kubelet \
                  (`kubelet.config.source: configz`), or give the policies by hand",
+            ),
+            Self::PodsUnknown => (
+                "A minute after the agent started nobody has told which pods there are, so the object is held and the \
+                 scheduler plugin places no pod there once its cache is full",
+                "Allow the agent to list and watch pods, or set `fingerprint.view: kubelet`",
+            ),
+            Self::PodNotAccounted => (
+                "The kubelet has neither admitted nor refused a pod for `fingerprint.holdLimit`; the object is not held \
+                 for it any longer, and the scheduler plugin may give what it asks for to another pod as well",
+                "Look at the pod and the kubelet's log. Where admission takes that long, make `fingerprint.holdLimit` \
+                 longer",
             ),
         }
     }

@@ -6,7 +6,12 @@ use crate::nrt::{
     AttributeInfo, CostInfo, NodeResourceTopology, NodeResourceTopologyFields, ResourceInfo, ZONE_TYPE, Zone,
     zone_name,
 };
-use crate::topology::{self, Amounts, Topology};
+use crate::topology::{self, Amounts, PodSet, Topology};
+
+/// What tells the set of pods that the zones account for (nrt.md 1, known names).
+const FINGERPRINT: &str = "nodeTopologyPodsFingerprint";
+/// How these were chosen.
+const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
 
 /// The object of `node`; `owner` is the Node's UID, if the Node is to own it.
 #[must_use]
@@ -14,11 +19,16 @@ pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResou
     let fields = NodeResourceTopologyFields {
         topology_policies: None,
         zones: topology.zones.iter().map(zone).collect(),
-        attributes: attributes(&topology.attributes),
+        attributes: Some(attributes(&topology.attributes, topology.pods)).filter(|all| !all.is_empty()),
     };
     let mut object = NodeResourceTopology::new(node, fields);
     object.metadata.owner_references = owner.map(|uid| vec![node_reference(node, uid)]);
     object
+}
+
+/// The plugin takes a fingerprint without its method for one of all pods.
+fn of_pods(set: PodSet) -> [AttributeInfo; 2] {
+    [attribute(FINGERPRINT, &set.fingerprint.to_string()), attribute(FINGERPRINT_METHOD, set.method.name())]
 }
 
 /// No `controller` and no `blockOwnerDeletion`: the reference only lets garbage collection follow the Node.
@@ -32,10 +42,13 @@ pub(super) fn node_reference(name: &str, uid: &str) -> OwnerReference {
     }
 }
 
-fn attributes(pairs: &[(String, String)]) -> Option<Vec<AttributeInfo>> {
-    let attribute =
-        |(name, value): &(String, String)| AttributeInfo { name: name.clone(), value: value.clone() };
-    (!pairs.is_empty()).then(|| pairs.iter().map(attribute).collect())
+fn attributes(pairs: &[(String, String)], pods: Option<PodSet>) -> Vec<AttributeInfo> {
+    let pairs = pairs.iter().map(|(name, value)| attribute(name, value));
+    pairs.chain(pods.into_iter().flat_map(of_pods)).collect()
+}
+
+fn attribute(name: &str, value: &str) -> AttributeInfo {
+    AttributeInfo { name: name.to_owned(), value: value.to_owned() }
 }
 
 fn zone(zone: &topology::Zone) -> Zone {
@@ -48,7 +61,7 @@ fn zone(zone: &topology::Zone) -> Zone {
                 .map(|(peer, value)| CostInfo { name: zone_name(*peer), value: i64::from(*value) })
                 .collect(),
         ),
-        attributes: attributes(&zone.attributes),
+        attributes: Some(attributes(&zone.attributes, None)).filter(|all| !all.is_empty()),
         resources: Some(zone.resources.iter().map(|(name, amounts)| resource(name, *amounts)).collect()),
         ..Zone::default()
     }

@@ -50,6 +50,16 @@ pub(super) struct PodView {
     pub(super) terminal: Terminal,
     /// Pods that went lately, each with the moment: the List will follow.
     pub(super) gone: Arc<BTreeMap<PodName, Instant>>,
+    /// Another number when any pod is another.
+    pub(super) version: u64,
+}
+
+impl PodView {
+    /// Does this tell of a pod that gave something back, or of who may be believed, and `before` did not? Only the
+    /// kubelet's List says what follows.
+    pub(super) fn asks_for_a_look(&self, before: &Self) -> bool {
+        self.follows != before.follows || self.terminal != before.terminal || self.gone != before.gone
+    }
 }
 
 /// The handle of the following task.
@@ -80,6 +90,25 @@ impl PodSource {
         self.newest.borrow_and_update().clone()
     }
 
+    /// What is known now, without taking notice: who waits for news still gets them.
+    pub(super) fn peek(&self) -> watch::Ref<'_, PodView> {
+        self.newest.borrow()
+    }
+
+    /// Were all pods listed once?
+    pub(super) fn has_told(&self) -> bool {
+        lock(&self.pods).complete
+    }
+
+    /// Does something with the pods as the last list and what came after it have them; `None` before the first list.
+    pub(super) fn with<T>(&self, act: impl FnOnce(Option<&mut dyn Iterator<Item = &Pod>>) -> T) -> T {
+        let pods = lock(&self.pods);
+        match pods.complete {
+            true => act(Some(&mut pods.now.values())),
+            false => act(None),
+        }
+    }
+
     /// Is this pod one that runs or will? As the last list and what came after it say.
     pub(super) fn knows_living(&self, name: &PodName) -> bool {
         lock(&self.pods).is_living(name)
@@ -94,7 +123,7 @@ impl PodSource {
     /// How many pods that run or will are not among `listed`.
     pub(super) fn living_besides(&self, listed: &BTreeSet<PodName>) -> usize {
         let pods = lock(&self.pods);
-        let living = pods.now.iter().filter(|(_, (_, life))| *life == Life::Living);
+        let living = pods.now.iter().filter(|(_, pod)| pod.life == Life::Living);
         living.filter(|(name, _)| !listed.contains(*name)).count()
     }
 
@@ -186,10 +215,15 @@ impl Follower {
         let terminal = if believed { pods.ended() } else { BTreeSet::new() };
         let follows = pods.complete && self.broken.is_none();
         let gone = pods.gone(Instant::now());
+        let gone = gone.clone();
+        let version = pods.version;
         self.news.send_if_modified(|last| {
-            let same = last.follows == follows && *last.terminal == terminal && *last.gone == *gone;
+            let same = last.follows == follows
+                && last.version == version
+                && *last.terminal == terminal
+                && *last.gone == gone;
             if !same {
-                *last = PodView { follows, terminal: Arc::new(terminal), gone: Arc::new(gone.clone()) };
+                *last = PodView { follows, terminal: Arc::new(terminal), gone: Arc::new(gone), version };
             }
             !same
         });
@@ -210,12 +244,13 @@ fn lock(pods: &Mutex<Pods>) -> MutexGuard<'_, Pods> {
 /// The node's pods as the watch told them.
 #[derive(Debug, Default)]
 struct Pods {
-    /// Uid and state by name.
-    now: BTreeMap<PodName, (String, Life)>,
+    now: BTreeMap<PodName, Pod>,
     /// The list that is coming in.
-    listed: Option<BTreeMap<PodName, (String, Life)>>,
+    listed: Option<BTreeMap<PodName, Pod>>,
     /// Were all of them listed once?
     complete: bool,
+    /// Grows when any of them is another.
+    version: u64,
     /// Pods that went lately.
     gone: BTreeMap<PodName, Instant>,
     /// Pods that went within a longer time: a kubelet may restart in between.
@@ -226,45 +261,53 @@ impl Pods {
     fn take(&mut self, event: PodEvent, at: Instant) {
         match event {
             PodEvent::Listing => self.listed = Some(BTreeMap::new()),
-            PodEvent::Listed(Pod { namespace, name, uid, life, .. }) => {
-                let listed = self.listed.get_or_insert_default();
-                listed.insert((namespace, name), (uid, life));
+            PodEvent::Listed(pod) => {
+                self.listed.get_or_insert_default().insert(pod.full_name(), pod);
             }
             PodEvent::Complete => self.replace(at),
-            PodEvent::Is(Pod { namespace, name, uid, life, .. }) => {
-                self.put((namespace, name), uid, life, at)
-            }
-            PodEvent::Gone(Pod { namespace, name, .. }) => self.remove((namespace, name), at),
+            PodEvent::Is(pod) => self.put(pod.full_name(), pod, at),
+            PodEvent::Gone(pod) => self.remove(pod.full_name(), &pod.uid, at),
         }
     }
 
     /// The new list holds; whoever is not in it went unseen.
     fn replace(&mut self, at: Instant) {
         let listed = self.listed.take().unwrap_or_default();
-        let missing: Vec<PodName> =
-            self.now.keys().filter(|name| !listed.contains_key(*name)).cloned().collect();
-        for name in missing {
-            self.remove(name, at);
+        let missing = self.now.iter().filter(|(name, _)| !listed.contains_key(*name));
+        let missing: Vec<_> = missing.map(|(name, pod)| (name.clone(), pod.uid.clone())).collect();
+        for (name, uid) in missing {
+            self.remove(name, &uid, at);
         }
-        for (name, (uid, life)) in listed {
-            self.put(name, uid, life, at);
+        for (name, pod) in listed {
+            self.put(name, pod, at);
         }
-        self.complete = true;
+        if !self.complete {
+            self.complete = true;
+            self.version += 1;
+        }
     }
 
-    fn put(&mut self, name: PodName, uid: String, life: Life, at: Instant) {
-        if life == Life::Living {
+    fn put(&mut self, name: PodName, pod: Pod, at: Instant) {
+        if pod.life == Life::Living {
             // Perhaps another pod of the same name.
             self.gone.remove(&name);
-        } else if self.is_living(&name) || self.now.get(&name).is_none_or(|(known, _)| *known != uid) {
+        } else if self.is_living(&name) || self.now.get(&name).is_none_or(|known| known.uid != pod.uid) {
             self.leave(name.clone(), at);
         }
-        self.now.insert(name, (uid, life));
+        if self.now.get(&name) != Some(&pod) {
+            self.version += 1;
+            self.now.insert(name, pod);
+        }
     }
 
-    fn remove(&mut self, name: PodName, at: Instant) {
+    fn remove(&mut self, name: PodName, uid: &str, at: Instant) {
+        // Another pod may have its name already.
+        if self.now.get(&name).is_none_or(|known| known.uid != uid) {
+            return;
+        }
         let lived = self.is_living(&name);
         self.now.remove(&name);
+        self.version += 1;
         if lived {
             self.leave(name, at);
         }
@@ -282,11 +325,11 @@ impl Pods {
     }
 
     fn is_living(&self, name: &PodName) -> bool {
-        self.now.get(name).is_some_and(|(_, life)| *life == Life::Living)
+        self.now.get(name).is_some_and(|pod| pod.life == Life::Living)
     }
 
     fn ended(&self) -> BTreeSet<PodName> {
-        let ended = self.now.iter().filter(|(_, (_, life))| *life == Life::Ended);
+        let ended = self.now.iter().filter(|(_, pod)| pod.life == Life::Ended);
         ended.map(|(name, _)| name.clone()).collect()
     }
 

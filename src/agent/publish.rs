@@ -21,6 +21,7 @@ use super::notices::{Notices, Reason};
 use super::standing::Standing;
 use crate::backoff::{back_off, jittered};
 use crate::cluster::{Cluster, ClusterError, Follow, Glimpse};
+use crate::scheduler::{Nudger, Plan};
 use crate::telemetry::metrics::{Metrics, WriteReason};
 use crate::topology::Topology;
 
@@ -34,6 +35,14 @@ const RETRY: Duration = Duration::from_millis(200);
 const RETRY_LIMIT: Duration = Duration::from_secs(10);
 /// How long a write in flight may take once we were told to stop.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// When to nudge, see `docs/scheduler.md`.
+const NUDGES: Plan = Plan {
+    first: Duration::from_millis(1200),
+    factor: 2.0,
+    longest: Duration::from_secs(10),
+    lasting: Duration::from_secs(25),
+};
 
 /// What the publisher did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,6 +96,8 @@ impl Publisher {
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
             care: Care::new(settings.rivals),
+            nudger: Nudger::new(settings.nudge.then_some(NUDGES)),
+            started: Instant::now(),
         };
         Self { newest: Some(newest), published, standing, task: tokio::spawn(task.run()) }
     }
@@ -159,6 +170,8 @@ enum Wake {
     Offer,
     /// It is time for the attempt that waits, or for a refresh.
     Due,
+    /// Pods that the plugin rejected should be tried again.
+    Nudge,
     /// The object was seen, or cannot be watched.
     News(Result<Glimpse, ClusterError>),
 }
@@ -183,6 +196,9 @@ struct Task {
     /// What the first write of this process is for, until it is done.
     first: Option<WriteReason>,
     care: Care,
+    nudger: Nudger,
+    /// The nudger's time starts here.
+    started: Instant,
 }
 
 impl Task {
@@ -202,6 +218,7 @@ impl Task {
                 Wake::News(Ok(Glimpse::Is(metadata))) => self.look(*metadata).await,
                 Wake::News(Ok(Glimpse::Gone(was))) => self.gone(was.as_deref()),
                 Wake::News(Err(error)) => self.cannot_watch(&error),
+                Wake::Nudge => self.nudge().await,
                 Wake::Due if self.pending.is_none() => self.look_again().await,
                 Wake::Due => {}
             }
@@ -232,6 +249,7 @@ impl Task {
             Some(_) => self.pace.not_before.unwrap_or(self.refresh_at),
             None => self.refresh_at,
         };
+        let nudge = self.nudger.due().filter(|_| self.pending.is_none()).map(|due| self.started + due);
         let news = async {
             match &mut self.follow {
                 Some(follow) => follow.next().await,
@@ -242,6 +260,7 @@ impl Task {
             changed = self.offers.changed() => changed.ok().map(|()| Wake::Offer),
             news = news => Some(Wake::News(news)),
             () = sleep_until(due), if !idle => Some(Wake::Due),
+            () = sleep_until(nudge.unwrap_or(due)), if nudge.is_some() => Some(Wake::Nudge),
         }
     }
 
@@ -260,10 +279,22 @@ impl Task {
         match self.writer.write(&newest).await {
             Ok(()) => {
                 self.written(reason, now.elapsed());
+                let agrees = newest.pods.is_some_and(|pods| !pods.is_held());
+                self.nudger.wrote(agrees, &newest.zones, self.started.elapsed());
                 self.clean().await;
             }
             Err(error) => self.fail(&error),
         }
+    }
+
+    /// One that fails is not made up for: the next one comes, or the next write.
+    async fn nudge(&mut self) {
+        let began = Instant::now();
+        match self.writer.nudge().await {
+            Ok(()) => self.metrics.wrote(WriteReason::Nudge, began.elapsed()),
+            Err(error) => debug!("{error}; that nudge is left out"),
+        }
+        self.nudger.nudged(self.started.elapsed());
     }
 
     fn written(&mut self, reason: WriteReason, took: Duration) {

@@ -8,7 +8,8 @@ use super::kubelet_port::KubeletPort;
 use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
-use crate::topology::{Exclude, Rules};
+use crate::scheduler::{Informer, PluginRelease, Terms, View};
+use crate::topology::{Exclude, Method, Rules};
 
 /// What the agent needs to know, paths resolved.
 #[derive(Clone, Debug)]
@@ -45,6 +46,14 @@ pub struct Settings {
     pub events: bool,
     /// Ask the API server which pods are gone and which have ended.
     pub watch_pods: bool,
+    /// What the object says of pods.
+    pub terms: Terms,
+    /// Where to write that for people.
+    pub status_file: Option<PathBuf>,
+    /// Write once more after something became free.
+    pub nudge: bool,
+    /// Say on which NUMA node each container is.
+    pub placement: bool,
     /// A file that somebody touches when it is time to look.
     pub notify_file: Option<PathBuf>,
     /// How to draw up the account.
@@ -79,6 +88,10 @@ impl Settings {
             rivals: config.publish.rivals,
             events: config.publish.events,
             watch_pods: config.pods.source != config::PodSource::None,
+            terms: terms(&config.fingerprint),
+            status_file: config.fingerprint.status_file,
+            nudge: config.publish.nudge == config::Nudge::Auto,
+            placement: config.publish.placement,
             notify_file: config.scan.notify_file,
             rules,
         }
@@ -108,6 +121,32 @@ fn config_sources(config: &Config) -> ConfigSources {
         topology_manager_policy_options: kubelet.topology_manager_policy_options.clone(),
     };
     ConfigSources { source: kubelet.source, files, port: kubelet_port(config), by_hand }
+}
+
+fn terms(fingerprint: &config::Fingerprint) -> Terms {
+    let config::Fingerprint { view, method, informer, plugin, hold_after, hold_limit, status_file: _ } =
+        fingerprint;
+    Terms {
+        view: match view {
+            config::FingerprintView::Scheduler => View::Scheduler,
+            config::FingerprintView::Kubelet => View::Kubelet,
+            config::FingerprintView::None => View::None,
+        },
+        method: match method {
+            config::FingerprintMethod::All => Method::All,
+            config::FingerprintMethod::WithExclusiveResources => Method::WithExclusiveResources,
+        },
+        informer: match informer {
+            config::Informer::Dedicated => Informer::Dedicated,
+            config::Informer::Shared => Informer::Shared,
+        },
+        release: match plugin {
+            config::PluginRelease::V0_34 => PluginRelease::V0_34,
+            config::PluginRelease::V0_35 => PluginRelease::V0_35,
+        },
+        patience: hold_after.get(),
+        hold_limit: hold_limit.get(),
+    }
 }
 
 /// What a configuration leaves out on `node`: its own list and the one for every node, united.

@@ -163,6 +163,66 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "publish.nudge",
+        &[
+            "The scheduler plugin refreshes what it knows of a node at ticks of its own (cacheResyncPeriodSeconds), and a pod \
+             that it rejected is tried again when the object changes: before the refresh, mostly. With no other event it \
+             then waits for up to five minutes.",
+            "auto: after something became free the object is written again a few times within some half a minute, with \
+             nothing changed but the annotation numacast.io/nudge. off: never; on a node where pods come and go all the \
+             time that costs little.",
+        ],
+    ),
+    (
+        "publish.placement",
+        &[
+            "true: the attributes of numaplacement go out with the fingerprint, which the plugin's preemption needs \
+             (preemptionMode). They are left out whenever a container cannot be placed for sure.",
+        ],
+    ),
+    (
+        "fingerprint.view",
+        &[
+            "scheduler: the fingerprint is that of the pods that the plugin has, known from the same source, so that pods \
+             that have ended or cannot start do not freeze the node. It agrees only while the zones account for every pod \
+             bound to the node; otherwise the object is held by a value that agrees with nothing. The agent must be \
+             allowed to list and watch pods; until it has listed them once the object is held.",
+            "kubelet: the pods of the kubelet's List, as NFD and resource-topology-exporter have it. One pod that has \
+             ended, or cannot pull its image, and the plugin places nothing on the node any more.",
+            "none: no fingerprint. The plugin's cache (cacheResyncPeriodSeconds above 0) never refreshes then; it is right \
+             where that is 0.",
+        ],
+    ),
+    (
+        "fingerprint.method",
+        &[
+            "with-exclusive-resources: fewer pods count, so that fewer of them can make the plugin disagree for a \
+             moment. The rule is the plugin's own, which depends on `fingerprint.plugin`.",
+        ],
+    ),
+    (
+        "fingerprint.informer",
+        &[
+            "A wrong one freezes nodes: dedicated counts pods that have ended for as long as they exist, shared does \
+           not. The plugin's default is Dedicated; without a `cache` section it is Shared.",
+        ],
+    ),
+    (
+        "fingerprint.holdAfter",
+        &[
+            "A kubelet admits a pod some 10 ms after it was bound. Shorter: the plugin cannot believe the object while a \
+             pod is being admitted, for one write more per pod. Longer: the other way round.",
+        ],
+    ),
+    (
+        "fingerprint.holdLimit",
+        &[
+            "No new pod is placed on the node while the object is held for long. Shorter: a pod that the kubelet will \
+             never admit, and never refuses, keeps others away for less time; but what it asks for may be given to \
+             another pod as well, which the kubelet then refuses.",
+        ],
+    ),
+    (
         "log.level",
         &[
             "Holds at once when the file changes, unless a flag sets it. SIGUSR1 switches to debug and back. trace is for \

@@ -62,7 +62,7 @@ pub struct Client {
 }
 
 /// Device, inode and time of the last change of the inode (seconds, nanoseconds): inodes are used again.
-type Identity = (u64, u64, i64, i64);
+pub(super) type Identity = (u64, u64, i64, i64);
 
 #[derive(Clone, Debug)]
 struct Open {
@@ -428,7 +428,7 @@ fn nonsense(status: &Status) -> String {
     innermost(status)
 }
 
-fn innermost(error: &dyn std::error::Error) -> String {
+pub(super) fn innermost(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
         error = source;
@@ -436,7 +436,7 @@ fn innermost(error: &dyn std::error::Error) -> String {
     error.to_string().chars().take(300).collect()
 }
 
-fn identity(socket: &Path) -> io::Result<Identity> {
+pub(super) fn identity(socket: &Path) -> io::Result<Identity> {
     std::fs::metadata(socket).map(|meta| (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
 }
 
@@ -457,7 +457,7 @@ fn is_socket(path: &Path) -> bool {
 
 /// A channel on this stream only: it never connects again by itself, since a new connection means a new
 /// inventory for everybody above.
-async fn channel(stream: UnixStream) -> Result<Channel, tonic::transport::Error> {
+pub(super) async fn channel(stream: UnixStream) -> Result<Channel, tonic::transport::Error> {
     let stream = Arc::new(Mutex::new(Some(stream)));
     let connector = service_fn(move |_: Uri| {
         let stream = stream.lock().unwrap_or_else(PoisonError::into_inner).take();

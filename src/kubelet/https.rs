@@ -218,7 +218,22 @@ impl Https {
     /// # Errors
     /// All but those of [`Https::new`].
     pub async fn get(&self, path: &str, limit: usize) -> Result<Vec<u8>, HttpsError> {
-        match tokio::time::timeout(self.timeout, self.read(path, limit)).await {
+        let mut body = Vec::new();
+        self.feed(path, limit, |piece| body.extend_from_slice(piece)).await?;
+        Ok(body)
+    }
+
+    /// As [`Https::get`], for answers that are better not held whole: `sink` is given one piece after the other.
+    ///
+    /// # Errors
+    /// As [`Https::get`]. Pieces that were given before are then of no worth.
+    pub async fn feed(
+        &self,
+        path: &str,
+        limit: usize,
+        sink: impl FnMut(&[u8]) + Send,
+    ) -> Result<(), HttpsError> {
+        match tokio::time::timeout(self.timeout, self.read(path, limit, sink)).await {
             Ok(answer) => answer,
             Err(_) => {
                 let (url, path) = (self.url.clone(), path.to_owned());
@@ -227,7 +242,12 @@ impl Https {
         }
     }
 
-    async fn read(&self, path: &str, limit: usize) -> Result<Vec<u8>, HttpsError> {
+    async fn read(
+        &self,
+        path: &str,
+        limit: usize,
+        mut sink: impl FnMut(&[u8]) + Send,
+    ) -> Result<(), HttpsError> {
         let (url, path) = (self.url.clone(), path.to_owned());
         let unusable = |reason: String| HttpsError::Unusable { url: url.clone(), reason };
         let request = Request::get(&path).body(Body::empty()).map_err(|error| unusable(error.to_string()))?;
@@ -239,11 +259,17 @@ impl Https {
             let text = String::from_utf8_lossy(&text.unwrap_or_default()).trim().to_owned();
             return Err(refusal(url, path, status, text));
         }
-        match Limited::new(body, limit).collect().await {
-            Ok(body) => Ok(body.to_bytes().to_vec()),
-            Err(error) if error.is::<LengthLimitError>() => Err(HttpsError::TooLarge { url, path, limit }),
-            Err(error) => Err(HttpsError::BrokenOff { url, path, reason: chain(&*error) }),
+        let mut body = Limited::new(body, limit);
+        while let Some(frame) = body.frame().await {
+            match frame {
+                Ok(frame) => frame.data_ref().map_or((), |piece| sink(piece)),
+                Err(error) if error.is::<LengthLimitError>() => {
+                    return Err(HttpsError::TooLarge { url, path, limit });
+                }
+                Err(error) => return Err(HttpsError::BrokenOff { url, path, reason: chain(&*error) }),
+            }
         }
+        Ok(())
     }
 
     /// Errors that are no answer.

@@ -30,9 +30,9 @@ use crate::topology::{Finding, Topology};
 pub use docs::{DOCS, Doc};
 
 use docs::{
-    BUILD, CALL_SECONDS, CLAIMED, EVENTS, FINDINGS, FOREIGN_WRITES, KUBELET_ERRORS, PROBLEMS, PUBLISH_AGE,
-    PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, SCAN_AGE, SCAN_SECONDS, SCAN_TIME, SCANS, TRIGGERS,
-    WRITES,
+    BUILD, CALL_SECONDS, CLAIMED, EVENTS, FINDINGS, FOREIGN_WRITES, HELD, KUBELET_ERRORS, LET_GO, PROBLEMS,
+    PUBLISH_AGE, PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, SCAN_AGE, SCAN_SECONDS, SCAN_TIME, SCANS,
+    TRIGGERS, UNACCOUNTED, WRITES,
 };
 use process::Process;
 use zones::Zones;
@@ -105,10 +105,13 @@ pub enum WriteReason {
     Repair,
     /// The object was another manager's, which no longer writes it.
     Takeover,
+    /// Nothing changed, but pods that the scheduler rejected are to be tried again.
+    Nudge,
 }
 
 impl WriteReason {
-    const ALL: [Self; 5] = [Self::First, Self::Change, Self::Refresh, Self::Repair, Self::Takeover];
+    const ALL: [Self; 6] =
+        [Self::First, Self::Change, Self::Refresh, Self::Repair, Self::Takeover, Self::Nudge];
 
     const fn label(self) -> &'static str {
         match self {
@@ -117,6 +120,7 @@ impl WriteReason {
             Self::Refresh => "refresh",
             Self::Repair => "repair",
             Self::Takeover => "takeover",
+            Self::Nudge => "nudge",
         }
     }
 }
@@ -145,6 +149,9 @@ pub struct Metrics {
     findings: Family<Label<&'static str>, Gauge>,
     problems: Gauge,
     claimed: Family<Label<String>, Gauge>,
+    unaccounted: Gauge,
+    let_go: Counter,
+    held: Gauge,
 }
 
 impl Default for Metrics {
@@ -225,6 +232,9 @@ impl Metrics {
             findings: Family::default(),
             problems: Gauge::default(),
             claimed: Family::default(),
+            unaccounted: Gauge::default(),
+            let_go: Counter::default(),
+            held: Gauge::default(),
         };
         metrics.register();
         metrics.start_at_zero();
@@ -249,6 +259,9 @@ impl Metrics {
         register(registry, &FINDINGS, self.findings.clone());
         register(registry, &PROBLEMS, self.problems.clone());
         register(registry, &CLAIMED, self.claimed.clone());
+        register(registry, &UNACCOUNTED, self.unaccounted.clone());
+        register(registry, &LET_GO, self.let_go.clone());
+        register(registry, &HELD, self.held.clone());
         registry.register_collector(Box::new(Ages(Arc::clone(&self.health))));
         registry.register_collector(Box::new(self.zones.clone()));
         registry.register_collector(Box::new(Process::default()));
@@ -307,7 +320,18 @@ impl Metrics {
     /// The account says something else than before; it is to be published.
     pub fn changed(&self, topology: &Topology) {
         self.zones.set(&topology.zones);
+        self.held.set(i64::from(topology.pods.is_some_and(|set| set.is_held())));
         self.health.waiting();
+    }
+
+    /// So many pods are bound that the zones do not account for.
+    pub fn unaccounted(&self, pods: usize) {
+        self.unaccounted.set(count(pods));
+    }
+
+    /// The object is not held for a pod any longer, which the kubelet neither admitted nor refused.
+    pub fn let_go(&self) {
+        self.let_go.inc();
     }
 
     /// Something made the agent look.

@@ -14,6 +14,44 @@ pub fn pod_hash(namespace: &str, name: &str) -> u64 {
     XxHash64::oneshot(XxHash64::oneshot(0, namespace.as_bytes()), name.as_bytes())
 }
 
+/// Which pods a fingerprint stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Method {
+    /// All.
+    #[default]
+    All,
+    /// Those with resources that are theirs alone.
+    WithExclusiveResources,
+}
+
+impl Method {
+    /// Its name in the object.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::WithExclusiveResources => "with-exclusive-resources",
+        }
+    }
+}
+
+/// What the object says of the node's pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodSet {
+    /// Which set it is.
+    pub fingerprint: Fingerprint,
+    /// How its pods were chosen.
+    pub method: Method,
+}
+
+impl PodSet {
+    /// Can the plugin agree with it?
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.fingerprint == Fingerprint::HELD
+    }
+}
+
 /// What tells one set of pods from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fingerprint(u64);

@@ -9,9 +9,11 @@
 mod src {
     pub mod machine;
     pub mod pattern;
+    pub mod pod;
     pub mod quantity;
     #[cfg(test)]
     pub(crate) mod randomised;
+    pub mod scheduler;
     pub mod topology;
 
     /// `src/kubelet.rs` without the client and the wire types.
@@ -32,4 +34,4 @@ mod src {
 
 #[cfg(test)]
 use src::randomised;
-pub use src::{kubelet, machine, pattern, quantity, topology};
+pub use src::{kubelet, machine, pattern, pod, quantity, scheduler, topology};

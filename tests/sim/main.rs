@@ -5,10 +5,12 @@
 
 mod agent;
 mod client;
+mod contract;
 mod demo;
 mod faults;
 mod health;
 mod metrics;
+mod pods_api;
 mod publisher;
 mod release;
 mod reload;

@@ -69,10 +69,31 @@ pub(super) const TRIGGERS: Doc = Doc {
     labels: &[(
         "trigger",
         "`cpus`, `memory`: a state file; `devices`: the device plugins' directory; `everything`: a new kubelet, other \
-         hardware, or something that may have gone unseen; `notified`: the notify file; `pods`: the API server's pods; \
+         hardware, or something that may have gone unseen; `notified`: the notify file; `pods`: a pod that went; `bound`: one that came; \
          `configuration`, `standing`: other rules, or the object as it stood, became known; `poll`",
     )],
     help: "Reasons to look; a burst of equal ones counts once",
+};
+
+pub(super) const UNACCOUNTED: Doc = Doc {
+    name: "numacast_unaccounted_pods",
+    kind: "gauge",
+    labels: &[],
+    help: "Pods bound to the node that the zones do not account for; the object is held for them",
+};
+
+pub(super) const LET_GO: Doc = Doc {
+    name: "numacast_pods_let_go_total",
+    kind: "counter",
+    labels: &[],
+    help: "Pods for which the object was held for too long",
+};
+
+pub(super) const HELD: Doc = Doc {
+    name: "numacast_held",
+    kind: "gauge",
+    labels: &[],
+    help: "1 while the newest object is held: its fingerprint agrees with no set of pods",
 };
 
 pub(super) const PUBLISH_SECONDS: Doc = Doc {
@@ -88,7 +109,7 @@ pub(super) const WRITES: Doc = Doc {
     labels: &[(
         "reason",
         "`first`; `change`: of the node; `refresh`; `repair`: the object was deleted or edited; `takeover`: \
-         somebody else's leftover",
+         somebody else's leftover; `nudge`: pods that the scheduler rejected are to be tried again",
     )],
     help: "Writes of the object that the API server took",
 };
@@ -261,6 +282,9 @@ pub const DOCS: &[&Doc] = &[
     &FINDINGS,
     &PROBLEMS,
     &CLAIMED,
+    &HELD,
+    &UNACCOUNTED,
+    &LET_GO,
     &CPU_SECONDS,
     &RESIDENT,
     &VIRTUAL,

@@ -1,0 +1,289 @@
+//! The newest account and the pods that the cluster knows, brought to accord: what may be published, and when.
+//!
+//! Pods come and go between two scans, and a scan may take as long as the kubelet lets it: the object is held meanwhile
+//! where it has to be.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, info, warn};
+
+use super::Settings;
+use super::changes::{self, Footprints};
+use super::notices::{Notices, Reason};
+use super::pods::{PodSource, PodView};
+use super::publish::Publisher;
+use super::scan::{PodName, Scan};
+use super::status_file::StatusFile;
+use crate::backoff::back_off;
+use crate::kubelet::Usage;
+use crate::machine::Machine;
+use crate::scheduler::{Contract, Reading, Requirements, Stance, Verdict, View};
+use crate::telemetry::metrics::Metrics;
+use crate::topology::{Placement, Topology};
+
+/// How long the first object waits for whoever knows the node's pods.
+const FIRST_LIST: Duration = Duration::from_secs(2);
+/// After this long an operator should know that nobody tells.
+const UNTOLD: Duration = Duration::from_secs(60);
+
+/// How soon after it was bound a pod is looked for in the List, and how long between two looks at most. A kubelet needs
+/// some 15 ms to admit one.
+const LOOK: Duration = Duration::from_millis(5);
+/// As [`LOOK`], where the kubelet's files tell when it has admitted one.
+const LATER_LOOK: Duration = Duration::from_millis(200);
+/// The longest wait between two such looks.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
+
+/// Why a scan is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// A pod gave something back, or may have.
+    Departed,
+    /// A pod that was bound may have been admitted.
+    Bound,
+}
+
+/// An account as a scan gave it.
+#[derive(Debug)]
+struct Account {
+    topology: Topology,
+    usage: Arc<Usage>,
+    machine: Arc<Machine>,
+    requirements: Requirements,
+}
+
+/// Publishes accounts as the scheduler's contract allows.
+#[derive(Debug)]
+pub(super) struct Accord {
+    node: String,
+    pub(super) pods: PodSource,
+    pub(super) publisher: Publisher,
+    metrics: Arc<Metrics>,
+    notices: Notices,
+    status_file: Option<StatusFile>,
+    /// Say on which zones the containers are.
+    places: bool,
+    contract: Contract,
+    started: Instant,
+    newest: Option<Account>,
+    /// What was offered to the publisher last.
+    last: Option<(Topology, Footprints)>,
+    /// Does the kubelet answer?
+    answers: bool,
+    /// Do the kubelet's files tell what it admits?
+    files_tell: bool,
+    /// Pods that the zones do not account for.
+    unaccounted: BTreeSet<PodName>,
+    /// How often in a row they were looked for.
+    looks: u32,
+    /// When to look for them.
+    look_at: Option<Instant>,
+    /// When to ask the contract again if nothing happens.
+    ask_at: Option<Instant>,
+    /// That nobody tells was told.
+    told_untold: bool,
+}
+
+impl Accord {
+    pub(super) fn new(
+        settings: &Settings,
+        pods: PodSource,
+        publisher: Publisher,
+        metrics: Arc<Metrics>,
+        notices: Notices,
+    ) -> Self {
+        Self {
+            node: settings.node.clone(),
+            pods,
+            publisher,
+            metrics,
+            notices,
+            status_file: settings.status_file.clone().map(StatusFile::start),
+            places: settings.placement,
+            contract: Contract::new(settings.terms.clone()),
+            started: Instant::now(),
+            newest: None,
+            last: None,
+            answers: false,
+            files_tell: false,
+            unaccounted: BTreeSet::new(),
+            looks: 0,
+            look_at: None,
+            ask_at: None,
+            told_untold: false,
+        }
+    }
+
+    /// A scan failed, or is not the whole truth yet.
+    pub(super) fn silent(&mut self) {
+        self.answers = false;
+        self.look_at = None;
+    }
+
+    /// A scan gave this account; `true` if it says something new.
+    pub(super) fn take(&mut self, scan: &Scan, topology: Topology, known: &BTreeSet<String>) -> bool {
+        self.answers = true;
+        self.files_tell = scan.state.is_some();
+        self.look_at = None;
+        self.newest = Some(Account {
+            topology,
+            usage: Arc::clone(&scan.usage),
+            machine: Arc::clone(&scan.inventory.machine),
+            requirements: Requirements::of(&scan.inventory.allocatable, known),
+        });
+        self.agree()
+    }
+
+    /// Follows the pods and the clock until only a scan can tell what follows. `before` is what the last scan knew of
+    /// the pods.
+    pub(super) async fn follow(&mut self, before: &PodView) -> Asked {
+        loop {
+            if self.pods.peek().asks_for_a_look(before) {
+                return Asked::Departed;
+            }
+            if !self.step().await {
+                return Asked::Bound;
+            }
+        }
+    }
+
+    /// Follows them while a scan runs; whoever calls drops it then.
+    pub(super) async fn follow_on(&mut self) -> Infallible {
+        loop {
+            if !self.step().await {
+                // The scan that runs is the look.
+                self.look_at = None;
+            }
+        }
+    }
+
+    /// Waits for the pods or the clock and agrees; `false` if it is time to look for a pod that was bound.
+    async fn step(&mut self) -> bool {
+        let (ask, look) = (self.ask_at, self.look_at);
+        tokio::select! {
+            () = self.pods.changed() => drop(self.pods.now()),
+            () = sleep_until(ask.unwrap_or_else(Instant::now)), if ask.is_some() => {}
+            () = sleep_until(look.unwrap_or_else(Instant::now)), if look.is_some() => return false,
+        }
+        self.agree();
+        true
+    }
+
+    /// Offers the newest account to the publisher with what the contract says of the pods, unless that is known; is it new?
+    fn agree(&mut self) -> bool {
+        self.ask_at = None;
+        let now = Instant::now();
+        if self.newest.is_none() || self.waits_for_the_first_list(now) {
+            return false;
+        }
+        let Some(verdict) = self.judge(now) else { return false };
+        self.heed(&verdict, now);
+        verdict.stance != Stance::Wait && self.offer(&verdict)
+    }
+
+    fn judge(&mut self, now: Instant) -> Option<Verdict> {
+        let Account { topology, usage, requirements, .. } = self.newest.as_ref()?;
+        let reading = Reading { usage, requirements, zones: &topology.zones, answers: self.answers };
+        let (contract, at) = (&mut self.contract, now.duration_since(self.started));
+        Some(self.pods.with(|pods| contract.judge(pods, &reading, at)))
+    }
+
+    /// Until the pods are known nothing can agree: the first object waits for them, but not for long.
+    fn waits_for_the_first_list(&mut self, now: Instant) -> bool {
+        if self.contract.terms().view != View::Scheduler || self.pods.has_told() {
+            return false;
+        }
+        let (first, untold) = (self.started + FIRST_LIST, self.started + UNTOLD);
+        if now < first {
+            self.ask_at = Some(first);
+            return true;
+        }
+        if now < untold {
+            self.ask_at = Some(untold);
+        } else if !self.told_untold {
+            self.told_untold = true;
+            let sentence = "nobody has told yet which pods there are on the node, so the scheduler plugin cannot believe \
+                            its NodeResourceTopology: allow the agent to list and watch pods";
+            warn!("{sentence}");
+            self.notices.post(Reason::PodsUnknown, sentence.to_owned());
+        }
+        false
+    }
+
+    /// Plans the next look and tells of pods that are let go.
+    fn heed(&mut self, verdict: &Verdict, now: Instant) {
+        let asked = verdict.again.map(|at| self.started + at);
+        self.ask_at = [self.ask_at, asked].into_iter().flatten().min();
+        let unaccounted: BTreeSet<PodName> = verdict.unaccounted.iter().cloned().collect();
+        if !unaccounted.is_subset(&self.unaccounted) {
+            self.looks = 0;
+            self.look_at = None;
+        }
+        self.unaccounted = unaccounted;
+        if self.unaccounted.is_empty() {
+            self.look_at = None;
+        } else if self.answers && self.look_at.is_none() {
+            let first = if self.files_tell { LATER_LOOK } else { LOOK };
+            self.look_at = Some(now + back_off(&mut self.looks, first, LOOK_LIMIT));
+        }
+        self.metrics.unaccounted(self.unaccounted.len());
+        for (namespace, name) in &verdict.released {
+            let sentence = format!(
+                "the kubelet has neither admitted nor refused the pod {namespace}/{name} within {:?}; the object is \
+                 not held for it any longer",
+                self.contract.terms().hold_limit
+            );
+            warn!("{sentence}");
+            self.metrics.let_go();
+            self.notices.post(Reason::PodNotAccounted, sentence);
+        }
+    }
+
+    /// Publishes what differs from the last offer in what the object says.
+    fn offer(&mut self, verdict: &Verdict) -> bool {
+        let Some(account) = &self.newest else { return false };
+        let mut topology = account.topology.clone();
+        topology.pods = verdict.pods;
+        if let Some(placement) = self.placement(account, verdict) {
+            placement.enter(&mut topology);
+        }
+        if self.last.as_ref().is_some_and(|(last, _)| says_the_same(last, &topology)) {
+            return false;
+        }
+        let last = self.last.as_ref().map(|(topology, holders)| (topology, holders));
+        let holders = Footprints::of(&account.usage, &account.machine);
+        for line in changes::between(last, (&topology, &holders)) {
+            info!("{line}");
+        }
+        if verdict.stance == Stance::Held {
+            debug!("held for {:?}", verdict.unaccounted);
+        }
+        if let (Some(file), Some(pods)) = (&self.status_file, verdict.pods) {
+            let (contract, zones) = (&self.contract, &topology.zones);
+            let counted = self.pods.with(|known| contract.counted(known, &account.usage, zones));
+            file.write(&self.node, pods, counted, &verdict.unaccounted);
+        }
+        self.metrics.changed(&topology);
+        self.publisher.offer(topology.clone());
+        self.last = Some((topology, holders));
+        true
+    }
+
+    /// Where the containers are, if the plugin can agree and is to know.
+    fn placement(&self, account: &Account, verdict: &Verdict) -> Option<Placement> {
+        if !self.places || verdict.stance != Stance::Agreed {
+            return None;
+        }
+        let Account { topology, usage, requirements, machine } = account;
+        let reading = Reading { usage, requirements, zones: &topology.zones, answers: self.answers };
+        self.pods.with(|pods| self.contract.placement(pods, &reading, machine))
+    }
+}
+
+fn says_the_same(one: &Topology, other: &Topology) -> bool {
+    one.zones == other.zones && one.attributes == other.attributes && one.pods == other.pods
+}

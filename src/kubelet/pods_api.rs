@@ -1,0 +1,314 @@
+//! The kubelet's Pods API (kubelet.md 4): every pod that the kubelet knows, and what becomes of it, from 1.36 on.
+
+mod decode;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::stream::{Stream, unfold};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+use tracing::{debug, warn};
+
+use super::client::{Identity, channel, identity, innermost};
+use super::proto::pods::pods_client::PodsClient;
+use super::proto::pods::{EventType, WatchPodsEvent, WatchPodsRequest};
+use crate::backoff::{back_off, jittered};
+use crate::pod::{Pod, PodEvent};
+
+pub use decode::decode_pod;
+
+/// A pod with everything in it is smaller; the API server takes none above 3 MiB.
+const MESSAGE_LIMIT: usize = 32 << 20;
+
+/// How often everything is told anew: the kubelet may lose an event without a word. A new watch tells one pod at a
+/// time, where ListPods would tell all of them in one message of some 10 KiB each.
+const ANEW: Duration = Duration::from_secs(180);
+
+/// Where a kubelet has never said that its list is complete, as early builds do not, it is when nothing came for so long.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How soon to try again after a failure.
+const RETRY: Duration = Duration::from_millis(100);
+/// The longest wait between two failures.
+const RETRY_LIMIT: Duration = Duration::from_secs(5);
+/// How soon to ask a kubelet again that does not serve this: it may be replaced by one that does.
+const UNSERVED: Duration = Duration::from_secs(30);
+
+/// Follows the pods of the kubelet whose Pods API is at `socket`; `deadline` is that of anything which is no waiting for
+/// news. An error is one sentence, and it goes on after a back-off, with everything listed anew.
+pub fn follow_pods(
+    socket: PathBuf,
+    deadline: Duration,
+) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
+    let follow =
+        Follow { socket, deadline, watch: None, marks: false, failures: 0, not_before: Instant::now() };
+    unfold(follow, |mut follow| async { Some((follow.next().await, follow)) })
+}
+
+struct Follow {
+    socket: PathBuf,
+    deadline: Duration,
+    watch: Option<Watch>,
+    /// Has this kubelet ever said that a list is complete?
+    marks: bool,
+    failures: u32,
+    not_before: Instant,
+}
+
+struct Watch {
+    channel: Channel,
+    /// The socket that we connected to.
+    identity: Identity,
+    events: Streaming<WatchPodsEvent>,
+    stage: Stage,
+    /// When to begin another.
+    ends: Instant,
+    /// A pod that cannot be read is told of once.
+    told: bool,
+}
+
+enum Stage {
+    /// The list comes in. Pods that went meanwhile are kept for later: a list tells only who is there.
+    Listing(Vec<Pod>),
+    /// The list is complete; these went while it came in.
+    Live(Vec<Pod>),
+}
+
+/// Why there is no watch.
+struct Trouble {
+    sentence: String,
+    /// This kubelet will not serve it.
+    unserved: bool,
+}
+
+impl Trouble {
+    fn passing(sentence: String) -> Self {
+        Self { sentence, unserved: false }
+    }
+}
+
+impl Follow {
+    async fn next(&mut self) -> Result<PodEvent, String> {
+        loop {
+            let Some(watch) = &mut self.watch else {
+                sleep_until(self.not_before).await;
+                match self.begin(None).await {
+                    Ok(watch) => self.watch = Some(watch),
+                    Err(trouble) => return Err(self.fail(trouble)),
+                }
+                return Ok(PodEvent::Listing);
+            };
+            if let Stage::Live(gone) = &mut watch.stage
+                && let Some(pod) = gone.pop()
+            {
+                return Ok(PodEvent::Gone(pod));
+            }
+            let (limit, listing) = match watch.stage {
+                Stage::Listing(_) if self.marks => (Instant::now() + self.deadline, true),
+                Stage::Listing(_) => (Instant::now() + SILENCE, true),
+                Stage::Live(_) => (watch.ends, false),
+            };
+            match timeout_at(limit, watch.events.message()).await {
+                Ok(Ok(Some(event))) => {
+                    if let Some(event) = self.take(event) {
+                        return Ok(event);
+                    }
+                }
+                Ok(Ok(None)) => {
+                    let sentence =
+                        format!("the kubelet at {} ended the watch of its pods", self.socket.display());
+                    return Err(self.fail(Trouble::passing(sentence)));
+                }
+                Ok(Err(status)) => {
+                    let trouble = explain(&self.socket, &status);
+                    return Err(self.fail(trouble));
+                }
+                Err(_) if listing && self.marks => {
+                    let sentence = format!(
+                        "the kubelet at {} did not go on with the list of its pods within {:?}",
+                        self.socket.display(),
+                        self.deadline
+                    );
+                    return Err(self.fail(Trouble::passing(sentence)));
+                }
+                Err(_) if listing => return Ok(self.complete()),
+                Err(_) => match self.begin_anew().await {
+                    Ok(()) => return Ok(PodEvent::Listing),
+                    Err(trouble) => return Err(self.fail(trouble)),
+                },
+            }
+        }
+    }
+
+    /// The list is complete.
+    fn complete(&mut self) -> PodEvent {
+        self.failures = 0;
+        if let Some(watch) = &mut self.watch
+            && let Stage::Listing(gone) = &mut watch.stage
+        {
+            watch.stage = Stage::Live(std::mem::take(gone));
+        }
+        PodEvent::Complete
+    }
+
+    /// What an event says; `None` if that is nothing.
+    fn take(&mut self, event: WatchPodsEvent) -> Option<PodEvent> {
+        let watch = self.watch.as_mut()?;
+        let kind = event.r#type();
+        if kind == EventType::InitialSyncComplete {
+            self.marks = true;
+            return matches!(watch.stage, Stage::Listing(_)).then(|| self.complete());
+        }
+        let pod = match decode_pod(&event.pod) {
+            Ok(pod) => pod,
+            Err(reason) => {
+                watch.complain(&self.socket, &reason);
+                return None;
+            }
+        };
+        match (kind, &mut watch.stage) {
+            // Which of the two it is says nothing: the first word of a new pod may be that it was changed.
+            (EventType::Added | EventType::Modified, Stage::Listing(gone)) => {
+                gone.retain(|earlier| (&earlier.namespace, &earlier.name) != (&pod.namespace, &pod.name));
+                Some(PodEvent::Listed(pod))
+            }
+            (EventType::Added | EventType::Modified, Stage::Live(_)) => Some(PodEvent::Is(pod)),
+            (EventType::Deleted, Stage::Listing(gone)) => {
+                gone.push(pod);
+                None
+            }
+            (EventType::Deleted, Stage::Live(_)) => Some(PodEvent::Gone(pod)),
+            (EventType::Unspecified | EventType::InitialSyncComplete, _) => {
+                debug!("the kubelet tells of a pod in a way that we do not know");
+                None
+            }
+        }
+    }
+
+    /// Another watch on the same connection, unless another kubelet has taken the place.
+    async fn begin_anew(&mut self) -> Result<(), Trouble> {
+        let old = self.watch.take().map(|watch| (watch.channel, watch.identity));
+        let same = |(_, known): &(Channel, Identity)| identity(&self.socket).is_ok_and(|now| now == *known);
+        self.watch = Some(self.begin(old.filter(same)).await?);
+        Ok(())
+    }
+
+    async fn begin(&self, connection: Option<(Channel, Identity)>) -> Result<Watch, Trouble> {
+        let (channel, identity) = match connection {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        let mut client = PodsClient::new(channel.clone()).max_decoding_message_size(MESSAGE_LIMIT);
+        // The kubelet's answer begins with the first pod, or with the end of an empty list.
+        match timeout(self.deadline, client.watch_pods(WatchPodsRequest {})).await {
+            Ok(Ok(events)) => Ok(Watch {
+                channel,
+                identity,
+                events: events.into_inner(),
+                stage: Stage::Listing(Vec::new()),
+                ends: Instant::now() + jittered(ANEW),
+                told: false,
+            }),
+            Ok(Err(status)) => Err(explain(&self.socket, &status)),
+            Err(_) => Err(Trouble::passing(format!(
+                "the kubelet did not answer WatchPods on {} within {:?}",
+                self.socket.display(),
+                self.deadline
+            ))),
+        }
+    }
+
+    async fn connect(&self) -> Result<(Channel, Identity), Trouble> {
+        let identity = identity(&self.socket).map_err(|error| unreached(&self.socket, &error))?;
+        let stream = timeout(self.deadline, UnixStream::connect(&self.socket))
+            .await
+            .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)))
+            .map_err(|error| unreached(&self.socket, &error))?;
+        let channel = timeout(self.deadline, channel(stream)).await;
+        match channel {
+            Ok(Ok(channel)) => Ok((channel, identity)),
+            Ok(Err(error)) => Err(no_grpc(&self.socket, &innermost(&error))),
+            Err(_) => Err(no_grpc(&self.socket, "it says nothing")),
+        }
+    }
+
+    /// Ends the watch and says when to try again.
+    fn fail(&mut self, trouble: Trouble) -> String {
+        self.watch = None;
+        let wait = match trouble.unserved {
+            true => jittered(UNSERVED),
+            false => back_off(&mut self.failures, RETRY, RETRY_LIMIT),
+        };
+        self.not_before = Instant::now() + wait;
+        trouble.sentence
+    }
+}
+
+impl Watch {
+    /// One pod that cannot be read must not cost us the others.
+    fn complain(&mut self, socket: &Path, reason: &str) {
+        if !self.told {
+            warn!(
+                "a pod that the kubelet tells of on {} cannot be read and is left out: {reason}",
+                socket.display()
+            );
+            self.told = true;
+        }
+    }
+}
+
+/// Why nobody can be connected to.
+fn unreached(socket: &Path, error: &io::Error) -> Trouble {
+    let path = socket.display();
+    match error.kind() {
+        // A kubelet that has just started has made its directory and not yet its socket.
+        io::ErrorKind::NotFound => Trouble {
+            sentence: format!(
+                "there is no Pods API socket at {path}: kubelets serve it from 1.36 on (there with the feature gate \
+                 PodsAPI); is `kubelet.podsSocket` right?"
+            ),
+            unserved: socket.parent().is_none_or(|directory| !directory.is_dir()),
+        },
+        io::ErrorKind::ConnectionRefused => Trouble::passing(format!(
+            "nobody listens on {path}: the kubelet is not running, is just starting, or no longer serves its Pods API"
+        )),
+        _ => Trouble::passing(format!("cannot connect to {path}: {error}")),
+    }
+}
+
+fn no_grpc(socket: &Path, reason: &str) -> Trouble {
+    let path = socket.display();
+    Trouble::passing(format!(
+        "{path} is a socket, but no gRPC server answers on it ({reason}); is `kubelet.podsSocket` right?"
+    ))
+}
+
+/// What a status means for us.
+fn explain(socket: &Path, status: &Status) -> Trouble {
+    use std::error::Error as _;
+    let path = socket.display();
+    let message: String = status.message().chars().take(300).collect();
+    match status.code() {
+        Code::Unimplemented => Trouble {
+            sentence: format!("the kubelet at {path} does not serve the Pods API ({message})"),
+            unserved: true,
+        },
+        Code::FailedPrecondition => {
+            Trouble::passing(format!("the kubelet at {path} cannot tell its pods yet: {message}"))
+        }
+        Code::ResourceExhausted => Trouble::passing(format!(
+            "the kubelet at {path} ended the watch of its pods, for we were too slow or it has too many clients: {message}"
+        )),
+        _ if status.source().is_some() => Trouble::passing(format!(
+            "the connection to the kubelet at {path} broke during WatchPods: {}",
+            innermost(status)
+        )),
+        code => {
+            Trouble::passing(format!("the kubelet at {path} answered WatchPods with {code:?}: {message}"))
+        }
+    }
+}

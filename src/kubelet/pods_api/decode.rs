@@ -1,0 +1,73 @@
+//! A pod from the bytes in which the Pods API has it: a `core/v1` Pod in protocol buffers, without an envelope.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+use serde::de::IgnoredAny;
+
+use crate::kubelet::proto::core;
+use crate::pod::Pod;
+use crate::pod::raw::{self, Amount, Amounts, RawContainer, RawPod, Resources};
+
+/// Reads a pod from the bytes in which the kubelet's Pods API has it.
+///
+/// # Errors
+/// What is wrong with them. A pod without a name or a namespace is an error as well: nobody could tell it from others.
+pub fn decode_pod(bytes: &[u8]) -> Result<Pod, String> {
+    let pod = core::Pod::decode(bytes).map_err(|error| error.to_string())?;
+    Pod::from(RawPod::from(pod)).identified()
+}
+
+impl From<core::Pod> for RawPod {
+    fn from(pod: core::Pod) -> Self {
+        let metadata = pod.metadata.unwrap_or_default();
+        let spec = pod.spec.unwrap_or_default();
+        let status = pod.status.unwrap_or_default();
+        Self {
+            metadata: raw::Metadata {
+                name: metadata.name,
+                namespace: metadata.namespace,
+                uid: metadata.uid,
+                resource_version: None,
+                deletion_timestamp: metadata.deletion_timestamp.map(|_| IgnoredAny),
+            },
+            spec: raw::Spec {
+                init_containers: spec.init_containers.into_iter().map(RawContainer::from).collect(),
+                containers: spec.containers.into_iter().map(RawContainer::from).collect(),
+                resources: spec.resources.map(Resources::from),
+            },
+            status: raw::Status {
+                phase: status.phase.into(),
+                qos_class: status.qos_class.into(),
+                init_container_statuses: statuses(status.init_container_statuses),
+                container_statuses: statuses(status.container_statuses),
+            },
+        }
+    }
+}
+
+impl From<core::Container> for RawContainer {
+    fn from(container: core::Container) -> Self {
+        Self {
+            name: container.name.into(),
+            restart_policy: container.restart_policy.into(),
+            resources: container.resources.map(Resources::from).unwrap_or_default(),
+        }
+    }
+}
+
+impl From<core::ResourceRequirements> for Resources {
+    fn from(resources: core::ResourceRequirements) -> Self {
+        Self { requests: amounts(resources.requests), limits: amounts(resources.limits) }
+    }
+}
+
+fn amounts(quantities: BTreeMap<String, core::Quantity>) -> Amounts {
+    quantities.into_iter().map(|(name, quantity)| (name.into(), Amount::read(&quantity.string))).collect()
+}
+
+fn statuses(statuses: Vec<core::ContainerStatus>) -> Vec<raw::ContainerStatus> {
+    let running = |status: core::ContainerStatus| status.state.and_then(|state| state.running);
+    let state = |status| raw::State { running: running(status).map(|_| IgnoredAny) };
+    statuses.into_iter().map(|status| raw::ContainerStatus { state: state(status) }).collect()
+}

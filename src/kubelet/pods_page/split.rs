@@ -1,0 +1,215 @@
+//! Takes a `PodList` in JSON apart while it comes in: one pod at a time is held and read.
+
+use crate::pod::Pod;
+
+/// A pod is at most some 3 MiB, which is what the API server takes.
+const LARGEST_POD: usize = 8 << 20;
+
+/// What comes in.
+#[derive(Debug, Default)]
+pub(super) struct Splitter {
+    /// Objects and lists that are open.
+    depth: usize,
+    /// Within a text; is the last character a `\`?
+    text: Option<bool>,
+    /// The text that came last in the outermost object, as far as it could be a key that we look for.
+    key: Vec<u8>,
+    /// Where we are.
+    place: Place,
+    /// The pod that is coming in.
+    pod: Vec<u8>,
+    pods: Vec<Pod>,
+    wrong: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    /// Nothing came yet.
+    #[default]
+    Before,
+    /// In the list, or in what stands before it.
+    Around,
+    /// In the list of pods.
+    Pods,
+    /// The list of pods came.
+    Behind,
+    /// The outermost object is closed.
+    End,
+}
+
+impl Splitter {
+    /// Takes the next piece.
+    pub(super) fn push(&mut self, piece: &[u8]) {
+        let mut rest = piece;
+        while let Some((first, more)) = rest.split_first()
+            && self.wrong.is_none()
+        {
+            // Of a long text most is taken at once.
+            let plain = match self.text {
+                Some(false) => rest.iter().take_while(|byte| !matches!(byte, b'"' | b'\\')).count(),
+                _ => 0,
+            };
+            let (taken, left) =
+                if plain > 0 { rest.split_at(plain) } else { (std::slice::from_ref(first), more) };
+            self.keep(taken);
+            if plain == 0 {
+                self.step(*first);
+            }
+            rest = left;
+        }
+    }
+
+    /// The pods, once everything came.
+    pub(super) fn finish(self) -> Result<Vec<Pod>, String> {
+        match (self.wrong, self.place) {
+            (Some(wrong), _) => Err(wrong),
+            (None, Place::End) => Ok(self.pods),
+            (None, _) => Err("it is no complete list of pods".to_owned()),
+        }
+    }
+
+    /// Bytes of the pod that is coming in, or of a text that may be a key.
+    fn keep(&mut self, bytes: &[u8]) {
+        if self.place == Place::Pods && self.depth > 2 {
+            if self.pod.len() + bytes.len() > LARGEST_POD {
+                self.wrong = Some(format!("a pod in it is larger than {LARGEST_POD} bytes"));
+                return;
+            }
+            self.pod.extend_from_slice(bytes);
+        } else if self.depth == 1 && self.text.is_some() && self.key.len() <= "items".len() {
+            self.key.extend(bytes.iter().take(8));
+        }
+    }
+
+    fn step(&mut self, byte: u8) {
+        match self.text {
+            Some(true) => self.text = Some(false),
+            Some(false) if byte == b'\\' => self.text = Some(true),
+            Some(false) if byte == b'"' => self.text = None,
+            Some(false) => {}
+            None => self.structure(byte),
+        }
+    }
+
+    fn structure(&mut self, byte: u8) {
+        match byte {
+            b'"' => {
+                self.text = Some(false);
+                if self.depth == 1 {
+                    self.key.clear();
+                }
+            }
+            b'{' | b'[' => self.open(byte),
+            b'}' | b']' => self.close(),
+            // Go writes null for a list without pods.
+            b'n' if self.depth == 1 && self.is_items() => self.place = Place::Behind,
+            byte if self.depth == 0 && !byte.is_ascii_whitespace() => {
+                self.wrong = Some("it is no list of pods".to_owned());
+            }
+            _ => {}
+        }
+    }
+
+    /// Does the value of `items` come now? The key was kept with the quotation mark behind it.
+    fn is_items(&self) -> bool {
+        self.place == Place::Around && self.key == b"items\""
+    }
+
+    fn open(&mut self, byte: u8) {
+        match (self.place, self.depth, byte) {
+            (Place::Before, 0, b'{') => self.place = Place::Around,
+            (Place::Around, 1, b'[') if self.is_items() => self.place = Place::Pods,
+            (Place::Pods, 2, b'{') => {
+                self.pod.clear();
+                self.pod.push(byte);
+            }
+            (Place::Pods, 2, _) | (_, 0, _) => self.wrong = Some("it is no list of pods".to_owned()),
+            _ => {}
+        }
+        self.depth += 1;
+    }
+
+    fn close(&mut self) {
+        let Some(depth) = self.depth.checked_sub(1) else {
+            self.wrong = Some("it is no list of pods".to_owned());
+            return;
+        };
+        self.depth = depth;
+        match (self.place, depth) {
+            (Place::Pods, 2) => match Pod::from_json(&self.pod) {
+                Ok(pod) => self.pods.push(pod),
+                Err(reason) => self.wrong = Some(format!("a pod in it cannot be read: {reason}")),
+            },
+            (Place::Pods, 1) => self.place = Place::Behind,
+            (Place::Behind, 0) => self.place = Place::End,
+            (Place::Around, 0) => self.wrong = Some("it is no list of pods".to_owned()),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn split(text: &str, pieces: usize) -> Result<String, String> {
+        let mut splitter = Splitter::default();
+        text.as_bytes().chunks(pieces).for_each(|piece| splitter.push(piece));
+        let pods = splitter.finish()?;
+        Ok(pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>().join(","))
+    }
+
+    #[test]
+    fn pods_come_out_however_the_bytes_come_in() {
+        let pod = |name: &str| {
+            json!({"metadata": {"name": name, "namespace": "ns", "annotations": {
+            "items": "[{\"]}\\", "\\": "\\\"", "x": "{".repeat(300),
+        }}, "spec": {"items": [{"name": "not a pod"}], "containers": [{}], "x": [[[]]]}})
+        };
+        let list = json!({"kind": "PodList", "metadata": {"items": [{"a": 1}]}, "apiVersion": "items",
+                          "items": [pod("a"), pod("b\u{e9}\"]}"), pod("c")]});
+        // With the keys in other orders: `serde_json` sorts them.
+        let behind = format!(
+            r#" {{ "items" : [ {} , {} ] , "metadata" : {{}} , "x": [1, "]"] }} "#,
+            pod("a"),
+            pod("b")
+        );
+        for pieces in [1, 2, 3, 7, 64, 1_000_000] {
+            assert_eq!(split(&list.to_string(), pieces).unwrap(), "a,b\u{e9}\"]},c", "{pieces}");
+            assert_eq!(split(&behind, pieces).unwrap(), "a,b", "{pieces}");
+        }
+        assert_eq!(split(r#"{"kind":"PodList","items":[]}"#, 3).unwrap(), "");
+        assert_eq!(split(r#"{"kind":"PodList","items":null}"#, 3).unwrap(), "");
+    }
+
+    #[test]
+    fn what_is_no_complete_list_of_pods_is_refused() {
+        let good = r#"{"items":[{"metadata":{"name":"a","namespace":"ns"}}]}"#;
+        assert_eq!(split(good, 5).unwrap(), "a");
+        for end in 0..good.len() {
+            assert!(split(&good[..end.max(1)], 5).is_err(), "{}", &good[..end]);
+        }
+        for wrong in [
+            "[]",
+            "{}",
+            "}",
+            "null",
+            "nonsense",
+            r#"{"kind":"Status"}"#,
+            r#"{"items":[[]]}"#,
+            r#"{"items":[{}]}"#,
+            r#"{"items":[{"metadata":7}]}"#,
+            r#"{"metadata":{"items":[]}}"#,
+            r#"["items",[{}]]"#,
+            r#"{"items":[]}{"items":[]}"#,
+        ] {
+            assert!(split(wrong, 4).is_err(), "{wrong}");
+        }
+        let large = format!(r#"{{"items":[{{"x":"{}"#, "x".repeat(LARGEST_POD));
+        assert!(split(&large, 1 << 16).unwrap_err().contains("larger"));
+        let deep = format!(r#"{{"items":[{}"#, r#"{"a":"#.repeat(1_000_000));
+        assert!(split(&deep, 1 << 16).is_err());
+    }
+}

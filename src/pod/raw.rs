@@ -1,0 +1,565 @@
+//! A pod as the API writes it, cut down to what [`Pod`] is made of. JSON is read right into this, the rest of it skipped;
+//! what comes as protocol buffers is put into it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use tracing::debug;
+
+use super::{Container, ContainerKind, Life, Phase, Pod};
+use crate::quantity::Quantity;
+
+/// What the API server and the kubelet call the class of pods that get what they ask for.
+const GUARANTEED: &str = "Guaranteed";
+/// The resources that a pod's class depends on.
+const CLASSIFYING: [&str; 2] = ["cpu", "memory"];
+
+/// A pod.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RawPod {
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) metadata: Metadata,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) spec: Spec,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) status: Status,
+}
+
+/// Who it is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Metadata {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) uid: String,
+    pub(crate) resource_version: Option<String>,
+    /// When does not matter.
+    pub(crate) deletion_timestamp: Option<IgnoredAny>,
+}
+
+/// What it is to be.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Spec {
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) init_containers: Vec<RawContainer>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) containers: Vec<RawContainer>,
+    /// Of the pod as a whole (1.34 and later).
+    pub(crate) resources: Option<Resources>,
+}
+
+/// A container of either list.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct RawContainer {
+    pub(crate) name: Box<str>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) restart_policy: Box<str>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) resources: Resources,
+}
+
+/// What is asked for.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Resources {
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) requests: Amounts,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) limits: Amounts,
+}
+
+/// By name.
+pub(crate) type Amounts = BTreeMap<Box<str>, Amount>;
+
+/// How far it is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Status {
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) phase: Box<str>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) qos_class: Box<str>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) init_container_statuses: Vec<ContainerStatus>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) container_statuses: Vec<ContainerStatus>,
+}
+
+/// How far a container is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ContainerStatus {
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) state: State,
+}
+
+/// One of three, of which we look at one.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct State {
+    /// Since when does not matter.
+    pub(crate) running: Option<IgnoredAny>,
+}
+
+/// A quantity. One that cannot be read counts as one, for it is asked for: who waits until all that was asked for is
+/// seen must not take it for nothing. Neither the API server nor the kubelet accepts a pod with such a one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Amount(Quantity);
+
+impl Amount {
+    /// What a quantity's text says.
+    pub(crate) fn read(text: &str) -> Self {
+        Self(text.parse().unwrap_or_else(|error| {
+            debug!("a pod asks for an amount that cannot be read and counts as 1: {error}");
+            Quantity::whole(1)
+        }))
+    }
+
+    /// Thousandths, none below zero.
+    fn milli(self) -> u128 {
+        u128::try_from(self.0.milli()).unwrap_or(0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AmountVisitor)
+    }
+}
+
+struct AmountVisitor;
+
+impl<'de> Visitor<'de> for AmountVisitor {
+    type Value = Amount;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a quantity")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Amount, E> {
+        Ok(Amount::read(text))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Amount, E> {
+        Ok(Amount(Quantity::whole(value)))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Amount, E> {
+        Ok(Amount::read(&value.to_string()))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Amount, E> {
+        Ok(Amount::read(&value.to_string()))
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Amount, E> {
+        Ok(Amount::read(&value.to_string()))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Amount, E> {
+        Ok(Amount::read("null"))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Amount, A::Error> {
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Amount::read("[...]"))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut items: A) -> Result<Amount, A::Error> {
+        while items.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Amount::read("{...}"))
+    }
+}
+
+/// Go writes `null` for what is empty.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl From<RawPod> for Pod {
+    fn from(raw: RawPod) -> Self {
+        let RawPod { metadata, mut spec, status } = raw;
+        let deleted = metadata.deletion_timestamp.is_some();
+        spec.fill_requests();
+        let guaranteed = spec.is_guaranteed();
+        Self {
+            namespace: metadata.namespace,
+            name: metadata.name,
+            uid: metadata.uid,
+            phase: status.phase(),
+            deleted,
+            life: status.life(deleted),
+            guaranteed,
+            said_guaranteed: match &*status.qos_class {
+                "" => guaranteed,
+                class => class == GUARANTEED,
+            },
+            pod_level: spec.resources.as_ref().is_some_and(Resources::is_pod_level),
+            containers: spec.into_containers(),
+        }
+    }
+}
+
+impl Spec {
+    /// What only a limit is given for is asked for to that limit. The API server fills it in, and a kubelet that reads a
+    /// manifest; whoever else writes a pod may not.
+    fn fill_requests(&mut self) {
+        for container in self.init_containers.iter_mut().chain(&mut self.containers) {
+            let Resources { requests, limits } = &mut container.resources;
+            for (name, limit) in limits {
+                requests.entry(name.clone()).or_insert(*limit);
+            }
+        }
+    }
+
+    /// The kubelet's own rule (`ComputePodQOS`). The resources of the pod as a whole decide where they are given, as they
+    /// are since 1.34; API servers and kubelets that do not know them drop them.
+    fn is_guaranteed(&self) -> bool {
+        if let Some(resources) = &self.resources {
+            return is_guaranteed(std::iter::once(resources));
+        }
+        is_guaranteed(
+            self.init_containers.iter().chain(&self.containers).map(|container| &container.resources),
+        )
+    }
+
+    /// Init containers come first, as they do in the List.
+    fn into_containers(self) -> Box<[Container]> {
+        let init = self.init_containers.into_iter().map(|container| {
+            let kind = if &*container.restart_policy == "Always" {
+                ContainerKind::Sidecar
+            } else {
+                ContainerKind::Init
+            };
+            container.digest(kind)
+        });
+        init.chain(self.containers.into_iter().map(|container| container.digest(ContainerKind::App)))
+            .collect()
+    }
+}
+
+/// CPU and memory are limited in each part, and all that is asked for of either is all that it is limited to.
+fn is_guaranteed<'a>(parts: impl Iterator<Item = &'a Resources>) -> bool {
+    let (mut requested, mut limited, mut any) = ([0_u128; 2], [0_u128; 2], false);
+    for part in parts {
+        any = true;
+        for (index, name) in CLASSIFYING.iter().enumerate() {
+            let amount = |amounts: &Amounts| amounts.get(*name).map_or(0, |amount| amount.milli());
+            let limit = amount(&part.limits);
+            if limit == 0 {
+                return false;
+            }
+            limited[index] = limited[index].saturating_add(limit);
+            requested[index] = requested[index].saturating_add(amount(&part.requests));
+        }
+    }
+    any && requested == limited
+}
+
+impl Resources {
+    fn is_pod_level(&self) -> bool {
+        let counts = |name: &str| CLASSIFYING.contains(&name) || name.starts_with("hugepages-");
+        self.requests.keys().chain(self.limits.keys()).any(|name| counts(name))
+    }
+}
+
+impl RawContainer {
+    fn digest(self, kind: ContainerKind) -> Container {
+        let mut container = Container { name: self.name, kind, ..Container::default() };
+        let mut others = Vec::new();
+        for (name, amount) in self.resources.requests {
+            let milli = amount.milli();
+            let whole = u64::try_from(milli.div_ceil(1000)).unwrap_or(u64::MAX);
+            match &*name {
+                "cpu" => container.cpu_milli = u64::try_from(milli).unwrap_or(u64::MAX),
+                "memory" => container.memory = whole,
+                other if whole > 0 && (other.starts_with("hugepages-") || other.contains('/')) => {
+                    others.push((name, whole));
+                }
+                _ => {}
+            }
+        }
+        container.others = others.into();
+        container
+    }
+}
+
+impl Status {
+    fn phase(&self) -> Phase {
+        match &*self.phase {
+            "Pending" | "" => Phase::Pending,
+            "Running" => Phase::Running,
+            "Succeeded" => Phase::Succeeded,
+            "Failed" => Phase::Failed,
+            _ => Phase::Unknown,
+        }
+    }
+
+    fn life(&self, deleted: bool) -> Life {
+        if self.phase().is_terminal() {
+            return Life::Ended;
+        }
+        let mut containers = self.init_container_statuses.iter().chain(&self.container_statuses);
+        let any_runs = containers.any(|container| container.state.running.is_some());
+        if deleted && !any_runs { Life::Leaving } else { Life::Living }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{size_of, size_of_val};
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(pod: &Value) -> Pod {
+        // As bytes, as it comes: reading from a `Value` is another path.
+        Pod::from(serde_json::from_slice::<RawPod>(&serde_json::to_vec(pod).unwrap()).unwrap())
+    }
+
+    fn pod(spec: Value) -> Value {
+        json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u"}, "spec": spec, "status": {}})
+    }
+
+    fn life(metadata: Value, status: Value) -> Life {
+        let mut object = json!({
+            "metadata": {"name": "a", "namespace": "ns", "uid": "u", "labels": {"x": "y"}, "managedFields": [{}]},
+            "spec": {"nodeName": "w", "containers": [{"name": "c"}]},
+            "status": status,
+        });
+        if let (Some(all), Value::Object(more)) = (object["metadata"].as_object_mut(), metadata) {
+            all.extend(more);
+        }
+        read(&object).life
+    }
+
+    #[test]
+    fn a_pod_leaves_when_it_was_deleted_and_nothing_of_it_runs() {
+        let deleted = || json!({"deletionTimestamp": "2026-11-21T14:00:00Z"});
+        let running = json!({"phase": "Running", "containerStatuses": [
+            {"name": "c", "state": {"running": {"startedAt": "2026-11-21T14:00:00Z"}}},
+            {"name": "d", "state": {"terminated": {"exitCode": 0}}},
+        ]});
+        let stopped = json!({"phase": "Running", "containerStatuses": [
+            {"name": "c", "state": {"terminated": {"exitCode": 137}}},
+        ]});
+        let sidecar = json!({"phase": "Running", "initContainerStatuses": [
+            {"name": "s", "state": {"running": {}}},
+        ]});
+        assert_eq!(life(json!({}), running.clone()), Life::Living);
+        assert_eq!(life(json!({}), stopped.clone()), Life::Living, "it starts again");
+        assert_eq!(life(deleted(), running), Life::Living);
+        assert_eq!(life(deleted(), sidecar), Life::Living);
+        assert_eq!(life(deleted(), stopped), Life::Leaving);
+        assert_eq!(life(deleted(), json!({"phase": "Failed"})), Life::Ended);
+        assert_eq!(life(json!({}), json!({"phase": "Succeeded"})), Life::Ended);
+        assert_eq!(life(json!({}), json!({})), Life::Living);
+    }
+
+    #[test]
+    fn the_record_holds_what_every_container_asks_for() {
+        let read = read(&json!({
+            "kind": "Pod",
+            "metadata": {"name": "a", "namespace": "ns", "uid": "u", "deletionTimestamp": "2026-11-21T14:00:00Z"},
+            "spec": {
+                "initContainers": [
+                    {"name": "first", "resources": {"requests": {"cpu": "2", "example.com/nic": 1}}},
+                    {"name": "beside", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
+                    {"name": "again", "restartPolicy": "OnFailure"},
+                ],
+                "containers": [{"name": "main", "resources": {
+                    "limits": {"cpu": "3", "memory": "1.5Gi", "hugepages-2Mi": "4Mi", "example.com/gpu": "2"},
+                    "requests": {"cpu": "1500m", "ephemeral-storage": "1Gi", "storage": "1", "example.com/none": "0"},
+                }}],
+                "ephemeralContainers": [{"name": "debug"}],
+            },
+            "status": {"phase": "Running", "qosClass": "Burstable"},
+        }));
+        let container = |name: &str, kind, cpu_milli, memory, others: &[(&str, u64)]| {
+            let others = others.iter().map(|(name, amount)| (Box::from(*name), *amount)).collect();
+            Container { name: name.into(), kind, cpu_milli, memory, others }
+        };
+        let expected = Pod {
+            namespace: "ns".into(),
+            name: "a".into(),
+            uid: "u".into(),
+            phase: Phase::Running,
+            deleted: true,
+            life: Life::Leaving,
+            containers: [
+                container("first", ContainerKind::Init, 2000, 0, &[("example.com/nic", 1)]),
+                container("beside", ContainerKind::Sidecar, 100, 0, &[]),
+                container("again", ContainerKind::Init, 0, 0, &[]),
+                // What has a limit only is asked for to that limit.
+                container(
+                    "main",
+                    ContainerKind::App,
+                    1500,
+                    3 << 29,
+                    &[("example.com/gpu", 2), ("hugepages-2Mi", 4 << 20)],
+                ),
+            ]
+            .into(),
+            ..Pod::default()
+        };
+        assert_eq!(read, expected);
+    }
+
+    /// Requests and limits of one container: `cpu,memory`, nothing for none.
+    fn resources(requests: &str, limits: &str) -> Value {
+        let amounts = |text: &str| match text.split_once(',') {
+            Some((cpu, memory)) => {
+                let given =
+                    [("cpu", cpu), ("memory", memory)].into_iter().filter(|(_, amount)| !amount.is_empty());
+                Value::Object(given.map(|(name, amount)| (name.to_owned(), amount.into())).collect())
+            }
+            None => Value::Null,
+        };
+        json!({"requests": amounts(requests), "limits": amounts(limits)})
+    }
+
+    #[test]
+    fn a_pod_is_guaranteed_as_the_kubelet_counts() {
+        for (containers, expected) in [
+            (&[][..], false),
+            (&[("", "")], false),
+            (&[("1,1Gi", "1,1Gi")], true),
+            (&[("1,1Gi", "1000m,1024Mi")], true),
+            (&[("", "1,1Gi")], true),
+            (&[("0,0", "0,0")], false),
+            (&[("1,1Gi", "2,1Gi")], false),
+            (&[("1,1Gi", "1,")], false),
+            (&[("1,1Gi", "")], false),
+            (&[("1,1Gi", "1,1Gi"), ("", "")], false),
+            (&[("1,1Gi", "1,1Gi"), ("500m,1", "500m,1")], true),
+            // The sums are what is compared; the API server lets no request be above its limit.
+            (&[("2,1Gi", "1,1Gi"), ("1,1Gi", "2,1Gi")], true),
+            (&[("-1,1Gi", "-1,1Gi")], false),
+        ] {
+            let list = |range: &[(&str, &str)]| -> Vec<Value> {
+                range.iter().map(|(r, l)| json!({"name": "c", "resources": resources(r, l)})).collect()
+            };
+            let apps = read(&pod(json!({"containers": list(containers)})));
+            assert_eq!(apps.guaranteed, expected, "{containers:?}");
+            assert_eq!(apps.said_guaranteed, expected, "the status says nothing");
+            let split = containers.len().min(1);
+            let with_init = json!({"initContainers": list(&containers[..split]), "containers": list(&containers[split..])});
+            assert_eq!(read(&pod(with_init)).guaranteed, expected, "{containers:?}, the first of them init");
+        }
+    }
+
+    #[test]
+    fn resources_of_the_pod_decide_where_they_are_given() {
+        for (of_pod, of_container, guaranteed, pod_level) in [
+            (resources("1,1Gi", "1,1Gi"), resources("500m,", ""), true, true),
+            (resources("1,1Gi", "2,1Gi"), resources("1,1Gi", "1,1Gi"), false, true),
+            (resources("1,", ""), resources("1,1Gi", "1,1Gi"), false, true),
+            (json!({"limits": {"hugepages-2Mi": "2Mi"}}), resources("1,1Gi", "1,1Gi"), false, true),
+            (json!({}), resources("1,1Gi", "1,1Gi"), false, false),
+            (Value::Null, resources("1,1Gi", "1,1Gi"), true, false),
+        ] {
+            let spec = json!({"resources": of_pod, "containers": [{"name": "c", "resources": of_container}]});
+            let read = read(&pod(spec));
+            assert_eq!((read.guaranteed, read.pod_level), (guaranteed, pod_level), "{of_pod}");
+        }
+    }
+
+    #[test]
+    fn the_status_is_quoted_beside_what_the_specification_makes() {
+        let mut pod = pod(json!({"containers": [{"name": "c", "resources": resources("1,1Gi", "1,1Gi")}]}));
+        for (class, said) in [("BestEffort", false), ("Guaranteed", true), ("", true)] {
+            pod["status"]["qosClass"] = class.into();
+            let read = read(&pod);
+            assert_eq!((read.guaranteed, read.said_guaranteed), (true, said), "{class}");
+        }
+    }
+
+    #[test]
+    fn nonsense_loses_no_pod_and_is_never_taken_for_nothing() {
+        for (amount, cpu_milli, whole) in [
+            (json!("much"), 1000, 1),
+            (json!(null), 1000, 1),
+            (json!(true), 1000, 1),
+            (json!([1, [2]]), 1000, 1),
+            (json!({"a": {"b": 1}}), 1000, 1),
+            (json!("-1"), 0, 0),
+            (json!(-1), 0, 0),
+            (json!(2), 2000, 2),
+            (json!(0.5), 500, 1),
+            (json!("99999999E"), u64::MAX, u64::MAX),
+            (json!(u64::MAX), u64::MAX, u64::MAX),
+        ] {
+            let requests = json!({"cpu": amount, "memory": amount, "example.com/gpu": amount});
+            let read =
+                read(&pod(json!({"containers": [{"name": "c", "resources": {"requests": requests}}]})));
+            let [container] = &*read.containers else { panic!("{read:?}") };
+            assert_eq!((container.cpu_milli, container.memory), (cpu_milli, whole), "{amount}");
+            let gpus: Vec<u64> = container.others.iter().map(|(_, count)| *count).collect();
+            assert_eq!(gpus, Vec::from_iter(Some(whole).filter(|count| *count > 0)), "{amount}");
+        }
+        // What Go writes for what is empty.
+        let empty =
+            json!({"metadata": {"name": "a", "deletionTimestamp": null}, "spec": {"containers": null}});
+        assert_eq!(read(&empty), Pod { name: "a".into(), ..Pod::default() });
+        // So deep that a reader that goes down as deep would end on its stack.
+        let deep = format!(
+            r#"{{"spec":{{"x":{}{}}},"metadata":{{"name":"a"}}}}"#,
+            "[".repeat(100_000),
+            "]".repeat(100_000)
+        );
+        assert_eq!(Pod::from(serde_json::from_str::<RawPod>(&deep).unwrap()).name, "a");
+    }
+
+    /// What a record takes, without what the allocator adds.
+    fn bytes(pod: &Pod) -> usize {
+        let container = |container: &Container| {
+            let names: usize = container.others.iter().map(|(name, _)| name.len()).sum();
+            container.name.len() + size_of_val(&*container.others) + names
+        };
+        let strings = pod.namespace.capacity() + pod.name.capacity() + pod.uid.capacity();
+        let containers: usize = pod.containers.iter().map(container).sum();
+        size_of::<Pod>() + strings + size_of_val(&*pod.containers) + containers
+    }
+
+    #[test]
+    fn a_record_takes_a_few_hundred_bytes() {
+        let asks = json!({
+            "requests": {"cpu": "4", "memory": "16Gi", "hugepages-1Gi": "4Gi", "openshift.io/sriov-numa-0": "1"},
+            "limits": {"cpu": "4", "memory": "16Gi", "hugepages-1Gi": "4Gi", "openshift.io/sriov-numa-0": "1"},
+        });
+        let container = |name: &str| {
+            let env: Vec<Value> =
+                (0..60).map(|n| json!({"name": format!("VARIABLE_{n}"), "value": "x".repeat(60)})).collect();
+            json!({"name": name, "image": "registry.example.com/team/image:v1.2.3", "env": env, "resources": asks})
+        };
+        let fat = json!({
+            "metadata": {
+                "name": "user-plane-function-7d9c5b6f8d-x2k4q",
+                "namespace": "core-network-production",
+                "uid": "0d4f6a0e-6a55-4b0c-9f0e-2f6f1c0b7a11",
+                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "y".repeat(4000)},
+            },
+            "spec": {
+                "initContainers": [container("wait-for-network")],
+                "containers": [container("data-plane"), container("metrics-exporter")],
+            },
+            "status": {"phase": "Running", "qosClass": "Guaranteed"},
+        });
+        assert!(fat.to_string().len() > 10_000, "it is a large one");
+        let read = read(&fat);
+        assert!(read.guaranteed);
+        assert!(bytes(&read) < 700, "{}", bytes(&read));
+        let slim = pod(json!({"containers": [{"name": "main", "resources": resources("1,1Gi", "1,1Gi")}]}));
+        assert!(bytes(&self::read(&slim)) < 256, "{}", bytes(&self::read(&slim)));
+    }
+}

@@ -1,0 +1,549 @@
+//! Which fingerprint the object carries, and when it is held.
+
+use std::cell::LazyCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::accounted::Requirements;
+use super::exclusive::is_exclusive;
+use super::{Informer, PluginRelease, View};
+use crate::kubelet::{ContainerUsage, PodUsage, Usage};
+use crate::pod::{Phase, Pod};
+use crate::topology::{Fingerprint, Method, PodSet, Zone, pod_hash};
+
+/// A wait that is prolonged by ever new pods ends after so many times its length.
+const PROLONGED: u32 = 3;
+
+/// What was agreed with whoever runs the plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Whose pods the fingerprint stands for.
+    pub view: View,
+    /// Which of them.
+    pub method: Method,
+    /// Which pods the plugin has.
+    pub informer: Informer,
+    /// Which rule it has for exclusive ones.
+    pub release: PluginRelease,
+    /// How long a pod that was bound may be unaccounted before the object is held: one write instead of two.
+    pub patience: Duration,
+    /// How long a pod may hold the object while the kubelet answers.
+    pub hold_limit: Duration,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            view: View::default(),
+            method: Method::default(),
+            informer: Informer::default(),
+            release: PluginRelease::default(),
+            patience: Duration::from_millis(20),
+            hold_limit: Duration::from_secs(60),
+        }
+    }
+}
+
+/// The node as the kubelet tells it, and what is published of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading<'a> {
+    /// The newest List that was believed.
+    pub usage: &'a Usage,
+    /// What the kubelet gives to one container alone.
+    pub requirements: &'a Requirements,
+    /// The zones that go out with the fingerprint.
+    pub zones: &'a [Zone],
+    /// Does the kubelet answer? While it does not, no pod can be accounted, and none is to blame for it.
+    pub answers: bool,
+}
+
+/// What may be published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stance {
+    /// The fingerprint of the pods that the plugin counts: the zones account for all of them.
+    Agreed,
+    /// Nothing yet: a pod is being admitted, and a moment later one write may say it all.
+    Wait,
+    /// The value that never agrees.
+    Held,
+}
+
+/// What the contract says now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// What may be published.
+    pub stance: Stance,
+    /// What to publish of the pods; nothing in the view that says nothing.
+    pub pods: Option<PodSet>,
+    /// Pods (namespace, name) that the zones do not account for.
+    pub unaccounted: Vec<(String, String)>,
+    /// Pods that did not become accounted within the limit, and from now on do not hold the object.
+    pub released: Vec<(String, String)>,
+    /// When to ask again if nothing happens before.
+    pub again: Option<Duration>,
+}
+
+/// What is known of one pod, by its UID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It got what it asked for. What it holds from now on is what the List says.
+    Accounted,
+    /// The List shows all of it; but it is Pending still, and what is shown may be what an earlier pod of the same name
+    /// had.
+    Shown,
+    /// Not yet.
+    Waiting {
+        /// Since when it is known.
+        since: Duration,
+        /// How long the kubelet answered meanwhile.
+        answered: Duration,
+        /// When that was looked at.
+        looked: Duration,
+    },
+    /// Never, as it seems.
+    Excused,
+}
+
+/// Keeps the object and the plugin agreed.
+#[derive(Clone, Debug)]
+pub struct Contract {
+    terms: Terms,
+    pods: BTreeMap<String, Standing>,
+    /// Since when nothing was published because pods are being admitted.
+    waiting: Option<Duration>,
+}
+
+impl Contract {
+    /// A contract about no pod yet.
+    #[must_use]
+    pub const fn new(terms: Terms) -> Self {
+        Self { terms, pods: BTreeMap::new(), waiting: None }
+    }
+
+    /// What was agreed.
+    #[must_use]
+    pub const fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// What may be published of `reading`. `pods` are those that the API server has for this node, none while nobody has
+    /// told yet; the scheduler's view alone needs them.
+    pub fn judge<'a>(
+        &mut self,
+        pods: Option<impl IntoIterator<Item = &'a Pod>>,
+        reading: &Reading<'_>,
+        now: Duration,
+    ) -> Verdict {
+        match (self.terms.view, pods) {
+            (View::Scheduler, Some(pods)) => {
+                let pods: Vec<&Pod> = pods.into_iter().collect();
+                self.judge_pods(&pods, reading, now)
+            }
+            (View::Scheduler, None) => Verdict::of(Stance::Held, Some(self.set(Fingerprint::HELD))),
+            (View::Kubelet, _) => Verdict::of(Stance::Agreed, Some(self.set(self.of_list(reading.usage)))),
+            (View::None, _) => Verdict::of(Stance::Agreed, None),
+        }
+    }
+
+    fn judge_pods(&mut self, pods: &[&Pod], reading: &Reading<'_>, now: Duration) -> Verdict {
+        self.forget_all_but(pods);
+        let mut verdict = Verdict::of(Stance::Agreed, None);
+        self.look_at_new_ones(pods, reading, now, &mut verdict);
+        verdict.stance = self.stance(&mut verdict, now);
+        verdict.pods = Some(self.set(match verdict.stance {
+            Stance::Held => Fingerprint::HELD,
+            Stance::Agreed | Stance::Wait => self.of_plugin(pods, reading.zones),
+        }));
+        verdict
+    }
+
+    const fn set(&self, fingerprint: Fingerprint) -> PodSet {
+        PodSet { fingerprint, method: self.terms.method }
+    }
+
+    fn forget_all_but(&mut self, pods: &[&Pod]) {
+        if self.pods.is_empty() {
+            return;
+        }
+        let present: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+        self.pods.retain(|uid, _| present.contains(uid.as_str()));
+    }
+
+    /// Which of the pods that were not accounted are now?
+    fn look_at_new_ones(
+        &mut self,
+        pods: &[&Pod],
+        reading: &Reading<'_>,
+        now: Duration,
+        verdict: &mut Verdict,
+    ) {
+        let rows = LazyCell::new(|| by_name(reading.usage));
+        for pod in pods {
+            let before = self.pods.get(&pod.uid).copied();
+            if matches!(before, Some(Standing::Accounted | Standing::Excused)) {
+                continue;
+            }
+            // Whoever ends or goes asks for nothing any more: what it has still, the List shows.
+            let done = pod.phase.is_terminal() || pod.deleted || !reading.requirements.concern(pod);
+            let is_met = || {
+                let rows = rows.get(&(pod.namespace.as_str(), pod.name.as_str()));
+                rows.into_iter().flatten().any(|row| reading.requirements.are_met(pod, row))
+            };
+            let standing = match done || is_met() {
+                true if pod.phase == Phase::Pending => Standing::Shown,
+                true => Standing::Accounted,
+                false => self.wait(pod, before, reading.answers, now, verdict),
+            };
+            match self.pods.get_mut(&pod.uid) {
+                Some(known) => *known = standing,
+                None => drop(self.pods.insert(pod.uid.clone(), standing)),
+            }
+        }
+    }
+
+    /// A pod that is not accounted waits on, or begins to.
+    fn wait(
+        &self,
+        pod: &Pod,
+        before: Option<Standing>,
+        answers: bool,
+        now: Duration,
+        verdict: &mut Verdict,
+    ) -> Standing {
+        let (since, answered) = match before {
+            Some(Standing::Waiting { since, answered, looked }) if answers => {
+                (since, answered + now.saturating_sub(looked))
+            }
+            Some(Standing::Waiting { since, answered, .. }) => (since, answered),
+            _ => (now, Duration::ZERO),
+        };
+        let Some(left) = self.terms.hold_limit.checked_sub(answered).filter(|left| !left.is_zero()) else {
+            verdict.released.push(pod.full_name());
+            return Standing::Excused;
+        };
+        verdict.unaccounted.push(pod.full_name());
+        verdict.ask_again(now + left);
+        Standing::Waiting { since, answered, looked: now }
+    }
+
+    /// Held as soon as one pod was waited for long enough.
+    fn stance(&mut self, verdict: &mut Verdict, now: Duration) -> Stance {
+        let oldest = self.pods.values().filter_map(|standing| match standing {
+            Standing::Waiting { since, .. } => Some(*since),
+            Standing::Accounted | Standing::Shown | Standing::Excused => None,
+        });
+        let Some(oldest) = oldest.min() else {
+            self.waiting = None;
+            return Stance::Agreed;
+        };
+        let began = *self.waiting.get_or_insert(now);
+        let until = (oldest + self.terms.patience).min(began + self.terms.patience * PROLONGED);
+        if now >= until {
+            return Stance::Held;
+        }
+        verdict.ask_again(until);
+        Stance::Wait
+    }
+
+    /// The pods that the plugin counts.
+    fn of_plugin(&self, pods: &[&Pod], zones: &[Zone]) -> Fingerprint {
+        let counted = pods.iter().filter(|pod| self.counts(pod, zones));
+        Fingerprint::of(counted.map(|pod| pod_hash(&pod.namespace, &pod.name)))
+    }
+
+    /// Does the plugin count this pod?
+    #[must_use]
+    pub fn counts(&self, pod: &Pod, zones: &[Zone]) -> bool {
+        let phase = match self.terms.informer {
+            Informer::Dedicated => pod.phase != Phase::Pending,
+            Informer::Shared => pod.phase == Phase::Running,
+        };
+        let listed = |name: &str| zones.iter().any(|zone| zone.resources.contains_key(name));
+        phase && (self.terms.method == Method::All || is_exclusive(pod, &listed, self.terms.release))
+    }
+
+    /// The pods (namespace, name) that the fingerprint stands for.
+    #[must_use]
+    pub fn counted<'a>(
+        &self,
+        pods: Option<impl IntoIterator<Item = &'a Pod>>,
+        usage: &Usage,
+        zones: &[Zone],
+    ) -> Vec<(String, String)> {
+        match self.terms.view {
+            View::Scheduler => {
+                let pods = pods.into_iter().flatten();
+                pods.filter(|pod| self.counts(pod, zones)).map(Pod::full_name).collect()
+            }
+            View::Kubelet => self.listed(usage).map(PodUsage::full_name).collect(),
+            View::None => Vec::new(),
+        }
+    }
+
+    /// The pods of the List.
+    fn of_list(&self, usage: &Usage) -> Fingerprint {
+        Fingerprint::of(self.listed(usage).map(|pod| pod_hash(&pod.namespace, &pod.name)))
+    }
+
+    fn listed<'a>(&self, usage: &'a Usage) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
+        let all = self.terms.method == Method::All;
+        usage.pods.iter().filter(move |pod| all || holds_on_a_node(pod))
+    }
+}
+
+impl Verdict {
+    const fn of(stance: Stance, pods: Option<PodSet>) -> Self {
+        Self { stance, pods, unaccounted: Vec::new(), released: Vec::new(), again: None }
+    }
+
+    fn ask_again(&mut self, at: Duration) {
+        self.again = Some(self.again.map_or(at, |before| before.min(at)));
+    }
+}
+
+/// A name stands twice while a pod that was deleted by force is torn down and another has its name.
+fn by_name(usage: &Usage) -> BTreeMap<(&str, &str), Vec<&PodUsage>> {
+    let mut rows: BTreeMap<_, Vec<&PodUsage>> = BTreeMap::new();
+    for pod in &usage.pods {
+        rows.entry((pod.namespace.as_str(), pod.name.as_str())).or_default().push(pod);
+    }
+    rows
+}
+
+/// What other publishers take for exclusive in the List (peers.md 3): CPUs, or memory or devices of some node.
+fn holds_on_a_node(pod: &PodUsage) -> bool {
+    let holds = |container: &ContainerUsage| {
+        !container.cpus.is_empty()
+            || container.memory.iter().any(|block| !block.nodes.is_empty())
+            || container.devices.iter().any(|group| !group.nodes.is_empty())
+    };
+    !pod.cpus.is_empty() || !pod.memory.is_empty() || pod.containers.iter().any(holds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::Container;
+
+    const PATIENCE: Duration = Duration::from_millis(20);
+
+    fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    fn pod(name: &str, uid: &str, phase: Phase) -> Pod {
+        let container = Container { name: "main".into(), cpu_milli: 2000, ..Container::default() };
+        Pod {
+            namespace: "ns".into(),
+            name: name.into(),
+            uid: uid.into(),
+            phase,
+            guaranteed: true,
+            said_guaranteed: true,
+            containers: Box::new([container]),
+            ..Pod::default()
+        }
+    }
+
+    /// A List; names with a `+` have CPUs.
+    fn list(names: &str) -> Usage {
+        let pods = names.split_whitespace().map(|name| {
+            let cpus = if name.ends_with('+') { "1-2" } else { "" };
+            let cpus = cpus.parse().unwrap();
+            let container = ContainerUsage { name: "main".into(), cpus, ..ContainerUsage::default() };
+            PodUsage {
+                namespace: "ns".into(),
+                name: name.trim_end_matches('+').into(),
+                containers: vec![container],
+                ..PodUsage::default()
+            }
+        });
+        Usage { pods: pods.collect() }
+    }
+
+    struct Bench {
+        contract: Contract,
+        requirements: Requirements,
+        answers: bool,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let contract = Contract::new(Terms::default());
+            let requirements = Requirements { cpus: true, ..Requirements::default() };
+            Self { contract, requirements, answers: true }
+        }
+
+        fn verdict(&mut self, pods: &[Pod], names: &str, now: Duration) -> Verdict {
+            let usage = list(names);
+            let reading = Reading {
+                usage: &usage,
+                requirements: &self.requirements,
+                zones: &[],
+                answers: self.answers,
+            };
+            self.contract.judge(Some(pods), &reading, now)
+        }
+
+        fn stance(&mut self, pods: &[Pod], names: &str, milliseconds: u64) -> Stance {
+            let verdict = self.verdict(pods, names, ms(milliseconds));
+            assert_eq!(verdict.pods.unwrap().is_held(), verdict.stance == Stance::Held);
+            verdict.stance
+        }
+    }
+
+    fn fingerprint(names: &str) -> Option<Fingerprint> {
+        Some(Fingerprint::of(names.split_whitespace().map(|name| pod_hash("ns", name))))
+    }
+
+    fn said(verdict: &Verdict) -> Option<Fingerprint> {
+        verdict.pods.map(|set| set.fingerprint)
+    }
+
+    use Phase::{Failed, Pending, Running, Succeeded, Unknown};
+
+    #[test]
+    fn a_bound_pod_is_waited_for_and_then_holds_the_object_until_the_list_shows_its_cpus() {
+        let mut bench = Bench::new();
+        let pods = [pod("a", "1", Running), pod("b", "2", Pending)];
+        assert_eq!(bench.stance(&pods[..1], "a+", 0), Stance::Agreed);
+        let waits = bench.verdict(&pods, "a+", ms(100));
+        assert_eq!((waits.stance, waits.again), (Stance::Wait, Some(ms(120))));
+        assert_eq!(waits.unaccounted, [("ns".to_owned(), "b".to_owned())]);
+        assert_eq!(bench.stance(&pods, "a+ b", 119), Stance::Wait, "it is named before it is admitted");
+        assert_eq!(bench.stance(&pods, "a+ b", 120), Stance::Held);
+        let agreed = bench.verdict(&pods, "a+ b+", ms(150));
+        assert_eq!(agreed.stance, Stance::Agreed);
+        assert_eq!(said(&agreed), fingerprint("a"), "the plugin does not count who is Pending");
+        let running = [pod("a", "1", Running), pod("b", "2", Running)];
+        assert_eq!(said(&bench.verdict(&running, "a+ b+", ms(900))), fingerprint("a b"));
+        assert_eq!(bench.stance(&running, "a+", 950), Stance::Agreed, "what it has given back is free");
+    }
+
+    #[test]
+    fn pods_that_are_bound_one_after_another_do_not_put_the_verdict_off_for_ever() {
+        let mut bench = Bench::new();
+        let mut stances = Vec::new();
+        for number in 0..10_u64 {
+            // The one before is accounted just in time.
+            let known: Vec<Pod> =
+                (0..=number).map(|n| pod(&format!("p{n}"), &n.to_string(), Pending)).collect();
+            let shown: String = (0..number).map(|n| format!("p{n}+ ")).collect();
+            stances.push(bench.stance(&known, &shown, number * 19));
+        }
+        let most = usize::try_from(PROLONGED).unwrap() * 20 / 19 + 1;
+        assert!(stances[..most].iter().all(|stance| *stance == Stance::Wait), "{stances:?}");
+        assert!(stances[most..].contains(&Stance::Held), "{stances:?}");
+    }
+
+    #[test]
+    fn pods_that_ask_for_nothing_of_their_own_do_not_hold() {
+        let mut bench = Bench::new();
+        let modest = Pod { guaranteed: false, ..pod("a", "1", Pending) };
+        assert_eq!(bench.stance(&[modest], "", 0), Stance::Agreed);
+        bench.requirements.cpus = false;
+        assert_eq!(bench.stance(&[pod("b", "2", Pending)], "", 0), Stance::Agreed);
+    }
+
+    #[test]
+    fn a_pod_that_ended_or_is_deleted_does_not_hold() {
+        for gone in [
+            pod("a", "1", Succeeded),
+            pod("a", "1", Failed),
+            Pod { deleted: true, ..pod("a", "1", Pending) },
+            Pod { deleted: true, ..pod("a", "1", Running) },
+        ] {
+            let mut bench = Bench::new();
+            assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 0), Stance::Wait);
+            assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 100), Stance::Held);
+            assert_eq!(bench.stance(std::slice::from_ref(&gone), "", 101), Stance::Agreed, "{gone:?}");
+            assert_eq!(bench.stance(&[], "", 102), Stance::Agreed);
+        }
+    }
+
+    #[test]
+    fn a_pod_that_takes_the_name_of_another_is_not_taken_for_it() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 0), Stance::Agreed);
+        // The kubelet has not heard yet that the first was deleted by force.
+        let second = [pod("a", "2", Pending)];
+        assert_eq!(bench.stance(&second, "a+", 10), Stance::Agreed, "the zones have its CPUs");
+        assert_eq!(bench.stance(&second, "", 20), Stance::Wait);
+        assert_eq!(bench.stance(&second, "", 60), Stance::Held);
+        assert_eq!(bench.stance(&second, "a a+", 70), Stance::Agreed, "the first is being torn down");
+        assert_eq!(bench.stance(&[pod("a", "2", Running)], "a+", 80), Stance::Agreed);
+        assert_eq!(bench.stance(&[pod("a", "2", Running)], "", 90), Stance::Agreed);
+    }
+
+    #[test]
+    fn a_hold_ends_when_the_kubelet_had_time_enough() {
+        let mut bench = Bench::new();
+        let pods = [pod("a", "1", Pending)];
+        assert_eq!(bench.stance(&pods, "", 0), Stance::Wait);
+        let held = bench.verdict(&pods, "", ms(30_000));
+        assert_eq!((held.stance, held.again), (Stance::Held, Some(ms(60_000))));
+        // While it does not answer the time does not count.
+        bench.answers = false;
+        assert_eq!(bench.verdict(&pods, "", ms(500_000)).again, Some(ms(530_000)));
+        bench.answers = true;
+        assert_eq!(bench.stance(&pods, "", 529_999), Stance::Held);
+        let released = bench.verdict(&pods, "", ms(530_000));
+        assert_eq!(released.stance, Stance::Agreed);
+        assert_eq!(released.released, [("ns".to_owned(), "a".to_owned())]);
+        let after = bench.verdict(&pods, "", ms(530_001));
+        assert!(after.released.is_empty() && after.unaccounted.is_empty(), "it is told once");
+        assert_eq!(bench.stance(&[pod("b", "2", Pending)], "", 540_000), Stance::Wait, "the next one may");
+    }
+
+    #[test]
+    fn the_set_is_what_the_plugins_informer_has() {
+        let phases = [Pending, Running, Succeeded, Failed, Unknown];
+        let pods: Vec<Pod> =
+            phases.map(|phase| pod(&format!("{phase:?}"), &format!("{phase:?}"), phase)).into();
+        let mut bench = Bench::new();
+        let names = "Pending+ Running+ Unknown+";
+        assert_eq!(
+            said(&bench.verdict(&pods, names, ms(0))),
+            fingerprint("Running Succeeded Failed Unknown")
+        );
+        let shared = Terms { informer: Informer::Shared, ..Terms::default() };
+        bench.contract = Contract::new(shared);
+        assert_eq!(said(&bench.verdict(&pods, names, ms(0))), fingerprint("Running"));
+        // Deleted pods count while their phase does.
+        let deleted = [Pod { deleted: true, ..pod("Running", "1", Running) }];
+        assert_eq!(said(&bench.verdict(&deleted, "", ms(0))), fingerprint("Running"));
+    }
+
+    #[test]
+    fn with_exclusive_resources_only_those_count_that_have_some() {
+        let terms = Terms { method: Method::WithExclusiveResources, ..Terms::default() };
+        let modest = Pod { guaranteed: false, said_guaranteed: false, ..pod("b", "2", Running) };
+        let mut bench = Bench { contract: Contract::new(terms), ..Bench::new() };
+        let pods = [pod("a", "1", Running), modest];
+        assert_eq!(said(&bench.verdict(&pods, "a+ b", ms(0))), fingerprint("a"));
+    }
+
+    #[test]
+    fn the_kubelets_view_is_its_list() {
+        let mut bench = Bench::new();
+        bench.contract = Contract::new(Terms { view: View::Kubelet, ..Terms::default() });
+        let pods = [pod("c", "1", Pending)];
+        assert_eq!(said(&bench.verdict(&pods, "a+ b", ms(100))), fingerprint("a b"));
+        let method = Method::WithExclusiveResources;
+        bench.contract = Contract::new(Terms { view: View::Kubelet, method, ..Terms::default() });
+        assert_eq!(said(&bench.verdict(&pods, "a+ b", ms(100))), fingerprint("a"));
+        bench.contract = Contract::new(Terms { view: View::None, ..Terms::default() });
+        assert_eq!(said(&bench.verdict(&pods, "a+ b", ms(100))), None);
+    }
+
+    #[test]
+    fn while_nobody_has_told_which_pods_there_are_the_object_is_held() {
+        let mut bench = Bench::new();
+        let usage = list("a+");
+        let reading = Reading { usage: &usage, requirements: &bench.requirements, zones: &[], answers: true };
+        let verdict = bench.contract.judge(None::<[&Pod; 0]>, &reading, ms(0));
+        assert_eq!((verdict.stance, said(&verdict)), (Stance::Held, Some(Fingerprint::HELD)));
+        assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 1), Stance::Agreed);
+        assert_eq!(bench.contract.terms().patience, PATIENCE);
+    }
+}

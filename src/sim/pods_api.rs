@@ -1,0 +1,217 @@
+//! A simulated Pods API of a kubelet (kubelet.md 4), with the misbehaviour that real ones do not show on demand.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::Stream;
+use prost::Message;
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+
+use super::serve::Serving;
+use crate::kubelet::proto::core;
+use crate::kubelet::proto::pods::pods_server::{Pods, PodsServer};
+use crate::kubelet::proto::pods::{
+    EventType, GetPodRequest, GetPodResponse, ListPodsRequest, ListPodsResponse, WatchPodsEvent,
+    WatchPodsRequest,
+};
+
+type Told = Result<WatchPodsEvent, Status>;
+
+/// A simulated Pods API. Dropping it is the kubelet's death: the socket stays, nobody listens.
+#[derive(Debug)]
+pub struct SimPodsApi {
+    path: PathBuf,
+    shared: Arc<Mutex<State>>,
+    serving: Option<Serving>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By UID, which is the order of the list.
+    pods: BTreeMap<String, Vec<u8>>,
+    watchers: Vec<mpsc::UnboundedSender<Told>>,
+    /// How often WatchPods was called.
+    watches: usize,
+    no_marker: bool,
+    /// Of a list no more is told than so many pods.
+    stuck_after: Option<usize>,
+    refusal: Option<Status>,
+}
+
+impl State {
+    fn tell(&mut self, told: &Told) {
+        self.watchers.retain(|watcher| watcher.send(told.clone()).is_ok());
+    }
+}
+
+fn lock(shared: &Mutex<State>) -> MutexGuard<'_, State> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn event(kind: EventType, pod: Vec<u8>) -> WatchPodsEvent {
+    WatchPodsEvent { r#type: kind.into(), pod }
+}
+
+fn uid(pod: &core::Pod) -> String {
+    pod.metadata.clone().unwrap_or_default().uid
+}
+
+impl SimPodsApi {
+    /// Listens at `path`, with no pods.
+    ///
+    /// # Errors
+    /// What the system says about the socket.
+    pub fn start(path: PathBuf) -> io::Result<Self> {
+        let mut api = Self { path, shared: Arc::default(), serving: None };
+        api.restart()?;
+        Ok(api)
+    }
+
+    /// Another kubelet takes the place: all connections are cut, and another socket lies at the path. Pods stay.
+    ///
+    /// # Errors
+    /// What the system says about the socket.
+    pub fn restart(&mut self) -> io::Result<()> {
+        self.stop();
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&self.path)?;
+        let routes = Routes::new(PodsServer::new(Service(Arc::clone(&self.shared)))).into_axum_router();
+        self.serving = Some(Serving::start(listener, routes));
+        Ok(())
+    }
+
+    /// The kubelet is gone; its socket stays.
+    pub fn stop(&mut self) {
+        if let Some(serving) = self.serving.take() {
+            serving.cut_connections();
+        }
+        lock(&self.shared).watchers.clear();
+    }
+
+    /// A pod is new or another, and everybody is told. As on a real kubelet, the first word of a new pod may be that it
+    /// was modified.
+    pub fn set(&self, pod: &core::Pod) {
+        self.set_silently(pod);
+        let told = Ok(event(EventType::Modified, pod.encode_to_vec()));
+        lock(&self.shared).tell(&told);
+    }
+
+    /// As [`SimPodsApi::set`], and the event is lost.
+    pub fn set_silently(&self, pod: &core::Pod) {
+        lock(&self.shared).pods.insert(uid(pod), pod.encode_to_vec());
+    }
+
+    /// A pod is gone, and everybody is told.
+    pub fn remove(&self, pod: &core::Pod) {
+        self.remove_silently(pod);
+        let metadata = pod.metadata.clone().unwrap_or_default();
+        let core::ObjectMeta { name, namespace, uid, .. } = metadata;
+        let metadata = core::ObjectMeta { name, namespace, uid, ..core::ObjectMeta::default() };
+        let pod = core::Pod { metadata: Some(metadata), ..core::Pod::default() };
+        lock(&self.shared).tell(&Ok(event(EventType::Deleted, pod.encode_to_vec())));
+    }
+
+    /// As [`SimPodsApi::remove`], and the event is lost.
+    pub fn remove_silently(&self, pod: &core::Pod) {
+        lock(&self.shared).pods.remove(&uid(pod));
+    }
+
+    /// Everybody is told this, whatever it is.
+    pub fn tell(&self, kind: i32, pod: Vec<u8>) {
+        lock(&self.shared).tell(&Ok(WatchPodsEvent { r#type: kind, pod }));
+    }
+
+    /// Ends all watches as those of clients that were too slow.
+    pub fn cut_off(&self) {
+        let mut state = lock(&self.shared);
+        state.tell(&Err(Status::resource_exhausted("watch client channel closed")));
+        state.watchers.clear();
+    }
+
+    /// Cuts all connections; nothing else happens.
+    pub fn cut_connections(&self) {
+        if let Some(serving) = &self.serving {
+            serving.cut_connections();
+        }
+    }
+
+    /// Says, or does not, when a list is complete.
+    pub fn marks(&self, marks: bool) {
+        lock(&self.shared).no_marker = !marks;
+    }
+
+    /// From now on a list gets stuck after so many pods.
+    pub fn stuck_after(&self, pods: Option<usize>) {
+        lock(&self.shared).stuck_after = pods;
+    }
+
+    /// What every call is answered with from now on, if not with what it asks for.
+    pub fn refuse(&self, status: Option<Status>) {
+        lock(&self.shared).refusal = status;
+    }
+
+    /// How often WatchPods was called.
+    #[must_use]
+    pub fn watches(&self) -> usize {
+        lock(&self.shared).watches
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Service(Arc<Mutex<State>>);
+
+#[tonic::async_trait]
+impl Pods for Service {
+    type WatchPodsStream = std::pin::Pin<Box<dyn Stream<Item = Told> + Send>>;
+
+    async fn list_pods(&self, _: Request<ListPodsRequest>) -> Result<Response<ListPodsResponse>, Status> {
+        let state = lock(&self.0);
+        match &state.refusal {
+            Some(refusal) => Err(refusal.clone()),
+            None => Ok(Response::new(ListPodsResponse { pods: state.pods.values().cloned().collect() })),
+        }
+    }
+
+    async fn get_pod(&self, request: Request<GetPodRequest>) -> Result<Response<GetPodResponse>, Status> {
+        let state = lock(&self.0);
+        if let Some(refusal) = &state.refusal {
+            return Err(refusal.clone());
+        }
+        let uid = request.into_inner().pod_uid;
+        match state.pods.get(&uid) {
+            Some(pod) => Ok(Response::new(GetPodResponse { pod: pod.clone() })),
+            None => Err(Status::not_found(format!("pod with UID {uid} not found"))),
+        }
+    }
+
+    async fn watch_pods(
+        &self,
+        _: Request<WatchPodsRequest>,
+    ) -> Result<Response<Self::WatchPodsStream>, Status> {
+        let mut state = lock(&self.0);
+        state.watches += 1;
+        if let Some(refusal) = &state.refusal {
+            return Err(refusal.clone());
+        }
+        let (news, mut told) = mpsc::unbounded_channel();
+        let most = state.stuck_after.unwrap_or(usize::MAX);
+        for pod in state.pods.values().take(most) {
+            // The receiver is ours still.
+            let _ = news.send(Ok(event(EventType::Added, pod.clone())));
+        }
+        if state.stuck_after.is_none() && !state.no_marker {
+            let _ = news.send(Ok(event(EventType::InitialSyncComplete, Vec::new())));
+        }
+        state.watchers.push(news);
+        let next = futures::stream::poll_fn(move |context| told.poll_recv(context));
+        Ok(Response::new(Box::pin(next)))
+    }
+}

@@ -1,0 +1,256 @@
+//! The Pods API source against a simulated kubelet: what real ones do not do on demand. `tests/real` has the rest.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use numacast::kubelet::follow_pods;
+use numacast::kubelet::proto::core;
+use numacast::pod::{Phase, Pod, PodEvent};
+use numacast::sim::pods_api::SimPodsApi;
+use tempfile::TempDir;
+use tokio::time::Instant;
+use tonic::Status;
+
+/// The deadline of a call.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.path().join("pods-api.sock")
+    }
+}
+
+/// What somebody knows who believes what the source tells.
+struct Listener {
+    events: Pin<Box<dyn Stream<Item = Result<PodEvent, String>>>>,
+    listed: BTreeMap<String, Pod>,
+    pods: BTreeMap<String, Pod>,
+    /// How often a list was complete.
+    lists: usize,
+    errors: Vec<String>,
+}
+
+impl Listener {
+    fn new(socket: PathBuf) -> Self {
+        let events = Box::pin(follow_pods(socket, DEADLINE));
+        Self { events, listed: BTreeMap::new(), pods: BTreeMap::new(), lists: 0, errors: Vec::new() }
+    }
+
+    /// Listens until this holds.
+    async fn until(&mut self, enough: impl Fn(&Self) -> bool) {
+        while !enough(self) {
+            match self.events.next().await.unwrap() {
+                Ok(PodEvent::Listing) => self.listed.clear(),
+                Ok(PodEvent::Listed(pod)) => drop(self.listed.insert(pod.name.clone(), pod)),
+                Ok(PodEvent::Complete) => {
+                    self.pods = std::mem::take(&mut self.listed);
+                    self.lists += 1;
+                }
+                Ok(PodEvent::Is(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
+                Ok(PodEvent::Gone(pod)) => drop(self.pods.remove(&pod.name)),
+                Err(error) => self.errors.push(error),
+            }
+        }
+    }
+
+    fn names(&self) -> String {
+        self.pods.keys().map(String::as_str).collect::<Vec<_>>().join(",")
+    }
+
+    async fn next_error(&mut self) -> String {
+        let before = self.errors.len();
+        self.until(|now| now.errors.len() > before).await;
+        self.errors.last().unwrap().clone()
+    }
+
+    async fn next_list(&mut self) -> String {
+        let before = self.lists;
+        self.until(|now| now.lists > before).await;
+        self.names()
+    }
+}
+
+fn pod(name: &str) -> core::Pod {
+    let metadata = core::ObjectMeta {
+        name: name.into(),
+        namespace: "ns".into(),
+        uid: format!("uid-{name}"),
+        ..core::ObjectMeta::default()
+    };
+    let status = core::PodStatus { phase: "Running".into(), ..core::PodStatus::default() };
+    core::Pod { metadata: Some(metadata), status: Some(status), ..core::Pod::default() }
+}
+
+fn ended(name: &str) -> core::Pod {
+    let mut pod = pod(name);
+    pod.status = Some(core::PodStatus { phase: "Failed".into(), ..core::PodStatus::default() });
+    pod
+}
+
+#[tokio::test]
+async fn pods_are_listed_and_then_followed() {
+    let place = Place::new();
+    let kubelet = SimPodsApi::start(place.socket()).unwrap();
+    kubelet.set(&pod("b"));
+    kubelet.set(&pod("a"));
+    let mut listener = Listener::new(place.socket());
+    assert_eq!(listener.next_list().await, "a,b");
+    kubelet.set(&pod("c"));
+    listener.until(|now| now.pods.contains_key("c")).await;
+    kubelet.set(&ended("b"));
+    listener.until(|now| now.pods["b"].phase == Phase::Failed).await;
+    kubelet.remove(&pod("b"));
+    listener.until(|now| !now.pods.contains_key("b")).await;
+    assert_eq!((listener.names(), listener.errors.len()), ("a,c".into(), 0));
+}
+
+#[tokio::test]
+async fn who_is_cut_off_for_being_slow_hears_everything_anew() {
+    let place = Place::new();
+    let kubelet = SimPodsApi::start(place.socket()).unwrap();
+    kubelet.set(&pod("a"));
+    kubelet.set(&pod("b"));
+    let mut listener = Listener::new(place.socket());
+    assert_eq!(listener.next_list().await, "a,b");
+    kubelet.cut_off();
+    kubelet.remove(&pod("a"));
+    let error = listener.next_error().await;
+    assert!(error.contains("watch client channel closed"), "{error}");
+    assert_eq!(listener.names(), "a,b", "what was known stays");
+    assert_eq!(listener.next_list().await, "b");
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_and_another_kubelet_are_survived() {
+    let place = Place::new();
+    let mut kubelet = SimPodsApi::start(place.socket()).unwrap();
+    kubelet.set(&pod("a"));
+    let mut listener = Listener::new(place.socket());
+    assert_eq!(listener.next_list().await, "a");
+    kubelet.cut_connections();
+    listener.next_error().await;
+    assert_eq!(listener.next_list().await, "a");
+    kubelet.stop();
+    kubelet.set(&pod("b"));
+    // The first error may be about the connection, later ones are about the socket.
+    listener.until(|now| now.errors.iter().any(|error| error.contains("nobody listens"))).await;
+    assert_eq!(listener.names(), "a", "what was known stays");
+    kubelet.restart().unwrap();
+    kubelet.refuse(Some(Status::failed_precondition("Kubelet is initializing")));
+    listener.until(|now| now.errors.iter().any(|error| error.contains("Kubelet is initializing"))).await;
+    assert_eq!(listener.names(), "a");
+    kubelet.refuse(None);
+    assert_eq!(listener.next_list().await, "a,b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_event_is_made_good() {
+    let place = Place::new();
+    let kubelet = SimPodsApi::start(place.socket()).unwrap();
+    kubelet.set(&pod("a"));
+    kubelet.set(&pod("b"));
+    let mut listener = Listener::new(place.socket());
+    assert_eq!(listener.next_list().await, "a,b");
+    kubelet.set_silently(&pod("c"));
+    kubelet.remove_silently(&pod("a"));
+    let before = Instant::now();
+    assert_eq!(listener.next_list().await, "b,c");
+    let waited = before.elapsed();
+    assert!((Duration::from_secs(120)..Duration::from_secs(300)).contains(&waited), "{waited:?}");
+    assert_eq!((listener.errors.len(), kubelet.watches()), (0, 2), "nothing broke");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kubelet_that_never_says_that_its_list_is_complete_is_understood() {
+    let place = Place::new();
+    let kubelet = SimPodsApi::start(place.socket()).unwrap();
+    kubelet.marks(false);
+    kubelet.set(&pod("a"));
+    kubelet.set(&pod("b"));
+    let mut listener = Listener::new(place.socket());
+    listener.until(|now| now.listed.len() == 2).await;
+    // A pod that goes while the list comes in is not in it.
+    kubelet.remove(&pod("a"));
+    assert_eq!(listener.next_list().await, "a,b");
+    listener.until(|now| now.pods.len() == 1).await;
+    assert_eq!((listener.names(), listener.errors.len()), ("b".into(), 0));
+    kubelet.set(&pod("c"));
+    listener.until(|now| now.pods.len() == 2).await;
+    // One that goes and comes again is.
+    kubelet.cut_connections();
+    listener.until(|now| now.listed.len() == 2).await;
+    kubelet.remove(&pod("b"));
+    kubelet.set(&pod("b"));
+    kubelet.set(&pod("d"));
+    assert_eq!(listener.next_list().await, "b,c,d");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_gets_stuck_takes_no_pod_away() {
+    let place = Place::new();
+    let kubelet = SimPodsApi::start(place.socket()).unwrap();
+    for name in ["a", "b", "c"] {
+        kubelet.set(&pod(name));
+    }
+    let mut listener = Listener::new(place.socket());
+    assert_eq!(listener.next_list().await, "a,b,c");
+    kubelet.stuck_after(Some(1));
+    kubelet.cut_connections();
+    listener.until(|now| now.errors.iter().any(|error| error.contains("did not go on"))).await;
+    assert_eq!((listener.names(), listener.lists), ("a,b,c".into(), 1));
+    kubelet.stuck_after(None);
+    assert_eq!(listener.next_list().await, "a,b,c");
+}
+
+#[tokio::test]
+async fn garbage_costs_nothing_but_itself() {
+    let place = Place::new();
+    let kubelet = SimPodsApi::start(place.socket()).unwrap();
+    kubelet.set(&pod("a"));
+    let mut listener = Listener::new(place.socket());
+    assert_eq!(listener.next_list().await, "a");
+    let good = prost::Message::encode_to_vec(&pod("x"));
+    for kind in [0, 1, 2, 3, 4, 99, -1] {
+        kubelet.tell(kind, vec![0xff; 100]);
+        kubelet.tell(kind, good[..good.len() - 3].to_vec());
+        kubelet.tell(kind, Vec::new());
+    }
+    kubelet.tell(99, good);
+    kubelet.set(&pod("b"));
+    listener.until(|now| now.pods.contains_key("b")).await;
+    assert_eq!((listener.names(), listener.lists, listener.errors.len()), ("a,b".into(), 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_reason_why_there_is_nothing_is_one_sentence() {
+    let place = Place::new();
+    let mut listener = Listener::new(place.socket());
+    let error = listener.next_error().await;
+    assert!(error.contains("there is no Pods API socket") && error.contains("1.36"), "{error}");
+    std::fs::write(place.socket(), "a file").unwrap();
+    let error = listener.next_error().await;
+    assert!(error.contains("nobody listens on"), "{error}");
+    std::fs::remove_file(place.socket()).unwrap();
+    let kubelet = SimPodsApi::start(place.socket()).unwrap();
+    for (status, words) in [
+        (Status::unimplemented("unknown service v1alpha1.Pods"), "does not serve the Pods API"),
+        (Status::resource_exhausted("rejected by rate limit"), "rejected by rate limit"),
+        (Status::internal("error marshalling initial watch event pod"), "Internal: error marshalling"),
+        (Status::unknown("disabled"), "Unknown: disabled"),
+    ] {
+        kubelet.refuse(Some(status));
+        listener.until(|now| now.errors.last().is_some_and(|error| error.contains(words))).await;
+    }
+    kubelet.refuse(None);
+    assert_eq!(listener.next_list().await, "");
+    assert!(listener.errors.iter().all(|error| !error.contains('\n')), "{:?}", listener.errors);
+}
