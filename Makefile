@@ -1,6 +1,6 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test heart matrix faults real-faults soak fuzz mutants lint parts bench bench-agent bench-accounting clean
+.PHONY: help demo test heart matrix faults real-faults contract soak fuzz mutants lint parts bench bench-agent bench-accounting clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
@@ -8,6 +8,7 @@ help:
 	@echo 'make heart   only the unit tests of the accounting and what it stands on, in seconds'
 	@echo 'make matrix  random walks over every machine, four kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
+	@echo 'make contract  a closed loop of short pods: a real scheduler with the NodeResourceTopologyMatch plugin, a real kubelet (ten minutes; ARGS=--help)'
 	@echo 'make faults  a thousand faults over the simulated kubelet and API server (five minutes; ARGS=--help)'
 	@echo 'make soak    an event storm and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
 	@echo 'make fuzz    made-up input to everything that reads, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
@@ -32,6 +33,10 @@ matrix:
 
 real-faults: parts
 	cargo test --locked --test real-faults -- $(ARGS)
+
+contract:
+	tests/parts/build scheduler
+	cargo test --locked --test contract -- $(ARGS)
 
 faults:
 	cargo test --locked --test faults -- $(ARGS)

@@ -44,6 +44,11 @@ impl World {
         Self { node, server, stop: Some(stop), agent }
     }
 
+    /// Another agent takes the place of one that ended.
+    pub(crate) fn again(self, change: impl FnOnce(&mut Settings)) -> Self {
+        Self::with(self.node, self.server, change)
+    }
+
     /// Waits until the object in the API server says what the kubelet's own books say.
     pub(crate) async fn agrees(&self) {
         let differences = || match self.server.topology("worker") {

@@ -5,6 +5,7 @@
 
 mod agent;
 mod client;
+mod contract;
 mod demo;
 mod faults;
 mod health;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout};
+use std::process::{ChildStdin, ChildStdout, Command};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -319,9 +319,7 @@ impl RealNode {
 
     /// Ends a pod's containers with an exit code and waits until the pod is Succeeded or Failed.
     pub(crate) async fn finish(&self, pod: &str, code: i32) -> Result<()> {
-        self.ask(&json!({
-            "do": "exitContainers", "namespace": "default", "pod": pod, "code": code,
-        }))?;
+        self.exit(pod, code)?;
         until(&format!("pod {pod} has ended"), async || {
             self.kubelet_still_runs()?;
             let fate = self.fate_of(pod).await?;
@@ -329,6 +327,13 @@ impl RealNode {
             Ok(())
         })
         .await
+    }
+
+    /// Ends a pod's containers with an exit code and does not wait for the kubelet.
+    pub(crate) fn exit(&self, pod: &str, code: i32) -> Result<()> {
+        self.ask(&json!({
+            "do": "exitContainers", "namespace": "default", "pod": pod, "code": code,
+        }))
     }
 
     /// Deletes a pod and waits until it is gone.
@@ -421,6 +426,17 @@ impl RealNode {
 
     /// Starts the kubelet and does not wait for anything.
     pub(crate) fn launch_kubelet(&mut self) -> Result<()> {
+        let mut command = self.inside()?;
+        command.arg(&self.programs.kubelet);
+        command.args(["--config", "/var/lib/kubelet/config.yaml", "--hostname-override", &self.name]);
+        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        command.arg("--cert-dir").arg(self.dir.join("kubelet-certificates"));
+        self.kubelet.replace(Some(Process::start("kubelet", &self.dir, command)?));
+        Ok(())
+    }
+
+    /// A command that runs what is added to it on the described machine.
+    pub(crate) fn inside(&self) -> Result<Command> {
         // The fake runtime gives containers no log path, and the kubelet, collecting garbage, then removes `*` in
         // its working directory. nsenter's own is `/`: a machine loses its `/bin` that way.
         let nowhere = self.dir.join("nowhere");
@@ -428,12 +444,7 @@ impl RealNode {
         let mut command = tethered("nsenter");
         command.args(["-m", "-t", &self.fakenode.borrow().process.id().to_string()]);
         command.arg(format!("--wdns={}", nowhere.display())).arg("--");
-        command.arg(&self.programs.kubelet);
-        command.args(["--config", "/var/lib/kubelet/config.yaml", "--hostname-override", &self.name]);
-        command.arg("--kubeconfig").arg(&self.kubeconfig);
-        command.arg("--cert-dir").arg(self.dir.join("kubelet-certificates"));
-        self.kubelet.replace(Some(Process::start("kubelet", &self.dir, command)?));
-        Ok(())
+        Ok(command)
     }
 
     fn kubelet_last_words(&self) -> String {

@@ -14,6 +14,9 @@ pub(crate) struct PodSpec {
     name: String,
     burstable: bool,
     annotations: Map<String, Value>,
+    finalizers: Vec<String>,
+    /// Every container's, where it is not what its kind runs.
+    image: Option<String>,
     containers: Vec<Container>,
 }
 
@@ -48,7 +51,14 @@ impl std::fmt::Display for PodSpec {
 /// A pod that asks for nothing yet.
 pub(crate) fn pod(name: &str) -> PodSpec {
     let main = Container { name: "main".to_owned(), kind: Kind::App, resources: Map::new() };
-    PodSpec { name: name.to_owned(), burstable: false, annotations: Map::new(), containers: vec![main] }
+    PodSpec {
+        name: name.to_owned(),
+        burstable: false,
+        annotations: Map::new(),
+        finalizers: Vec::new(),
+        image: None,
+        containers: vec![main],
+    }
 }
 
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
@@ -105,6 +115,18 @@ impl PodSpec {
         self
     }
 
+    /// A finalizer: the object stays when the pod is deleted, until it is taken off.
+    pub(crate) fn finalizer(mut self, name: &str) -> Self {
+        self.finalizers.push(name.to_owned());
+        self
+    }
+
+    /// Names an image that the node does not have and never pulls: the pod is admitted, and stays Pending.
+    pub(crate) fn unpullable(mut self) -> Self {
+        self.image = Some("absent:latest".to_owned());
+        self
+    }
+
     /// Another container.
     pub(crate) fn container(self, name: &str) -> Self {
         self.and(name, Kind::App)
@@ -134,17 +156,31 @@ impl PodSpec {
 
     /// The object, bound to a node.
     pub(crate) fn bound_to(&self, node: &str) -> Result<Pod> {
+        self.object(json!({ "nodeName": node }))
+    }
+
+    /// The object, for a scheduler to bind.
+    pub(crate) fn scheduled_by(&self, scheduler: &str) -> Result<Pod> {
+        self.object(json!({ "schedulerName": scheduler }))
+    }
+
+    /// The object, with more in its specification.
+    fn object(&self, more: Value) -> Result<Pod> {
         let (apps, inits): (Vec<&Container>, Vec<&Container>) =
             self.containers.iter().partition(|container| container.kind == Kind::App);
         let all = |containers: Vec<&Container>| -> Vec<Value> {
             containers.into_iter().map(|container| self.to_json(container)).collect()
         };
-        Ok(serde_json::from_value(json!({
+        let mut object = json!({
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": { "name": self.name, "namespace": "default", "annotations": self.annotations },
+            "metadata": {
+                "name": self.name,
+                "namespace": "default",
+                "annotations": self.annotations,
+                "finalizers": self.finalizers,
+            },
             "spec": {
-                "nodeName": node,
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": 1,
                 "enableServiceLinks": false,
@@ -152,7 +188,11 @@ impl PodSpec {
                 "initContainers": all(inits),
                 "containers": all(apps),
             },
-        }))?)
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            object["spec"][key] = value.clone();
+        }
+        Ok(serde_json::from_value(object)?)
     }
 
     /// What the container that was named last asks for, as its spec says it.
@@ -170,10 +210,11 @@ impl PodSpec {
     }
 
     fn to_json(&self, container: &Container) -> Value {
+        let runs = if container.kind == Kind::Init { "true:latest" } else { "pause:latest" };
         let mut value = json!({
             "name": container.name,
-            "image": if container.kind == Kind::Init { "true:latest" } else { "pause:latest" },
-            "imagePullPolicy": "IfNotPresent",
+            "image": self.image.as_deref().unwrap_or(runs),
+            "imagePullPolicy": if self.image.is_some() { "Never" } else { "IfNotPresent" },
             "resources": self.resources_of(container),
         });
         if container.kind == Kind::Sidecar {

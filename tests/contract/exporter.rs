@@ -1,0 +1,104 @@
+//! Who publishes the node's object: the program under test.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::support::agent::Agent;
+use crate::support::process::{Process, tethered};
+use crate::support::wait::until;
+use crate::support::{Cluster, RealNode, nrt};
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Exporter {
+    /// Nobody: the plugin lets every pod pass.
+    None,
+    /// numacast, with further settings.
+    Numacast(Vec<String>),
+    /// A command of the shell, under a name.
+    Other(String, String),
+}
+
+impl std::fmt::Display for Exporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Numacast(settings) if settings.is_empty() => f.write_str("numacast"),
+            Self::Numacast(settings) => write!(f, "numacast {}", settings.join(" ")),
+            Self::Other(name, _) => f.write_str(name),
+        }
+    }
+}
+
+impl FromStr for Exporter {
+    type Err = String;
+
+    /// `none`, `numacast`, `numacast KEY=VALUE...` or `NAME: COMMAND`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((name, command)) = text.split_once(": ") {
+            return Ok(Self::Other(name.to_owned(), command.to_owned()));
+        }
+        let mut words = text.split_whitespace().map(str::to_owned);
+        match words.next().as_deref() {
+            Some("none") => Ok(Self::None),
+            Some("numacast") => Ok(Self::Numacast(words.collect())),
+            _ => Err(format!("`{text}` is neither none, nor numacast [KEY=VALUE]..., nor NAME: COMMAND")),
+        }
+    }
+}
+
+impl Exporter {
+    /// Starts it and waits for its object.
+    pub(crate) async fn start(
+        &self,
+        binary: &PathBuf,
+        cluster: &Cluster,
+        node: &RealNode,
+    ) -> Result<Option<Process>> {
+        let command = match self {
+            Self::None => return Ok(None),
+            Self::Numacast(settings) => numacast(binary, node, settings),
+            Self::Other(_, shell) => other(shell, cluster, node)?,
+        };
+        let mut process = Process::start("exporter", node.dir(), command)?;
+        until("the exporter has published the node's object", async || {
+            process.still_runs()?;
+            let zones = nrt::read(&node.client(), node.name()).await?.zones;
+            ensure!(!zones.is_empty(), "it has no zones");
+            Ok(())
+        })
+        .await?;
+        Ok(Some(process))
+    }
+}
+
+fn numacast(binary: &PathBuf, node: &RealNode, settings: &[String]) -> Command {
+    let mut command = tethered(binary);
+    command.args(["agent", "--node-name", node.name()]);
+    command.arg("--kubeconfig").arg(node.agent_kubeconfig());
+    command.args(["--metrics-address", "none", "--health-address", "none"]);
+    command.args(Agent::places(node));
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    command
+}
+
+/// On the described machine, with what such a program wants to know in its environment.
+fn other(shell: &str, cluster: &Cluster, node: &RealNode) -> Result<Command> {
+    let config = std::fs::read(node.kubelet_dir().join("config.yaml"))?;
+    let mut config: Value = serde_json::from_slice(&config).context("the kubelet's configuration")?;
+    // NFD panics over a feature gate that its library does not know.
+    config["featureGates"] = json!({});
+    std::fs::write(node.dir().join("kubelet/without-gates.yaml"), config.to_string())?;
+    let mut command = node.inside()?;
+    command.args(["sh", "-c", &format!("exec {shell}")]);
+    command.env("NODE_NAME", node.name()).env("NODE_ADDRESS", "127.0.0.1");
+    command.env("KUBECONFIG", cluster.admin_kubeconfig());
+    command.env("KUBELET_CONFIG", "/var/lib/kubelet/without-gates.yaml");
+    Ok(command)
+}

@@ -1,0 +1,151 @@
+//! A closed loop of short pods: as soon as one has ended the next one is there.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use fastrand::Rng;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+
+use crate::events::{Events, Seen};
+use crate::scheduler;
+use crate::support::{RealNode, pod};
+
+/// CPUs that pods may have to themselves.
+pub(crate) const CPUS: u32 = 14;
+/// What the pods want together that have not ended: 110 % of it, in tenths of a CPU.
+const WANTED: u32 = CPUS * 11;
+/// A pod's CPUs.
+const SIZES: std::ops::RangeInclusive<u32> = 1..=4;
+/// No pod lives shorter than this.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// How long pods live on average.
+const LIFE: Duration = Duration::from_secs(6);
+/// How often the loop turns.
+const TURN: Duration = Duration::from_millis(10);
+
+/// One pod's story.
+#[derive(Debug)]
+pub(crate) struct Short {
+    pub(crate) cpus: u32,
+    life: Duration,
+    /// Its container ends by itself; else the pod is deleted.
+    completes: bool,
+    pub(crate) created: Instant,
+    pub(crate) running: Option<Instant>,
+    /// It was asked to end, or its container has.
+    pub(crate) ending: Option<Instant>,
+    /// The object is terminal, or gone.
+    ended: bool,
+    /// Why the kubelet refused it.
+    pub(crate) refused: Option<String>,
+}
+
+/// The loop.
+pub(crate) struct Load<'a> {
+    node: &'a RealNode,
+    events: Events,
+    random: Rng,
+    next_cpus: u32,
+    pub(crate) pods: BTreeMap<String, Short>,
+}
+
+impl<'a> Load<'a> {
+    pub(crate) async fn new(node: &'a RealNode, mut random: Rng) -> Result<Self> {
+        let next_cpus = random.u32(SIZES);
+        let events = Events::watch_all(&node.client()).await?;
+        Ok(Self { node, events, random, next_cpus, pods: BTreeMap::new() })
+    }
+
+    /// Keeps on until the time is over.
+    pub(crate) async fn run(&mut self, until: Instant, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+        while Instant::now() < until {
+            while let Some(seen) = self.events.waiting() {
+                self.hear(seen).await?;
+            }
+            self.end_the_old().await?;
+            while self.wanted() * 10 < WANTED {
+                self.create().await?;
+            }
+            check()?;
+            tokio::time::sleep(TURN).await;
+        }
+        Ok(())
+    }
+
+    /// CPUs of the pods that have not ended.
+    fn wanted(&self) -> u32 {
+        self.pods.values().filter(|pod| !pod.ended).map(|pod| pod.cpus).sum()
+    }
+
+    async fn create(&mut self) -> Result<()> {
+        let cpus = std::mem::replace(&mut self.next_cpus, self.random.u32(SIZES));
+        let name = format!("short-{}", self.pods.len());
+        let object = pod(&name).cpus(cpus).memory("64Mi").scheduled_by(scheduler::NAME)?;
+        let beyond = (LIFE - SHORTEST).mul_f64(-self.random.f64().max(1e-9).ln());
+        let short = Short {
+            cpus,
+            life: SHORTEST + beyond,
+            completes: self.random.bool(),
+            created: Instant::now(),
+            running: None,
+            ending: None,
+            ended: false,
+            refused: None,
+        };
+        self.pods.insert(name, short);
+        self.api().create(&PostParams::default(), &object).await?;
+        Ok(())
+    }
+
+    async fn end_the_old(&mut self) -> Result<()> {
+        let due = |pod: &Short| {
+            pod.ending.is_none() && !pod.ended && pod.running.is_some_and(|since| since.elapsed() >= pod.life)
+        };
+        let due: Vec<String> = self.pods.iter().filter(|(_, pod)| due(pod)).map(|(n, _)| n.clone()).collect();
+        for name in due {
+            let Some(pod) = self.pods.get_mut(&name) else { continue };
+            pod.ending = Some(Instant::now());
+            if pod.completes {
+                self.node.exit(&name, 0)?;
+            } else {
+                self.delete(&name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn hear(&mut self, seen: Seen) -> Result<()> {
+        let Some(pod) = self.pods.get_mut(&seen.name) else { return Ok(()) };
+        let terminal = ["Succeeded", "Failed"].contains(&seen.phase.as_str());
+        if seen.phase == "Running" {
+            pod.running.get_or_insert(seen.at);
+        }
+        if !terminal && !seen.gone || pod.ended {
+            return Ok(());
+        }
+        pod.ended = true;
+        pod.ending.get_or_insert(seen.at);
+        if pod.running.is_none() {
+            pod.refused = Some(seen.reason);
+        }
+        // Whoever owns the pod takes it away.
+        if !seen.gone {
+            self.delete(&seen.name).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, name: &str) -> Result<()> {
+        match self.api().delete(name, &DeleteParams::default()).await {
+            Err(kube::Error::Api(gone)) if gone.code == 404 => Ok(()),
+            other => Ok(other.map(drop)?),
+        }
+    }
+
+    fn api(&self) -> Api<Pod> {
+        Api::default_namespaced(self.node.client())
+    }
+}

@@ -1,0 +1,251 @@
+//! The plugin's cache, `OverReserve` (nrt.md 5.1), for one node.
+
+use std::collections::BTreeMap;
+
+use super::cluster::{Object, Phase, Pod, PodId, Request, Seen};
+use super::fingerprint;
+
+/// Where the plugin knows pods from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Informer {
+    /// Counts every phase but Pending.
+    Dedicated,
+    /// Counts Running pods; it is the scheduler's own, which drops pods that ended.
+    Shared,
+}
+
+/// What the plugin says about a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    Pass,
+    /// No zone has enough: the node is marked.
+    Reject,
+    /// The cache is not fresh since somebody else's pod changed.
+    Stale,
+}
+
+/// The sums of the pods that the plugin counts, of all and of those with exclusive resources; `None` where it counts none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    pub all: u64,
+    pub exclusive: u64,
+}
+
+/// The cache.
+#[derive(Debug)]
+pub struct Plugin {
+    informer: Informer,
+    /// Reserving clears the mark (v0.34.7 and before).
+    forgetful: bool,
+    pub cached: Option<Object>,
+    /// Pods that were placed since the last flush.
+    pub assumed: Vec<PodId>,
+    rejected: bool,
+    foreign: bool,
+    attributes: bool,
+    known: BTreeMap<PodId, Seen>,
+    pub flushes: u64,
+}
+
+impl Plugin {
+    pub fn new(informer: Informer, forgetful: bool, cached: Option<Object>) -> Self {
+        Self {
+            informer,
+            forgetful,
+            cached,
+            assumed: Vec::new(),
+            rejected: false,
+            foreign: false,
+            attributes: false,
+            known: BTreeMap::new(),
+            flushes: 0,
+        }
+    }
+
+    /// What the informer tells; `None`: it is gone.
+    pub fn see(&mut self, id: PodId, pod: &Pod, seen: Option<Seen>) {
+        let bound = seen.map_or_else(|| self.known.get(&id).is_some_and(|seen| seen.bound), |seen| seen.bound);
+        self.foreign |= bound && !pod.ours && self.cached.is_some();
+        match seen.filter(|seen| self.informer == Informer::Dedicated || !seen.phase.is_terminal()) {
+            Some(seen) => self.known.insert(id, seen),
+            None => self.known.remove(&id),
+        };
+    }
+
+    /// The object changed.
+    pub fn see_object(&mut self, object: &Object) {
+        self.attributes |= self.cached.as_ref().is_some_and(|cached| cached.policy != object.policy);
+    }
+
+    pub fn filter(&mut self, request: Request, pods: &[Pod]) -> Filter {
+        if request.milli == 0 {
+            return Filter::Pass;
+        }
+        if self.foreign {
+            return Filter::Stale;
+        }
+        let Some(cached) = self.cached.as_ref().filter(|cached| cached.policy) else { return Filter::Pass };
+        // A pod that is not Guaranteed fits wherever the resource is listed.
+        let assumed: u32 = self.assumed.iter().map(|pod| pods[*pod].request.milli).sum();
+        let fits = |free: &u32| free * 1000 >= assumed.min(free * 1000) + request.milli;
+        if !request.guaranteed || cached.available.iter().any(fits) {
+            return Filter::Pass;
+        }
+        self.rejected = true;
+        Filter::Reject
+    }
+
+    pub fn reserve(&mut self, id: PodId, pods: &[Pod]) {
+        // By name: a pod that returns takes the place of the one before.
+        self.assumed.retain(|other| pods[*other].hash != pods[id].hash);
+        self.assumed.push(id);
+        if self.forgetful {
+            self.rejected = false;
+        }
+    }
+
+    pub fn unreserve(&mut self, id: PodId) {
+        self.assumed.retain(|other| *other != id);
+    }
+
+    /// Would a tick look at the node?
+    pub fn is_dirty(&self) -> bool {
+        self.rejected || self.foreign || self.attributes
+    }
+
+    /// What a tick compares with: `None` where no pod is out of Pending.
+    pub fn expected(&self, pods: &[Pod]) -> Option<Expected> {
+        let counts = |seen: &Seen| match self.informer {
+            Informer::Dedicated => seen.bound && seen.phase != Phase::Pending,
+            Informer::Shared => seen.bound && seen.phase == Phase::Running,
+        };
+        let counted: Vec<&Pod> =
+            self.known.iter().filter(|(_, seen)| counts(seen)).map(|(id, _)| &pods[*id]).collect();
+        let exclusive = counted.iter().filter(|pod| pod.request.looks_exclusive());
+        (!counted.is_empty()).then(|| Expected {
+            all: fingerprint::sum(counted.iter().map(|pod| pod.hash)),
+            exclusive: fingerprint::sum(exclusive.map(|pod| pod.hash)),
+        })
+    }
+
+    /// Does a tick believe this object?
+    pub fn believes(&self, expected: Option<Expected>, object: &Object) -> bool {
+        let agrees = expected.is_some_and(|expected| agree(expected, object));
+        self.attributes || (self.rejected || self.foreign) && agrees
+    }
+
+    /// Everything is forgotten but this object.
+    pub fn flush(&mut self, object: Object) {
+        self.cached = Some(object);
+        self.assumed.clear();
+        (self.rejected, self.foreign, self.attributes) = (false, false, false);
+        self.flushes += 1;
+    }
+}
+
+/// Is the object's fingerprint that of the pods that the plugin counts?
+pub fn agree(expected: Expected, object: &Object) -> bool {
+    object.print == Some(if object.exclusive { expected.exclusive } else { expected.all })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pods() -> Vec<Pod> {
+        ["a", "b", "agent"]
+            .map(|name| {
+                let request = if name == "agent" { Request::BEST_EFFORT } else { Request::whole(2) };
+                Pod::new(name.into(), request, 0)
+            })
+            .to_vec()
+    }
+
+    fn object(available: &[u32], pods: &[&Pod]) -> Object {
+        let print = Some(fingerprint::sum(pods.iter().map(|pod| pod.hash)));
+        Object { available: available.to_vec(), policy: true, print, ..Object::default() }
+    }
+
+    const fn seen(phase: Phase) -> Option<Seen> {
+        Some(Seen { bound: true, phase, deleted: false })
+    }
+
+    #[test]
+    fn what_was_assumed_is_taken_from_every_zone_until_the_sets_agree() {
+        let pods = pods();
+        let mut plugin = Plugin::new(Informer::Dedicated, false, Some(object(&[3, 2], &[])));
+        plugin.see(2, &pods[2], seen(Phase::Running));
+        assert_eq!(plugin.filter(pods[0].request, &pods), Filter::Pass);
+        plugin.reserve(0, &pods);
+        assert!(!plugin.is_dirty());
+        assert_eq!(plugin.filter(pods[1].request, &pods), Filter::Reject);
+        assert!(plugin.is_dirty());
+        let old = object(&[3, 2], &[&pods[2]]);
+        assert!(plugin.believes(plugin.expected(&pods), &old), "a pending pod does not prevent it");
+        plugin.see(0, &pods[0], seen(Phase::Running));
+        assert!(!plugin.believes(plugin.expected(&pods), &old));
+        let new = object(&[1, 2], &[&pods[0], &pods[2]]);
+        assert!(plugin.believes(plugin.expected(&pods), &new));
+        plugin.flush(new);
+        assert!(!plugin.is_dirty());
+        assert_eq!(plugin.filter(pods[1].request, &pods), Filter::Pass);
+        plugin.unreserve(0);
+    }
+
+    #[test]
+    fn nothing_is_believed_while_all_pods_are_pending_or_no_fingerprint_is_told() {
+        let pods = pods();
+        let mut plugin = Plugin::new(Informer::Dedicated, false, Some(object(&[0, 0], &[])));
+        plugin.see(0, &pods[0], seen(Phase::Pending));
+        plugin.filter(pods[1].request, &pods);
+        assert!(plugin.is_dirty());
+        let free = object(&[7, 7], &[]);
+        assert!(!plugin.believes(plugin.expected(&pods), &free));
+        plugin.see(2, &pods[2], seen(Phase::Running));
+        let mute = Object { print: None, ..object(&[7, 7], &[]) };
+        assert!(!plugin.believes(plugin.expected(&pods), &mute));
+        assert!(plugin.believes(plugin.expected(&pods), &object(&[7, 7], &[&pods[2]])));
+    }
+
+    #[test]
+    fn the_informers_count_ended_pods_or_not() {
+        let pods = pods();
+        for (informer, counts) in [(Informer::Dedicated, true), (Informer::Shared, false)] {
+            let mut plugin = Plugin::new(informer, false, None);
+            plugin.see(0, &pods[0], seen(Phase::Succeeded));
+            plugin.see(2, &pods[2], seen(Phase::Running));
+            let both = fingerprint::sum([pods[0].hash, pods[2].hash]);
+            let expected = plugin.expected(&pods).unwrap();
+            assert_eq!(expected.all == both, counts);
+            assert_eq!(expected.exclusive == fingerprint::sum([pods[0].hash]), counts);
+        }
+    }
+
+    #[test]
+    fn a_foreign_pod_makes_the_node_stale_and_a_change_of_policy_needs_no_agreement() {
+        let mut pods = pods();
+        pods[2].ours = false;
+        let mut plugin = Plugin::new(Informer::Dedicated, true, Some(object(&[7, 7], &[])));
+        plugin.see(2, &pods[2], seen(Phase::Running));
+        assert_eq!(plugin.filter(pods[0].request, &pods), Filter::Stale);
+        assert_eq!(plugin.filter(Request::BEST_EFFORT, &pods), Filter::Pass);
+        plugin.flush(object(&[7, 7], &[&pods[2]]));
+        assert_eq!(plugin.filter(pods[0].request, &pods), Filter::Pass);
+        let changed = Object { policy: false, ..object(&[1, 1], &[]) };
+        plugin.see_object(&changed);
+        assert!(plugin.believes(plugin.expected(&pods), &changed));
+        plugin.flush(changed);
+        assert_eq!(plugin.filter(Request::whole(9), &pods), Filter::Pass, "the filter is off");
+    }
+
+    #[test]
+    fn reserving_clears_the_mark_up_to_v0_34() {
+        let pods = pods();
+        for forgetful in [true, false] {
+            let mut plugin = Plugin::new(Informer::Dedicated, forgetful, Some(object(&[2, 2], &[])));
+            assert_eq!(plugin.filter(Request::whole(3), &pods), Filter::Reject);
+            plugin.reserve(0, &pods);
+            assert_eq!(plugin.is_dirty(), !forgetful);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The scheduler's queue: activeQ, backoffQ, the unschedulable pods, and what moves them.
+
+use super::chance::{S, Time};
+use super::cluster::PodId;
+
+/// How long a pod may stay unschedulable before it is tried again whatever happens.
+const LEFT_OVER: Time = 300 * S;
+
+/// Who rejected a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejector {
+    /// The node has not enough in total.
+    Resources,
+    /// The plugin.
+    Topology,
+}
+
+/// What moves rejected pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// A bound pod ended or was deleted: of interest to both.
+    PodGone,
+    /// The object was written: of interest to the plugin.
+    Object,
+}
+
+impl Move {
+    fn interests(self, rejector: Rejector) -> bool {
+        self == Self::PodGone || rejector == Rejector::Topology
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Active,
+    BackOff,
+    Unschedulable,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    pod: PodId,
+    place: Place,
+    /// When it came to the queue or back.
+    since: Time,
+    rejections: u32,
+    rejector: Rejector,
+}
+
+/// How the queue is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackOff {
+    pub first: Time,
+    pub longest: Time,
+    /// Pods are taken out of backoffQ early while activeQ is empty: schedulers since 1.33, unless the gate
+    /// `SchedulerPopFromBackoffQ` is off.
+    pub early: bool,
+}
+
+/// The queue.
+#[derive(Debug)]
+pub struct Queue {
+    back_off: BackOff,
+    entries: Vec<Entry>,
+    /// The pod that is being scheduled, and what happened meanwhile.
+    flying: Option<Entry>,
+    missed: Vec<Move>,
+}
+
+impl Queue {
+    pub fn new(back_off: BackOff) -> Self {
+        Self { back_off, entries: Vec::new(), flying: None, missed: Vec::new() }
+    }
+
+    pub fn add(&mut self, pod: PodId, now: Time) {
+        let entry =
+            Entry { pod, place: Place::Active, since: now, rejections: 0, rejector: Rejector::Resources };
+        self.entries.push(entry);
+    }
+
+    pub fn remove(&mut self, pod: PodId) {
+        self.entries.retain(|entry| entry.pod != pod);
+    }
+
+    /// The next pod to schedule, if one may be.
+    pub fn pop(&mut self) -> Option<PodId> {
+        let next = self.first(|entry| (entry.place == Place::Active).then_some((0, entry.since)));
+        let early = |queue: &Self| {
+            queue.first(|entry| {
+                (entry.place == Place::BackOff).then_some((queue.until(entry), entry.since))
+            })
+        };
+        let next = next.or_else(|| if self.back_off.early { early(self) } else { None })?;
+        let entry = self.entries.swap_remove(next);
+        let pod = entry.pod;
+        self.flying = Some(entry);
+        self.missed.clear();
+        Some(pod)
+    }
+
+    fn first(&self, order: impl Fn(&Entry) -> Option<(Time, Time)>) -> Option<usize> {
+        let ordered = self.entries.iter().enumerate().filter_map(|(index, entry)| Some((order(entry)?, index)));
+        ordered.min().map(|(_, index)| index)
+    }
+
+    /// The pod in flight found a node.
+    pub fn placed(&mut self) {
+        self.flying = None;
+    }
+
+    /// The pod in flight found none.
+    pub fn rejected(&mut self, rejector: Rejector, now: Time) {
+        let Some(mut entry) = self.flying.take() else { return };
+        entry.rejections += 1;
+        entry.since = now;
+        entry.rejector = rejector;
+        entry.place = Place::Unschedulable;
+        if self.missed.iter().any(|moved| moved.interests(rejector)) {
+            entry.place = self.place_to_go(&entry, now);
+        }
+        self.entries.push(entry);
+    }
+
+    /// The pod in flight is gone.
+    pub fn dropped(&mut self) {
+        self.flying = None;
+    }
+
+    /// Something happened that may help.
+    pub fn happens(&mut self, moved: Move, now: Time) {
+        self.missed.push(moved);
+        for index in 0..self.entries.len() {
+            let entry = &self.entries[index];
+            if entry.place == Place::Unschedulable && moved.interests(entry.rejector) {
+                self.entries[index].place = self.place_to_go(&self.entries[index], now);
+            }
+        }
+    }
+
+    /// Once a second: back-offs that are over.
+    pub fn flush(&mut self, now: Time) {
+        for index in 0..self.entries.len() {
+            if self.entries[index].place == Place::BackOff && !self.backs_off(&self.entries[index], now) {
+                self.entries[index].place = Place::Active;
+            }
+        }
+    }
+
+    /// Every 30 s: pods that nothing has moved for minutes.
+    pub fn flush_left_over(&mut self, now: Time) {
+        for index in 0..self.entries.len() {
+            let entry = &self.entries[index];
+            if entry.place == Place::Unschedulable && now - entry.since > LEFT_OVER {
+                self.entries[index].place = self.place_to_go(&self.entries[index], now);
+            }
+        }
+    }
+
+    pub fn waiting(&self) -> impl Iterator<Item = PodId> {
+        self.entries.iter().map(|entry| entry.pod).chain(self.flying.as_ref().map(|entry| entry.pod))
+    }
+
+    fn place_to_go(&self, entry: &Entry, now: Time) -> Place {
+        if self.backs_off(entry, now) { Place::BackOff } else { Place::Active }
+    }
+
+    /// When its back-off is over. With the gate on, whole seconds count.
+    fn until(&self, entry: &Entry) -> Time {
+        let doublings = entry.rejections.saturating_sub(1).min(20);
+        let wait = (self.back_off.first << doublings).min(self.back_off.longest);
+        self.window(entry.since + if entry.rejections == 0 { 0 } else { wait })
+    }
+
+    fn backs_off(&self, entry: &Entry, now: Time) -> bool {
+        entry.rejections > 0 && self.until(entry) >= self.window(now) + Time::from(!self.back_off.early)
+    }
+
+    fn window(&self, time: Time) -> Time {
+        if self.back_off.early { time - time % S } else { time }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(early: bool) -> Queue {
+        let mut queue = Queue::new(BackOff { first: S, longest: 10 * S, early });
+        queue.add(7, 0);
+        queue
+    }
+
+    #[test]
+    fn a_rejected_pod_waits_for_an_event_of_interest() {
+        let mut queue = queue(true);
+        assert_eq!(queue.pop(), Some(7));
+        queue.rejected(Rejector::Resources, 1);
+        queue.happens(Move::Object, 2);
+        assert_eq!(queue.pop(), None, "the object is of no interest to who rejected it");
+        queue.happens(Move::PodGone, 3);
+        assert_eq!(queue.pop(), Some(7), "early, though it backs off");
+        queue.rejected(Rejector::Topology, 4);
+        assert_eq!(queue.pop(), None);
+        queue.flush_left_over(LEFT_OVER + 4);
+        assert_eq!(queue.pop(), None);
+        queue.flush_left_over(LEFT_OVER + 5);
+        assert_eq!(queue.pop(), Some(7));
+        queue.happens(Move::Object, LEFT_OVER + 6);
+        queue.rejected(Rejector::Topology, LEFT_OVER + 7);
+        assert_eq!(queue.pop(), Some(7), "what happens meanwhile is not missed");
+    }
+
+    #[test]
+    fn without_early_pops_each_rejection_doubles_the_wait() {
+        let mut queue = queue(false);
+        let mut now = 0;
+        for wait in [1, 2, 4, 8, 10, 10] {
+            assert_eq!(queue.pop(), Some(7));
+            queue.rejected(Rejector::Topology, now);
+            queue.happens(Move::Object, now);
+            now += wait * S;
+            queue.flush(now - 1);
+            assert_eq!(queue.pop(), None, "{wait}");
+            queue.flush(now);
+        }
+    }
+}
