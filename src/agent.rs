@@ -9,6 +9,8 @@ mod bucket;
 mod changes;
 mod hotplug;
 mod known;
+mod kubelet_config;
+mod kubelet_port;
 mod notices;
 mod object;
 mod pace;
@@ -44,6 +46,8 @@ use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Finding, PodSet, Rules, Topology};
 
+pub use kubelet_config::ConfigSources;
+pub use kubelet_port::KubeletPort;
 pub use notices::Reason;
 pub use object::object;
 pub use publish::Published;
@@ -129,6 +133,7 @@ pub struct Status {
 /// The first thing that went wrong.
 pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResourceTopology, OnceError> {
     let mut scanner = Scanner::new(settings);
+    scanner.ask_through(cluster.clone());
     let scan = scan_when_ready(&mut scanner, settings).await?;
     let topology = account(&scan, &BTreeSet::new(), &settings.rules);
     for problem in scan.problems() {
@@ -137,11 +142,12 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
     let mut writer = Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference);
     let mut topology = topology;
     topology.pods = agreed(settings, cluster, &scan, &topology).await;
-    Carried::only(&writer.start().await?).complete(
-        &mut topology,
-        scan.inventory.config.is_some(),
-        Instant::now(),
-    );
+    let standing = writer.start().await?;
+    let mut carried = match settings.kubelet_config.may_tell() {
+        true => Carried::only(&standing),
+        false => Carried::nothing(),
+    };
+    carried.complete(&mut topology, scan.inventory.config.is_some(), Instant::now());
     writer.write(&topology).await?;
     Ok(object(&settings.node, None, &topology))
 }
@@ -187,6 +193,10 @@ async fn scan_when_ready(scanner: &mut Scanner, settings: &Settings) -> Result<S
     loop {
         let scan = scanner.scan(Depth::Everything).await?;
         let Verdict::Wait(reason) = settling.judge(&scan, Instant::now(), false, None) else {
+            if scanner.awaits_config() {
+                scanner.config_told().await;
+                return scanner.scan(Depth::Everything).await;
+            }
             return Ok(scan);
         };
         debug!("{reason}; looking again");
@@ -286,6 +296,7 @@ impl Agent {
         };
         let mut scanner = Scanner::new(&settings);
         scanner.report_to(Arc::clone(&metrics));
+        scanner.ask_through(cluster.clone());
         let (rules, new_rules) = watch::channel(settings.rules.clone());
         let now = Instant::now();
         Self {
@@ -304,7 +315,10 @@ impl Agent {
                 settings.status_file.clone().map(StatusFile::start),
             ),
             knows: false,
-            carried: Carried::new(now, settings.settle * POLICIES_CARRIED),
+            carried: match settings.kubelet_config.may_tell() {
+                true => Carried::new(now, settings.settle, settings.settle * POLICIES_CARRIED),
+                false => Carried::nothing(),
+            },
             promise: Promise::default(),
             cut_off: false,
             cluster,
@@ -485,6 +499,10 @@ impl Agent {
             // Nothing can be published yet, and what is to be carried over is not known.
             self.metrics.scanned(Outcome::Early);
             return Next { at: self.everything_due, depth: Depth::Everything };
+        }
+        if self.carried.waits(scan.inventory.config.is_some(), now) {
+            let why = "the kubelet's configuration is not known yet, and the object waits for its policies";
+            return self.wait_to_settle(why.to_owned());
         }
         let topology = match self.account(&scan, now) {
             Ok(topology) => topology,

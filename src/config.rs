@@ -3,11 +3,13 @@
 //! Layers are merged key by key (defaults, file, environment, flags; the later wins), and every value remembers
 //! where it came from. Unknown keys fail, with a suggestion.
 
+mod address;
 mod exclude;
 mod explain;
 mod layers;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,6 +18,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use address::Address;
 pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
@@ -75,11 +78,109 @@ pub struct Kubelet {
     pub socket: Option<PathBuf>,
     /// The socket of the Pods API; `<kubelet.dir>/pods-api/pods-api.sock` when not set.
     pub pods_socket: Option<PathBuf>,
-    /// The kubelet's configuration file; `<kubelet.dir>/config.yaml` when not set.
-    pub config_file: Option<PathBuf>,
     /// The deadline of one call.
     pub timeout: Period,
+    /// Its HTTPS port; what the Node says when not set.
+    pub address: Option<Address>,
+    /// Who signs its serving certificate (PEM); the cluster's CA when not set.
+    pub ca_file: Option<PathBuf>,
+    /// The name in its serving certificate; the address when not set.
+    pub server_name: Option<String>,
+    /// How it is configured, or who tells.
+    pub config: KubeletConfig,
 }
+
+/// How the kubelet is configured, or who tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct KubeletConfig {
+    /// Whom to believe.
+    pub source: ConfigSource,
+    /// The kubelet's configuration file; what its command line says, else `<kubelet.dir>/config.yaml`, when not set.
+    pub file: Option<PathBuf>,
+    /// The directory with the kubelet's drop-ins; what its command line says, else none, when not set.
+    pub dir: Option<PathBuf>,
+    /// Stands for the kubelet's own.
+    pub topology_manager_policy: Option<TopologyManagerPolicy>,
+    /// Stands for the kubelet's own.
+    pub topology_manager_scope: Option<TopologyManagerScope>,
+    /// Are added to the kubelet's own.
+    pub topology_manager_policy_options: BTreeMap<String, String>,
+    /// Stands for the kubelet's own.
+    pub cpu_manager_policy: Option<CpuManagerPolicy>,
+    /// Stands for the kubelet's own.
+    pub memory_manager_policy: Option<MemoryManagerPolicy>,
+}
+
+/// Who tells how the kubelet is configured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ConfigSource {
+    /// Its files; where they cannot be read, the kubelet itself.
+    #[default]
+    Auto,
+    /// Its files and its command line.
+    File,
+    /// The kubelet itself.
+    Configz,
+    /// Nobody but whoever configures numacast.
+    None,
+}
+
+/// How strictly a kubelet aligns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TopologyManagerPolicy {
+    /// Not at all.
+    None,
+    /// If it can.
+    BestEffort,
+    /// To as few nodes as can be.
+    Restricted,
+    /// To one node.
+    SingleNumaNode,
+}
+
+/// What a kubelet aligns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TopologyManagerScope {
+    /// Each container.
+    Container,
+    /// All containers of a pod together.
+    Pod,
+}
+
+/// Whether a kubelet gives out CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuManagerPolicy {
+    /// It does not.
+    None,
+    /// It does.
+    Static,
+}
+
+/// Whether a kubelet gives out memory of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemoryManagerPolicy {
+    /// It does not.
+    None,
+    /// It does.
+    Static,
+}
+
+/// Each is written as the kubelet writes it.
+macro_rules! spelt {
+    ($($policy:ty),*) => {$(
+        impl fmt::Display for $policy {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.serialize(f)
+            }
+        }
+    )*};
+}
+spelt!(TopologyManagerPolicy, TopologyManagerScope, CpuManagerPolicy, MemoryManagerPolicy);
 
 /// When to look.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -331,8 +432,51 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     ("kubelet.socket", "The podresources socket. Not set: <kubelet.dir>/pod-resources/kubelet.sock"),
     ("kubelet.podsSocket", "The socket of the Pods API. Not set: <kubelet.dir>/pods-api/pods-api.sock"),
-    ("kubelet.configFile", "The kubelet's own configuration file. Not set: <kubelet.dir>/config.yaml"),
     ("kubelet.timeout", "The deadline of one call to the kubelet."),
+    (
+        "kubelet.address",
+        "The kubelet's HTTPS port, an IP address or a name with a port perhaps. In a pod: NODE_ADDRESS, from \
+         status.hostIP. Not set: what the Node says",
+    ),
+    (
+        "kubelet.caFile",
+        "Who signs the kubelet's serving certificate (PEM). Not set: the CA of the API server's certificate",
+    ),
+    ("kubelet.serverName", "The name in the kubelet's serving certificate. Not set: the address"),
+    (
+        "kubelet.config.source",
+        "Who tells how the kubelet is configured: auto, file (its files and command line), configz (the kubelet itself: \
+         nodes/configz get) or none. auto is file, and configz where the files cannot be read.",
+    ),
+    (
+        "kubelet.config.file",
+        "The kubelet's own configuration file. Not set: what its command line says, else <kubelet.dir>/config.yaml",
+    ),
+    (
+        "kubelet.config.dir",
+        "The directory with drop-ins over that file. Not set: what its command line says, else none",
+    ),
+    (
+        "kubelet.config.topologyManagerPolicy",
+        "Stands for what the kubelet says: none, best-effort, restricted or single-numa-node; with the scope or not at \
+         all. Not set: what was read",
+    ),
+    (
+        "kubelet.config.topologyManagerScope",
+        "Stands for what the kubelet says: container or pod; with the policy or not at all. Not set: what was read",
+    ),
+    (
+        "kubelet.config.topologyManagerPolicyOptions",
+        "Stand for the options of the same names that the kubelet says, such as max-allowable-numa-nodes.",
+    ),
+    (
+        "kubelet.config.cpuManagerPolicy",
+        "Stands for what the kubelet says: none or static. Not set: what was read",
+    ),
+    (
+        "kubelet.config.memoryManagerPolicy",
+        "Stands for what the kubelet says: None or Static. Not set: what was read",
+    ),
     ("scan.poll", "How often to look when nothing seems to happen, give or take a tenth."),
     (
         "scan.settle",
@@ -440,8 +584,11 @@ impl Default for Kubelet {
             device_plugins: None,
             socket: None,
             pods_socket: None,
-            config_file: None,
             timeout: Period::seconds(10),
+            address: None,
+            ca_file: None,
+            server_name: None,
+            config: KubeletConfig::default(),
         }
     }
 }
@@ -521,6 +668,19 @@ impl Config {
                         kubelet or none";
             conflicts.push(("pods.source", view));
         }
+        let KubeletConfig { topology_manager_policy: policy, topology_manager_scope: scope, .. } =
+            &self.kubelet.config;
+        match (policy, scope) {
+            (Some(_), None) => conflicts.push((
+                "kubelet.config.topologyManagerPolicy",
+                "consumers misread a policy without its scope: set `kubelet.config.topologyManagerScope` as well",
+            )),
+            (None, Some(_)) => conflicts.push((
+                "kubelet.config.topologyManagerScope",
+                "a scope has no meaning without a policy: set `kubelet.config.topologyManagerPolicy` as well",
+            )),
+            _ => {}
+        }
         conflicts
     }
 
@@ -553,7 +713,6 @@ impl Config {
         self.kubelet.device_plugins.get_or_insert_with(|| dir.join("device-plugins"));
         self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
         self.kubelet.pods_socket.get_or_insert_with(|| dir.join("pods-api/pods-api.sock"));
-        self.kubelet.config_file.get_or_insert_with(|| dir.join("config.yaml"));
         self
     }
 }
@@ -678,6 +837,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn policies_are_spelt_as_the_kubelet_spells_them() {
+        let all = [
+            (TopologyManagerPolicy::None.to_string(), "none"),
+            (TopologyManagerPolicy::BestEffort.to_string(), "best-effort"),
+            (TopologyManagerPolicy::Restricted.to_string(), "restricted"),
+            (TopologyManagerPolicy::SingleNumaNode.to_string(), "single-numa-node"),
+            (TopologyManagerScope::Container.to_string(), "container"),
+            (TopologyManagerScope::Pod.to_string(), "pod"),
+            (CpuManagerPolicy::None.to_string(), "none"),
+            (CpuManagerPolicy::Static.to_string(), "static"),
+            (MemoryManagerPolicy::None.to_string(), "None"),
+            (MemoryManagerPolicy::Static.to_string(), "Static"),
+        ];
+        all.iter().for_each(|(text, spelt)| assert_eq!(text, spelt));
+    }
+
+    #[test]
     fn paths_move_with_the_hosts_root_unless_they_are_set() {
         let mut config = Config::default();
         config.host.root = "/host".into();
@@ -687,7 +863,6 @@ mod tests {
         assert_eq!(config.host.proc.unwrap(), PathBuf::from("/elsewhere"));
         let socket = config.kubelet.socket.unwrap();
         assert_eq!(socket, PathBuf::from("/host/var/lib/kubelet/pod-resources/kubelet.sock"));
-        assert_eq!(config.kubelet.config_file.unwrap(), PathBuf::from("/host/var/lib/kubelet/config.yaml"));
     }
 
     #[test]

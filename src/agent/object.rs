@@ -28,10 +28,7 @@ pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResou
 
 /// The plugin takes a fingerprint without its method for one of all pods.
 fn of_pods(set: PodSet) -> [AttributeInfo; 2] {
-    [
-        attribute(FINGERPRINT, &set.fingerprint.to_string()),
-        attribute(FINGERPRINT_METHOD, set.method.name()),
-    ]
+    [attribute(FINGERPRINT, &set.fingerprint.to_string()), attribute(FINGERPRINT_METHOD, set.method.name())]
 }
 
 /// No `controller` and no `blockOwnerDeletion`: the reference only lets garbage collection follow the Node.

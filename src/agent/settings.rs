@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::kubelet_config::ConfigSources;
+use super::kubelet_port::KubeletPort;
 use crate::config::{self, Config, RivalsMode};
+use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
 use crate::scheduler::{Informer, PluginRelease, Terms, View};
 use crate::topology::{Exclude, Method, Rules};
@@ -21,8 +24,10 @@ pub struct Settings {
     pub device_plugins: PathBuf,
     /// The podresources socket.
     pub socket: PathBuf,
-    /// The kubelet's configuration file.
-    pub kubelet_config: PathBuf,
+    /// Who tells how the kubelet is configured.
+    pub kubelet_config: ConfigSources,
+    /// The kubelet's HTTPS port.
+    pub kubelet_port: KubeletPort,
     /// The deadline of one call to the kubelet.
     pub kubelet_timeout: Duration,
     /// How often to look when nothing seems to happen.
@@ -60,6 +65,7 @@ impl Settings {
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         let config = config.clone().resolved();
+        let (kubelet_config, kubelet_port) = (config_sources(&config), kubelet_port(&config));
         let rules =
             Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
         Self {
@@ -71,7 +77,8 @@ impl Settings {
             kubelet_dir: config.kubelet.dir.unwrap_or_default(),
             device_plugins: config.kubelet.device_plugins.unwrap_or_default(),
             socket: config.kubelet.socket.unwrap_or_default(),
-            kubelet_config: config.kubelet.config_file.unwrap_or_default(),
+            kubelet_config,
+            kubelet_port,
             kubelet_timeout: config.kubelet.timeout.get(),
             poll: config.scan.poll.get(),
             settle: config.scan.settle.get(),
@@ -115,6 +122,31 @@ fn terms(fingerprint: &config::Fingerprint) -> Terms {
         patience: hold_after.get(),
         hold_limit: hold_limit.get(),
     }
+}
+
+fn kubelet_port(config: &Config) -> KubeletPort {
+    let config::Kubelet { address, ca_file, server_name, timeout, .. } = config.kubelet.clone();
+    KubeletPort { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
+}
+
+fn config_sources(config: &Config) -> ConfigSources {
+    let kubelet = &config.kubelet.config;
+    let files = ConfigFiles {
+        file: kubelet.file.clone(),
+        dir: kubelet.dir.clone(),
+        kubelet_dir: config.kubelet.dir.clone().unwrap_or_default(),
+        host_root: config.host.root.clone(),
+        proc: config.host.proc.clone().unwrap_or_default(),
+        node: config.node_name.clone(),
+    };
+    let by_hand = ByHand {
+        cpu_manager_policy: kubelet.cpu_manager_policy.map(|policy| policy.to_string()),
+        memory_manager_policy: kubelet.memory_manager_policy.map(|policy| policy.to_string()),
+        topology_manager_policy: kubelet.topology_manager_policy.map(|policy| policy.to_string()),
+        topology_manager_scope: kubelet.topology_manager_scope.map(|scope| scope.to_string()),
+        topology_manager_policy_options: kubelet.topology_manager_policy_options.clone(),
+    };
+    ConfigSources { source: kubelet.source, files, port: kubelet_port(config), by_hand }
 }
 
 /// What a configuration leaves out on `node`: its own list and the one for every node, united.

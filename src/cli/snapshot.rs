@@ -10,6 +10,7 @@ use tracing::warn;
 
 use super::settings::SettingsArgs;
 use crate::agent::{self, Recording, Settings};
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::nrt::NodeResourceTopology;
 use crate::telemetry;
@@ -65,7 +66,12 @@ async fn take(config: &Config) -> Recording {
     if config.node_name.is_empty() {
         config.node_name = host_name(&config);
     }
-    Recording::take(&Settings::from_config(&config)).await
+    let settings = Settings::from_config(&config);
+    let cluster = match settings.kubelet_config.ask_the_kubelet() {
+        true => Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await.ok(),
+        false => None,
+    };
+    Recording::take(&settings, cluster.as_ref()).await
 }
 
 /// Without a configured name the kubelet's own default serves: the host's name.

@@ -51,10 +51,39 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
            `exclude.resources` is looked up by it as well."],
     ),
     (
-        "kubelet.configFile",
+        "kubelet.caFile",
         &[
-            "Policies and reservations come from it. Until it could be read once, the object has no policies, which the \
-           scheduler plugin takes for a node that needs no alignment, and nothing counts as reserved.",
+            "The certificate is always verified, since the agent shows its token. Where kubelets have certificates of the \
+             cluster's CA (serverTLSBootstrap) nothing need be set. One that a kubelet made itself, \
+             /var/lib/kubelet/pki/kubelet.crt, is its own CA; it names the node and no address, so `kubelet.serverName` \
+             must be set as well. The file alone counts then, and is read again when it changes.",
+        ],
+    ),
+    (
+        "kubelet.config.source",
+        &[
+            "Policies and reservations come from it. It is read once for every kubelet that starts, since a kubelet reads \
+             its own configuration only then; what was read holds until it could be read again. Keys and feature gates \
+             that numacast does not know are normal.",
+            "An object without policies tells the scheduler plugin that nothing is aligned on the node. So an agent that \
+             starts where there was no object waits up to `scan.settle` for them, and one that finds an object keeps its \
+             policies ten times as long; then the object goes out without, and the log and an Event say so.",
+            "file: the file, drop-ins and flags, merged as the kubelet merges them. The kubelet's command line is found in \
+             /proc, if the host's is mounted (`host.proc`) and the kubelet is a process of its own, which it is not in \
+             k3s; without it, flags that override the file are not seen.",
+            "configz: what the kubelet really runs with, from its HTTPS port. The agent must be allowed to get \
+             nodes/configz; kubelets before 1.33 want nodes/proxy for it and must be read from files.",
+            "auto: nobody is asked who may refuse, as long as the files can be read. none: only what the keys beside this \
+             one give is published, and nothing is waited for.",
+        ],
+    ),
+    (
+        "kubelet.config.topologyManagerPolicy",
+        &[
+            "As RTE's --topology-manager-policy and -scope. What is given stands whatever the kubelet says: a wrong one \
+             makes the scheduler place pods that the kubelet refuses. Options, the CPU manager's and the Memory Manager's \
+             policy are given in the same way. Reservations are not: with static policies the kubelet tells them \
+             itself.",
         ],
     ),
     (

@@ -52,7 +52,7 @@ fn owners(server: &ApiServer) -> Vec<String> {
 
 /// The kubelet's configuration cannot be read.
 fn without_config(settings: &mut Settings) {
-    settings.kubelet_config = "/nowhere/config.yaml".into();
+    settings.kubelet_config.files.file = Some("/nowhere/config.yaml".into());
 }
 
 const POLICIES: [(&str, &str); 2] =
