@@ -76,6 +76,8 @@ pub struct Kubelet {
     pub device_plugins: Option<PathBuf>,
     /// The podresources socket; `<kubelet.dir>/pod-resources/kubelet.sock` when not set.
     pub socket: Option<PathBuf>,
+    /// The socket of the Pods API; `<kubelet.dir>/pods-api/pods-api.sock` when not set.
+    pub pods_socket: Option<PathBuf>,
     /// The deadline of one call.
     pub timeout: Period,
     /// Its HTTPS port; what the Node says when not set.
@@ -193,22 +195,28 @@ pub struct Scan {
 }
 
 /// Who tells about pods what the kubelet's List does not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pods {
     /// Whom to ask.
     pub source: PodSource,
+    /// How often the kubelet's `/pods` is read.
+    pub poll: Period,
 }
 
 /// Whom to ask about pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PodSource {
-    /// Whoever can tell: the API server.
+    /// The API server; where the fingerprint does not need it, the first that tells.
     #[default]
     Auto,
     /// The API server.
     ApiServer,
+    /// The kubelet's Pods API.
+    PodsApi,
+    /// The kubelet's `/pods`.
+    Kubelet,
     /// Nobody.
     None,
 }
@@ -423,6 +431,7 @@ pub const DOCS: &[(&str, &str)] = &[
          <kubelet.dir>/device-plugins",
     ),
     ("kubelet.socket", "The podresources socket. Not set: <kubelet.dir>/pod-resources/kubelet.sock"),
+    ("kubelet.podsSocket", "The socket of the Pods API. Not set: <kubelet.dir>/pods-api/pods-api.sock"),
     ("kubelet.timeout", "The deadline of one call to the kubelet."),
     (
         "kubelet.address",
@@ -479,8 +488,15 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     (
         "pods.source",
-        "Who tells that a pod is gone or has ended: auto, apiServer (a watch of this node's pods: pods list, watch) or \
-         none. auto is apiServer.",
+        "Who tells which pods there are, what they ask for and that they are gone or have ended: auto, apiServer (a watch \
+         of this node's pods: pods list, watch), podsApi (the kubelet's Pods API, 1.36 and later), kubelet (its HTTPS \
+         endpoint /pods: nodes/pods get) or none. auto is apiServer, and where fingerprint.view is not scheduler the \
+         first of them that tells.",
+    ),
+    (
+        "pods.poll",
+        "How often the kubelet's /pods is read where that is the source; less often where it would take more than a \
+         thousandth of a core.",
     ),
     (
         "publish.kubeconfig",
@@ -567,6 +583,7 @@ impl Default for Kubelet {
             dir: None,
             device_plugins: None,
             socket: None,
+            pods_socket: None,
             timeout: Period::seconds(10),
             address: None,
             ca_file: None,
@@ -579,6 +596,12 @@ impl Default for Kubelet {
 impl Default for Scan {
     fn default() -> Self {
         Self { poll: Period::seconds(5), settle: Period::seconds(30), notify_file: None }
+    }
+}
+
+impl Default for Pods {
+    fn default() -> Self {
+        Self { source: PodSource::Auto, poll: Period::seconds(5) }
     }
 }
 
@@ -689,6 +712,7 @@ impl Config {
         let dir = self.kubelet.dir.get_or_insert_with(|| root.join("var/lib/kubelet")).clone();
         self.kubelet.device_plugins.get_or_insert_with(|| dir.join("device-plugins"));
         self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
+        self.kubelet.pods_socket.get_or_insert_with(|| dir.join("pods-api/pods-api.sock"));
         self
     }
 }

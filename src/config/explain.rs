@@ -113,6 +113,16 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "auto, apiServer: the agent must be allowed to list and watch pods. It sees a release within milliseconds, and \
              on kubelets before 1.34, whose List names pods that have ended, it knows that these hold nothing. Without that \
              permission it says so and goes on as with none.",
+            "podsApi: needs no permission in the cluster, and works while the API server is away. The kubelet tells a \
+             little sooner than the API server that a pod has ended. Such a source cannot serve the fingerprint in the \
+             scheduler's view, for it knows pods when they are admitted, and static pods whose copy was refused.",
+            "kubelet: the kubelet's /pods is read again and again (`pods.poll`), so that releases are looked for as with \
+             none; it tells which pods have ended, and which are missing after a restart. The agent must be allowed to \
+             get nodes/pods, which kubelets understand from 1.33 on, and the kubelet's serving certificate must be one \
+             that can be verified (`kubelet.caFile`).",
+            "All of them: what a source told last stays while it cannot be asked, the log says so, and when it is back \
+             everything is told anew. A kubelet that has just started knows fewer pods than there are: of its own lists \
+             a shorter one is believed only after a while.",
             "none: releases are looked for by a List about once a second, less often on a node where that would cost more \
              than a thousandth of a core. On a kubelet before 1.34 a Completed pod seems to hold its memory and devices \
              until the next pod is admitted, and the scheduler plugin may never send that pod.",
