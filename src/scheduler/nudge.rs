@@ -150,9 +150,9 @@ mod tests {
         for at in 0..10 {
             nudger.wrote(true, &zones(&[at]), ms(at * 100));
         }
-        // The write at 700 ms was as good as the nudge at 650 ms.
-        assert_eq!(nudger.due(), Some(ms(1300)));
-        nudger.nudged(ms(1301));
+        // The write at 700 ms was as good as the nudge at 650 ms; the next is planned since the change at 600 ms.
+        assert_eq!(nudger.due(), Some(ms(1250)));
+        nudger.nudged(ms(1251));
         assert_eq!(nudger.due(), Some(ms(1550)), "since the last change");
     }
 
