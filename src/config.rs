@@ -76,6 +76,8 @@ pub struct Kubelet {
     pub device_plugins: Option<PathBuf>,
     /// The podresources socket; `<kubelet.dir>/pod-resources/kubelet.sock` when not set.
     pub socket: Option<PathBuf>,
+    /// The socket of the Pods API; `<kubelet.dir>/pods-api/pods-api.sock` when not set.
+    pub pods_socket: Option<PathBuf>,
     /// The deadline of one call.
     pub timeout: Period,
     /// Its HTTPS port; what the Node says when not set.
@@ -193,22 +195,28 @@ pub struct Scan {
 }
 
 /// Who tells about pods what the kubelet's List does not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pods {
     /// Whom to ask.
     pub source: PodSource,
+    /// How often the kubelet's `/pods` is read.
+    pub poll: Period,
 }
 
 /// Whom to ask about pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PodSource {
-    /// Whoever can tell: the API server.
+    /// The API server; where the fingerprint does not need it, the first that tells.
     #[default]
     Auto,
     /// The API server.
     ApiServer,
+    /// The kubelet's Pods API.
+    PodsApi,
+    /// The kubelet's `/pods`.
+    Kubelet,
     /// Nobody.
     None,
 }
@@ -249,15 +257,16 @@ pub struct Publish {
     pub placement: bool,
 }
 
-/// Write once more, so that pods that were rejected are tried again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// Write once more, so that pods that were rejected are tried again: `auto`, `off`, or the plugin's resync period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nudge {
-    /// A few times after something became free.
+    /// As is good for the usual periods.
     #[default]
     Auto,
     /// Never.
     Off,
+    /// The plugin refreshes what it knows so often.
+    Every(Period),
 }
 
 /// What the object says of pods: the scheduler plugin believes it only where this is what it knows itself.
@@ -438,6 +447,7 @@ pub const DOCS: &[(&str, &str)] = &[
          <kubelet.dir>/device-plugins",
     ),
     ("kubelet.socket", "The podresources socket. Not set: <kubelet.dir>/pod-resources/kubelet.sock"),
+    ("kubelet.podsSocket", "The socket of the Pods API. Not set: <kubelet.dir>/pods-api/pods-api.sock"),
     ("kubelet.timeout", "The deadline of one call to the kubelet."),
     (
         "kubelet.address",
@@ -494,8 +504,15 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     (
         "pods.source",
-        "Who tells that a pod is gone or has ended: auto, apiServer (a watch of this node's pods: pods list, watch) or \
-         none. auto is apiServer.",
+        "Who tells which pods there are, what they ask for and that they are gone or have ended: auto, apiServer (a watch \
+         of this node's pods: pods list, watch), podsApi (the kubelet's Pods API, 1.36 and later), kubelet (its HTTPS \
+         endpoint /pods: nodes/pods get) or none. auto is apiServer, and where fingerprint.view is not scheduler the \
+         first of them that tells.",
+    ),
+    (
+        "pods.poll",
+        "How often the kubelet's /pods is read where that is the source; less often where it would take more than a \
+         thousandth of a core.",
     ),
     (
         "publish.kubeconfig",
@@ -518,8 +535,8 @@ pub const DOCS: &[(&str, &str)] = &[
     ("publish.events", "Post Kubernetes Events about the Node, for what an operator must act on."),
     (
         "publish.nudge",
-        "auto or off. Write a few times more after something became free, so that the scheduler tries pods again that \
-         it rejected.",
+        "auto, off, or the plugin's cacheResyncPeriodSeconds (5s). Write a few times more after a change, so that the \
+         scheduler tries pods again that it rejected.",
     ),
     ("publish.placement", "Say on which NUMA node each container is, for the scheduler plugin's preemption."),
     (
@@ -587,6 +604,7 @@ impl Default for Kubelet {
             dir: None,
             device_plugins: None,
             socket: None,
+            pods_socket: None,
             timeout: Period::seconds(10),
             address: None,
             ca_file: None,
@@ -599,6 +617,12 @@ impl Default for Kubelet {
 impl Default for Scan {
     fn default() -> Self {
         Self { poll: Period::seconds(5), settle: Period::seconds(30), notify_file: None }
+    }
+}
+
+impl Default for Pods {
+    fn default() -> Self {
+        Self { source: PodSource::Auto, poll: Period::seconds(5) }
     }
 }
 
@@ -719,6 +743,7 @@ impl Config {
         let dir = self.kubelet.dir.get_or_insert_with(|| root.join("var/lib/kubelet")).clone();
         self.kubelet.device_plugins.get_or_insert_with(|| dir.join("device-plugins"));
         self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
+        self.kubelet.pods_socket.get_or_insert_with(|| dir.join("pods-api/pods-api.sock"));
         self
     }
 }
@@ -780,6 +805,54 @@ impl<'de> Deserialize<'de> for Endpoint {
             }
         }
         deserializer.deserialize_str(Visitor)
+    }
+}
+
+impl FromStr for Nudge {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            _ => text.parse().map(Self::Every).map_err(|error| format!("{error}, nor auto or off")),
+        }
+    }
+}
+
+impl fmt::Display for Nudge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("off"),
+            Self::Every(period) => write!(f, "{period}"),
+        }
+    }
+}
+
+impl Serialize for Nudge {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Nudge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Nudge;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("auto, off, or a period such as 5s")
+            }
+            // YAML takes a bare `off` for a boolean.
+            fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<Nudge, E> {
+                Ok(if on { Nudge::Auto } else { Nudge::Off })
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Nudge, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
     }
 }
 
@@ -884,6 +957,21 @@ mod tests {
         for text in ["", "9742", ":9742", "localhost:9742", "127.0.0.1", "127.0.0.1:70000", "off"] {
             assert!(text.parse::<Endpoint>().unwrap_err().contains(&format!("`{text}`")), "{text}");
         }
+    }
+
+    #[test]
+    fn nudges_read_what_they_write() {
+        for text in ["auto", "off", "5s", "10s"] {
+            assert_eq!(text.parse::<Nudge>().unwrap().to_string(), text);
+        }
+        let read = |text: &str| serde_saphyr::from_str::<Nudge>(text).map_err(|error| error.to_string());
+        assert_eq!(read("off"), Ok(Nudge::Off));
+        assert_eq!(read("5s"), Ok(Nudge::Every(Period::seconds(5))));
+        assert!(
+            read("soon")
+                .unwrap_err()
+                .contains("`soon` is no length of time such as 500ms, 10s or 5m, nor auto")
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The wire types of the podresources API stay in here; everybody above sees [`Allocatable`] and [`Usage`].
 
 mod answers;
+mod belief;
 mod client;
 mod config;
 mod https;

@@ -113,6 +113,16 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "auto, apiServer: the agent must be allowed to list and watch pods. It sees a release within milliseconds, and \
              on kubelets before 1.34, whose List names pods that have ended, it knows that these hold nothing. Without that \
              permission it says so and goes on as with none.",
+            "podsApi: needs no permission in the cluster, and works while the API server is away. The kubelet tells a \
+             little sooner than the API server that a pod has ended. Such a source cannot serve the fingerprint in the \
+             scheduler's view, for it knows pods when they are admitted, and static pods whose copy was refused.",
+            "kubelet: the kubelet's /pods is read again and again (`pods.poll`), so that releases are looked for as with \
+             none; it tells which pods have ended, and which are missing after a restart. The agent must be allowed to \
+             get nodes/pods, which kubelets understand from 1.33 on, and the kubelet's serving certificate must be one \
+             that can be verified (`kubelet.caFile`).",
+            "All of them: what a source told last stays while it cannot be asked, the log says so, and when it is back \
+             everything is told anew. A kubelet that has just started knows fewer pods than there are: of its own lists \
+             a shorter one is believed only after a while.",
             "none: releases are looked for by a List about once a second, less often on a node where that would cost more \
              than a thousandth of a core. On a kubelet before 1.34 a Completed pod seems to hold its memory and devices \
              until the next pod is admitted, and the scheduler plugin may never send that pod.",
@@ -184,9 +194,11 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "The scheduler plugin refreshes what it knows of a node at ticks of its own (cacheResyncPeriodSeconds), and a pod \
              that it rejected is tried again when the object changes: before the refresh, mostly. With no other event it \
              then waits for up to five minutes.",
-            "auto: after something became free the object is written again a few times within some half a minute, with \
-             nothing changed but the annotation numacast.io/nudge. off: never; on a node where pods come and go all the \
-             time that costs little.",
+            "auto: after a change the object is written again 0.65, 1.3, 2.6, 5.2 and 10.4 s later, soon after the first \
+             tick of a plugin that refreshes each 1, 2, 5 or 10 s, and once a minute while nothing happens. Nothing but \
+             the annotation numacast.io/nudge changes, and a held object is not nudged.",
+            "A period: the last of these comes soon after a tick of that length, and longer periods than 10 s are served. \
+             off: never; pods that were rejected then wait for the next real change of any node, or for five minutes.",
         ],
     ),
     (
