@@ -76,6 +76,7 @@ impl Publisher {
         let (newest, offers) = watch::channel(None);
         let (report, published) = watch::channel(Published::default());
         let (stood, standing) = watch::channel(Standing::Unknown);
+        let form = cluster.form();
         let task = Task {
             node: settings.node.clone(),
             writer: Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference),
@@ -92,7 +93,7 @@ impl Publisher {
             pace: Pace::default(),
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
-            care: Care::new(settings.rivals),
+            care: Care::new(settings.rivals, form),
             holds: settings.terms.view == View::Scheduler,
             unread: None,
             nudger: Nudger::new(settings.nudge.map(unlike_others)),
@@ -389,6 +390,7 @@ impl Task {
 mod tests {
     use super::*;
     use crate::config::RivalsMode;
+    use crate::nrt::Form;
 
     fn refused(code: u16, retry_after: Option<u64>) -> ClusterError {
         let retry_after = retry_after.map(Duration::from_secs);
@@ -426,7 +428,7 @@ mod tests {
     fn only_a_refusal_that_lasts_needs_an_operator() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut care = Care::new(RivalsMode::Report);
+        let mut care = Care::new(RivalsMode::Report, Form::default());
         let forbidden = ClusterError::Forbidden("no".into());
         assert!(!care.is_refused_for_long(&forbidden, start));
         assert!(!care.is_refused_for_long(&forbidden, after(59)));

@@ -8,6 +8,7 @@ use super::kubelet_port::KubeletPort;
 use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
+use crate::nrt::{Form, Version};
 use crate::scheduler::{Informer, Plan, PluginRelease, Terms, View};
 use crate::topology::{Exclude, Method, Rules};
 
@@ -42,6 +43,8 @@ pub struct Settings {
     pub watch_object: bool,
     /// What to do about a publisher that keeps rewriting the object.
     pub rivals: RivalsMode,
+    /// In which form the object is written.
+    pub form: Form,
     /// Post Kubernetes Events about the Node.
     pub events: bool,
     /// Ask the API server which pods are gone and which have ended.
@@ -86,6 +89,7 @@ impl Settings {
             owner_reference: config.publish.owner_reference,
             watch_object: config.publish.watch,
             rivals: config.publish.rivals,
+            form: form(&config.publish),
             events: config.publish.events,
             watch_pods: config.pods.source != config::PodSource::None,
             terms: terms(&config.fingerprint),
@@ -100,6 +104,14 @@ impl Settings {
             rules,
         }
     }
+}
+
+fn form(publish: &config::Publish) -> Form {
+    let version = match publish.api_version {
+        config::ApiVersion::V1alpha1 => Version::V1alpha1,
+        config::ApiVersion::V1alpha2 => Version::V1alpha2,
+    };
+    Form { version, policies: publish.topology_policies }
 }
 
 fn kubelet_port(config: &Config) -> KubeletPort {
