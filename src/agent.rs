@@ -67,7 +67,6 @@ use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
 use settle::{PATIENCE, Settling, Told, Verdict};
 use standing::{Carried, Others, Promise};
-use status_file::StatusFile;
 use tellers::Telling;
 use triggers::{Directories, Trigger, Triggers};
 
@@ -311,15 +310,7 @@ impl Agent {
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
             standing: publisher.standing(),
-            accord: Accord::new(
-                settings.node.clone(),
-                settings.terms.clone(),
-                pods,
-                publisher,
-                Arc::clone(&metrics),
-                notices.clone(),
-                settings.status_file.clone().map(StatusFile::start),
-            ),
+            accord: Accord::new(&settings, pods, publisher, Arc::clone(&metrics), notices.clone()),
             knows: false,
             carried: match settings.kubelet_config.may_tell() {
                 true => Carried::new(now, settings.settle, settings.settle * POLICIES_CARRIED),

@@ -663,11 +663,6 @@ impl Config {
     /// What cannot work together: the key to blame, and why.
     fn conflicts(&self) -> Vec<(&'static str, &'static str)> {
         let mut conflicts = self.conflicts_of_addresses();
-        if self.fingerprint.view == FingerprintView::Scheduler && !self.pods.source.may_be_api_server() {
-            let view = "the scheduler's view of pods needs the API server: set `pods.source: auto`, or `fingerprint.view` to \
-                        kubelet or none";
-            conflicts.push(("pods.source", view));
-        }
         let KubeletConfig { topology_manager_policy: policy, topology_manager_scope: scope, .. } =
             &self.kubelet.config;
         match (policy, scope) {
@@ -680,6 +675,11 @@ impl Config {
                 "a scope has no meaning without a policy: set `kubelet.config.topologyManagerPolicy` as well",
             )),
             _ => {}
+        }
+        if self.fingerprint.view == FingerprintView::Scheduler && !self.pods.source.may_be_api_server() {
+            let view = "the scheduler's view of pods needs the API server: set `pods.source: auto`, or `fingerprint.view` to \
+                        kubelet or none";
+            conflicts.push(("pods.source", view));
         }
         conflicts
     }

@@ -10,6 +10,7 @@ mod accounted;
 mod contract;
 mod exclusive;
 mod nudge;
+mod placed;
 
 pub use accounted::Requirements;
 pub use contract::{Contract, Reading, Stance, Terms, Verdict};

@@ -18,6 +18,7 @@ use std::fmt;
 use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, ManagerState, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
+pub use attributes::{deprecated, from_deprecated};
 pub use fingerprint::{Fingerprint, Method, PodSet, pod_hash};
 pub use hidden::{Links, links};
 pub use placement::{Placed, Placement, home, placement};
@@ -98,7 +99,7 @@ impl<'a> InUse<'a> {
 pub struct Topology {
     /// Ascending by id.
     pub zones: Vec<Zone>,
-    /// Names and values, in a fixed order; empty while the kubelet's configuration is unknown.
+    /// Names and values, in a fixed order; no policies while the kubelet's configuration is unknown.
     pub attributes: Vec<(String, String)>,
     /// The pods that it accounts for, once the scheduler's contract says so.
     pub pods: Option<PodSet>,
@@ -214,7 +215,7 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     findings.retain(|finding| {
         finding.resource().is_none_or(|resource| !inputs.rules.exclude.resources.contains(resource))
     });
-    let attributes = inputs.config.map(attributes::of).unwrap_or_default();
+    let attributes = attributes::of(inputs.config, inputs.machine);
     Topology { zones, attributes, pods: None, findings }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
+use super::Settings;
 use super::changes::{self, Footprints};
 use super::notices::{Notices, Reason};
 use super::pods::{PodSource, PodView};
@@ -20,9 +21,9 @@ use super::status_file::StatusFile;
 use crate::backoff::back_off;
 use crate::kubelet::Usage;
 use crate::machine::Machine;
-use crate::scheduler::{Contract, Reading, Requirements, Stance, Terms, Verdict, View};
+use crate::scheduler::{Contract, Reading, Requirements, Stance, Verdict, View};
 use crate::telemetry::metrics::Metrics;
-use crate::topology::Topology;
+use crate::topology::{Placement, Topology};
 
 /// How long the first object waits for whoever knows the node's pods.
 const FIRST_LIST: Duration = Duration::from_secs(2);
@@ -64,6 +65,8 @@ pub(super) struct Accord {
     metrics: Arc<Metrics>,
     notices: Notices,
     status_file: Option<StatusFile>,
+    /// Say on which zones the containers are.
+    places: bool,
     contract: Contract,
     started: Instant,
     newest: Option<Account>,
@@ -87,22 +90,21 @@ pub(super) struct Accord {
 
 impl Accord {
     pub(super) fn new(
-        node: String,
-        terms: Terms,
+        settings: &Settings,
         pods: PodSource,
         publisher: Publisher,
         metrics: Arc<Metrics>,
         notices: Notices,
-        status_file: Option<StatusFile>,
     ) -> Self {
         Self {
-            node,
+            node: settings.node.clone(),
             pods,
             publisher,
             metrics,
             notices,
-            status_file,
-            contract: Contract::new(terms),
+            status_file: settings.status_file.clone().map(StatusFile::start),
+            places: settings.placement,
+            contract: Contract::new(settings.terms.clone()),
             started: Instant::now(),
             newest: None,
             last: None,
@@ -246,6 +248,9 @@ impl Accord {
         let Some(account) = &self.newest else { return false };
         let mut topology = account.topology.clone();
         topology.pods = verdict.pods;
+        if let Some(placement) = self.placement(account, verdict) {
+            placement.enter(&mut topology);
+        }
         if self.last.as_ref().is_some_and(|(last, _)| says_the_same(last, &topology)) {
             return false;
         }
@@ -266,6 +271,16 @@ impl Accord {
         self.publisher.offer(topology.clone());
         self.last = Some((topology, holders));
         true
+    }
+
+    /// Where the containers are, if the plugin can agree and is to know.
+    fn placement(&self, account: &Account, verdict: &Verdict) -> Option<Placement> {
+        if !self.places || verdict.stance != Stance::Agreed {
+            return None;
+        }
+        let Account { topology, usage, requirements, machine } = account;
+        let reading = Reading { usage, requirements, zones: &topology.zones, answers: self.answers };
+        self.pods.with(|pods| self.contract.placement(pods, &reading, machine))
     }
 }
 

@@ -100,6 +100,31 @@ impl Settings {
     }
 }
 
+fn kubelet_port(config: &Config) -> KubeletPort {
+    let config::Kubelet { address, ca_file, server_name, timeout, .. } = config.kubelet.clone();
+    KubeletPort { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
+}
+
+fn config_sources(config: &Config) -> ConfigSources {
+    let kubelet = &config.kubelet.config;
+    let files = ConfigFiles {
+        file: kubelet.file.clone(),
+        dir: kubelet.dir.clone(),
+        kubelet_dir: config.kubelet.dir.clone().unwrap_or_default(),
+        host_root: config.host.root.clone(),
+        proc: config.host.proc.clone().unwrap_or_default(),
+        node: config.node_name.clone(),
+    };
+    let by_hand = ByHand {
+        cpu_manager_policy: kubelet.cpu_manager_policy.map(|policy| policy.to_string()),
+        memory_manager_policy: kubelet.memory_manager_policy.map(|policy| policy.to_string()),
+        topology_manager_policy: kubelet.topology_manager_policy.map(|policy| policy.to_string()),
+        topology_manager_scope: kubelet.topology_manager_scope.map(|scope| scope.to_string()),
+        topology_manager_policy_options: kubelet.topology_manager_policy_options.clone(),
+    };
+    ConfigSources { source: kubelet.source, files, port: kubelet_port(config), by_hand }
+}
+
 fn terms(fingerprint: &config::Fingerprint) -> Terms {
     let config::Fingerprint { view, method, informer, plugin, hold_after, hold_limit, status_file: _ } =
         fingerprint;
@@ -146,31 +171,6 @@ fn tellers(config: &Config, port: KubeletPort) -> PodTellers {
         interval: config.pods.interval.get(),
         port,
     }
-}
-
-fn kubelet_port(config: &Config) -> KubeletPort {
-    let config::Kubelet { address, ca_file, server_name, timeout, .. } = config.kubelet.clone();
-    KubeletPort { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
-}
-
-fn config_sources(config: &Config) -> ConfigSources {
-    let kubelet = &config.kubelet.config;
-    let files = ConfigFiles {
-        file: kubelet.file.clone(),
-        dir: kubelet.dir.clone(),
-        kubelet_dir: config.kubelet.dir.clone().unwrap_or_default(),
-        host_root: config.host.root.clone(),
-        proc: config.host.proc.clone().unwrap_or_default(),
-        node: config.node_name.clone(),
-    };
-    let by_hand = ByHand {
-        cpu_manager_policy: kubelet.cpu_manager_policy.map(|policy| policy.to_string()),
-        memory_manager_policy: kubelet.memory_manager_policy.map(|policy| policy.to_string()),
-        topology_manager_policy: kubelet.topology_manager_policy.map(|policy| policy.to_string()),
-        topology_manager_scope: kubelet.topology_manager_scope.map(|scope| scope.to_string()),
-        topology_manager_policy_options: kubelet.topology_manager_policy_options.clone(),
-    };
-    ConfigSources { source: kubelet.source, files, port: kubelet_port(config), by_hand }
 }
 
 /// What a configuration leaves out on `node`: its own list and the one for every node, united.

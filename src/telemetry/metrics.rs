@@ -105,10 +105,13 @@ pub enum WriteReason {
     Repair,
     /// The object was another manager's, which no longer writes it.
     Takeover,
+    /// Nothing changed, but pods that the scheduler rejected are to be tried again.
+    Nudge,
 }
 
 impl WriteReason {
-    const ALL: [Self; 5] = [Self::First, Self::Change, Self::Refresh, Self::Repair, Self::Takeover];
+    const ALL: [Self; 6] =
+        [Self::First, Self::Change, Self::Refresh, Self::Repair, Self::Takeover, Self::Nudge];
 
     const fn label(self) -> &'static str {
         match self {
@@ -117,6 +120,7 @@ impl WriteReason {
             Self::Refresh => "refresh",
             Self::Repair => "repair",
             Self::Takeover => "takeover",
+            Self::Nudge => "nudge",
         }
     }
 }

@@ -9,7 +9,6 @@ use fastrand::Rng;
 use crate::exporter::Exporter;
 use crate::load::{CPUS, Load, Short};
 use crate::scheduler::{Clocks, Log, Scheduler};
-use crate::support::wait::until;
 use crate::support::{Cluster, Parts, pod};
 use crate::{node, percentiles};
 
@@ -57,12 +56,7 @@ impl Run {
             node.run(pod("completed").cpus(1).memory("64Mi")).await?;
             node.finish("completed", 0).await?;
             node.submit(&pod("unpullable").cpus(1).memory("64Mi").unpullable()).await?;
-            until("the kubelet has tried to start the pod", async || {
-                let text = serde_json::to_string(&node.pods().await?)?;
-                anyhow::ensure!(text.contains("ErrImageNeverPull"), "it has not");
-                Ok(())
-            })
-            .await?;
+            node.says("unpullable", "ErrImageNeverPull").await?;
         }
         let mut exporter = self.exporter.start(&self.binary, &cluster, &node).await?;
         let program = parts.program("scheduler");

@@ -4,6 +4,7 @@
 
 mod docs;
 mod faults;
+mod fingerprint;
 mod harness;
 mod kubectl;
 mod order;

@@ -125,8 +125,9 @@ async fn a_touch_of_the_notify_file_is_enough() {
 #[tokio::test]
 async fn an_agent_that_starts_with_its_kubelet_does_not_make_a_full_node_look_free() {
     let world = followed().await;
-    let (promised, writes) = (world.available(0, "cpu"), world.server.writes().changes);
+    let promised = world.available(0, "cpu");
     let World { node, server, .. } = world.halt().await;
+    let writes = server.writes().changes;
     // Both start anew, and the kubelet does not know its pods yet.
     node.kubelet.stop();
     node.kubelet.boot().unwrap();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
+use serde_json::json;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -16,6 +17,9 @@ use crate::topology::Topology;
 
 /// How long a UID that was read is good for an object that is made: a Node may be made anew.
 const FRESH: Duration = Duration::from_secs(10);
+
+/// Counts the writes that say nothing new.
+const NUDGE: &str = "numacast.io/nudge";
 
 /// What the API server has of the object, as far as we know.
 #[derive(Debug)]
@@ -80,6 +84,18 @@ impl Writer {
         Ok(())
     }
 
+    /// Writes the object once more with nothing changed but a number in an annotation.
+    pub(super) async fn nudge(&mut self) -> Result<(), ClusterError> {
+        let Some(metadata) = self.own().filter(|own| own.uid.is_some()) else { return Ok(()) };
+        let last = metadata.annotations.as_ref().and_then(|all| all.get(NUDGE)?.parse::<u64>().ok());
+        let number = last.unwrap_or_default().wrapping_add(1).to_string();
+        // Only this object: one that was made anew is nothing to nudge about.
+        let patch = json!({"metadata": {"uid": metadata.uid, "annotations": {NUDGE: number}}});
+        let nudged = self.cluster.merge(&self.node, &patch).await?;
+        self.own = Own::Is(Box::new(nudged));
+        Ok(())
+    }
+
     /// The version of the object; empty if it is not known.
     pub(super) fn version(&self) -> &str {
         self.own().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
@@ -140,6 +156,21 @@ impl Writer {
             }
             applied => applied,
         }
+    }
+
+    /// Writes an object of ours that stood, as it is here: with another fingerprint.
+    pub(super) async fn hold(&mut self, object: &NodeResourceTopology) -> Result<(), ClusterError> {
+        let Some(metadata) = self.own() else { return Ok(()) };
+        let mut object = object.clone();
+        object.metadata = ObjectMeta {
+            name: Some(self.node.clone()),
+            uid: metadata.uid.clone(),
+            owner_references: Some(self.repeated(metadata)).filter(|references| !references.is_empty()),
+            ..ObjectMeta::default()
+        };
+        let metadata = self.cluster.apply(&object).await?;
+        self.own = Own::Is(Box::new(metadata));
+        Ok(())
     }
 
     async fn apply(&mut self, topology: &Topology) -> Result<(), ClusterError> {

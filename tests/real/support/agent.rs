@@ -41,6 +41,11 @@ impl Agent {
         self.process.still_runs()
     }
 
+    /// Kills the agent.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
     /// Waits until the published object says what the oracle says.
     pub(crate) async fn tells_the_truth(&mut self, node: &RealNode) -> Result<()> {
         until("the published object equals the oracle", async || {

@@ -6,6 +6,7 @@ pub(crate) mod cgroups;
 pub(crate) mod cluster;
 #[allow(dead_code, reason = "the test makes a few, the program all")]
 pub(crate) mod faults;
+pub(crate) mod fingerprint;
 pub(crate) mod history;
 pub(crate) mod node;
 pub(crate) mod nrt;

@@ -354,6 +354,30 @@ impl RealNode {
         Ok(())
     }
 
+    /// Takes a pod's object away at once, whatever the kubelet has of it still.
+    pub(crate) async fn force_delete(&self, name: &str) -> Result<()> {
+        self.pods_api().delete(name, &DeleteParams::default().grace_period(0)).await?;
+        Ok(())
+    }
+
+    /// Takes every finalizer off a pod.
+    pub(crate) async fn drop_finalizers(&self, name: &str) -> Result<()> {
+        let none = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+        self.pods_api().patch(name, &PatchParams::default(), &none).await?;
+        Ok(())
+    }
+
+    /// Waits until a pod's status says this, anywhere in it.
+    pub(crate) async fn says(&self, name: &str, word: &str) -> Result<()> {
+        until(&format!("pod {name} says {word}"), async || {
+            self.kubelet_still_runs()?;
+            let status = serde_json::to_string(&self.pods_api().get(name).await?.status)?;
+            ensure!(status.contains(word), "it says {status}");
+            Ok(())
+        })
+        .await
+    }
+
     /// Waits until a pod is gone.
     pub(crate) async fn is_gone(&self, name: &str) -> Result<()> {
         until(&format!("pod {name} is gone"), async || {

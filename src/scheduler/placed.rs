@@ -1,0 +1,119 @@
+//! On which zones the containers are that the plugin deems exclusive, in the pods of the fingerprint.
+
+use super::contract::Contract;
+use super::exclusive::is_exclusive_container;
+use super::{Reading, View};
+use crate::kubelet::{PodUsage, Usage};
+use crate::machine::{Id, Machine};
+use crate::pod::{ContainerKind, Pod};
+use crate::topology::{Placed, Placement, home, placement};
+
+impl Contract {
+    /// The placement that goes with the fingerprint; none where the plugin would count another number of containers, or one
+    /// of them is not on one zone for sure. Only the scheduler's view knows what pods ask for.
+    pub fn placement<'a>(
+        &self,
+        pods: Option<impl IntoIterator<Item = &'a Pod>>,
+        reading: &Reading<'_>,
+        machine: &Machine,
+    ) -> Option<Placement> {
+        if self.terms().view != View::Scheduler {
+            return None;
+        }
+        let listed = |name: &str| reading.zones.iter().any(|zone| zone.resources.contains_key(name));
+        let counted: Vec<&Pod> = pods?.into_iter().filter(|pod| self.counts(pod, reading.zones)).collect();
+        let mut placed = Vec::new();
+        for pod in counted {
+            let exclusive = pod.containers.iter().filter(|container| {
+                container.kind != ContainerKind::Init
+                    && is_exclusive_container(pod, container, &listed, self.terms().release)
+            });
+            for container in exclusive {
+                let row = row(reading.usage, pod)?;
+                let usage = row.containers.iter().find(|usage| *usage.name == *container.name)?;
+                let zone = Some(home(usage, machine)?);
+                let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
+                placed.push(Placed { namespace, pod: name, container: &container.name, zone });
+            }
+        }
+        placement(Id::try_from(reading.zones.len()).ok()?, placed)
+    }
+}
+
+/// What the List says of a pod, if that is one row: with two it cannot be told which is the pod's.
+fn row<'a>(usage: &'a Usage, pod: &Pod) -> Option<&'a PodUsage> {
+    let mut rows = usage.pods.iter().filter(|row| row.name == pod.name && row.namespace == pod.namespace);
+    rows.next().filter(|_| rows.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::ContainerUsage;
+    use crate::machine::NumaNode;
+    use crate::pod::{Container, Phase};
+    use crate::scheduler::{Requirements, Terms};
+    use crate::topology::Zone;
+
+    fn machine() -> Machine {
+        let node = |id: Id, cpus: &str| NumaNode { id, cpus: cpus.parse().unwrap(), ..NumaNode::default() };
+        Machine { nodes: vec![node(0, "0-7"), node(1, "8-15")], ..Machine::default() }
+    }
+
+    fn pod(name: &str, phase: Phase, containers: &[&str]) -> Pod {
+        let container =
+            |name: &&str| Container { name: (*name).into(), cpu_milli: 1000, ..Container::default() };
+        Pod {
+            namespace: "ns".into(),
+            name: name.into(),
+            phase,
+            guaranteed: true,
+            said_guaranteed: true,
+            containers: containers.iter().map(container).collect(),
+            ..Pod::default()
+        }
+    }
+
+    fn row(name: &str, containers: &[(&str, &str)]) -> PodUsage {
+        let container = |(name, cpus): &(&str, &str)| ContainerUsage {
+            name: (*name).into(),
+            cpus: cpus.parse().unwrap(),
+            ..ContainerUsage::default()
+        };
+        PodUsage {
+            namespace: "ns".into(),
+            name: name.into(),
+            containers: containers.iter().map(container).collect(),
+            ..PodUsage::default()
+        }
+    }
+
+    fn metadata(pods: &[Pod], rows: Vec<PodUsage>) -> Option<String> {
+        let zone = |id| Zone { id, ..Zone::default() };
+        let usage = Usage { pods: rows };
+        let reading = Reading {
+            usage: &usage,
+            requirements: &Requirements::default(),
+            zones: &[zone(0), zone(1)],
+            answers: true,
+        };
+        Contract::new(Terms::default()).placement(Some(pods), &reading, &machine()).map(|p| p.metadata)
+    }
+
+    #[test]
+    fn every_container_that_the_plugin_counts_has_a_place_or_none_has() {
+        let a = || pod("a", Phase::Running, &["x", "y"]);
+        let on_one = row("a", &[("x", "1"), ("y", "8")]);
+        let all = metadata(&[a()], vec![on_one.clone()]);
+        assert_eq!(all.as_deref(), Some("npv0v001::ve=leb89::cc=2::nn=2::bn=0"));
+        // The plugin counts pods that have ended, and nobody tells where they were.
+        assert_eq!(metadata(&[a(), pod("b", Phase::Succeeded, &["x"])], vec![on_one.clone()]), None);
+        assert_eq!(metadata(&[a(), pod("b", Phase::Pending, &["x"])], vec![on_one.clone()]), all);
+        assert_eq!(metadata(&[a()], vec![row("a", &[("x", "1"), ("y", "2,8")])]), None, "on two zones");
+        assert_eq!(metadata(&[a()], vec![row("a", &[("x", "1")])]), None);
+        assert_eq!(metadata(&[a()], vec![on_one.clone(), on_one.clone()]), None, "which is it?");
+        let modest = Pod { said_guaranteed: false, ..pod("b", Phase::Succeeded, &["x"]) };
+        assert_eq!(metadata(&[a(), modest], vec![on_one]), all);
+        assert_eq!(metadata(&[], vec![]).as_deref(), Some("npv0v001::ve=leb89::cc=0::nn=2::bn=0"));
+    }
+}

@@ -1,0 +1,244 @@
+//! The fingerprint in the object is the one that the scheduler plugin expects, in every state that a pod can be in, and
+//! while the zones do not account for a pod the object agrees with nothing. What is expected comes from upstream's own
+//! library and the API server's pods; the kubelet and its pods are real.
+
+use anyhow::{Context, Result, ensure};
+use numacast::sim::machine::Device;
+
+use crate::support::agent::Agent;
+use crate::support::fingerprint::{Counting, HELD, Upstream, attribute, published};
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Observer, Parts, RealNode, Stop, nrt, pod};
+
+const NIC: &str = "example.com/nic";
+const FAR: &str = "example.com/far";
+
+/// What the plugin does unless it is told otherwise.
+const DEFAULT: Counting = Counting { informer: "dedicated", method: "all", plugin: "0.35" };
+
+/// All the others.
+const OTHERS: [Counting; 4] = [
+    Counting { informer: "shared", ..DEFAULT },
+    Counting { method: "with-exclusive-resources", ..DEFAULT },
+    Counting { method: "with-exclusive-resources", plugin: "0.34", ..DEFAULT },
+    Counting { informer: "shared", method: "with-exclusive-resources", plugin: "0.35" },
+];
+
+/// A node, its agent, and upstream's word.
+struct Bench {
+    cluster: Cluster,
+    node: RealNode,
+    agent: Agent,
+    upstream: Upstream,
+    counting: Counting,
+}
+
+impl Bench {
+    /// A kubelet that refuses what does not fit into one zone, and finds its static pods in `manifests`.
+    async fn start(parts: &Parts) -> Result<Self> {
+        let cluster = Cluster::start(parts).await?;
+        let manifests = cluster.dir().join("manifests");
+        std::fs::create_dir(&manifests)?;
+        let node = RealNode::on("two-by-eight")?
+            .kubelet("topologyManagerPolicy", "single-numa-node".into())
+            .kubelet("staticPodPath", manifests.to_string_lossy().into())
+            .start(&cluster)
+            .await?;
+        let agent = agent(&node, DEFAULT)?;
+        Ok(Self { cluster, node, agent, upstream: Upstream::of(parts), counting: DEFAULT })
+    }
+
+    /// Ends the agent and starts one that counts in another way.
+    fn count(&mut self, counting: Counting) -> Result<()> {
+        self.agent.kill()?;
+        self.counting = counting;
+        self.agent = agent(&self.node, counting)?;
+        Ok(())
+    }
+
+    /// Waits until the object carries what upstream makes of the API server's pods, and its zones what the kubelet's
+    /// own books say; gives the names of the pods that count.
+    async fn agrees(&mut self, when: &str) -> Result<Vec<String>> {
+        let (node, counting) = (&self.node, self.counting);
+        let pods = until(&format!("the object agrees: {when}, {counting:?}"), async || {
+            self.agent.still_runs()?;
+            node.kubelet_still_runs()?;
+            let object = nrt::read(&node.client(), node.name()).await?;
+            let expected = self.upstream.expects(counting, &node.pods().await?, &object)?;
+            let said = published(&object);
+            ensure!(said == Some(&expected.fingerprint), "it says {said:?}, and upstream {expected:?}");
+            let method = attribute(&object, "nodeTopologyPodsFingerprintMethod");
+            ensure!(method == Some(counting.method), "its method is {method:?}");
+            Ok(expected.pods)
+        })
+        .await?;
+        self.agent.tells_the_truth(node).await.with_context(|| when.to_owned())?;
+        Ok(pods.into_iter().map(|name| name.trim_start_matches("default/").to_owned()).collect())
+    }
+
+    async fn is_held(&mut self, when: &str) -> Result<()> {
+        until(&format!("the object is held: {when}"), async || {
+            self.agent.still_runs()?;
+            let object = nrt::read(&self.node.client(), self.node.name()).await?;
+            ensure!(published(&object) == Some(HELD), "it says {:?}", published(&object));
+            Ok(())
+        })
+        .await
+    }
+
+    /// A manifest of a static pod where the kubelet looks for them.
+    fn static_pod(&self) -> Result<()> {
+        let manifest = pod("static").cpus(1).memory("64Mi").bound_to("")?;
+        let path = self.cluster.dir().join("manifests/static.yaml");
+        Ok(std::fs::write(path, serde_json::to_vec(&manifest)?)?)
+    }
+}
+
+fn agent(node: &RealNode, Counting { informer, method, plugin }: Counting) -> Result<Agent> {
+    let settings = [
+        format!("fingerprint.informer={informer}"),
+        format!("fingerprint.method={method}"),
+        format!("fingerprint.plugin={plugin}"),
+    ];
+    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    Agent::start(node, &arguments)
+}
+
+#[tokio::test]
+async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let mut bench = Bench::start(&parts).await?;
+    ensure!(bench.agrees("no pod at all").await?.is_empty());
+
+    bench.node.run(pod("best-effort")).await?;
+    bench.node.run(pod("burstable").burstable().millicpus(100).memory("64Mi").device(NIC, 1)).await?;
+    bench.node.run(pod("fraction").millicpus(500).memory("64Mi")).await?;
+    bench.node.run(pod("whole").cpus(2).memory("64Mi")).await?;
+    bench.node.run(pod("helped").cpus(1).memory("64Mi").sidecar("side").cpus(1).memory("64Mi")).await?;
+    // A device that is near no node, and so in no zone.
+    let far = Device { id: "far-0".to_owned(), numa: Vec::new(), unhealthy: false };
+    bench.node.set_devices(FAR, &[far])?;
+    bench.node.kubelet_is_ready().await?;
+    bench.node.run(pod("far").burstable().millicpus(100).memory("64Mi").device(FAR, 1)).await?;
+    let running = ["best-effort", "burstable", "far", "fraction", "helped", "whole"];
+    ensure!(bench.agrees("all run").await? == running);
+
+    bench.node.submit(&pod("unpullable").cpus(1).memory("64Mi").unpullable()).await?;
+    bench.node.says("unpullable", "ErrImageNeverPull").await?;
+    ensure!(bench.agrees("a pod is admitted and cannot start").await? == running);
+
+    bench.node.run(pod("completed").cpus(1).memory("64Mi")).await?;
+    bench.node.finish("completed", 0).await?;
+    bench.agrees("a pod has completed").await?;
+    bench.node.run(pod("failed").cpus(1).memory("64Mi")).await?;
+    bench.node.finish("failed", 1).await?;
+    bench.agrees("a pod has failed").await?;
+    bench.node.try_to_run(pod("refused").cpus(8).memory("64Mi")).await?;
+    bench.agrees("the kubelet has refused a pod").await?;
+
+    bench.static_pod()?;
+    bench.node.fate_of("static-two-by-eight").await?;
+    bench.agrees("a static pod runs").await?;
+
+    bench.node.run(pod("finalized").cpus(1).memory("64Mi").finalizer("example.com/keeps")).await?;
+    bench.node.ask_to_delete("finalized").await?;
+    bench.node.says("finalized", "\"terminated\"").await?;
+    bench.agrees("a finalizer keeps a pod that was deleted").await?;
+
+    bench.node.run(pod("forced").cpus(1).memory("64Mi")).await?;
+    bench.node.force_delete("forced").await?;
+    bench.agrees("a pod was deleted by force").await?;
+
+    // All of them at once, for whoever starts only now, in every way to count.
+    let all = bench.agrees("before the agent's restart").await?;
+    let dead = ["completed", "failed", "finalized", "refused"];
+    ensure!(dead.iter().all(|name| all.iter().any(|one| one == name)) && all.len() == 11, "{all:?}");
+    for counting in OTHERS {
+        bench.count(counting)?;
+        let counted = bench.agrees("after the agent's restart").await?;
+        let has = |name: &str| counted.iter().any(|one| one == name);
+        ensure!(has("completed") == (counting.informer == "dedicated"), "{counting:?}: {counted:?}");
+        ensure!(has("best-effort") == (counting.method == "all"), "{counting:?}: {counted:?}");
+        let exclusive = counting.method == "all" || counting.plugin == "0.34";
+        ensure!(has("far") == exclusive, "{counting:?}: {counted:?}");
+        // It goes on with what happens.
+        bench.node.run(pod("next").cpus(1).memory("64Mi")).await?;
+        bench.agrees("another pod runs").await?;
+        bench.node.finish("next", 0).await?;
+        bench.agrees("it has completed").await?;
+        bench.node.delete("next").await?;
+        bench.agrees("it was deleted").await?;
+    }
+
+    bench.count(DEFAULT)?;
+    for gone in ["unpullable", "completed", "failed", "refused", "whole"] {
+        bench.node.delete(gone).await?;
+        bench.agrees(&format!("{gone} was deleted")).await?;
+    }
+    bench.node.drop_finalizers("finalized").await?;
+    bench.node.is_gone("finalized").await?;
+    bench.agrees("the finalizer is gone").await?;
+    std::fs::remove_file(bench.cluster.dir().join("manifests/static.yaml"))?;
+    bench.node.is_gone("static-two-by-eight").await?;
+    bench.agrees("the static pod is gone").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_object_agrees_with_nothing_while_a_bound_pod_is_not_accounted() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let mut bench = Bench::start(&parts).await?;
+    bench.node.run(pod("first").cpus(2).memory("64Mi")).await?;
+    bench.agrees("one pod runs").await?;
+    let observer = Observer::start(&bench.node.client(), bench.node.name()).await?;
+
+    // A kubelet that hangs.
+    let since = observer.everything_so_far().await?.len();
+    bench.node.signal_kubelet("STOP")?;
+    bench.node.submit(&pod("second").cpus(3).memory("64Mi")).await?;
+    bench.is_held("a pod is bound, and the kubelet hangs").await?;
+    bench.node.signal_kubelet("CONT")?;
+    bench.node.fate_of("second").await?;
+    ensure!(bench.agrees("the kubelet goes on").await? == ["first", "second"]);
+    nothing_agreed_with_more(&observer, since, 14 - 2 - 3).await?;
+
+    // One that is dead; the agent is restarted meanwhile.
+    let since = observer.everything_so_far().await?.len();
+    bench.node.stop_kubelet(Stop::Kill)?;
+    bench.node.submit(&pod("third").cpus(4).memory("64Mi")).await?;
+    bench.is_held("a pod is bound, and the kubelet is dead").await?;
+    bench.count(DEFAULT)?;
+    bench.node.start_kubelet().await?;
+    bench.node.fate_of("third").await?;
+    ensure!(bench.agrees("the kubelet runs again").await? == ["first", "second", "third"]);
+    nothing_agreed_with_more(&observer, since, 14 - 2 - 3 - 4).await?;
+
+    // Whoever is taken back before anybody admitted it is not waited for any longer.
+    bench.node.signal_kubelet("STOP")?;
+    bench.node.submit(&pod("fourth").cpus(1).memory("64Mi")).await?;
+    bench.is_held("another pod is bound, and the kubelet hangs again").await?;
+    bench.node.force_delete("fourth").await?;
+    let (node, upstream) = (&bench.node, &bench.upstream);
+    until("the object agrees without the pod", async || {
+        let object = nrt::read(&node.client(), node.name()).await?;
+        let expected = upstream.expects(DEFAULT, &node.pods().await?, &object)?;
+        ensure!(published(&object) == Some(&expected.fingerprint), "it says {:?}", published(&object));
+        Ok(())
+    })
+    .await?;
+    bench.node.signal_kubelet("CONT")?;
+    bench.agrees("the kubelet goes on").await?;
+    Ok(())
+}
+
+/// Every version since then that agrees with any set of pods has at most so many CPUs free.
+async fn nothing_agreed_with_more(observer: &Observer, since: usize, free: u64) -> Result<()> {
+    let versions = observer.everything_so_far().await?;
+    let new = versions.get(since..).context("the observer has forgotten something")?;
+    ensure!(new.iter().any(|seen| published(seen) == Some(HELD)), "no version was held");
+    for seen in new.iter().filter(|seen| published(seen) != Some(HELD)) {
+        let has: u64 = seen.zones.values().map(|zone| zone["cpu"].available).sum();
+        ensure!(has <= free, "version {} agrees, and {has} CPUs are free in it, not {free}", seen.version);
+    }
+    Ok(())
+}

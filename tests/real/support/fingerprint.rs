@@ -1,0 +1,84 @@
+//! The fingerprint that the scheduler plugin expects, by upstream's own library from the API server's pods.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use super::nrt::Seen;
+use super::parts::Parts;
+
+/// What numacast writes into an object that must not be believed: a value that no set of pods has.
+pub(crate) const HELD: &str = "pfp0v0010000000000000000";
+
+/// One way in which a plugin counts pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counting {
+    /// `dedicated` or `shared`.
+    pub(crate) informer: &'static str,
+    /// `all` or `with-exclusive-resources`.
+    pub(crate) method: &'static str,
+    /// The plugin's release, as the agent's configuration has it.
+    pub(crate) plugin: &'static str,
+}
+
+/// What a plugin expects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(crate) fingerprint: String,
+    /// `namespace/name` of the pods that count.
+    pub(crate) pods: BTreeSet<String>,
+}
+
+/// Upstream's library, as a program.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    program: PathBuf,
+}
+
+impl Upstream {
+    pub(crate) fn of(parts: &Parts) -> Self {
+        Self { program: parts.program("fingerprint") }
+    }
+
+    /// What the plugin expects of a node with these pods, and zones with these resources.
+    pub(crate) fn expects(&self, counting: Counting, pods: &[Pod], object: &Seen) -> Result<Expected> {
+        let mut command = Command::new(&self.program);
+        command.args(["--informer", counting.informer, "--method", counting.method]);
+        if counting.plugin != "0.34" {
+            let named: BTreeSet<&str> =
+                object.zones.values().flat_map(|zone| zone.keys()).map(String::as_str).collect();
+            command.arg("--zones").arg(Vec::from_iter(named).join(","));
+        }
+        let said = ask(command, &self.program, &json!({ "items": pods }))?;
+        let names = said["pods"].as_array().context("no pods in the answer")?;
+        Ok(Expected {
+            fingerprint: said["fingerprint"].as_str().context("no fingerprint in the answer")?.to_owned(),
+            pods: names.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect(),
+        })
+    }
+}
+
+fn ask(mut command: Command, program: &Path, question: &Value) -> Result<Value> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().with_context(|| program.display().to_string())?;
+    write!(child.stdin.take().context("no pipe")?, "{question}")?;
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success(), "{} ended with {}", program.display(), output.status);
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// An attribute of an object.
+pub(crate) fn attribute<'a>(object: &'a Seen, name: &str) -> Option<&'a str> {
+    let attributes = object.content["attributes"].as_array()?;
+    attributes.iter().find(|attribute| attribute["name"] == name)?["value"].as_str()
+}
+
+/// The fingerprint of an object.
+pub(crate) fn published(object: &Seen) -> Option<&str> {
+    attribute(object, "nodeTopologyPodsFingerprint")
+}
