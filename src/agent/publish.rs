@@ -41,14 +41,6 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the object as it stood may be believed while the node cannot be read.
 const UNREAD: Duration = Duration::from_secs(2);
 
-/// When to nudge, see `docs/scheduler.md`.
-const NUDGES: Plan = Plan {
-    first: Duration::from_millis(1200),
-    factor: 2.0,
-    longest: Duration::from_secs(10),
-    lasting: Duration::from_secs(25),
-};
-
 /// What the publisher did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published {
@@ -103,7 +95,7 @@ impl Publisher {
             care: Care::new(settings.rivals),
             holds: settings.terms.view == View::Scheduler,
             unread: None,
-            nudger: Nudger::new(settings.nudge.then_some(NUDGES)),
+            nudger: Nudger::new(settings.nudge.map(unlike_others)),
             started: Instant::now(),
         };
         Self { newest: Some(newest), published, standing, task: tokio::spawn(task.run()) }
@@ -144,6 +136,11 @@ impl Drop for Publisher {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// Nodes that were started together do not write together.
+fn unlike_others(plan: Plan) -> Plan {
+    Plan { idle: jittered(plan.idle), ..plan }
 }
 
 /// When the next attempt may be made.
@@ -324,8 +321,7 @@ impl Task {
         match self.writer.write(&newest).await {
             Ok(()) => {
                 self.written(reason, now.elapsed());
-                let agrees = newest.pods.is_some_and(|pods| !pods.is_held());
-                self.nudger.wrote(agrees, &newest.zones, self.started.elapsed());
+                self.nudger.wrote(newest.pods, &newest.zones, self.started.elapsed());
                 self.clean().await;
             }
             Err(error) => self.fail(&error),

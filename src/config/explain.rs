@@ -178,9 +178,11 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "The scheduler plugin refreshes what it knows of a node at ticks of its own (cacheResyncPeriodSeconds), and a pod \
              that it rejected is tried again when the object changes: before the refresh, mostly. With no other event it \
              then waits for up to five minutes.",
-            "auto: after something became free the object is written again a few times within some half a minute, with \
-             nothing changed but the annotation numacast.io/nudge. off: never; on a node where pods come and go all the \
-             time that costs little.",
+            "auto: after a change the object is written again 0.65, 1.3, 2.6, 5.2 and 10.4 s later, soon after the first \
+             tick of a plugin that refreshes each 1, 2, 5 or 10 s, and once a minute while nothing happens. Nothing but \
+             the annotation numacast.io/nudge changes, and a held object is not nudged.",
+            "A period: the last of these comes soon after a tick of that length, and longer periods than 10 s are served. \
+             off: never; pods that were rejected then wait for the next real change of any node, or for five minutes.",
         ],
     ),
     (
