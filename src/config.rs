@@ -201,7 +201,7 @@ pub struct Pods {
     /// Whom to ask.
     pub source: PodSource,
     /// How often the kubelet's `/pods` is read.
-    pub poll: Period,
+    pub interval: Period,
 }
 
 /// Whom to ask about pods.
@@ -510,7 +510,7 @@ pub const DOCS: &[(&str, &str)] = &[
          first of them that tells.",
     ),
     (
-        "pods.poll",
+        "pods.interval",
         "How often the kubelet's /pods is read where that is the source; less often where it would take more than a \
          thousandth of a core.",
     ),
@@ -622,7 +622,7 @@ impl Default for Scan {
 
 impl Default for Pods {
     fn default() -> Self {
-        Self { source: PodSource::Auto, poll: Period::seconds(5) }
+        Self { source: PodSource::Auto, interval: Period::seconds(5) }
     }
 }
 

@@ -79,10 +79,10 @@ impl Listener {
     }
 }
 
-fn pod(name: &str) -> core::Pod {
+pub(crate) fn pod(name: &str) -> core::Pod {
     let metadata = core::ObjectMeta {
         name: name.into(),
-        namespace: "ns".into(),
+        namespace: "default".into(),
         uid: format!("uid-{name}"),
         ..core::ObjectMeta::default()
     };
