@@ -328,11 +328,11 @@ pub enum Informer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PluginRelease {
     /// v0.34 and before.
-    #[serde(rename = "0.34")]
+    #[serde(rename = "v0.34")]
     V0_34,
     /// v0.35 and later.
     #[default]
-    #[serde(rename = "0.35")]
+    #[serde(rename = "v0.35")]
     V0_35,
 }
 
@@ -551,7 +551,7 @@ pub const DOCS: &[(&str, &str)] = &[
     ("fingerprint.informer", "dedicated or shared. The plugin's cache.informerMode; the two must be equal."),
     (
         "fingerprint.plugin",
-        "\"0.34\" (and before) or \"0.35\" (and later). The release of scheduler-plugins: its rule for exclusive \
+        "v0.34 (and before) or v0.35 (and later). The release of scheduler-plugins: its rule for exclusive \
          resources.",
     ),
     (

@@ -14,14 +14,14 @@ const NIC: &str = "example.com/nic";
 const FAR: &str = "example.com/far";
 
 /// What the plugin does unless it is told otherwise.
-const DEFAULT: Counting = Counting { informer: "dedicated", method: "all", plugin: "0.35" };
+const DEFAULT: Counting = Counting { informer: "dedicated", method: "all", plugin: "v0.35" };
 
 /// All the others.
 const OTHERS: [Counting; 4] = [
     Counting { informer: "shared", ..DEFAULT },
     Counting { method: "with-exclusive-resources", ..DEFAULT },
-    Counting { method: "with-exclusive-resources", plugin: "0.34", ..DEFAULT },
-    Counting { informer: "shared", method: "with-exclusive-resources", plugin: "0.35" },
+    Counting { method: "with-exclusive-resources", plugin: "v0.34", ..DEFAULT },
+    Counting { informer: "shared", method: "with-exclusive-resources", plugin: "v0.35" },
 ];
 
 /// A node, its agent, and upstream's word.
@@ -159,7 +159,7 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
         let has = |name: &str| counted.iter().any(|one| one == name);
         ensure!(has("completed") == (counting.informer == "dedicated"), "{counting:?}: {counted:?}");
         ensure!(has("best-effort") == (counting.method == "all"), "{counting:?}: {counted:?}");
-        let exclusive = counting.method == "all" || counting.plugin == "0.34";
+        let exclusive = counting.method == "all" || counting.plugin == "v0.34";
         ensure!(has("far") == exclusive, "{counting:?}: {counted:?}");
         // It goes on with what happens.
         bench.node.run(pod("next").cpus(1).memory("64Mi")).await?;
