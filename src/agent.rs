@@ -131,6 +131,7 @@ pub struct Status {
 /// # Errors
 /// The first thing that went wrong.
 pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResourceTopology, OnceError> {
+    let cluster = &cluster.clone().in_form(settings.form);
     let mut scanner = Scanner::new(settings);
     scanner.ask_through(cluster.clone());
     let scan = scan_when_ready(&mut scanner, settings).await?;
@@ -276,6 +277,7 @@ impl Agent {
     /// An agent for this node and cluster. It starts with [`Agent::run`].
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
+        let cluster = cluster.in_form(settings.form);
         let pods = match settings.watch_pods {
             true => PodSource::follow(settings.node.clone(), cluster.clone()),
             false => PodSource::none(),

@@ -247,21 +247,26 @@ pub struct Publish {
     pub rivals: RivalsMode,
     /// Post Kubernetes Events about the Node.
     pub events: bool,
+    /// The version of the API in which to write.
+    pub api_version: ApiVersion,
+    /// Write the deprecated name of policy and scope as well.
+    pub topology_policies: bool,
     /// Write once more, so that pods that were rejected are tried again.
     pub nudge: Nudge,
     /// Say on which NUMA node each container is.
     pub placement: bool,
 }
 
-/// Write once more, so that pods that were rejected are tried again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// Write once more, so that pods that were rejected are tried again: `auto`, `off`, or the plugin's resync period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nudge {
-    /// A few times after something became free.
+    /// As is good for the usual periods.
     #[default]
     Auto,
     /// Never.
     Off,
+    /// The plugin refreshes what it knows so often.
+    Every(Period),
 }
 
 /// What the object says of pods: the scheduler plugin believes it only where this is what it knows itself.
@@ -329,6 +334,17 @@ pub enum PluginRelease {
     #[default]
     #[serde(rename = "0.35")]
     V0_35,
+}
+
+/// A version of the API of `NodeResourceTopology`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ApiVersion {
+    /// For consumers that read no other.
+    V1alpha1,
+    /// The one that is stored.
+    #[default]
+    V1alpha2,
 }
 
 /// What to do about a publisher that keeps rewriting the object.
@@ -511,11 +527,16 @@ pub const DOCS: &[(&str, &str)] = &[
         "report or fight. What to do about another publisher that keeps rewriting the object: tell and let it be, or \
          answer each rewrite.",
     ),
+    ("publish.apiVersion", "v1alpha2 or v1alpha1, the version of the API in which the object is written."),
+    (
+        "publish.topologyPolicies",
+        "Write the deprecated field topologyPolicies as well, with NFD's name of policy and scope.",
+    ),
     ("publish.events", "Post Kubernetes Events about the Node, for what an operator must act on."),
     (
         "publish.nudge",
-        "auto or off. Write a few times more after something became free, so that the scheduler tries pods again that \
-         it rejected.",
+        "auto, off, or the plugin's cacheResyncPeriodSeconds (5s). Write a few times more after a change, so that the \
+         scheduler tries pods again that it rejected.",
     ),
     ("publish.placement", "Say on which NUMA node each container is, for the scheduler plugin's preemption."),
     (
@@ -615,6 +636,8 @@ impl Default for Publish {
             watch: true,
             rivals: RivalsMode::Report,
             events: true,
+            api_version: ApiVersion::V1alpha2,
+            topology_policies: false,
             nudge: Nudge::Auto,
             placement: true,
         }
@@ -675,6 +698,14 @@ impl Config {
                 "a scope has no meaning without a policy: set `kubelet.config.topologyManagerPolicy` as well",
             )),
             _ => {}
+        }
+        if self.publish.api_version == ApiVersion::V1alpha1
+            && self.fingerprint.view != FingerprintView::None
+            && self.fingerprint.method != FingerprintMethod::All
+        {
+            let method =
+                "v1alpha1 has a place for the fingerprint of all pods only: set `fingerprint.method: all`";
+            conflicts.push(("publish.apiVersion", method));
         }
         if self.fingerprint.view == FingerprintView::Scheduler && !self.pods.source.may_be_api_server() {
             let view = "the scheduler's view of pods needs the API server: set `pods.source: auto`, or `fingerprint.view` to \
@@ -774,6 +805,54 @@ impl<'de> Deserialize<'de> for Endpoint {
             }
         }
         deserializer.deserialize_str(Visitor)
+    }
+}
+
+impl FromStr for Nudge {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            _ => text.parse().map(Self::Every).map_err(|error| format!("{error}, nor auto or off")),
+        }
+    }
+}
+
+impl fmt::Display for Nudge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("off"),
+            Self::Every(period) => write!(f, "{period}"),
+        }
+    }
+}
+
+impl Serialize for Nudge {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Nudge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Nudge;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("auto, off, or a period such as 5s")
+            }
+            // YAML takes a bare `off` for a boolean.
+            fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<Nudge, E> {
+                Ok(if on { Nudge::Auto } else { Nudge::Off })
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Nudge, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
     }
 }
 
@@ -878,6 +957,21 @@ mod tests {
         for text in ["", "9742", ":9742", "localhost:9742", "127.0.0.1", "127.0.0.1:70000", "off"] {
             assert!(text.parse::<Endpoint>().unwrap_err().contains(&format!("`{text}`")), "{text}");
         }
+    }
+
+    #[test]
+    fn nudges_read_what_they_write() {
+        for text in ["auto", "off", "5s", "10s"] {
+            assert_eq!(text.parse::<Nudge>().unwrap().to_string(), text);
+        }
+        let read = |text: &str| serde_saphyr::from_str::<Nudge>(text).map_err(|error| error.to_string());
+        assert_eq!(read("off"), Ok(Nudge::Off));
+        assert_eq!(read("5s"), Ok(Nudge::Every(Period::seconds(5))));
+        assert!(
+            read("soon")
+                .unwrap_err()
+                .contains("`soon` is no length of time such as 500ms, 10s or 5m, nor auto")
+        );
     }
 
     #[test]

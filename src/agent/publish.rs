@@ -41,14 +41,6 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the object as it stood may be believed while the node cannot be read.
 const UNREAD: Duration = Duration::from_secs(2);
 
-/// When to nudge, see `docs/scheduler.md`.
-const NUDGES: Plan = Plan {
-    first: Duration::from_millis(1200),
-    factor: 2.0,
-    longest: Duration::from_secs(10),
-    lasting: Duration::from_secs(25),
-};
-
 /// What the publisher did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published {
@@ -84,6 +76,7 @@ impl Publisher {
         let (newest, offers) = watch::channel(None);
         let (report, published) = watch::channel(Published::default());
         let (stood, standing) = watch::channel(Standing::Unknown);
+        let form = cluster.form();
         let task = Task {
             node: settings.node.clone(),
             writer: Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference),
@@ -100,10 +93,10 @@ impl Publisher {
             pace: Pace::default(),
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
-            care: Care::new(settings.rivals),
+            care: Care::new(settings.rivals, form),
             holds: settings.terms.view == View::Scheduler,
             unread: None,
-            nudger: Nudger::new(settings.nudge.then_some(NUDGES)),
+            nudger: Nudger::new(settings.nudge.map(unlike_others)),
             started: Instant::now(),
         };
         Self { newest: Some(newest), published, standing, task: tokio::spawn(task.run()) }
@@ -144,6 +137,11 @@ impl Drop for Publisher {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// Nodes that were started together do not write together.
+fn unlike_others(plan: Plan) -> Plan {
+    Plan { idle: jittered(plan.idle), ..plan }
 }
 
 /// When the next attempt may be made.
@@ -324,8 +322,7 @@ impl Task {
         match self.writer.write(&newest).await {
             Ok(()) => {
                 self.written(reason, now.elapsed());
-                let agrees = newest.pods.is_some_and(|pods| !pods.is_held());
-                self.nudger.wrote(agrees, &newest.zones, self.started.elapsed());
+                self.nudger.wrote(newest.pods, &newest.zones, self.started.elapsed());
                 self.clean().await;
             }
             Err(error) => self.fail(&error),
@@ -393,6 +390,7 @@ impl Task {
 mod tests {
     use super::*;
     use crate::config::RivalsMode;
+    use crate::nrt::Form;
 
     fn refused(code: u16, retry_after: Option<u64>) -> ClusterError {
         let retry_after = retry_after.map(Duration::from_secs);
@@ -430,7 +428,7 @@ mod tests {
     fn only_a_refusal_that_lasts_needs_an_operator() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut care = Care::new(RivalsMode::Report);
+        let mut care = Care::new(RivalsMode::Report, Form::default());
         let forbidden = ClusterError::Forbidden("no".into());
         assert!(!care.is_refused_for_long(&forbidden, start));
         assert!(!care.is_refused_for_long(&forbidden, after(59)));

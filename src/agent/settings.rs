@@ -8,7 +8,8 @@ use super::kubelet_port::KubeletPort;
 use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
-use crate::scheduler::{Informer, PluginRelease, Terms, View};
+use crate::nrt::{Form, Version};
+use crate::scheduler::{Informer, Plan, PluginRelease, Terms, View};
 use crate::topology::{Exclude, Method, Rules};
 
 /// What the agent needs to know, paths resolved.
@@ -42,6 +43,8 @@ pub struct Settings {
     pub watch_object: bool,
     /// What to do about a publisher that keeps rewriting the object.
     pub rivals: RivalsMode,
+    /// In which form the object is written.
+    pub form: Form,
     /// Post Kubernetes Events about the Node.
     pub events: bool,
     /// Ask the API server which pods are gone and which have ended.
@@ -50,8 +53,8 @@ pub struct Settings {
     pub terms: Terms,
     /// Where to write that for people.
     pub status_file: Option<PathBuf>,
-    /// Write once more after something became free.
-    pub nudge: bool,
+    /// When to write once more although nothing changed; never without.
+    pub nudge: Option<Plan>,
     /// Say on which NUMA node each container is.
     pub placement: bool,
     /// A file that somebody touches when it is time to look.
@@ -86,16 +89,29 @@ impl Settings {
             owner_reference: config.publish.owner_reference,
             watch_object: config.publish.watch,
             rivals: config.publish.rivals,
+            form: form(&config.publish),
             events: config.publish.events,
             watch_pods: config.pods.source != config::PodSource::None,
             terms: terms(&config.fingerprint),
             status_file: config.fingerprint.status_file,
-            nudge: config.publish.nudge == config::Nudge::Auto,
+            nudge: match config.publish.nudge {
+                config::Nudge::Auto => Some(Plan::default()),
+                config::Nudge::Every(period) => Some(Plan::of_period(period.get())),
+                config::Nudge::Off => None,
+            },
             placement: config.publish.placement,
             notify_file: config.scan.notify_file,
             rules,
         }
     }
+}
+
+fn form(publish: &config::Publish) -> Form {
+    let version = match publish.api_version {
+        config::ApiVersion::V1alpha1 => Version::V1alpha1,
+        config::ApiVersion::V1alpha2 => Version::V1alpha2,
+    };
+    Form { version, policies: publish.topology_policies }
 }
 
 fn kubelet_port(config: &Config) -> KubeletPort {

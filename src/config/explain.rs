@@ -129,6 +129,22 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "publish.apiVersion",
+        &[
+            "v1alpha1: for consumers that read no other, such as koord-scheduler, and for CRDs that serve no other. There are \
+             no attributes in it: policy and scope stand in topologyPolicies, the fingerprint in RTE's annotation, and \
+             what else the attributes say is not said. An API server that has both versions gives each reader its own, but \
+             what was written as v1alpha1 has no attributes in v1alpha2 either.",
+        ],
+    ),
+    (
+        "publish.topologyPolicies",
+        &[
+            "Where there are attributes the scheduler plugin and KAI-Scheduler go by these; the plugin logs two lines per \
+             node and pod when it sees the field. false: it is removed where NFD left it.",
+        ],
+    ),
+    (
         "publish.refresh",
         &[
             "The Node and the object are read and the object is applied, which changes nothing if all is well. What \
@@ -178,9 +194,11 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "The scheduler plugin refreshes what it knows of a node at ticks of its own (cacheResyncPeriodSeconds), and a pod \
              that it rejected is tried again when the object changes: before the refresh, mostly. With no other event it \
              then waits for up to five minutes.",
-            "auto: after something became free the object is written again a few times within some half a minute, with \
-             nothing changed but the annotation numacast.io/nudge. off: never; on a node where pods come and go all the \
-             time that costs little.",
+            "auto: after a change the object is written again 0.65, 1.3, 2.6, 5.2 and 10.4 s later, soon after the first \
+             tick of a plugin that refreshes each 1, 2, 5 or 10 s, and once a minute while nothing happens. Nothing but \
+             the annotation numacast.io/nudge changes, and a held object is not nudged.",
+            "A period: the last of these comes soon after a tick of that length, and longer periods than 10 s are served. \
+             off: never; pods that were rejected then wait for the next real change of any node, or for five minutes.",
         ],
     ),
     (

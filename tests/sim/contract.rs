@@ -447,7 +447,7 @@ async fn a_release_is_followed_by_nudges_that_change_nothing_else() {
 
 #[tokio::test]
 async fn nudges_can_be_off() {
-    let world = world(|settings| settings.nudge = false).await;
+    let world = world(|settings| settings.nudge = None).await;
     run(&world, &db("a")).await;
     world.node.kubelet.stop_pod("default", "a");
     world.server.delete(&PODS, "default", "a");
