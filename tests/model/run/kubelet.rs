@@ -1,6 +1,6 @@
 //! The kubelet: single-numa-node, pod scope, static CPU manager, and what its List says when (kubelet.md 3.3).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::chance::Time;
 use super::cluster::{Kind, Phase, PodId, Request};
@@ -47,6 +47,8 @@ pub struct Kubelet {
     pub pods: BTreeMap<PodId, Held>,
     /// Pods that have ended, with what is still to be reported.
     pub unreported: BTreeMap<PodId, Phase>,
+    /// Pods that it is done with: what an old event says of them is no news.
+    pub done: BTreeSet<PodId>,
     /// Waiting for admission, which is one pod at a time.
     pub waiting: VecDeque<PodId>,
     /// Somebody is being admitted.
@@ -76,6 +78,7 @@ impl Kubelet {
             zones: sizes.iter().map(zone).collect(),
             pods: BTreeMap::new(),
             unreported: BTreeMap::new(),
+            done: BTreeSet::new(),
             waiting: VecDeque::new(),
             busy: false,
             down: false,

@@ -27,6 +27,8 @@ pub struct Load {
     /// The mean life of a pod.
     pub life: Time,
     pub end: End,
+    /// How soon a pod that has ended is replaced.
+    pub again: Span,
     /// There are a completed, an unpullable and a refused pod on the node, Guaranteed ones.
     pub odd_pods: bool,
     /// For how long.
@@ -101,27 +103,16 @@ impl Driver {
                         _ => world.dice.within(Span(50 * MS, 500 * MS)),
                     };
                     world.drive_at(world.now + later, DELETE | id as u64);
-                    let again = world.dice.within(Span(20 * MS, 200 * MS));
+                    let again = world.dice.within(self.load.again);
                     world.drive_at(world.now + again, MORE);
                 }
             }
-            Notice::Drive(token) => world.comes_back(token),
-        }
-        self.end_running(world);
-    }
-
-    /// Those that started get an end.
-    fn end_running(&mut self, world: &mut World) {
-        if self.load.end != End::Delete {
-            return;
-        }
-        for id in &self.living {
-            let pod = &mut world.pods[*id];
-            if let (Some(running), true) = (pod.running, pod.life == super::chance::NEVER) {
+            Notice::Runs(id) if self.load.end == End::Delete && self.living.contains(&id) => {
                 let life = world.dice.about(self.load.life).max(100 * MS);
-                pod.life = super::chance::NEVER - 1;
-                world.drive_at(running + life, DELETE | *id as u64);
+                world.drive_at(world.now + life, DELETE | id as u64);
             }
+            Notice::Runs(_) => {}
+            Notice::Drive(token) => world.comes_back(token),
         }
     }
 }
