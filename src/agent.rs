@@ -500,8 +500,9 @@ impl Agent {
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
         if self.carried.waits(scan.inventory.config.is_some(), now) {
-            let why = "the kubelet's configuration is not known yet, and the object waits for its policies";
-            return self.wait_to_settle(why.to_owned());
+            let why =
+                self.scanner.config_problem().unwrap_or("the kubelet is being asked how it is configured");
+            return self.wait_to_settle(format!("{why}; the object waits for its policies"));
         }
         let topology = match self.account(&scan, now) {
             Ok(topology) => topology,

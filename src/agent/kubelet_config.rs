@@ -122,11 +122,22 @@ pub(super) struct ConfigReader {
     failures: u32,
     failure: Option<String>,
     ask_at: Option<Instant>,
+    /// Why it is not known.
+    problem: Option<String>,
 }
 
 impl ConfigReader {
     pub(super) fn new(sources: ConfigSources) -> Self {
-        Self { sources, cluster: None, known: None, asked: None, failures: 0, failure: None, ask_at: None }
+        Self {
+            sources,
+            cluster: None,
+            known: None,
+            asked: None,
+            failures: 0,
+            failure: None,
+            ask_at: None,
+            problem: None,
+        }
     }
 
     /// The kubelet may be asked from now on.
@@ -142,6 +153,11 @@ impl ConfigReader {
     /// May it still come?
     pub(super) fn may_come(&self) -> bool {
         self.known.is_none() && self.sources.may_tell()
+    }
+
+    /// Why it is not known, as far as anybody said.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
     }
 
     /// Waits for the answer of a kubelet that is being asked; it is taken by the next [`ConfigReader::read`].
@@ -170,7 +186,8 @@ impl ConfigReader {
                     None if self.sources.asks() => Some(files.unwrap_or_else(nobody_to_ask)),
                     None => files,
                 };
-                problems.extend(problem.map(|problem| problem_of(&problem, self.known.is_some())));
+                problems.extend(problem.as_deref().map(|text| problem_of(text, self.known.is_some())));
+                self.problem = problem;
             }
         }
         problems

@@ -150,6 +150,11 @@ impl Scanner {
         self.config.may_come()
     }
 
+    /// Why the kubelet's configuration is not known, as far as anybody said.
+    pub(super) fn config_problem(&self) -> Option<&str> {
+        self.config.problem()
+    }
+
     /// Waits for the kubelet if it is being asked for its configuration, which the next scan of everything has then.
     pub(super) async fn config_told(&mut self) {
         self.config.answered().await;
