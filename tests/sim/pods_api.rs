@@ -114,6 +114,29 @@ async fn pods_are_listed_and_then_followed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_is_finished_is_not_gone_before_its_object_is() {
+    let place = Place::new();
+    let kubelet = SimPodsApi::start(place.socket()).unwrap();
+    kubelet.set(&pod("a"));
+    kubelet.set(&pod("b"));
+    let mut listener = Listener::new(place.socket());
+    assert_eq!(listener.next_list().await, "a,b");
+    let lists = listener.lists;
+    kubelet.finish(&ended("a"));
+    listener.until(|now| now.pods["a"].phase == Phase::Failed).await;
+    assert_eq!((listener.names(), listener.lists), ("a,b".into(), lists));
+    // Nobody tells.
+    kubelet.remove_silently(&pod("a"));
+    let before = Instant::now();
+    assert_eq!(listener.next_list().await, "b");
+    assert!(before.elapsed() < Duration::from_secs(70), "{:?}", before.elapsed());
+    // It has gone by the time that somebody asks.
+    kubelet.finish(&ended("b"));
+    kubelet.remove_silently(&pod("b"));
+    listener.until(|now| now.pods.is_empty()).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_is_cut_off_for_being_slow_hears_everything_anew() {
     let place = Place::new();
     let kubelet = SimPodsApi::start(place.socket()).unwrap();
