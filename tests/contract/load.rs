@@ -26,6 +26,9 @@ const LIFE: Duration = Duration::from_secs(6);
 /// How often the loop turns.
 const TURN: Duration = Duration::from_millis(10);
 
+/// How long after one another pods of another scheduler come, and how long they stay, on average.
+const FOREIGN: Duration = Duration::from_secs(5);
+
 /// One pod's story.
 #[derive(Debug)]
 pub(crate) struct Short {
@@ -50,13 +53,25 @@ pub(crate) struct Load<'a> {
     random: Rng,
     next_cpus: u32,
     pub(crate) pods: BTreeMap<String, Short>,
+    foreign: Option<Foreign>,
+}
+
+/// Pods of another scheduler.
+#[derive(Debug)]
+struct Foreign {
+    number: usize,
+    /// When the next one comes.
+    next: Instant,
+    /// Who is there, and until when.
+    there: Vec<(String, Instant)>,
 }
 
 impl<'a> Load<'a> {
-    pub(crate) async fn new(node: &'a RealNode, mut random: Rng) -> Result<Self> {
+    pub(crate) async fn new(node: &'a RealNode, mut random: Rng, foreign: bool) -> Result<Self> {
         let next_cpus = random.u32(SIZES);
         let events = Events::watch_all(&node.client()).await?;
-        Ok(Self { node, events, random, next_cpus, pods: BTreeMap::new() })
+        let foreign = foreign.then(|| Foreign { number: 0, next: Instant::now(), there: Vec::new() });
+        Ok(Self { node, events, random, next_cpus, pods: BTreeMap::new(), foreign })
     }
 
     /// Keeps on until the time is over.
@@ -66,6 +81,7 @@ impl<'a> Load<'a> {
                 self.hear(seen).await?;
             }
             self.end_the_old().await?;
+            self.come_and_go().await?;
             while self.wanted() * 10 < WANTED {
                 self.create().await?;
             }
@@ -84,7 +100,7 @@ impl<'a> Load<'a> {
         let cpus = std::mem::replace(&mut self.next_cpus, self.random.u32(SIZES));
         let name = format!("short-{}", self.pods.len());
         let object = pod(&name).cpus(cpus).memory("64Mi").scheduled_by(scheduler::NAME)?;
-        let beyond = (LIFE - SHORTEST).mul_f64(-self.random.f64().max(1e-9).ln());
+        let beyond = self.some(LIFE - SHORTEST);
         let short = Short {
             cpus,
             life: SHORTEST + beyond,
@@ -97,6 +113,28 @@ impl<'a> Load<'a> {
         };
         self.pods.insert(name, short);
         self.api().create(&PostParams::default(), &object).await?;
+        Ok(())
+    }
+
+    /// A time that is so long on average, and each moment as likely to end as any other.
+    fn some(&mut self, mean: Duration) -> Duration {
+        mean.mul_f64(-self.random.f64().max(1e-9).ln())
+    }
+
+    async fn come_and_go(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let Some(mut foreign) = self.foreign.take() else { return Ok(()) };
+        if foreign.next <= now {
+            let name = format!("foreign-{}", foreign.number);
+            foreign.number += 1;
+            foreign.next = now + self.some(FOREIGN);
+            foreign.there.push((name.clone(), now + self.some(FOREIGN)));
+            self.node.submit(&pod(&name)).await?;
+        }
+        for (name, _) in foreign.there.extract_if(.., |(_, until)| *until <= now) {
+            self.delete(&name).await?;
+        }
+        self.foreign = Some(foreign);
         Ok(())
     }
 

@@ -45,6 +45,10 @@ struct Options {
     /// Only with these two.
     #[arg(long, conflicts_with = "everyday")]
     only_everyday: bool,
+    /// Let pods of another scheduler that ask for nothing come and go, one every five seconds or so: at each word of
+    /// them the plugin takes nobody onto the node until its next resync.
+    #[arg(long)]
+    foreign: bool,
     /// The plugin's informerMode.
     #[arg(long, default_value = "Dedicated")]
     informer: String,
@@ -78,6 +82,7 @@ impl Options {
                         exporter: exporter.clone(),
                         clocks: *clocks,
                         everyday: *everyday,
+                        foreign: self.foreign,
                         informer: self.informer.clone(),
                         time: Duration::from_secs(self.seconds),
                         seed,
