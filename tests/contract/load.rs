@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use fastrand::Rng;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt};
 
-use crate::events::{Events, Seen};
+use crate::events::{Event, Events, phase};
 use crate::scheduler;
 use crate::support::{RealNode, pod};
 
@@ -49,7 +49,7 @@ pub(crate) struct Short {
 /// The loop.
 pub(crate) struct Load<'a> {
     node: &'a RealNode,
-    events: Events,
+    events: Events<Pod>,
     random: Rng,
     next_cpus: u32,
     pub(crate) pods: BTreeMap<String, Short>,
@@ -69,7 +69,7 @@ struct Foreign {
 impl<'a> Load<'a> {
     pub(crate) async fn new(node: &'a RealNode, mut random: Rng, foreign: bool) -> Result<Self> {
         let next_cpus = random.u32(SIZES);
-        let events = Events::watch_all(&node.client()).await?;
+        let events = Events::of_pods(&node.client(), None).await?;
         let foreign = foreign.then(|| Foreign { number: 0, next: Instant::now(), there: Vec::new() });
         Ok(Self { node, events, random, next_cpus, pods: BTreeMap::new(), foreign })
     }
@@ -77,8 +77,8 @@ impl<'a> Load<'a> {
     /// Keeps on until the time is over.
     pub(crate) async fn run(&mut self, until: Instant, mut check: impl FnMut() -> Result<()>) -> Result<()> {
         while Instant::now() < until {
-            while let Some(seen) = self.events.waiting() {
-                self.hear(seen).await?;
+            while let Some(event) = self.events.waiting() {
+                self.hear(event).await?;
             }
             self.end_the_old().await?;
             self.come_and_go().await?;
@@ -155,23 +155,24 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    async fn hear(&mut self, seen: Seen) -> Result<()> {
-        let Some(pod) = self.pods.get_mut(&seen.name) else { return Ok(()) };
-        let terminal = ["Succeeded", "Failed"].contains(&seen.phase.as_str());
-        if seen.phase == "Running" {
-            pod.running.get_or_insert(seen.at);
+    async fn hear(&mut self, Event { at, object, gone }: Event<Pod>) -> Result<()> {
+        let name = object.name_any();
+        let Some(pod) = self.pods.get_mut(&name) else { return Ok(()) };
+        let terminal = ["Succeeded", "Failed"].contains(&phase(&object));
+        if phase(&object) == "Running" {
+            pod.running.get_or_insert(at);
         }
-        if !terminal && !seen.gone || pod.ended {
+        if !terminal && !gone || pod.ended {
             return Ok(());
         }
         pod.ended = true;
-        pod.ending.get_or_insert(seen.at);
+        pod.ending.get_or_insert(at);
         if pod.running.is_none() {
-            pod.refused = Some(seen.reason);
+            pod.refused = Some(object.status.and_then(|status| status.reason).unwrap_or_default());
         }
         // Whoever owns the pod takes it away.
-        if !seen.gone {
-            self.delete(&seen.name).await?;
+        if !gone {
+            self.delete(&name).await?;
         }
         Ok(())
     }

@@ -58,7 +58,7 @@ struct Options {
     /// Another binary than the one that was built for tests.
     #[arg(long)]
     binary: Option<PathBuf>,
-    /// Only measure how long after its bind a pod shows, and where, over so many pods.
+    /// Only measure how long after its bind a pod shows, and where, over so many pods, and when numacast tells of it.
     #[arg(long, value_name = "PODS")]
     binds: Option<usize>,
     /// The seed, instead of a new one.
@@ -67,6 +67,10 @@ struct Options {
 }
 
 impl Options {
+    fn binary(&self) -> PathBuf {
+        self.binary.clone().unwrap_or_else(|| env!("CARGO_BIN_EXE_numacast").into())
+    }
+
     /// Every combination that was asked for.
     fn runs(&self, seed: u64) -> Vec<Run> {
         let everyday: &[bool] = match (self.everyday, self.only_everyday) {
@@ -86,7 +90,7 @@ impl Options {
                         informer: self.informer.clone(),
                         time: Duration::from_secs(self.seconds),
                         seed,
-                        binary: self.binary.clone().unwrap_or_else(|| env!("CARGO_BIN_EXE_numacast").into()),
+                        binary: self.binary(),
                     });
                 }
             }
@@ -105,6 +109,8 @@ async fn main() -> Result<ExitCode> {
     if let Some(count) = options.binds {
         let cluster = Cluster::start(&parts).await?;
         let node = node(&cluster).await?;
+        let exporter = options.exporter.first().cloned().unwrap_or(Exporter::None);
+        let _running = exporter.start(&options.binary(), &cluster, &node).await?;
         writeln!(out, "{}", binds::measure(&node, &mut Rng::with_seed(seed), count).await?.table())?;
         return Ok(ExitCode::SUCCESS);
     }
