@@ -123,7 +123,7 @@ pub(crate) fn state(data: &[u8]) {
     assert_eq!(node.account(), account, "the order of the List is of no importance");
 }
 
-/// The kubelet's configuration file.
+/// The kubelet's configuration file, and its answer about it.
 pub(crate) fn kubelet_config(data: &[u8]) {
     match kubelet::parse_config(&String::from_utf8_lossy(data)) {
         Ok((config, problems)) => {
@@ -132,6 +132,9 @@ pub(crate) fn kubelet_config(data: &[u8]) {
             check(&Node { config: Some(config), ..Node::default() }.account());
         }
         Err(problem) => assert!(!problem.is_empty()),
+    }
+    if let Err(problem) = kubelet::parse_configz(data) {
+        assert!(!problem.is_empty());
     }
 }
 
@@ -201,7 +204,8 @@ impl Default for Node {
             nodes: [node].into_iter().collect(),
         };
         let allocatable = Allocatable { memory: vec![memory(0), memory(2)], ..Allocatable::default() };
-        let machine = Machine { nodes: vec![node(0, "0-3"), node(2, "4-7")], numa: true, problems: vec![] };
+        let machine =
+            Machine { nodes: vec![node(0, "0-3"), node(2, "4-7")], numa: true, ..Machine::default() };
         Self { machine, allocatable, usage: Usage::default(), state: None, config: None }
     }
 }

@@ -9,6 +9,8 @@ mod bucket;
 mod changes;
 mod hotplug;
 mod known;
+mod kubelet_config;
+mod kubelet_port;
 mod notices;
 mod object;
 mod pace;
@@ -20,6 +22,7 @@ mod settings;
 mod settle;
 mod standing;
 mod status_file;
+mod tellers;
 mod triggers;
 
 use std::collections::BTreeSet;
@@ -44,6 +47,8 @@ use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Finding, PodSet, Rules, Topology};
 
+pub use kubelet_config::ConfigSources;
+pub use kubelet_port::KubeletPort;
 pub use notices::Reason;
 pub use object::object;
 pub use publish::Published;
@@ -51,6 +56,7 @@ pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
 pub use settings::Settings;
 pub use standing::Standing;
+pub use tellers::{PodTeller, PodTellers};
 
 use accord::{Accord, Asked};
 use bucket::Bucket;
@@ -61,6 +67,7 @@ use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
 use settle::{PATIENCE, Settling, Told, Verdict};
 use standing::{Carried, Others, Promise};
+use tellers::Telling;
 use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
@@ -127,7 +134,9 @@ pub struct Status {
 /// # Errors
 /// The first thing that went wrong.
 pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResourceTopology, OnceError> {
+    let cluster = &cluster.clone().in_form(settings.form);
     let mut scanner = Scanner::new(settings);
+    scanner.ask_through(cluster.clone());
     let scan = scan_when_ready(&mut scanner, settings).await?;
     let topology = account(&scan, &BTreeSet::new(), &settings.rules);
     for problem in scan.problems() {
@@ -136,11 +145,12 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
     let mut writer = Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference);
     let mut topology = topology;
     topology.pods = agreed(settings, cluster, &scan, &topology).await;
-    Carried::only(&writer.start().await?).complete(
-        &mut topology,
-        scan.inventory.config.is_some(),
-        Instant::now(),
-    );
+    let standing = writer.start().await?;
+    let mut carried = match settings.kubelet_config.may_tell() {
+        true => Carried::only(&standing),
+        false => Carried::nothing(),
+    };
+    carried.complete(&mut topology, scan.inventory.config.is_some(), Instant::now());
     writer.write(&topology).await?;
     Ok(object(&settings.node, None, &topology))
 }
@@ -186,6 +196,10 @@ async fn scan_when_ready(scanner: &mut Scanner, settings: &Settings) -> Result<S
     loop {
         let scan = scanner.scan(Depth::Everything).await?;
         let Verdict::Wait(reason) = settling.judge(&scan, Instant::now(), false, None) else {
+            if scanner.awaits_config() {
+                scanner.config_told().await;
+                return scanner.scan(Depth::Everything).await;
+            }
             return Ok(scan);
         };
         debug!("{reason}; looking again");
@@ -266,12 +280,16 @@ impl Agent {
     /// An agent for this node and cluster. It starts with [`Agent::run`].
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
-        let pods = match settings.watch_pods {
-            true => PodSource::follow(settings.node.clone(), cluster.clone()),
-            false => PodSource::none(),
-        };
+        let cluster = cluster.in_form(settings.form);
         let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
+        let pods = match settings.pods.order.is_empty() {
+            true => PodSource::none(),
+            false => {
+                let telling = Telling::new(settings.pods.clone(), settings.node.clone(), cluster.clone());
+                PodSource::follow(settings.node.clone(), cluster.clone(), telling, Arc::clone(&metrics))
+            }
+        };
         let notices = match settings.events {
             true => Notices::start(settings.node.clone(), cluster.clone(), Arc::clone(&metrics)),
             false => Notices::nowhere(),
@@ -285,6 +303,7 @@ impl Agent {
         };
         let mut scanner = Scanner::new(&settings);
         scanner.report_to(Arc::clone(&metrics));
+        scanner.ask_through(cluster.clone());
         let (rules, new_rules) = watch::channel(settings.rules.clone());
         let now = Instant::now();
         Self {
@@ -295,7 +314,10 @@ impl Agent {
             standing: publisher.standing(),
             accord: Accord::new(&settings, pods, publisher, Arc::clone(&metrics), notices.clone()),
             knows: false,
-            carried: Carried::new(now, settings.settle * POLICIES_CARRIED),
+            carried: match settings.kubelet_config.may_tell() {
+                true => Carried::new(now, settings.settle, settings.settle * POLICIES_CARRIED),
+                false => Carried::nothing(),
+            },
             promise: Promise::default(),
             cut_off: false,
             cluster,
@@ -477,6 +499,10 @@ impl Agent {
             self.metrics.scanned(Outcome::Early);
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
+        if self.carried.waits(scan.inventory.config.is_some(), now) {
+            let why = "the kubelet's configuration is not known yet, and the object waits for its policies";
+            return self.wait_to_settle(why.to_owned());
+        }
         let topology = match self.account(&scan, now) {
             Ok(topology) => topology,
             Err(reason) => return self.wait_to_settle(reason),
@@ -565,7 +591,8 @@ impl Agent {
     /// Why an account is not believed yet of a kubelet that started lately.
     fn doubt_promise(&mut self, usage: &Usage, topology: &Topology, now: Instant) -> Option<String> {
         let bound = self.settings.settle * if usage.holds_anything() { 1 } else { PATIENCE };
-        let wait_for_source = self.settings.watch_pods && now.duration_since(self.started) < AT_ONCE;
+        let wait_for_source =
+            !self.settings.pods.order.is_empty() && now.duration_since(self.started) < AT_ONCE;
         let (pods, view) = (&self.accord.pods, &self.view);
         let others = || match view.follows {
             true => unlisted(usage, pods).map_or(Others::Agree, Others::Miss),

@@ -3,11 +3,13 @@
 //! Layers are merged key by key (defaults, file, environment, flags; the later wins), and every value remembers
 //! where it came from. Unknown keys fail, with a suggestion.
 
+mod address;
 mod exclude;
 mod explain;
 mod layers;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,6 +18,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use address::Address;
 pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
@@ -73,11 +76,111 @@ pub struct Kubelet {
     pub device_plugins: Option<PathBuf>,
     /// The podresources socket; `<kubelet.dir>/pod-resources/kubelet.sock` when not set.
     pub socket: Option<PathBuf>,
-    /// The kubelet's configuration file; `<kubelet.dir>/config.yaml` when not set.
-    pub config_file: Option<PathBuf>,
+    /// The socket of the Pods API; `<kubelet.dir>/pods-api/pods-api.sock` when not set.
+    pub pods_socket: Option<PathBuf>,
     /// The deadline of one call.
     pub timeout: Period,
+    /// Its HTTPS port; what the Node says when not set.
+    pub address: Option<Address>,
+    /// Who signs its serving certificate (PEM); the cluster's CA when not set.
+    pub ca_file: Option<PathBuf>,
+    /// The name in its serving certificate; the address when not set.
+    pub server_name: Option<String>,
+    /// How it is configured, or who tells.
+    pub config: KubeletConfig,
 }
+
+/// How the kubelet is configured, or who tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct KubeletConfig {
+    /// Whom to believe.
+    pub source: ConfigSource,
+    /// The kubelet's configuration file; what its command line says, else `<kubelet.dir>/config.yaml`, when not set.
+    pub file: Option<PathBuf>,
+    /// The directory with the kubelet's drop-ins; what its command line says, else none, when not set.
+    pub dir: Option<PathBuf>,
+    /// Stands for the kubelet's own.
+    pub topology_manager_policy: Option<TopologyManagerPolicy>,
+    /// Stands for the kubelet's own.
+    pub topology_manager_scope: Option<TopologyManagerScope>,
+    /// Are added to the kubelet's own.
+    pub topology_manager_policy_options: BTreeMap<String, String>,
+    /// Stands for the kubelet's own.
+    pub cpu_manager_policy: Option<CpuManagerPolicy>,
+    /// Stands for the kubelet's own.
+    pub memory_manager_policy: Option<MemoryManagerPolicy>,
+}
+
+/// Who tells how the kubelet is configured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ConfigSource {
+    /// Its files; where they cannot be read, the kubelet itself.
+    #[default]
+    Auto,
+    /// Its files and its command line.
+    File,
+    /// The kubelet itself.
+    Configz,
+    /// Nobody but whoever configures numacast.
+    None,
+}
+
+/// How strictly a kubelet aligns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TopologyManagerPolicy {
+    /// Not at all.
+    None,
+    /// If it can.
+    BestEffort,
+    /// To as few nodes as can be.
+    Restricted,
+    /// To one node.
+    SingleNumaNode,
+}
+
+/// What a kubelet aligns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TopologyManagerScope {
+    /// Each container.
+    Container,
+    /// All containers of a pod together.
+    Pod,
+}
+
+/// Whether a kubelet gives out CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuManagerPolicy {
+    /// It does not.
+    None,
+    /// It does.
+    Static,
+}
+
+/// Whether a kubelet gives out memory of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemoryManagerPolicy {
+    /// It does not.
+    None,
+    /// It does.
+    Static,
+}
+
+/// Each is written as the kubelet writes it.
+macro_rules! spelt {
+    ($($policy:ty),*) => {$(
+        impl fmt::Display for $policy {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.serialize(f)
+            }
+        }
+    )*};
+}
+spelt!(TopologyManagerPolicy, TopologyManagerScope, CpuManagerPolicy, MemoryManagerPolicy);
 
 /// When to look.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,22 +195,28 @@ pub struct Scan {
 }
 
 /// Who tells about pods what the kubelet's List does not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pods {
     /// Whom to ask.
     pub source: PodSource,
+    /// How often the kubelet's `/pods` is read.
+    pub interval: Period,
 }
 
 /// Whom to ask about pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PodSource {
-    /// Whoever can tell: the API server.
+    /// The API server; where the fingerprint does not need it, the first that tells.
     #[default]
     Auto,
     /// The API server.
     ApiServer,
+    /// The kubelet's Pods API.
+    PodsApi,
+    /// The kubelet's `/pods`.
+    Kubelet,
     /// Nobody.
     None,
 }
@@ -138,21 +247,26 @@ pub struct Publish {
     pub rivals: RivalsMode,
     /// Post Kubernetes Events about the Node.
     pub events: bool,
+    /// The version of the API in which to write.
+    pub api_version: ApiVersion,
+    /// Write the deprecated name of policy and scope as well.
+    pub topology_policies: bool,
     /// Write once more, so that pods that were rejected are tried again.
     pub nudge: Nudge,
     /// Say on which NUMA node each container is.
     pub placement: bool,
 }
 
-/// Write once more, so that pods that were rejected are tried again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// Write once more, so that pods that were rejected are tried again: `auto`, `off`, or the plugin's resync period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nudge {
-    /// A few times after something became free.
+    /// As is good for the usual periods.
     #[default]
     Auto,
     /// Never.
     Off,
+    /// The plugin refreshes what it knows so often.
+    Every(Period),
 }
 
 /// What the object says of pods: the scheduler plugin believes it only where this is what it knows itself.
@@ -220,6 +334,17 @@ pub enum PluginRelease {
     #[default]
     #[serde(rename = "0.35")]
     V0_35,
+}
+
+/// A version of the API of `NodeResourceTopology`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ApiVersion {
+    /// For consumers that read no other.
+    V1alpha1,
+    /// The one that is stored.
+    #[default]
+    V1alpha2,
 }
 
 /// What to do about a publisher that keeps rewriting the object.
@@ -322,8 +447,52 @@ pub const DOCS: &[(&str, &str)] = &[
          <kubelet.dir>/device-plugins",
     ),
     ("kubelet.socket", "The podresources socket. Not set: <kubelet.dir>/pod-resources/kubelet.sock"),
-    ("kubelet.configFile", "The kubelet's own configuration file. Not set: <kubelet.dir>/config.yaml"),
+    ("kubelet.podsSocket", "The socket of the Pods API. Not set: <kubelet.dir>/pods-api/pods-api.sock"),
     ("kubelet.timeout", "The deadline of one call to the kubelet."),
+    (
+        "kubelet.address",
+        "The kubelet's HTTPS port, an IP address or a name with a port perhaps. In a pod: NODE_ADDRESS, from \
+         status.hostIP. Not set: what the Node says",
+    ),
+    (
+        "kubelet.caFile",
+        "Who signs the kubelet's serving certificate (PEM). Not set: the CA of the API server's certificate",
+    ),
+    ("kubelet.serverName", "The name in the kubelet's serving certificate. Not set: the address"),
+    (
+        "kubelet.config.source",
+        "Who tells how the kubelet is configured: auto, file (its files and command line), configz (the kubelet itself: \
+         nodes/configz get) or none. auto is file, and configz where the files cannot be read.",
+    ),
+    (
+        "kubelet.config.file",
+        "The kubelet's own configuration file. Not set: what its command line says, else <kubelet.dir>/config.yaml",
+    ),
+    (
+        "kubelet.config.dir",
+        "The directory with drop-ins over that file. Not set: what its command line says, else none",
+    ),
+    (
+        "kubelet.config.topologyManagerPolicy",
+        "Stands for what the kubelet says: none, best-effort, restricted or single-numa-node; with the scope or not at \
+         all. Not set: what was read",
+    ),
+    (
+        "kubelet.config.topologyManagerScope",
+        "Stands for what the kubelet says: container or pod; with the policy or not at all. Not set: what was read",
+    ),
+    (
+        "kubelet.config.topologyManagerPolicyOptions",
+        "Stand for the options of the same names that the kubelet says, such as max-allowable-numa-nodes.",
+    ),
+    (
+        "kubelet.config.cpuManagerPolicy",
+        "Stands for what the kubelet says: none or static. Not set: what was read",
+    ),
+    (
+        "kubelet.config.memoryManagerPolicy",
+        "Stands for what the kubelet says: None or Static. Not set: what was read",
+    ),
     ("scan.poll", "How often to look when nothing seems to happen, give or take a tenth."),
     (
         "scan.settle",
@@ -335,8 +504,15 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     (
         "pods.source",
-        "Who tells that a pod is gone or has ended: auto, apiServer (a watch of this node's pods: pods list, watch) or \
-         none. auto is apiServer.",
+        "Who tells which pods there are, what they ask for and that they are gone or have ended: auto, apiServer (a watch \
+         of this node's pods: pods list, watch), podsApi (the kubelet's Pods API, 1.36 and later), kubelet (its HTTPS \
+         endpoint /pods: nodes/pods get) or none. auto is apiServer, and where fingerprint.view is not scheduler the \
+         first of them that tells.",
+    ),
+    (
+        "pods.interval",
+        "How often the kubelet's /pods is read where that is the source; less often where it would take more than a \
+         thousandth of a core.",
     ),
     (
         "publish.kubeconfig",
@@ -351,11 +527,16 @@ pub const DOCS: &[(&str, &str)] = &[
         "report or fight. What to do about another publisher that keeps rewriting the object: tell and let it be, or \
          answer each rewrite.",
     ),
+    ("publish.apiVersion", "v1alpha2 or v1alpha1, the version of the API in which the object is written."),
+    (
+        "publish.topologyPolicies",
+        "Write the deprecated field topologyPolicies as well, with NFD's name of policy and scope.",
+    ),
     ("publish.events", "Post Kubernetes Events about the Node, for what an operator must act on."),
     (
         "publish.nudge",
-        "auto or off. Write a few times more after something became free, so that the scheduler tries pods again that \
-         it rejected.",
+        "auto, off, or the plugin's cacheResyncPeriodSeconds (5s). Write a few times more after a change, so that the \
+         scheduler tries pods again that it rejected.",
     ),
     ("publish.placement", "Say on which NUMA node each container is, for the scheduler plugin's preemption."),
     (
@@ -423,8 +604,12 @@ impl Default for Kubelet {
             dir: None,
             device_plugins: None,
             socket: None,
-            config_file: None,
+            pods_socket: None,
             timeout: Period::seconds(10),
+            address: None,
+            ca_file: None,
+            server_name: None,
+            config: KubeletConfig::default(),
         }
     }
 }
@@ -432,6 +617,12 @@ impl Default for Kubelet {
 impl Default for Scan {
     fn default() -> Self {
         Self { poll: Period::seconds(5), settle: Period::seconds(30), notify_file: None }
+    }
+}
+
+impl Default for Pods {
+    fn default() -> Self {
+        Self { source: PodSource::Auto, interval: Period::seconds(5) }
     }
 }
 
@@ -445,6 +636,8 @@ impl Default for Publish {
             watch: true,
             rivals: RivalsMode::Report,
             events: true,
+            api_version: ApiVersion::V1alpha2,
+            topology_policies: false,
             nudge: Nudge::Auto,
             placement: true,
         }
@@ -493,6 +686,27 @@ impl Config {
     /// What cannot work together: the key to blame, and why.
     fn conflicts(&self) -> Vec<(&'static str, &'static str)> {
         let mut conflicts = self.conflicts_of_addresses();
+        let KubeletConfig { topology_manager_policy: policy, topology_manager_scope: scope, .. } =
+            &self.kubelet.config;
+        match (policy, scope) {
+            (Some(_), None) => conflicts.push((
+                "kubelet.config.topologyManagerPolicy",
+                "consumers misread a policy without its scope: set `kubelet.config.topologyManagerScope` as well",
+            )),
+            (None, Some(_)) => conflicts.push((
+                "kubelet.config.topologyManagerScope",
+                "a scope has no meaning without a policy: set `kubelet.config.topologyManagerPolicy` as well",
+            )),
+            _ => {}
+        }
+        if self.publish.api_version == ApiVersion::V1alpha1
+            && self.fingerprint.view != FingerprintView::None
+            && self.fingerprint.method != FingerprintMethod::All
+        {
+            let method =
+                "v1alpha1 has a place for the fingerprint of all pods only: set `fingerprint.method: all`";
+            conflicts.push(("publish.apiVersion", method));
+        }
         if self.fingerprint.view == FingerprintView::Scheduler && !self.pods.source.may_be_api_server() {
             let view = "the scheduler's view of pods needs the API server: set `pods.source: auto`, or `fingerprint.view` to \
                         kubelet or none";
@@ -529,7 +743,7 @@ impl Config {
         let dir = self.kubelet.dir.get_or_insert_with(|| root.join("var/lib/kubelet")).clone();
         self.kubelet.device_plugins.get_or_insert_with(|| dir.join("device-plugins"));
         self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
-        self.kubelet.config_file.get_or_insert_with(|| dir.join("config.yaml"));
+        self.kubelet.pods_socket.get_or_insert_with(|| dir.join("pods-api/pods-api.sock"));
         self
     }
 }
@@ -594,6 +808,54 @@ impl<'de> Deserialize<'de> for Endpoint {
     }
 }
 
+impl FromStr for Nudge {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            _ => text.parse().map(Self::Every).map_err(|error| format!("{error}, nor auto or off")),
+        }
+    }
+}
+
+impl fmt::Display for Nudge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("off"),
+            Self::Every(period) => write!(f, "{period}"),
+        }
+    }
+}
+
+impl Serialize for Nudge {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Nudge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Nudge;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("auto, off, or a period such as 5s")
+            }
+            // YAML takes a bare `off` for a boolean.
+            fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<Nudge, E> {
+                Ok(if on { Nudge::Auto } else { Nudge::Off })
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Nudge, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
 /// A positive length of time, written like `500ms`, `10s`, `5m` or `1h 30m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Period(Duration);
@@ -654,6 +916,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn policies_are_spelt_as_the_kubelet_spells_them() {
+        let all = [
+            (TopologyManagerPolicy::None.to_string(), "none"),
+            (TopologyManagerPolicy::BestEffort.to_string(), "best-effort"),
+            (TopologyManagerPolicy::Restricted.to_string(), "restricted"),
+            (TopologyManagerPolicy::SingleNumaNode.to_string(), "single-numa-node"),
+            (TopologyManagerScope::Container.to_string(), "container"),
+            (TopologyManagerScope::Pod.to_string(), "pod"),
+            (CpuManagerPolicy::None.to_string(), "none"),
+            (CpuManagerPolicy::Static.to_string(), "static"),
+            (MemoryManagerPolicy::None.to_string(), "None"),
+            (MemoryManagerPolicy::Static.to_string(), "Static"),
+        ];
+        all.iter().for_each(|(text, spelt)| assert_eq!(text, spelt));
+    }
+
+    #[test]
     fn paths_move_with_the_hosts_root_unless_they_are_set() {
         let mut config = Config::default();
         config.host.root = "/host".into();
@@ -663,7 +942,6 @@ mod tests {
         assert_eq!(config.host.proc.unwrap(), PathBuf::from("/elsewhere"));
         let socket = config.kubelet.socket.unwrap();
         assert_eq!(socket, PathBuf::from("/host/var/lib/kubelet/pod-resources/kubelet.sock"));
-        assert_eq!(config.kubelet.config_file.unwrap(), PathBuf::from("/host/var/lib/kubelet/config.yaml"));
     }
 
     #[test]
@@ -679,6 +957,21 @@ mod tests {
         for text in ["", "9742", ":9742", "localhost:9742", "127.0.0.1", "127.0.0.1:70000", "off"] {
             assert!(text.parse::<Endpoint>().unwrap_err().contains(&format!("`{text}`")), "{text}");
         }
+    }
+
+    #[test]
+    fn nudges_read_what_they_write() {
+        for text in ["auto", "off", "5s", "10s"] {
+            assert_eq!(text.parse::<Nudge>().unwrap().to_string(), text);
+        }
+        let read = |text: &str| serde_saphyr::from_str::<Nudge>(text).map_err(|error| error.to_string());
+        assert_eq!(read("off"), Ok(Nudge::Off));
+        assert_eq!(read("5s"), Ok(Nudge::Every(Period::seconds(5))));
+        assert!(
+            read("soon")
+                .unwrap_err()
+                .contains("`soon` is no length of time such as 500ms, 10s or 5m, nor auto")
+        );
     }
 
     #[test]

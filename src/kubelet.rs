@@ -3,6 +3,7 @@
 //! The wire types of the podresources API stay in here; everybody above sees [`Allocatable`] and [`Usage`].
 
 mod answers;
+mod belief;
 mod client;
 mod config;
 mod https;
@@ -13,7 +14,7 @@ mod state;
 mod types;
 
 pub use client::{Api, Client, ClientError, Connection};
-pub use config::{KubeletConfig, parse_config, read_config};
+pub use config::{ByHand, ConfigFiles, KubeletConfig, parse_config, parse_configz};
 pub use https::{Https, HttpsError, PORT, Target};
 pub use pods_api::{decode_pod, follow_pods};
 pub use pods_page::{poll_pods, split_pods};

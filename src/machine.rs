@@ -26,6 +26,8 @@ pub struct Machine {
     pub nodes: Vec<NumaNode>,
     /// Does the kernel show NUMA nodes at all? If not, there is one node with the id 0.
     pub numa: bool,
+    /// The kinds of cores of a hybrid machine, by the kernel's name (`core`, `atom`), and the online CPUs of each.
+    pub core_types: BTreeMap<String, IdSet>,
     /// What could not be read, in the order in which it was met.
     pub problems: Vec<Problem>,
 }

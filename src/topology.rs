@@ -98,7 +98,7 @@ impl<'a> InUse<'a> {
 pub struct Topology {
     /// Ascending by id.
     pub zones: Vec<Zone>,
-    /// Names and values, in a fixed order; empty while the kubelet's configuration is unknown.
+    /// Names and values, in a fixed order; no policies while the kubelet's configuration is unknown.
     pub attributes: Vec<(String, String)>,
     /// The pods that it accounts for, once the scheduler's contract says so.
     pub pods: Option<PodSet>,
@@ -214,7 +214,7 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     findings.retain(|finding| {
         finding.resource().is_none_or(|resource| !inputs.rules.exclude.resources.contains(resource))
     });
-    let attributes = inputs.config.map(attributes::of).unwrap_or_default();
+    let attributes = attributes::of(inputs.config, inputs.machine);
     Topology { zones, attributes, pods: None, findings }
 }
 

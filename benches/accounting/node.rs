@@ -68,7 +68,7 @@ impl Node {
         let machine = Machine {
             nodes: (0..shape.zones).map(|id| zone(shape, id)).collect(),
             numa: true,
-            problems: vec![],
+            ..Machine::default()
         };
         let pod_resources = (0..shape.pods).map(|index| pod(shape, index)).collect();
         let config = KubeletConfig {

@@ -126,7 +126,8 @@ impl Reason {
             Self::PoliciesUnknown => (
                 "The kubelet's configuration could not be read since the agent started, so the object has no policies \
                  and the scheduler plugin aligns nothing there",
-                "Mount the kubelet's configuration file, or set `kubelet.configFile`",
+                "Mount the kubelet's configuration file (`kubelet.config.file`), let the agent ask the kubelet \
+                 (`kubelet.config.source: configz`), or give the policies by hand",
             ),
             Self::PodsUnknown => (
                 "A minute after the agent started nobody has told which pods there are, so the object is held and the \

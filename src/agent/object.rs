@@ -3,15 +3,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::nrt::{
-    AttributeInfo, CostInfo, NodeResourceTopology, NodeResourceTopologyFields, ResourceInfo, ZONE_TYPE, Zone,
-    zone_name,
+    AttributeInfo, CostInfo, FINGERPRINT, FINGERPRINT_METHOD, NodeResourceTopology,
+    NodeResourceTopologyFields, ResourceInfo, ZONE_TYPE, Zone, zone_name,
 };
-use crate::topology::{self, Amounts, PodSet, Topology};
-
-/// What tells the set of pods that the zones account for (nrt.md 1, known names).
-const FINGERPRINT: &str = "nodeTopologyPodsFingerprint";
-/// How these were chosen.
-const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
+use crate::topology::{self, Amounts, Fingerprint, PodSet, Topology};
 
 /// The object of `node`; `owner` is the Node's UID, if the Node is to own it.
 #[must_use]
@@ -29,6 +24,16 @@ pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResou
 /// The plugin takes a fingerprint without its method for one of all pods.
 fn of_pods(set: PodSet) -> [AttributeInfo; 2] {
     [attribute(FINGERPRINT, &set.fingerprint.to_string()), attribute(FINGERPRINT_METHOD, set.method.name())]
+}
+
+/// The same object, held; `None` if it says nothing of pods, or is held already.
+pub(super) fn held(object: &NodeResourceTopology) -> Option<NodeResourceTopology> {
+    let held = Fingerprint::HELD.to_string();
+    let mut object = object.clone();
+    let attributes = object.spec.attributes.iter_mut().flatten();
+    let mut said = attributes.filter(|attribute| attribute.name == FINGERPRINT && attribute.value != held);
+    said.next()?.value = held.clone();
+    Some(object)
 }
 
 /// No `controller` and no `blockOwnerDeletion`: the reference only lets garbage collection follow the Node.

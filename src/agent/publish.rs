@@ -18,12 +18,14 @@ use tracing::{debug, info, warn};
 
 use super::Settings;
 use super::notices::{Notices, Reason};
+use super::object::held;
 use super::standing::Standing;
 use crate::backoff::{back_off, jittered};
 use crate::cluster::{Cluster, ClusterError, Follow, Glimpse};
-use crate::scheduler::{Nudger, Plan};
+use crate::nrt::NodeResourceTopology;
+use crate::scheduler::{Nudger, Plan, View};
 use crate::telemetry::metrics::{Metrics, WriteReason};
-use crate::topology::Topology;
+use crate::topology::{Fingerprint, PodSet, Topology};
 
 pub(super) use writer::Writer;
 
@@ -36,13 +38,8 @@ const RETRY_LIMIT: Duration = Duration::from_secs(10);
 /// How long a write in flight may take once we were told to stop.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// When to nudge, see `docs/scheduler.md`.
-const NUDGES: Plan = Plan {
-    first: Duration::from_millis(1200),
-    factor: 2.0,
-    longest: Duration::from_secs(10),
-    lasting: Duration::from_secs(25),
-};
+/// How long the object as it stood may be believed while the node cannot be read.
+const UNREAD: Duration = Duration::from_secs(2);
 
 /// What the publisher did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,6 +76,7 @@ impl Publisher {
         let (newest, offers) = watch::channel(None);
         let (report, published) = watch::channel(Published::default());
         let (stood, standing) = watch::channel(Standing::Unknown);
+        let form = cluster.form();
         let task = Task {
             node: settings.node.clone(),
             writer: Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference),
@@ -95,8 +93,10 @@ impl Publisher {
             pace: Pace::default(),
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
-            care: Care::new(settings.rivals),
-            nudger: Nudger::new(settings.nudge.then_some(NUDGES)),
+            care: Care::new(settings.rivals, form),
+            holds: settings.terms.view == View::Scheduler,
+            unread: None,
+            nudger: Nudger::new(settings.nudge.map(unlike_others)),
             started: Instant::now(),
         };
         Self { newest: Some(newest), published, standing, task: tokio::spawn(task.run()) }
@@ -139,6 +139,11 @@ impl Drop for Publisher {
     }
 }
 
+/// Nodes that were started together do not write together.
+fn unlike_others(plan: Plan) -> Plan {
+    Plan { idle: jittered(plan.idle), ..plan }
+}
+
 /// When the next attempt may be made.
 #[derive(Debug, Default)]
 struct Pace {
@@ -172,6 +177,8 @@ enum Wake {
     Due,
     /// Pods that the plugin rejected should be tried again.
     Nudge,
+    /// There is no account yet, and the object as it stood should not be believed for longer.
+    Unread,
     /// The object was seen, or cannot be watched.
     News(Result<Glimpse, ClusterError>),
 }
@@ -196,6 +203,10 @@ struct Task {
     /// What the first write of this process is for, until it is done.
     first: Option<WriteReason>,
     care: Care,
+    /// Whether the object is held where nobody can account for the pods: only the scheduler's view promises that.
+    holds: bool,
+    /// The object as it stood, held; and when it is written unless there is an account.
+    unread: Option<(NodeResourceTopology, Instant)>,
     nudger: Nudger,
     /// The nudger's time starts here.
     started: Instant,
@@ -211,10 +222,10 @@ impl Task {
             () = self.learn() => {}
             () = ended => return,
         }
-        loop {
-            let Some(wake) = self.wait().await else { return };
+        while let Some(wake) = self.wait().await {
             match wake {
                 Wake::Offer => self.take_offer(),
+                Wake::Unread => self.hold_what_stands().await,
                 Wake::News(Ok(Glimpse::Is(metadata))) => self.look(*metadata).await,
                 Wake::News(Ok(Glimpse::Gone(was))) => self.gone(was.as_deref()),
                 Wake::News(Err(error)) => self.cannot_watch(&error),
@@ -223,6 +234,31 @@ impl Task {
                 Wake::Due => {}
             }
             self.write_what_is_pending().await;
+        }
+        self.hold_at_the_end().await;
+    }
+
+    /// Nobody will account for the pods that come now. Whoever starts next says so of all of them again.
+    async fn hold_at_the_end(&mut self) {
+        let Some(mut newest) = self.offers.borrow().clone() else { return };
+        let Some(pods) = newest.pods.filter(|pods| self.holds && !pods.is_held()) else { return };
+        newest.pods = Some(PodSet { fingerprint: Fingerprint::HELD, ..pods });
+        match self.writer.write(&newest).await {
+            Ok(()) => debug!("held for whoever starts next"),
+            Err(error) => debug!("{error}; not held"),
+        }
+    }
+
+    /// The node cannot be read since this agent started, and pods may have been bound that the object as it stood does not
+    /// account for: it stays, but does not agree.
+    async fn hold_what_stands(&mut self) {
+        let Some((object, due)) = &mut self.unread else { return };
+        match self.writer.hold(object).await {
+            Ok(()) => self.unread = None,
+            Err(error) => {
+                debug!("{error}; trying again");
+                *due = Instant::now() + UNREAD;
+            }
         }
     }
 
@@ -233,6 +269,10 @@ impl Task {
                 Ok(standing) => {
                     self.recovered();
                     self.consider(&standing);
+                    // Another publisher's is its own affair until it is taken over.
+                    let object =
+                        standing.object().filter(|_| self.holds && self.first == Some(WriteReason::First));
+                    self.unread = object.and_then(held).map(|object| (object, Instant::now() + UNREAD));
                     self.stood.send_replace(standing);
                     return;
                 }
@@ -249,6 +289,7 @@ impl Task {
             Some(_) => self.pace.not_before.unwrap_or(self.refresh_at),
             None => self.refresh_at,
         };
+        let unread = self.unread.as_ref().map(|(_, due)| *due);
         let nudge = self.nudger.due().filter(|_| self.pending.is_none()).map(|due| self.started + due);
         let news = async {
             match &mut self.follow {
@@ -260,11 +301,13 @@ impl Task {
             changed = self.offers.changed() => changed.ok().map(|()| Wake::Offer),
             news = news => Some(Wake::News(news)),
             () = sleep_until(due), if !idle => Some(Wake::Due),
+            () = sleep_until(unread.unwrap_or(due)), if unread.is_some() => Some(Wake::Unread),
             () = sleep_until(nudge.unwrap_or(due)), if nudge.is_some() => Some(Wake::Nudge),
         }
     }
 
     fn take_offer(&mut self) {
+        self.unread = None;
         let reason = self.first.unwrap_or(WriteReason::Change);
         self.pending.get_or_insert(reason);
         self.pace.hurry(Instant::now());
@@ -279,8 +322,7 @@ impl Task {
         match self.writer.write(&newest).await {
             Ok(()) => {
                 self.written(reason, now.elapsed());
-                let agrees = newest.pods.is_some_and(|pods| !pods.is_held());
-                self.nudger.wrote(agrees, &newest.zones, self.started.elapsed());
+                self.nudger.wrote(newest.pods, &newest.zones, self.started.elapsed());
                 self.clean().await;
             }
             Err(error) => self.fail(&error),
@@ -348,6 +390,7 @@ impl Task {
 mod tests {
     use super::*;
     use crate::config::RivalsMode;
+    use crate::nrt::Form;
 
     fn refused(code: u16, retry_after: Option<u64>) -> ClusterError {
         let retry_after = retry_after.map(Duration::from_secs);
@@ -385,7 +428,7 @@ mod tests {
     fn only_a_refusal_that_lasts_needs_an_operator() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut care = Care::new(RivalsMode::Report);
+        let mut care = Care::new(RivalsMode::Report, Form::default());
         let forbidden = ClusterError::Forbidden("no".into());
         assert!(!care.is_refused_for_long(&forbidden, start));
         assert!(!care.is_refused_for_long(&forbidden, after(59)));

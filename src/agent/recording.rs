@@ -11,16 +11,20 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Settings;
-use super::scan::{Inventory, Scan, ScanError, config_problem};
+use super::kubelet_config::problem_of;
+use super::scan::{Inventory, Scan, ScanError};
+use crate::cluster::Cluster;
 use crate::kubelet::{
-    Allocatable, Api, Client, Connection, KubeletConfig, ManagerState, StatePaths, Usage, read_config,
-    read_state,
+    Allocatable, Api, Client, Connection, KubeletConfig, ManagerState, StatePaths, Usage, read_state,
 };
 use crate::machine::{self, RecordedFiles, Recorder};
 use crate::topology::{Exclude, Rules};
 
 /// The form of recordings this program writes, and the newest it reads.
 const FORMAT: u32 = 1;
+
+/// Where nobody is to tell how the kubelet is configured.
+const UNTOLD: &str = "nobody is to tell how the kubelet is configured (`kubelet.config.source: none`)";
 
 /// All inputs of one scan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,8 +121,9 @@ pub enum RecordingError {
 }
 
 impl Recording {
-    /// Reads everything once. What cannot be read is recorded as the reason why.
-    pub async fn take(settings: &Settings) -> Self {
+    /// Reads everything once. What cannot be read is recorded as the reason why. Where the kubelet has to be asked how
+    /// it is configured, that needs the credentials of a `cluster`.
+    pub async fn take(settings: &Settings, cluster: Option<&Cluster>) -> Self {
         let mut client = Client::new(settings.socket.clone(), settings.kubelet_timeout);
         let usage = client.list().await;
         let books = StatePaths::new(&settings.kubelet_dir, &settings.device_plugins);
@@ -128,8 +133,11 @@ impl Recording {
         let recorder = Recorder::new(settings.host.clone());
         // An error shows again when the recording is evaluated.
         let _ = machine::read(&recorder);
-        let config = read_config(&settings.kubelet_config);
-        let config_problems = config.as_ref().map(|(_, problems)| problems.clone()).unwrap_or_default();
+        let (config, config_problems) = match settings.kubelet_config.read(cluster).await {
+            Ok(Some((config, problems))) => (Answer::Answer(config), problems),
+            Ok(None) => (Answer::Error(UNTOLD.to_owned()), Vec::new()),
+            Err(problem) => (Answer::Error(problem), Vec::new()),
+        };
         #[allow(clippy::disallowed_methods, reason = "a recording says when it was made")]
         let recorded = jiff::Timestamp::now();
         Self {
@@ -141,7 +149,7 @@ impl Recording {
             exclude: settings.rules.exclude.clone(),
             files: recorder.finish(),
             api,
-            config: Answer::of(config.map(|(config, _)| config)),
+            config,
             config_problems,
             allocatable: Answer::of(allocatable.map(|(allocatable, _)| allocatable)),
             usage: Answer::of(usage.map(|(usage, ..)| usage)),
@@ -172,7 +180,7 @@ impl Recording {
         let config = match self.config.get() {
             Ok(config) => Some(config.clone()),
             Err(problem) => {
-                problems.push(config_problem(problem, false));
+                problems.push(problem_of(problem, false));
                 None
             }
         };

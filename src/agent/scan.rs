@@ -1,16 +1,17 @@
 //! One consistent reading of the node.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Settings;
+use super::kubelet_config::ConfigReader;
+use crate::cluster::Cluster;
 use crate::kubelet::{
     Allocatable, Api, Client, ClientError, Connection, KubeletConfig, ManagerState, StatePaths, StateReader,
-    Usage, read_config,
+    Usage,
 };
 use crate::machine::{self, HostRoots, Machine, MachineError};
 use crate::telemetry::metrics::Metrics;
@@ -94,12 +95,10 @@ pub enum ScanError {
 pub struct Scanner {
     client: Client,
     host: HostRoots,
-    config_file: PathBuf,
     /// What has to be read still; a scan that fails does not forget what it was asked for.
     due: Depth,
     inventory: Option<(Connection, Arc<Inventory>)>,
-    /// The configuration and the connection it holds for: a kubelet reads its own once, when it starts.
-    config: Option<(Connection, KubeletConfig)>,
+    config: ConfigReader,
     /// Device resources in the inventory.
     offered: BTreeSet<String>,
     /// Device resources in use that not even a fresh inventory had.
@@ -124,10 +123,9 @@ impl Scanner {
         Self {
             client: Client::new(settings.socket.clone(), settings.kubelet_timeout),
             host: settings.host.clone(),
-            config_file: settings.kubelet_config.clone(),
             due: Depth::Everything,
             inventory: None,
-            config: None,
+            config: ConfigReader::new(settings.kubelet_config.clone()),
             offered: BTreeSet::new(),
             absent: BTreeSet::new(),
             books: StateReader::new(StatePaths::new(&settings.kubelet_dir, &settings.device_plugins)),
@@ -140,6 +138,21 @@ impl Scanner {
     /// Counts calls from now on.
     pub(super) fn report_to(&mut self, metrics: Arc<Metrics>) {
         self.metrics = Some(metrics);
+    }
+
+    /// The kubelet may be asked for its configuration from now on.
+    pub(super) fn ask_through(&mut self, cluster: Cluster) {
+        self.config.ask_through(cluster);
+    }
+
+    /// Is the kubelet's configuration unknown still, and may somebody tell it?
+    pub(super) fn awaits_config(&self) -> bool {
+        self.config.may_come()
+    }
+
+    /// Waits for the kubelet if it is being asked for its configuration, which the next scan of everything has then.
+    pub(super) async fn config_told(&mut self) {
+        self.config.answered().await;
     }
 
     /// A call that began at `start` ended.
@@ -249,8 +262,8 @@ impl Scanner {
             None => {
                 let machine = machine::read(&self.host)?;
                 let mut problems: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
-                problems.extend(self.read_config(connection));
-                let config = self.config.as_ref().map(|(_, config)| config.clone());
+                problems.extend(self.config.read(connection, Instant::now()));
+                let config = self.config.config().cloned();
                 Inventory { machine: Arc::new(machine), allocatable, config, problems }
             }
         };
@@ -260,34 +273,11 @@ impl Scanner {
         Ok(connection)
     }
 
-    /// Reads the kubelet's configuration unless this kubelet's is known; returns what is wrong with it.
-    fn read_config(&mut self, connection: Connection) -> Vec<String> {
-        if self.config.as_ref().is_some_and(|(from, _)| *from == connection) {
-            return Vec::new();
-        }
-        match read_config(&self.config_file) {
-            Ok((config, problems)) => {
-                self.config = Some((connection, config));
-                problems
-            }
-            Err(problem) => vec![config_problem(&problem, self.config.is_some())],
-        }
-    }
-
     /// Device resources in use that the inventory does not have.
     fn uncovered(&self, usage: &Usage) -> BTreeSet<String> {
         let containers = usage.pods.iter().flat_map(|pod| &pod.containers);
         let groups = containers.flat_map(|container| &container.devices);
         let uncovered = groups.filter(|group| !self.offered.contains(&group.resource));
         uncovered.map(|group| group.resource.clone()).collect()
-    }
-}
-
-/// What a configuration that cannot be read means; `known`: it could be read before.
-pub(super) fn config_problem(problem: &str, known: bool) -> String {
-    if known {
-        format!("{problem}; the last one read still holds")
-    } else {
-        format!("{problem}; policies are left out and nothing is taken as reserved")
     }
 }

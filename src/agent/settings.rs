@@ -3,9 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::kubelet_config::ConfigSources;
+use super::kubelet_port::KubeletPort;
+use super::tellers::{PodTeller, PodTellers};
 use crate::config::{self, Config, RivalsMode};
+use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
-use crate::scheduler::{Informer, PluginRelease, Terms, View};
+use crate::nrt::{Form, Version};
+use crate::scheduler::{Informer, Plan, PluginRelease, Terms, View};
 use crate::topology::{Exclude, Method, Rules};
 
 /// What the agent needs to know, paths resolved.
@@ -21,8 +26,10 @@ pub struct Settings {
     pub device_plugins: PathBuf,
     /// The podresources socket.
     pub socket: PathBuf,
-    /// The kubelet's configuration file.
-    pub kubelet_config: PathBuf,
+    /// Who tells how the kubelet is configured.
+    pub kubelet_config: ConfigSources,
+    /// The kubelet's HTTPS port.
+    pub kubelet_port: KubeletPort,
     /// The deadline of one call to the kubelet.
     pub kubelet_timeout: Duration,
     /// How often to look when nothing seems to happen.
@@ -37,16 +44,18 @@ pub struct Settings {
     pub watch_object: bool,
     /// What to do about a publisher that keeps rewriting the object.
     pub rivals: RivalsMode,
+    /// In which form the object is written.
+    pub form: Form,
     /// Post Kubernetes Events about the Node.
     pub events: bool,
-    /// Ask the API server which pods are gone and which have ended.
-    pub watch_pods: bool,
+    /// Who tells which pods there are; nobody where none is in it.
+    pub pods: PodTellers,
     /// What the object says of pods.
     pub terms: Terms,
     /// Where to write that for people.
     pub status_file: Option<PathBuf>,
-    /// Write once more after something became free.
-    pub nudge: bool,
+    /// When to write once more although nothing changed; never without.
+    pub nudge: Option<Plan>,
     /// Say on which NUMA node each container is.
     pub placement: bool,
     /// A file that somebody touches when it is time to look.
@@ -60,6 +69,8 @@ impl Settings {
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         let config = config.clone().resolved();
+        let (kubelet_config, kubelet_port) = (config_sources(&config), kubelet_port(&config));
+        let pods = tellers(&config, kubelet_port.clone());
         let rules =
             Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
         Self {
@@ -71,7 +82,8 @@ impl Settings {
             kubelet_dir: config.kubelet.dir.unwrap_or_default(),
             device_plugins: config.kubelet.device_plugins.unwrap_or_default(),
             socket: config.kubelet.socket.unwrap_or_default(),
-            kubelet_config: config.kubelet.config_file.unwrap_or_default(),
+            kubelet_config,
+            kubelet_port,
             kubelet_timeout: config.kubelet.timeout.get(),
             poll: config.scan.poll.get(),
             settle: config.scan.settle.get(),
@@ -79,16 +91,54 @@ impl Settings {
             owner_reference: config.publish.owner_reference,
             watch_object: config.publish.watch,
             rivals: config.publish.rivals,
+            form: form(&config.publish),
             events: config.publish.events,
-            watch_pods: config.pods.source != config::PodSource::None,
+            pods,
             terms: terms(&config.fingerprint),
             status_file: config.fingerprint.status_file,
-            nudge: config.publish.nudge == config::Nudge::Auto,
+            nudge: match config.publish.nudge {
+                config::Nudge::Auto => Some(Plan::default()),
+                config::Nudge::Every(period) => Some(Plan::of_period(period.get())),
+                config::Nudge::Off => None,
+            },
             placement: config.publish.placement,
             notify_file: config.scan.notify_file,
             rules,
         }
     }
+}
+
+fn form(publish: &config::Publish) -> Form {
+    let version = match publish.api_version {
+        config::ApiVersion::V1alpha1 => Version::V1alpha1,
+        config::ApiVersion::V1alpha2 => Version::V1alpha2,
+    };
+    Form { version, policies: publish.topology_policies }
+}
+
+fn kubelet_port(config: &Config) -> KubeletPort {
+    let config::Kubelet { address, ca_file, server_name, timeout, .. } = config.kubelet.clone();
+    KubeletPort { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
+}
+
+fn config_sources(config: &Config) -> ConfigSources {
+    let kubelet = &config.kubelet.config;
+    let files = ConfigFiles {
+        file: kubelet.file.clone(),
+        dir: kubelet.dir.clone(),
+        kubelet_dir: config.kubelet.dir.clone().unwrap_or_default(),
+        host_root: config.host.root.clone(),
+        proc: config.host.proc.clone().unwrap_or_default(),
+        node: config.node_name.clone(),
+    };
+    let by_hand = ByHand {
+        cpu_manager_policy: kubelet.cpu_manager_policy.map(|policy| policy.to_string()),
+        memory_manager_policy: kubelet.memory_manager_policy.map(|policy| policy.to_string()),
+        topology_manager_policy: kubelet.topology_manager_policy.map(|policy| policy.to_string()),
+        topology_manager_scope: kubelet.topology_manager_scope.map(|scope| scope.to_string()),
+        topology_manager_policy_options: kubelet.topology_manager_policy_options.clone(),
+    };
+    ConfigSources { source: kubelet.source, files, port: kubelet_port(config), by_hand }
 }
 
 fn terms(fingerprint: &config::Fingerprint) -> Terms {
@@ -114,6 +164,28 @@ fn terms(fingerprint: &config::Fingerprint) -> Terms {
         },
         patience: hold_after.get(),
         hold_limit: hold_limit.get(),
+    }
+}
+
+fn tellers(config: &Config, port: KubeletPort) -> PodTellers {
+    use PodTeller::{ApiServer, Kubelet, PodsApi};
+    let order = match config.pods.source {
+        // The plugin has its pods from there, and nobody else knows all of them.
+        config::PodSource::Auto if config.fingerprint.view == config::FingerprintView::Scheduler => {
+            vec![ApiServer]
+        }
+        config::PodSource::Auto => vec![ApiServer, PodsApi, Kubelet],
+        config::PodSource::ApiServer => vec![ApiServer],
+        config::PodSource::PodsApi => vec![PodsApi],
+        config::PodSource::Kubelet => vec![Kubelet],
+        config::PodSource::None => Vec::new(),
+    };
+    PodTellers {
+        order,
+        socket: config.kubelet.pods_socket.clone().unwrap_or_default(),
+        timeout: config.kubelet.timeout.get(),
+        interval: config.pods.interval.get(),
+        port,
     }
 }
 

@@ -157,19 +157,28 @@ impl Promise {
 pub(super) struct Carried {
     policies: Vec<(String, String)>,
     until: Instant,
+    /// How long nothing goes out where there are none to carry...
+    patience: Duration,
+    /// ...and since when it would have.
+    waiting_since: Option<Instant>,
     /// The configuration could be read once, and the scanner keeps it; or the time is over.
     over: bool,
 }
 
 impl Carried {
-    /// Nothing is carried yet; what will be goes after `bound`.
-    pub(super) fn new(now: Instant, bound: Duration) -> Self {
-        Self { policies: Vec::new(), until: now + bound, over: false }
+    /// Nothing is carried yet; what will be goes after `bound`, and without anything to carry one waits for `patience`.
+    pub(super) fn new(now: Instant, patience: Duration, bound: Duration) -> Self {
+        Self { policies: Vec::new(), until: now + bound, patience, waiting_since: None, over: false }
+    }
+
+    /// Nothing is to be carried or waited for.
+    pub(super) fn nothing() -> Self {
+        Self { over: true, ..Self::new(Instant::now(), Duration::ZERO, Duration::ZERO) }
     }
 
     /// What one pass carries.
     pub(super) fn only(standing: &Standing) -> Self {
-        let mut carried = Self::new(Instant::now(), Duration::from_secs(3600));
+        let mut carried = Self::new(Instant::now(), Duration::ZERO, Duration::from_secs(3600));
         carried.take(standing);
         carried
     }
@@ -177,6 +186,15 @@ impl Carried {
     /// Takes the policies of the object that stood.
     pub(super) fn take(&mut self, standing: &Standing) {
         self.policies = standing.policies();
+    }
+
+    /// Is it too early for an object, since it would have no policies and they may be known soon?
+    pub(super) fn waits(&mut self, known: bool, now: Instant) -> bool {
+        if known || self.over || !self.policies.is_empty() {
+            return false;
+        }
+        let since = *self.waiting_since.get_or_insert(now);
+        now.duration_since(since) < self.patience
     }
 
     /// Gives the account what it lacks; a sentence when nothing is carried from now on.
@@ -188,16 +206,16 @@ impl Carried {
             self.over = true;
             return None;
         }
-        if now < self.until {
-            topology.attributes.clone_from(&self.policies);
+        if now < self.until && !self.policies.is_empty() {
+            topology.attributes.splice(0..0, self.policies.iter().cloned());
             return None;
         }
         self.over = true;
         let lost =
             if self.policies.is_empty() { "has no policies" } else { "loses the policies that it had" };
         Some(format!(
-            "the kubelet's configuration has not been readable since the agent started, so the object {lost}: check \
-             `kubelet.configFile` and that it is mounted"
+            "the kubelet's configuration has not been readable since the agent started, so the object {lost}: let \
+             its file be read (`kubelet.config.file`), the kubelet be asked (`kubelet.config.source`), or give them by hand"
         ))
     }
 }
@@ -250,9 +268,10 @@ mod tests {
     fn policies_are_carried_until_they_are_read_or_for_a_while() {
         let standing = standing(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &[]);
         let start = Instant::now();
+        const PATIENCE: Duration = Duration::from_secs(30);
         let bound = Duration::from_secs(300);
         let carried = || {
-            let mut carried = Carried::new(start, bound);
+            let mut carried = Carried::new(start, PATIENCE, bound);
             carried.take(&standing);
             carried
         };
@@ -271,6 +290,30 @@ mod tests {
         assert_eq!(other.complete(&mut topology, true, start), None);
         assert_eq!(topology.attributes, [], "what was read holds");
         assert_eq!(other.complete(&mut topology, false, start + bound), None);
+    }
+
+    #[test]
+    fn an_object_without_policies_waits_for_them_but_not_for_ever() {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let start = Instant::now();
+        let later = |seconds| start + Duration::from_secs(seconds);
+        let carried = || Carried::new(start, PATIENCE, PATIENCE * 10);
+        let mut one = carried();
+        assert!(!one.waits(true, start), "they are known");
+        assert!(one.waits(false, later(100)), "from the first time that something would go out");
+        assert!(one.waits(false, later(129)));
+        assert!(!one.waits(false, later(130)));
+        let mut topology = Topology::default();
+        let sentence = one.complete(&mut topology, false, later(130)).unwrap();
+        assert!(sentence.contains("has no policies"), "{sentence}");
+        assert!(!one.waits(false, later(131)), "never again");
+
+        let mut other = carried();
+        other.take(&standing(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &[]));
+        assert!(!other.waits(false, start), "there are some to carry");
+        let mut nothing = Carried::nothing();
+        assert!(!nothing.waits(false, start));
+        assert_eq!(nothing.complete(&mut topology, false, start), None, "nobody is to tell");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::config::{Effective, Layers, Origin};
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Configuration")]
 pub(super) struct SettingsArgs {
-    /// A configuration file (YAML); flags and NODE_NAME win over it
+    /// A configuration file (YAML); flags, NODE_NAME and NODE_ADDRESS win over it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The node's name in the cluster [key: nodeName, environment: NODE_NAME]
@@ -31,9 +31,18 @@ pub(super) struct SettingsArgs {
     /// The kubelet's podresources socket [key: kubelet.socket]
     #[arg(long, value_name = "SOCKET")]
     kubelet_socket: Option<String>,
-    /// The kubelet's own configuration file [key: kubelet.configFile]
+    /// The kubelet's own configuration file [key: kubelet.config.file]
     #[arg(long, value_name = "FILE")]
     kubelet_config: Option<String>,
+    /// Who tells how the kubelet is configured: auto, file, configz or none [key: kubelet.config.source]
+    #[arg(long, value_name = "SOURCE")]
+    kubelet_config_source: Option<String>,
+    /// Stands for the kubelet's own policy, with its scope [key: kubelet.config.topologyManagerPolicy]
+    #[arg(long, value_name = "POLICY")]
+    topology_manager_policy: Option<String>,
+    /// container or pod, with the policy [key: kubelet.config.topologyManagerScope]
+    #[arg(long, value_name = "SCOPE")]
+    topology_manager_scope: Option<String>,
     /// A kubeconfig file [key: publish.kubeconfig]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<String>,
@@ -82,6 +91,9 @@ impl SettingsArgs {
             kubelet_dir,
             kubelet_socket,
             kubelet_config,
+            kubelet_config_source,
+            topology_manager_policy,
+            topology_manager_scope,
             kubeconfig,
             poll,
             notify_file,
@@ -98,8 +110,10 @@ impl SettingsArgs {
                 None => layers.file(&file),
             };
         }
-        let environment = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
-        layers = layers.value("nodeName", environment, Origin::Environment("NODE_NAME"));
+        for (variable, key) in [("NODE_NAME", "nodeName"), ("NODE_ADDRESS", "kubelet.address")] {
+            let value = std::env::var(variable).ok().filter(|value| !value.is_empty());
+            layers = layers.value(key, value, Origin::Environment(variable));
+        }
         for (flag, key, value) in [
             ("--node-name", "nodeName", node_name),
             ("--host-root", "host.root", host_root),
@@ -107,7 +121,10 @@ impl SettingsArgs {
             ("--proc-dir", "host.proc", proc_dir),
             ("--kubelet-dir", "kubelet.dir", kubelet_dir),
             ("--kubelet-socket", "kubelet.socket", kubelet_socket),
-            ("--kubelet-config", "kubelet.configFile", kubelet_config),
+            ("--kubelet-config", "kubelet.config.file", kubelet_config),
+            ("--kubelet-config-source", "kubelet.config.source", kubelet_config_source),
+            ("--topology-manager-policy", "kubelet.config.topologyManagerPolicy", topology_manager_policy),
+            ("--topology-manager-scope", "kubelet.config.topologyManagerScope", topology_manager_scope),
             ("--kubeconfig", "publish.kubeconfig", kubeconfig),
             ("--poll", "scan.poll", poll),
             ("--notify-file", "scan.notifyFile", notify_file),

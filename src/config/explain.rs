@@ -51,10 +51,39 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
            `exclude.resources` is looked up by it as well."],
     ),
     (
-        "kubelet.configFile",
+        "kubelet.caFile",
         &[
-            "Policies and reservations come from it. Until it could be read once, the object has no policies, which the \
-           scheduler plugin takes for a node that needs no alignment, and nothing counts as reserved.",
+            "The certificate is always verified, since the agent shows its token. Where kubelets have certificates of the \
+             cluster's CA (serverTLSBootstrap) nothing need be set. One that a kubelet made itself, \
+             /var/lib/kubelet/pki/kubelet.crt, is its own CA; it names the node and no address, so `kubelet.serverName` \
+             must be set as well. The file alone counts then, and is read again when it changes.",
+        ],
+    ),
+    (
+        "kubelet.config.source",
+        &[
+            "Policies and reservations come from it. It is read once for every kubelet that starts, since a kubelet reads \
+             its own configuration only then; what was read holds until it could be read again. Keys and feature gates \
+             that numacast does not know are normal.",
+            "An object without policies tells the scheduler plugin that nothing is aligned on the node. So an agent that \
+             starts where there was no object waits up to `scan.settle` for them, and one that finds an object keeps its \
+             policies ten times as long; then the object goes out without, and the log and an Event say so.",
+            "file: the file, drop-ins and flags, merged as the kubelet merges them. The kubelet's command line is found in \
+             /proc, if the host's is mounted (`host.proc`) and the kubelet is a process of its own, which it is not in \
+             k3s; without it, flags that override the file are not seen.",
+            "configz: what the kubelet really runs with, from its HTTPS port. The agent must be allowed to get \
+             nodes/configz; kubelets before 1.33 want nodes/proxy for it and must be read from files.",
+            "auto: nobody is asked who may refuse, as long as the files can be read. none: only what the keys beside this \
+             one give is published, and nothing is waited for.",
+        ],
+    ),
+    (
+        "kubelet.config.topologyManagerPolicy",
+        &[
+            "As RTE's --topology-manager-policy and -scope. What is given stands whatever the kubelet says: a wrong one \
+             makes the scheduler place pods that the kubelet refuses. Options, the CPU manager's and the Memory Manager's \
+             policy are given in the same way. Reservations are not: with static policies the kubelet tells them \
+             itself.",
         ],
     ),
     (
@@ -84,9 +113,35 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "auto, apiServer: the agent must be allowed to list and watch pods. It sees a release within milliseconds, and \
              on kubelets before 1.34, whose List names pods that have ended, it knows that these hold nothing. Without that \
              permission it says so and goes on as with none.",
+            "podsApi: needs no permission in the cluster, and works while the API server is away. The kubelet tells a \
+             little sooner than the API server that a pod has ended. Such a source cannot serve the fingerprint in the \
+             scheduler's view, for it knows pods when they are admitted, and static pods whose copy was refused.",
+            "kubelet: the kubelet's /pods is read again and again (`pods.interval`), so that releases are looked for as with \
+             none; it tells which pods have ended, and which are missing after a restart. The agent must be allowed to \
+             get nodes/pods, which kubelets understand from 1.33 on, and the kubelet's serving certificate must be one \
+             that can be verified (`kubelet.caFile`).",
+            "All of them: what a source told last stays while it cannot be asked, the log says so, and when it is back \
+             everything is told anew. A kubelet that has just started knows fewer pods than there are: of its own lists \
+             a shorter one is believed only after a while.",
             "none: releases are looked for by a List about once a second, less often on a node where that would cost more \
              than a thousandth of a core. On a kubelet before 1.34 a Completed pod seems to hold its memory and devices \
              until the next pod is admitted, and the scheduler plugin may never send that pod.",
+        ],
+    ),
+    (
+        "publish.apiVersion",
+        &[
+            "v1alpha1: for consumers that read no other, such as koord-scheduler, and for CRDs that serve no other. There are \
+             no attributes in it: policy and scope stand in topologyPolicies, the fingerprint in RTE's annotation, and \
+             what else the attributes say is not said. An API server that has both versions gives each reader its own, but \
+             what was written as v1alpha1 has no attributes in v1alpha2 either.",
+        ],
+    ),
+    (
+        "publish.topologyPolicies",
+        &[
+            "Where there are attributes the scheduler plugin and KAI-Scheduler go by these; the plugin logs two lines per \
+             node and pod when it sees the field. false: it is removed where NFD left it.",
         ],
     ),
     (
@@ -139,9 +194,11 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "The scheduler plugin refreshes what it knows of a node at ticks of its own (cacheResyncPeriodSeconds), and a pod \
              that it rejected is tried again when the object changes: before the refresh, mostly. With no other event it \
              then waits for up to five minutes.",
-            "auto: after something became free the object is written again a few times within some half a minute, with \
-             nothing changed but the annotation numacast.io/nudge. off: never; on a node where pods come and go all the \
-             time that costs little.",
+            "auto: after a change the object is written again 0.65, 1.3, 2.6, 5.2 and 10.4 s later, soon after the first \
+             tick of a plugin that refreshes each 1, 2, 5 or 10 s, and once a minute while nothing happens. Nothing but \
+             the annotation numacast.io/nudge changes, and a held object is not nudged.",
+            "A period: the last of these comes soon after a tick of that length, and longer periods than 10 s are served. \
+             off: never; pods that were rejected then wait for the next real change of any node, or for five minutes.",
         ],
     ),
     (

@@ -283,7 +283,9 @@ fn try_value(key: &str, value: &Value, origin: &Origin) -> Result<(), ConfigErro
 }
 
 /// What people coming from NFD and RTE know our keys as.
-const ALIASES: [(&str, &str); 8] = [
+const ALIASES: [(&str, &str); 10] = [
+    ("configfile", "kubelet.config.file"),
+    ("kubeletconfigfile", "kubelet.config.file"),
     ("excludelist", "exclude.resources"),
     ("resourceexclude", "exclude.resources"),
     ("podexclude", "exclude.pods"),

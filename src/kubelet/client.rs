@@ -221,18 +221,8 @@ impl Client {
     /// How long ago the socket of the present connection was made; zero if there is none, or if the clock was set back
     /// since. Never longer than the machine runs, however far the clock was set forward since, as it is after a boot.
     #[must_use]
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "a file's time is of the wall clock, and nothing else is older than we are"
-    )]
     pub fn socket_age(&self) -> Duration {
-        let Some(Open { identity: (_, _, seconds, nanos), .. }) = &self.open else { return Duration::ZERO };
-        let since_epoch =
-            |seconds, nanos| Some(Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?));
-        let made = since_epoch(*seconds, *nanos).and_then(|made| UNIX_EPOCH.checked_add(made));
-        let age = made.and_then(|made| SystemTime::now().duration_since(made).ok()).unwrap_or_default();
-        let up = clock_gettime(ClockId::Boottime).tv_sec;
-        age.min(Duration::from_secs(u64::try_from(up).unwrap_or_default()))
+        self.open.as_ref().map_or(Duration::ZERO, |open| age(open.identity))
     }
 
     /// What every active pod holds, the API version that told, and the connection it came from.
@@ -438,6 +428,20 @@ pub(super) fn innermost(error: &dyn std::error::Error) -> String {
 
 pub(super) fn identity(socket: &Path) -> io::Result<Identity> {
     std::fs::metadata(socket).map(|meta| (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
+}
+
+/// How long ago this socket was made; zero if the clock was set back since. Never longer than the machine runs.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a file's time is of the wall clock, and nothing else is older than we are"
+)]
+pub(super) fn age((_, _, seconds, nanos): Identity) -> Duration {
+    let since_epoch =
+        |seconds, nanos| Some(Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?));
+    let made = since_epoch(seconds, nanos).and_then(|made| UNIX_EPOCH.checked_add(made));
+    let age = made.and_then(|made| SystemTime::now().duration_since(made).ok()).unwrap_or_default();
+    let up = clock_gettime(ClockId::Boottime).tv_sec;
+    age.min(Duration::from_secs(u64::try_from(up).unwrap_or_default()))
 }
 
 fn connect_error(path: &Path, error: &io::Error) -> ClientError {

@@ -1,5 +1,8 @@
-//! The kubelet's configuration, read leniently from its file: unknown keys and feature gates are normal, and
-//! one key that makes no sense does not hide the others.
+//! The kubelet's configuration, read leniently: unknown keys and feature gates are normal, and one key that makes no
+//! sense does not hide the others.
+
+mod command_line;
+mod files;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -10,6 +13,8 @@ use serde_json::Value;
 
 use crate::machine::{Id, IdSet};
 use crate::quantity::Quantity;
+
+pub use files::ConfigFiles;
 
 /// The largest file worth reading.
 const FILE_LIMIT: u64 = 1 << 20;
@@ -52,42 +57,105 @@ impl Default for KubeletConfig {
     }
 }
 
-/// Reads the kubelet's configuration file (YAML or JSON).
-///
-/// Keys that are missing have the kubelet's defaults; the second value names keys that make no sense and
-/// were left at their default.
-///
-/// # Errors
-/// One sentence, when the file cannot be read or is no mapping.
-pub fn read_config(path: &Path) -> Result<(KubeletConfig, Vec<String>), String> {
-    let explain =
-        |what: String| format!("cannot read the kubelet's configuration {}: {what}", path.display());
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_end(&mut bytes))
-        .map_err(|error| explain(error.to_string()))?;
-    if bytes.len() as u64 > FILE_LIMIT {
-        return Err(explain("it is larger than 1 MiB".into()));
-    }
-    let (config, problems) = parse_config(&String::from_utf8_lossy(&bytes)).map_err(explain)?;
-    let place = path.display();
-    Ok((config, problems.into_iter().map(|problem| format!("{place}: {problem}")).collect()))
+/// Policies that a person gives in place of the kubelet's own words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ByHand {
+    /// As [`KubeletConfig::cpu_manager_policy`].
+    pub cpu_manager_policy: Option<String>,
+    /// As [`KubeletConfig::memory_manager_policy`].
+    pub memory_manager_policy: Option<String>,
+    /// As [`KubeletConfig::topology_manager_policy`].
+    pub topology_manager_policy: Option<String>,
+    /// As [`KubeletConfig::topology_manager_scope`].
+    pub topology_manager_scope: Option<String>,
+    /// Options by name.
+    pub topology_manager_policy_options: BTreeMap<String, String>,
 }
 
-/// What the text of such a file says; the second value is as in [`read_config`].
+impl ByHand {
+    /// Puts what was given over what was read.
+    pub fn apply(&self, config: &mut KubeletConfig) {
+        for (given, key) in [
+            (&self.cpu_manager_policy, &mut config.cpu_manager_policy),
+            (&self.memory_manager_policy, &mut config.memory_manager_policy),
+            (&self.topology_manager_policy, &mut config.topology_manager_policy),
+            (&self.topology_manager_scope, &mut config.topology_manager_scope),
+        ] {
+            if let Some(given) = given {
+                key.clone_from(given);
+            }
+        }
+        config.topology_manager_policy_options.extend(self.topology_manager_policy_options.clone());
+    }
+
+    /// All that is known where nothing is read; `None` if nothing was given. Policies that nobody gave are empty.
+    #[must_use]
+    pub fn alone(&self) -> Option<KubeletConfig> {
+        if *self == Self::default() {
+            return None;
+        }
+        let mut config = KubeletConfig {
+            cpu_manager_policy: String::new(),
+            memory_manager_policy: String::new(),
+            topology_manager_policy: String::new(),
+            topology_manager_scope: String::new(),
+            ..KubeletConfig::default()
+        };
+        self.apply(&mut config);
+        Some(config)
+    }
+}
+
+/// What the text of a configuration file (YAML or JSON) says. Keys that are missing have the kubelet's defaults; the
+/// second value names keys that make no sense and were left at their default.
 ///
 /// # Errors
 /// Half a sentence, when the text is no mapping.
 pub fn parse_config(text: &str) -> Result<(KubeletConfig, Vec<String>), String> {
-    let value: Value = serde_saphyr::from_str(text).map_err(|error| first_line(&error.to_string()))?;
-    let Value::Object(_) = value else { return Err("it is no mapping of keys".into()) };
+    let value = mapping(text)?;
     let mut problems = Vec::new();
     let config = pick(&value, &mut problems);
     Ok((config, problems))
 }
 
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
+/// What the kubelet answers at `/configz`; the second value is as in [`parse_config`].
+///
+/// # Errors
+/// Half a sentence, when it is something else.
+pub fn parse_configz(answer: &[u8]) -> Result<(KubeletConfig, Vec<String>), String> {
+    let value: Value = serde_json::from_slice(answer).map_err(|error| error.to_string())?;
+    match &value["kubeletconfig"] {
+        config @ Value::Object(_) => {
+            let mut problems = Vec::new();
+            let config = pick(config, &mut problems);
+            Ok((config, problems))
+        }
+        _ => Err("there is no `kubeletconfig` in it".into()),
+    }
+}
+
+/// The text of a file, which is worth reading up to a size.
+fn text_of(path: &Path) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_end(&mut bytes))
+        .map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > FILE_LIMIT {
+        return Err("it is larger than 1 MiB".into());
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// YAML or JSON that is a mapping.
+fn mapping(text: &str) -> Result<Value, String> {
+    match serde_saphyr::from_str(text).map_err(|error| first_line(&error))? {
+        value @ Value::Object(_) => Ok(value),
+        _ => Err("it is no mapping of keys".into()),
+    }
+}
+
+fn first_line(error: &impl ToString) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 fn pick(value: &Value, problems: &mut Vec<String>) -> KubeletConfig {
@@ -173,11 +241,7 @@ mod tests {
     use super::*;
 
     fn parse(yaml: &str) -> (KubeletConfig, Vec<String>) {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), yaml).unwrap();
-        let (config, problems) = read_config(file.path()).unwrap();
-        let place = format!("{}: ", file.path().display());
-        (config, problems.into_iter().map(|p| p.replace(&place, "")).collect())
+        parse_config(yaml).unwrap()
     }
 
     #[test]
@@ -225,14 +289,46 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_missing_or_no_mapping_is_one_sentence() {
-        let error = read_config(Path::new("/nowhere/config.yaml")).unwrap_err();
-        assert!(
-            error.starts_with("cannot read the kubelet's configuration /nowhere/config.yaml: No such file")
+    fn text_that_is_no_mapping_is_told() {
+        for text in ["- a\n", "", "3"] {
+            assert_eq!(parse_config(text).unwrap_err(), "it is no mapping of keys", "{text:?}");
+        }
+        assert!(parse_config("a: [").is_err());
+    }
+
+    #[test]
+    fn configz_is_the_same_in_an_envelope() {
+        let answer =
+            br#"{"kubeletconfig":{"cpuManagerPolicy":"static","featureGates":{"New":true},"newKey":{}}}"#;
+        let (config, problems) = parse_configz(answer).unwrap();
+        assert_eq!((config.cpu_manager_policy.as_str(), problems), ("static", vec![]));
+        for (answer, error) in
+            [("{}", "there is no `kubeletconfig` in it"), ("Unauthorized", "expected value")]
+        {
+            let told = parse_configz(answer.as_bytes()).unwrap_err();
+            assert!(told.starts_with(error), "{told}");
+        }
+    }
+
+    #[test]
+    fn what_is_given_by_hand_wins_and_alone_says_nothing_else() {
+        assert_eq!(ByHand::default().alone(), None);
+        let options = |name: &str| BTreeMap::from([(name.to_owned(), "true".to_owned())]);
+        let by_hand = ByHand {
+            topology_manager_policy: Some("restricted".into()),
+            topology_manager_scope: Some("pod".into()),
+            topology_manager_policy_options: options("a"),
+            ..ByHand::default()
+        };
+        let alone = by_hand.alone().unwrap();
+        assert_eq!(
+            (alone.topology_manager_policy.as_str(), alone.cpu_manager_policy.as_str()),
+            ("restricted", "")
         );
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "- a\n").unwrap();
-        let error = read_config(file.path()).unwrap_err();
-        assert!(error.ends_with("it is no mapping of keys"), "{error}");
+        let mut read =
+            KubeletConfig { topology_manager_policy_options: options("b"), ..KubeletConfig::default() };
+        by_hand.apply(&mut read);
+        assert_eq!((read.topology_manager_scope.as_str(), read.cpu_manager_policy.as_str()), ("pod", "none"));
+        assert_eq!(read.topology_manager_policy_options.len(), 2);
     }
 }

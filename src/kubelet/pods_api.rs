@@ -2,6 +2,7 @@
 
 mod decode;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +14,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 use tracing::{debug, warn};
 
-use super::client::{Identity, channel, identity, innermost};
+use super::belief::{Belief, SOON, Teller};
+use super::client::{Identity, age, channel, identity, innermost};
 use super::proto::pods::pods_client::PodsClient;
 use super::proto::pods::{EventType, WatchPodsEvent, WatchPodsRequest};
 use crate::backoff::{back_off, jittered};
@@ -31,6 +33,9 @@ const ANEW: Duration = Duration::from_secs(180);
 /// Where a kubelet has never said that its list is complete, as early builds do not, it is when nothing came for so long.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// A kubelet that is as old knows its pods.
+const GROWN_UP: Duration = Duration::from_secs(60);
+
 /// How soon to try again after a failure.
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest wait between two failures.
@@ -44,8 +49,17 @@ pub fn follow_pods(
     socket: PathBuf,
     deadline: Duration,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
-    let follow =
-        Follow { socket, deadline, watch: None, marks: false, failures: 0, not_before: Instant::now() };
+    let follow = Follow {
+        socket,
+        deadline,
+        watch: None,
+        belief: Belief::default(),
+        events: VecDeque::new(),
+        known: None,
+        marks: false,
+        failures: 0,
+        not_before: Instant::now(),
+    };
     unfold(follow, |mut follow| async { Some((follow.next().await, follow)) })
 }
 
@@ -53,7 +67,12 @@ struct Follow {
     socket: PathBuf,
     deadline: Duration,
     watch: Option<Watch>,
-    /// Has this kubelet ever said that a list is complete?
+    belief: Belief,
+    /// What is still to be told.
+    events: VecDeque<PodEvent>,
+    /// The kubelet that told a list which was believed.
+    known: Option<Identity>,
+    /// Has a kubelet ever said that a list is complete?
     marks: bool,
     failures: u32,
     not_before: Instant,
@@ -63,19 +82,13 @@ struct Watch {
     channel: Channel,
     /// The socket that we connected to.
     identity: Identity,
-    events: Streaming<WatchPodsEvent>,
-    stage: Stage,
+    told: Streaming<WatchPodsEvent>,
+    /// The list that is coming in, by namespace and name.
+    listing: Option<BTreeMap<(String, String), Pod>>,
     /// When to begin another.
     ends: Instant,
     /// A pod that cannot be read is told of once.
-    told: bool,
-}
-
-enum Stage {
-    /// The list comes in. Pods that went meanwhile are kept for later: a list tells only who is there.
-    Listing(Vec<Pod>),
-    /// The list is complete; these went while it came in.
-    Live(Vec<Pod>),
+    complained: bool,
 }
 
 /// Why there is no watch.
@@ -94,97 +107,91 @@ impl Trouble {
 impl Follow {
     async fn next(&mut self) -> Result<PodEvent, String> {
         loop {
-            let Some(watch) = &mut self.watch else {
-                sleep_until(self.not_before).await;
-                match self.begin(None).await {
-                    Ok(watch) => self.watch = Some(watch),
-                    Err(trouble) => return Err(self.fail(trouble)),
-                }
-                return Ok(PodEvent::Listing);
-            };
-            if let Stage::Live(gone) = &mut watch.stage
-                && let Some(pod) = gone.pop()
-            {
-                return Ok(PodEvent::Gone(pod));
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
             }
-            let (limit, listing) = match watch.stage {
-                Stage::Listing(_) if self.marks => (Instant::now() + self.deadline, true),
-                Stage::Listing(_) => (Instant::now() + SILENCE, true),
-                Stage::Live(_) => (watch.ends, false),
-            };
-            match timeout_at(limit, watch.events.message()).await {
-                Ok(Ok(Some(event))) => {
-                    if let Some(event) = self.take(event) {
-                        return Ok(event);
-                    }
-                }
-                Ok(Ok(None)) => {
-                    let sentence =
-                        format!("the kubelet at {} ended the watch of its pods", self.socket.display());
-                    return Err(self.fail(Trouble::passing(sentence)));
-                }
-                Ok(Err(status)) => {
-                    let trouble = explain(&self.socket, &status);
-                    return Err(self.fail(trouble));
-                }
-                Err(_) if listing && self.marks => {
-                    let sentence = format!(
-                        "the kubelet at {} did not go on with the list of its pods within {:?}",
-                        self.socket.display(),
-                        self.deadline
-                    );
-                    return Err(self.fail(Trouble::passing(sentence)));
-                }
-                Err(_) if listing => return Ok(self.complete()),
-                Err(_) => match self.begin_anew().await {
-                    Ok(()) => return Ok(PodEvent::Listing),
-                    Err(trouble) => return Err(self.fail(trouble)),
-                },
+            if let Err(trouble) = self.hear().await {
+                return Err(self.fail(trouble));
             }
         }
+    }
+
+    /// Hears one thing, be it that there is nothing to hear.
+    async fn hear(&mut self) -> Result<(), Trouble> {
+        let Some(watch) = &mut self.watch else {
+            sleep_until(self.not_before).await;
+            self.watch = Some(self.begin(None).await?);
+            return Ok(());
+        };
+        let listing = watch.listing.is_some();
+        let limit = match listing {
+            true => Instant::now() + if self.marks { self.deadline } else { SILENCE },
+            false => watch.ends,
+        };
+        let path = self.socket.display();
+        match timeout_at(limit, watch.told.message()).await {
+            Ok(Ok(Some(event))) => self.take(event),
+            Ok(Ok(None)) => {
+                return Err(Trouble::passing(format!("the kubelet at {path} ended the watch of its pods")));
+            }
+            Ok(Err(status)) => return Err(explain(&self.socket, &status)),
+            Err(_) if listing && self.marks => {
+                let limit = self.deadline;
+                return Err(Trouble::passing(format!(
+                    "the kubelet at {path} did not go on with the list of its pods within {limit:?}"
+                )));
+            }
+            Err(_) if listing => self.complete(),
+            Err(_) => self.begin_anew().await?,
+        }
+        Ok(())
     }
 
     /// The list is complete.
-    fn complete(&mut self) -> PodEvent {
+    fn complete(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        let Some(listed) = watch.listing.take() else { return };
         self.failures = 0;
-        if let Some(watch) = &mut self.watch
-            && let Stage::Listing(gone) = &mut watch.stage
-        {
-            watch.stage = Stage::Live(std::mem::take(gone));
+        let pods = listed.into_values().collect();
+        let known = self.known == Some(watch.identity) || age(watch.identity) > GROWN_UP;
+        let teller = if known { Teller::Known } else { Teller::Young };
+        self.events.extend(self.belief.take(pods, teller, Instant::now()));
+        if self.belief.doubts() {
+            watch.ends = Instant::now() + SOON;
+        } else {
+            self.known = Some(watch.identity);
         }
-        PodEvent::Complete
     }
 
-    /// What an event says; `None` if that is nothing.
-    fn take(&mut self, event: WatchPodsEvent) -> Option<PodEvent> {
-        let watch = self.watch.as_mut()?;
+    fn take(&mut self, event: WatchPodsEvent) {
+        let Some(watch) = &mut self.watch else { return };
         let kind = event.r#type();
         if kind == EventType::InitialSyncComplete {
             self.marks = true;
-            return matches!(watch.stage, Stage::Listing(_)).then(|| self.complete());
+            return self.complete();
         }
         let pod = match decode_pod(&event.pod) {
             Ok(pod) => pod,
-            Err(reason) => {
-                watch.complain(&self.socket, &reason);
-                return None;
-            }
+            Err(reason) => return watch.complain(&self.socket, &reason),
         };
-        match (kind, &mut watch.stage) {
-            // Which of the two it is says nothing: the first word of a new pod may be that it was changed.
-            (EventType::Added | EventType::Modified, Stage::Listing(gone)) => {
-                gone.retain(|earlier| (&earlier.namespace, &earlier.name) != (&pod.namespace, &pod.name));
-                Some(PodEvent::Listed(pod))
+        match (kind, &mut watch.listing) {
+            // Which of the two it is says nothing: the first word of a new pod may be that it was modified.
+            (EventType::Added | EventType::Modified, Some(listing)) => {
+                listing.insert(pod.full_name(), pod);
             }
-            (EventType::Added | EventType::Modified, Stage::Live(_)) => Some(PodEvent::Is(pod)),
-            (EventType::Deleted, Stage::Listing(gone)) => {
-                gone.push(pod);
-                None
+            (EventType::Added | EventType::Modified, None) => {
+                self.belief.is(&pod);
+                self.events.push_back(PodEvent::Is(pod));
             }
-            (EventType::Deleted, Stage::Live(_)) => Some(PodEvent::Gone(pod)),
+            (EventType::Deleted, Some(listing)) => {
+                listing.remove(&pod.full_name());
+            }
+            (EventType::Deleted, None) => {
+                self.belief.gone(&pod);
+                self.events.push_back(PodEvent::Gone(pod));
+            }
             (EventType::Unspecified | EventType::InitialSyncComplete, _) => {
                 debug!("the kubelet tells of a pod in a way that we do not know");
-                None
             }
         }
     }
@@ -208,10 +215,10 @@ impl Follow {
             Ok(Ok(events)) => Ok(Watch {
                 channel,
                 identity,
-                events: events.into_inner(),
-                stage: Stage::Listing(Vec::new()),
+                told: events.into_inner(),
+                listing: Some(BTreeMap::new()),
                 ends: Instant::now() + jittered(ANEW),
-                told: false,
+                complained: false,
             }),
             Ok(Err(status)) => Err(explain(&self.socket, &status)),
             Err(_) => Err(Trouble::passing(format!(
@@ -251,12 +258,12 @@ impl Follow {
 impl Watch {
     /// One pod that cannot be read must not cost us the others.
     fn complain(&mut self, socket: &Path, reason: &str) {
-        if !self.told {
+        if !self.complained {
             warn!(
                 "a pod that the kubelet tells of on {} cannot be read and is left out: {reason}",
                 socket.display()
             );
-            self.told = true;
+            self.complained = true;
         }
     }
 }

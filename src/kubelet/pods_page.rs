@@ -1,7 +1,6 @@
 //! The kubelet's HTTPS endpoint `/pods` (kubelet.md 7): all pods that it knows, each time anew, for kubelets without the
 //! Pods API. Their states are those that the API server was last heard to have.
 
-mod belief;
 mod split;
 
 use std::collections::VecDeque;
@@ -11,10 +10,10 @@ use std::time::Duration;
 use futures::stream::{Stream, unfold};
 use tokio::time::{Instant, sleep_until};
 
+use super::belief::{Belief, SOON, Teller};
 use super::https::Https;
 use crate::backoff::{back_off, jittered};
 use crate::pod::{Pod, PodEvent};
-use belief::Belief;
 use split::Splitter;
 
 /// The path.
@@ -22,8 +21,6 @@ const PATH: &str = "/pods";
 /// More than a node with its thousand pods tells.
 const MOST: usize = 256 << 20;
 
-/// How soon to look again where a second look decides.
-const SOON: Duration = Duration::from_secs(2);
 /// Reading takes at most a thousandth of our time.
 const SHARE: u32 = 1000;
 /// How long that may make the wait.
@@ -119,12 +116,12 @@ where
         client.feed(PATH, MOST, sink).await.map_err(|error| error.to_string())?;
         let explain = |reason| format!("what the kubelet answers to GET {PATH} is not understood: {reason}");
         let pods = splitter.finish().map_err(explain)?;
-        self.events = self.belief.take(pods, Instant::now()).into();
+        self.events = self.belief.take(pods, Teller::Young, Instant::now()).into();
         Ok(work)
     }
 
     fn wait(&self, work: Duration) -> Duration {
         let usual = jittered(self.period.max(work.saturating_mul(SHARE).min(LONGEST_WAIT)));
-        if self.belief.wants_more() { usual.min(SOON) } else { usual }
+        if self.belief.doubts() { usual.min(SOON) } else { usual }
     }
 }

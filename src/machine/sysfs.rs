@@ -11,6 +11,10 @@ const CPUS: &str = "sys/devices/system/cpu";
 /// The machine-wide pools, for machines without NUMA nodes.
 const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
 
+/// Each kind of cores has a directory `cpu_<kind>` here.
+const DEVICES: &str = "sys/devices";
+const CORE_TYPE: &str = "cpu_";
+
 /// Reads the machine.
 ///
 /// # Errors
@@ -24,7 +28,8 @@ pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
         None => vec![reader.whole_machine()?],
     };
     reader.count_once(&mut nodes);
-    Ok(Machine { nodes, numa: online.is_some(), problems: reader.problems })
+    let core_types = reader.core_types();
+    Ok(Machine { nodes, numa: online.is_some(), core_types, problems: reader.problems })
 }
 
 struct Reader<'a, F> {
@@ -92,6 +97,30 @@ impl<F: HostFiles> Reader<'_, F> {
                 self.problem(&format!("{NODES}/node{}/cpulist", node.id), what);
             }
         }
+    }
+
+    /// What `cpu_core` and its like tell of their CPUs; empty where all cores are of one kind.
+    fn core_types(&mut self) -> BTreeMap<String, IdSet> {
+        let consequence = "the kinds of cores are not told";
+        let names = match self.files.list(DEVICES) {
+            Ok(names) => names,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    self.problem(DEVICES, format!("{error}; {consequence}"));
+                }
+                return BTreeMap::new();
+            }
+        };
+        let mut types = BTreeMap::new();
+        for name in &names {
+            let Some(kind) = name.strip_prefix(CORE_TYPE).filter(|kind| !kind.is_empty()) else { continue };
+            let file = format!("{DEVICES}/{name}/cpus");
+            let cpus: IdSet = self.parsed(&file, "this kind of cores is not told").unwrap_or_default();
+            if !cpus.is_empty() {
+                types.insert(kind.to_owned(), cpus);
+            }
+        }
+        types
     }
 
     /// No NUMA information: everything is on one node with the id 0.
@@ -321,6 +350,31 @@ mod tests {
         );
         let highest = read(&files(&[("sys/devices/system/node/online", "1023\n")])).unwrap();
         assert_eq!((highest.nodes[0].id, highest.problems), (1023, vec![]));
+    }
+
+    #[test]
+    fn kinds_of_cores_are_told_where_there_are_any() {
+        let machine = read(&files(&[
+            ("sys/devices/system/node/online", "0\n"),
+            ("sys/devices/cpu_core/cpus", "0-3\n"),
+            ("sys/devices/cpu_core/type", "4\n"),
+            ("sys/devices/cpu_atom/cpus", "4-7\n"),
+            ("sys/devices/cpu_none/cpus", "\n"),
+            ("sys/devices/cpu_else/type", "8\n"),
+            ("sys/devices/cpu_odd/cpus", "?\n"),
+            ("sys/devices/cpu_/cpus", "1\n"),
+            ("sys/devices/cpu/cpus", "1\n"),
+        ]))
+        .unwrap();
+        let types: Vec<_> = machine.core_types.iter().map(|(kind, cpus)| format!("{kind} {cpus}")).collect();
+        assert_eq!(types, ["atom 4-7", "core 0-3"]);
+        let problems: Vec<String> = machine.problems.iter().map(Problem::to_string).collect();
+        assert_eq!(
+            problems,
+            [
+                "sys/devices/cpu_odd/cpus: `?` is not a list of ids such as 0-3,8; this kind of cores is not told",
+            ]
+        );
     }
 
     #[test]

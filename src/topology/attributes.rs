@@ -1,6 +1,7 @@
 //! How the kubelet places pods, in the documented spelling (nrt.md, known names).
 
 use crate::kubelet::KubeletConfig;
+use crate::machine::Machine;
 
 /// How strictly pods are aligned.
 pub(super) const POLICY: &str = "topologyManagerPolicy";
@@ -8,11 +9,23 @@ pub(super) const POLICY: &str = "topologyManagerPolicy";
 /// The option that becomes an attribute of its own name.
 const MAX_NODES: &str = "max-allowable-numa-nodes";
 
-/// Policy and scope always come together: a policy without its scope is misread.
-pub(super) fn of(config: &KubeletConfig) -> Vec<(String, String)> {
+/// What of a pod is aligned together.
+const SCOPE: &str = "topologyManagerScope";
+
+/// All of them, in a fixed order.
+pub(super) fn of(config: Option<&KubeletConfig>, machine: &Machine) -> Vec<(String, String)> {
+    let mut attributes = config.map(policies).unwrap_or_default();
+    // As NFD has it.
+    attributes
+        .extend(machine.core_types.iter().map(|(kind, cpus)| (format!("cpu_{kind}"), cpus.to_string())));
+    attributes
+}
+
+/// Policy and scope always come together: a policy without its scope is misread. What nobody told is empty.
+fn policies(config: &KubeletConfig) -> Vec<(String, String)> {
     let mut attributes = vec![
         (POLICY.to_owned(), config.topology_manager_policy.clone()),
-        ("topologyManagerScope".to_owned(), config.topology_manager_scope.clone()),
+        (SCOPE.to_owned(), config.topology_manager_scope.clone()),
     ];
     for (option, value) in &config.topology_manager_policy_options {
         let name = if option == MAX_NODES { "topologyManagerMaxNUMANodes".to_owned() } else { camel(option) };
@@ -20,6 +33,7 @@ pub(super) fn of(config: &KubeletConfig) -> Vec<(String, String)> {
     }
     attributes.push(("cpuManagerPolicy".to_owned(), config.cpu_manager_policy.clone()));
     attributes.push(("memoryManagerPolicy".to_owned(), config.memory_manager_policy.clone()));
+    attributes.retain(|(_, value)| !value.is_empty());
     attributes
 }
 
@@ -32,4 +46,38 @@ fn camel(option: &str) -> String {
         name.extend(letters);
     }
     name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_have_the_documented_names_and_what_nobody_told_is_left_out() {
+        let options = [("max-allowable-numa-nodes", "16"), ("prefer-closest-numa-nodes", "true")];
+        let config = KubeletConfig {
+            topology_manager_policy: "restricted".into(),
+            topology_manager_policy_options: options.map(|(name, value)| (name.into(), value.into())).into(),
+            memory_manager_policy: String::new(),
+            ..KubeletConfig::default()
+        };
+        let core_types = [("core", "0-3"), ("atom", "4")];
+        let core_types = core_types.map(|(kind, cpus)| (kind.to_owned(), cpus.parse().unwrap())).into();
+        let machine = Machine { core_types, ..Machine::default() };
+        let told: Vec<String> =
+            of(Some(&config), &machine).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(
+            told,
+            [
+                "topologyManagerPolicy=restricted",
+                "topologyManagerScope=container",
+                "topologyManagerMaxNUMANodes=16",
+                "topologyManagerOptionPreferClosestNumaNodes=true",
+                "cpuManagerPolicy=none",
+                "cpu_atom=4",
+                "cpu_core=0-3",
+            ]
+        );
+        assert_eq!(of(None, &machine).len(), 2, "the hardware is known without the kubelet");
+    }
 }

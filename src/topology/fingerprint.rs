@@ -15,7 +15,7 @@ pub fn pod_hash(namespace: &str, name: &str) -> u64 {
 }
 
 /// Which pods a fingerprint stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Method {
     /// All.
     #[default]
@@ -36,7 +36,7 @@ impl Method {
 }
 
 /// What the object says of the node's pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PodSet {
     /// Which set it is.
     pub fingerprint: Fingerprint,
@@ -53,12 +53,18 @@ impl PodSet {
 }
 
 /// What tells one set of pods from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(u64);
 
 impl Fingerprint {
     /// Well formed, and of no real set of pods (but for one chance in 2^64): it never agrees with the plugin's.
     pub const HELD: Self = Self(0);
+
+    /// A value for tests.
+    #[cfg(test)]
+    pub(crate) const fn of_sum(sum: u64) -> Self {
+        Self(sum)
+    }
 
     /// The fingerprint of the pods with these hashes, in any order.
     #[must_use]

@@ -33,7 +33,7 @@ fn two_nodes() -> Machine {
         hugepages_unread: false,
         distances: [(0, if id == 0 { 10 } else { 21 }), (1, if id == 1 { 10 } else { 21 })].into(),
     };
-    Machine { nodes: vec![node(0, "0-3"), node(1, "4-7")], numa: true, problems: vec![] }
+    Machine { nodes: vec![node(0, "0-3"), node(1, "4-7")], numa: true, ..Machine::default() }
 }
 
 fn block(resource: &str, bytes: u64, nodes: &str) -> MemoryBlock {
@@ -466,7 +466,7 @@ fn a_known_resource_stays_listed_while_its_plugin_is_away() {
 fn a_device_on_the_last_zone_is_at_home_and_one_above_is_not() {
     let node = |id| NumaNode { id, ..Default::default() };
     let case = Case {
-        machine: Machine { nodes: vec![node(63), node(64)], numa: true, problems: vec![] },
+        machine: Machine { nodes: vec![node(63), node(64)], numa: true, ..Machine::default() },
         allocatable: Allocatable {
             devices: vec![devices("example.com/nic", &["a"], "63"), devices("example.com/nic", &["b"], "64")],
             ..Default::default()
@@ -493,7 +493,7 @@ fn a_known_resource_that_is_offered_keeps_what_is_offered() {
 fn sparse_ids_are_filled_and_ids_beyond_the_scheduler_left_out() {
     let node = |id| NumaNode { id, memory: GIB, distances: [(id, 10), (0, 40)].into(), ..Default::default() };
     let mut case = Case {
-        machine: Machine { nodes: vec![node(0), node(2), node(64)], numa: true, problems: vec![] },
+        machine: Machine { nodes: vec![node(0), node(2), node(64)], numa: true, ..Machine::default() },
         ..Default::default()
     };
     let topology = case.account();
@@ -512,7 +512,7 @@ fn sparse_ids_are_filled_and_ids_beyond_the_scheduler_left_out() {
 fn a_device_on_a_node_without_a_zone_of_its_own_is_told() {
     let node = |id| NumaNode { id, memory: GIB, ..Default::default() };
     let case = Case {
-        machine: Machine { nodes: vec![node(0), node(2), node(64)], numa: true, problems: vec![] },
+        machine: Machine { nodes: vec![node(0), node(2), node(64)], numa: true, ..Machine::default() },
         allocatable: Allocatable {
             devices: vec![
                 devices("example.com/nic", &["a"], "0"),
@@ -549,7 +549,7 @@ fn a_cpu_that_no_machine_can_have_is_told() {
 #[test]
 fn a_machine_without_distances_costs_ten_to_itself() {
     let case = Case {
-        machine: Machine { nodes: vec![NumaNode::default()], numa: false, problems: vec![] },
+        machine: Machine { nodes: vec![NumaNode::default()], ..Machine::default() },
         ..Default::default()
     };
     assert_eq!(case.account().zones[0].costs, [(0, 10)].into());

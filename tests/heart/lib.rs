@@ -22,7 +22,7 @@ mod src {
         mod state;
         mod types;
 
-        pub use config::{KubeletConfig, parse_config, read_config};
+        pub use config::{ByHand, ConfigFiles, KubeletConfig, parse_config, parse_configz};
         pub use state::{
             ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state,
         };

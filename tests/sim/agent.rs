@@ -97,6 +97,13 @@ impl World {
         self
     }
 
+    /// As [`World::halt`], without a farewell.
+    pub(crate) async fn kill(mut self) -> Self {
+        self.agent.abort();
+        assert!((&mut self.agent).await.unwrap_err().is_cancelled());
+        self
+    }
+
     pub(crate) async fn stop(mut self) {
         drop(self.stop.take());
         self.agent.await.unwrap();

@@ -12,7 +12,7 @@ use numacast::topology::{Exclude, Fingerprint, Method, pod_hash};
 use serde_json::{Value, json};
 
 use crate::agent::{World, quick, server};
-use crate::support::SimNode;
+use crate::support::{SimNode, machine};
 
 const GIB: u64 = 1 << 30;
 
@@ -276,6 +276,45 @@ async fn an_agent_that_starts_again_says_at_once_what_holds() {
 }
 
 #[tokio::test]
+async fn an_agent_that_stops_leaves_the_object_held() {
+    let world = world(|_| {}).await;
+    run(&world, &db("a")).await;
+    says(&world, "a").await;
+    let before = world.server.topology("worker").unwrap();
+    let world = world.halt().await;
+    assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
+    let after = world.server.topology("worker").unwrap();
+    assert_eq!(before.spec.zones, after.spec.zones);
+    let world = world.again(|_| {});
+    says(&world, "a").await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_an_agent_left_that_was_killed_is_held_if_the_node_cannot_be_read() {
+    let first = world(|_| {}).await;
+    run(&first, &db("a")).await;
+    says(&first, "a").await;
+    let agreed = first.server.topology("worker").unwrap();
+    let first = first.kill().await;
+    assert_eq!(first.server.topology("worker").unwrap().spec, agreed.spec);
+    first.node.kubelet.fail_next(Call::List, 1000, &numacast::sim::kubelet::Fault::Hang);
+    let second = first.again(|settings| settings.kubelet_timeout = Duration::from_millis(200));
+    show(&second, &db("b"), "Pending");
+    is_held(&second).await;
+    let held = second.server.topology("worker").unwrap();
+    assert_eq!(
+        (held.spec.zones, held.metadata.owner_references),
+        (agreed.spec.zones, agreed.metadata.owner_references)
+    );
+    second.node.kubelet.clear_faults();
+    second.node.kubelet.start_pod(db("b")).await.unwrap();
+    says(&second, "a").await;
+    second.agrees().await;
+    second.stop().await;
+}
+
+#[tokio::test]
 async fn until_somebody_tells_which_pods_there_are_the_object_is_held() {
     let server = server().await;
     server.set_denied("list", PODS.plural, true);
@@ -408,7 +447,7 @@ async fn a_release_is_followed_by_nudges_that_change_nothing_else() {
 
 #[tokio::test]
 async fn nudges_can_be_off() {
-    let world = world(|settings| settings.nudge = false).await;
+    let world = world(|settings| settings.nudge = None).await;
     run(&world, &db("a")).await;
     world.node.kubelet.stop_pod("default", "a");
     world.server.delete(&PODS, "default", "a");
@@ -422,7 +461,9 @@ async fn nudges_can_be_off() {
 #[tokio::test]
 async fn placements_go_out_with_the_fingerprint_and_are_left_out_while_it_is_held() {
     const METADATA: &str = "topology.node.k8s.io/numaplacement-metadata";
-    let world = world(|_| {}).await;
+    let mut spec = machine("two-by-eight");
+    spec.kubelet.insert("topologyManagerPolicy".to_owned(), json!("single-numa-node"));
+    let world = World::with(SimNode::of(&spec, quick()), server().await, |_| {});
     run(&world, &db("a").on([0])).await;
     run(&world, &db("b").on([1])).await;
     says(&world, "a b").await;

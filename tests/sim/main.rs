@@ -15,6 +15,7 @@ mod publisher;
 mod release;
 mod reload;
 mod snapshot;
+mod sources;
 mod starved;
 mod support;
 mod tls;

@@ -37,10 +37,11 @@ fn left_behind(attributes: &[(&str, &str)], resources: &[&str]) -> Value {
     })
 }
 
-/// Everything but the fingerprint.
+/// Everything but what is said of the pods.
 fn attributes(object: &NodeResourceTopology) -> BTreeMap<String, String> {
     let all = object.spec.attributes.iter().flatten();
-    let all = all.filter(|attribute| !attribute.name.starts_with("nodeTopologyPodsFingerprint"));
+    let of_pods = ["nodeTopologyPodsFingerprint", "topology.node.k8s.io/numaplacement"];
+    let all = all.filter(|attribute| !of_pods.iter().any(|start| attribute.name.starts_with(start)));
     all.map(|attribute| (attribute.name.clone(), attribute.value.clone())).collect()
 }
 
@@ -52,7 +53,7 @@ fn owners(server: &ApiServer) -> Vec<String> {
 
 /// The kubelet's configuration cannot be read.
 fn without_config(settings: &mut Settings) {
-    settings.kubelet_config = "/nowhere/config.yaml".into();
+    settings.kubelet_config.files.file = Some("/nowhere/config.yaml".into());
 }
 
 const POLICIES: [(&str, &str); 2] =

@@ -78,7 +78,7 @@ async fn a_release_shows_although_the_watch_was_cut_while_it_happened() {
 async fn without_anybody_who_tells_a_release_is_looked_for() {
     let world = World::with(SimNode::with(silent()), server().await, |settings| {
         patient(settings);
-        settings.watch_pods = false;
+        settings.pods.order.clear();
     });
     world.node.kubelet.start_pod(db()).await.unwrap();
     world.agrees().await;
@@ -125,8 +125,9 @@ async fn a_touch_of_the_notify_file_is_enough() {
 #[tokio::test]
 async fn an_agent_that_starts_with_its_kubelet_does_not_make_a_full_node_look_free() {
     let world = followed().await;
-    let (promised, writes) = (world.available(0, "cpu"), world.server.writes().changes);
+    let promised = world.available(0, "cpu");
     let World { node, server, .. } = world.halt().await;
+    let writes = server.writes().changes;
     // Both start anew, and the kubelet does not know its pods yet.
     node.kubelet.stop();
     node.kubelet.boot().unwrap();

@@ -26,10 +26,13 @@ impl SimNode {
     }
 
     pub(crate) fn with(options: Options) -> Self {
+        Self::of(&machine("two-by-eight"), options)
+    }
+
+    pub(crate) fn of(spec: &MachineSpec, options: Options) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let spec = machine("two-by-eight");
         spec.write_tree(dir.path()).unwrap();
-        let kubelet = SimKubelet::start(&spec, &dir.path().join("var/lib/kubelet"), options).unwrap();
+        let kubelet = SimKubelet::start(spec, &dir.path().join("var/lib/kubelet"), options).unwrap();
         Self { dir, kubelet }
     }
 

@@ -158,6 +158,21 @@ impl Writer {
         }
     }
 
+    /// Writes an object of ours that stood, as it is here: with another fingerprint.
+    pub(super) async fn hold(&mut self, object: &NodeResourceTopology) -> Result<(), ClusterError> {
+        let Some(metadata) = self.own() else { return Ok(()) };
+        let mut object = object.clone();
+        object.metadata = ObjectMeta {
+            name: Some(self.node.clone()),
+            uid: metadata.uid.clone(),
+            owner_references: Some(self.repeated(metadata)).filter(|references| !references.is_empty()),
+            ..ObjectMeta::default()
+        };
+        let metadata = self.cluster.apply(&object).await?;
+        self.own = Own::Is(Box::new(metadata));
+        Ok(())
+    }
+
     async fn apply(&mut self, topology: &Topology) -> Result<(), ClusterError> {
         let mut object = object(&self.node, None, topology);
         // What an apply does not name stays as others left it, and theirs would be believed.

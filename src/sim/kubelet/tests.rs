@@ -7,7 +7,7 @@ use serde_json::json;
 use tonic::Code;
 
 use super::*;
-use crate::kubelet::{Api, Client, ClientError, KubeletConfig, read_config};
+use crate::kubelet::{Api, Client, ClientError, ConfigFiles, KubeletConfig};
 
 fn spec(policy: &str) -> MachineSpec {
     MachineSpec::from_yaml(&format!(
@@ -576,7 +576,8 @@ async fn the_socket_and_the_state_files_appear_by_rename() {
 #[tokio::test]
 async fn the_configuration_file_is_read_by_the_agents_reader() {
     let node = Node::new(&spec("single-numa-node"), at_once());
-    let (config, problems) = read_config(&node.dir.path().join("config.yaml")).unwrap();
+    let files = ConfigFiles { kubelet_dir: node.dir.path().to_owned(), ..ConfigFiles::default() };
+    let (config, problems) = files.read().unwrap();
     assert_eq!(problems, Vec::<String>::new());
     assert_eq!(config.topology_manager_policy, "single-numa-node");
     assert_eq!(config.reserved_system_cpus.to_string(), "0,4");

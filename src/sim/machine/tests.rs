@@ -55,6 +55,8 @@ fn described_machines_read_back_from_their_trees() {
         let machine = read(&spec.files()).unwrap();
         assert_eq!(machine.nodes, said(&spec), "{name}");
         assert_eq!(machine.numa, spec.numa, "{name}");
+        let types = spec.core_types.iter().map(|(kind, of)| (kind.clone(), of.cpus.clone()));
+        assert_eq!(machine.core_types, types.collect(), "{name}");
         let repeated = spec.nodes.iter().filter(|node| !node.repeated_cpus.is_empty());
         let told: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
         let expected: Vec<String> = repeated

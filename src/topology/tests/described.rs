@@ -1,12 +1,10 @@
 //! The account of every described machine, empty and busy. The oracle is the simulated managers' own state, which
 //! shares no code with the accounting; the rules that keep the scheduler alive are checked on their own.
 
-use std::io::Write as _;
-
 use fastrand::Rng;
 
 use super::*;
-use crate::kubelet::read_config;
+use crate::kubelet::parse_config;
 use crate::machine::read;
 use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields, ResourceInfo, zone_name};
 use crate::quantity::hugepages_name;
@@ -22,9 +20,7 @@ fn case(spec: &MachineSpec, model: &Model, rng: &mut Rng) -> Case {
 }
 
 fn config(spec: &MachineSpec) -> KubeletConfig {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    file.write_all(&serde_json::to_vec(&spec.kubelet).unwrap()).unwrap();
-    let (config, problems) = read_config(file.path()).unwrap();
+    let (config, problems) = parse_config(&serde_json::to_string(&spec.kubelet).unwrap()).unwrap();
     assert_eq!(problems, Vec::<String>::new());
     config
 }

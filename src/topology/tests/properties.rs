@@ -32,7 +32,7 @@ fn any_machine() -> impl Strategy<Value = Machine> {
             distances: if distances { costs(*id).collect() } else { BTreeMap::new() },
         };
         let nodes: Vec<NumaNode> = ids.iter().zip(shapes).map(node).collect();
-        Machine { nodes, numa: true, problems: vec![] }
+        Machine { nodes, numa: true, ..Machine::default() }
     })
 }
 

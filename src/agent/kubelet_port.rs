@@ -1,0 +1,49 @@
+//! The kubelet's HTTPS port: where it is, and how to know that it is the kubelet's.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::cluster::Cluster;
+use crate::config::Address;
+use crate::kubelet::{Https, PORT, Target};
+
+/// How to reach the kubelet's HTTPS port.
+#[derive(Clone, Debug, Default)]
+pub struct KubeletPort {
+    /// The node's name.
+    pub node: String,
+    /// Where it is; the Node says if not set.
+    pub address: Option<Address>,
+    /// Who signs its certificate; the cluster's CA if not set.
+    pub ca_file: Option<PathBuf>,
+    /// The name in its certificate; the address if not set.
+    pub server_name: Option<String>,
+    /// The deadline of one call.
+    pub timeout: Duration,
+}
+
+impl KubeletPort {
+    /// A client with the credentials of `cluster`, which is asked for the address if nobody gave one.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub async fn connect(&self, cluster: &Cluster) -> Result<Https, String> {
+        let config = cluster.config().ok_or("there are no credentials with which to ask the kubelet")?;
+        let (host, port) = match &self.address {
+            Some(Address { host, port }) => (host.clone(), port.unwrap_or(PORT)),
+            None => self.ask_for_address(cluster).await?,
+        };
+        let (ca_file, server_name, timeout) = (self.ca_file.clone(), self.server_name.clone(), self.timeout);
+        let target = Target { host, port, ca_file, server_name, timeout };
+        Https::new(config, &target).map_err(|error| error.to_string())
+    }
+
+    async fn ask_for_address(&self, cluster: &Cluster) -> Result<(String, u16), String> {
+        let told = cluster.kubelet_address(&self.node).await;
+        let explain = |reason: String| {
+            format!("nobody knows where the kubelet answers ({reason}): set `kubelet.address` (NODE_ADDRESS)")
+        };
+        let address = told.map_err(|error| explain(error.to_string()))?;
+        address.ok_or_else(|| explain("the Node has no InternalIP yet".to_owned()))
+    }
+}

@@ -1,0 +1,114 @@
+//! Where the kubelet answers.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// An IP address or a host name, with a port perhaps: `10.0.0.7`, `10.0.0.7:10250`, `fd00::7`, `[fd00::7]:10250`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Without brackets.
+    pub host: String,
+    /// If one was given.
+    pub port: Option<u16>,
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || {
+            format!(
+                "`{text}` is no address such as 10.0.0.7, 10.0.0.7:10250, [fd00::7]:10250 or worker.example"
+            )
+        };
+        let of = |host: &str, port: Option<u16>| Self { host: host.to_owned(), port };
+        if text.parse::<IpAddr>().is_ok() {
+            return Ok(of(text, None));
+        }
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) if !text.ends_with(']') => (host, Some(port.parse().map_err(|_| error())?)),
+            _ => (text, None),
+        };
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        match bare {
+            Some(host) if host.contains(':') && host.parse::<IpAddr>().is_ok() => Ok(of(host, port)),
+            None if is_name(host) => Ok(of(host, port)),
+            _ => Err(error()),
+        }
+    }
+}
+
+fn is_name(host: &str) -> bool {
+    let good = |label: &str| {
+        let inner = label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        inner && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
+    };
+    host.split('.').all(good)
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            None => f.write_str(&self.host),
+            Some(port) if self.host.contains(':') => write!(f, "[{}]:{port}", self.host),
+            Some(port) => write!(f, "{}:{port}", self.host),
+        }
+    }
+}
+
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_read_what_they_write() {
+        for (text, host, port) in [
+            ("10.0.0.7", "10.0.0.7", None),
+            ("10.0.0.7:10250", "10.0.0.7", Some(10250)),
+            ("fd00::7", "fd00::7", None),
+            ("[fd00::7]:10250", "fd00::7", Some(10250)),
+            ("worker-1.example", "worker-1.example", None),
+            ("worker:1", "worker", Some(1)),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!((address.host.as_str(), address.port), (host, port));
+            assert_eq!(address.to_string(), text);
+        }
+        assert_eq!("[fd00::7]".parse::<Address>().unwrap().to_string(), "fd00::7");
+    }
+
+    #[test]
+    fn what_is_no_address_is_told() {
+        for text in [
+            "",
+            ":1",
+            "a:",
+            "a:b",
+            "a:70000",
+            "https://a",
+            "a/b",
+            "[10.0.0.7]:1",
+            "[a]:1",
+            "a b",
+            "-a",
+            "a..b",
+        ] {
+            assert!(text.parse::<Address>().unwrap_err().contains(&format!("`{text}`")), "{text}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Which of the kubelet's own lists of pods are to be believed: one that has just started tells of fewer pods than it has,
+//! and does not say so (kubelet.md 7, and 4.4 for the Pods API of 1.36).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::pod::{Pod, PodEvent};
+
+/// How soon to look again where a second look decides.
+pub(super) const SOON: Duration = Duration::from_secs(2);
+
+/// How long pods must have been missing before they count as gone, and how long the first list of all must have been the
+/// same.
+pub(super) const MISSING: Duration = Duration::from_secs(10);
+/// How long more than half of all pods must have been missing at once: a kubelet that cannot reach the API server knows
+/// static pods only.
+const MOST_MISSING: Duration = Duration::from_secs(300);
+
+/// Whose list it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Teller {
+    /// A kubelet that knew all its pods before.
+    Known,
+    /// One that may have just started.
+    Young,
+}
+
+/// What was told before.
+#[derive(Debug, Default)]
+pub(super) struct Belief {
+    /// Namespaces and names of the pods that there are, once a list was believed.
+    believed: Option<BTreeSet<(String, String)>>,
+    /// Those of the list before.
+    before: Option<BTreeSet<(String, String)>>,
+    /// Since when lists are doubted.
+    doubted: Option<Instant>,
+}
+
+impl Belief {
+    /// Takes a list and says what it tells.
+    pub(super) fn take(&mut self, pods: Vec<Pod>, teller: Teller, now: Instant) -> Vec<PodEvent> {
+        let names: BTreeSet<_> = pods.iter().map(Pod::full_name).collect();
+        let same = self.before.as_ref() == Some(&names);
+        if teller == Teller::Known || self.is_enough(&names, same, now) {
+            self.believed = Some(names);
+            (self.before, self.doubted) = (None, None);
+            let listed = pods.into_iter().map(PodEvent::Listed);
+            return std::iter::once(PodEvent::Listing).chain(listed).chain([PodEvent::Complete]).collect();
+        }
+        self.before = Some(names);
+        match &mut self.believed {
+            None => Vec::new(),
+            Some(believed) => {
+                believed.extend(pods.iter().map(Pod::full_name));
+                pods.into_iter().map(PodEvent::Is).collect()
+            }
+        }
+    }
+
+    /// Is nothing missing, or has it been for long enough?
+    fn is_enough(&mut self, names: &BTreeSet<(String, String)>, same: bool, now: Instant) -> bool {
+        let missing = self.believed.as_ref().map(|believed| believed.difference(names).count());
+        if missing == Some(0) {
+            return true;
+        }
+        let known = self.believed.as_ref().map_or(0, BTreeSet::len);
+        let most = missing.is_some_and(|missing| missing * 2 > known);
+        let since = *self.doubted.get_or_insert(now);
+        same && now.duration_since(since) >= if most { MOST_MISSING } else { MISSING }
+    }
+
+    /// A single pod was told of.
+    pub(super) fn is(&mut self, pod: &Pod) {
+        if let Some(believed) = &mut self.believed {
+            believed.insert(pod.full_name());
+        }
+    }
+
+    /// A single pod was said to be gone.
+    pub(super) fn gone(&mut self, pod: &Pod) {
+        if let Some(believed) = &mut self.believed {
+            believed.remove(&pod.full_name());
+        }
+    }
+
+    /// Would another list soon help?
+    pub(super) fn doubts(&self) -> bool {
+        self.doubted.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(names: &str) -> Vec<Pod> {
+        let pod = |name: char| Pod { namespace: "ns".into(), name: name.into(), ..Pod::default() };
+        names.chars().map(pod).collect()
+    }
+
+    /// What was told, in short: `[abc]` a list, `abc` single pods.
+    fn told(events: &[PodEvent]) -> String {
+        let word = |event: &PodEvent| match event {
+            PodEvent::Listing => "[".to_owned(),
+            PodEvent::Complete => "]".to_owned(),
+            PodEvent::Listed(pod) | PodEvent::Is(pod) => pod.name.clone(),
+            PodEvent::Gone(pod) => format!("-{}", pod.name),
+        };
+        events.iter().map(word).collect()
+    }
+
+    /// Second, pods of the list of a young kubelet, what is told of them.
+    fn story(steps: &[(u64, &str, &str)]) {
+        let start = Instant::now();
+        let mut belief = Belief::default();
+        for (second, read, expected) in steps {
+            let events = belief.take(reading(read), Teller::Young, start + Duration::from_secs(*second));
+            assert_eq!(told(&events), *expected, "{read} at {second} of {steps:?}");
+            assert_eq!(belief.doubts(), !expected.starts_with('['), "{read} at {second} of {steps:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_list_is_one_that_stayed_the_same_for_a_while() {
+        story(&[(0, "", ""), (9, "", ""), (10, "", "[]"), (12, "ab", "[ab]")]);
+        story(&[(0, "a", ""), (5, "ab", ""), (11, "abc", ""), (12, "abc", "[abc]"), (13, "abcd", "[abcd]")]);
+    }
+
+    #[test]
+    fn a_kubelet_that_is_known_is_believed_at_once() {
+        let mut belief = Belief::default();
+        let now = Instant::now();
+        for list in ["abc", "", "c"] {
+            assert_eq!(told(&belief.take(reading(list), Teller::Known, now)), format!("[{list}]"));
+            assert!(!belief.doubts());
+        }
+    }
+
+    const KNOWN: [(u64, &str, &str); 2] = [(0, "abc", ""), (10, "abc", "[abc]")];
+
+    #[test]
+    fn a_pod_is_gone_when_it_has_been_missing_for_a_while() {
+        story(&[&KNOWN[..], &[(15, "ab", "ab"), (20, "ab", "ab"), (25, "ab", "[ab]")]].concat());
+        // It returns, and the next one is missing from its own time on.
+        story(
+            &[&KNOWN[..], &[(15, "ab", "ab"), (24, "abc", "[abc]"), (25, "ab", "ab"), (34, "ab", "ab")]]
+                .concat(),
+        );
+        // The kubelet is still adding pods.
+        story(&[&KNOWN[..], &[(15, "b", "b"), (400, "bc", "bc"), (401, "bc", "[bc]")]].concat());
+    }
+
+    #[test]
+    fn most_of_the_pods_are_gone_when_they_have_been_missing_for_long() {
+        story(&[&KNOWN[..], &[(15, "a", "a"), (30, "a", "a"), (314, "a", "a"), (315, "a", "[a]")]].concat());
+        story(&[&KNOWN[..], &[(15, "", ""), (314, "", ""), (315, "", "[]")]].concat());
+        // New ones come meanwhile, and count as well.
+        story(&[&KNOWN[..], &[(15, "d", "d"), (320, "de", "de"), (321, "de", "[de]")]].concat());
+        story(
+            &[&KNOWN[..], &[(15, "ad", "ad"), (20, "a", "a"), (314, "a", "a"), (315, "a", "[a]")]].concat(),
+        );
+    }
+
+    #[test]
+    fn what_is_told_of_single_pods_counts() {
+        let mut belief = Belief::default();
+        let now = Instant::now();
+        belief.take(reading("abc"), Teller::Known, now);
+        reading("de").iter().for_each(|pod| belief.is(pod));
+        reading("ab").iter().for_each(|pod| belief.gone(pod));
+        assert_eq!(told(&belief.take(reading("ce"), Teller::Young, now)), "ce", "d is missing");
+        assert_eq!(told(&belief.take(reading("cde"), Teller::Young, now)), "[cde]", "nobody is");
+    }
+}

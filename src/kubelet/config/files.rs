@@ -1,0 +1,262 @@
+//! The kubelet's configuration as it is made: a file, drop-ins merged over it, and flags over both.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::command_line::CommandLine;
+use super::{KubeletConfig, mapping, pick, text_of};
+
+/// More drop-ins than this are no configuration.
+const MOST_FILES: usize = 1000;
+
+/// Where a kubelet has its files if nobody says otherwise.
+const ROOT_DIR: &str = "/var/lib/kubelet";
+
+/// Where to look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConfigFiles {
+    /// The configuration file; what the command line says, or else `config.yaml` in `kubelet_dir`, if not set.
+    pub file: Option<PathBuf>,
+    /// The directory with drop-ins; what the command line says, or else none, if not set.
+    pub dir: Option<PathBuf>,
+    /// Stands for the kubelet's root directory.
+    pub kubelet_dir: PathBuf,
+    /// Stands for `/`.
+    pub host_root: PathBuf,
+    /// Stands for `/proc`.
+    pub proc: PathBuf,
+    /// The node's name.
+    pub node: String,
+}
+
+impl ConfigFiles {
+    /// Reads all of it; the second value names keys that make no sense and were left at their default.
+    ///
+    /// # Errors
+    /// One sentence, when a file cannot be read or is no mapping. A part of them would be another configuration.
+    pub fn read(&self) -> Result<(KubeletConfig, Vec<String>), String> {
+        let line = CommandLine::find(&self.proc, &self.node);
+        let mut place = "the kubelet's command line".to_owned();
+        let mut config = Value::Object(Map::new());
+        if let Some(file) = self.config_file(line.as_ref()) {
+            place = file.display().to_string();
+            merge(&mut config, read(&file)?);
+        }
+        if let Some(dir) = self.config_dir(line.as_ref()) {
+            for file in drop_ins(&dir)? {
+                merge(&mut config, read(&file)?);
+            }
+            place = format!("{place} with the drop-ins of {}", dir.display());
+        }
+        if let (Some(line), Value::Object(keys)) = (line, &mut config) {
+            // Whole: a flag that sets a map leaves nothing of the file's.
+            keys.extend(line.keys);
+        }
+        let mut problems = Vec::new();
+        let config = pick(&config, &mut problems);
+        Ok((config, problems.into_iter().map(|problem| format!("{place}: {problem}")).collect()))
+    }
+
+    /// `None`: the kubelet has no file.
+    fn config_file(&self, line: Option<&CommandLine>) -> Option<PathBuf> {
+        match (&self.file, line) {
+            (Some(file), _) => Some(file.clone()),
+            (None, Some(line)) => line.config.as_deref().map(|path| self.on_host(path, line)),
+            (None, None) => Some(self.kubelet_dir.join("config.yaml")),
+        }
+    }
+
+    fn config_dir(&self, line: Option<&CommandLine>) -> Option<PathBuf> {
+        let of_line = || line.and_then(|line| Some(self.on_host(line.config_dir.as_deref()?, line)));
+        self.dir.clone().or_else(of_line)
+    }
+
+    /// Where a path of the kubelet's is for us.
+    fn on_host(&self, path: &str, line: &CommandLine) -> PathBuf {
+        let path = Path::new(path);
+        let root = line.root_dir.as_deref().unwrap_or(ROOT_DIR);
+        match path.strip_prefix(root) {
+            Ok(rest) => self.kubelet_dir.join(rest),
+            Err(_) => self.host_root.join(path.strip_prefix("/").unwrap_or(path)),
+        }
+    }
+}
+
+fn read(file: &Path) -> Result<Value, String> {
+    let text = text_of(file).and_then(|text| mapping(&text));
+    text.map_err(|what| format!("cannot read the kubelet's configuration {}: {what}", file.display()))
+}
+
+/// The files `*.conf` in `dir` and below, in the order in which the kubelet merges them: by name, a directory's in its
+/// place.
+fn drop_ins(dir: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut found = Vec::new();
+    walk(dir, &mut found)
+        .map_err(|error| format!("cannot read the kubelet's drop-ins in {}: {error}", dir.display()))?;
+    if found.len() > MOST_FILES {
+        return Err(format!("there are more than {MOST_FILES} drop-ins in {}", dir.display()));
+    }
+    Ok(found)
+}
+
+fn walk(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    let mut entries = std::fs::read_dir(dir)?.collect::<Result<Vec<_>, _>>()?;
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        if found.len() > MOST_FILES {
+            break;
+        }
+        // Of a link: what it is itself, as the kubelet does it.
+        if entry.file_type()?.is_dir() {
+            walk(&entry.path(), found)?;
+        } else if entry.path().extension() == Some(OsStr::new("conf")) {
+            found.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// RFC 7386, as the kubelet merges: maps are merged, null removes, and everything else replaces.
+fn merge(target: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch;
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    for (key, value) in patch {
+        match value {
+            Value::Null => drop(target.as_object_mut().and_then(|map| map.remove(&key))),
+            value => merge(&mut target[key], value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    struct Host(tempfile::TempDir);
+
+    impl Host {
+        fn new(files: &[(&str, &str)]) -> Self {
+            let host = Self(tempfile::tempdir().unwrap());
+            files.iter().for_each(|(path, text)| host.write(path, text));
+            host
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+
+        fn files(&self) -> ConfigFiles {
+            ConfigFiles {
+                kubelet_dir: self.0.path().join("k"),
+                host_root: self.0.path().to_owned(),
+                proc: self.0.path().join("proc"),
+                node: "worker".into(),
+                ..ConfigFiles::default()
+            }
+        }
+
+        fn read(&self, files: &ConfigFiles) -> Result<KubeletConfig, String> {
+            let place = format!("{}/", self.0.path().display());
+            let (config, problems) = files.read().map_err(|error| error.replace(&place, ""))?;
+            assert_eq!(problems, Vec::<String>::new());
+            Ok(config)
+        }
+    }
+
+    #[test]
+    fn patches_merge_maps_and_replace_the_rest() {
+        // The examples of RFC 7386, appendix A.
+        for (target, patch, result) in [
+            (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
+            (json!({"a": "b"}), json!({"b": "c"}), json!({"a": "b", "b": "c"})),
+            (json!({"a": "b", "b": "c"}), json!({"a": null}), json!({"b": "c"})),
+            (json!({"a": ["b"]}), json!({"a": "c"}), json!({"a": "c"})),
+            (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
+            (json!({"a": [{"b": "c"}]}), json!({"a": [1]}), json!({"a": [1]})),
+            (json!(["a", "b"]), json!({"a": "b"}), json!({"a": "b"})),
+            (json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
+        ] {
+            let mut merged = target.clone();
+            merge(&mut merged, patch.clone());
+            assert_eq!(merged, result, "{target} {patch}");
+        }
+    }
+
+    #[test]
+    fn drop_ins_are_merged_in_the_kubelets_order() {
+        let host = Host::new(&[
+            ("k/config.yaml", "cpuManagerPolicy: static\nkubeReserved: {cpu: 2, memory: 1Gi}\n"),
+            ("d/20.conf", "topologyManagerScope: pod\nkubeReserved: {cpu: 3}\n"),
+            ("d/10.conf", "topologyManagerScope: container\ntopologyManagerPolicy: restricted\n"),
+            ("d/15/z.conf", "topologyManagerPolicy: best-effort\n"),
+            ("d/30.yaml", "topologyManagerPolicy: none\n"),
+            ("d/25.conf", "cpuManagerPolicy: null\nfeatureGates: {New: true}\n"),
+        ]);
+        std::fs::create_dir_all(host.0.path().join("else")).unwrap();
+        host.write("else/x", "memoryManagerPolicy: Static\n");
+        std::os::unix::fs::symlink("../else/x", host.0.path().join("d/12.conf")).unwrap();
+        let files = ConfigFiles { dir: Some(host.0.path().join("d")), ..host.files() };
+        let config = host.read(&files).unwrap();
+        assert_eq!(config.cpu_manager_policy, "none", "null is the default");
+        assert_eq!(config.memory_manager_policy, "Static");
+        assert_eq!(config.topology_manager_policy, "best-effort");
+        assert_eq!(config.topology_manager_scope, "pod");
+        assert_eq!(config.reserved_cpu_count, 3);
+        let without = host.read(&host.files()).unwrap();
+        assert_eq!((without.cpu_manager_policy.as_str(), without.reserved_cpu_count), ("static", 2));
+    }
+
+    #[test]
+    fn the_command_line_says_where_the_files_are_and_wins() {
+        let host = Host::new(&[
+            (
+                "proc/7/cmdline",
+                "kubelet\0--config=/etc/k.yaml\0--config-dir=/var/lib/kubelet/d\0--kube-reserved=memory=1Gi\0",
+            ),
+            ("etc/k.yaml", "topologyManagerPolicy: restricted\nkubeReserved: {cpu: 4}\n"),
+            ("k/d/a.conf", "topologyManagerScope: pod\n"),
+            ("k/config.yaml", "topologyManagerPolicy: best-effort\n"),
+        ]);
+        let config = host.read(&host.files()).unwrap();
+        assert_eq!(config.topology_manager_policy, "restricted");
+        assert_eq!(config.topology_manager_scope, "pod");
+        assert_eq!(config.reserved_cpu_count, 0, "the flag's map has no cpu");
+        let file = ConfigFiles { file: Some(host.0.path().join("k/config.yaml")), ..host.files() };
+        assert_eq!(host.read(&file).unwrap().topology_manager_policy, "best-effort", "what a person says");
+        host.write("proc/7/cmdline", "kubelet\0--root-dir=/data\0--config\0/data/d/a.conf\0");
+        assert_eq!(host.read(&host.files()).unwrap().topology_manager_scope, "pod");
+        host.write("proc/7/cmdline", "kubelet\0--cpu-manager-policy=static\0");
+        let config = host.read(&host.files()).unwrap();
+        assert_eq!(
+            (config.cpu_manager_policy.as_str(), config.topology_manager_policy.as_str()),
+            ("static", "none")
+        );
+    }
+
+    #[test]
+    fn one_file_that_cannot_be_read_is_a_sentence() {
+        let host = Host::new(&[("k/config.yaml", "a: 1\n"), ("d/a.conf", "- b\n")]);
+        let files = ConfigFiles { dir: Some(host.0.path().join("d")), ..host.files() };
+        assert_eq!(
+            host.read(&files).unwrap_err(),
+            "cannot read the kubelet's configuration d/a.conf: it is no mapping of keys"
+        );
+        let files = ConfigFiles { dir: Some(host.0.path().join("e")), ..host.files() };
+        let error = host.read(&files).unwrap_err();
+        assert!(error.starts_with("cannot read the kubelet's drop-ins in e: No such file"), "{error}");
+        let files = ConfigFiles { file: Some(host.0.path().join("x")), ..host.files() };
+        let error = host.read(&files).unwrap_err();
+        assert!(error.starts_with("cannot read the kubelet's configuration x: No such file"), "{error}");
+    }
+}
