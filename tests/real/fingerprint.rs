@@ -76,9 +76,8 @@ impl Bench {
         Ok(pods.into_iter().map(|name| name.trim_start_matches("default/").to_owned()).collect())
     }
 
-    async fn is_held(&mut self, when: &str) -> Result<()> {
+    async fn is_held(&self, when: &str) -> Result<()> {
         until(&format!("the object is held: {when}"), async || {
-            self.agent.still_runs()?;
             let object = nrt::read(&self.node.client(), self.node.name()).await?;
             ensure!(published(&object) == Some(HELD), "it says {:?}", published(&object));
             Ok(())
@@ -229,6 +228,33 @@ async fn the_object_agrees_with_nothing_while_a_bound_pod_is_not_accounted() -> 
     bench.node.signal_kubelet("CONT")?;
     bench.agrees("the kubelet goes on").await?;
     Ok(())
+}
+
+#[tokio::test]
+async fn nobody_agrees_in_the_name_of_an_agent_that_is_away() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let mut bench = Bench::start(&parts).await?;
+    bench.node.run(pod("first").cpus(2).memory("64Mi")).await?;
+    bench.agrees("one pod runs").await?;
+
+    // Told to end, it says that from now on nobody knows.
+    bench.agent.end().await?;
+    bench.is_held("the agent was told to end").await?;
+    bench.agent = agent(&bench.node, DEFAULT)?;
+    ensure!(bench.agrees("another one has started").await? == ["first"]);
+
+    // Killed, it cannot; and the next one cannot read the node.
+    bench.agent.kill()?;
+    bench.node.signal_kubelet("STOP")?;
+    bench.node.submit(&pod("second").cpus(3).memory("64Mi")).await?;
+    let observer = Observer::start(&bench.node.client(), bench.node.name()).await?;
+    bench.agent = agent(&bench.node, DEFAULT)?;
+    bench.is_held("a pod was bound while no agent ran, and the kubelet hangs").await?;
+    bench.node.signal_kubelet("CONT")?;
+    bench.node.fate_of("second").await?;
+    ensure!(bench.agrees("the kubelet goes on").await? == ["first", "second"]);
+    // The first version is the one that the killed agent left behind.
+    nothing_agreed_with_more(&observer, 1, 14 - 2 - 3).await
 }
 
 /// Every version since then that agrees with any set of pods has at most so many CPUs free.
