@@ -39,7 +39,7 @@ const RETRY_LIMIT: Duration = Duration::from_secs(10);
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long the object as it stood may be believed while the node cannot be read.
-const UNREAD: Duration = Duration::from_secs(2);
+const UNREAD: Duration = Duration::from_millis(500);
 
 /// What the publisher did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

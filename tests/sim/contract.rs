@@ -126,16 +126,22 @@ async fn pods_that_cannot_start_or_have_ended_freeze_nothing() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_deleted_before_it_was_admitted_does_not_hold() {
+async fn a_pod_that_is_deleted_before_it_was_admitted_holds_until_the_kubelet_is_done_with_it() {
     let world = world(|_| {}).await;
     show(&world, &db("a"), "Pending");
     is_held(&world).await;
-    // A finalizer keeps it.
-    let mut object = db("a").object("worker", "Pending");
-    object["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
-    object["metadata"]["finalizers"] = json!(["example.com/slow"]);
-    world.server.put(&PODS, object).unwrap();
-    says(&world, "").await;
+    // A finalizer keeps it, and the kubelet may let it in before it hears.
+    let deleted = |phase: &str| {
+        let mut object = db("a").object("worker", phase);
+        object["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
+        object["metadata"]["finalizers"] = json!(["example.com/slow"]);
+        world.server.put(&PODS, object).unwrap();
+    };
+    deleted("Pending");
+    world.lists_reach(world.node.kubelet.calls().list + 2).await;
+    assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
+    deleted("Failed");
+    says(&world, "a").await;
     world.stop().await;
 }
 
