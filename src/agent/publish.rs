@@ -329,12 +329,14 @@ impl Task {
         }
     }
 
-    /// One that fails is not made up for: the next one comes, or the next write.
+    /// One that fails is not made up for: the next one comes, or the next write. Nor is what a rival says nudged.
     async fn nudge(&mut self) {
         let began = Instant::now();
-        match self.writer.nudge().await {
-            Ok(()) => self.metrics.wrote(WriteReason::Nudge, began.elapsed()),
-            Err(error) => debug!("{error}; that nudge is left out"),
+        if self.writer.own().is_some_and(|own| self.care.agrees_with(own)) {
+            match self.writer.nudge().await {
+                Ok(()) => self.metrics.wrote(WriteReason::Nudge, began.elapsed()),
+                Err(error) => debug!("{error}; that nudge is left out"),
+            }
         }
         self.nudger.nudged(self.started.elapsed());
     }
