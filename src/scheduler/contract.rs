@@ -466,11 +466,9 @@ mod tests {
 
     #[test]
     fn a_pod_that_ended_or_is_deleted_does_not_hold() {
-        for gone in [
-            pod("a", "1", Succeeded),
-            pod("a", "1", Failed),
-            Pod { deleted: true, ..pod("a", "1", Running) },
-        ] {
+        for gone in
+            [pod("a", "1", Succeeded), pod("a", "1", Failed), Pod { deleted: true, ..pod("a", "1", Running) }]
+        {
             let mut bench = Bench::new();
             assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 0), Stance::Wait);
             assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 100), Stance::Held);
@@ -484,7 +482,11 @@ mod tests {
         let gone = || Pod { deleted: true, ..pod("a", "1", Pending) };
         let mut bench = Bench::new();
         assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 0), Stance::Wait);
-        assert_eq!(bench.stance(&[gone()], "", 100), Stance::Held, "the kubelet may let it in before it hears");
+        assert_eq!(
+            bench.stance(&[gone()], "", 100),
+            Stance::Held,
+            "the kubelet may let it in before it hears"
+        );
         assert_eq!(bench.stance(&[gone()], "a+", 200), Stance::Agreed, "and then it has CPUs until it ends");
         let mut bench = Bench::new();
         assert_eq!(bench.stance(&[gone()], "a", 0), Stance::Wait);
