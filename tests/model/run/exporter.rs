@@ -83,7 +83,7 @@ impl Who {
         let scheduler = View::Scheduler;
         match self {
             Self::Nobody => Box::new(Nobody),
-            Self::Nfd => Box::new(Nfd::new(2)),
+            Self::Nfd => Box::new(Nfd::new(4)),
             Self::Rte => Box::new(Rte::new(S)),
             Self::KubeletView(how) => Box::new(Ours::new(terms(View::Kubelet, PATIENCE), how, Flaw::None)),
             Self::Ours(how, patience) => Box::new(Ours::new(terms(scheduler, patience), how, Flaw::None)),

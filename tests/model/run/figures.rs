@@ -94,7 +94,8 @@ impl Figures {
             Cause::Late
         } else if !forgotten.is_empty() {
             Cause::Window
-        } else if !pod.ours || pod.blind.iter().any(|blind| !pods[*blind].ours) || placed.iter().any(foreign) {
+        } else if !pod.ours || pod.blind.iter().any(|blind| !pods[*blind].ours) || placed.iter().any(foreign)
+        {
             Cause::Foreign
         } else {
             Cause::Unknown

@@ -153,7 +153,9 @@ mod tests {
         let mut kubelet = Kubelet::new(&[3, 4], 0);
         let mut admit = |pod, cpus| {
             let chosen = kubelet.choose(Request::whole(cpus))?;
-            kubelet.pods.insert(pod, Held { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
+            kubelet
+                .pods
+                .insert(pod, Held { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
             Some(chosen)
         };
         assert_eq!(admit(1, 2), Some(0b11));

@@ -145,7 +145,8 @@ pub fn run(settings: Settings, load: &Load, exporter: Box<dyn Exporter>, seed: u
     let capacity = world.settings.zones.iter().sum::<u32>() - taken;
     let mut driver =
         Driver { load: load.clone(), living: BTreeSet::new(), ours: Vec::new(), capacity, number: 0 };
-    world.run_until(10 * S, &mut |_, _| {});
+    // NFD's updater writes its first complete object after a minute.
+    world.run_until(90 * S, &mut |_, _| {});
     world.figures = Figures::default();
     world.drive_at(world.now, MORE);
     let start = world.now;
@@ -165,7 +166,8 @@ fn outcome(world: &World, driver: &Driver, start: Time, plugin: bool) -> Outcome
         .filter_map(|id| world.pods[*id].running.map(|at| at - world.pods[*id].created))
         .collect();
     waits.sort_unstable();
-    let mean = |times: &[Time]| times.iter().sum::<Time>().checked_div(times.len() as u64).unwrap_or_default();
+    let mean =
+        |times: &[Time]| times.iter().sum::<Time>().checked_div(times.len() as u64).unwrap_or_default();
     Outcome {
         created: driver.ours.len() as u64,
         placed: driver.ours.iter().filter(|id| world.pods[**id].reserved.is_some()).count() as u64,
@@ -184,4 +186,3 @@ fn outcome(world: &World, driver: &Driver, start: Time, plugin: bool) -> Outcome
         time,
     }
 }
-

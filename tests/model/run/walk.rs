@@ -259,7 +259,16 @@ pub fn run(walk: &Walk, seed: u64, exporter: Box<dyn Exporter>) -> Report {
     let figures = world.figures.clone();
     let placed = world.pods.iter().filter(|pod| pod.reserved.is_some()).count() as u64;
     let (frozen, probe) = probe(&mut world, &mut walker);
-    Report { seed, steps: walker.steps, figures, placed, idle: walker.idle / walker.steps.max(1), frozen, probe, time }
+    Report {
+        seed,
+        steps: walker.steps,
+        figures,
+        placed,
+        idle: walker.idle / walker.steps.max(1),
+        frozen,
+        probe,
+        time,
+    }
 }
 
 /// Leaves everything alone until it is calm, makes sure that a CPU is free, and asks for one.

@@ -442,7 +442,8 @@ impl World {
     fn broadcast(&mut self, id: PodId) {
         let seen = self.pods[id].object;
         for watcher in WATCHERS {
-            if watcher == Watcher::Exporter && !self.watching || watcher == Watcher::Kubelet && self.kubelet.down
+            if watcher == Watcher::Exporter && !self.watching
+                || watcher == Watcher::Kubelet && self.kubelet.down
             {
                 continue;
             }
