@@ -22,6 +22,7 @@ mod settings;
 mod settle;
 mod standing;
 mod status_file;
+mod tellers;
 mod triggers;
 
 use std::collections::BTreeSet;
@@ -55,6 +56,7 @@ pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
 pub use settings::Settings;
 pub use standing::Standing;
+pub use tellers::{PodTeller, PodTellers};
 
 use accord::{Accord, Asked};
 use bucket::Bucket;
@@ -65,6 +67,7 @@ use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
 use settle::{PATIENCE, Settling, Told, Verdict};
 use standing::{Carried, Known, Others, Promise};
+use tellers::Telling;
 use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
@@ -287,12 +290,15 @@ impl Agent {
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
         let cluster = cluster.in_form(settings.form);
-        let pods = match settings.watch_pods {
-            true => PodSource::follow(settings.node.clone(), cluster.clone()),
-            false => PodSource::none(),
-        };
         let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
+        let pods = match settings.pods.order.is_empty() {
+            true => PodSource::none(),
+            false => {
+                let telling = Telling::new(settings.pods.clone(), settings.node.clone(), cluster.clone());
+                PodSource::follow(settings.node.clone(), cluster.clone(), telling, Arc::clone(&metrics))
+            }
+        };
         let notices = match settings.events {
             true => Notices::start(settings.node.clone(), cluster.clone(), Arc::clone(&metrics)),
             false => Notices::nowhere(),
@@ -595,7 +601,8 @@ impl Agent {
     /// Why an account is not believed yet of a kubelet that started lately.
     fn doubt_promise(&mut self, usage: &Usage, topology: &Topology, now: Instant) -> Option<String> {
         let bound = self.settings.settle * if usage.holds_anything() { 1 } else { PATIENCE };
-        let wait_for_source = self.settings.watch_pods && now.duration_since(self.started) < AT_ONCE;
+        let wait_for_source =
+            !self.settings.pods.order.is_empty() && now.duration_since(self.started) < AT_ONCE;
         let (pods, view) = (&self.accord.pods, &self.view);
         let others = || match view.follows {
             true => unlisted(usage, pods).map_or(Others::Agree, Others::Miss),

@@ -91,6 +91,8 @@ pub struct Pod {
     /// How long they take to end once they are told to.
     pub termination: Time,
     pub created: Time,
+    /// When the plugin let it pass.
+    pub passed: Option<Time>,
     pub reserved: Option<Time>,
     /// When the API server had the binding.
     pub bound: Option<Time>,
@@ -128,6 +130,7 @@ impl Pod {
             life: NEVER,
             termination: 0,
             created,
+            passed: None,
             reserved: None,
             bound: None,
             heard: None,

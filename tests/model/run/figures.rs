@@ -83,16 +83,19 @@ impl Figures {
 
     pub fn refuse(&mut self, id: PodId, pods: &[Pod], placed: &BTreeSet<PodId>) {
         let pod = &pods[id];
-        let forgotten: Vec<_> = pod.blind.iter().filter_map(|blind| pods[*blind].forgotten).collect();
+        // Either it took the place of one that the plugin had forgotten, or it was forgotten itself and lost its own.
+        let blind = pod.blind.iter().filter_map(|blind| pods[*blind].forgotten);
+        let forgotten: Vec<_> = blind.chain(pod.forgotten).collect();
         let foreign = |other: &PodId| {
             let other = &pods[*other];
-            !other.ours && other.request.exclusive() > 0 && other.bound >= pod.reserved
+            !other.ours && other.request.exclusive() > 0 && other.bound >= pod.passed
         };
         let cause = if forgotten.iter().any(|forgotten| !forgotten.excused) {
             Cause::Late
         } else if !forgotten.is_empty() {
             Cause::Window
-        } else if !pod.ours || pod.blind.iter().any(|blind| !pods[*blind].ours) || placed.iter().any(foreign) {
+        } else if !pod.ours || pod.blind.iter().any(|blind| !pods[*blind].ours) || placed.iter().any(foreign)
+        {
             Cause::Foreign
         } else {
             Cause::Unknown

@@ -81,17 +81,17 @@ mod tests {
             format!("{:016x}", sum(hashes))
         };
         let five = [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2")];
-        for (number, expected) in
-            [(0, "ef46db3751d8e999"), (1, "bb89419dce9a8948"), (2, "a5a0bb7911344362"), (4, "d807b95b31183d31")]
-        {
+        for (number, expected) in [
+            (0, "ef46db3751d8e999"),
+            (1, "bb89419dce9a8948"),
+            (2, "a5a0bb7911344362"),
+            (4, "d807b95b31183d31"),
+        ] {
             assert_eq!(of(&five[..number]), expected);
         }
         assert_eq!(of(&five), "b92008c14168b3a6");
         assert_eq!(of(&[("default", "pod-a"), ("default", "pod-a")]), "88bbc2d2fe1e3cb1");
         let long = "very-long-pod-name-that-exceeds-thirty-two-bytes-0123456789";
-        assert_eq!(
-            of(&[("kube-system", "coredns-5d78c9869d-abcde"), ("default", long)]),
-            "e78784910a28b542"
-        );
+        assert_eq!(of(&[("kube-system", "coredns-5d78c9869d-abcde"), ("default", long)]), "e78784910a28b542");
     }
 }

@@ -1,6 +1,6 @@
 //! The kubelet: single-numa-node, pod scope, static CPU manager, and what its List says when (kubelet.md 3.3).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::chance::Time;
 use super::cluster::{Kind, Phase, PodId, Request};
@@ -47,6 +47,8 @@ pub struct Kubelet {
     pub pods: BTreeMap<PodId, Held>,
     /// Pods that have ended, with what is still to be reported.
     pub unreported: BTreeMap<PodId, Phase>,
+    /// Pods that it is done with: what an old event says of them is no news.
+    pub done: BTreeSet<PodId>,
     /// Waiting for admission, which is one pod at a time.
     pub waiting: VecDeque<PodId>,
     /// Somebody is being admitted.
@@ -76,6 +78,7 @@ impl Kubelet {
             zones: sizes.iter().map(zone).collect(),
             pods: BTreeMap::new(),
             unreported: BTreeMap::new(),
+            done: BTreeSet::new(),
             waiting: VecDeque::new(),
             busy: false,
             down: false,
@@ -150,7 +153,9 @@ mod tests {
         let mut kubelet = Kubelet::new(&[3, 4], 0);
         let mut admit = |pod, cpus| {
             let chosen = kubelet.choose(Request::whole(cpus))?;
-            kubelet.pods.insert(pod, Held { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
+            kubelet
+                .pods
+                .insert(pod, Held { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
             Some(chosen)
         };
         assert_eq!(admit(1, 2), Some(0b11));

@@ -27,6 +27,8 @@ pub struct Load {
     /// The mean life of a pod.
     pub life: Time,
     pub end: End,
+    /// How soon a pod that has ended is replaced.
+    pub again: Span,
     /// There are a completed, an unpullable and a refused pod on the node, Guaranteed ones.
     pub odd_pods: bool,
     /// For how long.
@@ -101,27 +103,16 @@ impl Driver {
                         _ => world.dice.within(Span(50 * MS, 500 * MS)),
                     };
                     world.drive_at(world.now + later, DELETE | id as u64);
-                    let again = world.dice.within(Span(20 * MS, 200 * MS));
+                    let again = world.dice.within(self.load.again);
                     world.drive_at(world.now + again, MORE);
                 }
             }
-            Notice::Drive(token) => world.comes_back(token),
-        }
-        self.end_running(world);
-    }
-
-    /// Those that started get an end.
-    fn end_running(&mut self, world: &mut World) {
-        if self.load.end != End::Delete {
-            return;
-        }
-        for id in &self.living {
-            let pod = &mut world.pods[*id];
-            if let (Some(running), true) = (pod.running, pod.life == super::chance::NEVER) {
+            Notice::Runs(id) if self.load.end == End::Delete && self.living.contains(&id) => {
                 let life = world.dice.about(self.load.life).max(100 * MS);
-                pod.life = super::chance::NEVER - 1;
-                world.drive_at(running + life, DELETE | *id as u64);
+                world.drive_at(world.now + life, DELETE | id as u64);
             }
+            Notice::Runs(_) => {}
+            Notice::Drive(token) => world.comes_back(token),
         }
     }
 }
@@ -154,7 +145,8 @@ pub fn run(settings: Settings, load: &Load, exporter: Box<dyn Exporter>, seed: u
     let capacity = world.settings.zones.iter().sum::<u32>() - taken;
     let mut driver =
         Driver { load: load.clone(), living: BTreeSet::new(), ours: Vec::new(), capacity, number: 0 };
-    world.run_until(10 * S, &mut |_, _| {});
+    // NFD's updater writes its first complete object after a minute.
+    world.run_until(90 * S, &mut |_, _| {});
     world.figures = Figures::default();
     world.drive_at(world.now, MORE);
     let start = world.now;
@@ -174,7 +166,8 @@ fn outcome(world: &World, driver: &Driver, start: Time, plugin: bool) -> Outcome
         .filter_map(|id| world.pods[*id].running.map(|at| at - world.pods[*id].created))
         .collect();
     waits.sort_unstable();
-    let mean = |times: &[Time]| times.iter().sum::<Time>().checked_div(times.len() as u64).unwrap_or_default();
+    let mean =
+        |times: &[Time]| times.iter().sum::<Time>().checked_div(times.len() as u64).unwrap_or_default();
     Outcome {
         created: driver.ours.len() as u64,
         placed: driver.ours.iter().filter(|id| world.pods[**id].reserved.is_some()).count() as u64,
@@ -193,4 +186,3 @@ fn outcome(world: &World, driver: &Driver, start: Time, plugin: bool) -> Outcome
         time,
     }
 }
-

@@ -1,4 +1,7 @@
 //! A model of the scheduler plugin's cache with all that stands around it, in virtual time and from one seed.
+//!
+//! Written from what is known of the plugin, the scheduler and the kubelet, and not from ours: of numacast only the pure
+//! contract and its nudger take part. No threads, no clock.
 
 pub mod chance;
 pub mod cluster;
@@ -11,4 +14,8 @@ pub mod ours;
 pub mod peers;
 pub mod plugin;
 pub mod queue;
+pub mod walk;
 pub mod world;
+
+#[cfg(test)]
+mod tests;

@@ -64,7 +64,8 @@ impl Plugin {
 
     /// What the informer tells; `None`: it is gone.
     pub fn see(&mut self, id: PodId, pod: &Pod, seen: Option<Seen>) {
-        let bound = seen.map_or_else(|| self.known.get(&id).is_some_and(|seen| seen.bound), |seen| seen.bound);
+        let bound =
+            seen.map_or_else(|| self.known.get(&id).is_some_and(|seen| seen.bound), |seen| seen.bound);
         self.foreign |= bound && !pod.ours && self.cached.is_some();
         match seen.filter(|seen| self.informer == Informer::Dedicated || !seen.phase.is_terminal()) {
             Some(seen) => self.known.insert(id, seen),

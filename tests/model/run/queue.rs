@@ -86,9 +86,7 @@ impl Queue {
     pub fn pop(&mut self) -> Option<PodId> {
         let next = self.first(|entry| (entry.place == Place::Active).then_some((0, entry.since)));
         let early = |queue: &Self| {
-            queue.first(|entry| {
-                (entry.place == Place::BackOff).then_some((queue.until(entry), entry.since))
-            })
+            queue.first(|entry| (entry.place == Place::BackOff).then_some((queue.until(entry), entry.since)))
         };
         let next = next.or_else(|| if self.back_off.early { early(self) } else { None })?;
         let entry = self.entries.swap_remove(next);
@@ -99,7 +97,8 @@ impl Queue {
     }
 
     fn first(&self, order: impl Fn(&Entry) -> Option<(Time, Time)>) -> Option<usize> {
-        let ordered = self.entries.iter().enumerate().filter_map(|(index, entry)| Some((order(entry)?, index)));
+        let ordered =
+            self.entries.iter().enumerate().filter_map(|(index, entry)| Some((order(entry)?, index)));
         ordered.min().map(|(_, index)| index)
     }
 

@@ -43,17 +43,17 @@ pub struct Delays {
 impl Default for Delays {
     fn default() -> Self {
         Self {
-            watch: [Span(MS, 8 * MS); 4],
-            object_watch: Span(MS, 8 * MS),
+            watch: [Span(MS / 3, 5 * MS); 4],
+            object_watch: Span(MS / 3, 5 * MS),
             cycle: Span(MS, 4 * MS),
-            bind: Span(3 * MS, 12 * MS),
+            bind: Span(3 * MS / 2, 6 * MS),
             read: Span(MS, 4 * MS),
             flush: Span(MS / 2, 2 * MS),
             write: [Span(3 * MS, 9 * MS), Span(2 * MS, 6 * MS)],
             list: [Span(MS / 2, 2 * MS), Span(MS / 2, 2 * MS)],
             admission: Span(3 * MS, 15 * MS),
-            start: Span(30 * MS, 200 * MS),
-            status: Span(5 * MS, 40 * MS),
+            start: Span(10 * MS, 40 * MS),
+            status: Span(3 * MS, 20 * MS),
             file: Span(MS, 5 * MS),
             file_release: Span(0, 1500 * MS),
             removal: Span(50 * MS, 1500 * MS),
@@ -76,6 +76,8 @@ pub struct Settings {
     pub delays: Delays,
     /// How long after it heard of a binding the exporter may take to have it held or accounted for.
     pub grace: Time,
+    /// An oracle moves rejected pods right after each flush.
+    pub oracle: bool,
 }
 
 impl Default for Settings {
@@ -89,6 +91,7 @@ impl Default for Settings {
             plugin: true,
             delays: Delays::default(),
             grace: 40 * MS,
+            oracle: false,
         }
     }
 }
@@ -125,6 +128,8 @@ pub enum Duty {
 pub enum Signal {
     /// A process starts; what it reads first is in the world.
     Started,
+    /// It was told to end, and may write once more.
+    Stopping,
     /// One pod; `None`: it is gone.
     Pod(PodId, Option<Seen>),
     /// All pods of the node, anew.
@@ -197,6 +202,8 @@ pub enum Notice {
     /// It is the driver's turn.
     Drive(u64),
     Refused(PodId),
+    /// Its status says that it runs.
+    Runs(PodId),
     /// Its containers have ended.
     Ended(PodId),
 }
@@ -435,7 +442,8 @@ impl World {
     fn broadcast(&mut self, id: PodId) {
         let seen = self.pods[id].object;
         for watcher in WATCHERS {
-            if watcher == Watcher::Exporter && !self.watching || watcher == Watcher::Kubelet && self.kubelet.down
+            if watcher == Watcher::Exporter && !self.watching
+                || watcher == Watcher::Kubelet && self.kubelet.down
             {
                 continue;
             }
@@ -579,6 +587,7 @@ impl World {
             Some(Rejector::Topology)
         } else {
             self.pods[id].blind = self.unknown_to_plugin();
+            self.pods[id].passed = Some(self.now);
             None
         };
         self.figures.cycles += 1;
@@ -589,7 +598,13 @@ impl World {
     fn unknown_to_plugin(&self) -> Vec<PodId> {
         let accounts = self.plugin.cached.as_ref().map_or(&[][..], |cached| &cached.accounts);
         let unknown = |id: &&PodId| {
-            self.pods[**id].request.exclusive() > 0
+            let pod = &self.pods[**id];
+            // Who was deleted before the kubelet let it in will not get anything, and who was deleted by force loses it
+            // before the kubelet hears of the next pod.
+            let comes = pod.object.is_some_and(|seen| !seen.deleted) || pod.kind == Kind::Static;
+            let holds = self.kubelet.pods.get(id).is_some_and(|held| held.cpus != 0);
+            pod.request.exclusive() > 0
+                && (comes || holds && pod.object.is_some())
                 && !self.plugin.assumed.contains(id)
                 && accounts.binary_search(id).is_err()
         };
@@ -652,11 +667,14 @@ impl World {
         let Some(object) = object else { return };
         let before = self.unknown_to_plugin();
         self.plugin.flush(*object);
+        if self.settings.oracle {
+            self.at(self.now + MS, Event::ObjectEvent);
+        }
         for id in self.unknown_to_plugin() {
             if !before.contains(&id) {
-                let pod = &mut self.pods[id];
-                let excused = pod.heard.is_none_or(|heard| read <= heard + self.settings.grace);
-                pod.forgotten = Some(Forgotten { read, excused });
+                let grace = self.settings.grace;
+                let excused = self.pods[id].heard.is_none_or(|heard| read <= heard + grace);
+                self.pods[id].forgotten = Some(Forgotten { read, excused });
                 self.figures.forgotten += 1;
                 self.figures.forgotten_late += u64::from(!excused);
             }
@@ -691,18 +709,28 @@ impl World {
             None if seen.deleted => {
                 if !self.kubelet.unreported.contains_key(&id) {
                     self.placed.remove(&id);
-                    self.duty(self.settings.delays.status, Duty::Remove(id));
+                    self.conclude(id);
                 }
             }
-            None if !seen.phase.is_terminal() && !self.kubelet.unreported.contains_key(&id) => {
+            None if !seen.phase.is_terminal() && !self.kubelet.done.contains(&id) => {
                 self.kubelet_adds(id);
             }
             Some(Stage::Known) if seen.deleted => {
                 self.release(id);
-                self.duty(self.settings.delays.status, Duty::Remove(id));
+                self.conclude(id);
             }
             Some(Stage::Admitted | Stage::Running) if seen.deleted => self.end_containers(id),
             _ => {}
+        }
+    }
+
+    /// A deleted pod that nothing runs of: its object says how it ended, and goes.
+    fn conclude(&mut self, id: PodId) {
+        if self.pods[id].object.is_some_and(|seen| seen.phase.is_terminal()) {
+            self.duty(self.settings.delays.status, Duty::Remove(id));
+        } else {
+            self.kubelet.unreported.insert(id, Phase::Failed);
+            self.duty(self.settings.delays.status, Duty::Report(id));
         }
     }
 
@@ -732,6 +760,7 @@ impl World {
     fn release(&mut self, id: PodId) {
         self.kubelet.waiting.retain(|other| *other != id);
         let held = self.kubelet.pods.remove(&id);
+        self.kubelet.done.insert(id);
         self.placed.remove(&id);
         if held.is_some_and(|held| held.cpus != 0) {
             self.figures.release(id, self.now);
@@ -747,7 +776,10 @@ impl World {
             Duty::SayRunning(id) => {
                 if self.kubelet.pods.get(&id).is_some_and(|held| held.stage == Stage::Running) {
                     let now = self.now;
-                    let _ = self.pods[id].running.get_or_insert(now);
+                    if self.pods[id].running.is_none() {
+                        self.pods[id].running = Some(now);
+                        self.notices.push(Notice::Runs(id));
+                    }
                     self.change(id, |seen| seen.phase = Phase::Running);
                 }
             }
@@ -784,6 +816,7 @@ impl World {
 
     fn refuse(&mut self, id: PodId) {
         self.kubelet.pods.remove(&id);
+        self.kubelet.done.insert(id);
         self.placed.remove(&id);
         self.figures.refuse(id, &self.pods, &self.placed);
         self.kubelet.unreported.insert(id, Phase::Failed);
@@ -805,8 +838,7 @@ impl World {
 
     /// What is to come of a pod whose containers run.
     fn follow_running(&mut self, id: PodId, ends: Time) {
-        let said = self.kubelet.next_relist(self.now) + self.dice.within(self.settings.delays.status);
-        self.duty_at(said, Duty::SayRunning(id));
+        self.duty(self.settings.delays.status, Duty::SayRunning(id));
         if ends != Time::MAX {
             let noticed = self.kubelet.next_relist(ends.max(self.now)) + self.dice.within(Span(MS, 20 * MS));
             self.duty_at(noticed, Duty::Stop(id));
@@ -965,8 +997,11 @@ impl World {
         self.at(at, Event::Signal { epoch: self.process, signal: Box::new(Signal::Timer(token)) });
     }
 
-    /// The exporter ends and is back after `away`.
-    pub fn restart_exporter(&mut self, away: Time) {
+    /// The exporter is told to end, or is killed, and is back after `away`.
+    pub fn restart_exporter(&mut self, away: Time, killed: bool) {
+        if !killed {
+            self.tell(Signal::Stopping);
+        }
         self.exporting = false;
         self.watching = false;
         self.process += 1;
