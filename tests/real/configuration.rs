@@ -287,6 +287,20 @@ async fn a_file_that_changes_is_not_true_before_the_kubelet_starts_again() -> Re
         "the kubelet has not read it yet"
     );
 
+    // Nor is it for an agent that starts now: it cannot know what the kubelet read, but it knows what the object says.
+    drop(agent);
+    let mut agent = Agent::start(&node, &["--poll", "200ms", "--log-level", "debug"])?;
+    until("the agent says that the file changed", async || {
+        agent.still_runs()?;
+        let said = std::fs::read_to_string(node.dir().join("agent.log"))?;
+        ensure!(said.contains("config.yaml changed after the kubelet started"), "{said}");
+        Ok(())
+    })
+    .await?;
+    node.delete("a").await?;
+    agent.tells_the_truth(&node).await?;
+    ensure!(attribute(&node, "topologyManagerPolicy").await? == "best-effort", "the agent believes the file");
+
     node.restart_kubelet(Stop::Term).await?;
     until("the new policy is told", async || {
         agent.still_runs()?;
