@@ -174,8 +174,11 @@ async fn a_pod_that_was_deleted_by_force_is_gone_and_so_is_its_name() {
     // The kubelet has not torn it down when another one has its name.
     let again = PodSpec { uid: "again".into(), ..db("web-0") };
     show(&world, &again, "Pending");
-    assert!(world.node.kubelet.stop_pod("default", "web-0"));
     is_held(&world).await;
+    assert!(world.node.kubelet.stop_pod("default", "web-0"));
+    // Were it never seen to go, the row would be the first one's until the second runs.
+    world.lists_reach(world.node.kubelet.calls().list + 2).await;
+    assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
     world.node.kubelet.start_pod(again.clone()).await.unwrap();
     says(&world, "").await;
     show(&world, &again, "Running");
