@@ -22,6 +22,7 @@ mod settings;
 mod settle;
 mod standing;
 mod status_file;
+mod tellers;
 mod triggers;
 
 use std::collections::BTreeSet;
@@ -55,6 +56,7 @@ pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
 pub use settings::Settings;
 pub use standing::Standing;
+pub use tellers::{PodTeller, PodTellers};
 
 use accord::{Accord, Asked};
 use bucket::Bucket;
@@ -64,7 +66,8 @@ use pace::Pace;
 use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
 use settle::{PATIENCE, Settling, Told, Verdict};
-use standing::{Carried, Others, Promise};
+use standing::{Carried, Known, Others, Promise};
+use tellers::Telling;
 use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
@@ -147,7 +150,7 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
         true => Carried::only(&standing),
         false => Carried::nothing(),
     };
-    carried.complete(&mut topology, scan.inventory.config.is_some(), Instant::now());
+    carried.complete(&mut topology, certainty(&scanner, &scan), Instant::now());
     writer.write(&topology).await?;
     Ok(object(&settings.node, None, &topology))
 }
@@ -184,6 +187,15 @@ async fn listed_pods(settings: &Settings, cluster: &Cluster) -> Option<Vec<Pod>>
                 return None;
             }
         }
+    }
+}
+
+/// What is known of how the kubelet is configured.
+fn certainty(scanner: &Scanner, scan: &Scan) -> Known {
+    match scan.inventory.config {
+        None => Known::Nothing,
+        Some(_) if scanner.is_config_certain() => Known::Certain,
+        Some(_) => Known::Doubtful,
     }
 }
 
@@ -278,12 +290,15 @@ impl Agent {
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
         let cluster = cluster.in_form(settings.form);
-        let pods = match settings.watch_pods {
-            true => PodSource::follow(settings.node.clone(), cluster.clone()),
-            false => PodSource::none(),
-        };
         let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
+        let pods = match settings.pods.order.is_empty() {
+            true => PodSource::none(),
+            false => {
+                let telling = Telling::new(settings.pods.clone(), settings.node.clone(), cluster.clone());
+                PodSource::follow(settings.node.clone(), cluster.clone(), telling, Arc::clone(&metrics))
+            }
+        };
         let notices = match settings.events {
             true => Notices::start(settings.node.clone(), cluster.clone(), Arc::clone(&metrics)),
             false => Notices::nowhere(),
@@ -493,9 +508,10 @@ impl Agent {
             self.metrics.scanned(Outcome::Early);
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
-        if self.carried.waits(scan.inventory.config.is_some(), now) {
-            let why = "the kubelet's configuration is not known yet, and the object waits for its policies";
-            return self.wait_to_settle(why.to_owned());
+        if self.carried.waits(certainty(&self.scanner, &scan), now) {
+            let why =
+                self.scanner.config_problem().unwrap_or("the kubelet is being asked how it is configured");
+            return self.wait_to_settle(format!("{why}; the object waits for its policies"));
         }
         let topology = match self.account(&scan, now) {
             Ok(topology) => topology,
@@ -574,8 +590,8 @@ impl Agent {
         {
             return Err(reason);
         }
-        let has_config = scan.inventory.config.is_some();
-        if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
+        let certainty = certainty(&self.scanner, scan);
+        if let Some(sentence) = self.carried.complete(&mut topology, certainty, now) {
             warn!("{sentence}");
             self.notices.post(Reason::PoliciesUnknown, sentence);
         }
@@ -585,7 +601,8 @@ impl Agent {
     /// Why an account is not believed yet of a kubelet that started lately.
     fn doubt_promise(&mut self, usage: &Usage, topology: &Topology, now: Instant) -> Option<String> {
         let bound = self.settings.settle * if usage.holds_anything() { 1 } else { PATIENCE };
-        let wait_for_source = self.settings.watch_pods && now.duration_since(self.started) < AT_ONCE;
+        let wait_for_source =
+            !self.settings.pods.order.is_empty() && now.duration_since(self.started) < AT_ONCE;
         let (pods, view) = (&self.accord.pods, &self.view);
         let others = || match view.follows {
             true => unlisted(usage, pods).map_or(Others::Agree, Others::Miss),

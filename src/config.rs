@@ -201,7 +201,7 @@ pub struct Pods {
     /// Whom to ask.
     pub source: PodSource,
     /// How often the kubelet's `/pods` is read.
-    pub poll: Period,
+    pub interval: Period,
 }
 
 /// Whom to ask about pods.
@@ -328,11 +328,11 @@ pub enum Informer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PluginRelease {
     /// v0.34 and before.
-    #[serde(rename = "0.34")]
+    #[serde(rename = "v0.34")]
     V0_34,
     /// v0.35 and later.
     #[default]
-    #[serde(rename = "0.35")]
+    #[serde(rename = "v0.35")]
     V0_35,
 }
 
@@ -510,7 +510,7 @@ pub const DOCS: &[(&str, &str)] = &[
          first of them that tells.",
     ),
     (
-        "pods.poll",
+        "pods.interval",
         "How often the kubelet's /pods is read where that is the source; less often where it would take more than a \
          thousandth of a core.",
     ),
@@ -551,7 +551,7 @@ pub const DOCS: &[(&str, &str)] = &[
     ("fingerprint.informer", "dedicated or shared. The plugin's cache.informerMode; the two must be equal."),
     (
         "fingerprint.plugin",
-        "\"0.34\" (and before) or \"0.35\" (and later). The release of scheduler-plugins: its rule for exclusive \
+        "v0.34 (and before) or v0.35 (and later). The release of scheduler-plugins: its rule for exclusive \
          resources.",
     ),
     (
@@ -622,7 +622,7 @@ impl Default for Scan {
 
 impl Default for Pods {
     fn default() -> Self {
-        Self { source: PodSource::Auto, poll: Period::seconds(5) }
+        Self { source: PodSource::Auto, interval: Period::seconds(5) }
     }
 }
 

@@ -1,23 +1,24 @@
-//! What the API server tells of the node's pods.
+//! What is told of the node's pods, mostly by the API server.
 //!
 //! A pod that goes leaves the List before the kubelet writes any file, so the loop is told to look. And kubelets
-//! before 1.34 list pods that have ended, with the memory and devices that they gave back (kubelet.md 3.3): only the
-//! API server tells them from the others.
+//! before 1.34 list pods that have ended, with the memory and devices that they gave back (kubelet.md 3.3): only who
+//! knows phases tells them from the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use super::scan::{PodName, Terminal};
+use super::tellers::{PodTeller, Telling};
 use crate::backoff::{back_off, jittered};
 use crate::cluster::Cluster;
 use crate::pod::{Life, Pod, PodEvent};
+use crate::telemetry::metrics::Metrics;
 
 /// The first kubelet whose List names active pods only.
 const ACTIVE_PODS_ONLY: (u32, u32) = (1, 34);
@@ -78,10 +79,11 @@ impl PodSource {
     }
 
     /// Starts the task.
-    pub(super) fn follow(node: String, cluster: Cluster) -> Self {
+    pub(super) fn follow(node: String, cluster: Cluster, telling: Telling, metrics: Arc<Metrics>) -> Self {
         let (news, newest) = watch::channel(PodView::default());
         let pods = Arc::<Mutex<Pods>>::default();
-        let task = Some(tokio::spawn(Follower::new(node, cluster, news, Arc::clone(&pods)).run()));
+        let follower = Follower::new(node, cluster, news, Arc::clone(&pods), metrics);
+        let task = Some(tokio::spawn(follower.run(telling)));
         Self { newest, pods, task }
     }
 
@@ -148,6 +150,7 @@ struct Follower {
     cluster: Cluster,
     news: watch::Sender<PodView>,
     pods: Arc<Mutex<Pods>>,
+    metrics: Arc<Metrics>,
     /// Does this kubelet list pods that have ended? Unknown until its version was read.
     lists_ended: Option<bool>,
     /// Since when the watch is broken.
@@ -157,26 +160,28 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(node: String, cluster: Cluster, news: watch::Sender<PodView>, pods: Arc<Mutex<Pods>>) -> Self {
-        Self { node, cluster, news, pods, lists_ended: None, broken: None, told: None }
+    fn new(
+        node: String,
+        cluster: Cluster,
+        news: watch::Sender<PodView>,
+        pods: Arc<Mutex<Pods>>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { node, cluster, news, pods, metrics, lists_ended: None, broken: None, told: None }
     }
 
-    async fn run(mut self) {
-        let mut events = std::pin::pin!(self.cluster.pods_of(&self.node));
+    async fn run(mut self, mut telling: Telling) {
         let (mut failures, mut reread) = (0, Instant::now());
         loop {
             tokio::select! {
-                event = events.next() => match event {
-                    Some(event) => self.take(event),
-                    None => return,
-                },
+                event = telling.next() => self.take(event, telling.teller()),
                 () = sleep_until(reread) => reread = Instant::now() + self.read_version(&mut failures).await,
             }
-            self.send();
+            self.send(telling.teller());
         }
     }
 
-    fn take(&mut self, event: Result<PodEvent, String>) {
+    fn take(&mut self, event: Result<PodEvent, String>, teller: PodTeller) {
         match event {
             Ok(event) => {
                 // That a list begins says nothing: the request is still to come.
@@ -188,6 +193,7 @@ impl Follower {
             }
             Err(sentence) => {
                 let _ = self.broken.get_or_insert_with(Instant::now);
+                self.metrics.pods_untold(teller.label());
                 self.tell(sentence);
             }
         }
@@ -202,18 +208,21 @@ impl Follower {
         *failures = 0;
         let lists_ended = lists_ended_pods(&version);
         if lists_ended && self.lists_ended != Some(true) {
-            info!("kubelet {version} lists pods that have ended: the API server says which these are");
+            info!("kubelet {version} lists pods that have ended: who tells about pods says which these are");
         }
         self.lists_ended = Some(lists_ended);
         jittered(REREAD)
     }
 
-    fn send(&mut self) {
+    fn send(&mut self, teller: PodTeller) {
         let stale = self.broken.is_some_and(|since| since.elapsed() > STALE);
         let believed = self.lists_ended == Some(true) && !stale;
         let mut pods = lock(&self.pods);
         let terminal = if believed { pods.ended() } else { BTreeSet::new() };
-        let follows = pods.complete && self.broken.is_none();
+        let up = pods.complete && self.broken.is_none();
+        self.metrics.pods_told(teller.label(), up);
+        // Of one that is asked now and then nobody can wait for a release.
+        let follows = up && teller.is_prompt();
         let gone = pods.gone(Instant::now());
         let gone = gone.clone();
         let version = pods.version;

@@ -39,7 +39,7 @@ const RETRY_LIMIT: Duration = Duration::from_secs(10);
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long the object as it stood may be believed while the node cannot be read.
-const UNREAD: Duration = Duration::from_secs(2);
+const UNREAD: Duration = Duration::from_millis(500);
 
 /// What the publisher did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -329,12 +329,14 @@ impl Task {
         }
     }
 
-    /// One that fails is not made up for: the next one comes, or the next write.
+    /// One that fails is not made up for: the next one comes, or the next write. Nor is what a rival says nudged.
     async fn nudge(&mut self) {
         let began = Instant::now();
-        match self.writer.nudge().await {
-            Ok(()) => self.metrics.wrote(WriteReason::Nudge, began.elapsed()),
-            Err(error) => debug!("{error}; that nudge is left out"),
+        if self.writer.own().is_some_and(|own| self.care.agrees_with(own)) {
+            match self.writer.nudge().await {
+                Ok(()) => self.metrics.wrote(WriteReason::Nudge, began.elapsed()),
+                Err(error) => debug!("{error}; that nudge is left out"),
+            }
         }
         self.nudger.nudged(self.started.elapsed());
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::kubelet_config::ConfigSources;
 use super::kubelet_port::KubeletPort;
+use super::tellers::{PodTeller, PodTellers};
 use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
@@ -47,8 +48,8 @@ pub struct Settings {
     pub form: Form,
     /// Post Kubernetes Events about the Node.
     pub events: bool,
-    /// Ask the API server which pods are gone and which have ended.
-    pub watch_pods: bool,
+    /// Who tells which pods there are; nobody where none is in it.
+    pub pods: PodTellers,
     /// What the object says of pods.
     pub terms: Terms,
     /// Where to write that for people.
@@ -69,6 +70,7 @@ impl Settings {
     pub fn from_config(config: &Config) -> Self {
         let config = config.clone().resolved();
         let (kubelet_config, kubelet_port) = (config_sources(&config), kubelet_port(&config));
+        let pods = tellers(&config, kubelet_port.clone());
         let rules =
             Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
         Self {
@@ -91,7 +93,7 @@ impl Settings {
             rivals: config.publish.rivals,
             form: form(&config.publish),
             events: config.publish.events,
-            watch_pods: config.pods.source != config::PodSource::None,
+            pods,
             terms: terms(&config.fingerprint),
             status_file: config.fingerprint.status_file,
             nudge: match config.publish.nudge {
@@ -162,6 +164,28 @@ fn terms(fingerprint: &config::Fingerprint) -> Terms {
         },
         patience: hold_after.get(),
         hold_limit: hold_limit.get(),
+    }
+}
+
+fn tellers(config: &Config, port: KubeletPort) -> PodTellers {
+    use PodTeller::{ApiServer, Kubelet, PodsApi};
+    let order = match config.pods.source {
+        // The plugin has its pods from there, and nobody else knows all of them.
+        config::PodSource::Auto if config.fingerprint.view == config::FingerprintView::Scheduler => {
+            vec![ApiServer]
+        }
+        config::PodSource::Auto => vec![ApiServer, PodsApi, Kubelet],
+        config::PodSource::ApiServer => vec![ApiServer],
+        config::PodSource::PodsApi => vec![PodsApi],
+        config::PodSource::Kubelet => vec![Kubelet],
+        config::PodSource::None => Vec::new(),
+    };
+    PodTellers {
+        order,
+        socket: config.kubelet.pods_socket.clone().unwrap_or_default(),
+        timeout: config.kubelet.timeout.get(),
+        interval: config.pods.interval.get(),
+        port,
     }
 }
 

@@ -116,7 +116,7 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "podsApi: needs no permission in the cluster, and works while the API server is away. The kubelet tells a \
              little sooner than the API server that a pod has ended. Such a source cannot serve the fingerprint in the \
              scheduler's view, for it knows pods when they are admitted, and static pods whose copy was refused.",
-            "kubelet: the kubelet's /pods is read again and again (`pods.poll`), so that releases are looked for as with \
+            "kubelet: the kubelet's /pods is read again and again (`pods.interval`), so that releases are looked for as with \
              none; it tells which pods have ended, and which are missing after a restart. The agent must be allowed to \
              get nodes/pods, which kubelets understand from 1.33 on, and the kubelet's serving certificate must be one \
              that can be verified (`kubelet.caFile`).",

@@ -17,9 +17,9 @@ use tracing::{debug, warn};
 use super::belief::{Belief, SOON, Teller};
 use super::client::{Identity, age, channel, identity, innermost};
 use super::proto::pods::pods_client::PodsClient;
-use super::proto::pods::{EventType, WatchPodsEvent, WatchPodsRequest};
+use super::proto::pods::{EventType, GetPodRequest, WatchPodsEvent, WatchPodsRequest};
 use crate::backoff::{back_off, jittered};
-use crate::pod::{Pod, PodEvent};
+use crate::pod::{Life, Pod, PodEvent};
 
 pub use decode::decode_pod;
 
@@ -29,6 +29,9 @@ const MESSAGE_LIMIT: usize = 32 << 20;
 /// How often everything is told anew: the kubelet may lose an event without a word. A new watch tells one pod at a
 /// time, where ListPods would tell all of them in one message of some 10 KiB each.
 const ANEW: Duration = Duration::from_secs(180);
+
+/// The same while there are pods that have ended: nothing tells that the object of such a one is deleted.
+const ANEW_AFTER_END: Duration = Duration::from_secs(60);
 
 /// Where a kubelet has never said that its list is complete, as early builds do not, it is when nothing came for so long.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -55,6 +58,7 @@ pub fn follow_pods(
         watch: None,
         belief: Belief::default(),
         events: VecDeque::new(),
+        deleted: VecDeque::new(),
         known: None,
         marks: false,
         failures: 0,
@@ -70,6 +74,8 @@ struct Follow {
     belief: Belief,
     /// What is still to be told.
     events: VecDeque<PodEvent>,
+    /// Pods that were said to be deleted, to be looked after.
+    deleted: VecDeque<Pod>,
     /// The kubelet that told a list which was believed.
     known: Option<Identity>,
     /// Has a kubelet ever said that a list is complete?
@@ -123,6 +129,10 @@ impl Follow {
             self.watch = Some(self.begin(None).await?);
             return Ok(());
         };
+        if let Some(pod) = self.deleted.pop_front() {
+            let channel = watch.channel.clone();
+            return Ok(self.look_after(pod, channel).await);
+        }
         let listing = watch.listing.is_some();
         let limit = match listing {
             true => Instant::now() + if self.marks { self.deadline } else { SILENCE },
@@ -152,7 +162,10 @@ impl Follow {
         let Some(watch) = &mut self.watch else { return };
         let Some(listed) = watch.listing.take() else { return };
         self.failures = 0;
-        let pods = listed.into_values().collect();
+        let pods: Vec<Pod> = listed.into_values().collect();
+        if pods.iter().any(|pod| pod.life == Life::Ended) {
+            watch.hurry();
+        }
         let known = self.known == Some(watch.identity) || age(watch.identity) > GROWN_UP;
         let teller = if known { Teller::Known } else { Teller::Young };
         self.events.extend(self.belief.take(pods, teller, Instant::now()));
@@ -179,21 +192,43 @@ impl Follow {
             (EventType::Added | EventType::Modified, Some(listing)) => {
                 listing.insert(pod.full_name(), pod);
             }
-            (EventType::Added | EventType::Modified, None) => {
-                self.belief.is(&pod);
-                self.events.push_back(PodEvent::Is(pod));
-            }
+            (EventType::Added | EventType::Modified, None) => self.is_there(pod),
             (EventType::Deleted, Some(listing)) => {
                 listing.remove(&pod.full_name());
             }
-            (EventType::Deleted, None) => {
-                self.belief.gone(&pod);
-                self.events.push_back(PodEvent::Gone(pod));
-            }
+            (EventType::Deleted, None) => self.deleted.push_back(pod),
             (EventType::Unspecified | EventType::InitialSyncComplete, _) => {
                 debug!("the kubelet tells of a pod in a way that we do not know");
             }
         }
+    }
+
+    /// Looks what has become of a pod that was said to be deleted: kubelets say so when no container of it will ever run
+    /// again, though its object may live on, Succeeded or Failed (seen with 1.36).
+    async fn look_after(&mut self, pod: Pod, channel: Channel) {
+        let mut client = PodsClient::new(channel).max_decoding_message_size(MESSAGE_LIMIT);
+        let request = GetPodRequest { pod_uid: pod.uid.clone() };
+        let answer = timeout(self.deadline, client.get_pod(request)).await;
+        let left = answer.ok().and_then(Result::ok).and_then(|pod| decode_pod(&pod.into_inner().pod).ok());
+        match left {
+            Some(left) => self.is_there(left),
+            None => self.is_gone(pod),
+        }
+    }
+
+    fn is_there(&mut self, pod: Pod) {
+        if let Some(watch) = &mut self.watch
+            && pod.life == Life::Ended
+        {
+            watch.hurry();
+        }
+        self.belief.is(&pod);
+        self.events.push_back(PodEvent::Is(pod));
+    }
+
+    fn is_gone(&mut self, pod: Pod) {
+        self.belief.gone(&pod);
+        self.events.push_back(PodEvent::Gone(pod));
     }
 
     /// Another watch on the same connection, unless another kubelet has taken the place.
@@ -246,6 +281,9 @@ impl Follow {
     /// Ends the watch and says when to try again.
     fn fail(&mut self, trouble: Trouble) -> String {
         self.watch = None;
+        while let Some(pod) = self.deleted.pop_front() {
+            self.is_gone(pod);
+        }
         let wait = match trouble.unserved {
             true => jittered(UNSERVED),
             false => back_off(&mut self.failures, RETRY, RETRY_LIMIT),
@@ -256,6 +294,11 @@ impl Follow {
 }
 
 impl Watch {
+    /// It is listened to for a shorter time.
+    fn hurry(&mut self) {
+        self.ends = self.ends.min(Instant::now() + jittered(ANEW_AFTER_END));
+    }
+
     /// One pod that cannot be read must not cost us the others.
     fn complain(&mut self, socket: &Path, reason: &str) {
         if !self.complained {

@@ -119,6 +119,13 @@ impl SimPodsApi {
         lock(&self.shared).tell(&Ok(event(EventType::Deleted, pod.encode_to_vec())));
     }
 
+    /// No container of a pod will ever run again, which everybody is told as if it were gone; its object stays, and nobody
+    /// is told when that goes. Kubelets of 1.36 are like that.
+    pub fn finish(&self, pod: &core::Pod) {
+        self.remove(pod);
+        self.set_silently(pod);
+    }
+
     /// As [`SimPodsApi::remove`], and the event is lost.
     pub fn remove_silently(&self, pod: &core::Pod) {
         lock(&self.shared).pods.remove(&uid(pod));

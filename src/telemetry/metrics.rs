@@ -30,9 +30,9 @@ use crate::topology::{Finding, Topology};
 pub use docs::{DOCS, Doc};
 
 use docs::{
-    BUILD, CALL_SECONDS, CLAIMED, EVENTS, FINDINGS, FOREIGN_WRITES, HELD, KUBELET_ERRORS, LET_GO, PROBLEMS,
-    PUBLISH_AGE, PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, SCAN_AGE, SCAN_SECONDS, SCAN_TIME, SCANS,
-    TRIGGERS, UNACCOUNTED, WRITES,
+    BUILD, CALL_SECONDS, CLAIMED, EVENTS, FINDINGS, FOREIGN_WRITES, HELD, KUBELET_ERRORS, LET_GO, POD_SOURCE,
+    POD_SOURCE_ERRORS, PROBLEMS, PUBLISH_AGE, PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, SCAN_AGE,
+    SCAN_SECONDS, SCAN_TIME, SCANS, TRIGGERS, UNACCOUNTED, WRITES,
 };
 use process::Process;
 use zones::Zones;
@@ -149,6 +149,8 @@ pub struct Metrics {
     findings: Family<Label<&'static str>, Gauge>,
     problems: Gauge,
     claimed: Family<Label<String>, Gauge>,
+    pod_source: Family<Label<&'static str>, Gauge>,
+    pod_source_errors: Counts,
     unaccounted: Gauge,
     let_go: Counter,
     held: Gauge,
@@ -232,6 +234,8 @@ impl Metrics {
             findings: Family::default(),
             problems: Gauge::default(),
             claimed: Family::default(),
+            pod_source: Family::default(),
+            pod_source_errors: Counts::default(),
             unaccounted: Gauge::default(),
             let_go: Counter::default(),
             held: Gauge::default(),
@@ -259,6 +263,8 @@ impl Metrics {
         register(registry, &FINDINGS, self.findings.clone());
         register(registry, &PROBLEMS, self.problems.clone());
         register(registry, &CLAIMED, self.claimed.clone());
+        register(registry, &POD_SOURCE, self.pod_source.clone());
+        register(registry, &POD_SOURCE_ERRORS, self.pod_source_errors.clone());
         register(registry, &UNACCOUNTED, self.unaccounted.clone());
         register(registry, &LET_GO, self.let_go.clone());
         register(registry, &HELD, self.held.clone());
@@ -332,6 +338,20 @@ impl Metrics {
     /// The object is not held for a pod any longer, which the kubelet neither admitted nor refused.
     pub fn let_go(&self) {
         self.let_go.inc();
+    }
+
+    /// Is the source of pods there, with all of them listed once?
+    pub fn pods_told(&self, source: &'static str, up: bool) {
+        if self.pod_source.get(&[("source", source)]).is_none() {
+            // There is only one at a time.
+            self.pod_source.clear();
+        }
+        self.pod_source.get_or_create(&[("source", source)]).set(i64::from(up));
+    }
+
+    /// A source of pods could not be asked, or broke off.
+    pub fn pods_untold(&self, source: &'static str) {
+        self.pod_source_errors.get_or_create(&[("source", source)]).inc();
     }
 
     /// Something made the agent look.
@@ -595,6 +615,16 @@ mod tests {
 
     /// Everything that can be served is, with the type and help of [`DOCS`].
     #[test]
+    fn one_source_of_pods_is_shown() {
+        let metrics = Metrics::default();
+        metrics.pods_told("api_server", false);
+        metrics.pods_untold("api_server");
+        metrics.pods_told("pods_api", true);
+        assert_eq!(samples(&metrics, "numacast_pod_source_up"), [r#"{source="pods_api"} 1"#]);
+        assert_eq!(samples(&metrics, "numacast_pod_source_errors_total"), [r#"{source="api_server"} 1"#]);
+    }
+
+    #[test]
     fn the_table_says_what_is_served() {
         let metrics = Metrics::default();
         metrics.accounted(&usage(&[&[claimed("a/p/d")]]), 0, &Topology::default());
@@ -604,6 +634,8 @@ mod tests {
         metrics.wrote(WriteReason::First, Duration::ZERO);
         metrics.write_failed("deadline");
         metrics.event_posted("ForeignWriter");
+        metrics.pods_told("api_server", true);
+        metrics.pods_untold("api_server");
         let text = metrics.encode();
         let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
         assert_eq!(families.len(), DOCS.len(), "{families:?}");

@@ -2,6 +2,7 @@
 //!
 //! Where these cannot run the tests say so in one line and pass, except under `CI=true`.
 
+mod configuration;
 mod docs;
 mod faults;
 mod fingerprint;
@@ -14,6 +15,7 @@ mod restarts;
 #[path = "../sim/support.rs"]
 #[allow(dead_code, clippy::unwrap_used)] // the tests of the simulation use the rest
 mod sim_node;
+mod sources;
 mod steady;
 mod steps;
 mod support;

@@ -16,6 +16,7 @@ mod publisher;
 mod release;
 mod reload;
 mod snapshot;
+mod sources;
 mod starved;
 mod support;
 mod tls;

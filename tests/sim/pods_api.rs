@@ -79,10 +79,10 @@ impl Listener {
     }
 }
 
-fn pod(name: &str) -> core::Pod {
+pub(crate) fn pod(name: &str) -> core::Pod {
     let metadata = core::ObjectMeta {
         name: name.into(),
-        namespace: "ns".into(),
+        namespace: "default".into(),
         uid: format!("uid-{name}"),
         ..core::ObjectMeta::default()
     };
@@ -111,6 +111,29 @@ async fn pods_are_listed_and_then_followed() {
     kubelet.remove(&pod("b"));
     listener.until(|now| !now.pods.contains_key("b")).await;
     assert_eq!((listener.names(), listener.errors.len()), ("a,c".into(), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_finished_is_not_gone_before_its_object_is() {
+    let place = Place::new();
+    let kubelet = SimPodsApi::start(place.socket()).unwrap();
+    kubelet.set(&pod("a"));
+    kubelet.set(&pod("b"));
+    let mut listener = Listener::new(place.socket());
+    assert_eq!(listener.next_list().await, "a,b");
+    let lists = listener.lists;
+    kubelet.finish(&ended("a"));
+    listener.until(|now| now.pods["a"].phase == Phase::Failed).await;
+    assert_eq!((listener.names(), listener.lists), ("a,b".into(), lists));
+    // Nobody tells.
+    kubelet.remove_silently(&pod("a"));
+    let before = Instant::now();
+    assert_eq!(listener.next_list().await, "b");
+    assert!(before.elapsed() < Duration::from_secs(70), "{:?}", before.elapsed());
+    // It has gone by the time that somebody asks.
+    kubelet.finish(&ended("b"));
+    kubelet.remove_silently(&pod("b"));
+    listener.until(|now| now.pods.is_empty()).await;
 }
 
 #[tokio::test(start_paused = true)]

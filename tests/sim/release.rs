@@ -78,7 +78,7 @@ async fn a_release_shows_although_the_watch_was_cut_while_it_happened() {
 async fn without_anybody_who_tells_a_release_is_looked_for() {
     let world = World::with(SimNode::with(silent()), server().await, |settings| {
         patient(settings);
-        settings.watch_pods = false;
+        settings.pods.order.clear();
     });
     world.node.kubelet.start_pod(db()).await.unwrap();
     world.agrees().await;

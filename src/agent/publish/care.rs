@@ -72,6 +72,11 @@ impl Care {
         now.duration_since(*self.refused_since.get_or_insert(now)) >= REFUSED
     }
 
+    /// Does the object with these metadata say what we want?
+    pub(super) fn agrees_with(&self, metadata: &ObjectMeta) -> bool {
+        self.agreed.is_some() && self.agreed == identity(metadata)
+    }
+
     /// When it has to be said that the owner is stale, if it is.
     pub(super) fn stale_due(&self, refresh: Duration) -> Option<Instant> {
         self.stale.map(|(since, _)| since + GARBAGE.min(refresh))
@@ -111,8 +116,7 @@ impl Task {
         if self.pending.is_some() || self.writer.knows(&metadata) {
             return;
         }
-        let same_content = self.care.agreed.is_some() && self.care.agreed == identity(&metadata);
-        if same_content && !self.care.left(&metadata).any() {
+        if self.care.agrees_with(&metadata) && !self.care.left(&metadata).any() {
             self.writer.saw(metadata);
             return;
         }

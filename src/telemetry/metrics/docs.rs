@@ -259,6 +259,21 @@ pub(super) const START_TIME: Doc = Doc {
     help: "When the agent started, by the wall clock",
 };
 
+pub(super) const POD_SOURCE: Doc = Doc {
+    name: "numacast_pod_source_up",
+    kind: "gauge",
+    labels: &[("source", "who tells about pods: `api_server`, `pods_api` or `kubelet`")],
+    help: "1 while it can be asked and has listed all pods, 0 while what it told last is what is known; missing with \
+           `pods.source: none`",
+};
+
+pub(super) const POD_SOURCE_ERRORS: Doc = Doc {
+    name: "numacast_pod_source_errors_total",
+    kind: "counter",
+    labels: &[("source", "as above")],
+    help: "How often it could not be asked or broke off; the log has the sentence",
+};
+
 /// Every family.
 pub const DOCS: &[&Doc] = &[
     &BUILD,
@@ -282,6 +297,8 @@ pub const DOCS: &[&Doc] = &[
     &FINDINGS,
     &PROBLEMS,
     &CLAIMED,
+    &POD_SOURCE,
+    &POD_SOURCE_ERRORS,
     &HELD,
     &UNACCOUNTED,
     &LET_GO,

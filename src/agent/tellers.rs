@@ -1,0 +1,290 @@
+//! Who tells the agent about pods; where nobody was chosen, the first that does.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::{debug, info, warn};
+
+use crate::backoff::back_off;
+use crate::cluster::Cluster;
+use crate::kubelet;
+use crate::pod::PodEvent;
+
+use super::KubeletPort;
+
+/// How long one may take for its first list before the next one is asked: a kubelet's first lists are doubted for a while.
+const TRIAL: Duration = Duration::from_secs(30);
+/// How long one that told may be lost before all are asked again.
+const FORSAKEN: Duration = Duration::from_secs(300);
+/// How soon to ask all again when none told.
+const RETRY: Duration = Duration::from_secs(1);
+/// The longest wait between two such rounds.
+const RETRY_LIMIT: Duration = Duration::from_secs(60);
+
+/// One who can tell about pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodTeller {
+    /// The API server.
+    ApiServer,
+    /// The kubelet's Pods API.
+    PodsApi,
+    /// The kubelet's `/pods`.
+    Kubelet,
+}
+
+impl PodTeller {
+    /// In a word, for metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::ApiServer => "api_server",
+            Self::PodsApi => "pods_api",
+            Self::Kubelet => "kubelet",
+        }
+    }
+
+    /// Does it tell at once, so that nobody has to look for what was released?
+    pub(super) const fn is_prompt(self) -> bool {
+        !matches!(self, Self::Kubelet)
+    }
+}
+
+impl fmt::Display for PodTeller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ApiServer => "the API server",
+            Self::PodsApi => "the kubelet's Pods API",
+            Self::Kubelet => "the kubelet's /pods",
+        })
+    }
+}
+
+/// Who is asked, and how they are reached.
+#[derive(Clone, Debug)]
+pub struct PodTellers {
+    /// In this order, if there are several.
+    pub order: Vec<PodTeller>,
+    /// The socket of the Pods API.
+    pub socket: PathBuf,
+    /// The deadline of a call to the kubelet.
+    pub timeout: Duration,
+    /// How often `/pods` is read.
+    pub interval: Duration,
+    /// Where `/pods` is.
+    pub port: KubeletPort,
+}
+
+type Events = BoxStream<'static, Result<PodEvent, String>>;
+
+/// The one who tells now.
+pub(super) struct Telling {
+    tellers: PodTellers,
+    node: String,
+    cluster: Cluster,
+    /// The number of the one who is asked.
+    turn: usize,
+    events: Events,
+    /// Has it listed all pods? Then it stays.
+    chosen: bool,
+    /// Until when it may try to; since when it is lost, if it was chosen.
+    tries_until: Instant,
+    lost: Option<Instant>,
+    /// Why the others of this round do not tell.
+    reasons: Vec<String>,
+    failures: u32,
+    not_before: Instant,
+}
+
+impl Telling {
+    /// Asks the first. There must be one.
+    pub(super) fn new(tellers: PodTellers, node: String, cluster: Cluster) -> Self {
+        let now = Instant::now();
+        let mut telling = Self {
+            tellers,
+            node,
+            cluster,
+            turn: 0,
+            events: futures::stream::pending().boxed(),
+            chosen: false,
+            tries_until: now,
+            lost: None,
+            reasons: Vec::new(),
+            failures: 0,
+            not_before: now,
+        };
+        telling.ask(0);
+        telling
+    }
+
+    /// Who is asked now.
+    pub(super) fn teller(&self) -> PodTeller {
+        self.tellers.order.get(self.turn).copied().unwrap_or(PodTeller::ApiServer)
+    }
+
+    /// What is told next. May be dropped while it waits.
+    pub(super) async fn next(&mut self) -> Result<PodEvent, String> {
+        loop {
+            sleep_until(self.not_before).await;
+            if self.chosen || self.is_only_one() {
+                let told =
+                    self.events.next().await.unwrap_or_else(|| Err("nobody tells any more".to_owned()));
+                self.note(&told);
+                return told;
+            }
+            let reason = match timeout_at(self.tries_until, self.events.next()).await {
+                Ok(Some(Ok(event))) => {
+                    if event == PodEvent::Complete {
+                        self.choose();
+                    }
+                    return Ok(event);
+                }
+                Ok(Some(Err(reason))) => reason,
+                Ok(None) | Err(_) => format!("{} did not list the pods within {TRIAL:?}", self.teller()),
+            };
+            debug!("{reason}; asking another for pods");
+            self.reasons.push(reason);
+            if let Some(sentence) = self.pass_on() {
+                return Err(sentence);
+            }
+        }
+    }
+
+    fn is_only_one(&self) -> bool {
+        self.tellers.order.len() == 1
+    }
+
+    fn choose(&mut self) {
+        info!("{} tells about pods", self.teller());
+        self.chosen = true;
+        self.failures = 0;
+        self.lost = None;
+        self.reasons.clear();
+    }
+
+    /// One that was chosen and is lost for long is no longer.
+    fn note(&mut self, told: &Result<PodEvent, String>) {
+        match told {
+            Ok(_) => self.lost = None,
+            Err(_) => {
+                let since = *self.lost.get_or_insert_with(Instant::now);
+                if since.elapsed() > FORSAKEN && !self.is_only_one() {
+                    warn!("{} has not told about pods for {FORSAKEN:?}: asking all again", self.teller());
+                    self.chosen = false;
+                    self.ask(0);
+                }
+            }
+        }
+    }
+
+    /// Asks the next one. After a round in which none told it is one sentence, and the next round begins a while later.
+    fn pass_on(&mut self) -> Option<String> {
+        let next = self.turn + 1;
+        if next < self.tellers.order.len() {
+            self.ask(next);
+            return None;
+        }
+        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+        self.ask(0);
+        self.tries_until = self.not_before + TRIAL;
+        Some(format!("nobody tells about pods: {}", std::mem::take(&mut self.reasons).join("; ")))
+    }
+
+    fn ask(&mut self, turn: usize) {
+        self.turn = turn;
+        self.events = self.open(self.teller());
+        self.tries_until = Instant::now() + TRIAL;
+    }
+
+    fn open(&self, teller: PodTeller) -> Events {
+        let PodTellers { socket, timeout, interval, port, .. } = &self.tellers;
+        match teller {
+            PodTeller::ApiServer => self.cluster.pods_of(&self.node).boxed(),
+            PodTeller::PodsApi => kubelet::follow_pods(socket.clone(), *timeout).boxed(),
+            PodTeller::Kubelet => {
+                let (port, cluster) = (port.clone(), self.cluster.clone());
+                let connect = move || {
+                    let (port, cluster) = (port.clone(), cluster.clone());
+                    async move { port.connect(&cluster).await }
+                };
+                kubelet::poll_pods(connect, *interval).boxed()
+            }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::sim::api_server::{ApiServer, PODS};
+    use crate::sim::pods_api::SimPodsApi;
+
+    /// Listens until a list is complete and says whose it is; sentences of trouble are kept.
+    async fn listed(telling: &mut Telling, trouble: &mut Vec<String>) -> (PodTeller, Vec<String>) {
+        let mut names = Vec::new();
+        loop {
+            match telling.next().await {
+                Ok(PodEvent::Listing) => names.clear(),
+                Ok(PodEvent::Listed(pod)) => names.push(pod.name),
+                Ok(PodEvent::Complete) => return (telling.teller(), names),
+                Ok(_) => {}
+                Err(sentence) => trouble.push(sentence),
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_that_tells_is_asked_until_it_is_lost_for_long() {
+        let server = ApiServer::start_anywhere(0).await.unwrap();
+        server.set_denied("list", "pods", true);
+        let metadata = json!({"name": "a", "namespace": "default", "uid": "u"});
+        server.put(&PODS, json!({"metadata": metadata, "spec": {"nodeName": "worker"}})).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let tellers = PodTellers {
+            order: vec![PodTeller::ApiServer, PodTeller::PodsApi, PodTeller::Kubelet],
+            socket: dir.path().join("pods-api.sock"),
+            timeout: Duration::from_secs(10),
+            interval: Duration::from_secs(5),
+            port: KubeletPort::default(),
+        };
+        let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(10));
+        let mut telling = Telling::new(tellers.clone(), "worker".to_owned(), cluster);
+        let mut trouble = Vec::new();
+        for round in 1..3 {
+            let sentence = loop {
+                match telling.next().await {
+                    Ok(event) => assert_eq!(event, PodEvent::Listing, "nobody tells"),
+                    Err(sentence) => break sentence,
+                }
+            };
+            for reason in
+                ["nobody tells about pods", "cannot watch the node's pods", "Pods API socket", "credentials"]
+            {
+                assert!(sentence.contains(reason), "{round}: {sentence}");
+            }
+        }
+        let mut kubelet = SimPodsApi::start(tellers.socket.clone()).unwrap();
+        assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::PodsApi, vec![]));
+        // It is lost for a while and returns; nobody else is asked, though another could tell by now.
+        server.set_denied("list", "pods", false);
+        kubelet.stop();
+        trouble.clear();
+        while trouble.len() < 20 {
+            trouble.extend(telling.next().await.err());
+        }
+        assert_eq!(telling.teller(), PodTeller::PodsApi);
+        assert!(trouble.iter().all(|sentence| sentence.contains("pods-api.sock")), "{trouble:?}");
+        kubelet.restart().unwrap();
+        assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::PodsApi, vec![]));
+        // It is lost for long.
+        kubelet.stop();
+        let before = Instant::now();
+        assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::ApiServer, vec!["a".to_owned()]));
+        assert!(before.elapsed() >= FORSAKEN, "{:?}", before.elapsed());
+    }
+}
