@@ -193,9 +193,11 @@ impl Contract {
             // deleted while Pending may be let in yet, by a kubelet that hears of it later than we do.
             let goes = pod.phase.is_terminal() || pod.deleted && pod.phase != Phase::Pending;
             let done = goes || !reading.requirements.concern(pod);
+            // Who runs was admitted, and has what its row says: it may ask for more meanwhile, and wait for a resize.
+            let admitted = pod.phase != Phase::Pending;
             let is_met = || {
                 let rows = rows.get(&(pod.namespace.as_str(), pod.name.as_str()));
-                rows.into_iter().flatten().any(|row| reading.requirements.are_met(pod, row))
+                rows.into_iter().flatten().any(|row| admitted || reading.requirements.are_met(pod, row))
             };
             let is_met = !done && !self.row_is_anothers(pod) && is_met();
             if is_met {
@@ -533,6 +535,21 @@ mod tests {
         let after = bench.verdict(&pods, "", ms(530_001));
         assert!(after.released.is_empty() && after.unaccounted.is_empty(), "it is told once");
         assert_eq!(bench.stance(&[pod("b", "2", Pending)], "", 540_000), Stance::Wait, "the next one may");
+    }
+
+    #[test]
+    fn who_runs_and_asks_for_more_meanwhile_does_not_hold() {
+        let mut bench = Bench::new();
+        let mut resized = pod("a", "1", Running);
+        resized.containers[0].cpu_milli = 5000;
+        assert_eq!(
+            bench.stance(std::slice::from_ref(&resized), "", 0),
+            Stance::Wait,
+            "the agent has just started"
+        );
+        assert_eq!(bench.stance(&[resized.clone()], "a+", 1), Stance::Agreed);
+        let pending = Pod { uid: "2".into(), phase: Pending, ..resized };
+        assert_eq!(bench.stance(&[pending], "a+", 2), Stance::Wait);
     }
 
     #[test]

@@ -11,14 +11,14 @@ use super::plugin;
 use super::world::{Signal, World};
 
 /// One kind of exporter.
-pub trait Exporter {
+pub(crate) trait Exporter {
     /// Something happened that it hears of.
     fn hear(&mut self, world: &mut World, signal: Signal);
 }
 
 /// None at all.
 #[derive(Debug)]
-pub struct Nobody;
+pub(crate) struct Nobody;
 
 impl Exporter for Nobody {
     fn hear(&mut self, _: &mut World, _: Signal) {}
@@ -26,7 +26,7 @@ impl Exporter for Nobody {
 
 /// The exporters there are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Who {
+pub(crate) enum Who {
     /// There is neither an exporter nor the plugin.
     Nobody,
     /// NFD's topology updater.
@@ -42,18 +42,18 @@ pub enum Who {
 }
 
 /// numacast without nudges.
-pub const QUIET: Nudges = Nudges::Plan(None);
+pub(crate) const QUIET: Nudges = Nudges::Plan(None);
 
 /// numacast as it comes.
-pub fn usual() -> Nudges {
+pub(crate) fn usual() -> Nudges {
     Nudges::Plan(Some(Plan::default()))
 }
 
 /// Its patience.
-pub const PATIENCE: Time = 20 * MS;
+pub(crate) const PATIENCE: Time = 20 * MS;
 
 impl Who {
-    pub fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         let nudges = |nudges| match nudges {
             Nudges::Plan(None) => "no nudge".to_owned(),
             Nudges::Plan(Some(_)) => "nudges".to_owned(),
@@ -70,7 +70,7 @@ impl Who {
     }
 
     /// A new one, set up for this informer of the plugin.
-    pub fn exporter(self, informer: plugin::Informer) -> Box<dyn Exporter> {
+    pub(crate) fn exporter(self, informer: plugin::Informer) -> Box<dyn Exporter> {
         let terms = |view, patience| Terms {
             view,
             informer: match informer {
@@ -83,7 +83,7 @@ impl Who {
         let scheduler = View::Scheduler;
         match self {
             Self::Nobody => Box::new(Nobody),
-            Self::Nfd => Box::new(Nfd::new(4)),
+            Self::Nfd => Box::new(Nfd::new(2)),
             Self::Rte => Box::new(Rte::new(S)),
             Self::KubeletView(how) => Box::new(Ours::new(terms(View::Kubelet, PATIENCE), how, Flaw::None)),
             Self::Ours(how, patience) => Box::new(Ours::new(terms(scheduler, patience), how, Flaw::None)),

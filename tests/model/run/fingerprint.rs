@@ -15,7 +15,7 @@ fn round(lane: u64, input: u64) -> u64 {
 }
 
 /// XXH64.
-pub fn xxh64(bytes: &[u8], seed: u64) -> u64 {
+pub(crate) fn xxh64(bytes: &[u8], seed: u64) -> u64 {
     let mut rest = bytes;
     let mut hash = if bytes.len() < 32 {
         seed.wrapping_add(P5)
@@ -58,12 +58,12 @@ pub fn xxh64(bytes: &[u8], seed: u64) -> u64 {
 }
 
 /// One pod's part.
-pub fn pod_hash(namespace: &str, name: &str) -> u64 {
+pub(crate) fn pod_hash(namespace: &str, name: &str) -> u64 {
     xxh64(name.as_bytes(), xxh64(namespace.as_bytes(), 0))
 }
 
 /// The sum over a set.
-pub fn sum(hashes: impl IntoIterator<Item = u64>) -> u64 {
+pub(crate) fn sum(hashes: impl IntoIterator<Item = u64>) -> u64 {
     let mut sorted: Vec<u64> = hashes.into_iter().collect();
     sorted.sort_unstable();
     let bytes: Vec<u8> = sorted.iter().flat_map(|hash| hash.to_le_bytes()).collect();
@@ -71,6 +71,7 @@ pub fn sum(hashes: impl IntoIterator<Item = u64>) -> u64 {
 }
 
 #[cfg(test)]
+#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
 mod tests {
     use super::*;
 

@@ -34,7 +34,7 @@ const LINGER: Time = 15 * S;
 
 /// What may be wrong with it, to see that the model notices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Flaw {
+pub(crate) enum Flaw {
     #[default]
     None,
     /// Nothing is ever held.
@@ -46,7 +46,7 @@ pub enum Flaw {
 }
 
 impl Flaw {
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::None => "nothing",
             Self::NoHold => "nothing is held",
@@ -58,7 +58,7 @@ impl Flaw {
 
 /// When it nudges.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Nudges {
+pub(crate) enum Nudges {
     /// As numacast does with this plan.
     Plan(Option<Plan>),
     /// Each so often, for so long after the object changed; to compare with.
@@ -73,7 +73,7 @@ struct Offer {
 }
 
 /// numacast.
-pub struct Ours {
+pub(crate) struct Ours {
     terms: Terms,
     nudges: Nudges,
     flaw: Flaw,
@@ -112,7 +112,7 @@ pub struct Ours {
 }
 
 impl Ours {
-    pub fn new(terms: Terms, nudges: Nudges, flaw: Flaw) -> Self {
+    pub(crate) fn new(terms: Terms, nudges: Nudges, flaw: Flaw) -> Self {
         Self {
             contract: Contract::new(terms.clone()),
             nudger: Nudger::new(if let Nudges::Plan(plan) = nudges { plan } else { None }),
@@ -364,11 +364,12 @@ impl Ours {
     }
 
     fn write(&mut self, world: &mut World) {
-        if self.writing.is_none() {
-            if let Some(offer) = self.wanted.take() {
-                world.write(offer.object.clone());
-                self.writing = Some(offer);
-            }
+        if self.writing.is_some() {
+            return;
+        }
+        if let Some(offer) = self.wanted.take() {
+            world.write(offer.object.clone());
+            self.writing = Some(offer);
         }
     }
 

@@ -198,8 +198,8 @@ fn a_run_is_repeated_by_its_seed() {
 
 /// Somebody's seed, or one of our own.
 fn seed() -> u64 {
-    let seed =
-        std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
+    let seed = std::env::var("NUMACAST_SEED")
+        .map_or_else(|_| fastrand::u64(..), |text| text.parse().expect("a number"));
     eprintln!("NUMACAST_SEED={seed}");
     seed
 }

@@ -19,42 +19,42 @@ const PROBE: Time = 900 * S;
 
 /// What to walk over.
 #[derive(Clone, Copy, Debug)]
-pub struct Walk {
-    pub steps: u64,
-    pub informer: Informer,
+pub(crate) struct Walk {
+    pub(crate) steps: u64,
+    pub(crate) informer: Informer,
     /// How long the exporter may take after it heard of a binding, beside its writes.
-    pub patience: Time,
+    pub(crate) patience: Time,
     /// Pods that others place, too, which no exporter can prevent from colliding with ours.
-    pub foreign: bool,
+    pub(crate) foreign: bool,
     /// Exporters and kubelets restart, watches break.
-    pub faults: bool,
+    pub(crate) faults: bool,
 }
 
 /// What came of one walk.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
-    pub seed: u64,
-    pub steps: u64,
-    pub figures: Figures,
-    pub placed: u64,
+pub(crate) struct Report {
+    pub(crate) seed: u64,
+    pub(crate) steps: u64,
+    pub(crate) figures: Figures,
+    pub(crate) placed: u64,
     /// Samples of how many CPUs were left idle though somebody waited for them, in thousandths of all.
-    pub idle: u64,
+    pub(crate) idle: u64,
     /// The pod that was to run at last did not.
-    pub frozen: bool,
+    pub(crate) frozen: bool,
     /// How long it took.
-    pub probe: Time,
+    pub(crate) probe: Time,
     /// Virtual time.
-    pub time: Time,
+    pub(crate) time: Time,
 }
 
 impl Report {
-    pub fn refused_for(&self, cause: Cause) -> usize {
+    pub(crate) fn refused_for(&self, cause: Cause) -> usize {
         self.figures.refused_for(cause)
     }
 }
 
 /// Draws the conditions of one walk.
-pub fn settings(walk: &Walk, dice: &mut Dice) -> Settings {
+pub(crate) fn settings(walk: &Walk, dice: &mut Dice) -> Settings {
     let zones: &[&[u32]] = &[&[7, 7], &[6, 8], &[4, 4, 4, 4], &[2, 3], &[12, 12], &[9]];
     let (first, longest) = dice.pick(&[(S, 10 * S), (S, 10 * S), (S, 2 * S)]);
     let mut delays = Delays::default();
@@ -242,7 +242,7 @@ impl Walker<'_> {
 }
 
 /// One walk.
-pub fn run(walk: &Walk, seed: u64, exporter: Box<dyn Exporter>) -> Report {
+pub(crate) fn run(walk: &Walk, seed: u64, exporter: Box<dyn Exporter>) -> Report {
     let mut dice = Dice::new(seed);
     let settings = settings(walk, &mut dice);
     let mut world = World::new(settings, dice.seed(), exporter);
