@@ -43,6 +43,15 @@ impl Requirements {
         })
     }
 
+    /// Does this row show something of all of it? Who runs may ask for more meanwhile, and wait for a resize.
+    pub(super) fn are_shown(&self, pod: &Pod, row: &PodUsage) -> bool {
+        pod.containers.iter().all(|container| {
+            let usage = row.containers.iter().find(|usage| *usage.name == *container.name);
+            let shown = |need: &Need<'_>| usage.is_some_and(|usage| need.with_amount(1).is_met(usage));
+            self.of_container(pod, container).iter().all(shown)
+        })
+    }
+
     /// The List shows neither ordinary init containers, whose resources the others take over, nor those that managers
     /// leave alone because their pod has resources of its own.
     fn of_container<'a>(&self, pod: &Pod, container: &'a Container) -> Vec<Need<'a>> {
@@ -78,6 +87,15 @@ enum Need<'a> {
 }
 
 impl Need<'_> {
+    /// As much of the same.
+    const fn with_amount(&self, amount: u64) -> Self {
+        match *self {
+            Self::Cpus(_) => Self::Cpus(amount),
+            Self::Memory(resource, _) => Self::Memory(resource, amount),
+            Self::Devices(resource, _) => Self::Devices(resource, amount),
+        }
+    }
+
     fn is_met(&self, usage: &ContainerUsage) -> bool {
         match *self {
             Self::Cpus(count) => usage.cpus.len() >= count,
