@@ -193,11 +193,9 @@ impl Contract {
             // deleted while Pending may be let in yet, by a kubelet that hears of it later than we do.
             let goes = pod.phase.is_terminal() || pod.deleted && pod.phase != Phase::Pending;
             let done = goes || !reading.requirements.concern(pod);
-            // Who runs was admitted, and has what its row says: it may ask for more meanwhile, and wait for a resize.
-            let admitted = pod.phase != Phase::Pending;
             let is_met = || {
                 let rows = rows.get(&(pod.namespace.as_str(), pod.name.as_str()));
-                rows.into_iter().flatten().any(|row| admitted || reading.requirements.are_met(pod, row))
+                rows.into_iter().flatten().any(|row| reading.requirements.are_met(pod, row))
             };
             let is_met = !done && !self.row_is_anothers(pod) && is_met();
             if is_met {
@@ -546,6 +544,13 @@ mod tests {
             bench.stance(std::slice::from_ref(&resized), "", 0),
             Stance::Wait,
             "the agent has just started"
+        );
+        assert_eq!(bench.stance(&[resized.clone()], "a+", 1), Stance::Agreed);
+        let mut bench = Bench::new();
+        assert_eq!(
+            bench.stance(&[resized.clone()], "a", 0),
+            Stance::Wait,
+            "that it runs is told before the List shows it"
         );
         assert_eq!(bench.stance(&[resized.clone()], "a+", 1), Stance::Agreed);
         let pending = Pod { uid: "2".into(), phase: Pending, ..resized };

@@ -245,6 +245,16 @@ pub(crate) struct World {
     last_told: [Time; 5],
 }
 
+impl Delays {
+    /// How long after it heard of a binding an exporter of this patience may need: a write in flight ends, a List is
+    /// answered, its own write arrives.
+    pub(crate) fn grace(&self, patience: Time) -> Time {
+        let [list_there, list_back] = self.list;
+        let [write_there, write_back] = self.write;
+        patience + 2 * (write_there.1 + list_there.1 + list_back.1) + write_back.1 + 2 * MS
+    }
+}
+
 impl World {
     /// A world at its beginning: the exporter has written its first object, then the scheduler has started.
     pub(crate) fn new(settings: Settings, seed: u64, exporter: Box<dyn Exporter>) -> Self {
