@@ -171,7 +171,8 @@ impl ConfigReader {
 
     /// Is it what the kubelet runs with, as far as anybody can tell?
     pub(super) fn is_certain(&self) -> bool {
-        self.known.is_some() && !self.doubtful
+        // Who gives the policies by hand has no doubt.
+        self.known.is_some() && (!self.doubtful || self.sources.by_hand.topology_manager_policy.is_some())
     }
 
     /// Why it is not known, as far as anybody said.

@@ -241,10 +241,7 @@ impl Contract {
         verdict: &mut Verdict,
     ) -> Standing {
         let wait = self.waited(pod, reading, now);
-        let shows = |row: &&&PodUsage| match pod.phase {
-            Phase::Pending => reading.requirements.are_met(pod, row),
-            _ => reading.requirements.are_shown(pod, row),
-        };
+        let shows = |row: &&&PodUsage| reading.requirements.are_met(pod, row);
         // A List that came after the pod was seen to run has its own row.
         let sure = wait.ran.is_some_and(|ran| ran != reading.number);
         let row = rows.iter().filter(shows).find(|row| sure || !self.is_anothers(pod, row));

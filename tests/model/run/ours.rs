@@ -28,7 +28,7 @@ const POLL_BLIND: Time = 800 * MS;
 /// A kubelet that has started is not believed about pods that it does not list, for so long.
 const SETTLE: Time = 20 * S;
 /// How long the object as it stood is believed while the node cannot be read.
-const UNREAD: Time = 2 * S;
+const UNREAD: Time = 500 * MS;
 /// How long a pod that went may stay in the List.
 const LINGER: Time = 15 * S;
 
