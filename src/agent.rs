@@ -66,7 +66,7 @@ use pace::Pace;
 use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
 use settle::{PATIENCE, Settling, Told, Verdict};
-use standing::{Carried, Others, Promise};
+use standing::{Carried, Known, Others, Promise};
 use tellers::Telling;
 use triggers::{Directories, Trigger, Triggers};
 
@@ -134,6 +134,7 @@ pub struct Status {
 /// # Errors
 /// The first thing that went wrong.
 pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResourceTopology, OnceError> {
+    let cluster = &cluster.clone().in_form(settings.form);
     let mut scanner = Scanner::new(settings);
     scanner.ask_through(cluster.clone());
     let scan = scan_when_ready(&mut scanner, settings).await?;
@@ -149,7 +150,7 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
         true => Carried::only(&standing),
         false => Carried::nothing(),
     };
-    carried.complete(&mut topology, scan.inventory.config.is_some(), Instant::now());
+    carried.complete(&mut topology, certainty(&scanner, &scan), Instant::now());
     writer.write(&topology).await?;
     Ok(object(&settings.node, None, &topology))
 }
@@ -186,6 +187,15 @@ async fn listed_pods(settings: &Settings, cluster: &Cluster) -> Option<Vec<Pod>>
                 return None;
             }
         }
+    }
+}
+
+/// What is known of how the kubelet is configured.
+fn certainty(scanner: &Scanner, scan: &Scan) -> Known {
+    match scan.inventory.config {
+        None => Known::Nothing,
+        Some(_) if scanner.is_config_certain() => Known::Certain,
+        Some(_) => Known::Doubtful,
     }
 }
 
@@ -279,6 +289,7 @@ impl Agent {
     /// An agent for this node and cluster. It starts with [`Agent::run`].
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
+        let cluster = cluster.in_form(settings.form);
         let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
         let pods = match settings.pods.order.is_empty() {
@@ -497,9 +508,10 @@ impl Agent {
             self.metrics.scanned(Outcome::Early);
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
-        if self.carried.waits(scan.inventory.config.is_some(), now) {
-            let why = "the kubelet's configuration is not known yet, and the object waits for its policies";
-            return self.wait_to_settle(why.to_owned());
+        if self.carried.waits(certainty(&self.scanner, &scan), now) {
+            let why =
+                self.scanner.config_problem().unwrap_or("the kubelet is being asked how it is configured");
+            return self.wait_to_settle(format!("{why}; the object waits for its policies"));
         }
         let topology = match self.account(&scan, now) {
             Ok(topology) => topology,
@@ -578,8 +590,8 @@ impl Agent {
         {
             return Err(reason);
         }
-        let has_config = scan.inventory.config.is_some();
-        if let Some(sentence) = self.carried.complete(&mut topology, has_config, now) {
+        let certainty = certainty(&self.scanner, scan);
+        if let Some(sentence) = self.carried.complete(&mut topology, certainty, now) {
             warn!("{sentence}");
             self.notices.post(Reason::PoliciesUnknown, sentence);
         }

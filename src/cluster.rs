@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{ObjectMeta, Patch, PatchParams};
+use kube::api::{DynamicObject, ObjectMeta, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::Status;
 use kube::{Api, ResourceExt};
@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::causes::chain;
-use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields as Fields};
+use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
 pub use events::{EVENTS_NAMESPACE, NodeEvent};
 pub use follow::{Follow, Glimpse};
@@ -38,6 +38,8 @@ pub struct Cluster {
     timeout: Duration,
     /// What the client was made of.
     config: Option<Arc<kube::Config>>,
+    /// How objects are written and read.
+    form: Form,
 }
 
 /// Why the API server did not do what we asked. Every variant is one sentence for the person who runs the
@@ -77,10 +79,10 @@ pub enum ClusterError {
     },
     /// The CRD is not there.
     #[error(
-        "the API server does not know noderesourcetopologies.topology.node.k8s.io/v1alpha2: install the CRD \
+        "the API server does not know noderesourcetopologies.topology.node.k8s.io/{0}: install the CRD \
          (`numacast crd | kubectl apply -f -`)"
     )]
-    NoCrd,
+    NoCrd(&'static str),
     /// Our token is not accepted.
     #[error("the API server does not accept our credentials: {0}")]
     Unauthorized(String),
@@ -132,7 +134,7 @@ impl ClusterError {
             Self::Unreachable { .. } => "unreachable",
             Self::Deadline { .. } => "deadline",
             Self::NotUnderstood { .. } => "not_understood",
-            Self::NoCrd => "no_crd",
+            Self::NoCrd(_) => "no_crd",
             Self::Unauthorized(_) => "unauthorized",
             Self::Forbidden(_) => "forbidden",
             Self::NoSuchNode(_) => "no_such_node",
@@ -165,7 +167,7 @@ impl ClusterError {
     #[must_use]
     pub const fn needs_a_person(&self) -> bool {
         match self {
-            Self::NoConfig(_) | Self::NoCrd | Self::Unauthorized(_) | Self::Forbidden(_) => true,
+            Self::NoConfig(_) | Self::NoCrd(_) | Self::Unauthorized(_) | Self::Forbidden(_) => true,
             Self::Refused { code, .. } => matches!(code, 400..=499) && !matches!(code, 408 | 409 | 429),
             _ => false,
         }
@@ -210,13 +212,26 @@ impl Cluster {
         config.connect_timeout = Some(timeout);
         let server = config.cluster_url.to_string();
         let client = kube::Client::try_from(config.clone()).map_err(|error| no_config(chain(&error)))?;
-        Ok(Self { client, server, timeout, config: Some(Arc::new(config)) })
+        Ok(Self { client, server, timeout, config: Some(Arc::new(config)), form: Form::default() })
     }
 
     /// A cluster behind a client that exists already; `server` is its name in sentences.
     #[must_use]
     pub fn with_client(client: kube::Client, server: String, timeout: Duration) -> Self {
-        Self { client, server, timeout, config: None }
+        Self { client, server, timeout, config: None, form: Form::default() }
+    }
+
+    /// The same API server, with objects in another form.
+    #[must_use]
+    pub fn in_form(mut self, form: Form) -> Self {
+        self.form = form;
+        self
+    }
+
+    /// How objects are written and read.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        self.form
     }
 
     /// The credentials and the CA, for asking the kubelet itself; none of a client that existed already.
@@ -281,20 +296,15 @@ impl Cluster {
     pub async fn topology(&self, name: &str) -> Result<Option<NodeResourceTopology>, ClusterError> {
         let what = format!("get noderesourcetopology {name}");
         let api = self.topologies();
-        let read = match self.in_time(&what, api.get(name)).await {
-            // Content that is no content of ours counts as none: whoever wrote it must not lock us out.
-            Err(Failure::Known(ClusterError::NotUnderstood { .. })) => {
-                let metadata = self.in_time(&what, api.get_metadata(name)).await;
-                metadata
-                    .map(|object| NodeResourceTopology { metadata: object.metadata, spec: Fields::default() })
+        match self.in_time(&what, api.get(name)).await {
+            Ok(DynamicObject { metadata, data, .. }) => {
+                // Content that is no content of ours counts as none: whoever wrote it must not lock us out.
+                let spec: Fields = serde_json::from_value(data).unwrap_or_default();
+                Ok(Some(self.form.read(NodeResourceTopology { metadata, spec })))
             }
-            read => read,
-        };
-        match read {
-            Ok(object) => Ok(Some(object)),
             // A server that does not know the resource at all knows no reason either.
             Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(None),
-            Err(failure) => Err(failure.explain_object(&what)),
+            Err(failure) => Err(self.explain_object(failure, &what)),
         }
     }
 
@@ -309,7 +319,16 @@ impl Cluster {
         let what = format!("apply noderesourcetopology {name}");
         // Force: an agent that ran under another manager's name before must not lock us out.
         let params = PatchParams::apply(FIELD_MANAGER).force().validation_strict();
-        self.patch(&what, &name, &params, &Patch::Apply(object)).await
+        if self.form == Form::default() {
+            return self.patch(&what, &name, &params, &Patch::Apply(object)).await;
+        }
+        let object = self.form.json(object).map_err(|error| ClusterError::Refused {
+            what: what.clone(),
+            code: 422,
+            message: error.to_string(),
+            retry_after: None,
+        })?;
+        self.patch(&what, &name, &params, &Patch::Apply(&object)).await
     }
 
     /// Changes an object by a JSON merge patch, which reaches what other managers own. It must name the version that it
@@ -332,11 +351,21 @@ impl Cluster {
     ) -> Result<ObjectMeta, ClusterError> {
         let api = self.topologies();
         let patched = self.in_time(what, api.patch_metadata(name, params, patch)).await;
-        patched.map(|object| object.metadata).map_err(|failure| failure.explain_object(what))
+        patched.map(|object| object.metadata).map_err(|failure| self.explain_object(failure, what))
     }
 
-    fn topologies(&self) -> Api<NodeResourceTopology> {
-        Api::all(self.client.clone())
+    fn topologies(&self) -> Api<DynamicObject> {
+        Api::all_with(self.client.clone(), &self.form.version.resource())
+    }
+
+    /// Of a call for an object: the resource itself may be unknown.
+    fn explain_object(&self, failure: Failure, what: &str) -> ClusterError {
+        match failure {
+            Failure::Status(status) if status.code == 404 && status.reason != "NotFound" => {
+                ClusterError::NoCrd(self.form.version.name())
+            }
+            failure => failure.explain(what),
+        }
     }
 
     /// Errors that are no answer of the API server.
@@ -374,14 +403,6 @@ enum Failure {
 }
 
 impl Failure {
-    /// Of a call for an object: the resource itself may be unknown.
-    fn explain_object(self, what: &str) -> ClusterError {
-        match self {
-            Self::Status(status) if status.code == 404 && status.reason != "NotFound" => ClusterError::NoCrd,
-            failure => failure.explain(what),
-        }
-    }
-
     fn explain(self, what: &str) -> ClusterError {
         let status = match self {
             Self::Known(error) => return error,

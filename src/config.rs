@@ -247,6 +247,10 @@ pub struct Publish {
     pub rivals: RivalsMode,
     /// Post Kubernetes Events about the Node.
     pub events: bool,
+    /// The version of the API in which to write.
+    pub api_version: ApiVersion,
+    /// Write the deprecated name of policy and scope as well.
+    pub topology_policies: bool,
     /// Write once more, so that pods that were rejected are tried again.
     pub nudge: Nudge,
     /// Say on which NUMA node each container is.
@@ -324,12 +328,23 @@ pub enum Informer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PluginRelease {
     /// v0.34 and before.
-    #[serde(rename = "0.34")]
+    #[serde(rename = "v0.34")]
     V0_34,
     /// v0.35 and later.
     #[default]
-    #[serde(rename = "0.35")]
+    #[serde(rename = "v0.35")]
     V0_35,
+}
+
+/// A version of the API of `NodeResourceTopology`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ApiVersion {
+    /// For consumers that read no other.
+    V1alpha1,
+    /// The one that is stored.
+    #[default]
+    V1alpha2,
 }
 
 /// What to do about a publisher that keeps rewriting the object.
@@ -512,6 +527,11 @@ pub const DOCS: &[(&str, &str)] = &[
         "report or fight. What to do about another publisher that keeps rewriting the object: tell and let it be, or \
          answer each rewrite.",
     ),
+    ("publish.apiVersion", "v1alpha2 or v1alpha1, the version of the API in which the object is written."),
+    (
+        "publish.topologyPolicies",
+        "Write the deprecated field topologyPolicies as well, with NFD's name of policy and scope.",
+    ),
     ("publish.events", "Post Kubernetes Events about the Node, for what an operator must act on."),
     (
         "publish.nudge",
@@ -531,7 +551,7 @@ pub const DOCS: &[(&str, &str)] = &[
     ("fingerprint.informer", "dedicated or shared. The plugin's cache.informerMode; the two must be equal."),
     (
         "fingerprint.plugin",
-        "\"0.34\" (and before) or \"0.35\" (and later). The release of scheduler-plugins: its rule for exclusive \
+        "v0.34 (and before) or v0.35 (and later). The release of scheduler-plugins: its rule for exclusive \
          resources.",
     ),
     (
@@ -616,6 +636,8 @@ impl Default for Publish {
             watch: true,
             rivals: RivalsMode::Report,
             events: true,
+            api_version: ApiVersion::V1alpha2,
+            topology_policies: false,
             nudge: Nudge::Auto,
             placement: true,
         }
@@ -676,6 +698,14 @@ impl Config {
                 "a scope has no meaning without a policy: set `kubelet.config.topologyManagerPolicy` as well",
             )),
             _ => {}
+        }
+        if self.publish.api_version == ApiVersion::V1alpha1
+            && self.fingerprint.view != FingerprintView::None
+            && self.fingerprint.method != FingerprintMethod::All
+        {
+            let method =
+                "v1alpha1 has a place for the fingerprint of all pods only: set `fingerprint.method: all`";
+            conflicts.push(("publish.apiVersion", method));
         }
         if self.fingerprint.view == FingerprintView::Scheduler && !self.pods.source.may_be_api_server() {
             let view = "the scheduler's view of pods needs the API server: set `pods.source: auto`, or `fingerprint.view` to \

@@ -3,11 +3,15 @@
 //! The types mirror `k8stopologyawareschedwg/noderesourcetopology-api` (tags to v0.1.3). The fields sit at the
 //! root of the object, there is no `spec`.
 
+mod form;
+
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
+
+pub use form::{FINGERPRINT, FINGERPRINT_ANNOTATION, FINGERPRINT_METHOD, Form, Version};
 
 /// The CRD, both versions, as upstream serves them: v1alpha1 served, v1alpha2 served and stored.
 pub const CRD: &str = include_str!("../crds/topology.node.k8s.io_noderesourcetopologies.yaml");

@@ -18,7 +18,6 @@ use std::fmt;
 use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, ManagerState, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
-pub use attributes::{deprecated, from_deprecated};
 pub use fingerprint::{Fingerprint, Method, PodSet, pod_hash};
 pub use hidden::{Links, links};
 pub use placement::{Placed, Placement, home, placement};

@@ -47,6 +47,16 @@ pub(super) enum Asked {
     Bound,
 }
 
+/// What ended a wait.
+enum Woken {
+    /// The pods are others.
+    Pods,
+    /// The contract wanted to be asked again.
+    Ask,
+    /// It is time to look for a pod that was bound.
+    Look,
+}
+
 /// An account as a scan gave it.
 #[derive(Debug)]
 struct Account {
@@ -142,11 +152,14 @@ impl Accord {
     /// the pods.
     pub(super) async fn follow(&mut self, before: &PodView) -> Asked {
         loop {
+            // What the pods say now goes out with what the scan finds.
             if self.pods.peek().asks_for_a_look(before) {
                 return Asked::Departed;
             }
-            if !self.step().await {
-                return Asked::Bound;
+            match self.wait().await {
+                Woken::Look => return Asked::Bound,
+                Woken::Pods if self.pods.peek().asks_for_a_look(before) => {}
+                Woken::Pods | Woken::Ask => drop(self.agree()),
             }
         }
     }
@@ -154,23 +167,24 @@ impl Accord {
     /// Follows them while a scan runs; whoever calls drops it then.
     pub(super) async fn follow_on(&mut self) -> Infallible {
         loop {
-            if !self.step().await {
+            match self.wait().await {
                 // The scan that runs is the look.
-                self.look_at = None;
+                Woken::Look => self.look_at = None,
+                Woken::Pods | Woken::Ask => drop(self.agree()),
             }
         }
     }
 
-    /// Waits for the pods or the clock and agrees; `false` if it is time to look for a pod that was bound.
-    async fn step(&mut self) -> bool {
+    async fn wait(&mut self) -> Woken {
         let (ask, look) = (self.ask_at, self.look_at);
         tokio::select! {
-            () = self.pods.changed() => drop(self.pods.now()),
-            () = sleep_until(ask.unwrap_or_else(Instant::now)), if ask.is_some() => {}
-            () = sleep_until(look.unwrap_or_else(Instant::now)), if look.is_some() => return false,
+            () = self.pods.changed() => {
+                self.pods.now();
+                Woken::Pods
+            }
+            () = sleep_until(ask.unwrap_or_else(Instant::now)), if ask.is_some() => Woken::Ask,
+            () = sleep_until(look.unwrap_or_else(Instant::now)), if look.is_some() => Woken::Look,
         }
-        self.agree();
-        true
     }
 
     /// Offers the newest account to the publisher with what the contract says of the pods, unless that is known; is it new?

@@ -3,7 +3,8 @@
 //! A kubelet reads its own configuration once, when it starts: so do we for each kubelet, and what a file says later is
 //! not yet true.
 
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -63,6 +64,12 @@ impl ConfigSources {
         }
     }
 
+    /// The file that changed after a kubelet started, if these are read at all.
+    fn changed_since(&self, start: SystemTime) -> Option<PathBuf> {
+        let reads = matches!(self.source, ConfigSource::Auto | ConfigSource::File);
+        if reads { self.files.changed_since(start) } else { None }
+    }
+
     const fn asks(&self) -> bool {
         matches!(self.source, ConfigSource::Auto | ConfigSource::Configz)
     }
@@ -116,17 +123,35 @@ pub(super) struct ConfigReader {
     cluster: Option<Cluster>,
     /// The configuration and the connection it holds for.
     known: Option<(Connection, KubeletConfig)>,
-    /// The kubelet that is being asked.
-    asked: Option<(Connection, oneshot::Receiver<Result<Read, String>>)>,
+    asking: Asking,
+    /// A file changed after the kubelet started: its policies may be others.
+    doubtful: bool,
+    /// Why it is not known.
+    problem: Option<String>,
+}
+
+/// What came of asking one kubelet.
+#[derive(Debug, Default)]
+struct Asking {
+    of: Connection,
+    /// It is being asked.
+    answer: Option<oneshot::Receiver<Result<Read, String>>>,
     /// How often in a row it did not tell, why, and when to ask again.
     failures: u32,
     failure: Option<String>,
-    ask_at: Option<Instant>,
+    again_at: Option<Instant>,
+}
+
+impl Asking {
+    fn of(connection: Connection) -> Self {
+        Self { of: connection, ..Self::default() }
+    }
 }
 
 impl ConfigReader {
     pub(super) fn new(sources: ConfigSources) -> Self {
-        Self { sources, cluster: None, known: None, asked: None, failures: 0, failure: None, ask_at: None }
+        let asking = Asking::default();
+        Self { sources, cluster: None, known: None, asking, doubtful: false, problem: None }
     }
 
     /// The kubelet may be asked from now on.
@@ -144,33 +169,55 @@ impl ConfigReader {
         self.known.is_none() && self.sources.may_tell()
     }
 
+    /// Is it what the kubelet runs with, as far as anybody can tell?
+    pub(super) fn is_certain(&self) -> bool {
+        self.known.is_some() && !self.doubtful
+    }
+
+    /// Why it is not known, as far as anybody said.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
     /// Waits for the answer of a kubelet that is being asked; it is taken by the next [`ConfigReader::read`].
     pub(super) async fn answered(&mut self) {
-        if let Some((from, answer)) = &mut self.asked {
-            let (from, read) = (*from, answer.await);
-            self.take(from, read.unwrap_or_else(|_| Err("nobody asked the kubelet".to_owned())));
+        if let Some(answer) = &mut self.asking.answer {
+            let read = answer.await;
+            self.take(read.unwrap_or_else(|_| Err("nobody asked the kubelet".to_owned())));
         }
     }
 
     /// Reads what this connection's kubelet has read, unless that is known; returns what is wrong with it.
-    pub(super) fn read(&mut self, connection: Connection, now: Instant) -> Vec<String> {
+    /// `made`: when its socket was made.
+    pub(super) fn read(
+        &mut self,
+        connection: Connection,
+        made: Option<SystemTime>,
+        now: Instant,
+    ) -> Vec<String> {
         let mut problems = self.take_answer(connection);
         if self.known.as_ref().is_some_and(|(from, _)| *from == connection) {
             return problems;
         }
         match self.sources.read_files() {
-            Ok(read) => problems.extend(self.know(connection, read)),
+            Ok(read) => {
+                let changed = made.and_then(|made| self.sources.changed_since(made));
+                problems.extend(self.know(connection, read));
+                problems.extend(changed.as_deref().map(changed_problem));
+                self.doubtful = changed.is_some();
+            }
             Err(files) => {
-                self.ask(connection, now);
-                let asking = self.asked.is_some() && self.failure.is_none();
-                let problem = match &self.failure {
+                self.ask(now);
+                let asking = self.asking.answer.is_some();
+                let problem = match &self.asking.failure {
                     Some(failure) => Some(both(files.as_deref(), failure)),
                     // What an answer makes good is no problem.
                     None if asking => None,
                     None if self.sources.asks() => Some(files.unwrap_or_else(nobody_to_ask)),
                     None => files,
                 };
-                problems.extend(problem.map(|problem| problem_of(&problem, self.known.is_some())));
+                problems.extend(problem.as_deref().map(|text| problem_of(text, self.known.is_some())));
+                self.problem = problem;
             }
         }
         problems
@@ -179,47 +226,52 @@ impl ConfigReader {
     fn know(&mut self, connection: Connection, read: Read) -> Vec<String> {
         let (config, problems) = self.sources.complete(read);
         self.known = Some((connection, config));
-        (self.failures, self.failure, self.ask_at) = (0, None, None);
+        self.doubtful = false;
+        self.asking = Asking::of(connection);
         problems
     }
 
     /// Asks the kubelet, if that is wanted, possible and due.
-    fn ask(&mut self, connection: Connection, now: Instant) {
-        if !self.sources.asks() || self.asked.is_some() || self.ask_at.is_some_and(|at| now < at) {
+    fn ask(&mut self, now: Instant) {
+        let early = self.asking.again_at.is_some_and(|at| now < at);
+        if !self.sources.asks() || self.asking.answer.is_some() || early {
             return;
         }
         let Some(cluster) = self.cluster.clone() else { return };
         let (sources, (sender, receiver)) = (self.sources.clone(), oneshot::channel());
         tokio::spawn(async move { sender.send(sources.ask(&cluster).await) });
-        self.asked = Some((connection, receiver));
+        self.asking.answer = Some(receiver);
     }
 
     /// Takes an answer that came meanwhile. One of an earlier kubelet is none.
     fn take_answer(&mut self, connection: Connection) -> Vec<String> {
-        if self.asked.as_ref().is_some_and(|(from, _)| *from != connection) {
-            (self.asked, self.failures, self.failure, self.ask_at) = (None, 0, None, None);
+        if self.asking.of != connection {
+            self.asking = Asking::of(connection);
         }
-        let Some((from, answer)) = &mut self.asked else { return Vec::new() };
-        match answer.try_recv() {
-            Ok(read) => {
-                let from = *from;
-                self.take(from, read)
-            }
-            Err(_) => Vec::new(),
-        }
+        let answer = self.asking.answer.as_mut().and_then(|answer| answer.try_recv().ok());
+        answer.map(|read| self.take(read)).unwrap_or_default()
     }
 
-    fn take(&mut self, from: Connection, read: Result<Read, String>) -> Vec<String> {
-        self.asked = None;
+    fn take(&mut self, read: Result<Read, String>) -> Vec<String> {
+        let asking = &mut self.asking;
+        asking.answer = None;
         match read {
-            Ok(read) => self.know(from, read),
+            Ok(read) => self.know(self.asking.of, read),
             Err(failure) => {
-                self.failure = Some(failure);
-                self.ask_at = Some(Instant::now() + back_off(&mut self.failures, AGAIN, AGAIN_LIMIT));
+                asking.failure = Some(failure);
+                asking.again_at = Some(Instant::now() + back_off(&mut asking.failures, AGAIN, AGAIN_LIMIT));
                 Vec::new()
             }
         }
     }
+}
+
+fn changed_problem(file: &Path) -> String {
+    format!(
+        "{} changed after the kubelet started, which may still run with what it said before: policies that the object \
+         has already stay until the kubelet starts again",
+        file.display()
+    )
 }
 
 /// What a configuration that cannot be read means; `known`: it could be read before.
@@ -228,5 +280,101 @@ pub(super) fn problem_of(problem: &str, known: bool) -> String {
         format!("{problem}; the last one read still holds")
     } else {
         format!("{problem}; policies are left out and nothing is taken as reserved")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Address;
+
+    /// Nobody listens at the kubelet's port.
+    async fn nobody() -> (KubeletPort, Cluster) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = Address { host: "127.0.0.1".into(), port: Some(listener.local_addr().unwrap().port()) };
+        let port = KubeletPort {
+            address: Some(address),
+            timeout: Duration::from_secs(20),
+            ..KubeletPort::default()
+        };
+        let made = rcgen::generate_simple_self_signed(["api".to_owned()]).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (ca, file) = (dir.path().join("ca.crt"), dir.path().join("kubeconfig"));
+        std::fs::write(&ca, made.cert.pem()).unwrap();
+        let kubeconfig = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": "https://api:6443", "certificate-authority": ca}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {"token": "secret"}}],
+            "current-context": "c",
+        });
+        std::fs::write(&file, kubeconfig.to_string()).unwrap();
+        (port, Cluster::new(Some(&file), Duration::from_secs(20)).await.unwrap())
+    }
+
+    fn reader(source: ConfigSource, port: KubeletPort, by_hand: ByHand) -> ConfigReader {
+        let files = ConfigFiles { file: Some("/nowhere/config.yaml".into()), ..ConfigFiles::default() };
+        ConfigReader::new(ConfigSources { source, files, port, by_hand })
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_that_does_not_tell_is_asked_again_later_and_the_next_one_at_once() {
+        let (port, cluster) = nobody().await;
+        let mut reader = reader(ConfigSource::Auto, port, ByHand::default());
+        reader.ask_through(cluster);
+        let (first, start) = (Connection::default(), Instant::now());
+        assert_eq!(reader.read(first, None, start), Vec::<String>::new(), "the answer may make it good");
+        assert!(reader.asking.answer.is_some() && reader.may_come());
+        reader.answered().await;
+        let told = reader.read(first, None, start);
+        assert_eq!(told.len(), 1);
+        assert!(
+            told[0].starts_with("cannot read the kubelet's configuration /nowhere/config.yaml: "),
+            "{told:?}"
+        );
+        assert!(told[0].contains("; asked instead, the kubelet at https://127.0.0.1:"), "{told:?}");
+        assert!(told[0].ends_with("policies are left out and nothing is taken as reserved"), "{told:?}");
+        assert!(reader.problem().is_some_and(|problem| told[0].starts_with(problem)));
+        assert!(reader.asking.answer.is_none(), "not so soon");
+        reader.read(first, None, Instant::now() + AGAIN * 2);
+        assert!(reader.asking.answer.is_some());
+        reader.answered().await;
+        assert_eq!(reader.asking.failures, 2);
+        assert_eq!(reader.read(first.next(), None, start), Vec::<String>::new());
+        assert_eq!((reader.asking.answer.is_some(), reader.asking.failures), (true, 0), "another kubelet");
+    }
+
+    #[tokio::test]
+    async fn an_answer_of_the_kubelet_before_is_none() {
+        let mut reader = reader(ConfigSource::Configz, KubeletPort::default(), ByHand::default());
+        let (sender, receiver) = oneshot::channel();
+        reader.asking.answer = Some(receiver);
+        let _ = sender.send(Ok((KubeletConfig::default(), Vec::new())));
+        let told = reader.read(Connection::default().next(), None, Instant::now());
+        assert!(told[0].starts_with("there are no credentials"), "{told:?}");
+        assert_eq!(reader.config(), None);
+
+        let (sender, receiver) = oneshot::channel();
+        reader.asking.answer = Some(receiver);
+        let _ = sender.send(Ok((KubeletConfig::default(), vec!["odd".to_owned()])));
+        assert_eq!(reader.read(Connection::default().next(), None, Instant::now()), ["odd"]);
+        assert!(reader.is_certain() && !reader.may_come());
+    }
+
+    #[tokio::test]
+    async fn what_is_given_by_hand_needs_nobody() {
+        let by_hand = ByHand { topology_manager_policy: Some("restricted".into()), ..ByHand::default() };
+        let mut given = reader(ConfigSource::None, KubeletPort::default(), by_hand);
+        assert_eq!(given.read(Connection::default(), None, Instant::now()), Vec::<String>::new());
+        let config = given.config().unwrap();
+        assert_eq!(
+            (config.topology_manager_policy.as_str(), config.cpu_manager_policy.as_str()),
+            ("restricted", "")
+        );
+        let mut nothing = reader(ConfigSource::None, KubeletPort::default(), ByHand::default());
+        assert_eq!(nothing.read(Connection::default(), None, Instant::now()), Vec::<String>::new());
+        assert!(nothing.config().is_none() && !nothing.may_come());
+        assert_eq!(nothing.sources.read(None).await, Ok(None));
     }
 }

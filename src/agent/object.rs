@@ -3,15 +3,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::nrt::{
-    AttributeInfo, CostInfo, NodeResourceTopology, NodeResourceTopologyFields, ResourceInfo, ZONE_TYPE, Zone,
-    zone_name,
+    AttributeInfo, CostInfo, FINGERPRINT, FINGERPRINT_METHOD, NodeResourceTopology,
+    NodeResourceTopologyFields, ResourceInfo, ZONE_TYPE, Zone, zone_name,
 };
 use crate::topology::{self, Amounts, Fingerprint, PodSet, Topology};
-
-/// What tells the set of pods that the zones account for (nrt.md 1, known names).
-const FINGERPRINT: &str = "nodeTopologyPodsFingerprint";
-/// How these were chosen.
-const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
 
 /// The object of `node`; `owner` is the Node's UID, if the Node is to own it.
 #[must_use]

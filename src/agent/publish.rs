@@ -39,7 +39,7 @@ const RETRY_LIMIT: Duration = Duration::from_secs(10);
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long the object as it stood may be believed while the node cannot be read.
-const UNREAD: Duration = Duration::from_secs(2);
+const UNREAD: Duration = Duration::from_millis(500);
 
 /// What the publisher did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,6 +76,7 @@ impl Publisher {
         let (newest, offers) = watch::channel(None);
         let (report, published) = watch::channel(Published::default());
         let (stood, standing) = watch::channel(Standing::Unknown);
+        let form = cluster.form();
         let task = Task {
             node: settings.node.clone(),
             writer: Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference),
@@ -92,7 +93,7 @@ impl Publisher {
             pace: Pace::default(),
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
-            care: Care::new(settings.rivals),
+            care: Care::new(settings.rivals, form),
             holds: settings.terms.view == View::Scheduler,
             unread: None,
             nudger: Nudger::new(settings.nudge.map(unlike_others)),
@@ -328,12 +329,14 @@ impl Task {
         }
     }
 
-    /// One that fails is not made up for: the next one comes, or the next write.
+    /// One that fails is not made up for: the next one comes, or the next write. Nor is what a rival says nudged.
     async fn nudge(&mut self) {
         let began = Instant::now();
-        match self.writer.nudge().await {
-            Ok(()) => self.metrics.wrote(WriteReason::Nudge, began.elapsed()),
-            Err(error) => debug!("{error}; that nudge is left out"),
+        if self.writer.own().is_some_and(|own| self.care.agrees_with(own)) {
+            match self.writer.nudge().await {
+                Ok(()) => self.metrics.wrote(WriteReason::Nudge, began.elapsed()),
+                Err(error) => debug!("{error}; that nudge is left out"),
+            }
         }
         self.nudger.nudged(self.started.elapsed());
     }
@@ -389,6 +392,7 @@ impl Task {
 mod tests {
     use super::*;
     use crate::config::RivalsMode;
+    use crate::nrt::Form;
 
     fn refused(code: u16, retry_after: Option<u64>) -> ClusterError {
         let retry_after = retry_after.map(Duration::from_secs);
@@ -426,7 +430,7 @@ mod tests {
     fn only_a_refusal_that_lasts_needs_an_operator() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut care = Care::new(RivalsMode::Report);
+        let mut care = Care::new(RivalsMode::Report, Form::default());
         let forbidden = ClusterError::Forbidden("no".into());
         assert!(!care.is_refused_for_long(&forbidden, start));
         assert!(!care.is_refused_for_long(&forbidden, after(59)));

@@ -150,6 +150,16 @@ impl Scanner {
         self.config.may_come()
     }
 
+    /// Is the configuration what the kubelet runs with, as far as anybody can tell?
+    pub(super) fn is_config_certain(&self) -> bool {
+        self.config.is_certain()
+    }
+
+    /// Why the kubelet's configuration is not known, as far as anybody said.
+    pub(super) fn config_problem(&self) -> Option<&str> {
+        self.config.problem()
+    }
+
     /// Waits for the kubelet if it is being asked for its configuration, which the next scan of everything has then.
     pub(super) async fn config_told(&mut self) {
         self.config.answered().await;
@@ -262,7 +272,7 @@ impl Scanner {
             None => {
                 let machine = machine::read(&self.host)?;
                 let mut problems: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
-                problems.extend(self.config.read(connection, Instant::now()));
+                problems.extend(self.config.read(connection, self.client.socket_made(), Instant::now()));
                 let config = self.config.config().cloned();
                 Inventory { machine: Arc::new(machine), allocatable, config, problems }
             }

@@ -9,6 +9,7 @@ use super::tellers::{PodTeller, PodTellers};
 use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
+use crate::nrt::{Form, Version};
 use crate::scheduler::{Informer, Plan, PluginRelease, Terms, View};
 use crate::topology::{Exclude, Method, Rules};
 
@@ -43,6 +44,8 @@ pub struct Settings {
     pub watch_object: bool,
     /// What to do about a publisher that keeps rewriting the object.
     pub rivals: RivalsMode,
+    /// In which form the object is written.
+    pub form: Form,
     /// Post Kubernetes Events about the Node.
     pub events: bool,
     /// Who tells which pods there are; nobody where none is in it.
@@ -88,6 +91,7 @@ impl Settings {
             owner_reference: config.publish.owner_reference,
             watch_object: config.publish.watch,
             rivals: config.publish.rivals,
+            form: form(&config.publish),
             events: config.publish.events,
             pods,
             terms: terms(&config.fingerprint),
@@ -102,6 +106,14 @@ impl Settings {
             rules,
         }
     }
+}
+
+fn form(publish: &config::Publish) -> Form {
+    let version = match publish.api_version {
+        config::ApiVersion::V1alpha1 => Version::V1alpha1,
+        config::ApiVersion::V1alpha2 => Version::V1alpha2,
+    };
+    Form { version, policies: publish.topology_policies }
 }
 
 fn kubelet_port(config: &Config) -> KubeletPort {

@@ -69,11 +69,13 @@ impl Standing {
         if !TOGETHER.iter().all(has) {
             return Vec::new();
         }
-        let ours =
-            |name: &str| TOGETHER.contains(&name) || OTHERS.contains(&name) || name.starts_with(OPTION);
-        let kept = attributes.iter().filter(|attribute| ours(&attribute.name));
+        let kept = attributes.iter().filter(|attribute| is_policy(&attribute.name));
         kept.map(|attribute| (attribute.name.clone(), attribute.value.clone())).collect()
     }
+}
+
+fn is_policy(name: &str) -> bool {
+    TOGETHER.contains(&name) || OTHERS.contains(&name) || name.starts_with(OPTION)
 }
 
 /// What the object promised when the agent started. A kubelet that started lately, perhaps together with us, must not
@@ -151,6 +153,17 @@ impl Promise {
     }
 }
 
+/// What is known of the kubelet's configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// It is what the kubelet runs with.
+    Certain,
+    /// The kubelet may still run with another.
+    Doubtful,
+    /// Nothing.
+    Nothing,
+}
+
 /// The policies that stay while the kubelet's configuration cannot be read: a rollout must not look like a change of
 /// policy. Not for ever, since the configuration may be another by now.
 #[derive(Debug)]
@@ -189,25 +202,40 @@ impl Carried {
     }
 
     /// Is it too early for an object, since it would have no policies and they may be known soon?
-    pub(super) fn waits(&mut self, known: bool, now: Instant) -> bool {
-        if known || self.over || !self.policies.is_empty() {
+    pub(super) fn waits(&mut self, known: Known, now: Instant) -> bool {
+        if known != Known::Nothing || self.over || !self.policies.is_empty() {
             return false;
         }
         let since = *self.waiting_since.get_or_insert(now);
         now.duration_since(since) < self.patience
     }
 
+    /// What is carried stands for what was read.
+    fn put_before_others(&self, topology: &mut Topology) {
+        if !self.policies.is_empty() {
+            topology.attributes.retain(|(name, _)| !is_policy(name));
+            topology.attributes.splice(0..0, self.policies.iter().cloned());
+        }
+    }
+
     /// Gives the account what it lacks; a sentence when nothing is carried from now on.
-    pub(super) fn complete(&mut self, topology: &mut Topology, known: bool, now: Instant) -> Option<String> {
+    pub(super) fn complete(&mut self, topology: &mut Topology, known: Known, now: Instant) -> Option<String> {
         if self.over {
             return None;
         }
-        if known {
-            self.over = true;
-            return None;
+        match known {
+            Known::Certain => {
+                self.over = true;
+                return None;
+            }
+            Known::Doubtful => {
+                self.put_before_others(topology);
+                return None;
+            }
+            Known::Nothing => {}
         }
         if now < self.until && !self.policies.is_empty() {
-            topology.attributes.splice(0..0, self.policies.iter().cloned());
+            self.put_before_others(topology);
             return None;
         }
         self.over = true;
@@ -277,19 +305,30 @@ mod tests {
         };
         let mut one = carried();
         let mut topology = Topology::default();
-        assert_eq!(one.complete(&mut topology, false, start), None);
+        assert_eq!(one.complete(&mut topology, Known::Nothing, start), None);
         assert_eq!(topology.attributes, standing.policies());
         let mut topology = Topology::default();
-        let sentence = one.complete(&mut topology, false, start + bound).unwrap();
+        let sentence = one.complete(&mut topology, Known::Nothing, start + bound).unwrap();
         assert!(sentence.contains("loses the policies"), "{sentence}");
         assert_eq!(topology.attributes, []);
-        assert_eq!(one.complete(&mut topology, false, start + bound), None, "said once");
+        assert_eq!(one.complete(&mut topology, Known::Nothing, start + bound), None, "said once");
 
         let mut other = carried();
         let mut topology = Topology::default();
-        assert_eq!(other.complete(&mut topology, true, start), None);
+        assert_eq!(other.complete(&mut topology, Known::Certain, start), None);
         assert_eq!(topology.attributes, [], "what was read holds");
-        assert_eq!(other.complete(&mut topology, false, start + bound), None);
+
+        let mut doubted = carried();
+        let read = ["topologyManagerPolicy", "topologyManagerOptionNew", "cpu_core"];
+        let mut topology = Topology {
+            attributes: read.map(|name| (name.to_owned(), "new".to_owned())).to_vec(),
+            ..Topology::default()
+        };
+        assert_eq!(doubted.complete(&mut topology, Known::Doubtful, start + bound * 2), None);
+        let names: Vec<&str> = topology.attributes.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, [TOGETHER[0], TOGETHER[1], "cpu_core"], "the file is not believed yet");
+        assert_eq!(topology.attributes[..2], standing.policies());
+        assert_eq!(other.complete(&mut topology, Known::Nothing, start + bound), None);
     }
 
     #[test]
@@ -299,21 +338,21 @@ mod tests {
         let later = |seconds| start + Duration::from_secs(seconds);
         let carried = || Carried::new(start, PATIENCE, PATIENCE * 10);
         let mut one = carried();
-        assert!(!one.waits(true, start), "they are known");
-        assert!(one.waits(false, later(100)), "from the first time that something would go out");
-        assert!(one.waits(false, later(129)));
-        assert!(!one.waits(false, later(130)));
+        assert!(!one.waits(Known::Certain, start), "they are known");
+        assert!(one.waits(Known::Nothing, later(100)), "from the first time that something would go out");
+        assert!(one.waits(Known::Nothing, later(129)));
+        assert!(!one.waits(Known::Nothing, later(130)));
         let mut topology = Topology::default();
-        let sentence = one.complete(&mut topology, false, later(130)).unwrap();
+        let sentence = one.complete(&mut topology, Known::Nothing, later(130)).unwrap();
         assert!(sentence.contains("has no policies"), "{sentence}");
-        assert!(!one.waits(false, later(131)), "never again");
+        assert!(!one.waits(Known::Nothing, later(131)), "never again");
 
         let mut other = carried();
         other.take(&standing(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &[]));
-        assert!(!other.waits(false, start), "there are some to carry");
+        assert!(!other.waits(Known::Nothing, start), "there are some to carry");
         let mut nothing = Carried::nothing();
-        assert!(!nothing.waits(false, start));
-        assert_eq!(nothing.complete(&mut topology, false, start), None, "nobody is to tell");
+        assert!(!nothing.waits(Known::Nothing, start));
+        assert_eq!(nothing.complete(&mut topology, Known::Nothing, start), None, "nobody is to tell");
     }
 
     #[test]

@@ -182,7 +182,10 @@ fn wrap(text: &mut String, paragraph: &str) {
 fn scalar(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
-        Value::String(text) if text.is_empty() => "\"\"".to_owned(),
+        // What would be read back as a number or the like.
+        Value::String(text) if serde_saphyr::from_str::<Value>(text).ok().as_ref() != Some(value) => {
+            format!("{text:?}")
+        }
         Value::String(text) => text.clone(),
         other => other.to_string(),
     }

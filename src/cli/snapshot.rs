@@ -6,13 +6,14 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::ValueEnum;
+use serde::Serialize;
 use tracing::warn;
 
 use super::settings::SettingsArgs;
 use crate::agent::{self, Recording, Settings};
 use crate::cluster::Cluster;
 use crate::config::Config;
-use crate::nrt::NodeResourceTopology;
+use crate::nrt::Version;
 use crate::telemetry;
 
 #[derive(Debug, clap::Args)]
@@ -57,7 +58,12 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     for problem in problems.chain(topology.findings.iter().map(ToString::to_string)) {
         warn!("{problem}");
     }
-    super::print(&render(&agent::object(&recording.node, None, &topology), output)?)?;
+    let (object, form) =
+        (agent::object(&recording.node, None, &topology), Settings::from_config(&config).form);
+    super::print(&match form.version {
+        Version::V1alpha1 => render(&form.json(&object).context("cannot write JSON")?, output)?,
+        Version::V1alpha2 => render(&form.of(object), output)?,
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -80,7 +86,7 @@ fn host_name(config: &Config) -> String {
     std::fs::read_to_string(file).map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_lowercase())
 }
 
-fn render(object: &NodeResourceTopology, output: Output) -> anyhow::Result<String> {
+fn render(object: &impl Serialize, output: Output) -> anyhow::Result<String> {
     Ok(match output {
         Output::Yaml => serde_saphyr::to_string(object).context("cannot write YAML")?,
         Output::Json => serde_json::to_string_pretty(object).context("cannot write JSON")? + "\n",

@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use kube::api::{ObjectMeta, WatchEvent, WatchParams};
+use kube::api::{DynamicObject, ObjectMeta, WatchEvent, WatchParams};
 use kube::core::PartialObjectMeta;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Cluster, ClusterError};
 use crate::backoff::back_off;
-use crate::nrt::NodeResourceTopology;
 
 /// How long one watch lasts: some load balancers cut what was idle for five minutes.
 const SECONDS: u32 = 240;
@@ -33,7 +32,7 @@ pub enum Glimpse {
     Gone(Option<Box<ObjectMeta>>),
 }
 
-type Events = BoxStream<'static, kube::Result<WatchEvent<PartialObjectMeta<NodeResourceTopology>>>>;
+type Events = BoxStream<'static, kube::Result<WatchEvent<PartialObjectMeta<DynamicObject>>>>;
 
 /// Follows the object of one node.
 pub struct Follow {
@@ -115,7 +114,7 @@ impl Follow {
                     self.version = Some(String::new());
                     Ok(Some(Glimpse::Gone(None)))
                 }
-                Err(failure) => match failure.explain_object(&what) {
+                Err(failure) => match self.cluster.explain_object(failure, &what) {
                     // Then a watch from now on has to do.
                     error if error.is_forbidden() => {
                         self.version = Some(String::new());
@@ -132,11 +131,14 @@ impl Follow {
                 self.events = Some(events.boxed());
                 Ok(None)
             }
-            Err(failure) => Err(self.fail(failure.explain_object(&what))),
+            Err(failure) => {
+                let error = self.cluster.explain_object(failure, &what);
+                Err(self.fail(error))
+            }
         }
     }
 
-    fn digest(&mut self, event: WatchEvent<PartialObjectMeta<NodeResourceTopology>>) -> Option<Glimpse> {
+    fn digest(&mut self, event: WatchEvent<PartialObjectMeta<DynamicObject>>) -> Option<Glimpse> {
         let glimpse = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                 self.version.clone_from(&object.metadata.resource_version);

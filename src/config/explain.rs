@@ -129,6 +129,22 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "publish.apiVersion",
+        &[
+            "v1alpha1: for consumers that read no other, such as koord-scheduler, and for CRDs that serve no other. There are \
+             no attributes in it: policy and scope stand in topologyPolicies, the fingerprint in RTE's annotation, and \
+             what else the attributes say is not said. An API server that has both versions gives each reader its own, but \
+             what was written as v1alpha1 has no attributes in v1alpha2 either.",
+        ],
+    ),
+    (
+        "publish.topologyPolicies",
+        &[
+            "Where there are attributes the scheduler plugin and KAI-Scheduler go by these; the plugin logs two lines per \
+             node and pod when it sees the field. false: it is removed where NFD left it.",
+        ],
+    ),
+    (
         "publish.refresh",
         &[
             "The Node and the object are read and the object is applied, which changes nothing if all is well. What \

@@ -225,6 +225,12 @@ impl Client {
         self.open.as_ref().map_or(Duration::ZERO, |open| age(open.identity))
     }
 
+    /// When the socket of the present connection was made, by the clock of then; soon after the kubelet started.
+    #[must_use]
+    pub fn socket_made(&self) -> Option<SystemTime> {
+        self.open.as_ref().and_then(|open| made(open.identity))
+    }
+
     /// What every active pod holds, the API version that told, and the connection it came from.
     ///
     /// # Errors
@@ -435,13 +441,16 @@ pub(super) fn identity(socket: &Path) -> io::Result<Identity> {
     clippy::disallowed_methods,
     reason = "a file's time is of the wall clock, and nothing else is older than we are"
 )]
-pub(super) fn age((_, _, seconds, nanos): Identity) -> Duration {
-    let since_epoch =
-        |seconds, nanos| Some(Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?));
-    let made = since_epoch(seconds, nanos).and_then(|made| UNIX_EPOCH.checked_add(made));
-    let age = made.and_then(|made| SystemTime::now().duration_since(made).ok()).unwrap_or_default();
+pub(super) fn age(identity: Identity) -> Duration {
+    let age = made(identity).and_then(|made| SystemTime::now().duration_since(made).ok()).unwrap_or_default();
     let up = clock_gettime(ClockId::Boottime).tv_sec;
     age.min(Duration::from_secs(u64::try_from(up).unwrap_or_default()))
+}
+
+/// When this socket was made.
+fn made((_, _, seconds, nanos): Identity) -> Option<SystemTime> {
+    let since_epoch = Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?);
+    UNIX_EPOCH.checked_add(since_epoch)
 }
 
 fn connect_error(path: &Path, error: &io::Error) -> ClientError {

@@ -109,6 +109,8 @@ enum Standing {
 pub struct Contract {
     terms: Terms,
     pods: BTreeMap<String, Standing>,
+    /// Whose row of the List a name stands for, by UID, from when it showed all of a pod until it is gone.
+    rows: BTreeMap<(String, String), String>,
     /// Since when nothing was published because pods are being admitted.
     waiting: Option<Duration>,
 }
@@ -117,7 +119,7 @@ impl Contract {
     /// A contract about no pod yet.
     #[must_use]
     pub const fn new(terms: Terms) -> Self {
-        Self { terms, pods: BTreeMap::new(), waiting: None }
+        Self { terms, pods: BTreeMap::new(), rows: BTreeMap::new(), waiting: None }
     }
 
     /// What was agreed.
@@ -146,7 +148,7 @@ impl Contract {
     }
 
     fn judge_pods(&mut self, pods: &[&Pod], reading: &Reading<'_>, now: Duration) -> Verdict {
-        self.forget_all_but(pods);
+        self.forget_all_but(pods, reading.usage);
         let mut verdict = Verdict::of(Stance::Agreed, None);
         self.look_at_new_ones(pods, reading, now, &mut verdict);
         verdict.stance = self.stance(&mut verdict, now);
@@ -161,12 +163,16 @@ impl Contract {
         PodSet { fingerprint, method: self.terms.method }
     }
 
-    fn forget_all_but(&mut self, pods: &[&Pod]) {
-        if self.pods.is_empty() {
+    fn forget_all_but(&mut self, pods: &[&Pod], usage: &Usage) {
+        if self.pods.is_empty() && self.rows.is_empty() {
             return;
         }
         let present: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         self.pods.retain(|uid, _| present.contains(uid.as_str()));
+        let is_listed = |(namespace, name): &(String, String)| {
+            usage.pods.iter().any(|row| row.name == *name && row.namespace == *namespace)
+        };
+        self.rows.retain(|name, uid| present.contains(uid.as_str()) || is_listed(name));
     }
 
     /// Which of the pods that were not accounted are now?
@@ -183,13 +189,21 @@ impl Contract {
             if matches!(before, Some(Standing::Accounted | Standing::Excused)) {
                 continue;
             }
-            // Whoever ends or goes asks for nothing any more: what it has still, the List shows.
-            let done = pod.phase.is_terminal() || pod.deleted || !reading.requirements.concern(pod);
+            // Whoever ends or goes asks for nothing any more: what it has still, the List shows. But a pod that was
+            // deleted while Pending may be let in yet, by a kubelet that hears of it later than we do.
+            let goes = pod.phase.is_terminal() || pod.deleted && pod.phase != Phase::Pending;
+            let done = goes || !reading.requirements.concern(pod);
+            // Who runs was admitted, and has what its row says: it may ask for more meanwhile, and wait for a resize.
+            let admitted = pod.phase != Phase::Pending;
             let is_met = || {
                 let rows = rows.get(&(pod.namespace.as_str(), pod.name.as_str()));
-                rows.into_iter().flatten().any(|row| reading.requirements.are_met(pod, row))
+                rows.into_iter().flatten().any(|row| admitted || reading.requirements.are_met(pod, row))
             };
-            let standing = match done || is_met() {
+            let is_met = !done && !self.row_is_anothers(pod) && is_met();
+            if is_met {
+                self.rows.insert(pod.full_name(), pod.uid.clone());
+            }
+            let standing = match done || is_met {
                 true if pod.phase == Phase::Pending => Standing::Shown,
                 true => Standing::Accounted,
                 false => self.wait(pod, before, reading.answers, now, verdict),
@@ -199,6 +213,13 @@ impl Contract {
                 None => drop(self.pods.insert(pod.uid.clone(), standing)),
             }
         }
+    }
+
+    /// Does the List still show under this name what an earlier pod had, one that was deleted by force? Its CPUs may be in
+    /// another zone than those to come. A pod that runs has what it is to have.
+    fn row_is_anothers(&self, pod: &Pod) -> bool {
+        let uid = self.rows.get(&pod.full_name());
+        pod.phase == Phase::Pending && uid.is_some_and(|uid| *uid != pod.uid)
     }
 
     /// A pod that is not accounted waits on, or begins to.
@@ -447,12 +468,9 @@ mod tests {
 
     #[test]
     fn a_pod_that_ended_or_is_deleted_does_not_hold() {
-        for gone in [
-            pod("a", "1", Succeeded),
-            pod("a", "1", Failed),
-            Pod { deleted: true, ..pod("a", "1", Pending) },
-            Pod { deleted: true, ..pod("a", "1", Running) },
-        ] {
+        for gone in
+            [pod("a", "1", Succeeded), pod("a", "1", Failed), Pod { deleted: true, ..pod("a", "1", Running) }]
+        {
             let mut bench = Bench::new();
             assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 0), Stance::Wait);
             assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 100), Stance::Held);
@@ -462,15 +480,39 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_that_was_deleted_while_pending_holds_until_the_kubelet_is_done_with_it() {
+        let gone = || Pod { deleted: true, ..pod("a", "1", Pending) };
+        let mut bench = Bench::new();
+        assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 0), Stance::Wait);
+        assert_eq!(
+            bench.stance(&[gone()], "", 100),
+            Stance::Held,
+            "the kubelet may let it in before it hears"
+        );
+        assert_eq!(bench.stance(&[gone()], "a+", 200), Stance::Agreed, "and then it has CPUs until it ends");
+        let mut bench = Bench::new();
+        assert_eq!(bench.stance(&[gone()], "a", 0), Stance::Wait);
+        assert_eq!(bench.stance(&[], "", 100), Stance::Agreed);
+        assert_eq!(bench.stance(&[gone()], "", 200), Stance::Wait);
+        let failed = Pod { phase: Failed, ..gone() };
+        assert_eq!(bench.stance(&[failed], "", 300), Stance::Agreed, "a finalizer keeps it");
+        let mut bench = Bench::new();
+        assert_eq!(bench.stance(&[gone()], "", 0), Stance::Wait);
+        assert_eq!(bench.stance(&[gone()], "", 60_000), Stance::Agreed, "and not for ever");
+    }
+
+    #[test]
     fn a_pod_that_takes_the_name_of_another_is_not_taken_for_it() {
         let mut bench = Bench::new();
         assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 0), Stance::Agreed);
         // The kubelet has not heard yet that the first was deleted by force.
         let second = [pod("a", "2", Pending)];
-        assert_eq!(bench.stance(&second, "a+", 10), Stance::Agreed, "the zones have its CPUs");
-        assert_eq!(bench.stance(&second, "", 20), Stance::Wait);
-        assert_eq!(bench.stance(&second, "", 60), Stance::Held);
-        assert_eq!(bench.stance(&second, "a a+", 70), Stance::Agreed, "the first is being torn down");
+        assert_eq!(bench.stance(&second, "a+", 10), Stance::Wait, "those CPUs are the first one's");
+        assert_eq!(bench.stance(&second, "a+", 30), Stance::Held);
+        assert_eq!(bench.stance(&second, "a a+", 35), Stance::Held, "the first is being torn down");
+        assert_eq!(bench.stance(&second, "", 40), Stance::Held);
+        assert_eq!(bench.stance(&second, "a+", 70), Stance::Agreed);
+        assert_eq!(bench.stance(&second, "", 75), Stance::Wait);
         assert_eq!(bench.stance(&[pod("a", "2", Running)], "a+", 80), Stance::Agreed);
         assert_eq!(bench.stance(&[pod("a", "2", Running)], "", 90), Stance::Agreed);
     }
@@ -493,6 +535,21 @@ mod tests {
         let after = bench.verdict(&pods, "", ms(530_001));
         assert!(after.released.is_empty() && after.unaccounted.is_empty(), "it is told once");
         assert_eq!(bench.stance(&[pod("b", "2", Pending)], "", 540_000), Stance::Wait, "the next one may");
+    }
+
+    #[test]
+    fn who_runs_and_asks_for_more_meanwhile_does_not_hold() {
+        let mut bench = Bench::new();
+        let mut resized = pod("a", "1", Running);
+        resized.containers[0].cpu_milli = 5000;
+        assert_eq!(
+            bench.stance(std::slice::from_ref(&resized), "", 0),
+            Stance::Wait,
+            "the agent has just started"
+        );
+        assert_eq!(bench.stance(&[resized.clone()], "a+", 1), Stance::Agreed);
+        let pending = Pod { uid: "2".into(), phase: Pending, ..resized };
+        assert_eq!(bench.stance(&[pending], "a+", 2), Stance::Wait);
     }
 
     #[test]

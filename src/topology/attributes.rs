@@ -48,43 +48,6 @@ fn camel(option: &str) -> String {
     name
 }
 
-/// The scopes' places in the names of deprecated policies.
-const SCOPES: [(&str, &str); 2] = [("container", "ContainerLevel"), ("pod", "PodLevel")];
-/// The policies' places.
-const POLICIES: [(&str, &str); 3] =
-    [("single-numa-node", "SingleNUMANode"), ("restricted", "Restricted"), ("best-effort", "BestEffort")];
-/// No alignment, whatever the scope.
-const NONE: &str = "None";
-
-/// The deprecated name of the policy and scope among `attributes`, as NFD spells it; `None` if they are unknown.
-#[must_use]
-pub fn deprecated(attributes: &[(String, String)]) -> Option<String> {
-    let value =
-        |name: &str| attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
-    let (policy, scope) = (value(POLICY)?, value(SCOPE)?);
-    let level = SCOPES.iter().find(|(name, _)| *name == scope);
-    Some(match POLICIES.iter().find(|(name, _)| *name == policy).zip(level) {
-        Some(((_, policy), (_, level))) => format!("{policy}{level}"),
-        None => NONE.to_owned(),
-    })
-}
-
-/// Policy and scope as attributes, from the deprecated name; none for a name that says only half.
-#[must_use]
-pub fn from_deprecated(name: &str) -> Vec<(String, String)> {
-    let of = |policy: &str, scope: &str| {
-        vec![(POLICY.to_owned(), policy.to_owned()), (SCOPE.to_owned(), scope.to_owned())]
-    };
-    if name == NONE {
-        return of("none", "container");
-    }
-    let known = POLICIES.iter().find_map(|(policy, start)| {
-        let level = name.strip_prefix(start)?;
-        SCOPES.iter().find(|(_, word)| *word == level).map(|(scope, _)| of(policy, scope))
-    });
-    known.unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,34 +79,5 @@ mod tests {
             ]
         );
         assert_eq!(of(None, &machine).len(), 2, "the hardware is known without the kubelet");
-    }
-
-    #[test]
-    fn deprecated_names_are_nfds_and_can_be_read_back() {
-        for (policy, scope, name) in [
-            ("single-numa-node", "container", "SingleNUMANodeContainerLevel"),
-            ("single-numa-node", "pod", "SingleNUMANodePodLevel"),
-            ("restricted", "container", "RestrictedContainerLevel"),
-            ("restricted", "pod", "RestrictedPodLevel"),
-            ("best-effort", "container", "BestEffortContainerLevel"),
-            ("best-effort", "pod", "BestEffortPodLevel"),
-            ("none", "container", "None"),
-        ] {
-            let config = KubeletConfig {
-                topology_manager_policy: policy.into(),
-                topology_manager_scope: scope.into(),
-                ..KubeletConfig::default()
-            };
-            let attributes = of(Some(&config), &Machine::default());
-            assert_eq!(deprecated(&attributes).as_deref(), Some(name));
-            assert_eq!(from_deprecated(name), attributes[..2]);
-        }
-        let attribute = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        assert_eq!(
-            deprecated(&[attribute(POLICY, "none"), attribute(SCOPE, "pod")]).as_deref(),
-            Some("None")
-        );
-        assert_eq!(deprecated(&[attribute(POLICY, "restricted")]), None, "never without its scope");
-        assert_eq!(from_deprecated("Restricted"), [], "half of it");
     }
 }

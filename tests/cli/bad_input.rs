@@ -248,3 +248,30 @@ fn what_failed_is_recorded_too() {
     let recording = std::fs::read_to_string(&file).unwrap();
     assert!(recording.contains("sys/devices/system/node/node1/cpulist"), "{recording}");
 }
+
+#[test]
+fn a_policy_without_its_scope_and_a_fingerprint_without_its_place() {
+    let host = FakeHost::two_nodes();
+    let refusal = |words: &[&str]| host.numacast(&[&["config", "show"], words].concat()).refusal().to_owned();
+    let told = refusal(&["--topology-manager-policy", "restricted"]);
+    assert_eq!(
+        told,
+        "numacast: `kubelet.config.topologyManagerPolicy` in flag --topology-manager-policy: consumers misread a policy \
+         without its scope: set `kubelet.config.topologyManagerScope` as well"
+    );
+    let told = refusal(&["--topology-manager-scope", "pod"]);
+    assert!(told.contains("a scope has no meaning without a policy"), "{told}");
+    let told = refusal(&["--topology-manager-policy", "strict", "--topology-manager-scope", "pod"]);
+    assert!(told.contains("unknown variant `strict`, expected one of `none`, `best-effort`"), "{told}");
+    let told = refusal(&["--set", "kubelet.address=https://10.0.0.7"]);
+    assert!(told.contains("`https://10.0.0.7` is no address such as 10.0.0.7"), "{told}");
+    let told = refusal(&["--set", "kubelet.configFile=/x"]);
+    assert!(told.contains("did you mean `kubelet.config.file`?"), "{told}");
+    let told = refusal(&[
+        "--set",
+        "publish.apiVersion=v1alpha1",
+        "--set",
+        "fingerprint.method=with-exclusive-resources",
+    ]);
+    assert!(told.contains("v1alpha1 has a place for the fingerprint of all pods only"), "{told}");
+}

@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use fastrand::Rng;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::PostParams;
+use kube::api::{DynamicObject, PostParams};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::events::{Events, Seen};
+use crate::events::{Event, Events, phase};
 use crate::percentiles;
+use crate::support::fingerprint::{HELD, published};
+use crate::support::nrt::Seen;
 use crate::support::prober::{Has, Heard, Prober, Questions};
 use crate::support::{RealNode, pod};
 
@@ -26,30 +28,48 @@ pub(crate) struct Binds {
     /// Listed by a kubelet that has not given it its CPUs yet.
     given: Vec<Duration>,
     running: Vec<Duration>,
+    /// The object is held, or its zones tell of it: the end of the window in which the plugin may believe too much.
+    told: Vec<Duration>,
+    /// The object agrees, and its zones tell of it.
+    agreed: Vec<Duration>,
     /// How many were seen in the List before they had their CPUs.
     empty: usize,
+    /// How many were told of by one write.
+    at_once: usize,
+}
+
+/// Whom to listen to.
+struct Sources {
+    pods: Events<Pod>,
+    object: Events<DynamicObject>,
+    prober: Prober,
 }
 
 /// Binds so many pods, one after another, to a node that has nothing else to do.
 pub(crate) async fn measure(node: &RealNode, random: &mut Rng, count: usize) -> Result<Binds> {
     let mut binds = Binds::default();
-    let mut events = Events::watch(&node.client(), node.name()).await?;
-    let prober = Prober::start(node.socket(), Questions::Lists, PROBE)?;
+    let mut sources = Sources {
+        pods: Events::of_pods(&node.client(), Some(node.name())).await?,
+        object: Events::of_object(&node.client(), node.name()).await?,
+        prober: Prober::start(node.socket(), Questions::Lists, PROBE)?,
+    };
     for number in 0..count {
         let name = format!("bound-{number}");
-        tokio::time::sleep(Duration::from_millis(random.u64(50..600))).await;
-        binds.one(node, &mut events, &prober, &name).await.with_context(|| name.clone())?;
+        // Not in step with anybody's clock, and long after the end of the one before.
+        tokio::time::sleep(Duration::from_millis(random.u64(1500..2500))).await;
+        binds.one(node, &mut sources, &name).await.with_context(|| name.clone())?;
         node.delete(&name).await?;
     }
     Ok(binds)
 }
 
 impl Binds {
-    async fn one(&mut self, node: &RealNode, events: &mut Events, prober: &Prober, name: &str) -> Result<()> {
+    async fn one(&mut self, node: &RealNode, sources: &mut Sources, name: &str) -> Result<()> {
         let api = Api::<Pod>::default_namespaced(node.client());
         let unbound = pod(name).cpus(1).memory("64Mi").scheduled_by("nobody")?;
         api.create(&PostParams::default(), &unbound).await?;
-        prober.forget();
+        sources.prober.forget();
+        while sources.object.waiting().is_some() {}
 
         let bind = json!({
             "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
@@ -61,20 +81,48 @@ impl Binds {
 
         let mut watched = None;
         loop {
-            let Seen { at, name: whose, phase, .. } = events.next().await?;
-            if whose != name {
+            let Event { at, object, .. } = sources.pods.next().await?;
+            if object.name_any() != name {
                 continue;
             }
             watched.get_or_insert(at);
-            if phase == "Running" {
+            if phase(&object) == "Running" {
                 self.running.push(at - sent);
                 break;
             }
         }
         self.watched.push(watched.context("nothing was heard of it")? - sent);
+        self.objects(&mut sources.object, sent).await?;
         // The List may be a probe behind.
         tokio::time::sleep(PROBE * 3).await;
-        self.lists(prober, name, sent)
+        self.lists(&sources.prober, name, sent)
+    }
+
+    /// The node has 14 CPUs, and the pod one of them. The object agrees for good when the pod, Running, is counted.
+    async fn objects(&mut self, events: &mut Events<DynamicObject>, sent: Instant) -> Result<()> {
+        let mut told = None;
+        let mut agreed: Option<(Instant, String)> = None;
+        loop {
+            // Whoever says nothing for so long has said everything.
+            let next = tokio::time::timeout(Duration::from_millis(500), events.next()).await;
+            let Ok(next) = next else { break };
+            let Event { at, object, .. } = next?;
+            let seen = Seen::of(&object)?;
+            let free: u64 = seen.zones.values().map(|zone| zone["cpu"].available).sum();
+            let held = published(&seen) == Some(HELD);
+            if told.is_none() && (held || free == 13) {
+                told = Some(at);
+                self.at_once += usize::from(!held);
+            }
+            // A nudge says nothing new.
+            let fingerprint = published(&seen).unwrap_or_default();
+            if !held && free == 13 && agreed.as_ref().is_none_or(|(_, before)| before != fingerprint) {
+                agreed = Some((at, fingerprint.to_owned()));
+            }
+        }
+        self.told.push(told.context("the object never told of it")? - sent);
+        self.agreed.push(agreed.context("the object never agreed")?.0 - sent);
+        Ok(())
     }
 
     fn lists(&mut self, prober: &Prober, name: &str, sent: Instant) -> Result<()> {
@@ -99,6 +147,8 @@ impl Binds {
             ("the kubelet's List names it", &mut self.listed),
             ("the List shows its CPUs", &mut self.given),
             ("its status Running reaches a watch", &mut self.running),
+            ("the object is held, or tells of it", &mut self.told),
+            ("the object tells of it, and agrees with the plugin", &mut self.agreed),
         ];
         let mut text =
             "| after the request to bind was sent, ms | p50 | p90 | at most |\n|---|---|---|---|\n"
@@ -107,6 +157,11 @@ impl Binds {
             let [p50, p90, most] = percentiles(times, [50, 90, 100]).map(|time| time.as_secs_f64() * 1e3);
             text += &format!("| {what} | {p50:.1} | {p90:.1} | {most:.1} |\n");
         }
-        text + &format!("\n{} of {} were listed without CPUs first.", self.empty, self.listed.len())
+        text + &format!(
+            "\n{} of {} were listed without CPUs first. The object was held for {} of them.",
+            self.empty,
+            self.listed.len(),
+            self.told.len() - self.at_once
+        )
     }
 }

@@ -1,96 +1,102 @@
-//! What a watch of a node's pods tells, and when.
+//! What a watch of a node's pods tells, and one of its object, and when.
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
 use kube::{Api, Client, ResourceExt};
+use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
-/// One event.
+use crate::support::nrt;
+
+/// One event, and whether the object is gone with it.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Event<K> {
     pub(crate) at: Instant,
-    pub(crate) name: String,
-    pub(crate) phase: String,
-    pub(crate) reason: String,
+    pub(crate) object: K,
     pub(crate) gone: bool,
 }
 
 /// A watch in a task of its own.
-pub(crate) struct Events {
-    seen: UnboundedReceiver<Seen>,
+pub(crate) struct Events<K> {
+    seen: UnboundedReceiver<Event<K>>,
     watching: JoinHandle<()>,
 }
 
-impl Events {
-    /// Watches the pods of one node.
-    pub(crate) async fn watch(client: &Client, node: &str) -> Result<Self> {
-        Self::start(client, &format!("spec.nodeName={node}")).await
+impl Events<Pod> {
+    /// Watches the pods of one node, or all.
+    pub(crate) async fn of_pods(client: &Client, node: Option<&str>) -> Result<Self> {
+        let fields = node.map(|node| format!("spec.nodeName={node}"));
+        Self::start(Api::all(client.clone()), fields.unwrap_or_default()).await
     }
+}
 
-    /// Watches all pods.
-    pub(crate) async fn watch_all(client: &Client) -> Result<Self> {
-        Self::start(client, "").await
+impl Events<DynamicObject> {
+    /// Watches a node's object.
+    pub(crate) async fn of_object(client: &Client, node: &str) -> Result<Self> {
+        Self::start(nrt::api(client), format!("metadata.name={node}")).await
     }
+}
 
-    async fn start(client: &Client, fields: &str) -> Result<Self> {
-        let api = Api::<Pod>::all(client.clone());
-        let now = api.list(&ListParams::default().fields(fields)).await?;
+impl<K> Events<K>
+where
+    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    async fn start(api: Api<K>, fields: String) -> Result<Self> {
+        let now = api.list(&ListParams::default().fields(&fields)).await?;
         let from = now.metadata.resource_version.context("a list without a version")?;
         let (tell, seen) = unbounded_channel();
-        let watching = tokio::spawn(follow(api, fields.to_owned(), from, tell));
+        let watching = tokio::spawn(follow(api, fields, from, tell));
         Ok(Self { seen, watching })
     }
 
     /// Waits for the next event.
-    pub(crate) async fn next(&mut self) -> Result<Seen> {
+    pub(crate) async fn next(&mut self) -> Result<Event<K>> {
         let next = tokio::time::timeout(Duration::from_secs(90), self.seen.recv()).await;
         next.context("nothing happens")?.context("the watch has ended")
     }
 
     /// The next event that has come already.
-    pub(crate) fn waiting(&mut self) -> Option<Seen> {
+    pub(crate) fn waiting(&mut self) -> Option<Event<K>> {
         self.seen.try_recv().ok()
     }
 }
 
-impl Drop for Events {
+impl<K> Drop for Events<K> {
     fn drop(&mut self) {
         self.watching.abort();
     }
 }
 
 /// Goes on where a watch ended, for as long as somebody listens.
-async fn follow(api: Api<Pod>, fields: String, mut version: String, tell: UnboundedSender<Seen>) {
+async fn follow<K>(api: Api<K>, fields: String, mut version: String, tell: UnboundedSender<Event<K>>)
+where
+    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
     let only = WatchParams::default().fields(&fields);
     while !tell.is_closed() {
         if let Ok(stream) = api.watch(&only, &version).await {
             let mut stream = std::pin::pin!(stream);
             while let Some(Ok(event)) = stream.next().await {
-                let (pod, gone) = match event {
-                    WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, false),
-                    WatchEvent::Deleted(pod) => (pod, true),
+                let (object, gone) = match event {
+                    WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
+                    WatchEvent::Deleted(object) => (object, true),
                     WatchEvent::Bookmark(_) | WatchEvent::Error(_) => continue,
                 };
-                version = pod.resource_version().unwrap_or(version);
-                let _ = tell.send(seen(&pod, gone));
+                version = object.resource_version().unwrap_or(version);
+                let _ = tell.send(Event { at: Instant::now(), object, gone });
             }
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-fn seen(pod: &Pod, gone: bool) -> Seen {
-    let status = pod.status.clone().unwrap_or_default();
-    Seen {
-        at: Instant::now(),
-        name: pod.name_any(),
-        phase: status.phase.unwrap_or_default(),
-        reason: status.reason.unwrap_or_default(),
-        gone,
-    }
+/// The phase of a pod, or nothing.
+pub(crate) fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use fastrand::Rng;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt};
 
-use crate::events::{Events, Seen};
+use crate::events::{Event, Events, phase};
 use crate::scheduler;
 use crate::support::{RealNode, pod};
 
@@ -25,6 +25,9 @@ const SHORTEST: Duration = Duration::from_secs(1);
 const LIFE: Duration = Duration::from_secs(6);
 /// How often the loop turns.
 const TURN: Duration = Duration::from_millis(10);
+
+/// How long after one another pods of another scheduler come, and how long they stay, on average.
+const FOREIGN: Duration = Duration::from_secs(5);
 
 /// One pod's story.
 #[derive(Debug)]
@@ -46,26 +49,39 @@ pub(crate) struct Short {
 /// The loop.
 pub(crate) struct Load<'a> {
     node: &'a RealNode,
-    events: Events,
+    events: Events<Pod>,
     random: Rng,
     next_cpus: u32,
     pub(crate) pods: BTreeMap<String, Short>,
+    foreign: Option<Foreign>,
+}
+
+/// Pods of another scheduler.
+#[derive(Debug)]
+struct Foreign {
+    number: usize,
+    /// When the next one comes.
+    next: Instant,
+    /// Who is there, and until when.
+    there: Vec<(String, Instant)>,
 }
 
 impl<'a> Load<'a> {
-    pub(crate) async fn new(node: &'a RealNode, mut random: Rng) -> Result<Self> {
+    pub(crate) async fn new(node: &'a RealNode, mut random: Rng, foreign: bool) -> Result<Self> {
         let next_cpus = random.u32(SIZES);
-        let events = Events::watch_all(&node.client()).await?;
-        Ok(Self { node, events, random, next_cpus, pods: BTreeMap::new() })
+        let events = Events::of_pods(&node.client(), None).await?;
+        let foreign = foreign.then(|| Foreign { number: 0, next: Instant::now(), there: Vec::new() });
+        Ok(Self { node, events, random, next_cpus, pods: BTreeMap::new(), foreign })
     }
 
     /// Keeps on until the time is over.
     pub(crate) async fn run(&mut self, until: Instant, mut check: impl FnMut() -> Result<()>) -> Result<()> {
         while Instant::now() < until {
-            while let Some(seen) = self.events.waiting() {
-                self.hear(seen).await?;
+            while let Some(event) = self.events.waiting() {
+                self.hear(event).await?;
             }
             self.end_the_old().await?;
+            self.come_and_go().await?;
             while self.wanted() * 10 < WANTED {
                 self.create().await?;
             }
@@ -84,7 +100,7 @@ impl<'a> Load<'a> {
         let cpus = std::mem::replace(&mut self.next_cpus, self.random.u32(SIZES));
         let name = format!("short-{}", self.pods.len());
         let object = pod(&name).cpus(cpus).memory("64Mi").scheduled_by(scheduler::NAME)?;
-        let beyond = (LIFE - SHORTEST).mul_f64(-self.random.f64().max(1e-9).ln());
+        let beyond = self.some(LIFE - SHORTEST);
         let short = Short {
             cpus,
             life: SHORTEST + beyond,
@@ -97,6 +113,28 @@ impl<'a> Load<'a> {
         };
         self.pods.insert(name, short);
         self.api().create(&PostParams::default(), &object).await?;
+        Ok(())
+    }
+
+    /// A time that is so long on average, and each moment as likely to end as any other.
+    fn some(&mut self, mean: Duration) -> Duration {
+        mean.mul_f64(-self.random.f64().max(1e-9).ln())
+    }
+
+    async fn come_and_go(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let Some(mut foreign) = self.foreign.take() else { return Ok(()) };
+        if foreign.next <= now {
+            let name = format!("foreign-{}", foreign.number);
+            foreign.number += 1;
+            foreign.next = now + self.some(FOREIGN);
+            foreign.there.push((name.clone(), now + self.some(FOREIGN)));
+            self.node.submit(&pod(&name)).await?;
+        }
+        for (name, _) in foreign.there.extract_if(.., |(_, until)| *until <= now) {
+            self.delete(&name).await?;
+        }
+        self.foreign = Some(foreign);
         Ok(())
     }
 
@@ -117,23 +155,24 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    async fn hear(&mut self, seen: Seen) -> Result<()> {
-        let Some(pod) = self.pods.get_mut(&seen.name) else { return Ok(()) };
-        let terminal = ["Succeeded", "Failed"].contains(&seen.phase.as_str());
-        if seen.phase == "Running" {
-            pod.running.get_or_insert(seen.at);
+    async fn hear(&mut self, Event { at, object, gone }: Event<Pod>) -> Result<()> {
+        let name = object.name_any();
+        let Some(pod) = self.pods.get_mut(&name) else { return Ok(()) };
+        let terminal = ["Succeeded", "Failed"].contains(&phase(&object));
+        if phase(&object) == "Running" {
+            pod.running.get_or_insert(at);
         }
-        if !terminal && !seen.gone || pod.ended {
+        if !terminal && !gone || pod.ended {
             return Ok(());
         }
         pod.ended = true;
-        pod.ending.get_or_insert(seen.at);
+        pod.ending.get_or_insert(at);
         if pod.running.is_none() {
-            pod.refused = Some(seen.reason);
+            pod.refused = Some(object.status.and_then(|status| status.reason).unwrap_or_default());
         }
         // Whoever owns the pod takes it away.
-        if !seen.gone {
-            self.delete(&seen.name).await?;
+        if !gone {
+            self.delete(&name).await?;
         }
         Ok(())
     }

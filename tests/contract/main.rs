@@ -45,6 +45,10 @@ struct Options {
     /// Only with these two.
     #[arg(long, conflicts_with = "everyday")]
     only_everyday: bool,
+    /// Let pods of another scheduler that ask for nothing come and go, one every five seconds or so: at each word of
+    /// them the plugin takes nobody onto the node until its next resync.
+    #[arg(long)]
+    foreign: bool,
     /// The plugin's informerMode.
     #[arg(long, default_value = "Dedicated")]
     informer: String,
@@ -54,7 +58,7 @@ struct Options {
     /// Another binary than the one that was built for tests.
     #[arg(long)]
     binary: Option<PathBuf>,
-    /// Only measure how long after its bind a pod shows, and where, over so many pods.
+    /// Only measure how long after its bind a pod shows, and where, over so many pods, and when numacast tells of it.
     #[arg(long, value_name = "PODS")]
     binds: Option<usize>,
     /// The seed, instead of a new one.
@@ -63,6 +67,10 @@ struct Options {
 }
 
 impl Options {
+    fn binary(&self) -> PathBuf {
+        self.binary.clone().unwrap_or_else(|| env!("CARGO_BIN_EXE_numacast").into())
+    }
+
     /// Every combination that was asked for.
     fn runs(&self, seed: u64) -> Vec<Run> {
         let everyday: &[bool] = match (self.everyday, self.only_everyday) {
@@ -78,10 +86,11 @@ impl Options {
                         exporter: exporter.clone(),
                         clocks: *clocks,
                         everyday: *everyday,
+                        foreign: self.foreign,
                         informer: self.informer.clone(),
                         time: Duration::from_secs(self.seconds),
                         seed,
-                        binary: self.binary.clone().unwrap_or_else(|| env!("CARGO_BIN_EXE_numacast").into()),
+                        binary: self.binary(),
                     });
                 }
             }
@@ -100,6 +109,8 @@ async fn main() -> Result<ExitCode> {
     if let Some(count) = options.binds {
         let cluster = Cluster::start(&parts).await?;
         let node = node(&cluster).await?;
+        let exporter = options.exporter.first().cloned().unwrap_or(Exporter::None);
+        let _running = exporter.start(&options.binary(), &cluster, &node).await?;
         writeln!(out, "{}", binds::measure(&node, &mut Rng::with_seed(seed), count).await?.table())?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -25,6 +25,8 @@ pub(crate) struct Run {
     pub(crate) clocks: Clocks,
     /// There are a Completed pod and one whose image cannot be pulled, both Guaranteed.
     pub(crate) everyday: bool,
+    /// Pods of another scheduler come and go.
+    pub(crate) foreign: bool,
     pub(crate) informer: String,
     pub(crate) time: Duration,
     pub(crate) seed: u64,
@@ -62,7 +64,9 @@ impl Run {
         let program = parts.program("scheduler");
         let mut scheduler = Scheduler::start(&program, &cluster, self.clocks, &self.informer).await?;
 
-        let mut load = Load::new(&node, Rng::with_seed(self.seed)).await?;
+        scheduler.first_flush(self.clocks).await?;
+
+        let mut load = Load::new(&node, Rng::with_seed(self.seed), self.foreign).await?;
         let writes = cluster.writes_of("noderesourcetopologies").await?;
         let (from, to) = (Instant::now(), Instant::now() + self.time);
         let all_run = || {
@@ -139,7 +143,12 @@ pub(crate) const HEAD: &str = "\
 impl Run {
     /// The columns before the figures.
     pub(crate) fn name(&self) -> String {
-        let others = if self.everyday { "Completed, unpullable" } else { "" };
+        let others = match (self.everyday, self.foreign) {
+            (false, false) => "",
+            (true, false) => "Completed, unpullable",
+            (false, true) => "foreign",
+            (true, true) => "Completed, unpullable, foreign",
+        };
         format!("| {} | {} | {others} |", self.exporter, self.clocks)
     }
 

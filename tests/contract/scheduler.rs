@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -70,6 +70,16 @@ impl Scheduler {
         })
         .await?;
         Ok(scheduler)
+    }
+
+    /// Waits until the plugin has believed an object for the first time: the pods that are there already are not its
+    /// own, and until then it lets nobody onto the node. Where it never does, that shows soon enough.
+    pub(crate) async fn first_flush(&self, clocks: Clocks) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(clocks.resync * 3 + 2);
+        while Instant::now() < end && !std::fs::read_to_string(&self.log)?.contains("\"flushing\"") {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
     }
 
     pub(crate) fn still_runs(&mut self) -> Result<()> {

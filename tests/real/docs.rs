@@ -17,7 +17,7 @@ use crate::support::{Cluster, Needs, Parts};
 const FILES: [(&str, usize); 6] = [
     ("README.md", 10),
     ("CONTRIBUTING.md", 3),
-    ("docs/configuration.md", 11),
+    ("docs/configuration.md", 13),
     ("docs/events.md", 2),
     ("docs/performance.md", 1),
     ("docs/proofs.md", 3),

@@ -14,14 +14,14 @@ const NIC: &str = "example.com/nic";
 const FAR: &str = "example.com/far";
 
 /// What the plugin does unless it is told otherwise.
-const DEFAULT: Counting = Counting { informer: "dedicated", method: "all", plugin: "0.35" };
+const DEFAULT: Counting = Counting { informer: "dedicated", method: "all", plugin: "v0.35" };
 
 /// All the others.
 const OTHERS: [Counting; 4] = [
     Counting { informer: "shared", ..DEFAULT },
     Counting { method: "with-exclusive-resources", ..DEFAULT },
-    Counting { method: "with-exclusive-resources", plugin: "0.34", ..DEFAULT },
-    Counting { informer: "shared", method: "with-exclusive-resources", plugin: "0.35" },
+    Counting { method: "with-exclusive-resources", plugin: "v0.34", ..DEFAULT },
+    Counting { informer: "shared", method: "with-exclusive-resources", plugin: "v0.35" },
 ];
 
 /// A node, its agent, and upstream's word.
@@ -76,9 +76,8 @@ impl Bench {
         Ok(pods.into_iter().map(|name| name.trim_start_matches("default/").to_owned()).collect())
     }
 
-    async fn is_held(&mut self, when: &str) -> Result<()> {
+    async fn is_held(&self, when: &str) -> Result<()> {
         until(&format!("the object is held: {when}"), async || {
-            self.agent.still_runs()?;
             let object = nrt::read(&self.node.client(), self.node.name()).await?;
             ensure!(published(&object) == Some(HELD), "it says {:?}", published(&object));
             Ok(())
@@ -159,7 +158,7 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
         let has = |name: &str| counted.iter().any(|one| one == name);
         ensure!(has("completed") == (counting.informer == "dedicated"), "{counting:?}: {counted:?}");
         ensure!(has("best-effort") == (counting.method == "all"), "{counting:?}: {counted:?}");
-        let exclusive = counting.method == "all" || counting.plugin == "0.34";
+        let exclusive = counting.method == "all" || counting.plugin == "v0.34";
         ensure!(has("far") == exclusive, "{counting:?}: {counted:?}");
         // It goes on with what happens.
         bench.node.run(pod("next").cpus(1).memory("64Mi")).await?;
@@ -229,6 +228,33 @@ async fn the_object_agrees_with_nothing_while_a_bound_pod_is_not_accounted() -> 
     bench.node.signal_kubelet("CONT")?;
     bench.agrees("the kubelet goes on").await?;
     Ok(())
+}
+
+#[tokio::test]
+async fn nobody_agrees_in_the_name_of_an_agent_that_is_away() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let mut bench = Bench::start(&parts).await?;
+    bench.node.run(pod("first").cpus(2).memory("64Mi")).await?;
+    bench.agrees("one pod runs").await?;
+
+    // Told to end, it says that from now on nobody knows.
+    bench.agent.end().await?;
+    bench.is_held("the agent was told to end").await?;
+    bench.agent = agent(&bench.node, DEFAULT)?;
+    ensure!(bench.agrees("another one has started").await? == ["first"]);
+
+    // Killed, it cannot; and the next one cannot read the node.
+    bench.agent.kill()?;
+    bench.node.signal_kubelet("STOP")?;
+    bench.node.submit(&pod("second").cpus(3).memory("64Mi")).await?;
+    let observer = Observer::start(&bench.node.client(), bench.node.name()).await?;
+    bench.agent = agent(&bench.node, DEFAULT)?;
+    bench.is_held("a pod was bound while no agent ran, and the kubelet hangs").await?;
+    bench.node.signal_kubelet("CONT")?;
+    bench.node.fate_of("second").await?;
+    ensure!(bench.agrees("the kubelet goes on").await? == ["first", "second"]);
+    // The first version is the one that the killed agent left behind.
+    nothing_agreed_with_more(&observer, 1, 14 - 2 - 3).await
 }
 
 /// Every version since then that agrees with any set of pods has at most so many CPUs free.

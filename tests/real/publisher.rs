@@ -256,6 +256,64 @@ async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
     owned_by_the_node(&world.cluster, &again).await
 }
 
+/// What koord-scheduler and its like read.
+#[tokio::test]
+async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = with_node(Cluster::start(&parts).await?).await?;
+    leave_behind(&cluster).await?;
+    let with = ["--set", "publish.apiVersion=v1alpha1", "--set", "publish.refresh=1s"];
+    let mut world = World::start(&parts, cluster, &with).await?;
+    // The machine's kubelet: best-effort for containers.
+    let is_right = |object: &Value| {
+        let fingerprint = &object["metadata"]["annotations"]["topology.node.k8s.io/fingerprint"];
+        let fingerprint = fingerprint.as_str().unwrap_or_default();
+        ensure!(object["topologyPolicies"] == json!(["BestEffortContainerLevel"]), "{object}");
+        ensure!(object.get("attributes").is_none(), "{}", object["attributes"]);
+        ensure!(fingerprint == "pfp0v001ef46db3751d8e999", "{fingerprint}, and there are no pods");
+        ensure!(object["metadata"]["annotations"]["note"] == "mine", "{}", object["metadata"]);
+        Ok(())
+    };
+    let object = world.until("the object is in the old form", is_right).await?;
+    owned_by_the_node(&world.cluster, &object).await?;
+    let kind = GroupVersionKind::gvk("topology.node.k8s.io", "v1alpha1", "NodeResourceTopology");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "noderesourcetopologies");
+    let old = Api::<DynamicObject>::all_with(world.cluster.client(), &resource).get("worker").await?;
+    ensure!(old.data["topologyPolicies"] == json!(["BestEffortContainerLevel"]), "{}", old.data);
+
+    // Refreshes find what we wrote, and nobody else's hand.
+    let words = until("it was refreshed", async || {
+        let words = world.agent.last_words();
+        ensure!(words.matches("(Refresh)").count() > 2, "{words}");
+        Ok(words)
+    })
+    .await?;
+    ensure!(!words.contains("(Repair)") && !words.contains("written over"), "{words}");
+
+    // What a person changes is repaired, in the old form.
+    let patch = r#"{"topologyPolicies": ["None"], "metadata": {"annotations": {"topology.node.k8s.io/fingerprint": "x"}}}"#;
+    world.kubectl(&["patch", "noderesourcetopologies", "worker", "--type=merge", "-p", patch]).await?;
+    world.until("the edit is written over", is_right).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn deprecated_policies_stand_beside_the_attributes_on_request() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = with_node(Cluster::start(&parts).await?).await?;
+    leave_behind(&cluster).await?;
+    let mut world = World::start(&parts, cluster, &["--set", "publish.topologyPolicies=true"]).await?;
+    let object = world
+        .until("both are there", |object| {
+            ensure!(object["topologyPolicies"] == json!(["BestEffortContainerLevel"]), "{object}");
+            ensure!(object["attributes"][0]["value"] == "best-effort", "{object}");
+            ensure!(object["metadata"]["annotations"] == json!({"note": "mine"}), "{}", object["metadata"]);
+            Ok(())
+        })
+        .await?;
+    owned_by_the_node(&world.cluster, &object).await
+}
+
 /// The simulated API server says the same: its own tests compare with these.
 #[tokio::test]
 async fn an_apply_means_the_object_whose_uid_it_names() -> Result<()> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use numacast::agent::Settings;
 use numacast::pattern::PodPattern;
-use numacast::scheduler::{Informer, View};
+use numacast::scheduler::{Informer, Plan, View};
 use numacast::sim::api_server::{ApiServer, EVENTS, Fault, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, PodSpec, Role};
 use numacast::topology::{Exclude, Fingerprint, Method, pod_hash};
@@ -126,16 +126,22 @@ async fn pods_that_cannot_start_or_have_ended_freeze_nothing() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_deleted_before_it_was_admitted_does_not_hold() {
+async fn a_pod_that_is_deleted_before_it_was_admitted_holds_until_the_kubelet_is_done_with_it() {
     let world = world(|_| {}).await;
     show(&world, &db("a"), "Pending");
     is_held(&world).await;
-    // A finalizer keeps it.
-    let mut object = db("a").object("worker", "Pending");
-    object["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
-    object["metadata"]["finalizers"] = json!(["example.com/slow"]);
-    world.server.put(&PODS, object).unwrap();
-    says(&world, "").await;
+    // A finalizer keeps it, and the kubelet may let it in before it hears.
+    let deleted = |phase: &str| {
+        let mut object = db("a").object("worker", phase);
+        object["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
+        object["metadata"]["finalizers"] = json!(["example.com/slow"]);
+        world.server.put(&PODS, object).unwrap();
+    };
+    deleted("Pending");
+    world.lists_reach(world.node.kubelet.calls().list + 2).await;
+    assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
+    deleted("Failed");
+    says(&world, "a").await;
     world.stop().await;
 }
 
@@ -168,8 +174,11 @@ async fn a_pod_that_was_deleted_by_force_is_gone_and_so_is_its_name() {
     // The kubelet has not torn it down when another one has its name.
     let again = PodSpec { uid: "again".into(), ..db("web-0") };
     show(&world, &again, "Pending");
-    assert!(world.node.kubelet.stop_pod("default", "web-0"));
     is_held(&world).await;
+    assert!(world.node.kubelet.stop_pod("default", "web-0"));
+    // Were it never seen to go, the row would be the first one's until the second runs.
+    world.lists_reach(world.node.kubelet.calls().list + 2).await;
+    assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
     world.node.kubelet.start_pod(again.clone()).await.unwrap();
     says(&world, "").await;
     show(&world, &again, "Running");
@@ -422,37 +431,29 @@ fn nudges(server: &ApiServer) -> u64 {
 }
 
 #[tokio::test]
-async fn a_release_is_followed_by_nudges_that_change_nothing_else() {
-    let world = world(|_| {}).await;
+async fn a_change_is_followed_by_nudges_that_change_nothing_else() {
+    let world = world(|settings| settings.nudge = Some(Plan::default())).await;
     run(&world, &db("a")).await;
     says(&world, "a").await;
-    assert_eq!(nudges(&world.server), 0, "nothing was released yet");
-    let before = world.server.topology("worker").unwrap();
-    assert!(world.node.kubelet.stop_pod("default", "a"));
-    assert!(world.server.delete(&PODS, "default", "a"));
-    world.agrees().await;
-    says(&world, "").await;
-    let released = world.server.topology("worker").unwrap();
-    assert_ne!(before.spec, released.spec);
-    world.until(|| (nudges(&world.server) >= 2).then_some(())).await;
+    let said = world.server.topology("worker").unwrap();
+    let from = nudges(&world.server);
+    world.until(|| (nudges(&world.server) >= from + 2).then_some(())).await;
     let nudged = world.server.topology("worker").unwrap();
-    assert_eq!(nudged.spec, released.spec);
-    assert_eq!(nudged.metadata.generation, released.metadata.generation);
-    assert_ne!(nudged.metadata.resource_version, released.metadata.resource_version);
-    // A held object is not nudged: whoever is tried again meets the old cache.
-    show(&world, &db("b"), "Pending");
-    is_held(&world).await;
+    assert_eq!(nudged.spec, said.spec);
+    assert_eq!(nudged.metadata.generation, said.metadata.generation);
+    assert_ne!(nudged.metadata.resource_version, said.metadata.resource_version);
+    // Whoever starts next counts on.
+    let last = nudges(&world.server);
+    let world = world.halt().await.again(|settings| settings.nudge = Some(Plan::default()));
+    world.until(|| (nudges(&world.server) > last).then_some(())).await;
     world.stop().await;
 }
 
 #[tokio::test]
 async fn nudges_can_be_off() {
-    let world = world(|settings| settings.nudge = None).await;
+    let world = world(|_| {}).await;
     run(&world, &db("a")).await;
-    world.node.kubelet.stop_pod("default", "a");
-    world.server.delete(&PODS, "default", "a");
-    world.agrees().await;
-    says(&world, "").await;
+    says(&world, "a").await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(nudges(&world.server), 0);
     world.stop().await;

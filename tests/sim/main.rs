@@ -10,6 +10,7 @@ mod demo;
 mod faults;
 mod health;
 mod metrics;
+mod model;
 mod pods_api;
 mod publisher;
 mod release;

@@ -16,7 +16,7 @@ use crate::agent::standing::Standing;
 use crate::backoff::jittered;
 use crate::cluster::ClusterError;
 use crate::config::RivalsMode;
-use crate::nrt::NodeResourceTopology;
+use crate::nrt::{Form, NodeResourceTopology};
 use crate::telemetry::metrics::WriteReason;
 
 /// How long garbage collection may take to delete the object of a Node that was made anew; a refresh that comes more
@@ -33,6 +33,8 @@ const DELETIONS_WITHIN: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(super) struct Care {
     rivals: Rivals,
+    /// How we write the object.
+    form: Form,
     /// UID and generation of the object when it was last seen to say what we want.
     agreed: Option<(String, i64)>,
     /// When the object was deleted.
@@ -48,9 +50,10 @@ pub(super) struct Care {
 }
 
 impl Care {
-    pub(super) fn new(mode: RivalsMode) -> Self {
+    pub(super) fn new(mode: RivalsMode, form: Form) -> Self {
         Self {
             rivals: Rivals::new(mode),
+            form,
             agreed: None,
             deletions: VecDeque::new(),
             stale: None,
@@ -69,6 +72,11 @@ impl Care {
         now.duration_since(*self.refused_since.get_or_insert(now)) >= REFUSED
     }
 
+    /// Does the object with these metadata say what we want?
+    pub(super) fn agrees_with(&self, metadata: &ObjectMeta) -> bool {
+        self.agreed.is_some() && self.agreed == identity(metadata)
+    }
+
     /// When it has to be said that the owner is stale, if it is.
     pub(super) fn stale_due(&self, refresh: Duration) -> Option<Instant> {
         self.stale.map(|(since, _)| since + GARBAGE.min(refresh))
@@ -76,7 +84,7 @@ impl Care {
 
     /// What others left and we may remove.
     fn left(&self, metadata: &ObjectMeta) -> Leftovers {
-        let left = Leftovers::of(metadata);
+        let left = Leftovers::of(metadata, self.form);
         if self.owners_forbidden { left.without_owner() } else { left }
     }
 }
@@ -108,8 +116,7 @@ impl Task {
         if self.pending.is_some() || self.writer.knows(&metadata) {
             return;
         }
-        let same_content = self.care.agreed.is_some() && self.care.agreed == identity(&metadata);
-        if same_content && !self.care.left(&metadata).any() {
+        if self.care.agrees_with(&metadata) && !self.care.left(&metadata).any() {
             self.writer.saw(metadata);
             return;
         }
@@ -165,6 +172,7 @@ impl Task {
         else {
             return false;
         };
+        let wanted = self.care.form.comes_back(wanted);
         let mut fields = differing(live, &wanted.spec);
         let left = self.care.left(&live.metadata).fields();
         fields.extend(left.into_iter().filter(|field| !fields.contains(field)).collect::<Vec<_>>());

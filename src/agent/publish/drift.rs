@@ -11,11 +11,11 @@ use kube::api::ObjectMeta;
 use serde_json::{Map, Value, json};
 
 use crate::cluster::FIELD_MANAGER;
-use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields};
+use crate::nrt::{
+    FINGERPRINT_ANNOTATION as FINGERPRINT, Form, NodeResourceTopology, NodeResourceTopologyFields, Version,
+};
 
-/// The scheduler plugin takes it for the fingerprint where no attribute has one.
-const FINGERPRINT: &str = "topology.node.k8s.io/fingerprint";
-/// The deprecated field that we do not write.
+/// The deprecated field that we write on request only.
 const POLICIES: &str = "topologyPolicies";
 
 /// The fields of `live` that differ from what we want.
@@ -31,7 +31,8 @@ pub(super) fn differing(
     if of(&live.spec) != of(wanted) {
         fields.push("attributes");
     }
-    if live.spec.topology_policies.as_ref().is_some_and(|policies| !policies.is_empty()) {
+    let policies = |fields: &NodeResourceTopologyFields| fields.topology_policies.clone().unwrap_or_default();
+    if policies(&live.spec) != policies(wanted) {
         fields.push(POLICIES);
     }
     fields
@@ -46,13 +47,14 @@ pub(super) struct Leftovers {
 }
 
 impl Leftovers {
-    /// What an object's metadata tell of it.
-    pub(super) fn of(metadata: &ObjectMeta) -> Self {
+    /// What an object's metadata tell of it, where we write objects in this form.
+    pub(super) fn of(metadata: &ObjectMeta, form: Form) -> Self {
         let entries = || metadata.managed_fields.iter().flatten();
         let annotations = metadata.annotations.as_ref();
         Self {
-            policies: entries().any(|entry| owns(entry, POLICIES)),
-            annotation: annotations.is_some_and(|annotations| annotations.contains_key(FINGERPRINT)),
+            policies: !form.has_policies() && entries().any(|entry| owns(entry, POLICIES)),
+            annotation: form.version != Version::V1alpha1
+                && annotations.is_some_and(|annotations| annotations.contains_key(FINGERPRINT)),
             owner: metadata.owner_references.iter().flatten().any(is_namespace),
         }
     }
@@ -232,13 +234,13 @@ mod tests {
             "ownerReferences": [node.clone()],
             "managedFields": [entry("rte", 1, json!({"f:zones": {}}))],
         }));
-        assert!(!Leftovers::of(&harmless).any());
+        assert!(!Leftovers::of(&harmless, Form::default()).any());
         let left = metadata(json!({
             "resourceVersion": "7", "annotations": {FINGERPRINT: "x", "a": "b"},
             "ownerReferences": [namespace.clone()],
             "managedFields": [entry("nfd", 1, json!({"f:topologyPolicies": {}}))],
         }));
-        let found = Leftovers::of(&left);
+        let found = Leftovers::of(&left, Form::default());
         assert_eq!(found.fields(), [POLICIES, FINGERPRINT, "ownerReferences"]);
         let owner: OwnerReference = serde_json::from_value(node.clone()).unwrap();
         let expected = json!({
@@ -250,7 +252,7 @@ mod tests {
         assert_eq!(patch["metadata"].get("ownerReferences"), None);
         let both = metadata(json!({"resourceVersion": "7", "ownerReferences": [namespace, node.clone()]}));
         let other: OwnerReference = OwnerReference { uid: "other".into(), ..owner };
-        let patch = Leftovers::of(&both).patch(&both, Some(&other));
+        let patch = Leftovers::of(&both, Form::default()).patch(&both, Some(&other));
         assert_eq!(patch["metadata"]["ownerReferences"], json!([node]), "an owner that is there stays");
     }
 

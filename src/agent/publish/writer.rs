@@ -86,11 +86,18 @@ impl Writer {
 
     /// Writes the object once more with nothing changed but a number in an annotation.
     pub(super) async fn nudge(&mut self) -> Result<(), ClusterError> {
-        let Some(metadata) = self.own().filter(|own| own.uid.is_some()) else { return Ok(()) };
+        let Some(metadata) = self.own().filter(|own| own.uid.is_some() && own.resource_version.is_some())
+        else {
+            return Ok(());
+        };
         let last = metadata.annotations.as_ref().and_then(|all| all.get(NUDGE)?.parse::<u64>().ok());
         let number = last.unwrap_or_default().wrapping_add(1).to_string();
-        // Only this object: one that was made anew is nothing to nudge about.
-        let patch = json!({"metadata": {"uid": metadata.uid, "annotations": {NUDGE: number}}});
+        // Only what was seen last: who nudges what another wrote meanwhile says it again.
+        let patch = json!({"metadata": {
+            "uid": metadata.uid,
+            "resourceVersion": metadata.resource_version,
+            "annotations": {NUDGE: number},
+        }});
         let nudged = self.cluster.merge(&self.node, &patch).await?;
         self.own = Own::Is(Box::new(nudged));
         Ok(())

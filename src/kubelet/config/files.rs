@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde_json::{Map, Value};
 
@@ -32,6 +33,20 @@ pub struct ConfigFiles {
 }
 
 impl ConfigFiles {
+    /// The file that changed after `start`, if one did: a kubelet that started then may run with what it said before.
+    #[must_use]
+    pub fn changed_since(&self, start: SystemTime) -> Option<PathBuf> {
+        let line = CommandLine::find(&self.proc, &self.node);
+        let dir = self.config_dir(line.as_ref());
+        let mut all: Vec<PathBuf> = self.config_file(line.as_ref()).into_iter().collect();
+        // A directory changes with what is taken away.
+        all.extend(dir.iter().flat_map(|dir| drop_ins(dir).unwrap_or_default()));
+        all.extend(dir);
+        let changed =
+            |path: &PathBuf| path.metadata().and_then(|of| of.modified()).is_ok_and(|at| at > start);
+        all.into_iter().find(changed)
+    }
+
     /// Reads all of it; the second value names keys that make no sense and were left at their default.
     ///
     /// # Errors
@@ -137,6 +152,8 @@ fn merge(target: &mut Value, patch: Value) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use serde_json::json;
 
     use super::*;
@@ -242,6 +259,26 @@ mod tests {
             (config.cpu_manager_policy.as_str(), config.topology_manager_policy.as_str()),
             ("static", "none")
         );
+    }
+
+    #[test]
+    fn what_changed_since_is_told() {
+        let host = Host::new(&[("k/config.yaml", ""), ("d/a.conf", ""), ("d/b.conf", "")]);
+        let at = |path: &str| host.0.path().join(path);
+        let (before, start) = (Duration::from_secs(1_000_000), Duration::from_secs(2_000_000));
+        let set = |path: &str, time: Duration| {
+            std::fs::File::open(at(path)).unwrap().set_modified(UNIX_EPOCH + time).unwrap();
+        };
+        ["k/config.yaml", "d/a.conf", "d/b.conf", "d"].iter().for_each(|path| set(path, before));
+        let files = ConfigFiles { dir: Some(at("d")), ..host.files() };
+        let changed = || files.changed_since(UNIX_EPOCH + start);
+        assert_eq!(changed(), None);
+        for path in ["k/config.yaml", "d/b.conf", "d"] {
+            set(path, start + before);
+            assert_eq!(changed(), Some(at(path)));
+            set(path, before);
+        }
+        assert_eq!(ConfigFiles { file: Some(at("none")), ..host.files() }.changed_since(UNIX_EPOCH), None);
     }
 
     #[test]

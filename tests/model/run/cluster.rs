@@ -4,14 +4,14 @@ use super::chance::{NEVER, Time};
 use super::fingerprint::pod_hash;
 
 /// A pod by its place in the run; no two have the same, as with UIDs.
-pub type PodId = usize;
+pub(crate) type PodId = usize;
 
 /// All of them live here.
-pub const NAMESPACE: &str = "load";
+pub(crate) const NAMESPACE: &str = "load";
 
 /// How far a pod is, in the API's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub(crate) enum Phase {
     Pending,
     Running,
     Succeeded,
@@ -19,14 +19,14 @@ pub enum Phase {
 }
 
 impl Phase {
-    pub fn is_terminal(self) -> bool {
+    pub(crate) fn is_terminal(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 }
 
 /// What kind of pod it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// It runs, and ends if it has an end.
     Ordinary,
     /// Its image cannot be pulled: it is admitted, holds what it asked for and stays Pending.
@@ -37,86 +37,88 @@ pub enum Kind {
 
 /// What a pod asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// CPU in thousandths.
-    pub milli: u32,
+    pub(crate) milli: u32,
     /// Guaranteed: with whole CPUs it gets CPUs of its own.
-    pub guaranteed: bool,
+    pub(crate) guaranteed: bool,
 }
 
 impl Request {
     /// A Guaranteed pod of so many CPUs.
-    pub fn whole(cpus: u32) -> Self {
+    pub(crate) fn whole(cpus: u32) -> Self {
         Self { milli: cpus * 1000, guaranteed: true }
     }
 
     /// Nothing at all.
-    pub const BEST_EFFORT: Self = Self { milli: 0, guaranteed: false };
+    pub(crate) const BEST_EFFORT: Self = Self { milli: 0, guaranteed: false };
 
     /// CPUs of its own that it must get.
-    pub fn exclusive(self) -> u32 {
+    pub(crate) fn exclusive(self) -> u32 {
         if self.guaranteed && self.milli.is_multiple_of(1000) { self.milli / 1000 } else { 0 }
     }
 
     /// Does the plugin count it as a pod with exclusive resources? It looks at the specification only, and a Guaranteed
     /// pod asks for memory.
-    pub fn looks_exclusive(self) -> bool {
+    pub(crate) fn looks_exclusive(self) -> bool {
         self.guaranteed
     }
 }
 
 /// What one watcher knows of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    pub bound: bool,
-    pub phase: Phase,
-    pub deleted: bool,
+pub(crate) struct Seen {
+    pub(crate) bound: bool,
+    pub(crate) phase: Phase,
+    pub(crate) deleted: bool,
 }
 
 /// A pod: its object, and what is measured about it.
 #[derive(Clone, Debug)]
-pub struct Pod {
-    pub name: String,
-    pub hash: u64,
-    pub request: Request,
-    pub kind: Kind,
+pub(crate) struct Pod {
+    pub(crate) name: String,
+    pub(crate) hash: u64,
+    pub(crate) request: Request,
+    pub(crate) kind: Kind,
     /// Our scheduler places it. Others are bound by somebody else.
-    pub ours: bool,
+    pub(crate) ours: bool,
     /// The object, as long as there is one.
-    pub object: Option<Seen>,
+    pub(crate) object: Option<Seen>,
     /// Deleting it only marks it, as long as this is set.
-    pub finalizer: bool,
+    pub(crate) finalizer: bool,
     /// How long its containers run.
-    pub life: Time,
+    pub(crate) life: Time,
     /// How long they take to end once they are told to.
-    pub termination: Time,
-    pub created: Time,
-    pub reserved: Option<Time>,
+    pub(crate) termination: Time,
+    pub(crate) created: Time,
+    /// When the plugin let it pass.
+    pub(crate) passed: Option<Time>,
+    pub(crate) reserved: Option<Time>,
     /// When the API server had the binding.
-    pub bound: Option<Time>,
+    pub(crate) bound: Option<Time>,
     /// When the agent heard of it.
-    pub heard: Option<Time>,
+    pub(crate) heard: Option<Time>,
     /// When its status said Running.
-    pub running: Option<Time>,
+    pub(crate) running: Option<Time>,
     /// When the object first was held for it or accounted for it.
-    pub covered: Option<Time>,
+    pub(crate) covered: Option<Time>,
     /// Pods that the plugin did not know when it let this one pass, see `figures`.
-    pub blind: Vec<PodId>,
+    pub(crate) blind: Vec<PodId>,
     /// Why the plugin does not know this one, if it forgot it.
-    pub forgotten: Option<Forgotten>,
+    pub(crate) forgotten: Option<Forgotten>,
 }
 
 /// How the plugin came to forget a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forgotten {
+pub(crate) struct Forgotten {
     /// When it read the object that it believed.
-    pub read: Time,
+    pub(crate) read: Time,
     /// The object was believed before the agent could have prevented it.
-    pub excused: bool,
+    pub(crate) excused: bool,
 }
 
 impl Pod {
-    pub fn new(name: String, request: Request, created: Time) -> Self {
+    pub(crate) fn new(name: String, request: Request, created: Time) -> Self {
         Self {
             hash: pod_hash(NAMESPACE, &name),
             name,
@@ -128,6 +130,7 @@ impl Pod {
             life: NEVER,
             termination: 0,
             created,
+            passed: None,
             reserved: None,
             bound: None,
             heard: None,
@@ -141,19 +144,19 @@ impl Pod {
 
 /// The object, as far as the plugin reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Object {
+pub(crate) struct Object {
     /// Free CPUs in each zone.
-    pub available: Vec<u32>,
+    pub(crate) available: Vec<u32>,
     /// `topologyManagerPolicy` and scope are there.
-    pub policy: bool,
+    pub(crate) policy: bool,
     /// The sum in the fingerprint, if there is one.
-    pub print: Option<u64>,
+    pub(crate) print: Option<u64>,
     /// The method is `with-exclusive-resources`.
-    pub exclusive: bool,
+    pub(crate) exclusive: bool,
     /// What makes a write a write where nothing else changed.
-    pub counter: u64,
+    pub(crate) counter: u64,
     /// Not published: the pods whose CPUs were taken off, ascending.
-    pub accounts: Vec<PodId>,
+    pub(crate) accounts: Vec<PodId>,
     /// Not published: the exporter means the fingerprint never to come true.
-    pub held: bool,
+    pub(crate) held: bool,
 }

@@ -7,7 +7,7 @@ use super::cluster::{Pod, PodId};
 
 /// Why the kubelet had to refuse a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub(crate) enum Cause {
     /// The plugin had forgotten a pod before the exporter could have prevented it.
     Window,
     /// The plugin had forgotten a pod, and the exporter could have prevented it.
@@ -22,55 +22,55 @@ pub enum Cause {
 
 /// The figures of one run.
 #[derive(Clone, Debug, Default)]
-pub struct Figures {
-    pub events: u64,
-    pub created: u64,
-    pub cycles: u64,
-    pub dirty_ticks: u64,
-    pub lists: u64,
-    pub writes: u64,
-    pub nudges: u64,
-    pub holds: u64,
-    pub restarts: u64,
+pub(crate) struct Figures {
+    pub(crate) events: u64,
+    pub(crate) created: u64,
+    pub(crate) cycles: u64,
+    pub(crate) dirty_ticks: u64,
+    pub(crate) lists: u64,
+    pub(crate) writes: u64,
+    pub(crate) nudges: u64,
+    pub(crate) holds: u64,
+    pub(crate) restarts: u64,
     /// Pods that a flush made the plugin forget though they hold CPUs or will, and those of them too late to be excused.
-    pub forgotten: u64,
-    pub forgotten_late: u64,
+    pub(crate) forgotten: u64,
+    pub(crate) forgotten_late: u64,
     /// Refused pods and why.
-    pub refused: Vec<(PodId, Cause)>,
+    pub(crate) refused: Vec<(PodId, Cause)>,
     /// From the reservation to an object that is held or accounts for the pod.
-    pub windows: Vec<Time>,
+    pub(crate) windows: Vec<Time>,
     /// CPU time of containers, over all pods that have ended.
-    pub busy: Time,
+    pub(crate) busy: Time,
     started: BTreeMap<PodId, (u32, Time)>,
     disagrees: Option<Time>,
     /// How long object and plugin did not agree, each time.
-    pub disagreements: Vec<Time>,
+    pub(crate) disagreements: Vec<Time>,
     last_release: Time,
 }
 
 impl Figures {
-    pub fn start(&mut self, id: PodId, cpus: u32, now: Time) {
+    pub(crate) fn start(&mut self, id: PodId, cpus: u32, now: Time) {
         self.started.insert(id, (cpus, now));
     }
 
-    pub fn stop(&mut self, id: PodId, at: Time) {
+    pub(crate) fn stop(&mut self, id: PodId, at: Time) {
         if let Some((cpus, from)) = self.started.remove(&id) {
             self.busy += u64::from(cpus) * at.saturating_sub(from);
         }
     }
 
-    pub fn release(&mut self, id: PodId, now: Time) {
+    pub(crate) fn release(&mut self, id: PodId, now: Time) {
         self.stop(id, now);
         self.last_release = now;
     }
 
     /// Counts the time of those that still run.
-    pub fn finish(&mut self, now: Time) {
+    pub(crate) fn finish(&mut self, now: Time) {
         let running: Vec<PodId> = self.started.keys().copied().collect();
         running.into_iter().for_each(|id| self.stop(id, now));
     }
 
-    pub fn agreement(&mut self, agrees: bool, now: Time) {
+    pub(crate) fn agreement(&mut self, agrees: bool, now: Time) {
         match (agrees, self.disagrees) {
             (false, None) => self.disagrees = Some(now),
             (true, Some(since)) => {
@@ -81,18 +81,21 @@ impl Figures {
         }
     }
 
-    pub fn refuse(&mut self, id: PodId, pods: &[Pod], placed: &BTreeSet<PodId>) {
+    pub(crate) fn refuse(&mut self, id: PodId, pods: &[Pod], placed: &BTreeSet<PodId>) {
         let pod = &pods[id];
-        let forgotten: Vec<_> = pod.blind.iter().filter_map(|blind| pods[*blind].forgotten).collect();
+        // Either it took the place of one that the plugin had forgotten, or it was forgotten itself and lost its own.
+        let blind = pod.blind.iter().filter_map(|blind| pods[*blind].forgotten);
+        let forgotten: Vec<_> = blind.chain(pod.forgotten).collect();
         let foreign = |other: &PodId| {
             let other = &pods[*other];
-            !other.ours && other.request.exclusive() > 0 && other.bound >= pod.reserved
+            !other.ours && other.request.exclusive() > 0 && other.bound >= pod.passed
         };
         let cause = if forgotten.iter().any(|forgotten| !forgotten.excused) {
             Cause::Late
         } else if !forgotten.is_empty() {
             Cause::Window
-        } else if !pod.ours || pod.blind.iter().any(|blind| !pods[*blind].ours) || placed.iter().any(foreign) {
+        } else if !pod.ours || pod.blind.iter().any(|blind| !pods[*blind].ours) || placed.iter().any(foreign)
+        {
             Cause::Foreign
         } else {
             Cause::Unknown
@@ -100,13 +103,13 @@ impl Figures {
         self.refused.push((id, cause));
     }
 
-    pub fn refused_for(&self, cause: Cause) -> usize {
+    pub(crate) fn refused_for(&self, cause: Cause) -> usize {
         self.refused.iter().filter(|(_, why)| *why == cause).count()
     }
 }
 
 /// The value below which so many of a hundred lie.
-pub fn percentile(sorted: &[Time], percent: usize) -> Time {
+pub(crate) fn percentile(sorted: &[Time], percent: usize) -> Time {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last * percent + 50) / 100).copied().unwrap_or_default()
 }

@@ -15,7 +15,7 @@ fn round(lane: u64, input: u64) -> u64 {
 }
 
 /// XXH64.
-pub fn xxh64(bytes: &[u8], seed: u64) -> u64 {
+pub(crate) fn xxh64(bytes: &[u8], seed: u64) -> u64 {
     let mut rest = bytes;
     let mut hash = if bytes.len() < 32 {
         seed.wrapping_add(P5)
@@ -58,12 +58,12 @@ pub fn xxh64(bytes: &[u8], seed: u64) -> u64 {
 }
 
 /// One pod's part.
-pub fn pod_hash(namespace: &str, name: &str) -> u64 {
+pub(crate) fn pod_hash(namespace: &str, name: &str) -> u64 {
     xxh64(name.as_bytes(), xxh64(namespace.as_bytes(), 0))
 }
 
 /// The sum over a set.
-pub fn sum(hashes: impl IntoIterator<Item = u64>) -> u64 {
+pub(crate) fn sum(hashes: impl IntoIterator<Item = u64>) -> u64 {
     let mut sorted: Vec<u64> = hashes.into_iter().collect();
     sorted.sort_unstable();
     let bytes: Vec<u8> = sorted.iter().flat_map(|hash| hash.to_le_bytes()).collect();
@@ -71,6 +71,7 @@ pub fn sum(hashes: impl IntoIterator<Item = u64>) -> u64 {
 }
 
 #[cfg(test)]
+#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
 mod tests {
     use super::*;
 
@@ -81,17 +82,17 @@ mod tests {
             format!("{:016x}", sum(hashes))
         };
         let five = [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2")];
-        for (number, expected) in
-            [(0, "ef46db3751d8e999"), (1, "bb89419dce9a8948"), (2, "a5a0bb7911344362"), (4, "d807b95b31183d31")]
-        {
+        for (number, expected) in [
+            (0, "ef46db3751d8e999"),
+            (1, "bb89419dce9a8948"),
+            (2, "a5a0bb7911344362"),
+            (4, "d807b95b31183d31"),
+        ] {
             assert_eq!(of(&five[..number]), expected);
         }
         assert_eq!(of(&five), "b92008c14168b3a6");
         assert_eq!(of(&[("default", "pod-a"), ("default", "pod-a")]), "88bbc2d2fe1e3cb1");
         let long = "very-long-pod-name-that-exceeds-thirty-two-bytes-0123456789";
-        assert_eq!(
-            of(&[("kube-system", "coredns-5d78c9869d-abcde"), ("default", long)]),
-            "e78784910a28b542"
-        );
+        assert_eq!(of(&[("kube-system", "coredns-5d78c9869d-abcde"), ("default", long)]), "e78784910a28b542");
     }
 }

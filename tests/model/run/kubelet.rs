@@ -1,13 +1,13 @@
 //! The kubelet: single-numa-node, pod scope, static CPU manager, and what its List says when (kubelet.md 3.3).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::chance::Time;
 use super::cluster::{Kind, Phase, PodId, Request};
 
 /// How far the kubelet is with a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// The List names it, without CPUs.
     Known,
     /// It has what it asked for.
@@ -20,52 +20,54 @@ pub enum Stage {
 
 /// A pod that the kubelet knows and has not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    pub stage: Stage,
+pub(crate) struct Held {
+    pub(crate) stage: Stage,
     /// Its CPUs, one bit each.
-    pub cpus: u64,
-    pub kind: Kind,
+    pub(crate) cpus: u64,
+    pub(crate) kind: Kind,
     /// When its containers end by themselves.
-    pub ends: Time,
+    pub(crate) ends: Time,
 }
 
 /// One pod in the List.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listed {
-    pub pod: PodId,
-    pub cpus: u64,
+pub(crate) struct Listed {
+    pub(crate) pod: PodId,
+    pub(crate) cpus: u64,
 }
 
 /// What the List says; `None`: it could not be asked.
-pub type List = Option<Vec<Listed>>;
+pub(crate) type List = Option<Vec<Listed>>;
 
 /// The kubelet's own state.
 #[derive(Debug)]
-pub struct Kubelet {
+pub(crate) struct Kubelet {
     /// The allocatable CPUs of each zone, one bit each.
-    pub zones: Vec<u64>,
-    pub pods: BTreeMap<PodId, Held>,
+    pub(crate) zones: Vec<u64>,
+    pub(crate) pods: BTreeMap<PodId, Held>,
     /// Pods that have ended, with what is still to be reported.
-    pub unreported: BTreeMap<PodId, Phase>,
+    pub(crate) unreported: BTreeMap<PodId, Phase>,
+    /// Pods that it is done with: what an old event says of them is no news.
+    pub(crate) done: BTreeSet<PodId>,
     /// Waiting for admission, which is one pod at a time.
-    pub waiting: VecDeque<PodId>,
+    pub(crate) waiting: VecDeque<PodId>,
     /// Somebody is being admitted.
-    pub busy: bool,
+    pub(crate) busy: bool,
     /// It does not run.
-    pub down: bool,
+    pub(crate) down: bool,
     /// It has started and does not know all its pods yet.
-    pub loading: bool,
+    pub(crate) loading: bool,
     /// Those it knows already while it loads.
-    pub loaded: Vec<PodId>,
+    pub(crate) loaded: Vec<PodId>,
     /// When the runtime is looked at: that far into each second.
-    pub relist: Time,
+    pub(crate) relist: Time,
     /// Counts starts, so that what an earlier one meant to do is void.
-    pub life: u32,
+    pub(crate) life: u32,
 }
 
 impl Kubelet {
     /// Zones of so many allocatable CPUs each.
-    pub fn new(sizes: &[u32], relist: Time) -> Self {
+    pub(crate) fn new(sizes: &[u32], relist: Time) -> Self {
         let mut first = 0;
         let zone = |size: &u32| {
             let bits = ((1_u64 << size) - 1) << first;
@@ -76,6 +78,7 @@ impl Kubelet {
             zones: sizes.iter().map(zone).collect(),
             pods: BTreeMap::new(),
             unreported: BTreeMap::new(),
+            done: BTreeSet::new(),
             waiting: VecDeque::new(),
             busy: false,
             down: false,
@@ -87,19 +90,19 @@ impl Kubelet {
     }
 
     /// CPUs that nobody holds.
-    pub fn free(&self) -> u64 {
+    pub(crate) fn free(&self) -> u64 {
         let all = self.zones.iter().fold(0, |all, zone| all | zone);
         all & !self.pods.values().fold(0, |used, held| used | held.cpus)
     }
 
     /// How many are free in each zone.
-    pub fn free_by_zone(&self) -> Vec<u32> {
+    pub(crate) fn free_by_zone(&self) -> Vec<u32> {
         let free = self.free();
         self.zones.iter().map(|zone| (zone & free).count_ones()).collect()
     }
 
     /// The CPUs that a pod would get: from the lowest zone that has enough. `None`: it must be refused.
-    pub fn choose(&self, request: Request) -> Option<u64> {
+    pub(crate) fn choose(&self, request: Request) -> Option<u64> {
         let wanted = request.exclusive();
         if wanted == 0 {
             return Some(0);
@@ -117,7 +120,7 @@ impl Kubelet {
     }
 
     /// What the List says.
-    pub fn list(&self) -> List {
+    pub(crate) fn list(&self) -> List {
         if self.down {
             return None;
         }
@@ -129,7 +132,7 @@ impl Kubelet {
     }
 
     /// The next look at the runtime.
-    pub fn next_relist(&self, now: Time) -> Time {
+    pub(crate) fn next_relist(&self, now: Time) -> Time {
         let second = super::chance::S;
         let since = (now + second - self.relist % second) % second;
         now + second - since
@@ -137,11 +140,12 @@ impl Kubelet {
 }
 
 /// The CPUs of each zone that are left when `used` are gone.
-pub fn left_over(zones: &[u64], used: u64) -> Vec<u32> {
+pub(crate) fn left_over(zones: &[u64], used: u64) -> Vec<u32> {
     zones.iter().map(|zone| (zone & !used).count_ones()).collect()
 }
 
 #[cfg(test)]
+#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
 mod tests {
     use super::*;
 
@@ -150,7 +154,9 @@ mod tests {
         let mut kubelet = Kubelet::new(&[3, 4], 0);
         let mut admit = |pod, cpus| {
             let chosen = kubelet.choose(Request::whole(cpus))?;
-            kubelet.pods.insert(pod, Held { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
+            kubelet
+                .pods
+                .insert(pod, Held { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
             Some(chosen)
         };
         assert_eq!(admit(1, 2), Some(0b11));

@@ -2,56 +2,49 @@
 
 use std::collections::BTreeSet;
 
-use super::chance::{MS, S, Span, Time};
+use super::chance::{MS, NEVER, S, Span, Time};
 use super::cluster::{Kind, Pod, PodId, Request};
 use super::exporter::Exporter;
 use super::figures::{Cause, Figures, percentile};
 use super::world::{Notice, Settings, World, guaranteed};
 
-/// How pods come to their end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// They complete, and somebody deletes them some time later.
-    Complete(Span),
-    /// They are deleted while they run.
-    Delete,
-}
-
-/// The load.
+/// The load. Half of the pods complete, and are deleted when that shows; the others are deleted while they run.
 #[derive(Clone, Debug)]
-pub struct Load {
+pub(crate) struct Load {
     /// Requests of all living pods, in hundredths of what the node has.
-    pub percent: u32,
+    pub(crate) percent: u32,
     /// The sizes to draw from.
-    pub sizes: &'static [u32],
-    /// The mean life of a pod.
-    pub life: Time,
-    pub end: End,
+    pub(crate) sizes: &'static [u32],
+    /// The mean life of a pod, and the shortest.
+    pub(crate) life: Time,
+    pub(crate) shortest: Time,
+    /// How soon a pod that has ended is replaced.
+    pub(crate) again: Span,
     /// There are a completed, an unpullable and a refused pod on the node, Guaranteed ones.
-    pub odd_pods: bool,
+    pub(crate) odd_pods: bool,
     /// For how long.
-    pub time: Time,
+    pub(crate) time: Time,
 }
 
 /// What came of it.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    pub created: u64,
-    pub placed: u64,
-    pub refused: usize,
-    pub refused_late: usize,
+pub(crate) struct Outcome {
+    pub(crate) created: u64,
+    pub(crate) placed: u64,
+    pub(crate) refused: usize,
+    pub(crate) refused_late: usize,
     /// Parts of the CPUs that could be busy.
-    pub busy: f64,
-    pub p50: Time,
-    pub p90: Time,
-    pub writes: u64,
-    pub nudges: u64,
-    pub holds: u64,
-    pub cycles: u64,
-    pub agreement: Time,
-    pub windows: Vec<Time>,
-    pub unknown: usize,
-    pub time: Time,
+    pub(crate) busy: f64,
+    pub(crate) p50: Time,
+    pub(crate) p90: Time,
+    pub(crate) writes: u64,
+    pub(crate) nudges: u64,
+    pub(crate) holds: u64,
+    pub(crate) cycles: u64,
+    pub(crate) agreement: Time,
+    pub(crate) windows: Vec<Time>,
+    pub(crate) unknown: usize,
+    pub(crate) time: Time,
 }
 
 struct Driver {
@@ -76,15 +69,19 @@ impl Driver {
             self.number += 1;
             let cpus = world.dice.pick(self.load.sizes);
             let mut pod = guaranteed(format!("pod-{}", self.number), cpus, world.now);
-            let life = world.dice.about(self.load.life).max(100 * MS);
-            match self.load.end {
-                End::Complete(_) => pod.life = life,
-                End::Delete => pod.termination = 20 * MS,
+            let life = self.life(world);
+            pod.termination = 20 * MS;
+            if world.dice.per_mille(500) {
+                pod.life = life;
             }
             let id = world.create(pod);
             self.living.insert(id);
             self.ours.push(id);
         }
+    }
+
+    fn life(&self, world: &mut World) -> Time {
+        self.load.shortest + world.dice.about(self.load.life.saturating_sub(self.load.shortest))
     }
 
     fn hear(&mut self, world: &mut World, notice: Notice) {
@@ -96,39 +93,25 @@ impl Driver {
             }
             Notice::Refused(id) | Notice::Ended(id) => {
                 if self.living.remove(&id) {
-                    let later = match self.load.end {
-                        End::Complete(later) if notice == Notice::Ended(id) => world.dice.within(later),
-                        _ => world.dice.within(Span(50 * MS, 500 * MS)),
-                    };
+                    let later = world.dice.within(Span(50 * MS, 500 * MS));
                     world.drive_at(world.now + later, DELETE | id as u64);
-                    let again = world.dice.within(Span(20 * MS, 200 * MS));
+                    let again = world.dice.within(self.load.again);
                     world.drive_at(world.now + again, MORE);
                 }
             }
-            Notice::Drive(token) => world.comes_back(token),
-        }
-        self.end_running(world);
-    }
-
-    /// Those that started get an end.
-    fn end_running(&mut self, world: &mut World) {
-        if self.load.end != End::Delete {
-            return;
-        }
-        for id in &self.living {
-            let pod = &mut world.pods[*id];
-            if let (Some(running), true) = (pod.running, pod.life == super::chance::NEVER) {
-                let life = world.dice.about(self.load.life).max(100 * MS);
-                pod.life = super::chance::NEVER - 1;
-                world.drive_at(running + life, DELETE | *id as u64);
+            Notice::Runs(id) if world.pods[id].life == NEVER && self.living.contains(&id) => {
+                let life = self.life(world);
+                world.drive_at(world.now + life, DELETE | id as u64);
             }
+            Notice::Runs(_) => {}
+            Notice::Drive(token) => world.comes_back(token),
         }
     }
 }
 
 /// The pods that every cluster has: the exporter's own, and, if asked for, one that has completed, one that cannot be pulled
 /// and one that was refused.
-pub fn residents(world: &mut World, odd_pods: bool) -> u32 {
+pub(crate) fn residents(world: &mut World, odd_pods: bool) -> u32 {
     let mut agent = Pod::new("agent".into(), Request::BEST_EFFORT, world.now);
     agent.ours = false;
     world.create_bound(agent);
@@ -147,14 +130,15 @@ pub fn residents(world: &mut World, odd_pods: bool) -> u32 {
 }
 
 /// Runs it.
-pub fn run(settings: Settings, load: &Load, exporter: Box<dyn Exporter>, seed: u64) -> Outcome {
+pub(crate) fn run(settings: Settings, load: &Load, exporter: Box<dyn Exporter>, seed: u64) -> Outcome {
     let plugin = settings.plugin;
     let mut world = World::new(settings, seed, exporter);
     let taken = residents(&mut world, load.odd_pods);
     let capacity = world.settings.zones.iter().sum::<u32>() - taken;
     let mut driver =
         Driver { load: load.clone(), living: BTreeSet::new(), ours: Vec::new(), capacity, number: 0 };
-    world.run_until(10 * S, &mut |_, _| {});
+    // NFD's updater writes its first complete object after a minute.
+    world.run_until(90 * S, &mut |_, _| {});
     world.figures = Figures::default();
     world.drive_at(world.now, MORE);
     let start = world.now;
@@ -174,7 +158,8 @@ fn outcome(world: &World, driver: &Driver, start: Time, plugin: bool) -> Outcome
         .filter_map(|id| world.pods[*id].running.map(|at| at - world.pods[*id].created))
         .collect();
     waits.sort_unstable();
-    let mean = |times: &[Time]| times.iter().sum::<Time>().checked_div(times.len() as u64).unwrap_or_default();
+    let mean =
+        |times: &[Time]| times.iter().sum::<Time>().checked_div(times.len() as u64).unwrap_or_default();
     Outcome {
         created: driver.ours.len() as u64,
         placed: driver.ours.iter().filter(|id| world.pods[**id].reserved.is_some()).count() as u64,
@@ -193,4 +178,3 @@ fn outcome(world: &World, driver: &Driver, start: Time, plugin: bool) -> Outcome
         time,
     }
 }
-

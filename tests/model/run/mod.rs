@@ -1,14 +1,22 @@
 //! A model of the scheduler plugin's cache with all that stands around it, in virtual time and from one seed.
+//!
+//! Written from what is known of the plugin, the scheduler and the kubelet, and not from ours: of numacast only the pure
+//! contract and its nudger take part. No threads, no clock.
 
-pub mod chance;
-pub mod cluster;
-pub mod exporter;
-pub mod figures;
-pub mod fingerprint;
-pub mod kubelet;
-pub mod load;
-pub mod ours;
-pub mod peers;
-pub mod plugin;
-pub mod queue;
-pub mod world;
+pub(crate) mod chance;
+pub(crate) mod cluster;
+pub(crate) mod exporter;
+pub(crate) mod figures;
+pub(crate) mod fingerprint;
+pub(crate) mod kubelet;
+pub(crate) mod load;
+pub(crate) mod ours;
+pub(crate) mod peers;
+pub(crate) mod plugin;
+pub(crate) mod queue;
+pub(crate) mod walk;
+pub(crate) mod world;
+
+#[cfg(test)]
+#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
+mod tests;

@@ -26,7 +26,7 @@ fn object(world: &World, listed: &[Listed], exclusive: bool, mute_when_empty: bo
 /// NFD's topology updater: a scan and a write for each event of a state file, of which a change makes several, and one a
 /// minute. It notices no difference, and the order of what it writes is another each time: each write is a change.
 #[derive(Debug)]
-pub struct Nfd {
+pub(crate) struct Nfd {
     /// Events of one change of a file.
     per_file: u32,
     due: u32,
@@ -35,7 +35,7 @@ pub struct Nfd {
 }
 
 impl Nfd {
-    pub fn new(per_file: u32) -> Self {
+    pub(crate) fn new(per_file: u32) -> Self {
         Self { per_file, due: 0, busy: false, writes: 0 }
     }
 
@@ -89,14 +89,14 @@ impl Exporter for Nfd {
 
 /// RTE: a scan each period and a merge patch, which changes nothing where nothing changed.
 #[derive(Debug)]
-pub struct Rte {
+pub(crate) struct Rte {
     period: Time,
     exclusive: bool,
 }
 
 impl Rte {
     /// Method `with-exclusive-resources`, its default.
-    pub fn new(period: Time) -> Self {
+    pub(crate) fn new(period: Time) -> Self {
         Self { period, exclusive: true }
     }
 }
@@ -122,4 +122,3 @@ impl Exporter for Rte {
         }
     }
 }
-

@@ -8,7 +8,7 @@ const LEFT_OVER: Time = 300 * S;
 
 /// Who rejected a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rejector {
+pub(crate) enum Rejector {
     /// The node has not enough in total.
     Resources,
     /// The plugin.
@@ -17,7 +17,7 @@ pub enum Rejector {
 
 /// What moves rejected pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Move {
+pub(crate) enum Move {
     /// A bound pod ended or was deleted: of interest to both.
     PodGone,
     /// The object was written: of interest to the plugin.
@@ -49,17 +49,17 @@ struct Entry {
 
 /// How the queue is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BackOff {
-    pub first: Time,
-    pub longest: Time,
+pub(crate) struct BackOff {
+    pub(crate) first: Time,
+    pub(crate) longest: Time,
     /// Pods are taken out of backoffQ early while activeQ is empty: schedulers since 1.33, unless the gate
     /// `SchedulerPopFromBackoffQ` is off.
-    pub early: bool,
+    pub(crate) early: bool,
 }
 
 /// The queue.
 #[derive(Debug)]
-pub struct Queue {
+pub(crate) struct Queue {
     back_off: BackOff,
     entries: Vec<Entry>,
     /// The pod that is being scheduled, and what happened meanwhile.
@@ -68,27 +68,25 @@ pub struct Queue {
 }
 
 impl Queue {
-    pub fn new(back_off: BackOff) -> Self {
+    pub(crate) fn new(back_off: BackOff) -> Self {
         Self { back_off, entries: Vec::new(), flying: None, missed: Vec::new() }
     }
 
-    pub fn add(&mut self, pod: PodId, now: Time) {
+    pub(crate) fn add(&mut self, pod: PodId, now: Time) {
         let entry =
             Entry { pod, place: Place::Active, since: now, rejections: 0, rejector: Rejector::Resources };
         self.entries.push(entry);
     }
 
-    pub fn remove(&mut self, pod: PodId) {
+    pub(crate) fn remove(&mut self, pod: PodId) {
         self.entries.retain(|entry| entry.pod != pod);
     }
 
     /// The next pod to schedule, if one may be.
-    pub fn pop(&mut self) -> Option<PodId> {
+    pub(crate) fn pop(&mut self) -> Option<PodId> {
         let next = self.first(|entry| (entry.place == Place::Active).then_some((0, entry.since)));
         let early = |queue: &Self| {
-            queue.first(|entry| {
-                (entry.place == Place::BackOff).then_some((queue.until(entry), entry.since))
-            })
+            queue.first(|entry| (entry.place == Place::BackOff).then_some((queue.until(entry), entry.since)))
         };
         let next = next.or_else(|| if self.back_off.early { early(self) } else { None })?;
         let entry = self.entries.swap_remove(next);
@@ -99,17 +97,18 @@ impl Queue {
     }
 
     fn first(&self, order: impl Fn(&Entry) -> Option<(Time, Time)>) -> Option<usize> {
-        let ordered = self.entries.iter().enumerate().filter_map(|(index, entry)| Some((order(entry)?, index)));
+        let ordered =
+            self.entries.iter().enumerate().filter_map(|(index, entry)| Some((order(entry)?, index)));
         ordered.min().map(|(_, index)| index)
     }
 
     /// The pod in flight found a node.
-    pub fn placed(&mut self) {
+    pub(crate) fn placed(&mut self) {
         self.flying = None;
     }
 
     /// The pod in flight found none.
-    pub fn rejected(&mut self, rejector: Rejector, now: Time) {
+    pub(crate) fn rejected(&mut self, rejector: Rejector, now: Time) {
         let Some(mut entry) = self.flying.take() else { return };
         entry.rejections += 1;
         entry.since = now;
@@ -122,12 +121,12 @@ impl Queue {
     }
 
     /// The pod in flight is gone.
-    pub fn dropped(&mut self) {
+    pub(crate) fn dropped(&mut self) {
         self.flying = None;
     }
 
     /// Something happened that may help.
-    pub fn happens(&mut self, moved: Move, now: Time) {
+    pub(crate) fn happens(&mut self, moved: Move, now: Time) {
         self.missed.push(moved);
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
@@ -138,7 +137,7 @@ impl Queue {
     }
 
     /// Once a second: back-offs that are over.
-    pub fn flush(&mut self, now: Time) {
+    pub(crate) fn flush(&mut self, now: Time) {
         for index in 0..self.entries.len() {
             if self.entries[index].place == Place::BackOff && !self.backs_off(&self.entries[index], now) {
                 self.entries[index].place = Place::Active;
@@ -147,7 +146,7 @@ impl Queue {
     }
 
     /// Every 30 s: pods that nothing has moved for minutes.
-    pub fn flush_left_over(&mut self, now: Time) {
+    pub(crate) fn flush_left_over(&mut self, now: Time) {
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
             if entry.place == Place::Unschedulable && now - entry.since > LEFT_OVER {
@@ -156,7 +155,7 @@ impl Queue {
         }
     }
 
-    pub fn waiting(&self) -> impl Iterator<Item = PodId> {
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = PodId> {
         self.entries.iter().map(|entry| entry.pod).chain(self.flying.as_ref().map(|entry| entry.pod))
     }
 
@@ -181,6 +180,7 @@ impl Queue {
 }
 
 #[cfg(test)]
+#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
 mod tests {
     use super::*;
 

@@ -13,47 +13,47 @@ use super::queue::{BackOff, Move, Queue, Rejector};
 
 /// How long everything takes.
 #[derive(Clone, Copy, Debug)]
-pub struct Delays {
+pub(crate) struct Delays {
     /// From the API server to one who watches pods: the scheduler, the plugin, the agent, the kubelet.
-    pub watch: [Span; 4],
+    pub(crate) watch: [Span; 4],
     /// From the API server to one who watches the object.
-    pub object_watch: Span,
-    pub cycle: Span,
+    pub(crate) object_watch: Span,
+    pub(crate) cycle: Span,
     /// From the end of the cycle to the binding in the API server.
-    pub bind: Span,
+    pub(crate) bind: Span,
     /// The tick's GET, then from the answer to the flush.
-    pub read: Span,
-    pub flush: Span,
+    pub(crate) read: Span,
+    pub(crate) flush: Span,
     /// A write of the object: to the API server, and back.
-    pub write: [Span; 2],
+    pub(crate) write: [Span; 2],
     /// A List: to the kubelet's answer, and back.
-    pub list: [Span; 2],
-    pub admission: Span,
-    pub start: Span,
+    pub(crate) list: [Span; 2],
+    pub(crate) admission: Span,
+    pub(crate) start: Span,
     /// From what the kubelet knows to the API server.
-    pub status: Span,
+    pub(crate) status: Span,
     /// From an admission to the event of the state file.
-    pub file: Span,
+    pub(crate) file: Span,
     /// From a release to the event of the state file.
-    pub file_release: Span,
+    pub(crate) file_release: Span,
     /// From the end of a deleted pod's containers to the end of its object.
-    pub removal: Span,
+    pub(crate) removal: Span,
 }
 
 impl Default for Delays {
     fn default() -> Self {
         Self {
-            watch: [Span(MS, 8 * MS); 4],
-            object_watch: Span(MS, 8 * MS),
+            watch: [Span(MS / 3, 5 * MS); 4],
+            object_watch: Span(MS / 3, 5 * MS),
             cycle: Span(MS, 4 * MS),
-            bind: Span(3 * MS, 12 * MS),
+            bind: Span(3 * MS / 2, 6 * MS),
             read: Span(MS, 4 * MS),
             flush: Span(MS / 2, 2 * MS),
             write: [Span(3 * MS, 9 * MS), Span(2 * MS, 6 * MS)],
             list: [Span(MS / 2, 2 * MS), Span(MS / 2, 2 * MS)],
             admission: Span(3 * MS, 15 * MS),
-            start: Span(30 * MS, 200 * MS),
-            status: Span(5 * MS, 40 * MS),
+            start: Span(10 * MS, 40 * MS),
+            status: Span(3 * MS, 20 * MS),
             file: Span(MS, 5 * MS),
             file_release: Span(0, 1500 * MS),
             removal: Span(50 * MS, 1500 * MS),
@@ -63,19 +63,21 @@ impl Default for Delays {
 
 /// Everything that is set.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Allocatable CPUs of each zone.
-    pub zones: Vec<u32>,
-    pub resync: Time,
-    pub informer: Informer,
-    pub back_off: BackOff,
+    pub(crate) zones: Vec<u32>,
+    pub(crate) resync: Time,
+    pub(crate) informer: Informer,
+    pub(crate) back_off: BackOff,
     /// Reserving clears the plugin's mark: v0.34.7 and before.
-    pub forgetful: bool,
+    pub(crate) forgetful: bool,
     /// The plugin is in use at all.
-    pub plugin: bool,
-    pub delays: Delays,
+    pub(crate) plugin: bool,
+    pub(crate) delays: Delays,
     /// How long after it heard of a binding the exporter may take to have it held or accounted for.
-    pub grace: Time,
+    pub(crate) grace: Time,
+    /// An oracle moves rejected pods right after each flush.
+    pub(crate) oracle: bool,
 }
 
 impl Default for Settings {
@@ -89,13 +91,14 @@ impl Default for Settings {
             plugin: true,
             delays: Delays::default(),
             grace: 40 * MS,
+            oracle: false,
         }
     }
 }
 
 /// Who follows the pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watcher {
+pub(crate) enum Watcher {
     Scheduler = 0,
     Plugin = 1,
     Exporter = 2,
@@ -106,7 +109,7 @@ const WATCHERS: [Watcher; 4] = [Watcher::Scheduler, Watcher::Plugin, Watcher::Ex
 
 /// What a kubelet does some time later; void after its restart.
 #[derive(Clone, Copy, Debug)]
-pub enum Duty {
+pub(crate) enum Duty {
     Admit,
     Start(PodId),
     SayRunning(PodId),
@@ -122,9 +125,11 @@ pub enum Duty {
 
 /// What the exporter is told.
 #[derive(Clone, Debug)]
-pub enum Signal {
+pub(crate) enum Signal {
     /// A process starts; what it reads first is in the world.
     Started,
+    /// It was told to end, and may write once more.
+    Stopping,
     /// One pod; `None`: it is gone.
     Pod(PodId, Option<Seen>),
     /// All pods of the node, anew.
@@ -146,7 +151,7 @@ pub enum Signal {
 enum Event {
     Seen { watcher: Watcher, epoch: u32, pod: PodId, seen: Option<Seen> },
     Relisted { epoch: u32, pods: Vec<(PodId, Seen)> },
-    ObjectEvent,
+    ObjectChanged,
     ObjectSeen(Box<Object>),
     Cycle,
     CycleEnds { pod: PodId, rejector: Option<Rejector> },
@@ -193,31 +198,33 @@ impl Ord for Due {
 
 /// What the driver of the run wants to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub(crate) enum Notice {
     /// It is the driver's turn.
     Drive(u64),
     Refused(PodId),
+    /// Its status says that it runs.
+    Runs(PodId),
     /// Its containers have ended.
     Ended(PodId),
 }
 
 /// The world.
-pub struct World {
-    pub settings: Settings,
-    pub now: Time,
-    pub dice: Dice,
-    pub pods: Vec<Pod>,
+pub(crate) struct World {
+    pub(crate) settings: Settings,
+    pub(crate) now: Time,
+    pub(crate) dice: Dice,
+    pub(crate) pods: Vec<Pod>,
     /// Pods with an object.
-    pub objects: BTreeSet<PodId>,
+    pub(crate) objects: BTreeSet<PodId>,
     /// Pods that were placed, by us or by others, and have not ended.
-    pub placed: BTreeSet<PodId>,
+    pub(crate) placed: BTreeSet<PodId>,
     /// The NodeResourceTopology.
-    pub object: Option<Object>,
-    pub kubelet: Kubelet,
-    pub queue: Queue,
-    pub plugin: Plugin,
-    pub figures: Figures,
-    pub notices: Vec<Notice>,
+    pub(crate) object: Option<Object>,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) queue: Queue,
+    pub(crate) plugin: Plugin,
+    pub(crate) figures: Figures,
+    pub(crate) notices: Vec<Notice>,
     exporter: Option<Box<dyn Exporter>>,
     /// Counts the exporter's processes and its watches, so that what earlier ones are told is void.
     process: u32,
@@ -235,7 +242,7 @@ pub struct World {
 
 impl World {
     /// A world at its beginning: the exporter has written its first object, then the scheduler has started.
-    pub fn new(settings: Settings, seed: u64, exporter: Box<dyn Exporter>) -> Self {
+    pub(crate) fn new(settings: Settings, seed: u64, exporter: Box<dyn Exporter>) -> Self {
         let mut dice = Dice::new(seed);
         let relist = dice.within(Span(0, S - 1));
         let mut world = Self {
@@ -287,12 +294,12 @@ impl World {
     }
 
     /// Lets the driver know at that time.
-    pub fn drive_at(&mut self, at: Time, token: u64) {
+    pub(crate) fn drive_at(&mut self, at: Time, token: u64) {
         self.at(at, Event::Drive(token));
     }
 
     /// Goes on until `end`; after each event the driver hears what it wants to know.
-    pub fn run_until(&mut self, end: Time, driver: &mut dyn FnMut(&mut Self, Notice)) {
+    pub(crate) fn run_until(&mut self, end: Time, driver: &mut dyn FnMut(&mut Self, Notice)) {
         while self.heap.peek().is_some_and(|Reverse(due)| due.at <= end) {
             let Some(Reverse(due)) = self.heap.pop() else { return };
             self.now = due.at;
@@ -314,7 +321,7 @@ impl World {
                     self.tell(Signal::Pods(pods));
                 }
             }
-            Event::ObjectEvent => {
+            Event::ObjectChanged => {
                 self.queue.happens(Move::Object, self.now);
                 self.schedule();
             }
@@ -360,7 +367,7 @@ impl World {
     // The API server.
 
     /// A new pod that nobody has placed.
-    pub fn create(&mut self, mut pod: Pod) -> PodId {
+    pub(crate) fn create(&mut self, mut pod: Pod) -> PodId {
         let id = self.pods.len();
         pod.object = Some(Seen { bound: false, phase: Phase::Pending, deleted: false });
         self.pods.push(pod);
@@ -371,7 +378,7 @@ impl World {
     }
 
     /// A new pod that somebody else has placed here.
-    pub fn create_bound(&mut self, mut pod: Pod) -> PodId {
+    pub(crate) fn create_bound(&mut self, mut pod: Pod) -> PodId {
         pod.ours = false;
         let id = self.create(pod);
         self.change(id, |seen| seen.bound = true);
@@ -381,7 +388,7 @@ impl World {
     }
 
     /// A new file on the node; the API server has a copy of the pod later.
-    pub fn create_static(&mut self, mut pod: Pod) -> PodId {
+    pub(crate) fn create_static(&mut self, mut pod: Pod) -> PodId {
         let id = self.pods.len();
         (pod.ours, pod.kind) = (false, Kind::Static);
         pod.bound = Some(self.now);
@@ -404,7 +411,7 @@ impl World {
     }
 
     /// Deletes a pod as people do; `force`: without waiting for the kubelet.
-    pub fn delete(&mut self, id: PodId, force: bool) {
+    pub(crate) fn delete(&mut self, id: PodId, force: bool) {
         let Some(seen) = self.pods[id].object else { return };
         if force || !seen.bound {
             self.remove(id);
@@ -414,7 +421,7 @@ impl World {
     }
 
     /// Ends the object, unless a finalizer holds it.
-    pub fn remove(&mut self, id: PodId) {
+    pub(crate) fn remove(&mut self, id: PodId) {
         if self.pods[id].finalizer {
             self.change(id, |seen| seen.deleted = true);
         } else if self.pods[id].object.take().is_some() {
@@ -424,7 +431,7 @@ impl World {
     }
 
     /// Nothing holds the object any more.
-    pub fn finalize(&mut self, id: PodId) {
+    pub(crate) fn finalize(&mut self, id: PodId) {
         self.pods[id].finalizer = false;
         let kubelet_has = self.kubelet.pods.contains_key(&id) || self.kubelet.unreported.contains_key(&id);
         if self.pods[id].object.is_some_and(|seen| seen.deleted) && !kubelet_has {
@@ -435,7 +442,8 @@ impl World {
     fn broadcast(&mut self, id: PodId) {
         let seen = self.pods[id].object;
         for watcher in WATCHERS {
-            if watcher == Watcher::Exporter && !self.watching || watcher == Watcher::Kubelet && self.kubelet.down
+            if watcher == Watcher::Exporter && !self.watching
+                || watcher == Watcher::Kubelet && self.kubelet.down
             {
                 continue;
             }
@@ -510,7 +518,7 @@ impl World {
         }
         self.object = Some(object);
         let at = self.told_at(4, self.settings.delays.object_watch);
-        self.at(at, Event::ObjectEvent);
+        self.at(at, Event::ObjectChanged);
         self.look_at_agreement();
     }
 
@@ -579,6 +587,7 @@ impl World {
             Some(Rejector::Topology)
         } else {
             self.pods[id].blind = self.unknown_to_plugin();
+            self.pods[id].passed = Some(self.now);
             None
         };
         self.figures.cycles += 1;
@@ -589,7 +598,13 @@ impl World {
     fn unknown_to_plugin(&self) -> Vec<PodId> {
         let accounts = self.plugin.cached.as_ref().map_or(&[][..], |cached| &cached.accounts);
         let unknown = |id: &&PodId| {
-            self.pods[**id].request.exclusive() > 0
+            let pod = &self.pods[**id];
+            // Who was deleted before the kubelet let it in will not get anything, and who was deleted by force loses it
+            // before the kubelet hears of the next pod.
+            let comes = pod.object.is_some_and(|seen| !seen.deleted) || pod.kind == Kind::Static;
+            let holds = self.kubelet.pods.get(id).is_some_and(|held| held.cpus != 0);
+            pod.request.exclusive() > 0
+                && (comes || holds && pod.object.is_some())
                 && !self.plugin.assumed.contains(id)
                 && accounts.binary_search(id).is_err()
         };
@@ -652,11 +667,14 @@ impl World {
         let Some(object) = object else { return };
         let before = self.unknown_to_plugin();
         self.plugin.flush(*object);
+        if self.settings.oracle {
+            self.at(self.now + MS, Event::ObjectChanged);
+        }
         for id in self.unknown_to_plugin() {
             if !before.contains(&id) {
-                let pod = &mut self.pods[id];
-                let excused = pod.heard.is_none_or(|heard| read <= heard + self.settings.grace);
-                pod.forgotten = Some(Forgotten { read, excused });
+                let grace = self.settings.grace;
+                let excused = self.pods[id].heard.is_none_or(|heard| read <= heard + grace);
+                self.pods[id].forgotten = Some(Forgotten { read, excused });
                 self.figures.forgotten += 1;
                 self.figures.forgotten_late += u64::from(!excused);
             }
@@ -688,21 +706,30 @@ impl World {
         }
         let stage = self.kubelet.pods.get(&id).map(|held| held.stage);
         match stage {
+            None if self.kubelet.unreported.contains_key(&id) => {}
             None if seen.deleted => {
-                if !self.kubelet.unreported.contains_key(&id) {
-                    self.placed.remove(&id);
-                    self.duty(self.settings.delays.status, Duty::Remove(id));
-                }
+                self.placed.remove(&id);
+                self.conclude(id);
             }
-            None if !seen.phase.is_terminal() && !self.kubelet.unreported.contains_key(&id) => {
+            None if !seen.phase.is_terminal() && !self.kubelet.done.contains(&id) => {
                 self.kubelet_adds(id);
             }
             Some(Stage::Known) if seen.deleted => {
                 self.release(id);
-                self.duty(self.settings.delays.status, Duty::Remove(id));
+                self.conclude(id);
             }
             Some(Stage::Admitted | Stage::Running) if seen.deleted => self.end_containers(id),
             _ => {}
+        }
+    }
+
+    /// A deleted pod that nothing runs of: its object says how it ended, and goes.
+    fn conclude(&mut self, id: PodId) {
+        if self.pods[id].object.is_some_and(|seen| seen.phase.is_terminal()) {
+            self.duty(self.settings.delays.status, Duty::Remove(id));
+        } else {
+            self.kubelet.unreported.insert(id, Phase::Failed);
+            self.duty(self.settings.delays.status, Duty::Report(id));
         }
     }
 
@@ -732,6 +759,7 @@ impl World {
     fn release(&mut self, id: PodId) {
         self.kubelet.waiting.retain(|other| *other != id);
         let held = self.kubelet.pods.remove(&id);
+        self.kubelet.done.insert(id);
         self.placed.remove(&id);
         if held.is_some_and(|held| held.cpus != 0) {
             self.figures.release(id, self.now);
@@ -747,7 +775,10 @@ impl World {
             Duty::SayRunning(id) => {
                 if self.kubelet.pods.get(&id).is_some_and(|held| held.stage == Stage::Running) {
                     let now = self.now;
-                    let _ = self.pods[id].running.get_or_insert(now);
+                    if self.pods[id].running.is_none() {
+                        self.pods[id].running = Some(now);
+                        self.notices.push(Notice::Runs(id));
+                    }
                     self.change(id, |seen| seen.phase = Phase::Running);
                 }
             }
@@ -784,6 +815,7 @@ impl World {
 
     fn refuse(&mut self, id: PodId) {
         self.kubelet.pods.remove(&id);
+        self.kubelet.done.insert(id);
         self.placed.remove(&id);
         self.figures.refuse(id, &self.pods, &self.placed);
         self.kubelet.unreported.insert(id, Phase::Failed);
@@ -805,8 +837,7 @@ impl World {
 
     /// What is to come of a pod whose containers run.
     fn follow_running(&mut self, id: PodId, ends: Time) {
-        let said = self.kubelet.next_relist(self.now) + self.dice.within(self.settings.delays.status);
-        self.duty_at(said, Duty::SayRunning(id));
+        self.duty(self.settings.delays.status, Duty::SayRunning(id));
         if ends != Time::MAX {
             let noticed = self.kubelet.next_relist(ends.max(self.now)) + self.dice.within(Span(MS, 20 * MS));
             self.duty_at(noticed, Duty::Stop(id));
@@ -843,7 +874,7 @@ impl World {
     }
 
     /// Ends a static pod: its file is gone.
-    pub fn remove_static(&mut self, id: PodId) {
+    pub(crate) fn remove_static(&mut self, id: PodId) {
         if self.kubelet.pods.contains_key(&id) && !self.kubelet.down {
             self.figures.stop(id, self.now);
             self.release(id);
@@ -852,7 +883,7 @@ impl World {
     }
 
     /// The kubelet ends; its containers go on. It is back after `away`.
-    pub fn restart_kubelet(&mut self, away: Time) {
+    pub(crate) fn restart_kubelet(&mut self, away: Time) {
         if self.kubelet.down {
             return;
         }
@@ -945,14 +976,14 @@ impl World {
     }
 
     /// Asks the kubelet; the answer is a signal.
-    pub fn list(&mut self) {
+    pub(crate) fn list(&mut self) {
         let [there, _] = self.settings.delays.list;
         self.figures.lists += 1;
         self.after(there, Event::List { epoch: self.process });
     }
 
     /// Writes; that it is done is a signal.
-    pub fn write(&mut self, object: Object) {
+    pub(crate) fn write(&mut self, object: Object) {
         let [there, back] = self.settings.delays.write;
         let at = self.now + self.dice.within(there);
         self.at(at, Event::Commit(Box::new(object)));
@@ -961,12 +992,15 @@ impl World {
     }
 
     /// Wakes the exporter.
-    pub fn wake_at(&mut self, at: Time, token: u32) {
+    pub(crate) fn wake_at(&mut self, at: Time, token: u32) {
         self.at(at, Event::Signal { epoch: self.process, signal: Box::new(Signal::Timer(token)) });
     }
 
-    /// The exporter ends and is back after `away`.
-    pub fn restart_exporter(&mut self, away: Time) {
+    /// The exporter is told to end, or is killed, and is back after `away`.
+    pub(crate) fn restart_exporter(&mut self, away: Time, killed: bool) {
+        if !killed {
+            self.tell(Signal::Stopping);
+        }
         self.exporting = false;
         self.watching = false;
         self.process += 1;
@@ -981,7 +1015,7 @@ impl World {
     }
 
     /// The exporter's watch of pods breaks and is back after `away`.
-    pub fn lose_watch(&mut self, away: Time) {
+    pub(crate) fn lose_watch(&mut self, away: Time) {
         if self.watching && self.exporting {
             self.watching = false;
             self.watch += 1;
@@ -991,7 +1025,7 @@ impl World {
     }
 
     /// What the driver is to call with each token it does not know.
-    pub fn comes_back(&mut self, token: u64) {
+    pub(crate) fn comes_back(&mut self, token: u64) {
         if token == BACK && !self.exporting {
             self.exporting = true;
             self.figures.restarts += 1;
@@ -1007,16 +1041,15 @@ impl World {
     }
 
     /// CPUs that pods which wait could have now, one after the other.
-    pub fn idle(&self) -> u32 {
+    pub(crate) fn idle(&self) -> u32 {
         let mut free = self.kubelet.free_by_zone();
         for id in &self.placed {
             // Placed, but not admitted yet.
             let wanted = self.pods[*id].request.exclusive();
             let admitted = self.kubelet.pods.get(id).is_some_and(|held| held.stage != Stage::Known);
-            if !admitted && wanted > 0 {
-                if let Some(zone) = free.iter_mut().find(|zone| **zone >= wanted) {
-                    *zone -= wanted;
-                }
+            let zone = free.iter_mut().find(|zone| !admitted && **zone >= wanted);
+            if let Some(zone) = zone {
+                *zone -= wanted;
             }
         }
         let mut idle = 0;
@@ -1032,10 +1065,10 @@ impl World {
 }
 
 /// Tokens of [`World::comes_back`].
-pub const BACK: u64 = u64::MAX;
-pub const WATCH_BACK: u64 = u64::MAX - 1;
+pub(crate) const BACK: u64 = u64::MAX;
+pub(crate) const WATCH_BACK: u64 = u64::MAX - 1;
 
 /// A Guaranteed pod that a load would create.
-pub fn guaranteed(name: String, cpus: u32, now: Time) -> Pod {
+pub(crate) fn guaranteed(name: String, cpus: u32, now: Time) -> Pod {
     Pod::new(name, Request::whole(cpus), now)
 }

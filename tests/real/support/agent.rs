@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::node::RealNode;
 use super::process::{Process, tethered};
-use super::wait::until;
+use super::wait::{Hopeless, until};
 use super::{nrt, oracle};
 
 /// A running agent.
@@ -44,6 +44,17 @@ impl Agent {
     /// Kills the agent.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.process.kill()
+    }
+
+    /// Asks the agent to end, and waits until it has.
+    pub(crate) async fn end(&mut self) -> Result<()> {
+        self.process.signal("TERM")?;
+        until("the agent has ended", async || {
+            let status = self.process.has_ended()?.context("it runs")?;
+            ensure!(status.success(), Hopeless(format!("the agent ends with {status}")));
+            Ok(())
+        })
+        .await
     }
 
     /// Waits until the published object says what the oracle says.

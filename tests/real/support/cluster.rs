@@ -92,6 +92,11 @@ impl Cluster {
         write_kubeconfig(self.dir.path(), &self.url, &name, &who)
     }
 
+    /// A kubeconfig with a token of its own.
+    pub(crate) fn kubeconfig_of(&self, name: &str, token: &str) -> Result<PathBuf> {
+        write_kubeconfig(self.dir.path(), &self.url, name, &json!({ "token": token }))
+    }
+
     /// How many writes of a resource the API server has answered, by its own count: one that changes nothing
     /// leaves no other trace.
     pub(crate) async fn writes_of(&self, resource: &str) -> Result<u64> {

@@ -49,7 +49,7 @@ impl Upstream {
     pub(crate) fn expects(&self, counting: Counting, pods: &[Pod], object: &Seen) -> Result<Expected> {
         let mut command = Command::new(&self.program);
         command.args(["--informer", counting.informer, "--method", counting.method]);
-        if counting.plugin != "0.34" {
+        if counting.plugin != "v0.34" {
             let named: BTreeSet<&str> =
                 object.zones.values().flat_map(|zone| zone.keys()).map(String::as_str).collect();
             command.arg("--zones").arg(Vec::from_iter(named).join(","));

@@ -55,6 +55,7 @@ pub(crate) struct NodeSetup {
     /// `1.33`; `None` is the one that everything else is of.
     version: Option<String>,
     gates: BTreeSet<String>,
+    flags: Vec<String>,
 }
 
 /// A machine whose kubelet runs and has joined the cluster. The node is called like its machine.
@@ -69,6 +70,8 @@ pub(crate) struct RealNode {
     minor: u32,
     /// Feature gates that are on.
     gates: Map<String, Value>,
+    /// Further flags of its kubelet.
+    flags: Vec<String>,
     /// The cgroups of its pods, where the machine lets a kubelet keep any. They go after the kubelet.
     cgroups: Option<Cgroups>,
     client: Client,
@@ -114,6 +117,12 @@ impl NodeSetup {
         self
     }
 
+    /// A further flag of the kubelet's command line.
+    pub(crate) fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
+        self
+    }
+
     /// Turns a feature gate on, where the kubelet's version has it.
     pub(crate) fn gate(mut self, name: &str) -> Self {
         self.gates.insert(name.to_owned());
@@ -122,7 +131,7 @@ impl NodeSetup {
 
     /// Starts everything and waits until the node is Ready and offers its devices.
     pub(crate) async fn start(self, cluster: &Cluster) -> Result<RealNode> {
-        let Self { name, machine, version, gates } = self;
+        let Self { name, machine, version, gates, flags } = self;
         let dir = cluster.dir().join(&name);
         std::fs::create_dir_all(dir.join("kubelet"))?;
         machine.write_tree(&dir)?;
@@ -154,6 +163,7 @@ impl NodeSetup {
             minor,
             cgroups,
             gates,
+            flags,
             programs,
             name,
             dir,
@@ -179,7 +189,7 @@ impl RealNode {
     /// A machine that is described elsewhere.
     pub(crate) fn of(name: &str, machine: MachineSpec) -> NodeSetup {
         let gates = BTreeSet::from(["PodsAPI".to_owned()]);
-        NodeSetup { name: name.to_owned(), machine, version: None, gates }
+        NodeSetup { name: name.to_owned(), machine, version: None, gates, flags: Vec::new() }
     }
 
     /// The node's name.
@@ -454,7 +464,7 @@ impl RealNode {
         command.arg(&self.programs.kubelet);
         command.args(["--config", "/var/lib/kubelet/config.yaml", "--hostname-override", &self.name]);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
-        command.arg("--cert-dir").arg(self.dir.join("kubelet-certificates"));
+        command.arg("--cert-dir").arg(self.dir.join("kubelet-certificates")).args(&self.flags);
         self.kubelet.replace(Some(Process::start("kubelet", &self.dir, command)?));
         Ok(())
     }
@@ -478,6 +488,11 @@ impl RealNode {
     /// Sends the kubelet a signal: `STOP` freezes it, `CONT` lets it go on.
     pub(crate) fn signal_kubelet(&self, name: &str) -> Result<()> {
         self.kubelet.borrow().as_ref().context("the kubelet does not run")?.signal(name)
+    }
+
+    /// The kubelet's process.
+    pub(crate) fn kubelet_pid(&self) -> Result<u32> {
+        Ok(self.kubelet.borrow().as_ref().context("the kubelet does not run")?.id())
     }
 
     /// The podresources socket.

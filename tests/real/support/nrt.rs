@@ -38,13 +38,14 @@ pub(crate) async fn read(client: &Client, node: &str) -> Result<Seen> {
     Seen::of(&api(client).get(node).await?)
 }
 
-fn api(client: &Client) -> Api<DynamicObject> {
+/// The objects as nobody has typed them.
+pub(crate) fn api(client: &Client) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("topology.node.k8s.io", "v1alpha2", "NodeResourceTopology");
     Api::all_with(client.clone(), &ApiResource::from_gvk_with_plural(&kind, "noderesourcetopologies"))
 }
 
 impl Seen {
-    fn of(object: &DynamicObject) -> Result<Self> {
+    pub(crate) fn of(object: &DynamicObject) -> Result<Self> {
         let version = object.resource_version().context("an object without a version")?;
         Ok(Self { version, zones: zones_of(&object.data)?, content: object.data.clone() })
     }

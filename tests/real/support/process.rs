@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
@@ -76,8 +76,13 @@ impl Process {
         Ok(())
     }
 
+    /// How the program has ended, if it has.
+    pub(crate) fn has_ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
     /// Waits until the program has ended by itself.
-    pub(crate) fn wait(&mut self) -> Result<std::process::ExitStatus> {
+    pub(crate) fn wait(&mut self) -> Result<ExitStatus> {
         Ok(self.child.wait()?)
     }
 

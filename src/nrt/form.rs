@@ -1,0 +1,259 @@
+//! The same object in each version of the API, and with the deprecated policies where somebody reads them.
+//!
+//! v1alpha1 has no attributes: policy and scope are one name there, the fingerprint is an annotation, and what else the
+//! attributes say goes unsaid.
+
+use kube::api::ApiResource;
+use kube::core::GroupVersionKind;
+use serde_json::{Value, json};
+
+use super::{AttributeInfo, NodeResourceTopology};
+
+/// The attribute with the fingerprint of the node's pods.
+pub const FINGERPRINT: &str = "nodeTopologyPodsFingerprint";
+/// How these were chosen.
+pub const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
+/// The only method that the annotation stands for.
+const EVERY_POD: &str = "all";
+/// Where v1alpha1 has the fingerprint. The scheduler plugin takes it where no attribute has one.
+pub const FINGERPRINT_ANNOTATION: &str = "topology.node.k8s.io/fingerprint";
+
+/// How strictly pods are aligned.
+const POLICY: &str = "topologyManagerPolicy";
+/// What of a pod is aligned together.
+const SCOPE: &str = "topologyManagerScope";
+/// The policies' parts of the deprecated names, as NFD spells them...
+const POLICIES: [(&str, &str); 3] =
+    [("single-numa-node", "SingleNUMANode"), ("restricted", "Restricted"), ("best-effort", "BestEffort")];
+/// ...and the scopes'.
+const SCOPES: [(&str, &str); 2] = [("container", "ContainerLevel"), ("pod", "PodLevel")];
+/// No alignment, whatever the scope.
+const NONE: &str = "None";
+
+/// A version of the API.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    /// For consumers that read no other.
+    V1alpha1,
+    /// The one that is stored.
+    #[default]
+    V1alpha2,
+}
+
+impl Version {
+    /// As it stands in `apiVersion`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::V1alpha1 => "v1alpha1",
+            Self::V1alpha2 => "v1alpha2",
+        }
+    }
+
+    /// The resource in this version.
+    #[must_use]
+    pub fn resource(self) -> ApiResource {
+        let kind = GroupVersionKind::gvk("topology.node.k8s.io", self.name(), "NodeResourceTopology");
+        ApiResource::from_gvk_with_plural(&kind, "noderesourcetopologies")
+    }
+}
+
+/// How objects are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    /// In which version.
+    pub version: Version,
+    /// With the deprecated name of policy and scope; v1alpha1 needs it in any case.
+    pub policies: bool,
+}
+
+impl Form {
+    /// Are there deprecated policies?
+    #[must_use]
+    pub fn has_policies(self) -> bool {
+        self.policies || self.version == Version::V1alpha1
+    }
+
+    /// `object` with everything that this form has in its place, and nothing that it has not.
+    #[must_use]
+    pub fn of(self, mut object: NodeResourceTopology) -> NodeResourceTopology {
+        let attributes = object.spec.attributes.clone().unwrap_or_default();
+        if self.has_policies() {
+            object.spec.topology_policies = Some(deprecated(&attributes).into_iter().collect());
+        }
+        if self.version == Version::V1alpha1 {
+            object.spec.attributes = None;
+            // Of no use without the attribute that explains them.
+            object.spec.zones.iter_mut().for_each(|zone| zone.attributes = None);
+            if let Some(fingerprint) = fingerprint(&attributes) {
+                let annotations = object.metadata.annotations.get_or_insert_default();
+                annotations.insert(FINGERPRINT_ANNOTATION.to_owned(), fingerprint);
+            }
+        }
+        object
+    }
+
+    /// The object in this form as it is sent.
+    ///
+    /// # Errors
+    /// When an object cannot be told in JSON.
+    pub fn json(self, object: &NodeResourceTopology) -> Result<Value, serde_json::Error> {
+        let mut value = serde_json::to_value(self.of(object.clone()))?;
+        value["apiVersion"] = json!(format!("topology.node.k8s.io/{}", self.version.name()));
+        Ok(value)
+    }
+
+    /// An object that was read in this form, with the attributes that it would have in v1alpha2.
+    #[must_use]
+    pub fn read(self, mut object: NodeResourceTopology) -> NodeResourceTopology {
+        if self.version == Version::V1alpha1 {
+            let annotations = object.metadata.annotations.iter().flatten();
+            let fingerprint = annotations.filter(|(name, _)| *name == FINGERPRINT_ANNOTATION);
+            let fingerprint: Vec<_> = fingerprint.map(|(_, value)| attribute(FINGERPRINT, value)).collect();
+            let policies = object.spec.topology_policies.iter().flatten().next();
+            let mut attributes = policies.map(|name| from_deprecated(name)).unwrap_or_default();
+            attributes.extend(fingerprint);
+            object.spec.attributes = Some(attributes).filter(|all| !all.is_empty());
+        }
+        object
+    }
+
+    /// What is read again of an object that was written in this form.
+    #[must_use]
+    pub fn comes_back(self, object: NodeResourceTopology) -> NodeResourceTopology {
+        self.read(self.of(object))
+    }
+}
+
+fn attribute(name: &str, value: &str) -> AttributeInfo {
+    AttributeInfo { name: name.to_owned(), value: value.to_owned() }
+}
+
+fn value<'a>(attributes: &'a [AttributeInfo], name: &str) -> Option<&'a str> {
+    attributes.iter().find(|attribute| attribute.name == name).map(|attribute| attribute.value.as_str())
+}
+
+/// The fingerprint, if it is one of every pod.
+fn fingerprint(attributes: &[AttributeInfo]) -> Option<String> {
+    let of_every_pod = value(attributes, FINGERPRINT_METHOD).is_none_or(|method| method == EVERY_POD);
+    value(attributes, FINGERPRINT).filter(|_| of_every_pod).map(str::to_owned)
+}
+
+/// The deprecated name of policy and scope, as NFD spells it; `None` if they are unknown.
+fn deprecated(attributes: &[AttributeInfo]) -> Option<String> {
+    let (policy, scope) = (value(attributes, POLICY)?, value(attributes, SCOPE)?);
+    let level = SCOPES.iter().find(|(name, _)| *name == scope);
+    Some(match POLICIES.iter().find(|(name, _)| *name == policy).zip(level) {
+        Some(((_, policy), (_, level))) => format!("{policy}{level}"),
+        None => NONE.to_owned(),
+    })
+}
+
+/// Policy and scope; none from a name that says only half.
+fn from_deprecated(name: &str) -> Vec<AttributeInfo> {
+    let of = |policy: &str, scope: &str| vec![attribute(POLICY, policy), attribute(SCOPE, scope)];
+    if name == NONE {
+        return of("none", "container");
+    }
+    let known = POLICIES.iter().find_map(|(policy, start)| {
+        let level = name.strip_prefix(start)?;
+        SCOPES.iter().find(|(_, word)| *word == level).map(|(scope, _)| of(policy, scope))
+    });
+    known.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nrt::{NodeResourceTopologyFields, Zone};
+
+    const OLD: Form = Form { version: Version::V1alpha1, policies: false };
+    const BOTH: Form = Form { version: Version::V1alpha2, policies: true };
+
+    fn object(attributes: &[(&str, &str)]) -> NodeResourceTopology {
+        let attributes: Vec<_> = attributes.iter().map(|(name, value)| attribute(name, value)).collect();
+        let zone = Zone { attributes: Some(vec![attribute("a", "b")]), ..Zone::default() };
+        let fields = NodeResourceTopologyFields {
+            attributes: Some(attributes),
+            zones: vec![zone],
+            ..NodeResourceTopologyFields::default()
+        };
+        NodeResourceTopology::new("w", fields)
+    }
+
+    const ATTRIBUTES: [(&str, &str); 5] = [
+        (POLICY, "single-numa-node"),
+        (SCOPE, "pod"),
+        ("cpuManagerPolicy", "static"),
+        (FINGERPRINT, "pfp0v001ef46db3751d8e999"),
+        (FINGERPRINT_METHOD, "all"),
+    ];
+
+    #[test]
+    fn v1alpha1_says_what_it_has_a_place_for() {
+        let json = OLD.json(&object(&ATTRIBUTES)).unwrap();
+        assert_eq!(
+            json,
+            json!({
+                "apiVersion": "topology.node.k8s.io/v1alpha1",
+                "kind": "NodeResourceTopology",
+                "metadata": {
+                    "name": "w",
+                    "annotations": {"topology.node.k8s.io/fingerprint": "pfp0v001ef46db3751d8e999"},
+                },
+                "topologyPolicies": ["SingleNUMANodePodLevel"],
+                "zones": [{"name": "", "type": ""}],
+            })
+        );
+        let other = [(FINGERPRINT, "x"), (FINGERPRINT_METHOD, "with-exclusive-resources")];
+        let nothing = OLD.json(&object(&other)).unwrap();
+        assert_eq!(nothing["topologyPolicies"], json!([]), "the field is required");
+        assert_eq!(
+            nothing["metadata"],
+            json!({"name": "w"}),
+            "the annotation would be taken for one of all pods"
+        );
+    }
+
+    #[test]
+    fn what_is_read_in_v1alpha1_has_its_attributes_again() {
+        let back = OLD.comes_back(object(&ATTRIBUTES));
+        let expected = [ATTRIBUTES[0], ATTRIBUTES[1], ATTRIBUTES[3]];
+        let expected: Vec<_> = expected.iter().map(|(name, value)| attribute(name, value)).collect();
+        assert_eq!(back.spec.attributes, Some(expected));
+        assert_eq!(OLD.comes_back(back.clone()), back);
+        assert_eq!(OLD.comes_back(object(&[])).spec.attributes, None);
+    }
+
+    #[test]
+    fn v1alpha2_has_the_deprecated_policies_on_request_only() {
+        let object = object(&ATTRIBUTES);
+        assert_eq!(Form::default().of(object.clone()), object);
+        assert_eq!(Form::default().json(&object).unwrap(), serde_json::to_value(&object).unwrap());
+        let both = BOTH.comes_back(object.clone());
+        assert_eq!(both.spec.topology_policies.as_deref(), Some(&["SingleNUMANodePodLevel".to_owned()][..]));
+        assert_eq!(both.spec.attributes, object.spec.attributes);
+        assert_eq!(both.metadata.annotations, None);
+    }
+
+    #[test]
+    fn deprecated_names_are_nfds_and_can_be_read_back() {
+        for (policy, scope, name) in [
+            ("single-numa-node", "container", "SingleNUMANodeContainerLevel"),
+            ("single-numa-node", "pod", "SingleNUMANodePodLevel"),
+            ("restricted", "container", "RestrictedContainerLevel"),
+            ("restricted", "pod", "RestrictedPodLevel"),
+            ("best-effort", "container", "BestEffortContainerLevel"),
+            ("best-effort", "pod", "BestEffortPodLevel"),
+            ("none", "container", "None"),
+        ] {
+            let attributes = vec![attribute(POLICY, policy), attribute(SCOPE, scope)];
+            assert_eq!(deprecated(&attributes).as_deref(), Some(name));
+            assert_eq!(from_deprecated(name), attributes);
+        }
+        let of = |scope| [attribute(POLICY, "none"), attribute(SCOPE, scope)];
+        assert_eq!(deprecated(&of("pod")).as_deref(), Some("None"));
+        assert_eq!(deprecated(&of("pod")[..1]), None, "never without its scope");
+        assert_eq!(from_deprecated("Restricted"), [], "half of it");
+    }
+}

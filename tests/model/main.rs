@@ -1,0 +1,88 @@
+//! A model of the scheduler plugin's cache, run by hand: `make model`.
+//!
+//! `make model ARGS=--help` tells what can be chosen. It prints the tables of `docs/proofs.md`; `--write` puts them there.
+//! It fails when numacast lets a pod be refused that it could have prevented, or leaves a node frozen.
+
+#[allow(dead_code)] // what only the short form needs, which `cargo test` runs
+mod run;
+mod tables;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+
+use tables::{Bench, Table};
+
+/// The plugin's cache, its queue and the kubelet in virtual time.
+#[derive(Debug, Parser)]
+#[command(name = "model")]
+struct Options {
+    /// The seed, instead of a new one (`NUMACAST_SEED`).
+    #[arg(long, env = "NUMACAST_SEED")]
+    seed: Option<u64>,
+    /// Only tables whose name contains this text.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Steps of the random walk for numacast; the others get a tenth each.
+    #[arg(long, default_value_t = 1_000_000)]
+    steps: u64,
+    /// So many times the usual length of the loads.
+    #[arg(long, default_value_t = 1.0)]
+    length: f64,
+    /// How many runs go on at once.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Put the tables into `docs/proofs.md`.
+    #[arg(long)]
+    write: bool,
+    /// Only say which tables there are.
+    #[arg(long)]
+    list: bool,
+}
+
+/// Where the tables stand in `docs/proofs.md`.
+const BEGIN: &str = "<!-- make model: what follows is written by it -->\n";
+const END: &str = "<!-- make model: end -->\n";
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let only = options.only.as_deref().unwrap_or_default();
+    let chosen: Vec<&Table> = tables::ALL.iter().filter(|table| table.name.contains(only)).collect();
+    ensure!(!chosen.is_empty(), "no table is chosen; `--list` without the rest says which there are");
+    let mut out = std::io::stdout().lock();
+    if options.list {
+        chosen.iter().try_for_each(|table| writeln!(out, "{}", table.name))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    ensure!(!options.write || only.is_empty(), "only all tables together can be written");
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+    writeln!(out, "NUMACAST_SEED={seed}")?;
+    let bench = Bench { seed, steps: options.steps, length: options.length, jobs: options.jobs.max(1) };
+    let mut text = format!("`NUMACAST_SEED={seed}`, {} steps of the walk:\n", options.steps);
+    let mut failures = Vec::new();
+    for table in chosen {
+        let begin = Instant::now();
+        let (lines, mut bad) = (table.make)(&bench);
+        writeln!(out, "\n{}\n\n{lines}", table.title)?;
+        writeln!(out, "({}: {:.0} s)", table.name, begin.elapsed().as_secs_f64())?;
+        text = format!("{text}\n{}\n\n{lines}", table.title);
+        failures.append(&mut bad);
+    }
+    if options.write {
+        write_down(&text)?;
+    }
+    failures.iter().try_for_each(|failure| writeln!(out, "FAILED: {failure}"))?;
+    Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn write_down(text: &str) -> Result<()> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/proofs.md");
+    let document = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    let (before, rest) = document.split_once(BEGIN).context("docs/proofs.md has no place for the tables")?;
+    let (_, after) = rest.split_once(END).context("docs/proofs.md has no end of the tables")?;
+    std::fs::write(path, format!("{before}{BEGIN}\n{text}\n{END}{after}"))
+        .with_context(|| format!("cannot write {path}"))
+}

@@ -1,0 +1,505 @@
+//! numacast: its own contract and nudger, with an imitation of the loop around them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use numacast::kubelet::{ContainerUsage, PodUsage, Usage};
+use numacast::pod;
+use numacast::scheduler::{Contract, Nudger, Plan, Reading, Requirements, Stance, Terms, Verdict, View};
+use numacast::topology::{Amounts, Fingerprint, PodSet, Zone};
+
+use super::chance::{MS, NEVER, S, Time};
+use super::cluster::{NAMESPACE, Object, Phase, Pod, PodId, Seen};
+use super::exporter::Exporter;
+use super::fingerprint;
+use super::kubelet::{List, Listed, left_over};
+use super::world::{Signal, World};
+
+/// Scans in a second, and at once.
+const RATE: (Time, u64) = (100 * MS, 4);
+/// The List is looked at again so soon while something is expected of it, then half as often each time.
+const SOON: Time = 15 * MS;
+/// At most so long.
+const LATE: Time = S;
+/// And without any reason.
+const POLL: Time = 5 * S;
+/// The same while nobody tells of pods.
+const POLL_BLIND: Time = 800 * MS;
+/// A kubelet that has started is not believed about pods that it does not list, for so long.
+const SETTLE: Time = 20 * S;
+/// How long the object as it stood is believed while the node cannot be read.
+const UNREAD: Time = 2 * S;
+/// How long a pod that went may stay in the List.
+const LINGER: Time = 15 * S;
+
+/// What may be wrong with it, to see that the model notices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    #[default]
+    None,
+    /// Nothing is ever held.
+    NoHold,
+    /// While it is held, the fingerprint is that of a set that may come true: with the pods that are waited for.
+    HoldsBySet,
+    /// The set comes from the newest events, the zones are as they were at the last slow poll.
+    StaleZones,
+}
+
+impl Flaw {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "nothing",
+            Self::NoHold => "nothing is held",
+            Self::HoldsBySet => "held by a set that may come true",
+            Self::StaleZones => "nothing is held, zones of the last poll",
+        }
+    }
+}
+
+/// When it nudges.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Nudges {
+    /// As numacast does with this plan.
+    Plan(Option<Plan>),
+    /// Each so often, for so long after the object changed; to compare with.
+    Each(Time, Time),
+}
+
+/// An object to write.
+#[derive(Clone, Debug, PartialEq)]
+struct Offer {
+    object: Object,
+    pods: Option<PodSet>,
+}
+
+/// numacast.
+pub(crate) struct Ours {
+    terms: Terms,
+    nudges: Nudges,
+    flaw: Flaw,
+    contract: Contract,
+    nudger: Nudger,
+    /// When the next of [`Nudges::Each`] is due, and when they end.
+    each: Option<(Time, Time)>,
+    requirements: Requirements,
+    /// The node's pods, as the watch told them.
+    pods: Option<BTreeMap<PodId, pod::Pod>>,
+    watched: bool,
+    /// Pods that went lately.
+    gone: BTreeMap<PodId, Time>,
+    usage: Usage,
+    listed: Vec<Listed>,
+    zones: Vec<Zone>,
+    read: bool,
+    started: Time,
+    answers: bool,
+    young: Option<Time>,
+    // Scans.
+    scanning: bool,
+    again: bool,
+    tokens: (u64, Time),
+    pause: Time,
+    next_scan: Time,
+    // Writes.
+    last: Option<Object>,
+    writing: Option<Offer>,
+    wanted: Option<Offer>,
+    nudging: bool,
+    /// The timer that counts; earlier ones are void.
+    timer: u32,
+    wakes: Time,
+    ask_again: Option<Time>,
+}
+
+impl Ours {
+    pub(crate) fn new(terms: Terms, nudges: Nudges, flaw: Flaw) -> Self {
+        Self {
+            contract: Contract::new(terms.clone()),
+            nudger: Nudger::new(if let Nudges::Plan(plan) = nudges { plan } else { None }),
+            each: None,
+            requirements: Requirements { cpus: true, ..Requirements::default() },
+            terms,
+            nudges,
+            flaw,
+            pods: None,
+            watched: true,
+            gone: BTreeMap::new(),
+            usage: Usage::default(),
+            listed: Vec::new(),
+            zones: Vec::new(),
+            read: false,
+            started: 0,
+            answers: false,
+            young: None,
+            scanning: false,
+            again: false,
+            tokens: (RATE.1, 0),
+            pause: SOON,
+            next_scan: 0,
+            last: None,
+            writing: None,
+            wanted: None,
+            nudging: false,
+            timer: 0,
+            wakes: NEVER,
+            ask_again: None,
+        }
+    }
+
+    fn start(&mut self, world: &World) {
+        let new = Self::new(self.terms.clone(), self.nudges, self.flaw);
+        *self = Self { timer: self.timer, started: world.now, ..new };
+        // Its own object is read first. Whether the kubelet is young its socket tells.
+        self.last = world.object.clone();
+        self.young = (world.kubelet.down || world.kubelet.loading).then_some(world.now);
+    }
+
+    // Pods.
+
+    fn pod(&mut self, world: &World, id: PodId, seen: Option<Seen>) {
+        let Some(pods) = &mut self.pods else { return };
+        let is_new = !pods.contains_key(&id);
+        match seen {
+            Some(seen) => drop(pods.insert(id, told(id, &world.pods[id], seen))),
+            None => drop(pods.remove(&id)),
+        }
+        let over = seen.is_none_or(|seen| seen.deleted || seen.phase.is_terminal());
+        if over {
+            self.gone.insert(id, world.now);
+        }
+        if is_new || over {
+            self.look(world.now);
+        }
+    }
+
+    fn all_pods(&mut self, world: &World, all: Vec<(PodId, Seen)>) {
+        let pods: BTreeMap<_, _> =
+            all.into_iter().map(|(id, seen)| (id, told(id, &world.pods[id], seen))).collect();
+        for id in self.pods.iter().flatten().map(|(id, _)| *id) {
+            if !pods.contains_key(&id) {
+                self.gone.insert(id, world.now);
+            }
+        }
+        self.pods = Some(pods);
+        self.watched = true;
+        self.look(world.now);
+    }
+
+    // Scans.
+
+    /// Looks at the List now, and soon again.
+    fn look(&mut self, now: Time) {
+        self.pause = SOON;
+        self.next_scan = now;
+    }
+
+    fn scan(&mut self, world: &mut World) {
+        if self.scanning {
+            self.again = true;
+            self.next_scan = NEVER;
+            return;
+        }
+        let (tokens, since) = self.tokens;
+        let earned = (world.now - since) / RATE.0;
+        let tokens = (tokens + earned).min(RATE.1);
+        let since = if tokens == RATE.1 { world.now } else { since + earned * RATE.0 };
+        self.tokens = (tokens, since);
+        if tokens == 0 {
+            self.next_scan = since + RATE.0;
+            return;
+        }
+        self.tokens.0 -= 1;
+        self.scanning = true;
+        self.next_scan = NEVER;
+        world.list();
+    }
+
+    fn take_list(&mut self, world: &World, list: List) {
+        self.scanning = false;
+        self.answers = list.is_some();
+        if let Some(listed) = list {
+            if self.is_believed(&listed, world.now) {
+                self.young = None;
+                self.take(world, listed);
+            }
+        } else {
+            let _ = self.young.get_or_insert(world.now);
+        }
+        let expects = self.expects(world.now);
+        let calm = if self.watched { POLL } else { POLL_BLIND };
+        let pause = if std::mem::take(&mut self.again) {
+            0
+        } else if expects {
+            self.pause
+        } else {
+            calm
+        };
+        self.pause = (self.pause * 2).min(LATE);
+        self.next_scan = self.next_scan.min(world.now + pause);
+    }
+
+    /// A kubelet that has started must list who lives, unless that takes too long.
+    fn is_believed(&self, listed: &[Listed], now: Time) -> bool {
+        let Some(young) = self.young else { return true };
+        let lives = |id: &PodId| match &self.pods {
+            Some(pods) => pods.get(id).is_some_and(|pod| !pod.phase.is_terminal()),
+            None => true,
+        };
+        let before = self.listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod);
+        let known: Vec<PodId> = if self.read {
+            before.filter(lives).collect()
+        } else {
+            let running = |pod: &pod::Pod| pod.phase == pod::Phase::Running && pod.guaranteed;
+            let pods = self.pods.iter().flatten();
+            pods.filter(|(_, pod)| running(pod)).map(|(id, _)| *id).collect()
+        };
+        let shown = |id: &PodId| listed.iter().any(|pod| pod.pod == *id && pod.cpus != 0);
+        now > young + SETTLE || self.pods.is_some() && known.iter().all(shown)
+    }
+
+    fn take(&mut self, world: &World, listed: Vec<Listed>) {
+        let row = |listed: &Listed| {
+            let bits = (0..64).filter(|bit| listed.cpus >> bit & 1 == 1);
+            let cpus = bits.map(|bit| bit as numacast::machine::Id).collect();
+            let container = ContainerUsage { name: "main".into(), cpus, ..ContainerUsage::default() };
+            PodUsage {
+                namespace: NAMESPACE.into(),
+                name: world.pods[listed.pod].name.clone(),
+                containers: vec![container],
+                ..PodUsage::default()
+            }
+        };
+        self.usage = Usage { pods: listed.iter().map(row).collect() };
+        let used = listed.iter().fold(0, |used, pod| used | pod.cpus);
+        let left = left_over(&world.kubelet.zones, used);
+        self.zones = left.iter().enumerate().map(|(id, free)| zone(id, *free)).collect();
+        self.listed = listed;
+        self.read = true;
+    }
+
+    /// Will the List soon say something else?
+    fn expects(&mut self, now: Time) -> bool {
+        self.gone.retain(|_, at| now < *at + LINGER);
+        let lingers = self.gone.keys().any(|id| self.listed.iter().any(|pod| pod.pod == *id));
+        let waits = self.pods.iter().flatten().any(|(id, pod)| {
+            pod.guaranteed
+                && !pod.phase.is_terminal()
+                && !pod.deleted
+                && !self.listed.iter().any(|listed| listed.pod == *id && listed.cpus != 0)
+        });
+        lingers || waits || !self.answers || self.young.is_some()
+    }
+
+    // Writes.
+
+    fn decide(&mut self, world: &mut World) {
+        if !self.read {
+            return self.hold_what_is_not_read(world);
+        }
+        let now = Duration::from_micros(world.now);
+        let reading = Reading {
+            usage: &self.usage,
+            requirements: &self.requirements,
+            zones: &self.zones,
+            answers: self.answers,
+        };
+        let pods = self.pods.as_ref().map(|pods| pods.values());
+        let verdict = self.contract.judge(pods, &reading, now);
+        self.ask_again = verdict.again.map(micros);
+        if verdict.stance == Stance::Wait && self.flaw == Flaw::None {
+            return;
+        }
+        let object = Object {
+            available: self.zones.iter().map(|zone| zone.resources["cpu"].available as u32).collect(),
+            policy: true,
+            print: self.print(&verdict),
+            exclusive: false,
+            counter: self.last.as_ref().map_or(0, |object| object.counter),
+            accounts: self.listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect(),
+            held: verdict.stance == Stance::Held && self.flaw == Flaw::None,
+        };
+        self.offer(world, Offer { object, pods: verdict.pods });
+    }
+
+    /// What an earlier process left is believed for a while.
+    fn hold_what_is_not_read(&mut self, world: &mut World) {
+        let until = self.started + UNREAD;
+        if world.now < until {
+            self.ask_again = Some(until);
+        } else {
+            self.ask_again = None;
+            self.hold(world);
+        }
+    }
+
+    /// Holds the object as it stands.
+    fn hold(&mut self, world: &mut World) {
+        if let (Some(last), View::Scheduler, Flaw::None) = (&self.last, self.terms.view, self.flaw) {
+            let object = Object { print: Some(0), held: true, ..last.clone() };
+            let pods = Some(PodSet { fingerprint: Fingerprint::HELD, method: self.terms.method });
+            self.offer(world, Offer { object, pods });
+        }
+    }
+
+    fn print(&self, verdict: &Verdict) -> Option<u64> {
+        let print = verdict.pods?.fingerprint.to_string();
+        let value = u64::from_str_radix(&print["pfp0v001".len()..], 16).ok();
+        if self.flaw == Flaw::None || verdict.stance == Stance::Agreed {
+            return value;
+        }
+        let waits = |pod: &pod::Pod| {
+            self.flaw == Flaw::HoldsBySet && verdict.unaccounted.iter().any(|(_, name)| *name == pod.name)
+        };
+        let pods = self.pods.iter().flatten().map(|(_, pod)| pod);
+        let counted = pods.filter(|pod| self.contract.counts(pod, &self.zones) || waits(pod));
+        Some(fingerprint::sum(counted.map(|pod| fingerprint::pod_hash(NAMESPACE, &pod.name))))
+    }
+
+    fn offer(&mut self, world: &mut World, offer: Offer) {
+        let newest = self.wanted.as_ref().or(self.writing.as_ref()).map(|offer| &offer.object);
+        if newest.or(self.last.as_ref()) != Some(&offer.object) {
+            self.wanted = Some(offer);
+        }
+        self.write(world);
+    }
+
+    fn write(&mut self, world: &mut World) {
+        if self.writing.is_some() {
+            return;
+        }
+        if let Some(offer) = self.wanted.take() {
+            world.write(offer.object.clone());
+            self.writing = Some(offer);
+        }
+    }
+
+    fn written(&mut self, world: &mut World) {
+        if let Some(Offer { object, pods }) = self.writing.take() {
+            if std::mem::take(&mut self.nudging) {
+                self.nudged(world.now);
+            } else {
+                let free = object.available.iter().enumerate();
+                let zones: Vec<Zone> = free.map(|(id, free)| zone(id, *free)).collect();
+                self.nudger.wrote(pods, &zones, Duration::from_micros(world.now));
+                if let (Nudges::Each(each, lasting), false) = (self.nudges, object.held) {
+                    self.each = Some((world.now + each, world.now + lasting));
+                }
+            }
+            self.last = Some(object);
+        }
+        let counter = self.last.as_ref().map_or(0, |object| object.counter);
+        if let Some(wanted) = &mut self.wanted {
+            wanted.object.counter = counter;
+        }
+        if self.wanted.as_ref().map(|wanted| &wanted.object) == self.last.as_ref() {
+            self.wanted = None;
+        }
+        self.write(world);
+    }
+
+    fn due_nudge(&self) -> Option<Time> {
+        let held = self.last.as_ref().is_some_and(|object| object.held);
+        let each = self.each.filter(|_| !held).map(|(due, _)| due);
+        self.nudger.due().map(micros).or(each)
+    }
+
+    fn nudge(&mut self, world: &mut World) {
+        let Some(last) = &self.last else { return };
+        self.nudging = true;
+        let object = Object { counter: last.counter + 1, ..last.clone() };
+        self.wanted = Some(Offer { object, pods: None });
+        self.write(world);
+    }
+
+    fn nudged(&mut self, now: Time) {
+        self.nudger.nudged(Duration::from_micros(now));
+        if let (Some((_, until)), Nudges::Each(each, _)) = (self.each, self.nudges) {
+            self.each = (now + each <= until).then_some((now + each, until));
+        }
+    }
+
+    /// What is due, and when to wake next.
+    fn go_on(&mut self, world: &mut World) {
+        if self.next_scan <= world.now {
+            self.scan(world);
+        }
+        self.decide(world);
+        let idle = self.writing.is_none() && self.wanted.is_none();
+        let nudge = self.due_nudge().filter(|_| idle);
+        if nudge.is_some_and(|due| due <= world.now) {
+            self.nudge(world);
+        }
+        let due = [Some(self.next_scan), self.ask_again, nudge];
+        let due = due.into_iter().flatten().filter(|due| *due > world.now).min().unwrap_or(NEVER);
+        if due != NEVER && due != self.wakes {
+            self.timer += 1;
+            self.wakes = due;
+            world.wake_at(due, self.timer);
+        }
+    }
+}
+
+impl Exporter for Ours {
+    fn hear(&mut self, world: &mut World, signal: Signal) {
+        match signal {
+            Signal::Started => self.start(world),
+            Signal::Stopping => return self.hold(world),
+            Signal::Pod(id, seen) => self.pod(world, id, seen),
+            Signal::Pods(all) => self.all_pods(world, all),
+            Signal::WatchLost => {
+                self.watched = false;
+                self.look(world.now);
+            }
+            Signal::File => {
+                if self.flaw != Flaw::StaleZones {
+                    self.look(world.now);
+                }
+            }
+            Signal::KubeletStarted => {
+                let _ = self.young.get_or_insert(world.now);
+                self.look(world.now);
+            }
+            Signal::Listed(list) => self.take_list(world, list),
+            Signal::Written => self.written(world),
+            Signal::Timer(timer) if timer != self.timer => return,
+            Signal::Timer(_) => self.wakes = NEVER,
+        }
+        self.go_on(world);
+    }
+}
+
+fn micros(time: Duration) -> Time {
+    Time::try_from(time.as_micros()).unwrap_or(NEVER)
+}
+
+fn zone(id: usize, free: u32) -> Zone {
+    let amounts = Amounts { capacity: 64, allocatable: 64, available: u64::from(free) };
+    let resources = [("cpu".to_owned(), amounts)].into();
+    Zone { id: id as numacast::machine::Id, resources, ..Zone::default() }
+}
+
+/// The pod as the API server tells of it.
+fn told(id: PodId, pod: &Pod, seen: Seen) -> pod::Pod {
+    let container = pod::Container {
+        name: "main".into(),
+        cpu_milli: u64::from(pod.request.milli),
+        memory: u64::from(pod.request.guaranteed) << 20,
+        ..pod::Container::default()
+    };
+    pod::Pod {
+        namespace: NAMESPACE.into(),
+        name: pod.name.clone(),
+        uid: id.to_string(),
+        phase: match seen.phase {
+            Phase::Pending => pod::Phase::Pending,
+            Phase::Running => pod::Phase::Running,
+            Phase::Succeeded => pod::Phase::Succeeded,
+            Phase::Failed => pod::Phase::Failed,
+        },
+        deleted: seen.deleted,
+        guaranteed: pod.request.guaranteed,
+        said_guaranteed: pod.request.guaranteed,
+        containers: Box::new([container]),
+        ..pod::Pod::default()
+    }
+}

@@ -1,0 +1,313 @@
+//! How a real kubelet is configured, from every source: what numacast reads from its files, its command line and the
+//! kubelet itself is the same.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use kube::Api;
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use serde_json::{Value, json};
+
+use crate::support::agent::Agent;
+use crate::support::parts::repository;
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, pod};
+
+const NODE: &str = "two-by-eight";
+
+/// The service account of docs/rbac.md, with the rights of its first `blocks` there; its kubeconfig.
+async fn service_account(cluster: &Cluster, blocks: usize) -> Result<PathBuf> {
+    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": "numacast"}}))?;
+    Api::<Namespace>::all(cluster.client()).create(&PostParams::default(), &namespace).await?;
+    let accounts = Api::<ServiceAccount>::namespaced(cluster.client(), "numacast");
+    let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": "agent"}}))?;
+    accounts.create(&PostParams::default(), &account).await?;
+    for block in 0..blocks {
+        grant(cluster, block).await?;
+    }
+    let request = TokenRequest { spec: TokenRequestSpec::default(), ..TokenRequest::default() };
+    let request = accounts.create_token_request("agent", &PostParams::default(), &request).await?;
+    cluster.kubeconfig_of("agent", &request.status.context("there is no token")?.token)
+}
+
+/// Applies the rights of one YAML block of docs/rbac.md.
+async fn grant(cluster: &Cluster, block: usize) -> Result<()> {
+    let text = std::fs::read_to_string(repository().join("docs/rbac.md"))?;
+    let yaml = text.split("```yaml\n").nth(block + 1).context("docs/rbac.md has no such block")?;
+    let (yaml, _) = yaml.split_once("```").context("it does not end")?;
+    for document in yaml.split("\n---\n") {
+        let object: DynamicObject = serde_saphyr::from_str(document)?;
+        let types = object.types.clone().context("an object of no kind")?;
+        let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);
+        let api: Api<DynamicObject> = match &object.metadata.namespace {
+            Some(namespace) => Api::namespaced_with(cluster.client(), namespace, &resource),
+            None => Api::all_with(cluster.client(), &resource),
+        };
+        let name = object.metadata.name.clone().context("an object without a name")?;
+        api.patch(&name, &PatchParams::apply("tests"), &Patch::Apply(&object)).await?;
+    }
+    Ok(())
+}
+
+/// A kubelet that asks the API server about each request anew.
+fn authorization() -> Value {
+    json!({ "webhook": { "cacheAuthorizedTTL": "1ms", "cacheUnauthorizedTTL": "1ms" } })
+}
+
+/// The settings by which the kubelet's HTTPS port is asked. Its Node's address is not where it listens here.
+fn https(node: &RealNode) -> Result<Vec<String>> {
+    let config: Value = serde_json::from_slice(&std::fs::read(node.kubelet_dir().join("config.yaml"))?)?;
+    Ok(vec![
+        "--kubelet-config-source=configz".to_owned(),
+        format!("--set=kubelet.address=127.0.0.1:{}", config["port"]),
+        format!("--set=kubelet.caFile={}", certificate(node).display()),
+        format!("--set=kubelet.serverName={}", node.name()),
+    ])
+}
+
+/// What the kubelet made for itself.
+fn certificate(node: &RealNode) -> PathBuf {
+    node.dir().join("kubelet-certificates/kubelet.crt")
+}
+
+/// What a pass of numacast reads of the kubelet's configuration, or the sentence that says why it does not.
+async fn reading(node: &RealNode, kubeconfig: &Path, words: &[String]) -> Result<Value> {
+    let record = node.dir().join("recording.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_numacast"));
+    command.args(["snapshot", "--node-name", node.name(), "--record"]).arg(&record);
+    command.arg("--kubeconfig").arg(kubeconfig).args(Agent::places(node)).args(words);
+    let output = tokio::task::spawn_blocking(move || command.output()).await??;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let recording: Value = serde_json::from_slice(&std::fs::read(record)?)?;
+    ensure!(recording.get("configProblems").is_none(), "{}", recording["configProblems"]);
+    Ok(recording["config"].clone())
+}
+
+/// The sentence that says why nothing could be read.
+async fn refusal(node: &RealNode, kubeconfig: &Path, words: &[String]) -> Result<String> {
+    let config = reading(node, kubeconfig, words).await?;
+    Ok(config["error"].as_str().with_context(|| format!("it was read: {config}"))?.to_owned())
+}
+
+/// A node whose kubelet has a file, drop-ins in a directory of directories, and flags over both.
+async fn layered(cluster: &Cluster) -> Result<RealNode> {
+    let drop_ins = cluster.dir().join(NODE).join("kubelet/conf.d");
+    std::fs::create_dir_all(drop_ins.join("15"))?;
+    let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    for (file, text) in [
+        ("10-first.conf", "topologyManagerPolicy: restricted\ntopologyManagerScope: pod\n"),
+        ("15/last.conf", "topologyManagerPolicy: single-numa-node\nkubeReserved: {cpu: 500m}\n"),
+        ("20-options.conf", "topologyManagerPolicyOptions: {max-allowable-numa-nodes: \"16\"}\n"),
+        ("30-more.conf", "topologyManagerPolicyOptions: {prefer-closest-numa-nodes: \"true\"}\n"),
+        ("40-gone.conf", "topologyManagerScope: null\nreservedSystemCPUs: null\n"),
+        ("50-unused.yaml", "topologyManagerPolicy: none\n"),
+    ] {
+        std::fs::write(drop_ins.join(file), format!("{head}{text}"))?;
+    }
+    let setup = RealNode::on(NODE)?.kubelet("authorization", authorization());
+    setup
+        .flag("--config-dir=/var/lib/kubelet/conf.d")
+        // Replaces the map of the files: the machine's reservation of memory is in it.
+        .flag("--system-reserved=cpu=1200m,memory=924Mi")
+        .flag("--topology_manager_scope")
+        .flag("pod")
+        .start(cluster)
+        .await
+}
+
+/// A `/proc` with this node's kubelet and no other: tests run beside each other.
+fn proc_of(node: &RealNode) -> Result<PathBuf> {
+    let proc = node.dir().join("processes");
+    std::fs::create_dir_all(&proc)?;
+    let pid = node.kubelet_pid()?.to_string();
+    std::os::unix::fs::symlink(Path::new("/proc").join(&pid), proc.join(&pid))?;
+    Ok(proc)
+}
+
+#[tokio::test]
+async fn every_source_says_the_same() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let node = layered(&cluster).await?;
+    let agent = service_account(&cluster, 2).await?;
+    let told = until("the kubelet tells its configuration", async || {
+        let told = reading(&node, &agent, &https(&node)?).await?;
+        ensure!(told["answer"].is_object(), "{told}");
+        Ok(told)
+    })
+    .await?;
+    ensure!(told["answer"]["topologyManagerPolicy"] == "single-numa-node", "{told}");
+    ensure!(told["answer"]["topologyManagerScope"] == "pod", "{told}");
+    let options = json!({"max-allowable-numa-nodes": "16", "prefer-closest-numa-nodes": "true"});
+    ensure!(told["answer"]["topologyManagerPolicyOptions"] == options, "{told}");
+    ensure!(told["answer"]["reservedCpuCount"] == 2, "500m and 1200m: {told}");
+
+    // From the files, as the kubelet's command line says.
+    let proc = format!("--set=host.proc={}", proc_of(&node)?.display());
+    let places = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let read = reading(&node, &agent, &places(&["--kubelet-config-source=file", &proc])).await?;
+    ensure!(read == told, "{read}\n{told}");
+    let auto = reading(&node, &agent, &places(&[&proc])).await?;
+    ensure!(auto == told, "{auto}\n{told}");
+
+    // Without the command line: a person says where, and what the flags said.
+    let dir = format!("--set=kubelet.config.dir={}", node.kubelet_dir().join("conf.d").display());
+    let mut rest = reading(&node, &agent, &places(&["--kubelet-config-source=file", &dir])).await?;
+    ensure!(rest["answer"]["topologyManagerScope"] == "container", "no flag was seen: {rest}");
+    let by_hand = ["--topology-manager-policy=single-numa-node", "--topology-manager-scope=pod"];
+    let words = places(&["--kubelet-config-source=file", &dir, by_hand[0], by_hand[1]]);
+    rest = reading(&node, &agent, &words).await?;
+    ensure!(rest["answer"]["reservedCpuCount"] == 1, "{rest}");
+    rest["answer"]["reservedCpuCount"] = json!(2);
+    ensure!(rest == told, "{rest}\n{told}");
+
+    // Keys and gates of a kubelet that does not exist yet. This one would not start with them.
+    let mut newer: Value = serde_json::from_slice(&std::fs::read(node.kubelet_dir().join("config.yaml"))?)?;
+    newer["featureGates"]["FromTheFuture"] = json!(true);
+    newer["newKey"] = json!([{"a": null}]);
+    newer["systemReserved"]["cpu"] = json!("1200m");
+    let file = node.dir().join("newer.yaml");
+    std::fs::write(&file, newer.to_string())?;
+    let file = format!("--kubelet-config={}", file.display());
+    let words = places(&["--kubelet-config-source=file", &file, &dir, by_hand[0], by_hand[1]]);
+    let read = reading(&node, &agent, &words).await?;
+    ensure!(read == told, "{read}\n{told}");
+
+    // A machine without the files asks the kubelet.
+    let nowhere = "--kubelet-config=/nowhere/config.yaml".to_owned();
+    let auto = reading(&node, &agent, &[vec![nowhere], https(&node)?[1..].to_vec()].concat()).await?;
+    ensure!(auto == told, "{auto}\n{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_kubelet_that_does_not_tell_says_why() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let node = RealNode::on(NODE)?.kubelet("authorization", authorization()).start(&cluster).await?;
+    let agent = service_account(&cluster, 1).await?;
+    let words = https(&node)?;
+    let without =
+        |key: &str| -> Vec<String> { words.iter().filter(|word| !word.contains(key)).cloned().collect() };
+
+    let error = refusal(&node, &agent, &words).await?;
+    ensure!(
+        error.contains("refuses GET /configz (Forbidden (user=system:serviceaccount:numacast:agent"),
+        "{error}"
+    );
+    ensure!(error.contains("RBAC must allow `get` on nodes/configz; kubelets before 1.33"), "{error}");
+    let error = refusal(&node, &agent, &without("caFile")).await?;
+    ensure!(error.contains("is signed by nobody we trust: set `kubelet.caFile`"), "{error}");
+    let error = refusal(&node, &agent, &without("serverName")).await?;
+    ensure!(error.contains("has another name") && error.contains("set `kubelet.serverName`"), "{error}");
+    let stranger = cluster.kubeconfig_of("stranger", "no-token-of-anybody")?;
+    let error = refusal(&node, &stranger, &words).await?;
+    ensure!(error.contains("does not accept our credentials (401)"), "{error}");
+    // The Node says where the kubelet is; nobody listens there on this machine, or another kubelet does.
+    let error = refusal(&node, &agent, &without("address")).await?;
+    ensure!(error.contains(&format!(":{}", port(&node)?)), "the Node's own port: {error}");
+    Ok(())
+}
+
+fn port(node: &RealNode) -> Result<Value> {
+    let config: Value = serde_json::from_slice(&std::fs::read(node.kubelet_dir().join("config.yaml"))?)?;
+    Ok(config["port"].clone())
+}
+
+/// An attribute of the published object.
+async fn attribute(node: &RealNode, name: &str) -> Result<String> {
+    let content = nrt::read(&node.client(), node.name()).await?.content;
+    let all = content["attributes"].as_array().into_iter().flatten();
+    let found = all.into_iter().find(|attribute| attribute["name"] == name);
+    let value = found.and_then(|attribute| attribute["value"].as_str());
+    Ok(value.with_context(|| format!("{name} is not there: {}", content["attributes"]))?.to_owned())
+}
+
+#[tokio::test]
+async fn the_first_object_waits_for_its_policies() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let mut node = RealNode::on(NODE)?.kubelet("authorization", authorization()).start(&cluster).await?;
+    let kubeconfig = service_account(&cluster, 1).await?;
+    node.act_as(kubeconfig);
+    let words = https(&node)?;
+    // The patience outlasts the test: only the policies end the wait.
+    let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+    words.extend(["--set=scan.settle=1h", "--set=fingerprint.view=none"]);
+    let mut agent = Agent::start(&node, &words)?;
+    until("the agent says what it waits for", async || {
+        agent.still_runs()?;
+        let said = std::fs::read_to_string(node.dir().join("agent.log"))?;
+        ensure!(said.contains("the object waits for its policies"), "{said}");
+        ensure!(said.contains("nodes/configz"), "{said}");
+        Ok(())
+    })
+    .await?;
+    ensure!(nrt::read(&node.client(), node.name()).await.is_err(), "it did not wait");
+    grant(&cluster, 1).await?;
+    agent.tells_the_truth(&node).await?;
+    ensure!(attribute(&node, "topologyManagerPolicy").await? == "best-effort");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_file_that_changes_is_not_true_before_the_kubelet_starts_again() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let mut node = RealNode::on(NODE)?.start(&cluster).await?;
+    let mut agent = Agent::start(&node, &["--poll", "200ms", "--log-level", "debug"])?;
+    agent.tells_the_truth(&node).await?;
+    ensure!(attribute(&node, "topologyManagerPolicy").await? == "best-effort");
+
+    let file = node.kubelet_dir().join("config.yaml");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+    config["topologyManagerPolicy"] = json!("restricted");
+    std::fs::write(&file, config.to_string())?;
+    let looks = || -> Result<usize> {
+        let said = std::fs::read_to_string(node.dir().join("agent.log"))?;
+        Ok(said.matches("read Everything in").count())
+    };
+    let before = looks()?;
+    until("the agent has looked at everything again", async || {
+        agent.still_runs()?;
+        let looks = looks()?;
+        ensure!(looks > before + 2, "it looked {looks} times");
+        Ok(())
+    })
+    .await?;
+    node.run(pod("a").cpus(2).memory("1Gi")).await?;
+    agent.tells_the_truth(&node).await?;
+    ensure!(
+        attribute(&node, "topologyManagerPolicy").await? == "best-effort",
+        "the kubelet has not read it yet"
+    );
+
+    // Nor is it for an agent that starts now: it cannot know what the kubelet read, but it knows what the object says.
+    drop(agent);
+    let mut agent = Agent::start(&node, &["--poll", "200ms", "--log-level", "debug"])?;
+    until("the agent says that the file changed", async || {
+        agent.still_runs()?;
+        let said = std::fs::read_to_string(node.dir().join("agent.log"))?;
+        ensure!(said.contains("config.yaml changed after the kubelet started"), "{said}");
+        Ok(())
+    })
+    .await?;
+    node.delete("a").await?;
+    agent.tells_the_truth(&node).await?;
+    ensure!(attribute(&node, "topologyManagerPolicy").await? == "best-effort", "the agent believes the file");
+
+    node.restart_kubelet(Stop::Term).await?;
+    until("the new policy is told", async || {
+        agent.still_runs()?;
+        let policy = attribute(&node, "topologyManagerPolicy").await?;
+        ensure!(policy == "restricted", "it is {policy}");
+        Ok(())
+    })
+    .await?;
+    agent.tells_the_truth(&node).await
+}
