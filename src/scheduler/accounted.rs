@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::exclusive::is_huge_pages;
 use crate::kubelet::{Allocatable, ContainerUsage, MemoryBlock, PodUsage};
-use crate::pod::{Container, ContainerKind, Pod};
+use crate::pod::{Container, ContainerKind, Phase, Pod};
 
 /// What this kubelet gives to one container alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,8 @@ impl Requirements {
         pod.containers.iter().any(|container| !self.of_container(pod, container).is_empty())
     }
 
-    /// Does the List show all of it, in this row?
+    /// Does the List show all of it, in this row? Who is out of Pending may ask for more meanwhile, and wait for a resize:
+    /// of that pod the row need show only something of each thing.
     pub(super) fn are_met(&self, pod: &Pod, row: &PodUsage) -> bool {
         pod.containers.iter().all(|container| {
             let usage = row.containers.iter().find(|usage| *usage.name == *container.name);
@@ -51,19 +52,20 @@ impl Requirements {
         }
         let managed = pod.guaranteed && !pod.pod_level;
         let (cpus, memory) = (self.cpus && managed, self.memory && managed);
+        let least = |amount: u64| if pod.phase == Phase::Pending { amount } else { amount.min(1) };
         let mut needs = Vec::new();
         if cpus && container.cpu_milli > 0 && container.cpu_milli.is_multiple_of(1000) {
-            needs.push(Need::Cpus(container.cpu_milli / 1000));
+            needs.push(Need::Cpus(least(container.cpu_milli / 1000)));
         }
         if memory && container.memory > 0 {
-            needs.push(Need::Memory("memory", container.memory));
+            needs.push(Need::Memory("memory", least(container.memory)));
         }
         for (name, amount) in &container.others {
             if memory && is_huge_pages(name) {
-                needs.push(Need::Memory(name, *amount));
+                needs.push(Need::Memory(name, least(*amount)));
             }
             if self.devices.contains(&**name) {
-                needs.push(Need::Devices(name, *amount));
+                needs.push(Need::Devices(name, least(*amount)));
             }
         }
         needs

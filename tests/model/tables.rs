@@ -135,7 +135,9 @@ impl Cell {
     fn run(&self, seed: u64) -> Outcome {
         let mut delays = Delays::default();
         delays.start = self.start.unwrap_or(delays.start);
+        let patience = if let Who::Ours(_, patience) = self.who { patience } else { PATIENCE };
         let settings = Settings {
+            grace: delays.grace(patience),
             delays,
             resync: self.resync,
             back_off: self.back_off,

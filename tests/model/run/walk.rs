@@ -69,7 +69,7 @@ pub(crate) fn settings(walk: &Walk, dice: &mut Dice) -> Settings {
     delays.read.1 *= dice.pick(&[1, 1, 10]);
     delays.bind.1 *= dice.pick(&[1, 1, 10]);
     delays.list[0].1 *= dice.pick(&[1, 1, 20]);
-    let writes = delays.write[0].1 * 2 + delays.write[1].1 + delays.list[0].1 * 2 + delays.list[1].1 * 2;
+    let grace = delays.grace(walk.patience);
     Settings {
         zones: dice.pick(zones).to_vec(),
         resync: dice.pick(&[S / 2, S, 2 * S, 5 * S, 10 * S]),
@@ -77,7 +77,7 @@ pub(crate) fn settings(walk: &Walk, dice: &mut Dice) -> Settings {
         back_off: BackOff { first, longest, early: dice.per_mille(700) },
         forgetful: dice.per_mille(500),
         delays,
-        grace: walk.patience + writes + 2 * MS,
+        grace,
         ..Settings::default()
     }
 }

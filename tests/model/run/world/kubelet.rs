@@ -1,0 +1,285 @@
+//! The kubelet, from the pods that it hears of to their end.
+
+use super::*;
+
+impl World {
+    pub(super) fn duty(&mut self, span: Span, duty: Duty) {
+        let at = self.now + self.dice.within(span);
+        self.duty_at(at, duty);
+    }
+
+    pub(super) fn duty_at(&mut self, at: Time, duty: Duty) {
+        self.at(at, Event::Kubelet { life: self.kubelet.life, duty });
+    }
+
+    pub(super) fn kubelet_sees(&mut self, id: PodId, seen: Option<Seen>) {
+        let Some(seen) = seen else {
+            // Not its own doing: somebody has forced it.
+            self.kubelet.unreported.remove(&id);
+            if self.kubelet.pods.contains_key(&id) && self.pods[id].kind != Kind::Static {
+                self.release(id);
+            }
+            return;
+        };
+        if self.pods[id].kind == Kind::Static || !seen.bound {
+            return;
+        }
+        let stage = self.kubelet.pods.get(&id).map(|held| held.stage);
+        match stage {
+            None if self.kubelet.unreported.contains_key(&id) => {}
+            None if seen.deleted => {
+                self.placed.remove(&id);
+                self.conclude(id);
+            }
+            None if !seen.phase.is_terminal() && !self.kubelet.done.contains(&id) => {
+                self.kubelet_adds(id);
+            }
+            Some(Stage::Known) if seen.deleted => {
+                self.release(id);
+                self.conclude(id);
+            }
+            Some(Stage::Admitted | Stage::Running) if seen.deleted => self.end_containers(id),
+            _ => {}
+        }
+    }
+
+    /// A deleted pod that nothing runs of: its object says how it ended, and goes.
+    pub(super) fn conclude(&mut self, id: PodId) {
+        if self.pods[id].object.is_some_and(|seen| seen.phase.is_terminal()) {
+            self.duty(self.settings.delays.status, Duty::Remove(id));
+        } else {
+            self.kubelet.unreported.insert(id, Phase::Failed);
+            self.duty(self.settings.delays.status, Duty::Report(id));
+        }
+    }
+
+    pub(super) fn end_containers(&mut self, id: PodId) {
+        if let Some(held) = self.kubelet.pods.get_mut(&id) {
+            held.stage = Stage::Ending;
+            let termination = self.pods[id].termination;
+            self.duty(Span(termination, termination + 20 * MS), Duty::Stop(id));
+        }
+    }
+
+    pub(super) fn kubelet_adds(&mut self, id: PodId) {
+        let kind = self.pods[id].kind;
+        self.kubelet.pods.insert(id, Held { stage: Stage::Known, cpus: 0, kind, ends: 0 });
+        self.kubelet.waiting.push_back(id);
+        self.kubelet_admits();
+    }
+
+    pub(super) fn kubelet_admits(&mut self) {
+        if !self.kubelet.busy && !self.kubelet.waiting.is_empty() {
+            self.kubelet.busy = true;
+            self.duty(self.settings.delays.admission, Duty::Admit);
+        }
+    }
+
+    /// The kubelet has nothing to do with it any more, and its CPUs are free.
+    pub(super) fn release(&mut self, id: PodId) {
+        self.kubelet.waiting.retain(|other| *other != id);
+        let held = self.kubelet.pods.remove(&id);
+        self.kubelet.done.insert(id);
+        self.placed.remove(&id);
+        if held.is_some_and(|held| held.cpus != 0) {
+            self.figures.release(id, self.now);
+            self.after(self.settings.delays.file_release, Event::File);
+        }
+        self.notices.push(Notice::Ended(id));
+    }
+
+    pub(super) fn kubelet_does(&mut self, duty: Duty) {
+        match duty {
+            Duty::Admit => self.admit(),
+            Duty::Start(id) => self.start(id),
+            Duty::SayRunning(id) => {
+                if self.kubelet.pods.get(&id).is_some_and(|held| held.stage == Stage::Running) {
+                    let now = self.now;
+                    if self.pods[id].running.is_none() {
+                        self.pods[id].running = Some(now);
+                        self.notices.push(Notice::Runs(id));
+                    }
+                    self.change(id, |seen| seen.phase = Phase::Running);
+                }
+            }
+            Duty::Stop(id) => self.stop(id),
+            Duty::Report(id) => self.report(id),
+            Duty::Remove(id) => self.remove(id),
+            Duty::Mirror(id) => self.mirror(id),
+            Duty::Load(pod) => self.load(pod),
+        }
+    }
+
+    pub(super) fn admit(&mut self) {
+        self.kubelet.busy = false;
+        let Some(id) = self.kubelet.waiting.pop_front() else { return };
+        let chosen = self.kubelet.choose(self.pods[id].request);
+        if let (Some(cpus), Some(held)) = (chosen, self.kubelet.pods.get_mut(&id)) {
+            (held.stage, held.cpus) = (Stage::Admitted, cpus);
+            if cpus != 0 {
+                self.after(self.settings.delays.file, Event::File);
+            }
+            match self.pods[id].kind {
+                Kind::Ordinary => self.duty(self.settings.delays.start, Duty::Start(id)),
+                Kind::Static => {
+                    self.duty(self.settings.delays.status, Duty::Mirror(id));
+                    self.duty(self.settings.delays.start, Duty::Start(id));
+                }
+                Kind::Unpullable => {}
+            }
+        } else {
+            self.refuse(id);
+        }
+        self.kubelet_admits();
+    }
+
+    pub(super) fn refuse(&mut self, id: PodId) {
+        self.kubelet.pods.remove(&id);
+        self.kubelet.done.insert(id);
+        self.placed.remove(&id);
+        self.figures.refuse(id, &self.pods, &self.placed);
+        self.kubelet.unreported.insert(id, Phase::Failed);
+        self.duty(self.settings.delays.status, Duty::Report(id));
+        self.notices.push(Notice::Refused(id));
+    }
+
+    pub(super) fn start(&mut self, id: PodId) {
+        let (now, life) = (self.now, self.pods[id].life);
+        let Some(held) = self.kubelet.pods.get_mut(&id).filter(|held| held.stage == Stage::Admitted) else {
+            return;
+        };
+        held.stage = Stage::Running;
+        held.ends = now.saturating_add(life);
+        let ends = held.ends;
+        self.figures.start(id, self.pods[id].request.exclusive(), now);
+        self.follow_running(id, ends);
+    }
+
+    /// What is to come of a pod whose containers run.
+    pub(super) fn follow_running(&mut self, id: PodId, ends: Time) {
+        self.duty(self.settings.delays.status, Duty::SayRunning(id));
+        if ends != Time::MAX {
+            let noticed = self.kubelet.next_relist(ends.max(self.now)) + self.dice.within(Span(MS, 20 * MS));
+            self.duty_at(noticed, Duty::Stop(id));
+        }
+    }
+
+    pub(super) fn stop(&mut self, id: PodId) {
+        let Some(held) = self.kubelet.pods.get(&id).copied() else { return };
+        let deleted = self.pods[id].object.is_none_or(|seen| seen.deleted);
+        let ran_to_its_end = held.stage == Stage::Running && held.ends <= self.now;
+        if !(ran_to_its_end || held.stage == Stage::Ending && deleted) {
+            return;
+        }
+        self.figures.stop(id, self.now.min(held.ends.max(1)));
+        self.release(id);
+        self.kubelet.unreported.insert(id, Phase::Succeeded);
+        self.duty(self.settings.delays.status, Duty::Report(id));
+    }
+
+    pub(super) fn report(&mut self, id: PodId) {
+        let Some(phase) = self.kubelet.unreported.remove(&id) else { return };
+        self.change(id, |seen| seen.phase = phase);
+        if self.pods[id].object.is_some_and(|seen| seen.deleted) {
+            self.duty(self.settings.delays.removal, Duty::Remove(id));
+        }
+    }
+
+    pub(super) fn mirror(&mut self, id: PodId) {
+        if self.kubelet.pods.contains_key(&id) && self.pods[id].object.is_none() {
+            self.pods[id].object = Some(Seen { bound: true, phase: Phase::Pending, deleted: false });
+            self.objects.insert(id);
+            self.broadcast(id);
+        }
+    }
+
+    /// Ends a static pod: its file is gone.
+    pub(crate) fn remove_static(&mut self, id: PodId) {
+        if self.kubelet.pods.contains_key(&id) && !self.kubelet.down {
+            self.figures.stop(id, self.now);
+            self.release(id);
+            self.remove(id);
+        }
+    }
+
+    /// The kubelet ends; its containers go on. It is back after `away`.
+    pub(crate) fn restart_kubelet(&mut self, away: Time) {
+        if self.kubelet.down {
+            return;
+        }
+        self.kubelet.down = true;
+        self.kubelet.life += 1;
+        self.kubelet.busy = false;
+        // Who was not admitted is new to the next one.
+        let waiting: Vec<PodId> = self.kubelet.waiting.drain(..).collect();
+        for id in waiting {
+            self.kubelet.pods.remove(&id);
+        }
+        self.at(self.now + away, Event::KubeletUp);
+    }
+
+    pub(super) fn kubelet_up(&mut self) {
+        self.kubelet.down = false;
+        self.kubelet.loading = true;
+        self.kubelet.loaded.clear();
+        let (now, mut last) = (self.now, self.now);
+        let held: Vec<PodId> = self.kubelet.pods.keys().copied().collect();
+        let begin = now + self.dice.within(Span(300 * MS, 1000 * MS));
+        for id in held {
+            let at = begin + self.dice.within(Span(0, 45 * MS));
+            last = last.max(at);
+            self.duty_at(at, Duty::Load(Some(id)));
+        }
+        self.duty_at(last.max(begin) + MS, Duty::Load(None));
+        self.tell(Signal::KubeletStarted);
+    }
+
+    pub(super) fn load(&mut self, pod: Option<PodId>) {
+        if let Some(id) = pod {
+            self.kubelet.loaded.push(id);
+            return;
+        }
+        self.kubelet.loading = false;
+        let held: Vec<(PodId, Held)> = self.kubelet.pods.iter().map(|(id, held)| (*id, *held)).collect();
+        for (id, held) in held {
+            match held.stage {
+                Stage::Known => {}
+                Stage::Admitted if held.kind != Kind::Unpullable => {
+                    self.duty(self.settings.delays.start, Duty::Start(id));
+                    if held.kind == Kind::Static {
+                        self.duty(self.settings.delays.status, Duty::Mirror(id));
+                    }
+                }
+                Stage::Admitted => {}
+                Stage::Running => {
+                    if held.kind == Kind::Static {
+                        self.duty(self.settings.delays.status, Duty::Mirror(id));
+                    }
+                    self.follow_running(id, held.ends);
+                }
+                Stage::Ending => self.end_containers(id),
+            }
+            if held.kind != Kind::Static {
+                let seen = self.pods[id].object;
+                self.kubelet_sees(id, seen);
+            }
+        }
+        let unreported: Vec<PodId> = self.kubelet.unreported.keys().copied().collect();
+        for id in unreported {
+            self.duty(self.settings.delays.status, Duty::Report(id));
+        }
+        let objects: Vec<PodId> = self.objects.iter().copied().collect();
+        for id in objects {
+            if !self.kubelet.pods.contains_key(&id) {
+                let seen = self.pods[id].object;
+                self.kubelet_sees(id, seen);
+            }
+        }
+        let files: Vec<PodId> = self.placed.iter().copied().collect();
+        for id in files {
+            if self.pods[id].kind == Kind::Static && !self.kubelet.pods.contains_key(&id) {
+                self.kubelet_adds(id);
+            }
+        }
+    }
+}
