@@ -46,7 +46,7 @@ faults:
 model:
 	cargo test --locked --profile bench --no-default-features --test model -- $(ARGS)
 
-# ONLY=storm or ONLY=changes for one part. In memory: a disk is too slow for a storm.
+# ONLY=storm, ONLY=crowd or ONLY=changes for one part. In memory: a disk is too slow for a storm.
 soak: export TMPDIR ?= $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
 soak:
 	cargo build --locked --release --no-default-features

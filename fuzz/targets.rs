@@ -13,6 +13,7 @@ use numacast::kubelet::{
     self, Allocatable, ContainerUsage, KubeletConfig, ManagerState, MemoryBlock, PodUsage, Usage,
 };
 use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recorder};
+use numacast::pod::{ContainerKind, Life, Pod};
 use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
 use prost::Message;
 
@@ -20,13 +21,14 @@ use prost::Message;
 pub(crate) type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub(crate) const TARGETS: [(&str, Target); 6] = [
+pub(crate) const TARGETS: [(&str, Target); 7] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
     ("state", state),
     ("kubelet_config", kubelet_config),
     ("config", config),
     ("recording", recording),
+    ("pods", pods),
 ];
 
 /// Files of the host: a line `@path` starts a file, `!path reason` is one that the kernel refuses to read, and
@@ -172,6 +174,36 @@ pub(crate) fn recording(data: &[u8]) {
         again.ok().and_then(|again| object(&again)),
         "a replay gives the same bytes"
     );
+}
+
+/// A pod as the Pods API has it, a pod in JSON, and the kubelet's list of them.
+pub(crate) fn pods(data: &[u8]) {
+    if let Ok(pod) = kubelet::decode_pod(data) {
+        check_pod(&pod);
+    }
+    if let Ok(pod) = Pod::from_json(data) {
+        check_pod(&pod);
+        // A derived reader takes a list for an object as well.
+        if data.trim_ascii_start().starts_with(b"{") {
+            let list = [b"{\"items\":[", data, b"]}"].concat();
+            assert_eq!(kubelet::split_pods([&list[..]]), Ok(vec![pod]));
+        }
+    }
+    let whole = kubelet::split_pods([data]);
+    assert_eq!(kubelet::split_pods(data.chunks(3)), whole, "however it comes in");
+    whole.iter().flatten().for_each(check_pod);
+}
+
+fn check_pod(pod: &Pod) {
+    assert!(!pod.name.is_empty() && !pod.namespace.is_empty(), "{pod:?}");
+    assert_eq!(pod.life == Life::Ended, pod.phase.is_terminal(), "{pod:?}");
+    assert!(pod.deleted || pod.life != Life::Leaving, "{pod:?}");
+    let apps = pod.containers.iter().skip_while(|container| container.kind != ContainerKind::App);
+    assert!(apps.into_iter().all(|container| container.kind == ContainerKind::App), "{pod:?}");
+    for container in &pod.containers {
+        assert!(container.others.windows(2).all(|pair| pair[0].0 < pair[1].0), "{container:?}");
+        assert!(container.others.iter().all(|(_, amount)| *amount > 0), "{container:?}");
+    }
 }
 
 fn round_trip<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {

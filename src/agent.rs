@@ -163,8 +163,13 @@ async fn agreed(settings: &Settings, cluster: &Cluster, scan: &Scan, topology: &
         View::Kubelet | View::None => None,
     };
     let requirements = Requirements::of(&scan.inventory.allocatable, &BTreeSet::new());
-    let reading =
-        Reading { usage: &scan.usage, requirements: &requirements, zones: &topology.zones, answers: true };
+    let reading = Reading {
+        usage: &scan.usage,
+        number: 0,
+        requirements: &requirements,
+        zones: &topology.zones,
+        answers: true,
+    };
     let verdict = Contract::new(terms).judge(pods.as_deref(), &reading, Duration::ZERO);
     if verdict.stance == Stance::Held {
         warn!("the object is held: not every pod of the node is known and accounted for");

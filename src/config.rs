@@ -712,6 +712,9 @@ impl Config {
                         kubelet or none";
             conflicts.push(("pods.source", view));
         }
+        if self.fingerprint.hold_after >= self.fingerprint.hold_limit {
+            conflicts.push(("fingerprint.holdAfter", "it must be shorter than `fingerprint.holdLimit`"));
+        }
         conflicts
     }
 

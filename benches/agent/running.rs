@@ -23,8 +23,14 @@ pub(crate) fn takes(binary: &Path, setting: &str) -> bool {
     let mut command = Command::new(binary);
     // It fails before it has read anything of the node.
     command.args(["snapshot", "--host-root", "/nonexistent", "--set", setting]).stdout(Stdio::null());
+    let key = setting.split('=').next().unwrap_or_default();
     let output = command.output();
-    output.is_ok_and(|output| !String::from_utf8_lossy(&output.stderr).contains("pods.source"))
+    output.is_ok_and(|output| !String::from_utf8_lossy(&output.stderr).contains(key))
+}
+
+/// What the measured binary gets beside its paths: nudges are writes that say nothing new.
+fn quiet(binary: &Path) -> &'static [&'static str] {
+    if takes(binary, "publish.nudge=off") { &["--set", "publish.nudge=off"] } else { &[] }
 }
 
 impl Running {
@@ -36,7 +42,7 @@ impl Running {
         command.arg("--proc-dir").arg(node.dir().join("proc"));
         command.arg("--kubelet-dir").arg(node.kubelet_dir());
         let metrics = free_port()?;
-        command.args(["--metrics-address", &format!("127.0.0.1:{metrics}")]).args(more);
+        command.args(["--metrics-address", &format!("127.0.0.1:{metrics}")]).args(quiet(binary)).args(more);
         Ok(Self { process: Process::start("agent", node.dir(), command)?, metrics })
     }
 

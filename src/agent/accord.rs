@@ -84,6 +84,8 @@ pub(super) struct Accord {
     last: Option<(Topology, Footprints)>,
     /// Does the kubelet answer?
     answers: bool,
+    /// How many accounts there were.
+    taken: u64,
     /// Do the kubelet's files tell what it admits?
     files_tell: bool,
     /// Pods that the zones do not account for.
@@ -94,6 +96,8 @@ pub(super) struct Accord {
     look_at: Option<Instant>,
     /// When to ask the contract again if nothing happens.
     ask_at: Option<Instant>,
+    /// Pods that people were told of.
+    told_of: Vec<PodName>,
     /// That nobody tells was told.
     told_untold: bool,
 }
@@ -119,11 +123,13 @@ impl Accord {
             newest: None,
             last: None,
             answers: false,
+            taken: 0,
             files_tell: false,
             unaccounted: BTreeSet::new(),
             looks: 0,
             look_at: None,
             ask_at: None,
+            told_of: Vec::new(),
             told_untold: false,
         }
     }
@@ -131,12 +137,14 @@ impl Accord {
     /// A scan failed, or is not the whole truth yet.
     pub(super) fn silent(&mut self) {
         self.answers = false;
+        self.hold();
         self.look_at = None;
     }
 
     /// A scan gave this account; `true` if it says something new.
     pub(super) fn take(&mut self, scan: &Scan, topology: Topology, known: &BTreeSet<String>) -> bool {
         self.answers = true;
+        self.taken += 1;
         self.files_tell = scan.state.is_some();
         self.look_at = None;
         self.newest = Some(Account {
@@ -152,8 +160,9 @@ impl Accord {
     /// the pods.
     pub(super) async fn follow(&mut self, before: &PodView) -> Asked {
         loop {
-            // What the pods say now goes out with what the scan finds.
+            // What the pods say now goes out with what the scan finds, unless it is a reason to hold.
             if self.pods.peek().asks_for_a_look(before) {
+                self.hold();
                 return Asked::Departed;
             }
             match self.wait().await {
@@ -166,6 +175,8 @@ impl Accord {
 
     /// Follows them while a scan runs; whoever calls drops it then.
     pub(super) async fn follow_on(&mut self) -> Infallible {
+        // Others may have taken notice of the pods since the contract was asked.
+        self.hold();
         loop {
             match self.wait().await {
                 // The scan that runs is the look.
@@ -189,19 +200,31 @@ impl Accord {
 
     /// Offers the newest account to the publisher with what the contract says of the pods, unless that is known; is it new?
     fn agree(&mut self) -> bool {
+        self.consult().is_some_and(|verdict| verdict.stance != Stance::Wait && self.offer(&verdict))
+    }
+
+    /// The same, if the object has to be held: what else there is to say can wait for the scan.
+    fn hold(&mut self) {
+        if let Some(verdict) = self.consult().filter(|verdict| verdict.stance == Stance::Held) {
+            self.offer(&verdict);
+        }
+    }
+
+    fn consult(&mut self) -> Option<Verdict> {
         self.ask_at = None;
         let now = Instant::now();
         if self.newest.is_none() || self.waits_for_the_first_list(now) {
-            return false;
+            return None;
         }
-        let Some(verdict) = self.judge(now) else { return false };
+        let verdict = self.judge(now)?;
         self.heed(&verdict, now);
-        verdict.stance != Stance::Wait && self.offer(&verdict)
+        Some(verdict)
     }
 
     fn judge(&mut self, now: Instant) -> Option<Verdict> {
         let Account { topology, usage, requirements, .. } = self.newest.as_ref()?;
-        let reading = Reading { usage, requirements, zones: &topology.zones, answers: self.answers };
+        let (number, answers) = (self.taken, self.answers);
+        let reading = Reading { usage, number, requirements, zones: &topology.zones, answers };
         let (contract, at) = (&mut self.contract, now.duration_since(self.started));
         Some(self.pods.with(|pods| contract.judge(pods, &reading, at)))
     }
@@ -265,7 +288,12 @@ impl Accord {
         if let Some(placement) = self.placement(account, verdict) {
             placement.enter(&mut topology);
         }
-        if self.last.as_ref().is_some_and(|(last, _)| says_the_same(last, &topology)) {
+        let same = self.last.as_ref().is_some_and(|(last, _)| says_the_same(last, &topology));
+        if !same || self.told_of != verdict.unaccounted {
+            self.tell_people(account, verdict);
+            self.told_of.clone_from(&verdict.unaccounted);
+        }
+        if same {
             return false;
         }
         let last = self.last.as_ref().map(|(topology, holders)| (topology, holders));
@@ -273,18 +301,22 @@ impl Accord {
         for line in changes::between(last, (&topology, &holders)) {
             info!("{line}");
         }
-        if verdict.stance == Stance::Held {
-            debug!("held for {:?}", verdict.unaccounted);
-        }
-        if let (Some(file), Some(pods)) = (&self.status_file, verdict.pods) {
-            let (contract, zones) = (&self.contract, &topology.zones);
-            let counted = self.pods.with(|known| contract.counted(known, &account.usage, zones));
-            file.write(&self.node, pods, counted, &verdict.unaccounted);
-        }
         self.metrics.changed(&topology);
         self.publisher.offer(topology.clone());
         self.last = Some((topology, holders));
         true
+    }
+
+    /// For whom the object is held, and of which pods it is.
+    fn tell_people(&self, account: &Account, verdict: &Verdict) {
+        if verdict.stance == Stance::Held {
+            debug!("held for {:?}", verdict.unaccounted);
+        }
+        if let (Some(file), Some(set)) = (&self.status_file, verdict.pods) {
+            let zones = &account.topology.zones;
+            let counted = self.pods.with(|pods| self.contract.counted(pods, &account.usage, zones));
+            file.write(&self.node, set, counted, &verdict.unaccounted);
+        }
     }
 
     /// Where the containers are, if the plugin can agree and is to know.
@@ -293,7 +325,8 @@ impl Accord {
             return None;
         }
         let Account { topology, usage, requirements, machine } = account;
-        let reading = Reading { usage, requirements, zones: &topology.zones, answers: self.answers };
+        let (number, answers) = (self.taken, self.answers);
+        let reading = Reading { usage, number, requirements, zones: &topology.zones, answers };
         self.pods.with(|pods| self.contract.placement(pods, &reading, machine))
     }
 }

@@ -1,10 +1,9 @@
 //! What changed between two accounts, in words.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::scan::PodName;
-use crate::kubelet::{ContainerUsage, DeviceGroup, MemoryBlock, PodUsage, Usage};
+use crate::kubelet::{ContainerUsage, MemoryBlock, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 use crate::topology::{Amounts, Topology, Zone};
 
@@ -27,7 +26,8 @@ impl Footprints {
     /// Those of every pod that holds something.
     pub(super) fn of(usage: &Usage, machine: &Machine) -> Self {
         let holding = usage.pods.iter().filter(|pod| pod.holds_anything());
-        let footprint = |pod: &PodUsage| Footprint { hash: hash_of(pod), nodes: nodes_of(pod, machine) };
+        let footprint =
+            |pod: &PodUsage| Footprint { hash: pod.holdings_hash(), nodes: nodes_of(pod, machine) };
         Self(holding.map(|pod| (pod.full_name(), footprint(pod))).collect())
     }
 
@@ -45,30 +45,6 @@ impl Footprints {
         changed.sort_by_key(|(name, _)| *name);
         changed
     }
-}
-
-/// The same for the same things in any order: the kubelet's is another each time.
-fn hash_of(pod: &PodUsage) -> u64 {
-    let hash = |item: &dyn Fn(&mut DefaultHasher)| {
-        let mut hasher = DefaultHasher::new();
-        item(&mut hasher);
-        hasher.finish()
-    };
-    let block = |place: usize, block: &MemoryBlock| {
-        let MemoryBlock { resource, bytes, nodes } = block;
-        hash(&|hasher| (place, resource, bytes, nodes).hash(hasher))
-    };
-    let mut sum = hash(&|hasher| pod.cpus.hash(hasher));
-    let mut add = |item: u64| sum = sum.wrapping_add(item);
-    pod.memory.iter().for_each(|memory| add(block(0, memory)));
-    for (place, container) in (1_usize..).zip(&pod.containers) {
-        add(hash(&|hasher| (place, &container.cpus).hash(hasher)));
-        container.memory.iter().for_each(|memory| add(block(place, memory)));
-        for DeviceGroup { resource, ids, nodes } in &container.devices {
-            ids.iter().for_each(|id| add(hash(&|hasher| (place, resource, id, nodes).hash(hasher))));
-        }
-    }
-    sum
 }
 
 /// The nodes of everything that a pod holds.
@@ -165,6 +141,7 @@ fn resource_words(name: &str, old: Option<Amounts>, now: Amounts) -> Option<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubelet::DeviceGroup;
     use crate::machine::NumaNode;
 
     type Listed<'a> = (u16, &'a [(&'a str, u64, u64)]);

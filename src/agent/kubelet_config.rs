@@ -126,6 +126,8 @@ pub(super) struct ConfigReader {
     asking: Asking,
     /// A file changed after the kubelet started: its policies may be others.
     doubtful: bool,
+    /// What is wrong with it.
+    problems: Vec<String>,
     /// Why it is not known.
     problem: Option<String>,
 }
@@ -151,7 +153,8 @@ impl Asking {
 impl ConfigReader {
     pub(super) fn new(sources: ConfigSources) -> Self {
         let asking = Asking::default();
-        Self { sources, cluster: None, known: None, asking, doubtful: false, problem: None }
+        let problems = Vec::new();
+        Self { sources, cluster: None, known: None, asking, doubtful: false, problems, problem: None }
     }
 
     /// The kubelet may be asked from now on.
@@ -171,7 +174,8 @@ impl ConfigReader {
 
     /// Is it what the kubelet runs with, as far as anybody can tell?
     pub(super) fn is_certain(&self) -> bool {
-        self.known.is_some() && !self.doubtful
+        // Who gives the policies by hand has no doubt.
+        self.known.is_some() && (!self.doubtful || self.sources.by_hand.topology_manager_policy.is_some())
     }
 
     /// Why it is not known, as far as anybody said.
@@ -195,40 +199,38 @@ impl ConfigReader {
         made: Option<SystemTime>,
         now: Instant,
     ) -> Vec<String> {
-        let mut problems = self.take_answer(connection);
+        self.take_answer(connection);
         if self.known.as_ref().is_some_and(|(from, _)| *from == connection) {
-            return problems;
+            return self.problems.clone();
         }
-        match self.sources.read_files() {
+        let files = match self.sources.read_files() {
             Ok(read) => {
                 let changed = made.and_then(|made| self.sources.changed_since(made));
-                problems.extend(self.know(connection, read));
-                problems.extend(changed.as_deref().map(changed_problem));
+                self.know(connection, read);
+                self.problems.extend(changed.as_deref().map(changed_problem));
                 self.doubtful = changed.is_some();
+                return self.problems.clone();
             }
-            Err(files) => {
-                self.ask(now);
-                let asking = self.asking.answer.is_some();
-                let problem = match &self.asking.failure {
-                    Some(failure) => Some(both(files.as_deref(), failure)),
-                    // What an answer makes good is no problem.
-                    None if asking => None,
-                    None if self.sources.asks() => Some(files.unwrap_or_else(nobody_to_ask)),
-                    None => files,
-                };
-                problems.extend(problem.as_deref().map(|text| problem_of(text, self.known.is_some())));
-                self.problem = problem;
-            }
-        }
-        problems
+            Err(files) => files,
+        };
+        self.ask(now);
+        let asking = self.asking.answer.is_some();
+        self.problem = match &self.asking.failure {
+            Some(failure) => Some(both(files.as_deref(), failure)),
+            // What an answer makes good is no problem.
+            None if asking => None,
+            None if self.sources.asks() => Some(files.unwrap_or_else(nobody_to_ask)),
+            None => files,
+        };
+        let problem = self.problem.iter();
+        problem.map(|problem| problem_of(problem, self.known.is_some())).collect()
     }
 
-    fn know(&mut self, connection: Connection, read: Read) -> Vec<String> {
+    fn know(&mut self, connection: Connection, read: Read) {
         let (config, problems) = self.sources.complete(read);
         self.known = Some((connection, config));
-        self.doubtful = false;
+        (self.problems, self.problem, self.doubtful) = (problems, None, false);
         self.asking = Asking::of(connection);
-        problems
     }
 
     /// Asks the kubelet, if that is wanted, possible and due.
@@ -244,15 +246,17 @@ impl ConfigReader {
     }
 
     /// Takes an answer that came meanwhile. One of an earlier kubelet is none.
-    fn take_answer(&mut self, connection: Connection) -> Vec<String> {
+    fn take_answer(&mut self, connection: Connection) {
         if self.asking.of != connection {
             self.asking = Asking::of(connection);
         }
         let answer = self.asking.answer.as_mut().and_then(|answer| answer.try_recv().ok());
-        answer.map(|read| self.take(read)).unwrap_or_default()
+        if let Some(read) = answer {
+            self.take(read);
+        }
     }
 
-    fn take(&mut self, read: Result<Read, String>) -> Vec<String> {
+    fn take(&mut self, read: Result<Read, String>) {
         let asking = &mut self.asking;
         asking.answer = None;
         match read {
@@ -260,7 +264,6 @@ impl ConfigReader {
             Err(failure) => {
                 asking.failure = Some(failure);
                 asking.again_at = Some(Instant::now() + back_off(&mut asking.failures, AGAIN, AGAIN_LIMIT));
-                Vec::new()
             }
         }
     }
@@ -360,6 +363,7 @@ mod tests {
         let _ = sender.send(Ok((KubeletConfig::default(), vec!["odd".to_owned()])));
         assert_eq!(reader.read(Connection::default().next(), None, Instant::now()), ["odd"]);
         assert!(reader.is_certain() && !reader.may_come());
+        assert_eq!(reader.read(Connection::default().next(), None, Instant::now()), ["odd"], "it still is");
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::{Stream, StreamExt};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -171,11 +172,12 @@ impl Follower {
     }
 
     async fn run(mut self, mut telling: Telling) {
-        let (mut failures, mut reread) = (0, Instant::now());
+        // A stream, so that what the pods say is heard while the Node is read.
+        let mut versions = std::pin::pin!(versions(self.node.clone(), self.cluster.clone()));
         loop {
             tokio::select! {
                 event = telling.next() => self.take(event, telling.teller()),
-                () = sleep_until(reread) => reread = Instant::now() + self.read_version(&mut failures).await,
+                Some(version) = versions.next() => self.take_version(&version),
             }
             self.send(telling.teller());
         }
@@ -199,19 +201,12 @@ impl Follower {
         }
     }
 
-    /// Returns how long its answer holds.
-    async fn read_version(&mut self, failures: &mut u32) -> Duration {
-        // The publisher, which reads the same Node, says what is wrong with it.
-        let Ok(version) = self.cluster.kubelet_version(&self.node).await else {
-            return back_off(failures, RETRY, RETRY_LIMIT);
-        };
-        *failures = 0;
-        let lists_ended = lists_ended_pods(&version);
+    fn take_version(&mut self, version: &str) {
+        let lists_ended = lists_ended_pods(version);
         if lists_ended && self.lists_ended != Some(true) {
             info!("kubelet {version} lists pods that have ended: who tells about pods says which these are");
         }
         self.lists_ended = Some(lists_ended);
-        jittered(REREAD)
     }
 
     fn send(&mut self, teller: PodTeller) {
@@ -244,6 +239,24 @@ impl Follower {
             self.told = Some(sentence);
         }
     }
+}
+
+/// The kubelet's version, now and again.
+fn versions(node: String, cluster: Cluster) -> impl Stream<Item = String> {
+    futures::stream::unfold(Instant::now(), move |mut due| {
+        let (node, cluster) = (node.clone(), cluster.clone());
+        async move {
+            let mut failures = 0;
+            loop {
+                sleep_until(due).await;
+                // The publisher, which reads the same Node, says what is wrong with it.
+                match cluster.kubelet_version(&node).await {
+                    Ok(version) => return Some((version, Instant::now() + jittered(REREAD))),
+                    Err(_) => due = Instant::now() + back_off(&mut failures, RETRY, RETRY_LIMIT),
+                }
+            }
+        }
+    })
 }
 
 fn lock(pods: &Mutex<Pods>) -> MutexGuard<'_, Pods> {

@@ -240,13 +240,26 @@ impl Task {
 
     /// Nobody will account for the pods that come now. Whoever starts next says so of all of them again.
     async fn hold_at_the_end(&mut self) {
-        let Some(mut newest) = self.offers.borrow().clone() else { return };
-        let Some(pods) = newest.pods.filter(|pods| self.holds && !pods.is_held()) else { return };
-        newest.pods = Some(PodSet { fingerprint: Fingerprint::HELD, ..pods });
-        match self.writer.write(&newest).await {
+        let newest = self.offers.borrow().clone();
+        let held = match (newest, self.unread.take()) {
+            (_, Some((object, _))) => self.writer.hold(&object).await,
+            (Some(mut newest), None) if self.agrees() => {
+                newest.pods = newest.pods.map(|pods| PodSet { fingerprint: Fingerprint::HELD, ..pods });
+                self.writer.write(&newest).await
+            }
+            _ => return,
+        };
+        match held {
             Ok(()) => debug!("held for whoever starts next"),
             Err(error) => debug!("{error}; not held"),
         }
+    }
+
+    /// Does the object say what we wrote last, and that the plugin can agree with? What a rival says is its own affair.
+    fn agrees(&self) -> bool {
+        self.holds
+            && !self.nudger.is_held()
+            && self.writer.own().is_some_and(|own| self.care.agrees_with(own))
     }
 
     /// The node cannot be read since this agent started, and pods may have been bound that the object as it stood does not
@@ -307,7 +320,6 @@ impl Task {
     }
 
     fn take_offer(&mut self) {
-        self.unread = None;
         let reason = self.first.unwrap_or(WriteReason::Change);
         self.pending.get_or_insert(reason);
         self.pace.hurry(Instant::now());
@@ -343,7 +355,7 @@ impl Task {
 
     fn written(&mut self, reason: WriteReason, took: Duration) {
         self.metrics.wrote(reason, took);
-        (self.pending, self.first) = (None, None);
+        (self.pending, self.first, self.unread) = (None, None, None);
         let refresh_at = Instant::now() + jittered(self.refresh);
         self.refresh_at = self.care.stale_due(self.refresh).map_or(refresh_at, |due| refresh_at.min(due));
         let version = self.writer.version().to_owned();

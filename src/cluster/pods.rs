@@ -17,8 +17,9 @@ use crate::pod::{Pod, PodEvent};
 /// A node's pods are listed in pages of so many: a page is held as text for a moment, at some 10 KiB a pod.
 const PAGE: u32 = 32;
 
-/// Longer than this a watch is never asked for: load balancers cut flows that are silent for some minutes.
-const WATCH_SECONDS: u32 = 240;
+/// For how long a watch is asked for; the next one goes on where it ended. Load balancers drop flows that are silent for
+/// some minutes, and nothing but this tells that a watch is dead.
+const WATCH_SECONDS: u32 = 60;
 
 impl Cluster {
     /// Follows the pods of `node`. An error is one sentence, and the watch goes on after a back-off.

@@ -111,8 +111,9 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         "pods.source",
         &[
             "auto, apiServer: the agent must be allowed to list and watch pods. It sees a release within milliseconds, and \
-             on kubelets before 1.34, whose List names pods that have ended, it knows that these hold nothing. Without that \
-             permission it says so and goes on as with none.",
+             on kubelets before 1.34, whose List names pods that have ended, it knows that these hold nothing (it must be \
+             allowed to get its Node for that). Without that permission it says so; with `fingerprint.view: scheduler` \
+             the object is held, with another view auto asks the kubelet.",
             "podsApi: needs no permission in the cluster, and works while the API server is away. The kubelet tells a \
              little sooner than the API server that a pod has ended. Such a source cannot serve the fingerprint in the \
              scheduler's view, for it knows pods when they are admitted, and static pods whose copy was refused.",

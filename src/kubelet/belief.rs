@@ -1,12 +1,12 @@
 //! Which of the kubelet's own lists of pods are to be believed: one that has just started tells of fewer pods than it has,
 //! and does not say so (kubelet.md 7, and 4.4 for the Pods API of 1.36).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::pod::{Pod, PodEvent};
+use crate::pod::{Life, Pod, PodEvent};
 
 /// How soon to look again where a second look decides.
 pub(super) const SOON: Duration = Duration::from_secs(2);
@@ -14,9 +14,9 @@ pub(super) const SOON: Duration = Duration::from_secs(2);
 /// How long pods must have been missing before they count as gone, and how long the first list of all must have been the
 /// same.
 pub(super) const MISSING: Duration = Duration::from_secs(10);
-/// How long more than half of all pods must have been missing at once: a kubelet that cannot reach the API server knows
-/// static pods only.
-const MOST_MISSING: Duration = Duration::from_secs(300);
+/// How long more than half of all pods must have been missing at once that nobody had seen to be deleted or to end: a
+/// kubelet that cannot reach the API server knows static pods only.
+const MOST_MISSING: Duration = Duration::from_secs(900);
 
 /// Whose list it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,21 +30,37 @@ pub(super) enum Teller {
 /// What was told before.
 #[derive(Debug, Default)]
 pub(super) struct Belief {
-    /// Namespaces and names of the pods that there are, once a list was believed.
-    believed: Option<BTreeSet<(String, String)>>,
-    /// Those of the list before.
-    before: Option<BTreeSet<(String, String)>>,
+    /// The pods that there are, once a list was believed.
+    believed: Option<BTreeMap<Name, Trace>>,
+    /// Who was in the list before.
+    before: Option<BTreeSet<Name>>,
     /// Since when lists are doubted.
     doubted: Option<Instant>,
+}
+
+/// Namespace and name.
+type Name = (String, String);
+
+/// What is remembered of a pod.
+#[derive(Debug)]
+struct Trace {
+    /// It was deleted or has ended: that it is missing is no wonder.
+    goes: bool,
+}
+
+impl Trace {
+    fn of(pod: &Pod) -> (Name, Self) {
+        (pod.full_name(), Self { goes: pod.deleted || pod.life != Life::Living })
+    }
 }
 
 impl Belief {
     /// Takes a list and says what it tells.
     pub(super) fn take(&mut self, pods: Vec<Pod>, teller: Teller, now: Instant) -> Vec<PodEvent> {
-        let names: BTreeSet<_> = pods.iter().map(Pod::full_name).collect();
+        let names: BTreeSet<Name> = pods.iter().map(Pod::full_name).collect();
         let same = self.before.as_ref() == Some(&names);
         if teller == Teller::Known || self.is_enough(&names, same, now) {
-            self.believed = Some(names);
+            self.believed = Some(pods.iter().map(Trace::of).collect());
             (self.before, self.doubted) = (None, None);
             let listed = pods.into_iter().map(PodEvent::Listed);
             return std::iter::once(PodEvent::Listing).chain(listed).chain([PodEvent::Complete]).collect();
@@ -53,28 +69,37 @@ impl Belief {
         match &mut self.believed {
             None => Vec::new(),
             Some(believed) => {
-                believed.extend(pods.iter().map(Pod::full_name));
+                believed.extend(pods.iter().map(Trace::of));
                 pods.into_iter().map(PodEvent::Is).collect()
             }
         }
     }
 
     /// Is nothing missing, or has it been for long enough?
-    fn is_enough(&mut self, names: &BTreeSet<(String, String)>, same: bool, now: Instant) -> bool {
-        let missing = self.believed.as_ref().map(|believed| believed.difference(names).count());
-        if missing == Some(0) {
-            return true;
-        }
-        let known = self.believed.as_ref().map_or(0, BTreeSet::len);
-        let most = missing.is_some_and(|missing| missing * 2 > known);
+    fn is_enough(&mut self, names: &BTreeSet<Name>, same: bool, now: Instant) -> bool {
+        let enough = match &self.believed {
+            None => MISSING,
+            Some(believed) => {
+                let missing: Vec<&Trace> = believed
+                    .iter()
+                    .filter(|(name, _)| !names.contains(*name))
+                    .map(|(_, trace)| trace)
+                    .collect();
+                if missing.is_empty() {
+                    return true;
+                }
+                let strange = missing.iter().filter(|trace| !trace.goes).count();
+                if strange * 2 > believed.len() { MOST_MISSING } else { MISSING }
+            }
+        };
         let since = *self.doubted.get_or_insert(now);
-        same && now.duration_since(since) >= if most { MOST_MISSING } else { MISSING }
+        same && now.duration_since(since) >= enough
     }
 
     /// A single pod was told of.
     pub(super) fn is(&mut self, pod: &Pod) {
         if let Some(believed) = &mut self.believed {
-            believed.insert(pod.full_name());
+            believed.extend([Trace::of(pod)]);
         }
     }
 
@@ -83,6 +108,11 @@ impl Belief {
         if let Some(believed) = &mut self.believed {
             believed.remove(&pod.full_name());
         }
+    }
+
+    /// Was a list ever believed?
+    pub(super) fn knows_any(&self) -> bool {
+        self.believed.is_some()
     }
 
     /// Would another list soon help?
@@ -96,7 +126,14 @@ mod tests {
     use super::*;
 
     fn reading(names: &str) -> Vec<Pod> {
-        let pod = |name: char| Pod { namespace: "ns".into(), name: name.into(), ..Pod::default() };
+        let pod = |letter: char| Pod {
+            namespace: "ns".into(),
+            name: letter.to_ascii_lowercase().into(),
+            // X has ended, q to z were deleted.
+            life: if letter.is_ascii_uppercase() { Life::Ended } else { Life::Living },
+            deleted: letter >= 'q',
+            ..Pod::default()
+        };
         names.chars().map(pod).collect()
     }
 
@@ -154,13 +191,24 @@ mod tests {
 
     #[test]
     fn most_of_the_pods_are_gone_when_they_have_been_missing_for_long() {
-        story(&[&KNOWN[..], &[(15, "a", "a"), (30, "a", "a"), (314, "a", "a"), (315, "a", "[a]")]].concat());
-        story(&[&KNOWN[..], &[(15, "", ""), (314, "", ""), (315, "", "[]")]].concat());
+        story(&[&KNOWN[..], &[(15, "a", "a"), (30, "a", "a"), (914, "a", "a"), (915, "a", "[a]")]].concat());
+        story(&[&KNOWN[..], &[(15, "", ""), (914, "", ""), (915, "", "[]")]].concat());
         // New ones come meanwhile, and count as well.
-        story(&[&KNOWN[..], &[(15, "d", "d"), (320, "de", "de"), (321, "de", "[de]")]].concat());
+        story(&[&KNOWN[..], &[(15, "d", "d"), (920, "de", "de"), (921, "de", "[de]")]].concat());
         story(
-            &[&KNOWN[..], &[(15, "ad", "ad"), (20, "a", "a"), (314, "a", "a"), (315, "a", "[a]")]].concat(),
+            &[&KNOWN[..], &[(15, "ad", "ad"), (20, "a", "a"), (914, "a", "a"), (915, "a", "[a]")]].concat(),
         );
+    }
+
+    #[test]
+    fn pods_that_were_to_go_are_not_missed() {
+        let leave = [(0, "abcxyz", ""), (10, "abcxyz", "[abcxyz]")];
+        story(&[&leave[..], &[(15, "ab", "ab"), (16, "ab", "ab"), (25, "ab", "[ab]")]].concat());
+        let end = [(0, "aBCDE", ""), (10, "aBCDE", "[abcde]")];
+        story(&[&end[..], &[(15, "ab", "ab"), (25, "ab", "[ab]")]].concat());
+        // Where others are missing with them, they are waited for as well.
+        let both = [(0, "abcDE", ""), (10, "abcDE", "[abcde]")];
+        story(&[&both[..], &[(15, "", ""), (914, "", ""), (915, "", "[]")]].concat());
     }
 
     #[test]

@@ -36,7 +36,7 @@ const ANEW_AFTER_END: Duration = Duration::from_secs(60);
 /// Where a kubelet has never said that its list is complete, as early builds do not, it is when nothing came for so long.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// A kubelet that is as old knows its pods.
+/// A kubelet that is as old knows its pods, as far as anybody can tell who knew none of them before.
 const GROWN_UP: Duration = Duration::from_secs(60);
 
 /// How soon to try again after a failure.
@@ -166,7 +166,8 @@ impl Follow {
         if pods.iter().any(|pod| pod.life == Life::Ended) {
             watch.hurry();
         }
-        let known = self.known == Some(watch.identity) || age(watch.identity) > GROWN_UP;
+        let grown_up = !self.belief.knows_any() && age(watch.identity) > GROWN_UP;
+        let known = self.known == Some(watch.identity) || grown_up;
         let teller = if known { Teller::Known } else { Teller::Young };
         self.events.extend(self.belief.take(pods, teller, Instant::now()));
         if self.belief.doubts() {

@@ -1,6 +1,7 @@
 //! What the kubelet says, in our words.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +65,32 @@ impl PodUsage {
     pub fn holds_anything(&self) -> bool {
         let holds = |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
         !self.cpus.is_empty() || !self.memory.is_empty() || self.containers.iter().any(holds)
+    }
+
+    /// Stands for everything that the pod holds: the same for the same things in any order, since the kubelet's is another
+    /// each time.
+    #[must_use]
+    pub fn holdings_hash(&self) -> u64 {
+        let hash = |item: &dyn Fn(&mut DefaultHasher)| {
+            let mut hasher = DefaultHasher::new();
+            item(&mut hasher);
+            hasher.finish()
+        };
+        let block = |place: usize, block: &MemoryBlock| {
+            let MemoryBlock { resource, bytes, nodes } = block;
+            hash(&|hasher| (place, resource, bytes, nodes).hash(hasher))
+        };
+        let mut sum = hash(&|hasher| self.cpus.hash(hasher));
+        let mut add = |item: u64| sum = sum.wrapping_add(item);
+        self.memory.iter().for_each(|memory| add(block(0, memory)));
+        for (place, container) in (1_usize..).zip(&self.containers) {
+            add(hash(&|hasher| (place, &container.cpus).hash(hasher)));
+            container.memory.iter().for_each(|memory| add(block(place, memory)));
+            for DeviceGroup { resource, ids, nodes } in &container.devices {
+                ids.iter().for_each(|id| add(hash(&|hasher| (place, resource, id, nodes).hash(hasher))));
+            }
+        }
+        sum
     }
 
     /// Does the pod hold anything that `before` does not show? A pod that has ended only gives back.

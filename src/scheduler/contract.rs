@@ -1,6 +1,5 @@
 //! Which fingerprint the object carries, and when it is held.
 
-use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -13,6 +12,9 @@ use crate::topology::{Fingerprint, Method, PodSet, Zone, pod_hash};
 
 /// A wait that is prolonged by ever new pods ends after so many times its length.
 const PROLONGED: u32 = 3;
+
+/// So long a pod that runs may be missing in the List: it is ending, as the API server is about to say.
+const MISSING: Duration = Duration::from_secs(10);
 
 /// What was agreed with whoever runs the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +51,8 @@ impl Default for Terms {
 pub struct Reading<'a> {
     /// The newest List that was believed.
     pub usage: &'a Usage,
+    /// Another number for every List.
+    pub number: u64,
     /// What the kubelet gives to one container alone.
     pub requirements: &'a Requirements,
     /// The zones that go out with the fingerprint.
@@ -91,17 +95,33 @@ enum Standing {
     /// The List shows all of it; but it is Pending still, and what is shown may be what an earlier pod of the same name
     /// had.
     Shown,
+    /// It was accounted, and the List does not name it any more, since then: it is ending, or the kubelet forgot it.
+    Missing(Duration),
     /// Not yet.
-    Waiting {
-        /// Since when it is known.
-        since: Duration,
-        /// How long the kubelet answered meanwhile.
-        answered: Duration,
-        /// When that was looked at.
-        looked: Duration,
-    },
+    Waiting(Wait),
     /// Never, as it seems.
     Excused,
+}
+
+/// How long a pod has been waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wait {
+    /// Since when.
+    since: Duration,
+    /// For how long of it the kubelet answered.
+    answered: Duration,
+    /// When that was looked at, and whether it answered then.
+    looked: (Duration, bool),
+    /// The List that was the newest when the pod was first seen to run.
+    ran: Option<u64>,
+}
+
+/// Whose row of the List a name stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Row {
+    uid: String,
+    /// Of what it showed.
+    holdings: u64,
 }
 
 /// Keeps the object and the plugin agreed.
@@ -109,8 +129,8 @@ enum Standing {
 pub struct Contract {
     terms: Terms,
     pods: BTreeMap<String, Standing>,
-    /// Whose row of the List a name stands for, by UID, from when it showed all of a pod until it is gone.
-    rows: BTreeMap<(String, String), String>,
+    /// From when it showed all of a pod until it is gone.
+    rows: BTreeMap<(String, String), Row>,
     /// Since when nothing was published because pods are being admitted.
     waiting: Option<Duration>,
 }
@@ -172,10 +192,10 @@ impl Contract {
         let is_listed = |(namespace, name): &(String, String)| {
             usage.pods.iter().any(|row| row.name == *name && row.namespace == *namespace)
         };
-        self.rows.retain(|name, uid| present.contains(uid.as_str()) || is_listed(name));
+        self.rows.retain(|name, row| present.contains(row.uid.as_str()) || is_listed(name));
     }
 
-    /// Which of the pods that were not accounted are now?
+    /// Which of the pods that were not accounted are now, and which are not any more?
     fn look_at_new_ones(
         &mut self,
         pods: &[&Pod],
@@ -183,28 +203,26 @@ impl Contract {
         now: Duration,
         verdict: &mut Verdict,
     ) {
-        let rows = LazyCell::new(|| by_name(reading.usage));
+        let rows = by_name(reading.usage);
         for pod in pods {
             let before = self.pods.get(&pod.uid).copied();
-            if matches!(before, Some(Standing::Accounted | Standing::Excused)) {
-                continue;
-            }
-            // Whoever ends or goes asks for nothing any more: what it has still, the List shows. But a pod that was
-            // deleted while Pending may be let in yet, by a kubelet that hears of it later than we do.
-            let goes = pod.phase.is_terminal() || pod.deleted && pod.phase != Phase::Pending;
-            let done = goes || !reading.requirements.concern(pod);
-            let is_met = || {
-                let rows = rows.get(&(pod.namespace.as_str(), pod.name.as_str()));
-                rows.into_iter().flatten().any(|row| reading.requirements.are_met(pod, row))
-            };
-            let is_met = !done && !self.row_is_anothers(pod) && is_met();
-            if is_met {
-                self.rows.insert(pod.full_name(), pod.uid.clone());
-            }
-            let standing = match done || is_met {
-                true if pod.phase == Phase::Pending => Standing::Shown,
-                true => Standing::Accounted,
-                false => self.wait(pod, before, reading.answers, now, verdict),
+            let rows = rows.get(&(pod.namespace.as_str(), pod.name.as_str())).map_or(&[][..], Vec::as_slice);
+            let standing = match before {
+                Some(Standing::Excused) => continue,
+                _ if asks_for_nothing(pod, reading) => Standing::settled(pod),
+                Some(Standing::Accounted) if rows.is_empty() => {
+                    verdict.ask_again(now + MISSING);
+                    Standing::Missing(now)
+                }
+                Some(Standing::Accounted) => continue,
+                Some(Standing::Missing(_)) if !rows.is_empty() => Standing::Accounted,
+                Some(Standing::Missing(since)) if now < since + MISSING => {
+                    verdict.ask_again(since + MISSING);
+                    continue;
+                }
+                Some(Standing::Missing(_) | Standing::Shown | Standing::Waiting(_)) | None => {
+                    self.look_at(pod, rows, reading, now, verdict)
+                }
             };
             match self.pods.get_mut(&pod.uid) {
                 Some(known) => *known = standing,
@@ -213,43 +231,62 @@ impl Contract {
         }
     }
 
-    /// Does the List still show under this name what an earlier pod had, one that was deleted by force? Its CPUs may be in
-    /// another zone than those to come. A pod that runs has what it is to have.
-    fn row_is_anothers(&self, pod: &Pod) -> bool {
-        let uid = self.rows.get(&pod.full_name());
-        pod.phase == Phase::Pending && uid.is_some_and(|uid| *uid != pod.uid)
-    }
-
-    /// A pod that is not accounted waits on, or begins to.
-    fn wait(
-        &self,
+    /// Does one of its rows show a pod?
+    fn look_at(
+        &mut self,
         pod: &Pod,
-        before: Option<Standing>,
-        answers: bool,
+        rows: &[&PodUsage],
+        reading: &Reading<'_>,
         now: Duration,
         verdict: &mut Verdict,
     ) -> Standing {
-        let (since, answered) = match before {
-            Some(Standing::Waiting { since, answered, looked }) if answers => {
-                (since, answered + now.saturating_sub(looked))
-            }
-            Some(Standing::Waiting { since, answered, .. }) => (since, answered),
-            _ => (now, Duration::ZERO),
-        };
-        let Some(left) = self.terms.hold_limit.checked_sub(answered).filter(|left| !left.is_zero()) else {
+        let wait = self.waited(pod, reading, now);
+        let shows = |row: &&&PodUsage| reading.requirements.are_met(pod, row);
+        // A List that came after the pod was seen to run has its own row.
+        let sure = wait.ran.is_some_and(|ran| ran != reading.number);
+        let row = rows.iter().filter(shows).find(|row| sure || !self.is_anothers(pod, row));
+        if let Some(row) = row {
+            self.rows.insert(pod.full_name(), Row { uid: pod.uid.clone(), holdings: row.holdings_hash() });
+            return Standing::settled(pod);
+        }
+        let left = self.terms.hold_limit.saturating_sub(wait.answered);
+        if left.is_zero() {
             verdict.released.push(pod.full_name());
             return Standing::Excused;
-        };
+        }
         verdict.unaccounted.push(pod.full_name());
         verdict.ask_again(now + left);
-        Standing::Waiting { since, answered, looked: now }
+        Standing::Waiting(wait)
+    }
+
+    /// Does the List still show under this name what an earlier pod had, one that was deleted by force? Its CPUs may be in
+    /// another zone than those to come.
+    fn is_anothers(&self, pod: &Pod, row: &PodUsage) -> bool {
+        let known = self.rows.get(&pod.full_name());
+        known.is_some_and(|known| known.uid != pod.uid && known.holdings == row.holdings_hash())
+    }
+
+    /// How long a pod has been waited for by now.
+    fn waited(&self, pod: &Pod, reading: &Reading<'_>, now: Duration) -> Wait {
+        let looked = (now, reading.answers);
+        let ran = (pod.phase != Phase::Pending).then_some(reading.number);
+        match self.pods.get(&pod.uid) {
+            Some(Standing::Waiting(before)) => {
+                // Between two looks it answered if it did at both.
+                let (at, did_answer) = before.looked;
+                let more =
+                    if did_answer && reading.answers { now.saturating_sub(at) } else { Duration::ZERO };
+                Wait { looked, answered: before.answered + more, ran: before.ran.or(ran), ..*before }
+            }
+            _ => Wait { since: now, answered: Duration::ZERO, looked, ran },
+        }
     }
 
     /// Held as soon as one pod was waited for long enough.
     fn stance(&mut self, verdict: &mut Verdict, now: Duration) -> Stance {
         let oldest = self.pods.values().filter_map(|standing| match standing {
-            Standing::Waiting { since, .. } => Some(*since),
-            Standing::Accounted | Standing::Shown | Standing::Excused => None,
+            Standing::Waiting(wait) => Some(wait.since),
+            Standing::Accounted | Standing::Shown | Standing::Missing(_) | Standing::Excused => None,
         });
         let Some(oldest) = oldest.min() else {
             self.waiting = None;
@@ -307,6 +344,23 @@ impl Contract {
     fn listed<'a>(&self, usage: &'a Usage) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
         let all = self.terms.method == Method::All;
         usage.pods.iter().filter(move |pod| all || holds_on_a_node(pod))
+    }
+}
+
+/// Whoever ends or goes asks for nothing any more: what it has still, the List shows. But a pod that was deleted while
+/// Pending may be let in yet, by a kubelet that hears of it later than we do.
+fn asks_for_nothing(pod: &Pod, reading: &Reading<'_>) -> bool {
+    let goes = pod.phase.is_terminal() || pod.deleted && pod.phase != Phase::Pending;
+    goes || !reading.requirements.concern(pod)
+}
+
+impl Standing {
+    /// Nothing more is to come.
+    const fn settled(pod: &Pod) -> Self {
+        match pod.phase {
+            Phase::Pending => Self::Shown,
+            _ => Self::Accounted,
+        }
     }
 }
 
@@ -384,19 +438,27 @@ mod tests {
         contract: Contract,
         requirements: Requirements,
         answers: bool,
+        number: u64,
     }
 
     impl Bench {
         fn new() -> Self {
             let contract = Contract::new(Terms::default());
             let requirements = Requirements { cpus: true, ..Requirements::default() };
-            Self { contract, requirements, answers: true }
+            Self { contract, requirements, answers: true, number: 0 }
         }
 
+        /// Every time after another List.
         fn verdict(&mut self, pods: &[Pod], names: &str, now: Duration) -> Verdict {
+            self.number += 1;
+            self.verdict_again(pods, names, now)
+        }
+
+        fn verdict_again(&mut self, pods: &[Pod], names: &str, now: Duration) -> Verdict {
             let usage = list(names);
             let reading = Reading {
                 usage: &usage,
+                number: self.number,
                 requirements: &self.requirements,
                 zones: &[],
                 answers: self.answers,
@@ -516,23 +578,51 @@ mod tests {
     }
 
     #[test]
+    fn a_namesake_that_got_the_same_cpus_is_told_by_a_later_list_at_the_latest() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 0), Stance::Agreed);
+        // The first was never seen to go.
+        assert_eq!(bench.stance(&[pod("a", "2", Pending)], "a+", 10), Stance::Wait);
+        let running = [pod("a", "2", Running)];
+        bench.number -= 1;
+        assert_eq!(bench.stance(&running, "a+", 50), Stance::Held, "the same List");
+        assert_eq!(bench.stance(&running, "a+", 60), Stance::Agreed);
+    }
+
+    #[test]
+    fn a_pod_that_runs_and_is_missing_in_the_list_for_long_holds() {
+        let mut bench = Bench::new();
+        let pods = [pod("a", "1", Running)];
+        assert_eq!(bench.stance(&pods, "a+", 0), Stance::Agreed);
+        let missing = bench.verdict(&pods, "", ms(100));
+        assert_eq!((missing.stance, missing.again), (Stance::Agreed, Some(ms(10_100))), "it is ending");
+        assert_eq!(bench.stance(&pods, "a+", 200), Stance::Agreed, "it is back");
+        assert_eq!(bench.stance(&pods, "", 300), Stance::Agreed);
+        assert_eq!(bench.stance(&pods, "", 10_299), Stance::Agreed);
+        assert_eq!(bench.stance(&pods, "", 10_300), Stance::Wait, "the kubelet forgot it");
+        assert_eq!(bench.stance(&pods, "", 10_400), Stance::Held);
+        assert_eq!(bench.stance(&[pod("a", "1", Succeeded)], "", 10_500), Stance::Agreed);
+    }
+
+    #[test]
     fn a_hold_ends_when_the_kubelet_had_time_enough() {
         let mut bench = Bench::new();
         let pods = [pod("a", "1", Pending)];
         assert_eq!(bench.stance(&pods, "", 0), Stance::Wait);
         let held = bench.verdict(&pods, "", ms(30_000));
         assert_eq!((held.stance, held.again), (Stance::Held, Some(ms(60_000))));
-        // While it does not answer the time does not count.
+        // While it does not answer the time does not count, whenever that was noticed.
         bench.answers = false;
         assert_eq!(bench.verdict(&pods, "", ms(500_000)).again, Some(ms(530_000)));
         bench.answers = true;
-        assert_eq!(bench.stance(&pods, "", 529_999), Stance::Held);
-        let released = bench.verdict(&pods, "", ms(530_000));
+        assert_eq!(bench.verdict(&pods, "", ms(600_000)).again, Some(ms(630_000)));
+        assert_eq!(bench.stance(&pods, "", 629_999), Stance::Held);
+        let released = bench.verdict(&pods, "", ms(630_000));
         assert_eq!(released.stance, Stance::Agreed);
         assert_eq!(released.released, [("ns".to_owned(), "a".to_owned())]);
-        let after = bench.verdict(&pods, "", ms(530_001));
+        let after = bench.verdict(&pods, "", ms(630_001));
         assert!(after.released.is_empty() && after.unaccounted.is_empty(), "it is told once");
-        assert_eq!(bench.stance(&[pod("b", "2", Pending)], "", 540_000), Stance::Wait, "the next one may");
+        assert_eq!(bench.stance(&[pod("b", "2", Pending)], "", 640_000), Stance::Wait, "the next one may");
     }
 
     #[test]
@@ -545,16 +635,14 @@ mod tests {
             Stance::Wait,
             "the agent has just started"
         );
-        assert_eq!(bench.stance(&[resized.clone()], "a+", 1), Stance::Agreed);
-        let mut bench = Bench::new();
         assert_eq!(
-            bench.stance(&[resized.clone()], "a", 0),
+            bench.stance(&[resized.clone()], "a", 1),
             Stance::Wait,
-            "that it runs is told before the List shows it"
+            "a List from before it was admitted"
         );
-        assert_eq!(bench.stance(&[resized.clone()], "a+", 1), Stance::Agreed);
+        assert_eq!(bench.stance(&[resized.clone()], "a+", 2), Stance::Agreed);
         let pending = Pod { uid: "2".into(), phase: Pending, ..resized };
-        assert_eq!(bench.stance(&[pending], "a+", 2), Stance::Wait);
+        assert_eq!(bench.stance(&[pending], "a+", 3), Stance::Wait);
     }
 
     #[test]
@@ -602,7 +690,13 @@ mod tests {
     fn while_nobody_has_told_which_pods_there_are_the_object_is_held() {
         let mut bench = Bench::new();
         let usage = list("a+");
-        let reading = Reading { usage: &usage, requirements: &bench.requirements, zones: &[], answers: true };
+        let reading = Reading {
+            usage: &usage,
+            number: 0,
+            requirements: &bench.requirements,
+            zones: &[],
+            answers: true,
+        };
         let verdict = bench.contract.judge(None::<[&Pod; 0]>, &reading, ms(0));
         assert_eq!((verdict.stance, said(&verdict)), (Stance::Held, Some(Fingerprint::HELD)));
         assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 1), Stance::Agreed);

@@ -94,6 +94,12 @@ impl Nudger {
         }
     }
 
+    /// Is the object held that was written last?
+    #[must_use]
+    pub const fn is_held(&self) -> bool {
+        self.held
+    }
+
     /// When to nudge, if nothing happens before.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {

@@ -93,6 +93,7 @@ mod tests {
         let usage = Usage { pods: rows };
         let reading = Reading {
             usage: &usage,
+            number: 0,
             requirements: &Requirements::default(),
             zones: &[zone(0), zone(1)],
             answers: true,

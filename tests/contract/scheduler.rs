@@ -65,7 +65,7 @@ impl Scheduler {
         let mut scheduler = Self { process, log: cluster.dir().join("scheduler.log") };
         until("the plugin looks at its cache", async || {
             scheduler.still_runs()?;
-            ensure!(std::fs::read_to_string(&scheduler.log)?.contains("nrtcache.resync"), "it does not");
+            ensure!(scheduler.text()?.contains("nrtcache.resync"), "it does not");
             Ok(())
         })
         .await?;
@@ -76,7 +76,7 @@ impl Scheduler {
     /// own, and until then it lets nobody onto the node. Where it never does, that shows soon enough.
     pub(crate) async fn first_flush(&self, clocks: Clocks) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(clocks.resync * 3 + 2);
-        while Instant::now() < end && !std::fs::read_to_string(&self.log)?.contains("\"flushing\"") {
+        while Instant::now() < end && !self.text()?.contains("\"flushing\"") {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Ok(())
@@ -88,7 +88,11 @@ impl Scheduler {
 
     /// All that it has said so far.
     pub(crate) fn log(&self) -> Result<Log> {
-        Ok(Log::of(&std::fs::read_to_string(&self.log)?))
+        Ok(Log::of(&self.text()?))
+    }
+
+    fn text(&self) -> Result<String> {
+        std::fs::read_to_string(&self.log).with_context(|| self.log.display().to_string())
     }
 }
 

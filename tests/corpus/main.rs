@@ -61,3 +61,30 @@ fn config() {
 fn recording() {
     replay("recording");
 }
+
+#[test]
+fn pods() {
+    replay("pods");
+}
+
+/// The same pods in JSON and in protocol buffers, both written by Kubernetes' own types.
+#[test]
+fn both_forms_of_a_pod_are_one_record() {
+    use numacast::kubelet::decode_pod;
+    use numacast::pod::Pod;
+
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/pods");
+    let mut compared = 0;
+    for entry in dir.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        let other = path.with_extension("json");
+        if path.extension().is_none_or(|extension| extension != "pb") || !other.exists() {
+            continue;
+        }
+        let (binary, text) = (std::fs::read(&path).unwrap(), std::fs::read(&other).unwrap());
+        let Ok(pod) = decode_pod(&binary) else { continue };
+        assert_eq!(Pod::from_json(&text).unwrap(), pod, "{}", path.display());
+        compared += 1;
+    }
+    assert!(compared >= 9, "{compared}");
+}

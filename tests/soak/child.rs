@@ -29,6 +29,8 @@ pub(crate) struct Running {
 pub(crate) struct Sample {
     /// Resident, KiB.
     pub(crate) rss: u64,
+    /// The most that was, KiB.
+    pub(crate) peak: u64,
     /// Of it anonymous: heap and stacks, KiB.
     pub(crate) anonymous: u64,
     /// Open descriptors.
@@ -40,7 +42,17 @@ pub(crate) struct Sample {
 impl Running {
     /// Starts a node and the binary on it, and waits for the first true object.
     pub(crate) async fn start(binary: &Path, options: Options, more: &[&str]) -> Result<Self> {
-        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines/two-by-eight.yaml");
+        Self::start_on("two-by-eight", binary, options, more).await
+    }
+
+    /// As [`Running::start`], on another machine.
+    pub(crate) async fn start_on(
+        machine: &str,
+        binary: &Path,
+        options: Options,
+        more: &[&str],
+    ) -> Result<Self> {
+        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/machines/{machine}.yaml"));
         let machine = MachineSpec::read(&machine).map_err(anyhow::Error::msg)?;
         let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let node = SimNode::start(NODE, &machine, anywhere, options).await?;
@@ -121,6 +133,7 @@ impl Running {
         let descriptors = std::fs::read_dir(self.proc("fd"))?.count() as u64;
         Ok(Sample {
             rss: field("VmRSS:")?,
+            peak: field("VmHWM:")?,
             anonymous: field("RssAnon:")?,
             descriptors,
             threads: field("Threads:")?,

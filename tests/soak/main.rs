@@ -4,9 +4,12 @@
 //!   lets it fold them; the object must go on being true, and memory, descriptors and threads must not grow.
 //! - `storm`: 10,000 file events per second in the kubelet's directories; the agent may use a tenth of a core and no more
 //!   Lists than its budget.
+//! - `crowd`: 500 pods of some 10 KiB each on a node of 512 CPUs, listed, changed one by one and listed anew; the agent keeps
+//!   a record of each within its budget of memory.
 
 mod changes;
 mod child;
+mod crowd;
 mod storm;
 
 use std::path::PathBuf;
@@ -49,6 +52,8 @@ enum Part {
     Changes,
     /// Many file events, little work.
     Storm,
+    /// Many pods, little memory.
+    Crowd,
 }
 
 #[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
@@ -61,6 +66,9 @@ async fn main() -> Result<ExitCode> {
     let mut good = true;
     if wanted(Part::Storm) {
         good &= storm::run(&binary, options.events, Duration::from_secs(options.seconds)).await?;
+    }
+    if wanted(Part::Crowd) {
+        good &= crowd::run(&binary).await?;
     }
     if wanted(Part::Changes) {
         let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));

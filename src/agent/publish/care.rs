@@ -168,6 +168,10 @@ impl Task {
 
     /// Does the object say what we want? If not, something is done about it.
     fn compare(&mut self, live: &NodeResourceTopology, fresh: bool) -> bool {
+        // A newer account is about to be written: what it says differently nobody has changed.
+        if self.offers.has_changed().unwrap_or(true) {
+            return false;
+        }
         let Some(wanted) = self.offers.borrow().as_ref().map(|newest| object(&self.node, None, newest))
         else {
             return false;

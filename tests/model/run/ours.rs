@@ -88,6 +88,8 @@ pub(crate) struct Ours {
     /// Pods that went lately.
     gone: BTreeMap<PodId, Time>,
     usage: Usage,
+    /// How many Lists there were.
+    lists: u64,
     listed: Vec<Listed>,
     zones: Vec<Zone>,
     read: bool,
@@ -125,6 +127,7 @@ impl Ours {
             watched: true,
             gone: BTreeMap::new(),
             usage: Usage::default(),
+            lists: 0,
             listed: Vec::new(),
             zones: Vec::new(),
             read: false,
@@ -269,6 +272,7 @@ impl Ours {
                 ..PodUsage::default()
             }
         };
+        self.lists += 1;
         self.usage = Usage { pods: listed.iter().map(row).collect() };
         let used = listed.iter().fold(0, |used, pod| used | pod.cpus);
         let left = left_over(&world.kubelet.zones, used);
@@ -299,6 +303,7 @@ impl Ours {
         let now = Duration::from_micros(world.now);
         let reading = Reading {
             usage: &self.usage,
+            number: self.lists,
             requirements: &self.requirements,
             zones: &self.zones,
             answers: self.answers,

@@ -218,7 +218,8 @@ fn api_server_command(
     admission: &[&str],
 ) -> Result<(Vec<OsString>, String)> {
     let key = dir.join("service-accounts.key");
-    let made = std::process::Command::new(&programs.fakenode).arg("--new-key").arg(&key).status()?;
+    let made = std::process::Command::new(&programs.fakenode).arg("--new-key").arg(&key).status();
+    let made = made.with_context(|| programs.fakenode.display().to_string())?;
     ensure!(made.success(), "fakenode makes no key");
     let tokens = dir.join("tokens.csv");
     std::fs::write(&tokens, format!("{ADMIN_TOKEN},admin,admin,system:masters\n"))?;

@@ -1,0 +1,84 @@
+//! Many pods in the source of pods.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use numacast::sim::api_server::PODS;
+use numacast::sim::kubelet::{Options, PodSpec};
+use serde_json::{Value, json};
+
+use crate::child::{NODE, Running};
+
+/// How many pods.
+const PODS_ON_NODE: usize = 500;
+/// With that many (DESIGN section 10), KiB.
+const LIMIT: u64 = 12 << 10;
+/// How often each of them changes, and all are listed anew.
+const ROUNDS: usize = 5;
+
+/// Fills a node; returns whether the agent kept within its limit.
+pub(crate) async fn run(binary: &Path) -> Result<bool> {
+    let options = Options { limited: false, release_lag: Duration::ZERO, ..Options::default() };
+    let mut agent = Running::start_on("eight-by-sixty-four", binary, options, &[]).await?;
+    let empty = agent.sample()?;
+    let specs: Vec<PodSpec> = (0..PODS_ON_NODE).map(spec).collect();
+    for spec in &specs {
+        agent.node.server.put(&PODS, fat(spec, 0))?;
+        agent.node.kubelet.start_pod(spec.clone()).await?;
+    }
+    agent.agrees().await?;
+    settle().await;
+    let listed = agent.sample()?;
+    for round in 1..=ROUNDS {
+        for spec in &specs {
+            agent.node.server.put(&PODS, fat(spec, round))?;
+        }
+        settle().await;
+        // Whatever was missed is nowhere to be had: all are listed.
+        agent.node.server.forget_history();
+        agent.node.server.cut_connections();
+        settle().await;
+    }
+    agent.agrees().await?;
+    let churned = agent.sample()?;
+    let size = fat(specs.first().context("no pods")?, 0).to_string().len();
+    let good = listed.rss <= LIMIT && churned.rss <= LIMIT;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "crowd: {PODS_ON_NODE} pods of {size} bytes each, on a node of 512 CPUs")?;
+    for (when, sample) in [("without pods", empty), ("listed", listed), ("after changes", churned)] {
+        writeln!(
+            out,
+            "  {when:<14} {} KiB resident, {} of them anonymous, {} at most (limit {LIMIT})",
+            sample.rss, sample.anonymous, sample.peak
+        )?;
+    }
+    writeln!(out, "  {}", if good { "within the limit" } else { "OVER the limit" })?;
+    Ok(good)
+}
+
+/// Long enough for all that follows.
+async fn settle() {
+    tokio::time::sleep(Duration::from_secs(5)).await;
+}
+
+/// Every second one has a CPU of its own.
+fn spec(index: usize) -> PodSpec {
+    let name = format!("user-plane-function-7d9c5b6f8d-{index:05}");
+    if index.is_multiple_of(2) { PodSpec::new(&name) } else { PodSpec::guaranteed(&name, 1, 64 << 20) }
+}
+
+/// The pod as an object of a usual size.
+fn fat(spec: &PodSpec, round: usize) -> Value {
+    let mut object = spec.object(NODE, "Running");
+    object["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/last-applied-configuration": "y".repeat(3000), "round": round.to_string()});
+    object["metadata"]["managedFields"] =
+        json!([{"manager": "kubelet", "fieldsV1": {"f:status": "z".repeat(2000)}}]);
+    let variables: Vec<Value> =
+        (0..40).map(|n| json!({"name": format!("VARIABLE_{n}"), "value": "x".repeat(60)})).collect();
+    for container in object["spec"]["containers"].as_array_mut().into_iter().flatten() {
+        container["env"] = json!(variables);
+    }
+    object
+}
