@@ -131,7 +131,8 @@ impl Follow {
         };
         if let Some(pod) = self.deleted.pop_front() {
             let channel = watch.channel.clone();
-            return Ok(self.look_after(pod, channel).await);
+            self.look_after(pod, channel).await;
+            return Ok(());
         }
         let listing = watch.listing.is_some();
         let limit = match listing {

@@ -68,7 +68,7 @@ fn main() -> Result<ExitCode> {
         let (lines, mut bad) = (table.make)(&bench);
         writeln!(out, "\n{}\n\n{lines}", table.title)?;
         writeln!(out, "({}: {:.0} s)", table.name, begin.elapsed().as_secs_f64())?;
-        text = format!("{text}\n{}\n\n{lines}", table.title);
+        text = format!("{text}\n{}\n\n{lines}", wrapped(table.title));
         failures.append(&mut bad);
     }
     if options.write {
@@ -76,6 +76,19 @@ fn main() -> Result<ExitCode> {
     }
     failures.iter().try_for_each(|failure| writeln!(out, "FAILED: {failure}"))?;
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Lines as long as those of the document.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.len() + word.len() < 130 => *line = format!("{line} {word}"),
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
 }
 
 fn write_down(text: &str) -> Result<()> {
