@@ -10,7 +10,7 @@ help:
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
 	@echo 'make contract  a closed loop of short pods: a real scheduler with the NodeResourceTopologyMatch plugin, a real kubelet (ten minutes; ARGS=--help)'
 	@echo 'make faults  a thousand faults over the simulated kubelet and API server (five minutes; ARGS=--help)'
-	@echo 'make model   a model of the scheduler plugin, its queue and the kubelet: a load and a million random steps (minutes; ARGS=--help)'
+	@echo 'make model   a model of the scheduler plugin, its queue and the kubelet: a load and a million random steps (a minute; ARGS=--help)'
 	@echo 'make soak    an event storm and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
 	@echo 'make fuzz    made-up input to everything that reads, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
 	@echo 'make mutants changes the accounting in every small way and tells which no test notices (needs cargo-mutants)'
