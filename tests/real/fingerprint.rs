@@ -39,11 +39,9 @@ impl Bench {
     /// A kubelet that refuses what does not fit into one zone, and finds its static pods in `manifests`.
     async fn start(parts: &Parts) -> Result<Self> {
         let cluster = Cluster::start(parts).await?;
-        let manifests = cluster.dir().join("manifests");
-        std::fs::create_dir(&manifests)?;
         let node = RealNode::on("two-by-eight")?
             .kubelet("topologyManagerPolicy", "single-numa-node".into())
-            .kubelet("staticPodPath", manifests.to_string_lossy().into())
+            .static_pods(&cluster)?
             .start(&cluster)
             .await?;
         let agent = agent(&node, DEFAULT)?;

@@ -35,10 +35,7 @@ enum Away {
 async fn a_restarted_kubelet_lists_a_pod_with_all_it_has_or_not_at_all() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
     let mut cluster = Cluster::start(&parts).await?;
-    let manifests = cluster.dir().join("manifests");
-    std::fs::create_dir(&manifests)?;
-    let setup = RealNode::on("two-by-eight")?.kubelet("staticPodPath", manifests.to_string_lossy().into());
-    let mut node = setup.start(&cluster).await?;
+    let mut node = RealNode::on("two-by-eight")?.static_pods(&cluster)?.start(&cluster).await?;
     node.run(pod("old-nic").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
     node.run(pod("old-pages").cpus(1).memory("512Mi").hugepages("2Mi", "128Mi")).await?;
     node.run(pod("old-bridge").burstable().millicpus(100).memory("64Mi").device("example.com/bridge", 1))

@@ -115,11 +115,9 @@ struct Bench {
 impl Bench {
     async fn start(parts: &Parts) -> Result<Self> {
         let cluster = Cluster::start(parts).await?;
-        let manifests = cluster.dir().join("manifests");
-        std::fs::create_dir(&manifests)?;
         let node = RealNode::on("two-by-eight")?
             .kubelet("topologyManagerPolicy", "single-numa-node".into())
-            .kubelet("staticPodPath", manifests.to_string_lossy().into())
+            .static_pods(&cluster)?
             .start(&cluster)
             .await?;
         let api_server = ApiServer::new(Some(node.agent_kubeconfig()), DEADLINE).await?;

@@ -179,11 +179,7 @@ impl Faults {
     /// Starts everything, with a few pods.
     pub(crate) async fn start(cluster: Cluster, kubectl: PathBuf, seed: u64) -> Result<Self> {
         grant(&cluster).await?;
-        let manifests = cluster.dir().join("manifests");
-        std::fs::create_dir(&manifests)?;
-        let setup =
-            RealNode::on("two-by-eight")?.kubelet("staticPodPath", manifests.to_string_lossy().into());
-        let mut node = setup.start(&cluster).await?;
+        let mut node = RealNode::on("two-by-eight")?.static_pods(&cluster)?.start(&cluster).await?;
         let account = format!("system:serviceaccount:default:{AGENT}");
         node.act_as(cluster.kubeconfig_as(&account, &[])?);
         let mut agent = Agent::start(&node, &[])?;

@@ -111,6 +111,13 @@ impl NodeSetup {
         self
     }
 
+    /// Its static pods are those in `manifests`, beside the node's directory.
+    pub(crate) fn static_pods(self, cluster: &Cluster) -> Result<Self> {
+        let manifests = cluster.dir().join("manifests");
+        std::fs::create_dir(&manifests)?;
+        Ok(self.kubelet("staticPodPath", manifests.to_string_lossy().into()))
+    }
+
     /// The kubelet of a minor version, such as `1.33`. Everything else stays as it is.
     pub(crate) fn version(mut self, minor: &str) -> Self {
         self.version = Some(minor.to_owned());

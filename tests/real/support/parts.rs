@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Once;
 
 use anyhow::{Context, Result, bail, ensure};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// What a test needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +18,15 @@ pub(crate) enum Needs {
     Kubelet,
 }
 
-/// The real programs, for one test at a time: two kubelets under load share two cores badly.
+/// The real programs, for two tests at a time: they wait for most of their time, but more kubelets under load share two
+/// cores badly.
 #[derive(Debug)]
 pub(crate) struct Parts {
     dir: PathBuf,
-    _turn: MutexGuard<'static, ()>,
+    _turn: SemaphorePermit<'static>,
 }
 
-static TURN: Mutex<()> = Mutex::const_new(());
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 /// The exit status by which `tests/parts/build` says that it cannot build here at all.
 const CANNOT_BUILD: i32 = 69;
@@ -34,7 +35,7 @@ impl Parts {
     /// Waits for this test's turn and sees to it that every program is built. `None`: they cannot run here,
     /// which has been said, and is an error where `CI=true`.
     pub(crate) async fn for_test(needs: Needs) -> Result<Option<Self>> {
-        let turn = TURN.lock().await;
+        let turn = TURNS.acquire().await?;
         let found = match missing(needs) {
             Some(why) => Err(why),
             None => build(&[])?,
