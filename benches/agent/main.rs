@@ -331,10 +331,7 @@ impl<'a> Bench<'a> {
     async fn changes_without_pod_source(&mut self, figures: &mut Figures) -> Result<()> {
         let count = (self.steps / 4).max(5);
         self.say(&format!("{count} releases without a pod source"));
-        // The scheduler's view needs a pod source.
-        let unaided = ["--set", "pods.source=none", "--set", "fingerprint.view=kubelet"];
-        let known = if running::takes(self.binary, "fingerprint.view=kubelet") { 4 } else { 2 };
-        let mut agent = Running::start(&self.node, self.binary, &unaided[..known])?;
+        let mut agent = Running::start(&self.node, self.binary, &["--set", "pods.source=none"])?;
         agent.settle(&self.events).await?;
         for _ in 0..count {
             let (name, _) = self.allocation(&mut agent, &mut Figures::default()).await?;

@@ -218,9 +218,9 @@ fn rows(figures: &Figures, budget: &Budget) -> Vec<Row> {
         Row::new("the same, p99, ms, at most", p99(release), Some(100.0)),
         Row::new("release without a pod source, p50, ms, at most", p50(unaided), None),
         Row::new("the same, p99, ms, at most", p99(unaided), Some(1000.0)),
-        Row::new("NRT writes per allocation, mean", mean(&figures.writes), Some(2.0))
+        Row::new("NRT writes per allocation, mean", mean(&figures.writes), Some(1.0))
             .beside(nfd.writes, rte.writes),
-        Row::new("NRT writes per release, mean", mean(&figures.release_writes), Some(2.0)),
+        Row::new("NRT writes per release, mean", mean(&figures.release_writes), Some(1.0)),
         Row::new("readings of the node per change", Some(figures.scans_per_change), None),
         Row::new("CPU per change, ms", Some(ms(figures.cpu_per_change)), Some(1.0)).beside(nfd.cpu, rte.cpu),
         Row::new("CPU when nothing changes, % of a core", Some(figures.idle_share * 100.0), Some(0.1))
