@@ -272,6 +272,8 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
         ensure!(object.get("attributes").is_none(), "{}", object["attributes"]);
         ensure!(fingerprint == "pfp0v001ef46db3751d8e999", "{fingerprint}, and there are no pods");
         ensure!(object["metadata"]["annotations"]["note"] == "mine", "{}", object["metadata"]);
+        // What others left goes with a write of its own.
+        ensure!(object["metadata"]["ownerReferences"][0]["kind"] == "Node", "{}", object["metadata"]);
         Ok(())
     };
     let object = world.until("the object is in the old form", is_right).await?;
