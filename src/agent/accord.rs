@@ -66,6 +66,14 @@ struct Account {
     requirements: Requirements,
 }
 
+impl Account {
+    /// What the contract looks at.
+    fn reading(&self, number: u64, answers: bool) -> Reading<'_> {
+        let Self { topology, usage, requirements, machine: _ } = self;
+        Reading { usage, number, requirements, zones: &topology.zones, answers }
+    }
+}
+
 /// Publishes accounts as the scheduler's contract allows.
 #[derive(Debug)]
 pub(super) struct Accord {
@@ -222,9 +230,7 @@ impl Accord {
     }
 
     fn judge(&mut self, now: Instant) -> Option<Verdict> {
-        let Account { topology, usage, requirements, .. } = self.newest.as_ref()?;
-        let (number, answers) = (self.taken, self.answers);
-        let reading = Reading { usage, number, requirements, zones: &topology.zones, answers };
+        let reading = self.newest.as_ref()?.reading(self.taken, self.answers);
         let (contract, at) = (&mut self.contract, now.duration_since(self.started));
         Some(self.pods.with(|pods| contract.judge(pods, &reading, at)))
     }
@@ -321,13 +327,11 @@ impl Accord {
 
     /// Where the containers are, if the plugin can agree and is to know.
     fn placement(&self, account: &Account, verdict: &Verdict) -> Option<Placement> {
-        if !self.places || verdict.stance != Stance::Agreed {
+        if !self.places || verdict.stance != Stance::Agreed || !Placement::is_read(&account.topology) {
             return None;
         }
-        let Account { topology, usage, requirements, machine } = account;
-        let (number, answers) = (self.taken, self.answers);
-        let reading = Reading { usage, number, requirements, zones: &topology.zones, answers };
-        self.pods.with(|pods| self.contract.placement(pods, &reading, machine))
+        let reading = account.reading(self.taken, self.answers);
+        self.pods.with(|pods| self.contract.placement(pods, &reading, &account.machine))
     }
 }
 

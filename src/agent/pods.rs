@@ -218,16 +218,16 @@ impl Follower {
         self.metrics.pods_told(teller.label(), up);
         // Of one that is asked now and then nobody can wait for a release.
         let follows = up && teller.is_prompt();
-        let gone = pods.gone(Instant::now());
-        let gone = gone.clone();
         let version = pods.version;
+        let gone = pods.gone(Instant::now());
         self.news.send_if_modified(|last| {
             let same = last.follows == follows
                 && last.version == version
                 && *last.terminal == terminal
-                && *last.gone == gone;
+                && *last.gone == *gone;
             if !same {
-                *last = PodView { follows, terminal: Arc::new(terminal), gone: Arc::new(gone), version };
+                *last =
+                    PodView { follows, terminal: Arc::new(terminal), gone: Arc::new(gone.clone()), version };
             }
             !same
         });

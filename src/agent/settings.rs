@@ -28,8 +28,6 @@ pub struct Settings {
     pub socket: PathBuf,
     /// Who tells how the kubelet is configured.
     pub kubelet_config: ConfigSources,
-    /// The kubelet's HTTPS port.
-    pub kubelet_port: KubeletPort,
     /// The deadline of one call to the kubelet.
     pub kubelet_timeout: Duration,
     /// How often to look when nothing seems to happen.
@@ -69,8 +67,9 @@ impl Settings {
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         let config = config.clone().resolved();
-        let (kubelet_config, kubelet_port) = (config_sources(&config), kubelet_port(&config));
-        let pods = tellers(&config, kubelet_port.clone());
+        let port = kubelet_port(&config);
+        let kubelet_config = config_sources(&config, port.clone());
+        let pods = tellers(&config, port);
         let rules =
             Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
         Self {
@@ -83,7 +82,6 @@ impl Settings {
             device_plugins: config.kubelet.device_plugins.unwrap_or_default(),
             socket: config.kubelet.socket.unwrap_or_default(),
             kubelet_config,
-            kubelet_port,
             kubelet_timeout: config.kubelet.timeout.get(),
             poll: config.scan.poll.get(),
             settle: config.scan.settle.get(),
@@ -121,7 +119,7 @@ fn kubelet_port(config: &Config) -> KubeletPort {
     KubeletPort { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
 }
 
-fn config_sources(config: &Config) -> ConfigSources {
+fn config_sources(config: &Config, port: KubeletPort) -> ConfigSources {
     let kubelet = &config.kubelet.config;
     let files = ConfigFiles {
         file: kubelet.file.clone(),
@@ -138,7 +136,7 @@ fn config_sources(config: &Config) -> ConfigSources {
         topology_manager_scope: kubelet.topology_manager_scope.map(|scope| scope.to_string()),
         topology_manager_policy_options: kubelet.topology_manager_policy_options.clone(),
     };
-    ConfigSources { source: kubelet.source, files, port: kubelet_port(config), by_hand }
+    ConfigSources { source: kubelet.source, files, port, by_hand }
 }
 
 fn terms(fingerprint: &config::Fingerprint) -> Terms {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::nrt::{NodeResourceTopology, ZONE_TYPE, Zone, zone_name};
+use crate::nrt::{NodeResourceTopology, POLICY, SCOPE, ZONE_TYPE, Zone, zone_name};
 use crate::topology::{Amounts, Topology};
 
 /// What the API server had of our object when the agent started.
@@ -23,7 +23,7 @@ pub enum Standing {
 }
 
 /// A policy without its scope is misread: they come together or not at all.
-const TOGETHER: [&str; 2] = ["topologyManagerPolicy", "topologyManagerScope"];
+const TOGETHER: [&str; 2] = [POLICY, SCOPE];
 /// What else comes from the kubelet's configuration.
 const OTHERS: [&str; 3] = ["topologyManagerMaxNUMANodes", "cpuManagerPolicy", "memoryManagerPolicy"];
 /// The start of the names of policy options.

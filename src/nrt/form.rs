@@ -19,9 +19,9 @@ const EVERY_POD: &str = "all";
 pub const FINGERPRINT_ANNOTATION: &str = "topology.node.k8s.io/fingerprint";
 
 /// How strictly pods are aligned.
-const POLICY: &str = "topologyManagerPolicy";
+pub const POLICY: &str = "topologyManagerPolicy";
 /// What of a pod is aligned together.
-const SCOPE: &str = "topologyManagerScope";
+pub const SCOPE: &str = "topologyManagerScope";
 /// The policies' parts of the deprecated names, as NFD spells them...
 const POLICIES: [(&str, &str); 3] =
     [("single-numa-node", "SingleNUMANode"), ("restricted", "Restricted"), ("best-effort", "BestEffort")];

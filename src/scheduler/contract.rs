@@ -314,7 +314,7 @@ impl Contract {
             Informer::Dedicated => pod.phase != Phase::Pending,
             Informer::Shared => pod.phase == Phase::Running,
         };
-        let listed = |name: &str| zones.iter().any(|zone| zone.resources.contains_key(name));
+        let listed = |name: &str| lists(zones, name);
         phase && (self.terms.method == Method::All || is_exclusive(pod, &listed, self.terms.release))
     }
 
@@ -374,8 +374,13 @@ impl Verdict {
     }
 }
 
+/// Does some zone list this resource?
+pub(super) fn lists(zones: &[Zone], resource: &str) -> bool {
+    zones.iter().any(|zone| zone.resources.contains_key(resource))
+}
+
 /// A name stands twice while a pod that was deleted by force is torn down and another has its name.
-fn by_name(usage: &Usage) -> BTreeMap<(&str, &str), Vec<&PodUsage>> {
+pub(super) fn by_name(usage: &Usage) -> BTreeMap<(&str, &str), Vec<&PodUsage>> {
     let mut rows: BTreeMap<_, Vec<&PodUsage>> = BTreeMap::new();
     for pod in &usage.pods {
         rows.entry((pod.namespace.as_str(), pod.name.as_str())).or_default().push(pod);

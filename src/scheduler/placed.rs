@@ -1,9 +1,8 @@
 //! On which zones the containers are that the plugin deems exclusive, in the pods of the fingerprint.
 
-use super::contract::Contract;
+use super::contract::{Contract, by_name, lists};
 use super::exclusive::is_exclusive_container;
 use super::{Reading, View};
-use crate::kubelet::{PodUsage, Usage};
 use crate::machine::{Id, Machine};
 use crate::pod::{ContainerKind, Pod};
 use crate::topology::{Placed, Placement, home, placement};
@@ -20,7 +19,8 @@ impl Contract {
         if self.terms().view != View::Scheduler {
             return None;
         }
-        let listed = |name: &str| reading.zones.iter().any(|zone| zone.resources.contains_key(name));
+        let listed = |name: &str| lists(reading.zones, name);
+        let rows = by_name(reading.usage);
         let counted: Vec<&Pod> = pods?.into_iter().filter(|pod| self.counts(pod, reading.zones)).collect();
         let mut placed = Vec::new();
         for pod in counted {
@@ -29,7 +29,8 @@ impl Contract {
                     && is_exclusive_container(pod, container, &listed, self.terms().release)
             });
             for container in exclusive {
-                let row = row(reading.usage, pod)?;
+                // With two of them it cannot be told which is the pod's.
+                let [row] = rows.get(&(pod.namespace.as_str(), pod.name.as_str()))?[..] else { return None };
                 let usage = row.containers.iter().find(|usage| *usage.name == *container.name)?;
                 let zone = Some(home(usage, machine)?);
                 let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
@@ -40,16 +41,10 @@ impl Contract {
     }
 }
 
-/// What the List says of a pod, if that is one row: with two it cannot be told which is the pod's.
-fn row<'a>(usage: &'a Usage, pod: &Pod) -> Option<&'a PodUsage> {
-    let mut rows = usage.pods.iter().filter(|row| row.name == pod.name && row.namespace == pod.namespace);
-    rows.next().filter(|_| rows.next().is_none())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::ContainerUsage;
+    use crate::kubelet::{ContainerUsage, PodUsage, Usage};
     use crate::machine::NumaNode;
     use crate::pod::{Container, Phase};
     use crate::scheduler::{Requirements, Terms};

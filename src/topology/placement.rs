@@ -83,10 +83,16 @@ pub fn placement<'a>(zones: Id, containers: impl IntoIterator<Item = Placed<'a>>
 }
 
 impl Placement {
+    /// Does the plugin read it, under the policy of this account?
+    #[must_use]
+    pub fn is_read(topology: &Topology) -> bool {
+        let policy = topology.attributes.iter().find(|(name, _)| name == attributes::POLICY);
+        policy.is_some_and(|(_, value)| value == POLICY)
+    }
+
     /// Adds the attributes to an account; nothing under a policy with which the plugin does not read them.
     pub fn enter(self, topology: &mut Topology) {
-        let policy = topology.attributes.iter().find(|(name, _)| name == attributes::POLICY);
-        if policy.is_none_or(|(_, value)| value != POLICY) {
+        if !Self::is_read(topology) {
             return;
         }
         topology.attributes.push((METADATA.to_owned(), self.metadata));

@@ -167,23 +167,21 @@ impl Writer {
 
     /// Writes an object of ours that stood, as it is here: with another fingerprint.
     pub(super) async fn hold(&mut self, object: &NodeResourceTopology) -> Result<(), ClusterError> {
-        let Some(metadata) = self.own() else { return Ok(()) };
-        let mut object = object.clone();
-        object.metadata = ObjectMeta {
-            name: Some(self.node.clone()),
-            uid: metadata.uid.clone(),
-            owner_references: Some(self.repeated(metadata)).filter(|references| !references.is_empty()),
-            ..ObjectMeta::default()
-        };
-        let metadata = self.cluster.apply(&object).await?;
-        self.own = Own::Is(Box::new(metadata));
-        Ok(())
+        if self.own().is_none() {
+            return Ok(());
+        }
+        self.send(NodeResourceTopology::new(&self.node, object.spec.clone())).await
     }
 
     async fn apply(&mut self, topology: &Topology) -> Result<(), ClusterError> {
         let mut object = object(&self.node, None, topology);
         // What an apply does not name stays as others left it, and theirs would be believed.
         object.spec.attributes.get_or_insert_default();
+        self.send(object).await
+    }
+
+    /// Sends an object with this content, as the one that we know.
+    async fn send(&mut self, mut object: NodeResourceTopology) -> Result<(), ClusterError> {
         object.metadata.owner_references = match &self.own {
             Own::Is(metadata) => {
                 // Only this one: in place of one that is gone another must be made, with another owner.
