@@ -329,7 +329,7 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "livez: the loop turns; a restart may help where it does not. readyz: the node was read and its object \
            written not too long ago. startupz: the object was in the API server once. Each answers 200, or 503 with one \
            sentence per reason.",
-            "A kubelet probes the pod's address, not loopback: in a pod that it is to probe, set 0.0.0.0:9743. The same \
+            "A kubelet probes the pod's address, not loopback: in a pod that it is to probe, set :9743, which is that port of every address, IPv4 or IPv6. The same \
            address as `metrics.address` serves both, unless metrics have TLS.",
         ],
     ),
