@@ -6,6 +6,7 @@ mod crd;
 #[cfg(feature = "sim")]
 mod demo;
 mod reload;
+mod serve;
 mod settings;
 mod snapshot;
 
