@@ -3,6 +3,7 @@
 //! Where these cannot run the tests say so in one line and pass, except under `CI=true`.
 
 mod configuration;
+mod controller;
 mod docs;
 mod faults;
 mod fingerprint;
