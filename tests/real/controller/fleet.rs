@@ -138,6 +138,11 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
+    pub(crate) async fn delete_object(&self, name: &str) -> Result<()> {
+        objects(&self.client).delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
     /// The names of all objects.
     pub(crate) async fn object_names(&self) -> Result<BTreeSet<String>> {
         Ok(objects(&self.client)

@@ -51,10 +51,10 @@ struct Shared {
 }
 
 impl Proxy {
-    pub(crate) async fn start(client: Client, dir: &Path, lie: Lie) -> Result<Self> {
+    pub(crate) async fn start(client: Client, dir: &Path, said: Lie) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let url = format!("http://{}", listener.local_addr()?);
-        let lie = Arc::new(Mutex::new(lie));
+        let lie = Arc::new(Mutex::new(said));
         let shared = Shared { client, lie: Arc::clone(&lie) };
         let app = Router::new().fallback(pass).with_state(shared);
         let task = tokio::spawn(async move {
@@ -66,7 +66,7 @@ impl Proxy {
             "clusters": [{"name": "test", "cluster": {"server": url}}],
             "users": [{"name": "test", "user": {}}],
         });
-        let kubeconfig = dir.join("proxy.kubeconfig");
+        let kubeconfig = dir.join(format!("proxy-{said:?}.kubeconfig"));
         std::fs::write(&kubeconfig, config.to_string())?;
         Ok(Self { lie, kubeconfig, task })
     }
@@ -99,9 +99,9 @@ async fn pass(State(shared): State<Shared>, request: Request) -> Response<Body> 
         Err(error) => return status(502, "BadGateway", &error.to_string()),
     };
     match lie {
-        Lie::Empty if lists => cut(answer, |_| false).await,
-        Lie::Half if lists => cut(answer, is_of_half).await,
-        Lie::HalfListed if lists && !counts => cut(answer, is_of_half).await,
+        Lie::Empty if lists => cut(answer, 0, |_| false).await,
+        Lie::Half if lists => cut(answer, 2, is_of_half).await,
+        Lie::HalfListed if lists && !counts => cut(answer, 2, is_of_half).await,
         _ => answer,
     }
 }
@@ -126,8 +126,8 @@ async fn forward(client: &Client, request: Request) -> Result<Response<Body>> {
     Ok(Response::from_parts(parts, Body::new(body)))
 }
 
-/// The same list with some of its items; what is left to read shrinks alike.
-async fn cut(answer: Response<Body>, stays: impl Fn(&str) -> bool) -> Response<Body> {
+/// The same list with some of its items, one in so many; what is left to read shrinks alike.
+async fn cut(answer: Response<Body>, one_in: u64, stays: impl Fn(&str) -> bool) -> Response<Body> {
     let (parts, body) = answer.into_parts();
     let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
     let Ok(mut list) = serde_json::from_slice::<Value>(&bytes) else {
@@ -136,14 +136,9 @@ async fn cut(answer: Response<Body>, stays: impl Fn(&str) -> bool) -> Response<B
     let Some(items) = list["items"].as_array_mut() else {
         return Response::from_parts(parts, Body::from(bytes));
     };
-    let before = items.len();
     items.retain(|item| item["metadata"]["name"].as_str().is_some_and(&stays));
-    let share = if before == 0 { 0.0 } else { items.len() as f64 / before as f64 };
     if let Some(left) = list["metadata"]["remainingItemCount"].as_u64() {
-        // One item is no sample.
-        let share = if before == 1 { 0.5 } else { share };
-        let left = if stays("never-0") || share > 0.0 { left as f64 * share } else { 0.0 };
-        list["metadata"]["remainingItemCount"] = json!(left as u64);
+        list["metadata"]["remainingItemCount"] = json!(left / one_in.max(1) * u64::from(one_in > 0));
     }
     Response::from_parts(parts, Body::from(list.to_string()))
 }
