@@ -8,6 +8,7 @@ mod endpoint;
 mod exclude;
 mod explain;
 mod layers;
+mod schema;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use address::Address;
@@ -23,10 +25,11 @@ pub use endpoint::Endpoint;
 pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
+pub use schema::SCHEMA;
 pub use watch::FileWatch;
 
 /// Everything a person can set. The defaults are in [`Config::default`], the words for people in [`DOCS`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
     /// The node's name in the cluster.
@@ -56,7 +59,7 @@ pub struct Config {
 }
 
 /// Where the host's files are.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Host {
     /// Every path below moves with it.
@@ -68,7 +71,7 @@ pub struct Host {
 }
 
 /// Where the kubelet is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubelet {
     /// The kubelet's `--root-dir`; `<host.root>/var/lib/kubelet` when not set.
@@ -92,7 +95,7 @@ pub struct Kubelet {
 }
 
 /// How the kubelet is configured, or who tells.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct KubeletConfig {
     /// Whom to believe.
@@ -114,7 +117,7 @@ pub struct KubeletConfig {
 }
 
 /// Who tells how the kubelet is configured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ConfigSource {
     /// Its files; where they cannot be read, the kubelet itself.
@@ -129,7 +132,7 @@ pub enum ConfigSource {
 }
 
 /// How strictly a kubelet aligns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopologyManagerPolicy {
     /// Not at all.
@@ -143,7 +146,7 @@ pub enum TopologyManagerPolicy {
 }
 
 /// What a kubelet aligns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyManagerScope {
     /// Each container.
@@ -153,7 +156,7 @@ pub enum TopologyManagerScope {
 }
 
 /// Whether a kubelet gives out CPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuManagerPolicy {
     /// It does not.
@@ -163,7 +166,7 @@ pub enum CpuManagerPolicy {
 }
 
 /// Whether a kubelet gives out memory of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MemoryManagerPolicy {
     /// It does not.
     None,
@@ -184,7 +187,7 @@ macro_rules! spelt {
 spelt!(TopologyManagerPolicy, TopologyManagerScope, CpuManagerPolicy, MemoryManagerPolicy);
 
 /// When to look.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Scan {
     /// How often to look when nothing seems to happen, give or take a tenth.
@@ -196,7 +199,7 @@ pub struct Scan {
 }
 
 /// Who tells about pods what the kubelet's List does not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pods {
     /// Whom to ask.
@@ -206,7 +209,7 @@ pub struct Pods {
 }
 
 /// Whom to ask about pods.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum PodSource {
     /// The API server; where the fingerprint does not need it, the first that tells.
@@ -231,7 +234,7 @@ impl PodSource {
 }
 
 /// Where and how to write.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Publish {
     /// A kubeconfig file; `$KUBECONFIG`, `~/.kube/config` or the pod's service account when not set.
@@ -271,7 +274,7 @@ pub enum Nudge {
 }
 
 /// What the object says of pods: the scheduler plugin believes it only where this is what it knows itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Fingerprint {
     /// Whose pods it stands for.
@@ -291,7 +294,7 @@ pub struct Fingerprint {
 }
 
 /// Whose pods the fingerprint stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FingerprintView {
     /// Those that the scheduler plugin counts.
@@ -304,7 +307,7 @@ pub enum FingerprintView {
 }
 
 /// Which pods the fingerprint stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FingerprintMethod {
     /// All.
@@ -315,7 +318,7 @@ pub enum FingerprintMethod {
 }
 
 /// Which pods the plugin has: its `cache.informerMode`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Informer {
     /// All that are not Pending.
@@ -326,7 +329,7 @@ pub enum Informer {
 }
 
 /// The release of scheduler-plugins, as far as its rules differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PluginRelease {
     /// v0.34 and before.
     #[serde(rename = "v0.34")]
@@ -338,7 +341,7 @@ pub enum PluginRelease {
 }
 
 /// A version of the API of `NodeResourceTopology`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ApiVersion {
     /// For consumers that read no other.
@@ -349,7 +352,7 @@ pub enum ApiVersion {
 }
 
 /// What to do about a publisher that keeps rewriting the object.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RivalsMode {
     /// Tell, and let its rewrites be.
@@ -360,7 +363,7 @@ pub enum RivalsMode {
 }
 
 /// What zones look like.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Zones {
     /// Emit empty zones for missing NUMA ids.
@@ -368,7 +371,7 @@ pub struct Zones {
 }
 
 /// What to tell people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Log {
     /// The least severe level that is written.
@@ -378,7 +381,7 @@ pub struct Log {
 }
 
 /// What to tell monitoring.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Metrics {
     /// Where the agent serves them.
@@ -388,7 +391,7 @@ pub struct Metrics {
 }
 
 /// How metrics are encrypted: plain HTTP where nothing is set.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Tls {
     /// The certificate and its chain (PEM).
@@ -400,7 +403,7 @@ pub struct Tls {
 }
 
 /// What to tell the kubelet about ourselves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Health {
     /// Where the agent answers its probes.
@@ -408,7 +411,7 @@ pub struct Health {
 }
 
 /// How severe a line must be to be written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// Only what needs a person.
@@ -425,7 +428,7 @@ pub enum LogLevel {
 }
 
 /// How a line is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
