@@ -4,28 +4,32 @@
 //! where it came from. Unknown keys fail, with a suggestion.
 
 mod address;
+mod endpoint;
 mod exclude;
 mod explain;
 mod layers;
+mod schema;
 mod watch;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use address::Address;
+pub use endpoint::Endpoint;
 pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
+pub use schema::SCHEMA;
 pub use watch::FileWatch;
 
 /// Everything a person can set. The defaults are in [`Config::default`], the words for people in [`DOCS`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
     /// The node's name in the cluster.
@@ -55,7 +59,7 @@ pub struct Config {
 }
 
 /// Where the host's files are.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Host {
     /// Every path below moves with it.
@@ -67,7 +71,7 @@ pub struct Host {
 }
 
 /// Where the kubelet is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubelet {
     /// The kubelet's `--root-dir`; `<host.root>/var/lib/kubelet` when not set.
@@ -91,7 +95,7 @@ pub struct Kubelet {
 }
 
 /// How the kubelet is configured, or who tells.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct KubeletConfig {
     /// Whom to believe.
@@ -113,7 +117,7 @@ pub struct KubeletConfig {
 }
 
 /// Who tells how the kubelet is configured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ConfigSource {
     /// Its files; where they cannot be read, the kubelet itself.
@@ -128,7 +132,7 @@ pub enum ConfigSource {
 }
 
 /// How strictly a kubelet aligns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopologyManagerPolicy {
     /// Not at all.
@@ -142,7 +146,7 @@ pub enum TopologyManagerPolicy {
 }
 
 /// What a kubelet aligns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyManagerScope {
     /// Each container.
@@ -152,7 +156,7 @@ pub enum TopologyManagerScope {
 }
 
 /// Whether a kubelet gives out CPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuManagerPolicy {
     /// It does not.
@@ -162,7 +166,7 @@ pub enum CpuManagerPolicy {
 }
 
 /// Whether a kubelet gives out memory of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MemoryManagerPolicy {
     /// It does not.
     None,
@@ -183,7 +187,7 @@ macro_rules! spelt {
 spelt!(TopologyManagerPolicy, TopologyManagerScope, CpuManagerPolicy, MemoryManagerPolicy);
 
 /// When to look.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Scan {
     /// How often to look when nothing seems to happen, give or take a tenth.
@@ -195,7 +199,7 @@ pub struct Scan {
 }
 
 /// Who tells about pods what the kubelet's List does not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pods {
     /// Whom to ask.
@@ -205,7 +209,7 @@ pub struct Pods {
 }
 
 /// Whom to ask about pods.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum PodSource {
     /// The API server; where the fingerprint does not need it, the first that tells.
@@ -230,7 +234,7 @@ impl PodSource {
 }
 
 /// Where and how to write.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Publish {
     /// A kubeconfig file; `$KUBECONFIG`, `~/.kube/config` or the pod's service account when not set.
@@ -270,7 +274,7 @@ pub enum Nudge {
 }
 
 /// What the object says of pods: the scheduler plugin believes it only where this is what it knows itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Fingerprint {
     /// Whose pods it stands for.
@@ -290,7 +294,7 @@ pub struct Fingerprint {
 }
 
 /// Whose pods the fingerprint stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FingerprintView {
     /// Those that the scheduler plugin counts.
@@ -303,7 +307,7 @@ pub enum FingerprintView {
 }
 
 /// Which pods the fingerprint stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FingerprintMethod {
     /// All.
@@ -314,7 +318,7 @@ pub enum FingerprintMethod {
 }
 
 /// Which pods the plugin has: its `cache.informerMode`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Informer {
     /// All that are not Pending.
@@ -325,7 +329,7 @@ pub enum Informer {
 }
 
 /// The release of scheduler-plugins, as far as its rules differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PluginRelease {
     /// v0.34 and before.
     #[serde(rename = "v0.34")]
@@ -337,7 +341,7 @@ pub enum PluginRelease {
 }
 
 /// A version of the API of `NodeResourceTopology`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ApiVersion {
     /// For consumers that read no other.
@@ -348,7 +352,7 @@ pub enum ApiVersion {
 }
 
 /// What to do about a publisher that keeps rewriting the object.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RivalsMode {
     /// Tell, and let its rewrites be.
@@ -359,7 +363,7 @@ pub enum RivalsMode {
 }
 
 /// What zones look like.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Zones {
     /// Emit empty zones for missing NUMA ids.
@@ -367,7 +371,7 @@ pub struct Zones {
 }
 
 /// What to tell people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Log {
     /// The least severe level that is written.
@@ -377,7 +381,7 @@ pub struct Log {
 }
 
 /// What to tell monitoring.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Metrics {
     /// Where the agent serves them.
@@ -387,7 +391,7 @@ pub struct Metrics {
 }
 
 /// How metrics are encrypted: plain HTTP where nothing is set.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Tls {
     /// The certificate and its chain (PEM).
@@ -399,7 +403,7 @@ pub struct Tls {
 }
 
 /// What to tell the kubelet about ourselves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Health {
     /// Where the agent answers its probes.
@@ -407,7 +411,7 @@ pub struct Health {
 }
 
 /// How severe a line must be to be written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// Only what needs a person.
@@ -424,7 +428,7 @@ pub enum LogLevel {
 }
 
 /// How a line is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
@@ -579,7 +583,10 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     ("log.level", "error, warn, info, debug or trace."),
     ("log.format", "text or json."),
-    ("metrics.address", "Where the agent serves /metrics (HTTP): an IP address with a port, or none."),
+    (
+        "metrics.address",
+        "Where /metrics is served (HTTP): an IP address with a port, :9742 for all addresses, or none.",
+    ),
     ("metrics.tls.certFile", "The certificate for metrics and its chain (PEM). Not set: plain HTTP"),
     ("metrics.tls.keyFile", "Its private key (PEM); both or neither."),
     (
@@ -588,7 +595,8 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     (
         "health.address",
-        "Where the agent serves /livez, /readyz and /startupz (plain HTTP): an IP address with a port, or none.",
+        "Where /livez, /readyz and /startupz are served (plain HTTP): an IP address with a port, :9743 for all \
+         addresses, or none.",
     ),
 ];
 
@@ -751,66 +759,6 @@ impl Config {
     }
 }
 
-/// Where to listen, written like `127.0.0.1:9742` or `[::]:9742`; or `none`, since YAML takes a bare `off` for a boolean.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    /// Not at all.
-    Nowhere,
-    /// Here; port 0 stands for any free one.
-    At(SocketAddr),
-}
-
-impl Endpoint {
-    /// Nobody outside the host (or the pod) reaches it.
-    fn loopback(port: u16) -> Self {
-        Self::At(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
-    }
-}
-
-impl FromStr for Endpoint {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error =
-            || format!("`{text}` is neither an IP address with a port, such as 127.0.0.1:9742, nor none");
-        match text {
-            "none" => Ok(Self::Nowhere),
-            _ => text.parse().map(Self::At).map_err(|_| error()),
-        }
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nowhere => f.write_str("none"),
-            Self::At(address) => write!(f, "{address}"),
-        }
-    }
-}
-
-impl Serialize for Endpoint {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Endpoint {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = Endpoint;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an IP address with a port, such as 127.0.0.1:9742, or none")
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Endpoint, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_str(Visitor)
-    }
-}
-
 impl FromStr for Nudge {
     type Err = String;
 
@@ -945,21 +893,6 @@ mod tests {
         assert_eq!(config.host.proc.unwrap(), PathBuf::from("/elsewhere"));
         let socket = config.kubelet.socket.unwrap();
         assert_eq!(socket, PathBuf::from("/host/var/lib/kubelet/pod-resources/kubelet.sock"));
-    }
-
-    #[test]
-    fn endpoints_read_what_they_write() {
-        for text in ["127.0.0.1:9742", "0.0.0.0:0", "[::1]:80", "none"] {
-            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
-        }
-        let Config { metrics, health, .. } = Config::default();
-        for address in [metrics.address, health.address] {
-            let Endpoint::At(default) = address else { panic!("served by default") };
-            assert!(default.ip().is_loopback());
-        }
-        for text in ["", "9742", ":9742", "localhost:9742", "127.0.0.1", "127.0.0.1:70000", "off"] {
-            assert!(text.parse::<Endpoint>().unwrap_err().contains(&format!("`{text}`")), "{text}");
-        }
     }
 
     #[test]

@@ -11,6 +11,8 @@ mod causes;
 pub mod cli;
 pub mod cluster;
 pub mod config;
+#[cfg(test)]
+mod generated;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;

@@ -81,13 +81,14 @@ fn tls(config: &config::Tls) -> Option<Tls> {
 }
 
 async fn start(address: Endpoint, endpoints: Endpoints, tls: Option<Tls>) -> Option<Server> {
-    let Endpoint::At(address) = address else { return None };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let paths = endpoints.paths();
     match Server::start(address, endpoints, tls).await {
         Ok(server) => {
-            info!("{paths} at {scheme}://{}", server.address());
-            Some(server)
+            if let Some(server) = &server {
+                info!("{paths} at {scheme}://{}", server.address());
+            }
+            server
         }
         Err(error) => {
             warn!("{error}");

@@ -58,10 +58,10 @@ pub(super) struct SettingsArgs {
     /// text or json [key: log.format]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
-    /// Where to serve /metrics: an IP address with a port, or none [key: metrics.address]
+    /// Where to serve /metrics: an IP address with a port, a port such as :9742, or none [key: metrics.address]
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics_address: Option<String>,
-    /// Where to serve /livez, /readyz and /startupz, or none [key: health.address]
+    /// Where to serve /livez, /readyz and /startupz, likewise [key: health.address]
     #[arg(long, value_name = "ADDRESS:PORT")]
     health_address: Option<String>,
     /// Any key of the configuration, e.g. --set scan.settle=1m; maps and lists in YAML or JSON

@@ -404,7 +404,7 @@ mod tests {
         let nowhere = file("metrics: {address: none}").unwrap().config.metrics.address;
         assert_eq!(nowhere, super::super::Endpoint::Nowhere);
         for (value, name) in [("off", "boolean `false`"), ("9742", "integer `9742`")] {
-            let expected = "expected an IP address with a port, such as 127.0.0.1:9742, or none";
+            let expected = "expected an IP address with a port, such as 127.0.0.1:9742, a port such as \":9742\", or none";
             assert_eq!(
                 file(&format!("metrics: {{address: {value}}}")).unwrap_err(),
                 [format!("`metrics.address` in file FILE: invalid type: {name}, {expected}")]

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,16 +14,19 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::health::Health;
 use super::metrics::Metrics;
 use super::tls::Tls;
+use crate::config::Endpoint;
 
 /// Scrapers are few. More connections wait in the kernel's queue.
 const CONNECTIONS: usize = 16;
+/// As the standard library has it.
+const BACKLOG: u32 = 128;
 /// How long a connection may last: a peer that says nothing must not keep its place.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// After a connection could not be accepted, say for want of descriptors.
@@ -78,26 +81,31 @@ pub struct Server {
 pub struct ServerError {
     what: &'static str,
     key: &'static str,
-    address: SocketAddr,
+    address: Endpoint,
     source: io::Error,
 }
 
 impl Server {
-    /// Listens on `address` and serves from a task of its own, with TLS if there is any.
+    /// Listens at `address` and serves from a task of its own, with TLS if there is any; none where that is nowhere.
     ///
     /// # Errors
     /// When the address is taken or not this host's.
     pub async fn start(
-        address: SocketAddr,
+        address: Endpoint,
         endpoints: Endpoints,
         tls: Option<Tls>,
-    ) -> Result<Self, ServerError> {
+    ) -> Result<Option<Self>, ServerError> {
         let (what, key) = endpoints.name();
         let explain = |source| ServerError { what, key, address, source };
-        let listener = TcpListener::bind(address).await.map_err(explain)?;
+        let listener = match address {
+            Endpoint::Nowhere => return Ok(None),
+            Endpoint::At(address) => TcpListener::bind(address).await.map_err(explain)?,
+            Endpoint::Everywhere(port) => everywhere(port).await.map_err(explain)?,
+        };
         // The port, where 0 stood for any.
         let address = listener.local_addr().map_err(explain)?;
-        Ok(Self { address, task: tokio::spawn(accept(listener, endpoints, tls.map(Arc::new))) })
+        let task = tokio::spawn(accept(listener, endpoints, tls.map(Arc::new)));
+        Ok(Some(Self { address, task }))
     }
 
     /// Where it listens.
@@ -110,6 +118,25 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// A port of every address: of both families, whatever the host's default is, or of the old one where the kernel has no
+/// IPv6.
+async fn everywhere(port: u16) -> io::Result<TcpListener> {
+    let Ok(socket) = TcpSocket::new_v6() else {
+        return TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await;
+    };
+    rustix::net::sockopt::set_ipv6_v6only(&socket, false)?;
+    // As `bind` does: what a connection left behind must not keep a restart from listening.
+    socket.set_reuseaddr(true)?;
+    match socket.bind((Ipv6Addr::UNSPECIFIED, port).into()) {
+        Ok(()) => socket.listen(BACKLOG),
+        // IPv6 is there and switched off.
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -158,7 +158,7 @@ fn addresses_and_certificates_that_cannot_work() {
         (
             vec!["--health-address", "localhost:9743"],
             "`health.address` in flag --health-address: `localhost:9743` is neither an IP address with a port, such as \
-             127.0.0.1:9742, nor none",
+             127.0.0.1:9742, nor a port of every address, such as :9742, nor none",
         ),
         (
             vec!["--set", "metrics.tls.certFile=/c"],

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
-use numacast::config::Config;
+use numacast::config::{Config, Endpoint};
 use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::PodSpec;
 use numacast::telemetry::server::{Endpoints, Server};
@@ -39,7 +39,10 @@ impl World {
         let metrics = agent.metrics();
         let health = Some(metrics.health().clone());
         let probes =
-            Server::start(ANYWHERE, Endpoints { metrics: Some(metrics), health }, None).await.unwrap();
+            Server::start(Endpoint::At(ANYWHERE), Endpoints { metrics: Some(metrics), health }, None)
+                .await
+                .unwrap()
+                .unwrap();
         Self { node, api, agent: tokio::spawn(agent.run(std::future::pending())), probes }
     }
 
@@ -156,7 +159,10 @@ async fn a_loop_that_stands_still_is_dead() {
 #[tokio::test]
 async fn each_address_has_its_own_paths() {
     let health = Some(Default::default());
-    let server = Server::start(ANYWHERE, Endpoints { metrics: None, health }, None).await.unwrap();
+    let server = Server::start(Endpoint::At(ANYWHERE), Endpoints { metrics: None, health }, None)
+        .await
+        .unwrap()
+        .unwrap();
     let answer = get(server.address(), "/metrics").await;
     assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
     assert!(answer.ends_with("\r\n\r\nthere is only /livez, /readyz and /startupz\n"), "{answer}");

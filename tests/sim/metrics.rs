@@ -1,10 +1,11 @@
 //! The agent's metrics, scraped over loopback.
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
-use numacast::config::Config;
+use numacast::config::{Config, Endpoint};
 use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::{Call, Fault};
 use numacast::telemetry::metrics::Metrics;
@@ -37,7 +38,8 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
     let limited = Fault::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
     node.kubelet.fail_next(Call::List, 2, &limited);
     let agent = Agent::new(Settings::from_config(&config), cluster);
-    let scraped = Server::start(ANYWHERE, metrics(agent.metrics()), None).await.unwrap();
+    let scraped =
+        Server::start(Endpoint::At(ANYWHERE), metrics(agent.metrics()), None).await.unwrap().unwrap();
     let agent = tokio::spawn(agent.run(std::future::pending()));
     let first = r#"numacast_writes_total{reason="first"}"#;
     let answer = loop {
@@ -72,7 +74,7 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
 }
 
 async fn server() -> Server {
-    Server::start(ANYWHERE, metrics(Arc::default()), None).await.unwrap()
+    Server::start(Endpoint::At(ANYWHERE), metrics(Arc::default()), None).await.unwrap().unwrap()
 }
 
 #[tokio::test]
@@ -107,7 +109,7 @@ async fn peers_that_say_nothing_lose_their_place() {
 async fn a_taken_port_is_one_sentence() {
     let taken = TcpListener::bind(ANYWHERE).await.unwrap();
     let address = taken.local_addr().unwrap();
-    let error = Server::start(address, metrics(Arc::default()), None).await.unwrap_err();
+    let error = Server::start(Endpoint::At(address), metrics(Arc::default()), None).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(
@@ -115,6 +117,22 @@ async fn a_taken_port_is_one_sentence() {
              `metrics.address` to another address, or to none"
         )
     );
+}
+
+#[tokio::test]
+async fn a_port_of_every_address_is_one_of_both_families() {
+    let server =
+        Server::start(Endpoint::Everywhere(0), metrics(Arc::default()), None).await.unwrap().unwrap();
+    let port = server.address().port();
+    for address in [SocketAddr::from((Ipv4Addr::LOCALHOST, port)), (Ipv6Addr::LOCALHOST, port).into()] {
+        // A kernel without IPv6 has one family only.
+        if address.is_ipv6() && TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).await.is_err() {
+            continue;
+        }
+        let answer = get(address, "/metrics").await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{address}: {answer}");
+    }
+    assert!(Server::start(Endpoint::Nowhere, metrics(Arc::default()), None).await.unwrap().is_none());
 }
 
 #[tokio::test]

@@ -1,0 +1,103 @@
+//! Where to listen.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Where to listen, written like `127.0.0.1:9742`, `[::1]:9742` or `:9742`; or `none`, since YAML takes a bare `off` for
+/// a boolean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Not at all.
+    Nowhere,
+    /// Here; port 0 stands for any free one.
+    At(SocketAddr),
+    /// At this port of every address, of both families where there are two: in a pod one does not know which it has.
+    Everywhere(u16),
+}
+
+impl Endpoint {
+    /// Nobody outside the host (or the pod) reaches it.
+    pub(super) fn loopback(port: u16) -> Self {
+        Self::At(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = |()| {
+            format!(
+                "`{text}` is neither an IP address with a port, such as 127.0.0.1:9742, nor a port of every address, such as \
+                 :9742, nor none"
+            )
+        };
+        let port = text.strip_prefix(':').filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+        match (text, port) {
+            ("none", _) => Ok(Self::Nowhere),
+            (_, Some(port)) => port.parse().map(Self::Everywhere).map_err(|_| error(())),
+            _ => text.parse().map(Self::At).map_err(|_| error(())),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nowhere => f.write_str("none"),
+            Self::At(address) => write!(f, "{address}"),
+            Self::Everywhere(port) => write!(f, ":{port}"),
+        }
+    }
+}
+
+impl Serialize for Endpoint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Endpoint {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Endpoint;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "an IP address with a port, such as 127.0.0.1:9742, a port such as \":9742\", or none",
+                )
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Endpoint, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Visitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    #[test]
+    fn endpoints_read_what_they_write() {
+        for text in ["127.0.0.1:9742", "0.0.0.0:0", "[::1]:80", ":9742", ":0", "none"] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+        }
+        assert_eq!(":9742".parse(), Ok(Endpoint::Everywhere(9742)));
+        let Config { metrics, health, .. } = Config::default();
+        for address in [metrics.address, health.address] {
+            let Endpoint::At(default) = address else { panic!("served on loopback by default") };
+            assert!(default.ip().is_loopback());
+        }
+        for text in
+            ["", ":", ":+1", ":70000", "9742", "localhost:9742", "127.0.0.1", "127.0.0.1:70000", "off"]
+        {
+            assert!(text.parse::<Endpoint>().unwrap_err().contains(&format!("`{text}`")), "{text}");
+        }
+    }
+}
