@@ -92,9 +92,9 @@ annotations:
 {{/* Health and metrics on the pod's address, which the kubelet and a scraper reach. */}}
 {{- define "numacast.endpoints" -}}
 health:
-  address: "0.0.0.0:9743"
+  address: ":9743"
 metrics:
-  address: "0.0.0.0:9742"
+  address: ":9742"
   {{- if .Values.metricsTls.secretName }}
   tls:
     certFile: /etc/numacast-tls/tls.crt
