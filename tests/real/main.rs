@@ -12,6 +12,7 @@ mod order;
 mod publisher;
 mod refusals;
 mod restarts;
+mod security;
 #[path = "../sim/support.rs"]
 #[allow(dead_code, clippy::unwrap_used)] // the tests of the simulation use the rest
 mod sim_node;
