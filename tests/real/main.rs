@@ -8,10 +8,12 @@ mod faults;
 mod fingerprint;
 mod harness;
 mod kubectl;
+mod migration;
 mod order;
 mod publisher;
 mod refusals;
 mod restarts;
+mod security;
 #[path = "../sim/support.rs"]
 #[allow(dead_code, clippy::unwrap_used)] // the tests of the simulation use the rest
 mod sim_node;

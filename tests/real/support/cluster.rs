@@ -97,6 +97,11 @@ impl Cluster {
         write_kubeconfig(self.dir.path(), &self.url, name, &json!({ "token": token }))
     }
 
+    /// A client with a token of its own.
+    pub(crate) async fn client_of(&self, name: &str, token: &str) -> Result<Client> {
+        client_of(self.dir.path(), &self.kubeconfig_of(name, token)?).await
+    }
+
     /// How many writes of a resource the API server has answered, by its own count: one that changes nothing
     /// leaves no other trace.
     pub(crate) async fn writes_of(&self, resource: &str) -> Result<u64> {
