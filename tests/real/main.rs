@@ -11,6 +11,7 @@ mod kubectl;
 mod order;
 mod publisher;
 mod refusals;
+mod rendered;
 mod restarts;
 mod security;
 #[path = "../sim/support.rs"]
