@@ -107,6 +107,7 @@ metrics:
 
 {{/* The agent's configuration file: the values' `config` over what the mounts say. */}}
 {{- define "numacast.agentConfig" -}}
+{{- include "numacast.refuse" . }}
 {{- $root := include "numacast.hostRoot" . }}
 {{- $kubelet := dict "source" "configz" }}
 {{- with .Values.kubelet }}
@@ -307,4 +308,99 @@ securityContext:
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The port at which the agent asks the kubelet. */}}
+{{- define "numacast.kubeletPort" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- regexFind "[0-9]+$" (regexFind "(^|[\\]a-z0-9.-]):[0-9]+$" (dig "kubelet" "address" "" $config)) | default "10250" }}
+{{- end }}
+
+{{/* Fails for values of `config` that contradict what the chart itself does. */}}
+{{- define "numacast.refuse" -}}
+{{- $config := .Values.config }}
+{{- if dig "nodeName" "" $config }}
+{{- fail "config.nodeName: every agent has a name of its own, that of its node; leave it out" }}
+{{- end }}
+{{- if $config.host }}
+{{- fail "config.host: the chart mounts the host's files and says where they are; leave it out" }}
+{{- end }}
+{{- range $key, $value := dict "dir" "kubelet.dir" "devicePlugins" "kubelet.devicePluginsDir" }}
+{{- if dig "kubelet" $key "" $config }}
+{{- fail (printf "config.kubelet.%s: set %s instead, which moves the mount as well" $key $value) }}
+{{- end }}
+{{- end }}
+{{- $kubelet := dig "kubelet" "config" (dict) $config }}
+{{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
+{{- fail "config.kubelet.config.source: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
+{{- end }}
+{{- end }}
+
+{{/* What an operator should know of this cluster and these values, as a YAML list of sentences. */}}
+{{- define "numacast.warnings" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- $told := list }}
+{{- if not .Values.admissionPolicy.enabled }}
+{{- $told = append $told "whoever has one agent's token may write the object of every node: admissionPolicy.enabled is false." }}
+{{- else if ne .Values.admissionPolicy.onMissingClaim "Deny" }}
+{{- $told = append $told "whoever has an agent's token that names no node may write the object of every node: admissionPolicy.onMissingClaim is Allow." }}
+{{- end }}
+{{- if .Values.kubelet.mountDir }}
+{{- $told = append $told "the agents see every pod's secrets: kubelet.mountDir is true." }}
+{{- end }}
+{{- if not .Values.rbac.create }}
+{{- $told = append $told "no roles are made (rbac.create is false): docs/rbac.md lists what the accounts need." }}
+{{- end }}
+{{- with include "numacast.crdOwner" . }}
+{{- if $.Values.crd.install }}
+{{- $told = append $told (printf "the CRD of NodeResourceTopology belongs to %s and is left as it is; it goes when its owner takes it away, and every object with it." .) }}
+{{- end }}
+{{- end }}
+{{- if .Values.lookup }}
+{{- $told = concat $told (include "numacast.warningsOfTheCluster" . | fromYamlArray) }}
+{{- end }}
+{{- toYaml $told }}
+{{- end }}
+
+{{/* Those for which the cluster is asked. */}}
+{{- define "numacast.warningsOfTheCluster" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- $told := list }}
+{{- $version := dig "publish" "apiVersion" "v1alpha2" $config }}
+{{- with lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "noderesourcetopologies.topology.node.k8s.io" }}
+{{- $served := list }}
+{{- range .spec.versions }}
+{{- if .served }}{{ $served = append $served .name }}{{ end }}
+{{- end }}
+{{- if and (include "numacast.crdOwner" $) (not (has $version $served)) }}
+{{- $told = append $told (printf "that CRD serves %s and not %s, which the agents write: replace it (`numacast crd | kubectl apply -f -`), or set config.publish.apiVersion." (join ", " $served) $version) }}
+{{- end }}
+{{- else }}
+{{- if not .Values.crd.install }}
+{{- $told = append $told "there is no CRD of NodeResourceTopology, and crd.install is false: nothing is published until there is one (`numacast crd | kubectl apply -f -`)." }}
+{{- end }}
+{{- end }}
+{{- with lookup "v1" "Namespace" "" .Release.Namespace }}
+{{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" . }}
+{{- if and $level (ne $level "privileged") }}
+{{- $told = append $told (printf "the namespace enforces the Pod Security Standard %s, which refuses the agents' host paths: `kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged`." $level $.Release.Namespace) }}
+{{- end }}
+{{- end }}
+{{- if and (eq (dig "kubelet" "config" "source" "" $config) "configz") (not (dig "kubelet" "caFile" "" $config)) (lookup "v1" "ConfigMap" "kube-system" "kubeadm-config") }}
+{{- $told = append $told "kubeadm made this cluster, whose kubelets sign their certificates themselves: agents that cannot verify them publish no policies. Install with the values of values-kubeadm.yaml." }}
+{{- end }}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
+{{- $name := printf "%s/%s" .metadata.namespace .metadata.name }}
+{{- $text := printf "%s %s" .metadata.name (dig "app.kubernetes.io/name" "" (.metadata.labels | default dict)) }}
+{{- $images := list }}
+{{- range .spec.template.spec.containers }}
+{{- $images = append $images (printf "%s %s" .image (join " " (concat (.command | default list) (.args | default list)))) }}
+{{- end }}
+{{- if regexMatch "topology-updater|resource-topology-exporter|koordlet" (join " " (append $images $text)) }}
+{{- $told = append $told (printf "the DaemonSet %s seems to write NodeResourceTopology objects as well; of two writers of one object one has to go." $name) }}
+{{- else if and (eq (get (.metadata.labels | default dict) "app.kubernetes.io/component") "agent") (eq (get (.metadata.labels | default dict) "app.kubernetes.io/name") "numacast") (ne $name (printf "%s/%s-agent" $.Release.Namespace (include "numacast.fullname" $))) }}
+{{- $told = append $told (printf "the DaemonSet %s is of another numacast; of two writers of one object one has to go." $name) }}
+{{- end }}
+{{- end }}
+{{- toYaml $told }}
 {{- end }}
