@@ -37,7 +37,7 @@ const EVERYTHING: [&str; 10] = [
 ];
 
 /// One switch, or a few that have to do with each other.
-const SWITCHES: [&[&str]; 45] = [
+const SWITCHES: [&[&str]; 46] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -101,7 +101,13 @@ const SWITCHES: [&[&str]; 45] = [
     &["controller.replicas=1"],
     &["controller.podDisruptionBudget.enabled=false"],
     &["controller.priorityClassName=high", "controller.runtimeClassName=runc", "agent.runtimeClassName=runc"],
-    &["controller.config.publish.events=false", "controller.config.log.level=debug"],
+    &[
+        "controller.config.publish.events=false",
+        "controller.config.log.level=debug",
+        "controller.config.controller.dryRun=true",
+        "controller.config.controller.garbage.most=50",
+    ],
+    &["controller.config.controller.lease=", "controller.config.controller.daemonSet="],
     &["crd.install=false"],
     &["rbac.create=false"],
     &[
