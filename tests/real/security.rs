@@ -473,7 +473,7 @@ fn of_the_controller() -> Vec<Attempt> {
         no("change the agents' DaemonSet", merge(format!("{}/{AGENT}", sets(RELEASE)), label.clone())),
         no("delete the agents' DaemonSet", delete(format!("{}/{AGENT}", sets(RELEASE)))),
         yes("change its Lease", put(at(&leases, CONTROLLER), lease(CONTROLLER))),
-        no("create a Lease", create(&leases, lease("another"))),
+        yes("create a Lease in its namespace", create(&leases, lease("new"))),
         no("change another's Lease", put(at(&leases, "another"), lease("another"))),
         yes("post an Event about any Node", create(EVENTS, told)),
         no("list Secrets", get(format!("/api/v1/namespaces/{RELEASE}/secrets"))),
@@ -831,15 +831,16 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         "watch pods in numacast",
         "get leases.coordination.k8s.io/numacast-controller in numacast",
         "update leases.coordination.k8s.io/numacast-controller in numacast",
+        "create leases.coordination.k8s.io in numacast",
         POST,
     ];
     for (config, gone) in [
         (json!({}), &whole[..0]),
         (json!({"controller": {"dryRun": true}}), &whole[2..3]),
         (json!({"controller": {"daemonSet": ""}}), &whole[6..9]),
-        (json!({"controller": {"lease": ""}}), &whole[9..11]),
-        (json!({"controller": {"daemonSet": "", "lease": ""}}), &whole[6..11]),
-        (json!({"publish": {"events": false}}), &whole[11..]),
+        (json!({"controller": {"lease": ""}}), &whole[9..12]),
+        (json!({"controller": {"daemonSet": "", "lease": ""}}), &whole[6..12]),
+        (json!({"publish": {"events": false}}), &whole[12..]),
     ] {
         let found =
             rights_of(&Chart::render(&parts, &json!({"controller": {"config": config}}))?, CONTROLLER)?;
