@@ -73,7 +73,7 @@ fn install(dir: &Path, host: &Path, parts: &Parts) -> Result<()> {
 
 #[tokio::test]
 async fn every_command_in_the_documents_runs() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
     Api::<Node>::all(cluster.client()).create(&PostParams::default(), &node).await?;

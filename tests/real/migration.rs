@@ -2,39 +2,20 @@
 //! matters of it is that the CRD is one of its templates, behind a switch.
 
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::ApiResource;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
+use crate::support::operator::Operator;
 use crate::support::parts::repository;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts};
 
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
-
-/// Helm and kubectl on a cluster, as an administrator.
-struct Operator<'a> {
-    parts: &'a Parts,
-    cluster: &'a Cluster,
-}
-
-impl Operator<'_> {
-    fn run(&self, program: &str, line: &str) -> Result<String> {
-        let mut command = Command::new(self.parts.program(program));
-        command.args(line.split_whitespace()).current_dir(repository());
-        command.env("KUBECONFIG", self.cluster.admin_kubeconfig()).env("HOME", self.cluster.dir());
-        let output = command.output().with_context(|| program.to_owned())?;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let error = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{program} {line}: {said}{error}");
-        Ok(said)
-    }
-}
 
 /// A chart like NFD's, as far as the CRD goes.
 fn write_old_chart(dir: &Path) -> Result<()> {
@@ -48,9 +29,9 @@ fn write_old_chart(dir: &Path) -> Result<()> {
 
 #[tokio::test]
 async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
-    let operator = Operator { parts: &parts, cluster: &cluster };
+    let operator = Operator::of(&parts, &cluster);
     let crds: Api<Crd> = Api::all(cluster.client());
     crds.delete(CRD, &DeleteParams::default()).await?;
     until("the CRD is gone", async || Ok(ensure!(crds.get_opt(CRD).await?.is_none()))).await?;
@@ -104,9 +85,9 @@ async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
 /// Why the document has a first step: this is what happens without it.
 #[tokio::test]
 async fn without_the_mark_the_crd_goes_with_every_object() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
-    let operator = Operator { parts: &parts, cluster: &cluster };
+    let operator = Operator::of(&parts, &cluster);
     let crds: Api<Crd> = Api::all(cluster.client());
     crds.delete(CRD, &DeleteParams::default()).await?;
     until("the CRD is gone", async || Ok(ensure!(crds.get_opt(CRD).await?.is_none()))).await?;

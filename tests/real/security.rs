@@ -700,7 +700,7 @@ fn check_document(file: &str, name: &str, right: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let world = World::start(&parts).await?;
     let attempts = all_attempts(&world.uids);
     let mut wrong = Vec::new();
@@ -779,7 +779,7 @@ const PODS_PAGE: &str = "get nodes/pods";
 
 #[tokio::test]
 async fn every_right_goes_with_its_feature() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let all = [&BASE[..], &[WATCH, NODES, POST], &LIST_PODS, &[CONFIGZ]].concat();
     let without = |gone: &[&'static str]| -> Vec<&'static str> {
         all.iter().copied().filter(|right| !gone.contains(right)).collect()
@@ -877,7 +877,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
 /// without a node may write any node's object, and nothing else that the policies refuse.
 #[tokio::test]
 async fn a_missing_claim_may_be_allowed() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let world = World::start(&parts).await?;
     let lenient = Chart::render(&parts, &json!({"admissionPolicy": {"onMissingClaim": "Allow"}}))?;
     lenient.install(&world.cluster.client(), &POLICIES).await?;
@@ -911,7 +911,7 @@ async fn a_missing_claim_may_be_allowed() -> Result<()> {
 /// An owner or a finalizer that somebody else set is no reason to refuse what the agent writes besides.
 #[tokio::test]
 async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let world = World::start(&parts).await?;
     world.chart.install(&world.cluster.client(), &POLICIES).await?;
     world.until_foreign_writes_are(Policy).await?;

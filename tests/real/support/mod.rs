@@ -11,6 +11,7 @@ pub(crate) mod fingerprint;
 pub(crate) mod history;
 pub(crate) mod node;
 pub(crate) mod nrt;
+pub(crate) mod operator;
 pub(crate) mod oracle;
 pub(crate) mod parts;
 pub(crate) mod pods;

@@ -43,6 +43,13 @@ impl Parts {
         Ok(dir_of(found)?.map(|dir| Self { dir, _turn: turn }))
     }
 
+    /// As [`Parts::for_test`], and Helm beside them.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) async fn with_helm(needs: Needs) -> Result<Option<Self>> {
+        let Some(parts) = Self::for_test(needs).await? else { return Ok(None) };
+        Ok(fetched(&["helm"])?.map(|_| parts))
+    }
+
     /// A program's path; what the person brought along comes first.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         let given = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));
@@ -51,7 +58,7 @@ impl Parts {
 }
 
 /// The directory in which `names`, parts that need neither root nor Go, are then. `None` as for [`Parts::for_test`].
-#[allow(dead_code, reason = "for the tests of the chart")]
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 pub(crate) fn fetched(names: &[&str]) -> Result<Option<PathBuf>> {
     dir_of(build(&[&["--only"], names].concat())?)
 }
