@@ -1,0 +1,25 @@
+//! The series that agents and controllers export, with their labels.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use numacast::telemetry::metrics::{DOCS, Doc};
+
+/// What Prometheus and the chart's monitors add to every series.
+pub(crate) const TARGET: [&str; 7] = ["job", "namespace", "instance", "pod", "node", "container", "endpoint"];
+
+/// Every series by name. What else is asked for has to be listed here.
+pub(crate) fn exported() -> BTreeMap<String, BTreeSet<&'static str>> {
+    let mut all = BTreeMap::from([("up".to_owned(), BTreeSet::new())]);
+    for Doc { name, kind, labels, .. } in DOCS {
+        let labels: BTreeSet<&str> = labels.iter().map(|(label, _)| *label).collect();
+        if *kind == "histogram" {
+            let buckets = labels.iter().copied().chain(["le"]).collect();
+            all.insert(format!("{name}_bucket"), buckets);
+            all.insert(format!("{name}_sum"), labels.clone());
+            all.insert(format!("{name}_count"), labels);
+        } else {
+            all.entry((*name).to_owned()).or_insert(labels);
+        }
+    }
+    all
+}
