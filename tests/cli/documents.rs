@@ -328,7 +328,7 @@ fn check_values(names: &Names, place: &str, at: &str, example: &serde_json::Map<
     for (name, value) in example {
         let key = format!("{at}{name}");
         assert!(names.is_value(&key), "{place}{key} is no value of the chart");
-        let inner = value.as_object().filter(|_| names.is_value(&format!("{key}.no such name")) == false);
+        let inner = value.as_object().filter(|_| !names.is_value(&format!("{key}.no such name")));
         if let Some(inner) = inner {
             check_values(names, place, &format!("{key}."), inner);
         }

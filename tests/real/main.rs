@@ -8,6 +8,7 @@ mod faults;
 mod fingerprint;
 mod harness;
 mod kubectl;
+mod migration;
 mod order;
 mod publisher;
 mod refusals;

@@ -4,7 +4,7 @@
 //! Each attempt is made three times: as it is; without the policies, which shows what they and nobody else prevent; and,
 //! where they speak of the resource, with every right of RBAC, which shows what they prevent by themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
@@ -171,6 +171,10 @@ fn event(about: Value) -> Value {
 
 fn about_node(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "name": name})
+}
+
+fn lease(name: &str) -> Value {
+    json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": {}})
 }
 
 /// An [`event`] about the agent's own Node with another value at one key.
@@ -469,13 +473,9 @@ fn of_the_controller() -> Vec<Attempt> {
         no("list DaemonSets", get(sets(RELEASE))),
         no("change the agents' DaemonSet", merge(format!("{}/{AGENT}", sets(RELEASE)), label.clone())),
         no("delete the agents' DaemonSet", delete(format!("{}/{AGENT}", sets(RELEASE)))),
-        yes("create its Lease", create(&leases, lease(CONTROLLER))),
-        yes("change its Lease", merge(at(&leases, CONTROLLER), label.clone())),
-        no("change another's Lease", merge(at(&leases, "another"), label.clone())),
-        no(
-            "change a Lease elsewhere",
-            merge("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/any", label),
-        ),
+        yes("change its Lease", put(at(&leases, CONTROLLER), lease(CONTROLLER))),
+        no("create a Lease", create(&leases, lease("another"))),
+        no("change another's Lease", put(at(&leases, "another"), lease("another"))),
         yes("post an Event about any Node", create(EVENTS, told)),
         no("list Secrets", get(format!("/api/v1/namespaces/{RELEASE}/secrets"))),
         no("list ConfigMaps", get(format!("/api/v1/namespaces/{RELEASE}/configmaps"))),
@@ -499,7 +499,7 @@ fn of_the_purge() -> Vec<Attempt> {
         no("change an object", merge(at(V1ALPHA2, "beta"), json!({"attributes": []}))),
         no("delete another DaemonSet", delete(at(&sets, "another"))),
         yes("list the pods of its namespace", get(format!("/api/v1/namespaces/{RELEASE}/pods"))),
-        no("list Nodes", get("/api/v1/nodes")),
+        yes("list Nodes", get("/api/v1/nodes")),
         no("list Secrets", get(format!("/api/v1/namespaces/{RELEASE}/secrets"))),
         yes("delete the agents' DaemonSet", delete(at(&sets, AGENT))),
     ]
@@ -520,6 +520,7 @@ impl World {
         let admin = cluster.client();
         tokens::namespace(&admin, RELEASE).await?;
         chart.install(&admin, &RIGHTS).await?;
+        chart.install(&admin, &["Lease"]).await?;
         let mut uids = BTreeMap::new();
         for name in ["alpha", "beta"] {
             let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
@@ -569,7 +570,8 @@ impl World {
             },
         });
         let sets = format!("/apis/apps/v1/namespaces/{RELEASE}/daemonsets");
-        for call in [create(EVENTS, told), create(sets, set)] {
+        let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{RELEASE}/leases");
+        for call in [create(EVENTS, told), create(sets, set), create(leases, lease("another"))] {
             ensure!(answer(&admin, &call).await?.0 == Yes, "{call:?}");
         }
         Ok(())
@@ -731,4 +733,199 @@ async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
     }
     ensure!(wrong.is_empty(), "{} answers are others:\n{}", wrong.len(), wrong.join("\n"));
     check_document(&table(&attempts))
+}
+
+/// What an account may do, each right in a line: `get nodes`, `get daemonsets.apps/numacast-agent in numacast`.
+fn rights_of(chart: &Chart, account: &str) -> Result<BTreeSet<String>> {
+    let mut rights = BTreeSet::new();
+    for binding in chart.of_kinds(&["ClusterRoleBinding", "RoleBinding"]) {
+        let subjects = binding.data["subjects"].as_array().context("a binding of nobody")?;
+        if !subjects.iter().any(|subject| subject["name"] == account) {
+            continue;
+        }
+        let of = |key: &str| binding.data["roleRef"][key].as_str().unwrap_or_default();
+        let role = chart.object(of("kind"), of("name"))?;
+        ensure!(role.metadata.namespace == binding.metadata.namespace, "{:?}", role.metadata);
+        let place = role.metadata.namespace.as_ref().map_or_else(String::new, |name| format!(" in {name}"));
+        for rule in role.data["rules"].as_array().into_iter().flatten() {
+            let of = |key: &str| rule[key].as_array().into_iter().flatten().filter_map(Value::as_str);
+            for ((verb, resource), group) in of("verbs").flat_map(|verb| {
+                of("resources")
+                    .flat_map(move |resource| of("apiGroups").map(move |group| ((verb, resource), group)))
+            }) {
+                let group = if group.is_empty() { String::new() } else { format!(".{group}") };
+                let names: Vec<&str> = of("resourceNames").collect();
+                let names = if names.is_empty() { String::new() } else { format!("/{}", names.join(",")) };
+                rights.insert(format!("{verb} {resource}{group}{names}{place}"));
+            }
+        }
+    }
+    Ok(rights)
+}
+
+fn set(rights: &[&str]) -> BTreeSet<String> {
+    rights.iter().map(|right| (*right).to_owned()).collect()
+}
+
+/// What every agent may do.
+const BASE: [&str; 3] = [
+    "create noderesourcetopologies.topology.node.k8s.io",
+    "get noderesourcetopologies.topology.node.k8s.io",
+    "patch noderesourcetopologies.topology.node.k8s.io",
+];
+const WATCH: &str = "watch noderesourcetopologies.topology.node.k8s.io";
+const NODES: &str = "get nodes";
+const POST: &str = "create events.events.k8s.io in default";
+const LIST_PODS: [&str; 2] = ["list pods", "watch pods"];
+const CONFIGZ: &str = "get nodes/configz";
+const PODS_PAGE: &str = "get nodes/pods";
+
+#[tokio::test]
+async fn every_right_goes_with_its_feature() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let all = [&BASE[..], &[WATCH, NODES, POST], &LIST_PODS, &[CONFIGZ]].concat();
+    let without = |gone: &[&'static str]| -> Vec<&'static str> {
+        all.iter().copied().filter(|right| !gone.contains(right)).collect()
+    };
+    let pods = |source: &str| json!({"config": {"pods": {"source": source}}});
+    let kubelet = |source: &str| json!({"config": {"kubelet": {"config": {"source": source}}}});
+    for (values, expected) in [
+        (json!({}), all.clone()),
+        (json!({"config": {"publish": {"watch": false}}}), without(&[WATCH])),
+        (json!({"config": {"publish": {"events": false}}}), without(&[POST])),
+        (json!({"config": {"publish": {"ownerReference": false}}}), all.clone()),
+        (pods("apiServer"), all.clone()),
+        (pods("podsApi"), without(&LIST_PODS)),
+        (pods("kubelet"), [&without(&LIST_PODS)[..], &[PODS_PAGE]].concat()),
+        (pods("none"), without(&LIST_PODS)),
+        (json!({"config": {"fingerprint": {"view": "kubelet"}}}), [&all[..], &[PODS_PAGE]].concat()),
+        (
+            json!({"config": {"fingerprint": {"view": "none"}, "pods": {"source": "none"}}}),
+            without(&LIST_PODS),
+        ),
+        (kubelet("configz"), all.clone()),
+        (kubelet("auto"), all.clone()),
+        (kubelet("file"), without(&[CONFIGZ])),
+        (kubelet("none"), without(&[CONFIGZ])),
+        (json!({"kubelet": {"configFile": "/var/lib/kubelet/config.yaml"}}), without(&[CONFIGZ])),
+        (
+            json!({
+                "kubelet": {"configFile": "/var/lib/kubelet/config.yaml"},
+                "config": {
+                    "publish": {"watch": false, "events": false, "ownerReference": false},
+                    "pods": {"source": "none"},
+                },
+            }),
+            BASE.to_vec(),
+        ),
+    ] {
+        let found = rights_of(&Chart::render(&parts, &values)?, AGENT)?;
+        ensure!(found == set(&expected), "{values}: {found:#?}");
+    }
+
+    let whole = [
+        "get noderesourcetopologies.topology.node.k8s.io",
+        "list noderesourcetopologies.topology.node.k8s.io",
+        "delete noderesourcetopologies.topology.node.k8s.io",
+        "get nodes",
+        "list nodes",
+        "watch nodes",
+        "get daemonsets.apps/numacast-agent in numacast",
+        "list pods in numacast",
+        "watch pods in numacast",
+        "get leases.coordination.k8s.io/numacast-controller in numacast",
+        "update leases.coordination.k8s.io/numacast-controller in numacast",
+        POST,
+    ];
+    for (config, gone) in [
+        (json!({}), &whole[..0]),
+        (json!({"controller": {"dryRun": true}}), &whole[2..3]),
+        (json!({"controller": {"daemonSet": ""}}), &whole[6..9]),
+        (json!({"controller": {"lease": ""}}), &whole[9..11]),
+        (json!({"controller": {"daemonSet": "", "lease": ""}}), &whole[6..11]),
+        (json!({"publish": {"events": false}}), &whole[11..]),
+    ] {
+        let found =
+            rights_of(&Chart::render(&parts, &json!({"controller": {"config": config}}))?, CONTROLLER)?;
+        let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
+        ensure!(found == set(&expected), "{config}: {found:#?}");
+    }
+    let none =
+        Chart::render(&parts, &json!({"controller": {"enabled": false}, "purge": {"enabled": false}}))?;
+    ensure!(rights_of(&none, CONTROLLER)?.is_empty() && rights_of(&none, PURGE)?.is_empty());
+    let purge = rights_of(&Chart::render(&parts, &json!({}))?, PURGE)?;
+    let expected = [
+        "list noderesourcetopologies.topology.node.k8s.io",
+        "delete noderesourcetopologies.topology.node.k8s.io",
+        "list nodes",
+        "get daemonsets.apps/numacast-agent in numacast",
+        "delete daemonsets.apps/numacast-agent in numacast",
+        "list pods in numacast",
+    ];
+    ensure!(purge == set(&expected), "{purge:#?}");
+    let given = Chart::render(&parts, &json!({"rbac": {"create": false}}))?;
+    ensure!(given.of_kinds(&RIGHTS[1..]).next().is_none(), "rights are made all the same");
+    Ok(())
+}
+
+/// Where the API server puts no node into a token, a person may say that agents are trusted all the same: then a token
+/// without a node may write any node's object, and nothing else that the policies refuse.
+#[tokio::test]
+async fn a_missing_claim_may_be_allowed() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let world = World::start(&parts).await?;
+    let lenient = Chart::render(&parts, &json!({"admissionPolicy": {"onMissingClaim": "Allow"}}))?;
+    lenient.install(&world.cluster.client(), &POLICIES).await?;
+    world.until_foreign_writes_are(Policy).await?;
+    world.all_rights(true).await?;
+    let who = "no pod's token";
+    let own = at(V1ALPHA2, "alpha");
+    let foreign = json!([{"apiVersion": "v1", "kind": "Node", "name": "beta", "uid": world.uids["beta"]}]);
+    let metadata = |key: &str, value: Value| merge(&own, json!({"metadata": {key: value}}));
+    for (what, call, expected) in [
+        ("write", merge(&own, json!({"attributes": []})), Yes),
+        ("tell", create(EVENTS, event(about_node("alpha"))), Yes),
+        ("delete", delete(&own), Policy),
+        ("own", metadata("ownerReferences", foreign), Policy),
+        ("stay", metadata("finalizers", json!(["example.com/stay"])), Policy),
+        (
+            "tell of pods",
+            create(
+                EVENTS,
+                event(json!({"apiVersion": "v1", "kind": "Pod", "name": "a", "namespace": "default"})),
+            ),
+            Policy,
+        ),
+    ] {
+        let (found, words) = world.attempt(&plain(who, what, call, expected)).await?;
+        ensure!(found == expected, "{what}: {found}: {words}");
+    }
+    Ok(())
+}
+
+/// An owner or a finalizer that somebody else set is no reason to refuse what the agent writes besides.
+#[tokio::test]
+async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let world = World::start(&parts).await?;
+    world.chart.install(&world.cluster.client(), &POLICIES).await?;
+    world.until_foreign_writes_are(Policy).await?;
+    let owner = json!({"apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": "left-by-nfd"});
+    let left = json!({"metadata": {"ownerReferences": [owner.clone()], "finalizers": ["example.com/stay"]}});
+    let own = at(V1ALPHA2, "alpha");
+    let admin = world.cluster.client();
+    let agent = &world.clients["agent"];
+    let new = topology("v1alpha2", "alpha", json!({}));
+    ensure!(answer(&admin, &create(V1ALPHA2, new.clone())).await?.0 == Yes);
+    ensure!(answer(&admin, &merge(&own, left)).await?.0 == Yes);
+    let mine = json!({"apiVersion": "v1", "kind": "Node", "name": "alpha", "uid": world.uids["alpha"]});
+    let ours = topology("v1alpha2", "alpha", json!({"ownerReferences": [mine]}));
+    for call in [apply(&own, ours), merge(&own, json!({"metadata": {"ownerReferences": [mine.clone()]}}))] {
+        let (found, words) = answer(agent, &call).await?;
+        ensure!(found == Yes, "{words}");
+    }
+    let stays = json!({"metadata": {"ownerReferences": [mine, owner]}});
+    let (found, words) = answer(agent, &merge(&own, stays)).await?;
+    ensure!(found == Policy, "what went does not come back: {words}");
+    Ok(())
 }
