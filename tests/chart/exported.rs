@@ -10,6 +10,9 @@ pub(crate) const TARGET: [&str; 7] = ["job", "namespace", "instance", "pod", "no
 /// Every series by name. What else is asked for has to be listed here.
 pub(crate) fn exported() -> BTreeMap<String, BTreeSet<&'static str>> {
     let mut all = BTreeMap::from([("up".to_owned(), BTreeSet::new())]);
+    for (name, labels) in CONTROLLER {
+        all.insert((*name).to_owned(), labels.iter().copied().collect());
+    }
     for Doc { name, kind, labels, .. } in DOCS {
         let labels: BTreeSet<&str> = labels.iter().map(|(label, _)| *label).collect();
         if *kind == "histogram" {
@@ -23,3 +26,22 @@ pub(crate) fn exported() -> BTreeMap<String, BTreeSet<&'static str>> {
     }
     all
 }
+
+const CONTROLLER: &[(&str, &[&str])] = &[
+    ("numacast_controller_leader", &[]),
+    ("numacast_controller_errors_total", &["kind"]),
+    ("numacast_garbage_objects", &[]),
+    ("numacast_garbage_deleted_total", &[]),
+    ("numacast_garbage_delete_errors_total", &["kind"]),
+    ("numacast_garbage_held_back", &[]),
+    ("numacast_garbage_last_pass_timestamp_seconds", &[]),
+    ("numacast_fleet_nodes", &["policy", "scope"]),
+    ("numacast_fleet_capacity", &["resource"]),
+    ("numacast_fleet_allocatable", &["resource"]),
+    ("numacast_fleet_available", &["resource"]),
+    ("numacast_fleet_covered_nodes", &[]),
+    ("numacast_fleet_silent_nodes", &[]),
+    ("numacast_fleet_missing_objects", &[]),
+    ("numacast_fleet_foreign_objects", &[]),
+    ("numacast_fleet_last_pass_timestamp_seconds", &[]),
+];

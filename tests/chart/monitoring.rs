@@ -64,8 +64,10 @@ fn expressions(dashboard: &Value) -> Vec<(String, String)> {
 }
 
 fn promtool(promtool: &Path, dir: &Path, words: &[&str]) -> Result<()> {
-    let output = Command::new(promtool).args(words).current_dir(dir).output().context("cannot run promtool")?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let output =
+        Command::new(promtool).args(words).current_dir(dir).output().context("cannot run promtool")?;
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "promtool {}: {said}", words.join(" "));
     Ok(())
 }
@@ -80,7 +82,7 @@ fn only_what_is_exported(expression: &str) -> Result<()> {
         let own = known.get(selector.metric.as_str());
         let own = own.with_context(|| format!("nobody exports {}", selector.metric))?;
         for label in &selector.labels {
-            let there = own.contains(label.as_str()) || TARGET.contains(label.as_str());
+            let there = own.contains(label.as_str()) || TARGET.contains(&label.as_str());
             ensure!(there, "{} has no label {label}", selector.metric);
         }
         let job = selector.labels.contains("job") && selector.labels.contains("namespace");
@@ -113,7 +115,8 @@ fn panels_ask_for_what_is_exported() -> Result<()> {
     for (title, expression) in &all {
         only_what_is_exported(expression).with_context(|| format!("panel {title}: {expression}"))?;
     }
-    let variables: Vec<&str> = items(&dashboard["templating"]["list"]).map(|item| text(item, "name")).collect();
+    let variables: Vec<&str> =
+        items(&dashboard["templating"]["list"]).map(|item| text(item, "name")).collect();
     ensure!(variables == ["datasource", "node"], "{variables:?}");
     let query = text(&dashboard["templating"]["list"][1]["query"], "query");
     let inner = query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(", node)"));
@@ -123,7 +126,8 @@ fn panels_ask_for_what_is_exported() -> Result<()> {
 /// Series that nobody exports, labels that they do not have: the check notices.
 #[test]
 fn what_is_not_exported_is_noticed() {
-    let refused = |expression: &str| only_what_is_exported(expression).unwrap_err().to_string();
+    let refused =
+        |expression: &str| only_what_is_exported(expression).expect_err("it is refused").to_string();
     let of = r#"{job="a", namespace="n"}"#;
     assert!(only_what_is_exported(&format!("sum by (zone) (numacast_zone_available{of})")).is_ok());
     assert!(refused(&format!("numacast_scans{of}")).contains("nobody exports numacast_scans"));
@@ -165,9 +169,7 @@ fn unit(case: &Case, severity: &str, fires: bool) -> Value {
         .collect();
     let mut labels: BTreeMap<String, String> = case.labels();
     labels.insert("severity".into(), severity.into());
-    let alert = |at: u32, expected: Vec<Value>| {
-        json!({"eval_time": format!("{at}m"), "alertname": case.alert, "exp_alerts": expected})
-    };
+    let alert = |at: u32, expected: Vec<Value>| json!({"eval_time": format!("{at}m"), "alertname": case.alert, "exp_alerts": expected});
     let mut checks = vec![alert(case.at, if fires { vec![json!({"exp_labels": labels})] } else { vec![] })];
     if let Some(before) = case.not_at.filter(|_| fires) {
         checks.push(alert(before, vec![]));
@@ -209,14 +211,19 @@ fn every_alert_says_what_it_is_about() -> Result<()> {
     let Some((objects, _)) = rendered()? else { return Ok(()) };
     for alert in alerts(rules(&objects)?) {
         let name = text(alert, "alert");
-        ensure!(["critical", "warning", "info"].contains(&text(&alert["labels"], "severity")), "{name}: severity");
-        let case = CASES.iter().find(|case| case.alert == name).with_context(|| format!("no case of {name}"))?;
+        ensure!(
+            ["critical", "warning", "info"].contains(&text(&alert["labels"], "severity")),
+            "{name}: severity"
+        );
+        let case =
+            CASES.iter().find(|case| case.alert == name).with_context(|| format!("no case of {name}"))?;
         let labels = case.labels();
         for key in ["summary", "description", "runbook_url"] {
             let words = text(&alert["annotations"], key);
             ensure!(!words.is_empty(), "{name} has no {key}");
             for part in words.split("$labels.").skip(1) {
-                let label: String = part.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+                let label: String =
+                    part.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
                 ensure!(labels.contains_key(&label), "{name}: {key} names {label}, which it does not have");
             }
         }
@@ -271,7 +278,7 @@ fn alerts_can_be_changed() -> Result<()> {
     ensure!(one("NumacastFindings").is_none(), "it is switched off");
 
     let unknown = [&on[..], &["--set", "prometheusRule.alerts.NumacastSlow.for=1h"]].concat();
-    let complaint = helm.render(&unknown).unwrap_err().to_string();
+    let complaint = helm.render(&unknown).expect_err("it is refused").to_string();
     ensure!(complaint.contains("there is no such alert; there are NumacastAgentDown, "), "{complaint}");
 
     let alone = helm.render(&[&on[..], &["--set", "controller.enabled=false"]].concat())?;
@@ -317,11 +324,15 @@ fn monitors_find_the_pods_and_name_them() -> Result<()> {
         assert_eq!(text(&endpoint["relabelings"][1], "targetLabel"), "node");
 
         let verify = [&values[..], &["--set", "metricsTls.verifyClients=true"]].concat();
-        let complaint = helm.render(&verify).unwrap_err().to_string();
-        ensure!(complaint.contains(&format!("{key}.tlsConfig: with metricsTls.verifyClients")), "{complaint}");
+        let complaint = helm.render(&verify).expect_err("it is refused").to_string();
+        ensure!(
+            complaint.contains(&format!("{key}.tlsConfig: with metricsTls.verifyClients")),
+            "{complaint}"
+        );
         let section = if component == "agent" { "config" } else { "controller.config" };
         let none = format!("{section}.metrics.address=none");
-        let complaint = helm.render(&[&values[..], &["--set", &none]].concat()).unwrap_err().to_string();
+        let complaint =
+            helm.render(&[&values[..], &["--set", &none]].concat()).expect_err("it is refused").to_string();
         ensure!(complaint.contains("there is nothing to scrape"), "{complaint}");
     }
     Ok(())

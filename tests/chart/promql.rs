@@ -43,9 +43,7 @@ fn tokens(expression: &str) -> Vec<Token> {
                 tokens.push(Token::Text);
             }
             // A number with what belongs to it: 1e-3, 10m.
-            '0'..='9' | '.' => {
-                while rest.next_if(|c| c.is_ascii_alphanumeric() || *c == '.').is_some() {}
-            }
+            '0'..='9' | '.' => while rest.next_if(|c| c.is_ascii_alphanumeric() || *c == '.').is_some() {},
             '[' => while rest.next().is_some_and(|c| c != ']') {},
             c if c.is_ascii_alphabetic() || matches!(c, '_' | ':' | '$') => {
                 let mut word = String::from(c);
@@ -72,7 +70,8 @@ pub(crate) fn asked(expression: &str) -> Asked {
     };
     while let Some(token) = tokens.next() {
         let Token::Word(word) = token else { continue };
-        let opens = |tokens: &mut std::iter::Peekable<_>, sign| tokens.next_if_eq(&Token::Sign(sign)).is_some();
+        let opens =
+            |tokens: &mut std::iter::Peekable<_>, sign| tokens.next_if_eq(&Token::Sign(sign)).is_some();
         if LISTS.contains(&word.as_str()) {
             if opens(&mut tokens, '(') {
                 let names: BTreeSet<String> = labels(&mut tokens, ')');
@@ -98,13 +97,14 @@ fn names_are_found_wherever_they_stand() {
         labels: labels.iter().map(|label| (*label).to_owned()).collect(),
     };
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
-    let found = asked(r#"sum by (a, b) (rate(x_total{job="n{}", k=~"v\"w"}[5m])) / on (c) group_left y > 1e-3 and time() - z > 10"#);
-    assert_eq!(
-        found.selectors,
-        [selector("x_total", &["job", "k"]), selector("y", &[]), selector("z", &[])]
+    let found = asked(
+        r#"sum by (a, b) (rate(x_total{job="n{}", k=~"v\"w"}[5m])) / on (c) group_left y > 1e-3 and time() - z > 10"#,
     );
+    assert_eq!(found.selectors, [selector("x_total", &["job", "k"]), selector("y", &[]), selector("z", &[])]);
     assert_eq!(found.grouped, names(&["a", "b", "c"]));
-    let found = asked("histogram_quantile(0.99, sum without (p) (rate(h_bucket[$__rate_interval]))) > bool 0.5 or vector(0)");
+    let found = asked(
+        "histogram_quantile(0.99, sum without (p) (rate(h_bucket[$__rate_interval]))) > bool 0.5 or vector(0)",
+    );
     assert_eq!((found.selectors, found.grouped), (vec![selector("h_bucket", &[])], names(&["p"])));
     assert_eq!(asked("absent(up)").selectors, [selector("up", &[])]);
     assert_eq!(asked("sum(x) by (a)").grouped, names(&["a"]));
