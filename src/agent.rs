@@ -5,7 +5,6 @@
 //! the kubelet cannot answer truly yet, publishes nothing: the last good object stays.
 
 mod accord;
-mod bucket;
 mod changes;
 mod hotplug;
 mod known;
@@ -37,6 +36,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use crate::backoff::{back_off, jittered};
+use crate::bucket::Bucket;
 use crate::cluster::{Cluster, ClusterError};
 use crate::kubelet::{PodUsage, Usage};
 use crate::machine::IdSet;
@@ -59,7 +59,6 @@ pub use standing::Standing;
 pub use tellers::{PodTeller, PodTellers};
 
 use accord::{Accord, Asked};
-use bucket::Bucket;
 use known::KnownDevices;
 use notices::Notices;
 use pace::Pace;

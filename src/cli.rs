@@ -2,10 +2,12 @@
 
 mod agent;
 mod config;
+mod controller;
 mod crd;
 #[cfg(feature = "sim")]
 mod demo;
 mod reload;
+mod serve;
 mod settings;
 mod snapshot;
 
@@ -28,6 +30,8 @@ struct Cli {
 enum Command {
     /// Keep this node's NodeResourceTopology true (runs on every node).
     Agent(agent::Args),
+    /// Keep the cluster's NodeResourceTopology objects clean (runs once or twice in a cluster).
+    Controller(controller::Args),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
     /// Print the CustomResourceDefinition of NodeResourceTopology.
@@ -47,6 +51,7 @@ pub fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match command {
         Command::Agent(args) => agent::run(args),
+        Command::Controller(args) => controller::run(args),
         Command::Snapshot(args) => snapshot::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Config(args) => config::run(args),

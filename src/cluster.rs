@@ -1,10 +1,16 @@
-//! The API server: our own Node's identity, and the one object we write.
+//! The API server: our own Node's identity and the one object we write; for the controller all Nodes, all objects, the
+//! agents and a Lease.
 //!
-//! Every call has a deadline and is tried once: the publisher above decides about the next attempt, since
-//! only it knows what is newest by then.
+//! Every call has a deadline and is tried once: whoever calls decides about the next attempt, since only it knows what
+//! is newest by then.
 
+mod agents;
 mod events;
 mod follow;
+mod lease;
+mod nodes;
+mod objects;
+mod pages;
 mod pods;
 
 use std::fmt::{self, Debug};
@@ -24,8 +30,12 @@ use serde_json::Value;
 use crate::causes::chain;
 use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
-pub use events::{EVENTS_NAMESPACE, NodeEvent};
+pub use agents::{AgentPod, pod_labels};
+pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
+pub use nodes::{Seen, SlimNode};
+pub use objects::{Brief, KEEP, Mark, Sum, Writers};
+pub use pages::Pages;
 
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";

@@ -8,6 +8,7 @@ mod endpoint;
 mod exclude;
 mod explain;
 mod layers;
+mod percent;
 mod schema;
 mod watch;
 
@@ -25,6 +26,7 @@ pub use endpoint::Endpoint;
 pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
+pub use percent::Percent;
 pub use schema::SCHEMA;
 pub use watch::FileWatch;
 
@@ -50,6 +52,8 @@ pub struct Config {
     pub zones: Zones,
     /// What zones leave out.
     pub exclude: Exclude,
+    /// What the controller does; the agent reads nothing of it.
+    pub controller: Controller,
     /// What to tell people.
     pub log: Log,
     /// What to tell monitoring.
@@ -370,6 +374,54 @@ pub struct Zones {
     pub fillers: bool,
 }
 
+/// What the controller does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Controller {
+    /// Where it runs, and the agents with it.
+    pub namespace: String,
+    /// The DaemonSet of the agents; empty: nobody looks for silent ones.
+    pub daemon_set: String,
+    /// The Lease by which one replica leads; empty: every replica does.
+    pub lease: String,
+    /// Delete nothing, and say what would be deleted.
+    pub dry_run: bool,
+    /// Objects of Nodes that are gone.
+    pub garbage: Garbage,
+    /// Nodes whose agent does not work.
+    pub silent: Silent,
+    /// Sums over all objects.
+    pub fleet: Fleet,
+}
+
+/// Objects of Nodes that are gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Garbage {
+    /// How often all objects are looked at.
+    pub interval: Period,
+    /// How long a Node must have been gone.
+    pub grace: Period,
+    /// How many of the objects may go within one interval.
+    pub most: Percent,
+}
+
+/// Nodes whose agent does not work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Silent {
+    /// How long it must have been so.
+    pub after: Period,
+}
+
+/// Sums over all objects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Fleet {
+    /// How often they are drawn up.
+    pub interval: Period,
+}
+
 /// What to tell people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -581,6 +633,34 @@ pub const DOCS: &[(&str, &str)] = &[
         "exclude.outsideNamespace",
         "Only pods of this namespace count; what all others hold looks free. Not set: every pod counts",
     ),
+    (
+        "controller.namespace",
+        "The controller: the namespace of its DaemonSet and its Lease. In a pod: POD_NAMESPACE, from metadata.namespace.",
+    ),
+    (
+        "controller.daemonSet",
+        "The DaemonSet of the agents. Nothing (\"\"): the controller does not look for silent agents",
+    ),
+    (
+        "controller.lease",
+        "The Lease by which one of several controllers leads. Nothing (\"\"): each leads, so run only one",
+    ),
+    ("controller.dryRun", "Delete nothing; the log says what would be deleted."),
+    ("controller.garbage.interval", "How often all objects are looked at for those of Nodes that are gone."),
+    ("controller.garbage.grace", "How long a Node must have been gone before its object is deleted."),
+    (
+        "controller.garbage.most",
+        "Percent of the objects that may be deleted within one interval; when more are due nothing is. Up to ten may \
+         always go. 100: no limit",
+    ),
+    (
+        "controller.silent.after",
+        "How long the agent of a Ready Node may be missing or not Ready before that is told.",
+    ),
+    (
+        "controller.fleet.interval",
+        "How often the sums over all objects are drawn up; less often where that takes long.",
+    ),
     ("log.level", "error, warn, info, debug or trace."),
     ("log.format", "text or json."),
     (
@@ -669,6 +749,38 @@ impl Default for Fingerprint {
 impl Default for Zones {
     fn default() -> Self {
         Self { fillers: true }
+    }
+}
+
+impl Default for Controller {
+    fn default() -> Self {
+        Self {
+            namespace: String::new(),
+            daemon_set: "numacast-agent".to_owned(),
+            lease: "numacast-controller".to_owned(),
+            dry_run: false,
+            garbage: Garbage::default(),
+            silent: Silent::default(),
+            fleet: Fleet::default(),
+        }
+    }
+}
+
+impl Default for Garbage {
+    fn default() -> Self {
+        Self { interval: Period::seconds(600), grace: Period::seconds(60), most: Percent::of(20) }
+    }
+}
+
+impl Default for Silent {
+    fn default() -> Self {
+        Self { after: Period::seconds(300) }
+    }
+}
+
+impl Default for Fleet {
+    fn default() -> Self {
+        Self { interval: Period::seconds(60) }
     }
 }
 

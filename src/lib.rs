@@ -1,16 +1,18 @@
 //! numacast: NUMA truth for Kubernetes.
 //!
 //! Data flows one way. `nrt`, `machine` and `kubelet` know nobody above them; `topology` knows only their
-//! types and does no I/O; `agent` composes; `cli` wires.
+//! types and does no I/O; `agent` and `controller` compose; `cli` wires.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a test that fails says where
 
 pub mod agent;
 mod backoff;
+mod bucket;
 mod causes;
 pub mod cli;
 pub mod cluster;
 pub mod config;
+pub mod controller;
 #[cfg(test)]
 mod generated;
 pub mod kubelet;

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
 
-pub use form::{FINGERPRINT, FINGERPRINT_ANNOTATION, FINGERPRINT_METHOD, Form, POLICY, SCOPE, Version};
+pub use form::{
+    FINGERPRINT, FINGERPRINT_ANNOTATION, FINGERPRINT_METHOD, Form, POLICY, SCOPE, Version, policy_and_scope,
+};
 
 /// The CRD, both versions, as upstream serves them: v1alpha1 served, v1alpha2 served and stored.
 pub const CRD: &str = include_str!("../crds/topology.node.k8s.io_noderesourcetopologies.yaml");

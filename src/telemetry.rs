@@ -1,5 +1,6 @@
 //! What the process tells about itself.
 
+pub mod controller;
 pub mod health;
 pub mod metrics;
 pub mod server;

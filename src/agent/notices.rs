@@ -11,10 +11,12 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::debug;
 
-use super::bucket::Bucket;
-use crate::cluster::{Cluster, NodeEvent};
+use crate::bucket::Bucket;
+use crate::cluster::{Cluster, Regarding, Report};
 use crate::telemetry::metrics::Metrics;
 
+/// Who reports, as a qualified name.
+const REPORTER: &str = "numacast/agent";
 /// How long a sentence that was told is not told again.
 const AGAIN: Duration = Duration::from_secs(600);
 /// How many at once, all reasons together...
@@ -189,8 +191,16 @@ async fn post(
     note: &str,
 ) -> Result<(), crate::cluster::ClusterError> {
     let uid = cluster.node_uid(node).await?;
-    let warning = reason.is_warning();
-    cluster.post_event(NodeEvent { node, uid: &uid, warning, reason: reason.name(), note }).await
+    let report = Report {
+        regarding: Regarding::Node { name: node, uid: &uid },
+        reporter: REPORTER,
+        instance: node,
+        action: "Publish",
+        warning: reason.is_warning(),
+        reason: reason.name(),
+        note,
+    };
+    cluster.post_event(report).await
 }
 
 /// Decides what is told.

@@ -1,4 +1,4 @@
-//! What changes while the agent runs: the configuration file, and the log's level by signal.
+//! What changes while the agent or the controller runs: the configuration file, and the log's level by signal.
 
 use std::path::Path;
 
@@ -14,13 +14,14 @@ use crate::config::{Config, Effective, FileWatch, Layers, Origin};
 use crate::telemetry::LogSwitch;
 use crate::topology::Rules;
 
-/// Applies what can be applied to a running agent; everything else it tells of.
+/// Applies what can be applied to a running process; everything else it tells of.
 pub(super) struct Reload {
     args: SettingsArgs,
-    /// What the agent runs with.
+    /// What it runs with.
     running: Effective,
     logs: LogSwitch,
-    rules: watch::Sender<Rules>,
+    /// Of the agent.
+    rules: Option<watch::Sender<Rules>>,
     watch: Option<FileWatch>,
     /// What the file said when it was last looked at; an error's sentence if it could not be read.
     seen: Option<Result<String, String>>,
@@ -28,23 +29,42 @@ pub(super) struct Reload {
     toggle: Signal,
 }
 
-/// Sections and keys that hold at once.
-fn is_live(key: &str) -> bool {
-    matches!(key, "log.level" | "zones.fillers") || key.starts_with("exclude.")
-}
-
 impl Reload {
-    /// Listens for changes from now on.
-    pub(super) fn new(
+    /// Listens for changes from now on; the agent draws up its accounts by `rules`.
+    pub(super) fn of_agent(
         args: SettingsArgs,
         running: Effective,
         logs: LogSwitch,
         rules: watch::Sender<Rules>,
     ) -> anyhow::Result<Self> {
+        Self::new(args, running, logs, Some(rules))
+    }
+
+    /// As [`Reload::of_agent`].
+    pub(super) fn of_controller(
+        args: SettingsArgs,
+        running: Effective,
+        logs: LogSwitch,
+    ) -> anyhow::Result<Self> {
+        Self::new(args, running, logs, None)
+    }
+
+    fn new(
+        args: SettingsArgs,
+        running: Effective,
+        logs: LogSwitch,
+        rules: Option<watch::Sender<Rules>>,
+    ) -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).map_err(|error| anyhow!("cannot listen for signals: {error}"));
         let (hangup, toggle) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined1())?);
         let watch = args.file().map(FileWatch::new);
         Ok(Self { args, running, logs, rules, watch, seen: None, hangup, toggle })
+    }
+
+    /// Does the key hold at once?
+    fn is_live(&self, key: &str) -> bool {
+        let of_agent = key == "zones.fillers" || key.starts_with("exclude.");
+        key == "log.level" || (self.rules.is_some() && of_agent)
     }
 
     /// Goes on for ever.
@@ -95,7 +115,7 @@ impl Reload {
 
     fn take_up(&mut self, effective: &Effective, file: &Path) {
         let changed: Vec<&str> = changes(&self.running, effective);
-        let (live, others): (Vec<&str>, Vec<&str>) = changed.into_iter().partition(|key| is_live(key));
+        let (live, others): (Vec<&str>, Vec<&str>) = changed.into_iter().partition(|key| self.is_live(key));
         if !others.is_empty() {
             warn!("{} changed in {}: restart numacast for it to hold", list(&others), file.display());
         }
@@ -107,9 +127,9 @@ impl Reload {
         self.running.config.log.level = log.level;
         self.running.config.zones = zones.clone();
         self.running.config.exclude = exclude.clone();
-        for ((key, value, origin), (_, now, from)) in self.running.values.iter_mut().zip(&effective.values) {
-            if is_live(key) {
-                (*value, *origin) = (now.clone(), from.clone());
+        for (index, (key, now, from)) in effective.values.iter().enumerate() {
+            if self.is_live(key) {
+                self.running.values[index] = (*key, now.clone(), from.clone());
             }
         }
         if before.log.level != log.level {
@@ -120,13 +140,14 @@ impl Reload {
     }
 
     fn send_rules(&self) {
+        let Some(sender) = &self.rules else { return };
         let rules = Settings::from_config(&self.running.config).rules;
-        let changed = *self.rules.borrow() != rules;
+        let changed = *sender.borrow() != rules;
         if changed {
             for warning in rules.exclude.warnings() {
                 warn!("{warning}");
             }
-            self.rules.send_replace(rules);
+            sender.send_replace(rules);
         }
     }
 }

@@ -10,63 +10,72 @@ use crate::config::{Effective, Layers, Origin};
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Configuration")]
 pub(super) struct SettingsArgs {
-    /// A configuration file (YAML); flags, NODE_NAME and NODE_ADDRESS win over it
+    /// A configuration file (YAML); flags and the environment (NODE_NAME, NODE_ADDRESS, POD_NAMESPACE) win over it
     #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
     /// The node's name in the cluster [key: nodeName, environment: NODE_NAME]
     #[arg(long, value_name = "NAME")]
-    node_name: Option<String>,
+    pub(super) node_name: Option<String>,
     /// Where the host's root is mounted [key: host.root]
     #[arg(long, value_name = "DIR")]
-    host_root: Option<String>,
+    pub(super) host_root: Option<String>,
     /// Stands for /sys [key: host.sys]
     #[arg(long, value_name = "DIR")]
-    sys_dir: Option<String>,
+    pub(super) sys_dir: Option<String>,
     /// Stands for /proc [key: host.proc]
     #[arg(long, value_name = "DIR")]
-    proc_dir: Option<String>,
+    pub(super) proc_dir: Option<String>,
     /// The kubelet's root directory [key: kubelet.dir]
     #[arg(long, value_name = "DIR")]
-    kubelet_dir: Option<String>,
+    pub(super) kubelet_dir: Option<String>,
     /// The kubelet's podresources socket [key: kubelet.socket]
     #[arg(long, value_name = "SOCKET")]
-    kubelet_socket: Option<String>,
+    pub(super) kubelet_socket: Option<String>,
     /// The kubelet's own configuration file [key: kubelet.config.file]
     #[arg(long, value_name = "FILE")]
-    kubelet_config: Option<String>,
+    pub(super) kubelet_config: Option<String>,
     /// Who tells how the kubelet is configured: auto, file, configz or none [key: kubelet.config.source]
     #[arg(long, value_name = "SOURCE")]
-    kubelet_config_source: Option<String>,
+    pub(super) kubelet_config_source: Option<String>,
     /// Stands for the kubelet's own policy, with its scope [key: kubelet.config.topologyManagerPolicy]
     #[arg(long, value_name = "POLICY")]
-    topology_manager_policy: Option<String>,
+    pub(super) topology_manager_policy: Option<String>,
     /// container or pod, with the policy [key: kubelet.config.topologyManagerScope]
     #[arg(long, value_name = "SCOPE")]
-    topology_manager_scope: Option<String>,
+    pub(super) topology_manager_scope: Option<String>,
     /// A kubeconfig file [key: publish.kubeconfig]
     #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<String>,
+    pub(super) kubeconfig: Option<String>,
     /// How often to look when nothing seems to happen [key: scan.poll]
     #[arg(long, value_name = "TIME")]
-    poll: Option<String>,
+    pub(super) poll: Option<String>,
     /// A file that somebody touches when it is time to look [key: scan.notifyFile]
     #[arg(long, value_name = "FILE")]
-    notify_file: Option<String>,
+    pub(super) notify_file: Option<String>,
     /// error, warn, info, debug or trace [key: log.level]
     #[arg(long, value_name = "LEVEL")]
-    log_level: Option<String>,
+    pub(super) log_level: Option<String>,
     /// text or json [key: log.format]
     #[arg(long, value_name = "FORMAT")]
-    log_format: Option<String>,
+    pub(super) log_format: Option<String>,
     /// Where to serve /metrics: an IP address with a port, a port such as :9742, or none [key: metrics.address]
     #[arg(long, value_name = "ADDRESS:PORT")]
-    metrics_address: Option<String>,
+    pub(super) metrics_address: Option<String>,
     /// Where to serve /livez, /readyz and /startupz, likewise [key: health.address]
     #[arg(long, value_name = "ADDRESS:PORT")]
-    health_address: Option<String>,
+    pub(super) health_address: Option<String>,
     /// Any key of the configuration, e.g. --set scan.settle=1m; maps and lists in YAML or JSON
     #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    pub(super) set: Vec<String>,
+    /// A flag of `numacast controller` alone.
+    #[arg(skip)]
+    pub(super) controller_namespace: Option<String>,
+    /// Another one.
+    #[arg(skip)]
+    pub(super) daemon_set: Option<String>,
+    /// Another one.
+    #[arg(skip)]
+    pub(super) dry_run: bool,
 }
 
 impl SettingsArgs {
@@ -102,6 +111,9 @@ impl SettingsArgs {
             metrics_address,
             health_address,
             set,
+            controller_namespace,
+            daemon_set,
+            dry_run,
         } = self;
         let mut layers = Layers::default();
         if let Some(file) = config {
@@ -110,7 +122,11 @@ impl SettingsArgs {
                 None => layers.file(&file),
             };
         }
-        for (variable, key) in [("NODE_NAME", "nodeName"), ("NODE_ADDRESS", "kubelet.address")] {
+        for (variable, key) in [
+            ("NODE_NAME", "nodeName"),
+            ("NODE_ADDRESS", "kubelet.address"),
+            ("POD_NAMESPACE", "controller.namespace"),
+        ] {
             let value = std::env::var(variable).ok().filter(|value| !value.is_empty());
             layers = layers.value(key, value, Origin::Environment(variable));
         }
@@ -132,9 +148,13 @@ impl SettingsArgs {
             ("--log-format", "log.format", log_format),
             ("--metrics-address", "metrics.address", metrics_address),
             ("--health-address", "health.address", health_address),
+            ("--namespace", "controller.namespace", controller_namespace),
+            ("--daemon-set", "controller.daemonSet", daemon_set),
         ] {
             layers = layers.value(key, value, Origin::Flag(flag.to_owned()));
         }
+        let dry_run = dry_run.then_some(true);
+        layers = layers.value("controller.dryRun", dry_run, Origin::Flag("--dry-run".to_owned()));
         for assignment in set {
             let Some((key, value)) = assignment.split_once('=') else {
                 return Err(anyhow!("--set {assignment}: write KEY=VALUE, e.g. --set scan.settle=1m"));

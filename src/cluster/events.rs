@@ -1,4 +1,4 @@
-//! Kubernetes Events about our Node.
+//! Kubernetes Events about Nodes, and about the objects as a whole.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -11,19 +11,61 @@ use super::{Cluster, ClusterError, FIELD_MANAGER};
 /// Events about things without a namespace go here.
 pub const EVENTS_NAMESPACE: &str = "default";
 
-/// Who reports, as a qualified name.
-const REPORTER: &str = "numacast/agent";
+/// What defines our objects.
+const CRD_NAME: &str = "noderesourcetopologies.topology.node.k8s.io";
 
 /// The longest note that the API server takes, in bytes.
 const NOTE: usize = 1023;
 
-/// Something to tell about a Node.
+/// What an Event is about.
 #[derive(Clone, Copy, Debug)]
-pub struct NodeEvent<'a> {
-    /// The Node's name.
-    pub node: &'a str,
-    /// Its UID: `kubectl describe node` finds Events by it.
-    pub uid: &'a str,
+pub enum Regarding<'a> {
+    /// A Node.
+    Node {
+        /// The Node's name.
+        name: &'a str,
+        /// Its UID: `kubectl describe node` finds Events by it.
+        uid: &'a str,
+    },
+    /// All objects together: their CustomResourceDefinition.
+    Objects,
+}
+
+impl Regarding<'_> {
+    fn reference(self) -> ObjectReference {
+        // No namespace: neither has one, and `kubectl describe node` looks for just that.
+        let (version, kind, name, uid) = match self {
+            Self::Node { name, uid } => ("v1", "Node", name, Some(uid.to_owned())),
+            Self::Objects => ("apiextensions.k8s.io/v1", "CustomResourceDefinition", CRD_NAME, None),
+        };
+        ObjectReference {
+            api_version: Some(version.to_owned()),
+            kind: Some(kind.to_owned()),
+            name: Some(name.to_owned()),
+            uid,
+            ..ObjectReference::default()
+        }
+    }
+
+    const fn name(&self) -> &str {
+        match self {
+            Self::Node { name, .. } => name,
+            Self::Objects => CRD_NAME,
+        }
+    }
+}
+
+/// Something to tell.
+#[derive(Clone, Copy, Debug)]
+pub struct Report<'a> {
+    /// What it is about.
+    pub regarding: Regarding<'a>,
+    /// Who reports, as a qualified name.
+    pub reporter: &'static str,
+    /// Which of them.
+    pub instance: &'a str,
+    /// What was being done, in one word.
+    pub action: &'static str,
     /// Does it need a person?
     pub warning: bool,
     /// Why it is told, in one word.
@@ -33,39 +75,32 @@ pub struct NodeEvent<'a> {
 }
 
 impl Cluster {
-    /// Posts an Event about a Node.
+    /// Posts an Event.
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub async fn post_event(&self, told: NodeEvent<'_>) -> Result<(), ClusterError> {
-        let NodeEvent { node, uid, warning, reason, note } = told;
+    pub async fn post_event(&self, told: Report<'_>) -> Result<(), ClusterError> {
+        let Report { regarding, reporter, instance, action, warning, reason, note } = told;
         #[allow(clippy::disallowed_methods, reason = "an Event says when it was")]
         let now = jiff::Timestamp::now();
         let event = Event {
             metadata: ObjectMeta {
-                name: Some(name_for(node)),
+                name: Some(name_for(regarding.name())),
                 namespace: Some(EVENTS_NAMESPACE.to_owned()),
                 ..ObjectMeta::default()
             },
-            // No namespace: a Node has none, and `kubectl describe node` looks for just that.
-            regarding: Some(ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Node".to_owned()),
-                name: Some(node.to_owned()),
-                uid: Some(uid.to_owned()),
-                ..ObjectReference::default()
-            }),
+            regarding: Some(regarding.reference()),
             event_time: Some(MicroTime(now)),
             type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(reason.to_owned()),
-            action: Some("Publish".to_owned()),
+            action: Some(action.to_owned()),
             note: Some(cut(note).to_owned()),
-            reporting_controller: Some(REPORTER.to_owned()),
-            reporting_instance: Some(cut_to(node, 128).to_owned()),
+            reporting_controller: Some(reporter.to_owned()),
+            reporting_instance: Some(cut_to(instance, 128).to_owned()),
             ..Event::default()
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        let what = format!("create an event about node {node}");
+        let what = format!("create an event about {}", regarding.name());
         let api: Api<Event> = Api::namespaced(self.client.clone(), EVENTS_NAMESPACE);
         let made = self.in_time(&what, api.create(&params, &event)).await;
         made.map(drop).map_err(|failure| failure.explain(&what))

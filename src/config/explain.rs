@@ -252,6 +252,60 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "controller.daemonSet",
+        &[
+            "Its node selector, affinity and tolerations say which Nodes should have an agent; its selector finds the \
+             agents' pods. The controller must be allowed to get it and to list and watch pods, both in \
+             `controller.namespace`. An agent is silent when its pod is missing or not Ready, which it is while it cannot \
+             read its node or publish.",
+        ],
+    ),
+    (
+        "controller.lease",
+        &[
+            "Replicas agree by it as other controllers do: one leads for as long as it renews it, every two seconds; when \
+             it was not renewed for 15 seconds another takes over. A replica that does not lead serves health and metrics \
+             and writes nothing. Clocks that differ do no harm.",
+        ],
+    ),
+    (
+        "controller.garbage.interval",
+        &[
+            "A Node whose deletion the controller sees needs no such pass; it finds what happened while no controller ran. \
+             Only metadata are read.",
+        ],
+    ),
+    (
+        "controller.garbage.grace",
+        &[
+            "A Node that was deleted and registers again within this time keeps its object. Just before an object is \
+             deleted its Node is asked for by name once more, and the object must not have been written since.",
+        ],
+    ),
+    (
+        "controller.garbage.most",
+        &[
+            "A list of Nodes that is wrong, say of an API server that was restored from an old backup, must not take the \
+             scheduler's view of the cluster away. While more is due, numacast_garbage_held_back is 1 and the log and an \
+             Event (GarbageHeldBack) say so; as soon as less is due it goes on by itself. When a large part of the Nodes \
+             really was removed, set it to 100 for once.",
+        ],
+    ),
+    (
+        "controller.silent.after",
+        &[
+            "Shorter: sooner, but a rollout of the agent may tell of Nodes where it is just starting. A controller that \
+             took over starts to count anew.",
+        ],
+    ),
+    (
+        "controller.fleet.interval",
+        &[
+            "All objects are read, in pages, and only sums are kept. A pass that takes longer than a tenth of the interval \
+             makes it longer.",
+        ],
+    ),
+    (
         "log.level",
         &[
             "Holds at once when the file changes, unless a flag sets it. SIGUSR1 switches to debug and back. trace is for \

@@ -149,6 +149,22 @@ fn deprecated(attributes: &[AttributeInfo]) -> Option<String> {
     })
 }
 
+/// Policy and scope of an object, from its attributes or from the deprecated name in their place.
+#[must_use]
+pub fn policy_and_scope(
+    attributes: &[AttributeInfo],
+    policies: &[String],
+) -> (Option<String>, Option<String>) {
+    let of = |attributes: &[AttributeInfo]| {
+        let owned = |name| value(attributes, name).map(str::to_owned);
+        (owned(POLICY), owned(SCOPE))
+    };
+    match (of(attributes), policies.first()) {
+        ((None, None), Some(name)) => of(&from_deprecated(name)),
+        (found, _) => found,
+    }
+}
+
 /// Policy and scope; none from a name that says only half.
 fn from_deprecated(name: &str) -> Vec<AttributeInfo> {
     let of = |policy: &str, scope: &str| vec![attribute(POLICY, policy), attribute(SCOPE, scope)];

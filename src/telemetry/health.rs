@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::server::Probes;
 use crate::config::Config;
 
 /// The calls that one turn of the loop may wait for, each until its deadline: a scan that starts over twice.
@@ -114,22 +115,18 @@ impl Health {
     pub fn publish_age(&self) -> Option<Duration> {
         self.moments().publish.map(|moment| moment.elapsed())
     }
+}
 
-    /// Does the loop turn? Otherwise a sentence: a restart may help.
-    ///
-    /// # Errors
-    /// What is wrong, one sentence each; so below.
-    pub fn live(&self) -> Result<(), Vec<String>> {
+impl Probes for Health {
+    /// Does the loop turn?
+    fn live(&self) -> Result<(), Vec<String>> {
         let quiet = self.moments().beat.map(|moment| moment.elapsed()).unwrap_or_default();
         let late = late("the loop has not turned", quiet, self.bounds.turn);
         verdict(late.into_iter().collect())
     }
 
     /// Are the last scan and the last publish fresh?
-    ///
-    /// # Errors
-    /// As [`Health::live`].
-    pub fn ready(&self) -> Result<(), Vec<String>> {
+    fn ready(&self) -> Result<(), Vec<String>> {
         let Moments { scan, publish, waiting, .. } = *self.moments();
         let mut reasons = Vec::new();
         match scan {
@@ -149,10 +146,7 @@ impl Health {
     }
 
     /// Was the object in the API server once?
-    ///
-    /// # Errors
-    /// As [`Health::live`].
-    pub fn started(&self) -> Result<(), Vec<String>> {
+    fn started(&self) -> Result<(), Vec<String>> {
         match self.moments().publish {
             Some(_) => Ok(()),
             None => Err(vec!["nothing is published yet".to_owned()]),
@@ -161,12 +155,12 @@ impl Health {
 }
 
 /// A sentence about something that did not happen for longer than it may.
-fn late(what: &str, age: Duration, bound: Duration) -> Option<String> {
+pub(super) fn late(what: &str, age: Duration, bound: Duration) -> Option<String> {
     let (seconds, limit) = (age.as_secs(), bound.as_secs());
     (age > bound).then(|| format!("{what} for {seconds} s, which is more than {limit} s; the log says why"))
 }
 
-fn verdict(reasons: Vec<String>) -> Result<(), Vec<String>> {
+pub(super) fn verdict(reasons: Vec<String>) -> Result<(), Vec<String>> {
     if reasons.is_empty() { Ok(()) } else { Err(reasons) }
 }
 

@@ -24,17 +24,20 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
 use super::health::Health;
+use super::server::Exposition;
 use crate::kubelet::{ClaimedDevice, ClientError, Usage};
 use crate::topology::{Finding, Topology};
 
 pub use docs::{DOCS, Doc};
 
+pub(super) use docs::{BUILD, CPU_SECONDS, EVENTS, MAX_FDS, OPEN_FDS, RESIDENT, START_TIME, VIRTUAL};
 use docs::{
-    BUILD, CALL_SECONDS, CLAIMED, EVENTS, FINDINGS, FOREIGN_WRITES, HELD, KUBELET_ERRORS, LET_GO, POD_SOURCE,
+    CALL_SECONDS, CLAIMED, FINDINGS, FOREIGN_WRITES, HELD, KUBELET_ERRORS, LET_GO, POD_SOURCE,
     POD_SOURCE_ERRORS, PROBLEMS, PUBLISH_AGE, PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, SCAN_AGE,
     SCAN_SECONDS, SCAN_TIME, SCANS, TRIGGERS, UNACCOUNTED, WRITES,
 };
-use process::Process;
+pub(super) use process::Process;
+
 use zones::Zones;
 
 /// Seconds. Budgets lie at 5, 15, 50, 100 and 150 ms and at 1 s; deadlines at 5 and 10 s.
@@ -126,7 +129,7 @@ impl WriteReason {
 }
 
 /// Counters by one label whose values are ours.
-type Counts = Family<Label<&'static str>, Counter>;
+pub(super) type Counts = Family<Label<&'static str>, Counter>;
 
 /// Everything that is counted. Cheap to report into; encoded only when somebody asks.
 #[derive(Debug)]
@@ -163,7 +166,7 @@ impl Default for Metrics {
 }
 
 /// The encoder adds the suffixes that OpenMetrics gives to counters and infos.
-fn register(registry: &mut Registry, doc: &Doc, metric: impl Metric) {
+pub(super) fn register(registry: &mut Registry, doc: &Doc, metric: impl Metric) {
     registry.register(doc.family(), doc.help, metric);
 }
 
@@ -172,7 +175,7 @@ fn histogram() -> Histogram {
 }
 
 /// A gauge in a collector; no value leaves it without a sample.
-fn gauge(
+pub(super) fn gauge(
     encoder: &mut DescriptorEncoder<'_>,
     doc: &Doc,
     value: Option<impl EncodeGaugeValue>,
@@ -206,7 +209,7 @@ impl Collector for Ages {
 
 #[allow(clippy::disallowed_methods, reason = "process_start_time_seconds and the like are its times")]
 /// Seconds of the wall clock.
-fn now() -> f64 {
+pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
@@ -406,15 +409,20 @@ impl Metrics {
             self.claimed.get_or_create(&[("driver", driver)]).set(devices);
         }
     }
+}
 
-    /// Everything, in the OpenMetrics text format.
-    #[must_use]
-    pub fn encode(&self) -> String {
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        let _ = encode(&mut text, &self.registry);
-        text
+impl Exposition for Metrics {
+    fn encode(&self) -> String {
+        expose(&self.registry)
     }
+}
+
+/// A registry in the OpenMetrics text format.
+pub(super) fn expose(registry: &Registry) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = encode(&mut text, registry);
+    text
 }
 
 /// Driver to number of devices. The kubelet names a device once for each container that uses its claim.
@@ -447,9 +455,20 @@ fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
+/// A document's table of metrics.
+#[cfg(test)]
+pub(super) fn table(docs: &[&Doc]) -> String {
+    let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
+    for Doc { name, kind, labels, help } in docs {
+        let labels: Vec<String> =
+            labels.iter().map(|(label, values)| format!("`{label}`: {values}")).collect();
+        table += &format!("| `{name}` | {kind} | {} | {help} |\n", labels.join("; "));
+    }
+    table
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fmt::Write;
 
     use super::*;
     use crate::generated;
@@ -660,12 +679,6 @@ mod tests {
 
     #[test]
     fn the_document_lists_every_metric() {
-        let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
-        for Doc { name, kind, labels, help } in DOCS {
-            let labels: Vec<String> =
-                labels.iter().map(|(label, values)| format!("`{label}`: {values}")).collect();
-            writeln!(table, "| `{name}` | {kind} | {} | {help} |", labels.join("; ")).unwrap();
-        }
-        generated::section("docs/metrics.md", "metrics", &table);
+        generated::section("docs/metrics.md", "metrics", &table(DOCS));
     }
 }

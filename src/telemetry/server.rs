@@ -1,6 +1,7 @@
 //! HTTP for metrics and health. Whoever connects gets one answer and has ten seconds for it.
 
 use std::convert::Infallible;
+use std::fmt::Debug;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,8 +19,6 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::health::Health;
-use super::metrics::Metrics;
 use super::tls::Tls;
 use crate::config::Endpoint;
 
@@ -32,7 +31,34 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// After a connection could not be accepted, say for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The format of [`Metrics::encode`].
+/// What is counted.
+pub trait Exposition: Debug + Send + Sync {
+    /// Everything, in the OpenMetrics text format.
+    fn encode(&self) -> String;
+}
+
+/// Three questions, as a kubelet asks them. What is wrong is one sentence each.
+pub trait Probes: Debug + Send + Sync {
+    /// Would a restart help?
+    ///
+    /// # Errors
+    /// When it may; so below, when the answer is no.
+    fn live(&self) -> Result<(), Vec<String>>;
+
+    /// Is the work done?
+    ///
+    /// # Errors
+    /// As [`Probes::live`].
+    fn ready(&self) -> Result<(), Vec<String>>;
+
+    /// Is the start over?
+    ///
+    /// # Errors
+    /// As [`Probes::live`].
+    fn started(&self) -> Result<(), Vec<String>>;
+}
+
+/// The format of [`Exposition::encode`].
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
@@ -40,9 +66,9 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     /// At `/metrics`.
-    pub metrics: Option<Arc<Metrics>>,
+    pub metrics: Option<Arc<dyn Exposition>>,
     /// At `/livez`, `/readyz` and `/startupz`.
-    pub health: Option<Arc<Health>>,
+    pub health: Option<Arc<dyn Probes>>,
 }
 
 impl Endpoints {

@@ -171,7 +171,7 @@ fn explain_says_what_an_exclusion_does() {
 #[test]
 fn help_names_every_verb() {
     let outcome = numacast(&["--help"]);
-    for verb in ["agent", "snapshot", "demo", "crd", "config"] {
+    for verb in ["agent", "controller", "snapshot", "demo", "crd", "config"] {
         assert!(outcome.success().contains(&format!("  {verb} ")), "{verb}");
     }
 }

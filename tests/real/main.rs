@@ -12,6 +12,7 @@ mod migration;
 mod order;
 mod publisher;
 mod refusals;
+mod rendered;
 mod restarts;
 mod security;
 #[path = "../sim/support.rs"]

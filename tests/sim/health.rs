@@ -1,6 +1,7 @@
 //! The agent's probes, asked over loopback while its neighbours are away.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use numacast::agent::{Agent, Settings};
@@ -8,7 +9,8 @@ use numacast::cluster::Cluster;
 use numacast::config::{Config, Endpoint};
 use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::PodSpec;
-use numacast::telemetry::server::{Endpoints, Server};
+use numacast::telemetry::health::Health;
+use numacast::telemetry::server::{Endpoints, Probes, Server};
 use tokio::task::JoinHandle;
 use tokio::time::{advance, pause, resume, sleep};
 
@@ -37,7 +39,7 @@ impl World {
         let cluster = Cluster::with_client(api.client().unwrap(), api.url(), Duration::from_millis(500));
         let agent = Agent::new(Settings::from_config(&config), cluster);
         let metrics = agent.metrics();
-        let health = Some(metrics.health().clone());
+        let health: Option<Arc<dyn Probes>> = Some(metrics.health().clone());
         let probes =
             Server::start(Endpoint::At(ANYWHERE), Endpoints { metrics: Some(metrics), health }, None)
                 .await
@@ -158,7 +160,7 @@ async fn a_loop_that_stands_still_is_dead() {
 
 #[tokio::test]
 async fn each_address_has_its_own_paths() {
-    let health = Some(Default::default());
+    let health: Option<Arc<dyn Probes>> = Some(Arc::<Health>::default());
     let server = Server::start(Endpoint::At(ANYWHERE), Endpoints { metrics: None, health }, None)
         .await
         .unwrap()

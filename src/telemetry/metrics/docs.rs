@@ -15,19 +15,19 @@ pub struct Doc {
 
 impl Doc {
     /// Without the suffixes that the encoder adds to counters and infos, as OpenMetrics wants them.
-    pub(super) fn family(&self) -> &'static str {
+    pub(in crate::telemetry) fn family(&self) -> &'static str {
         self.name.trim_end_matches("_total").trim_end_matches("_info")
     }
 }
 
-pub(super) const BUILD: Doc = Doc {
+pub(in crate::telemetry) const BUILD: Doc = Doc {
     name: "numacast_build_info",
     kind: "info",
     labels: &[("version", "of numacast")],
     help: "Always 1; its label tells what runs",
 };
 
-pub(super) const SCANS: Doc = Doc {
+pub(in crate::telemetry) const SCANS: Doc = Doc {
     name: "numacast_scans_total",
     kind: "counter",
     labels: &[(
@@ -38,21 +38,21 @@ pub(super) const SCANS: Doc = Doc {
     help: "Readings of the node",
 };
 
-pub(super) const SCAN_SECONDS: Doc = Doc {
+pub(in crate::telemetry) const SCAN_SECONDS: Doc = Doc {
     name: "numacast_scan_duration_seconds",
     kind: "histogram",
     labels: &[],
     help: "How long a reading of the node took, whatever came of it",
 };
 
-pub(super) const CALL_SECONDS: Doc = Doc {
+pub(in crate::telemetry) const CALL_SECONDS: Doc = Doc {
     name: "numacast_kubelet_call_duration_seconds",
     kind: "histogram",
     labels: &[("call", "`List` or `GetAllocatableResources`")],
     help: "How long a call to the kubelet took, failed ones too",
 };
 
-pub(super) const KUBELET_ERRORS: Doc = Doc {
+pub(in crate::telemetry) const KUBELET_ERRORS: Doc = Doc {
     name: "numacast_kubelet_errors_total",
     kind: "counter",
     labels: &[(
@@ -63,7 +63,7 @@ pub(super) const KUBELET_ERRORS: Doc = Doc {
     help: "Calls to the kubelet that failed; the log has the sentence",
 };
 
-pub(super) const TRIGGERS: Doc = Doc {
+pub(in crate::telemetry) const TRIGGERS: Doc = Doc {
     name: "numacast_triggers_total",
     kind: "counter",
     labels: &[(
@@ -75,35 +75,35 @@ pub(super) const TRIGGERS: Doc = Doc {
     help: "Reasons to look; a burst of equal ones counts once",
 };
 
-pub(super) const UNACCOUNTED: Doc = Doc {
+pub(in crate::telemetry) const UNACCOUNTED: Doc = Doc {
     name: "numacast_unaccounted_pods",
     kind: "gauge",
     labels: &[],
     help: "Pods bound to the node that the zones do not account for; the object is held for them",
 };
 
-pub(super) const LET_GO: Doc = Doc {
+pub(in crate::telemetry) const LET_GO: Doc = Doc {
     name: "numacast_pods_let_go_total",
     kind: "counter",
     labels: &[],
     help: "Pods for which the object was held for too long",
 };
 
-pub(super) const HELD: Doc = Doc {
+pub(in crate::telemetry) const HELD: Doc = Doc {
     name: "numacast_held",
     kind: "gauge",
     labels: &[],
     help: "1 while the newest object is held: its fingerprint agrees with no set of pods",
 };
 
-pub(super) const PUBLISH_SECONDS: Doc = Doc {
+pub(in crate::telemetry) const PUBLISH_SECONDS: Doc = Doc {
     name: "numacast_publish_duration_seconds",
     kind: "histogram",
     labels: &[],
     help: "How long a write that the API server took lasted",
 };
 
-pub(super) const WRITES: Doc = Doc {
+pub(in crate::telemetry) const WRITES: Doc = Doc {
     name: "numacast_writes_total",
     kind: "counter",
     labels: &[(
@@ -114,49 +114,49 @@ pub(super) const WRITES: Doc = Doc {
     help: "Writes of the object that the API server took",
 };
 
-pub(super) const PUBLISH_ERRORS: Doc = Doc {
+pub(in crate::telemetry) const PUBLISH_ERRORS: Doc = Doc {
     name: "numacast_publish_errors_total",
     kind: "counter",
     labels: &[("kind", "of error, such as `unreachable`, `deadline`, `forbidden` or `no_crd`")],
     help: "Calls to the API server for the object that failed; the log has the sentence",
 };
 
-pub(super) const FOREIGN_WRITES: Doc = Doc {
+pub(in crate::telemetry) const FOREIGN_WRITES: Doc = Doc {
     name: "numacast_foreign_writes_total",
     kind: "counter",
     labels: &[("writer", "`person`: `kubectl`; `manager`: another publisher")],
     help: "Writes of our object by somebody else",
 };
 
-pub(super) const EVENTS: Doc = Doc {
+pub(in crate::telemetry) const EVENTS: Doc = Doc {
     name: "numacast_events_total",
     kind: "counter",
     labels: &[("reason", "of the Event")],
     help: "Kubernetes Events that were posted",
 };
 
-pub(super) const SCAN_TIME: Doc = Doc {
+pub(in crate::telemetry) const SCAN_TIME: Doc = Doc {
     name: "numacast_last_scan_timestamp_seconds",
     kind: "gauge",
     labels: &[],
     help: "When the node was last read well, by the wall clock; 0 before",
 };
 
-pub(super) const PUBLISH_TIME: Doc = Doc {
+pub(in crate::telemetry) const PUBLISH_TIME: Doc = Doc {
     name: "numacast_last_publish_timestamp_seconds",
     kind: "gauge",
     labels: &[],
     help: "When the API server was last known to have the newest account, by the wall clock; 0 before",
 };
 
-pub(super) const SCAN_AGE: Doc = Doc {
+pub(in crate::telemetry) const SCAN_AGE: Doc = Doc {
     name: "numacast_last_scan_age_seconds",
     kind: "gauge",
     labels: &[],
     help: "How long ago the node was last read well, by a clock that nobody sets; missing before",
 };
 
-pub(super) const PUBLISH_AGE: Doc = Doc {
+pub(in crate::telemetry) const PUBLISH_AGE: Doc = Doc {
     name: "numacast_last_publish_age_seconds",
     kind: "gauge",
     labels: &[],
@@ -169,28 +169,28 @@ const ZONE_LABELS: &[(&str, &str)] = &[
     ("resource", "such as `cpu` or `memory`; at most 128, devices beyond that are left out"),
 ];
 
-pub(super) const CAPACITY: Doc = Doc {
+pub(in crate::telemetry) const CAPACITY: Doc = Doc {
     name: "numacast_zone_capacity",
     kind: "gauge",
     labels: ZONE_LABELS,
     help: "What the zone has in the last account: CPUs, bytes or devices",
 };
 
-pub(super) const ALLOCATABLE: Doc = Doc {
+pub(in crate::telemetry) const ALLOCATABLE: Doc = Doc {
     name: "numacast_zone_allocatable",
     kind: "gauge",
     labels: ZONE_LABELS,
     help: "What of it the kubelet may hand out",
 };
 
-pub(super) const AVAILABLE: Doc = Doc {
+pub(in crate::telemetry) const AVAILABLE: Doc = Doc {
     name: "numacast_zone_available",
     kind: "gauge",
     labels: ZONE_LABELS,
     help: "What of that nobody holds",
 };
 
-pub(super) const FINDINGS: Doc = Doc {
+pub(in crate::telemetry) const FINDINGS: Doc = Doc {
     name: "numacast_findings",
     kind: "gauge",
     labels: &[(
@@ -200,14 +200,14 @@ pub(super) const FINDINGS: Doc = Doc {
     help: "Things in the last account that do not fit together; the log says which",
 };
 
-pub(super) const PROBLEMS: Doc = Doc {
+pub(in crate::telemetry) const PROBLEMS: Doc = Doc {
     name: "numacast_inventory_problems",
     kind: "gauge",
     labels: &[],
     help: "What of the hardware and the kubelet's configuration could not be read; the log says what",
 };
 
-pub(super) const CLAIMED: Doc = Doc {
+pub(in crate::telemetry) const CLAIMED: Doc = Doc {
     name: "numacast_claimed_devices",
     kind: "gauge",
     labels: &[(
@@ -217,49 +217,49 @@ pub(super) const CLAIMED: Doc = Doc {
     help: "Devices that resource claims (DRA) gave to containers and that are therefore in no zone",
 };
 
-pub(super) const CPU_SECONDS: Doc = Doc {
+pub(in crate::telemetry) const CPU_SECONDS: Doc = Doc {
     name: "process_cpu_seconds_total",
     kind: "counter",
     labels: &[],
-    help: "CPU time of the agent, user and system",
+    help: "CPU time of the process, user and system",
 };
 
-pub(super) const RESIDENT: Doc = Doc {
+pub(in crate::telemetry) const RESIDENT: Doc = Doc {
     name: "process_resident_memory_bytes",
     kind: "gauge",
     labels: &[],
-    help: "Resident memory of the agent",
+    help: "Resident memory of the process",
 };
 
-pub(super) const VIRTUAL: Doc = Doc {
+pub(in crate::telemetry) const VIRTUAL: Doc = Doc {
     name: "process_virtual_memory_bytes",
     kind: "gauge",
     labels: &[],
-    help: "Virtual memory of the agent",
+    help: "Virtual memory of the process",
 };
 
-pub(super) const OPEN_FDS: Doc = Doc {
+pub(in crate::telemetry) const OPEN_FDS: Doc = Doc {
     name: "process_open_fds",
     kind: "gauge",
     labels: &[],
-    help: "File descriptors that the agent has open",
+    help: "File descriptors that the process has open",
 };
 
-pub(super) const MAX_FDS: Doc = Doc {
+pub(in crate::telemetry) const MAX_FDS: Doc = Doc {
     name: "process_max_fds",
     kind: "gauge",
     labels: &[],
-    help: "File descriptors that the agent may have open",
+    help: "File descriptors that the process may have open",
 };
 
-pub(super) const START_TIME: Doc = Doc {
+pub(in crate::telemetry) const START_TIME: Doc = Doc {
     name: "process_start_time_seconds",
     kind: "gauge",
     labels: &[],
-    help: "When the agent started, by the wall clock",
+    help: "When the process started, by the wall clock",
 };
 
-pub(super) const POD_SOURCE: Doc = Doc {
+pub(in crate::telemetry) const POD_SOURCE: Doc = Doc {
     name: "numacast_pod_source_up",
     kind: "gauge",
     labels: &[("source", "who tells about pods: `api_server`, `pods_api` or `kubelet`")],
@@ -267,7 +267,7 @@ pub(super) const POD_SOURCE: Doc = Doc {
            `pods.source: none`",
 };
 
-pub(super) const POD_SOURCE_ERRORS: Doc = Doc {
+pub(in crate::telemetry) const POD_SOURCE_ERRORS: Doc = Doc {
     name: "numacast_pod_source_errors_total",
     kind: "counter",
     labels: &[("source", "as above")],

@@ -15,7 +15,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Reads our own `/proc`, which is not that of the host.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(in crate::telemetry) struct Process {
     proc: PathBuf,
 }
 

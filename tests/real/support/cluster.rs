@@ -80,6 +80,16 @@ impl Cluster {
         &self.programs
     }
 
+    /// Where it answers: `127.0.0.1:40123`.
+    pub(crate) fn address(&self) -> &str {
+        self.url.trim_start_matches("https://")
+    }
+
+    /// Its certificate and that of the authority behind it (PEM).
+    pub(crate) fn certificates(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(self.dir.path().join("certificates/apiserver.crt"))?)
+    }
+
     /// The administrator's kubeconfig.
     pub(crate) fn admin_kubeconfig(&self) -> PathBuf {
         self.dir.path().join("admin.kubeconfig")

@@ -1,4 +1,4 @@
-//! A token bucket: how long the next List has to wait.
+//! A token bucket: how often something may be done.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// Fills at a steady rate up to a burst.
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub(crate) struct Bucket {
     per_second: f64,
     burst: f64,
     tokens: f64,
@@ -15,12 +15,12 @@ pub(super) struct Bucket {
 
 impl Bucket {
     /// A full bucket.
-    pub(super) fn new(per_second: f64, burst: f64, now: Instant) -> Self {
+    pub(crate) fn new(per_second: f64, burst: f64, now: Instant) -> Self {
         Self { per_second, burst, tokens: burst, at: now }
     }
 
     /// Takes a token if there is one now.
-    pub(super) fn take_now(&mut self, now: Instant) -> bool {
+    pub(crate) fn take_now(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
         let tokens = (self.tokens + earned).min(self.burst);
         if tokens < 1.0 {
@@ -31,7 +31,7 @@ impl Bucket {
     }
 
     /// Takes a token, perhaps one of the future: wait this long before using it.
-    pub(super) fn take(&mut self, now: Instant) -> Duration {
+    pub(crate) fn take(&mut self, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
         self.tokens = (self.tokens + earned).min(self.burst) - 1.0;
         self.at = now;

@@ -1,0 +1,74 @@
+//! What every long-running verb does beside its work: it serves metrics and health, and ends when it is told to.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use anyhow::anyhow;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::config::{self, Config, Endpoint};
+use crate::telemetry::server::{Endpoints, Exposition, Probes, Server};
+use crate::telemetry::tls::{Files, Tls};
+
+/// The work does not depend on being watched: without an endpoint it goes on.
+pub(super) async fn serve(
+    config: &Config,
+    metrics: Arc<dyn Exposition>,
+    health: Arc<dyn Probes>,
+) -> Vec<Server> {
+    let (metrics, health) = (Some(metrics), Some(health));
+    if config.metrics.address == config.health.address {
+        return start(config.metrics.address, Endpoints { metrics, health }, None)
+            .await
+            .into_iter()
+            .collect();
+    }
+    let tls = tls(&config.metrics.tls);
+    let metrics = start(config.metrics.address, Endpoints { metrics, health: None }, tls).await;
+    let health = start(config.health.address, Endpoints { metrics: None, health }, None).await;
+    metrics.into_iter().chain(health).collect()
+}
+
+fn tls(config: &config::Tls) -> Option<Tls> {
+    let (cert, key) = (config.cert_file.clone()?, config.key_file.clone()?);
+    Some(Tls::new(Files { cert, key, client_ca: config.client_ca_file.clone() }))
+}
+
+async fn start(address: Endpoint, endpoints: Endpoints, tls: Option<Tls>) -> Option<Server> {
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let paths = endpoints.paths();
+    match Server::start(address, endpoints, tls).await {
+        Ok(server) => {
+            if let Some(server) = &server {
+                info!("{paths} at {scheme}://{}", server.address());
+            }
+            server
+        }
+        Err(error) => {
+            warn!("{error}");
+            None
+        }
+    }
+}
+
+/// Completes at SIGTERM or SIGINT. A second signal ends the process at once.
+pub(super) fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    let explain = |error| anyhow!("cannot listen for signals: {error}");
+    let mut term = signal(SignalKind::terminate()).map_err(explain)?;
+    let mut int = signal(SignalKind::interrupt()).map_err(explain)?;
+    Ok(async move {
+        let name = tokio::select! {
+            _ = term.recv() => "SIGTERM",
+            _ = int.recv() => "SIGINT",
+        };
+        info!("{name} received");
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+            std::process::exit(1);
+        });
+    })
+}

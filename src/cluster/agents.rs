@@ -1,0 +1,204 @@
+//! The agents: their DaemonSet and its pods, as far as the controller needs to know them.
+
+use std::borrow::Cow;
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use kube::api::DeleteParams;
+use kube::core::Selector;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Resource};
+use serde::Deserialize;
+
+use super::nodes::{RawStatus, Seen, WATCH_SECONDS};
+use super::pages::{Listing, Pages};
+use super::{Cluster, ClusterError, Failure, chain};
+
+/// A pod has some 10 KiB.
+const PAGE: u32 = 100;
+
+/// What is read of an agent's pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(from = "RawPod")]
+pub struct AgentPod {
+    /// What the watch needs.
+    metadata: ObjectMeta,
+    /// The pod's name.
+    pub name: String,
+    /// Where it runs; empty before it is bound.
+    pub node: String,
+    /// Does its agent do its work?
+    pub ready: bool,
+    /// The DaemonSet that owns it.
+    pub daemon_set: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawPod {
+    metadata: RawMetadata,
+    spec: RawSpec,
+    status: RawStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawMetadata {
+    name: String,
+    namespace: Option<String>,
+    resource_version: Option<String>,
+    owner_references: Option<Vec<RawOwner>>,
+}
+
+#[derive(Deserialize)]
+struct RawOwner {
+    kind: String,
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawSpec {
+    node_name: Option<String>,
+}
+
+impl From<RawPod> for AgentPod {
+    fn from(raw: RawPod) -> Self {
+        let RawPod { metadata, spec, status } = raw;
+        let RawMetadata { name, namespace, resource_version, owner_references } = metadata;
+        let mut owners = owner_references.into_iter().flatten();
+        Self {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                namespace,
+                resource_version,
+                ..ObjectMeta::default()
+            },
+            name,
+            node: spec.node_name.unwrap_or_default(),
+            ready: status.is_ready(),
+            daemon_set: owners.find(|owner| owner.kind == "DaemonSet").map(|owner| owner.name),
+        }
+    }
+}
+
+/// A Pod to whoever asks for it.
+impl Resource for AgentPod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Pod".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "pods".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// As it is written in a query: an empty one means every pod, so there is none for it.
+fn query(selector: &LabelSelector) -> Option<String> {
+    let selector = Selector::try_from(selector.clone()).ok()?;
+    Some(selector.to_string()).filter(|text| !text.is_empty())
+}
+
+/// The labels of a DaemonSet's pods, as they are written in a query. `None` where it selects nothing that can be written.
+#[must_use]
+pub fn pod_labels(of: &DaemonSet) -> Option<String> {
+    of.spec.as_ref().and_then(|spec| query(&spec.selector))
+}
+
+impl Cluster {
+    /// A DaemonSet; `None` if there is none.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn daemon_set(&self, namespace: &str, name: &str) -> Result<Option<DaemonSet>, ClusterError> {
+        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
+        let what = format!("get daemonset {namespace}/{name}");
+        self.in_time(&what, api.get_opt(name)).await.map_err(|failure| failure.explain(&what))
+    }
+
+    /// Deletes a DaemonSet, and leaves its pods to garbage collection; false if there is none.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn delete_daemon_set(&self, namespace: &str, name: &str) -> Result<bool, ClusterError> {
+        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
+        let what = format!("delete daemonset {namespace}/{name}");
+        match self.in_time(&what, api.delete(name, &DeleteParams::background())).await {
+            Ok(_) => Ok(true),
+            Err(Failure::Status(status)) if status.code == 404 => Ok(false),
+            Err(failure) => Err(failure.explain(&what)),
+        }
+    }
+
+    /// Follows the pods with these labels. An error is one sentence, and the watch goes on after a back-off.
+    pub fn agents(
+        &self,
+        namespace: &str,
+        labels: &str,
+    ) -> impl Stream<Item = Result<Seen<AgentPod>, String>> + Send + 'static {
+        let pods: Api<AgentPod> = Api::namespaced(self.client.clone(), namespace);
+        let config = watcher::Config::default().labels(labels).page_size(PAGE).timeout(WATCH_SECONDS);
+        watcher(pods, config).default_backoff().map(|event| match event {
+            Ok(event) => Ok(event.into()),
+            Err(error) => Err(format!("cannot watch the agents' pods: {}", chain(&error))),
+        })
+    }
+
+    /// The pods with these labels, once; all of the namespace where there are none.
+    #[must_use]
+    pub fn agent_pages(&self, namespace: &str, labels: &str) -> Pages<AgentPod> {
+        let listing = Listing {
+            what: format!("list pods in {namespace}"),
+            path: format!("/api/v1/namespaces/{namespace}/pods"),
+            labels: Some(labels.to_owned()).filter(|labels| !labels.is_empty()),
+            page: PAGE,
+            metadata: false,
+        };
+        Pages::new(self.clone(), listing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn labels(selector: serde_json::Value) -> Option<String> {
+        let spec = json!({"selector": selector, "template": {}});
+        pod_labels(&serde_json::from_value(json!({"spec": spec})).unwrap())
+    }
+
+    #[test]
+    fn a_selector_is_written_as_a_query_and_an_empty_one_is_none() {
+        let query = labels(json!({
+            "matchLabels": {"app": "numacast"},
+            "matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["a"]}],
+        }));
+        let query = query.unwrap();
+        assert!(query.contains("app=numacast") && query.contains("tier notin (a)"), "{query}");
+        assert_eq!(labels(json!({})), None, "it would be every pod of the namespace");
+    }
+}

@@ -1,0 +1,263 @@
+//! All Nodes, cut down as they are read to what decides whether a Node should have an agent.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::ClusterResourceScope;
+use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Resource};
+use serde::Deserialize;
+
+use super::pages::{Listing, Pages};
+use super::{Cluster, ClusterError, Failure, chain};
+
+/// A Node has some 15 KiB, mostly names of images: a page is held as text for a moment.
+const PAGE: u32 = 100;
+/// As [`super::pods`] has it.
+pub(super) const WATCH_SECONDS: u32 = 240;
+
+/// What is read of a Node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(from = "RawNode")]
+pub struct SlimNode {
+    /// What the watch needs: name and version.
+    metadata: ObjectMeta,
+    /// The Node's name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its taints.
+    pub taints: Vec<Taint>,
+    /// Does its kubelet say that it is Ready?
+    pub ready: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct RawNode {
+    metadata: RawMetadata,
+    spec: RawSpec,
+    status: RawStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawMetadata {
+    name: String,
+    uid: String,
+    resource_version: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawSpec {
+    taints: Option<Vec<Taint>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RawStatus {
+    conditions: Option<Vec<RawCondition>>,
+}
+
+#[derive(Deserialize)]
+struct RawCondition {
+    r#type: String,
+    status: String,
+}
+
+impl RawStatus {
+    /// Is the condition `Ready` true?
+    pub(super) fn is_ready(&self) -> bool {
+        let ready = |condition: &RawCondition| condition.r#type == "Ready" && condition.status == "True";
+        self.conditions.iter().flatten().any(ready)
+    }
+}
+
+impl From<RawNode> for SlimNode {
+    fn from(raw: RawNode) -> Self {
+        let RawNode { metadata: RawMetadata { name, uid, resource_version, labels }, spec, status } = raw;
+        Self {
+            metadata: ObjectMeta { name: Some(name.clone()), resource_version, ..ObjectMeta::default() },
+            name,
+            uid,
+            labels: labels.unwrap_or_default(),
+            taints: spec.taints.unwrap_or_default(),
+            ready: status.is_ready(),
+        }
+    }
+}
+
+impl SlimNode {
+    /// A Node for those who decide about it.
+    #[cfg(test)]
+    pub(crate) fn new(name: &str, labels: &[(&str, &str)]) -> Self {
+        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let (name, uid) = (name.to_owned(), format!("uid-of-{name}"));
+        Self { name, uid, labels, ready: true, ..Self::default() }
+    }
+}
+
+/// A Node to whoever asks for it.
+impl Resource for SlimNode {
+    type DynamicType = ();
+    type Scope = ClusterResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Node".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "nodes".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// What is seen of many objects: all of them one by one, then what changes; all of them again after something may have
+/// been missed.
+#[derive(Clone, Debug)]
+pub enum Seen<T> {
+    /// All that were there are told of again.
+    Listing,
+    /// It is there.
+    Listed(T),
+    /// Those were all.
+    Complete,
+    /// It came, or changed.
+    Is(T),
+    /// It is gone.
+    Gone(T),
+}
+
+impl<T> Seen<T> {
+    /// The same of something else.
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Seen<U> {
+        match self {
+            Self::Listing => Seen::Listing,
+            Self::Listed(object) => Seen::Listed(change(object)),
+            Self::Complete => Seen::Complete,
+            Self::Is(object) => Seen::Is(change(object)),
+            Self::Gone(object) => Seen::Gone(change(object)),
+        }
+    }
+}
+
+impl<T> From<watcher::Event<T>> for Seen<T> {
+    fn from(event: watcher::Event<T>) -> Self {
+        match event {
+            watcher::Event::Init => Self::Listing,
+            watcher::Event::InitApply(object) => Self::Listed(object),
+            watcher::Event::InitDone => Self::Complete,
+            watcher::Event::Apply(object) => Self::Is(object),
+            watcher::Event::Delete(object) => Self::Gone(object),
+        }
+    }
+}
+
+fn listing() -> Listing {
+    Listing {
+        what: "list nodes".to_owned(),
+        path: "/api/v1/nodes".to_owned(),
+        labels: None,
+        page: PAGE,
+        metadata: false,
+    }
+}
+
+impl Cluster {
+    /// Follows all Nodes. An error is one sentence, and the watch goes on after a back-off.
+    pub fn nodes(&self) -> impl Stream<Item = Result<Seen<SlimNode>, String>> + Send + 'static {
+        let nodes: Api<SlimNode> = Api::all(self.client.clone());
+        let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
+        watcher(nodes, config).default_backoff().map(|event| match event {
+            Ok(event) => Ok(event.into()),
+            Err(error) => Err(format!("cannot watch the Nodes: {}", chain(&error))),
+        })
+    }
+
+    /// All Nodes, once.
+    #[must_use]
+    pub fn node_pages(&self) -> Pages<SlimNode> {
+        Pages::new(self.clone(), listing())
+    }
+
+    /// How many Nodes there are.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn node_count(&self) -> Result<u64, ClusterError> {
+        self.count(&listing()).await
+    }
+
+    /// Does the API server say that there is no Node of this name? Nothing else that it may say is a yes.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn has_no_node(&self, name: &str) -> Result<bool, ClusterError> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let what = format!("get node {name}");
+        match self.in_time(&what, nodes.get_metadata(name)).await {
+            Ok(_) => Ok(false),
+            Err(Failure::Status(status)) if status.code == 404 => {
+                // Something in between that knows no path at all answers 404 as well.
+                let details = status.details.as_ref();
+                let named = details.is_some_and(|details| details.name == name && details.kind == "nodes");
+                match named && status.reason == "NotFound" {
+                    true => Ok(true),
+                    false => Err(Failure::Status(status).explain(&what)),
+                }
+            }
+            Err(failure) => Err(failure.explain(&what)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_is_cut_down_while_it_is_read() {
+        let node: SlimNode = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "labels": {"k": "v"},
+                         "annotations": {"x": "y"}},
+            "spec": {"podCIDR": "10.0.0.0/24", "taints": [{"key": "t", "effect": "NoSchedule"}]},
+            "status": {"conditions": [{"type": "DiskPressure", "status": "False"},
+                                      {"type": "Ready", "status": "True"}], "images": [{"names": ["i"]}]},
+        }))
+        .unwrap();
+        assert_eq!((node.name.as_str(), node.uid.as_str(), node.ready), ("a", "u", true));
+        assert_eq!((node.labels.len(), node.taints[0].key.as_str()), (1, "t"));
+        assert_eq!(node.metadata.resource_version.as_deref(), Some("7"));
+        let bare: SlimNode = serde_json::from_value(json!({"metadata": {"name": "b"}})).unwrap();
+        assert!(!bare.ready && bare.taints.is_empty(), "a Node that has not reported yet");
+        let unknown = json!({"metadata": {"name": "b"}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
+        assert!(!serde_json::from_value::<SlimNode>(unknown).unwrap().ready);
+    }
+}

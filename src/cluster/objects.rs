@@ -1,0 +1,338 @@
+//! All objects of the cluster, reduced as they are read, and their deletion.
+
+use std::collections::BTreeMap;
+
+use kube::api::{DeleteParams, Preconditions};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use super::pages::{Listing, Pages};
+use super::{Cluster, ClusterError, FIELD_MANAGER, Failure};
+use crate::nrt::{AttributeInfo, ZONE_TYPE, policy_and_scope};
+use crate::quantity::Quantity;
+
+/// Metadata of an object have some 2 KiB.
+const MARKS: u32 = 250;
+/// An object of a large node has some 50 KiB.
+const OBJECTS: u32 = 50;
+/// Of a manager's name: the API server's limit.
+const MANAGER: usize = 128;
+
+/// Whoever sets this annotation to `true` keeps an object for which there is no Node.
+pub const KEEP: &str = "numacast.io/keep";
+
+/// Who wrote an object's zones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Writers {
+    /// We did.
+    pub ours: bool,
+    /// Somebody else did: its name in `managedFields`.
+    pub other: Option<String>,
+}
+
+/// What the metadata of an object say.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "RawMark")]
+pub struct Mark {
+    /// The object's name, which is its Node's.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Its version.
+    pub version: String,
+    /// Who wrote its zones.
+    pub writers: Writers,
+    /// Does somebody say that it is to stay, by the annotation [`KEEP`] or by owning it? A Node and a Namespace, which NFD
+    /// makes the owner, are no such owners.
+    pub kept: bool,
+}
+
+/// What an object says, reduced to what there is of each resource.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "RawObject")]
+pub struct Brief {
+    /// Who and by whom.
+    pub mark: Mark,
+    /// The kubelet's Topology Manager policy.
+    pub policy: Option<String>,
+    /// And its scope.
+    pub scope: Option<String>,
+    /// Over all zones, by resource.
+    pub resources: BTreeMap<String, Sum>,
+    /// Is there a zone that is a NUMA node, or no zone at all? Otherwise no scheduler reads the object as a Node's.
+    pub of_numa: bool,
+}
+
+/// What there is of a resource: CPUs, bytes or devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// What the hardware has.
+    pub capacity: u64,
+    /// What kubelets may hand out.
+    pub allocatable: u64,
+    /// What of it is free.
+    pub available: u64,
+}
+
+impl Sum {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            capacity: self.capacity.saturating_add(other.capacity),
+            allocatable: self.allocatable.saturating_add(other.allocatable),
+            available: self.available.saturating_add(other.available),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct RawMark {
+    metadata: RawMetadata,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawMetadata {
+    name: String,
+    uid: String,
+    resource_version: String,
+    annotations: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<RawOwner>>,
+    managed_fields: Option<Vec<RawManaged>>,
+}
+
+#[derive(Deserialize)]
+struct RawOwner {
+    kind: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawManaged {
+    manager: String,
+    /// Only the names at the root: lists are owned whole.
+    #[serde(rename = "fieldsV1")]
+    fields: Option<BTreeMap<String, IgnoredAny>>,
+}
+
+impl From<RawMark> for Mark {
+    fn from(raw: RawMark) -> Self {
+        raw.metadata.into()
+    }
+}
+
+impl From<RawMetadata> for Mark {
+    fn from(raw: RawMetadata) -> Self {
+        let keep = raw.annotations.iter().flatten().any(|(key, value)| key == KEEP && value == "true");
+        let others = raw.owner_references.iter().flatten();
+        let owned = others.into_iter().any(|owner| !matches!(owner.kind.as_str(), "Node" | "Namespace"));
+        Self {
+            writers: writers(raw.managed_fields.unwrap_or_default()),
+            name: raw.name,
+            uid: raw.uid,
+            version: raw.resource_version,
+            kept: keep || owned,
+        }
+    }
+}
+
+fn writers(managed: Vec<RawManaged>) -> Writers {
+    let mut writers = Writers::default();
+    for entry in managed {
+        let has_zones = entry.fields.is_some_and(|fields| fields.contains_key("f:zones"));
+        match has_zones {
+            true if entry.manager == FIELD_MANAGER => writers.ours = true,
+            true => writers.other = Some(entry.manager.chars().take(MANAGER).collect()),
+            false => {}
+        }
+    }
+    writers
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawObject {
+    metadata: RawMetadata,
+    #[serde(default)]
+    attributes: Option<Vec<AttributeInfo>>,
+    #[serde(default)]
+    topology_policies: Option<Vec<String>>,
+    #[serde(default)]
+    zones: Option<Vec<RawZone>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawZone {
+    r#type: String,
+    resources: Option<Vec<RawResource>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawResource {
+    name: String,
+    #[serde(deserialize_with = "whole")]
+    capacity: u64,
+    #[serde(deserialize_with = "whole")]
+    allocatable: u64,
+    #[serde(deserialize_with = "whole")]
+    available: u64,
+}
+
+/// A quantity that makes no sense is 0: one object must not spoil the sums of all.
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value::<Quantity>(value).unwrap_or_default().ceil())
+}
+
+impl From<RawObject> for Brief {
+    fn from(raw: RawObject) -> Self {
+        let zones = raw.zones.unwrap_or_default();
+        let of_numa = zones.is_empty() || zones.iter().any(|zone| zone.r#type == ZONE_TYPE);
+        let mut resources: BTreeMap<String, Sum> = BTreeMap::new();
+        let numa = zones.into_iter().filter(|zone| zone.r#type == ZONE_TYPE);
+        for RawResource { name, capacity, allocatable, available } in
+            numa.flat_map(|zone| zone.resources.unwrap_or_default())
+        {
+            let sum = resources.entry(name).or_default();
+            *sum = sum.plus(Sum { capacity, allocatable, available });
+        }
+        let policies = raw.topology_policies.unwrap_or_default();
+        let (policy, scope) = policy_and_scope(&raw.attributes.unwrap_or_default(), &policies);
+        Self { mark: raw.metadata.into(), policy, scope, resources, of_numa }
+    }
+}
+
+impl Cluster {
+    fn listing_of_objects(&self, page: u32, metadata: bool) -> Listing {
+        Listing {
+            what: "list noderesourcetopologies".to_owned(),
+            path: format!("/apis/topology.node.k8s.io/{}/noderesourcetopologies", self.form.version.name()),
+            labels: None,
+            page,
+            metadata,
+        }
+    }
+
+    /// The metadata of all objects.
+    #[must_use]
+    pub fn marks(&self) -> Pages<Mark> {
+        Pages::new(self.clone(), self.listing_of_objects(MARKS, true))
+    }
+
+    /// All objects.
+    #[must_use]
+    pub fn briefs(&self) -> Pages<Brief> {
+        Pages::new(self.clone(), self.listing_of_objects(OBJECTS, false))
+    }
+
+    /// Is the object still there, one that a scheduler reads as a Node's?
+    ///
+    /// # Errors
+    /// As [`Cluster::topology`].
+    pub async fn is_of_numa(&self, name: &str) -> Result<bool, ClusterError> {
+        let Some(object) = self.topology(name).await? else { return Ok(false) };
+        let zones = &object.spec.zones;
+        Ok(zones.is_empty() || zones.iter().any(|zone| zone.kind == ZONE_TYPE))
+    }
+
+    /// Deletes this very object, as it was when it was listed; false if it is gone. Whoever wrote it since then lives:
+    /// [`ClusterError::is_conflict`].
+    ///
+    /// # Errors
+    /// As [`Cluster::topology`].
+    pub async fn delete_object(&self, mark: &Mark) -> Result<bool, ClusterError> {
+        let preconditions = Preconditions {
+            uid: Some(mark.uid.clone()),
+            resource_version: Some(mark.version.clone()).filter(|version| !version.is_empty()),
+        };
+        self.delete_if(&mark.name, preconditions).await
+    }
+
+    /// Deletes this very object, whatever was written into it since; false if it is gone.
+    ///
+    /// # Errors
+    /// As [`Cluster::topology`].
+    pub async fn delete_object_of_any_version(&self, mark: &Mark) -> Result<bool, ClusterError> {
+        let preconditions = Preconditions { uid: Some(mark.uid.clone()), resource_version: None };
+        self.delete_if(&mark.name, preconditions).await
+    }
+
+    async fn delete_if(&self, name: &str, preconditions: Preconditions) -> Result<bool, ClusterError> {
+        let what = format!("delete noderesourcetopology {name}");
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+        let api = self.topologies();
+        match self.in_time(&what, api.delete(name, &params)).await {
+            Ok(_) => Ok(true),
+            Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(false),
+            Err(failure) => Err(self.explain_object(failure, &what)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn mark(metadata: Value) -> Mark {
+        serde_json::from_value(json!({"metadata": metadata})).unwrap()
+    }
+
+    fn managed(manager: &str, field: &str) -> Value {
+        json!({"manager": manager, "operation": "Apply", "fieldsV1": {field: {}, "f:metadata": {"f:labels": {}}}})
+    }
+
+    #[test]
+    fn whoever_owns_the_zones_wrote_the_object() {
+        let of = |entries: Vec<Value>| mark(json!({"name": "a", "managedFields": entries})).writers;
+        let other = |name: &str| Some(name.to_owned());
+        assert_eq!(of(vec![managed("numacast", "f:zones")]), Writers { ours: true, other: None });
+        assert_eq!(of(vec![managed("numacast", "f:attributes")]), Writers::default());
+        let both = of(vec![managed("numacast", "f:zones"), managed("rte", "f:zones")]);
+        assert_eq!(both, Writers { ours: true, other: other("rte") });
+        let only_labels = of(vec![managed("kubectl", "f:other"), managed("nfd", "f:zones")]);
+        assert_eq!(only_labels, Writers { ours: false, other: other("nfd") });
+        assert_eq!(of(vec![managed(&"x".repeat(999), "f:zones")]).other.unwrap().len(), MANAGER);
+    }
+
+    #[test]
+    fn what_belongs_to_something_else_or_says_so_is_kept() {
+        let owned = |kind: &str| mark(json!({"name": "a", "ownerReferences": [{"kind": kind}]})).kept;
+        assert!(!owned("Node") && !owned("Namespace") && owned("Machine"));
+        let annotated = |value: &str| mark(json!({"name": "a", "annotations": {KEEP: value}})).kept;
+        assert!(annotated("true") && !annotated("false"));
+    }
+
+    #[test]
+    fn an_object_is_reduced_to_sums() {
+        let zone = |kind: &str, cpus: Value| {
+            json!({"name": "z", "type": kind, "costs": [{"name": "z", "value": 10}], "resources": [
+                {"name": "cpu", "capacity": cpus, "allocatable": "7", "available": 3},
+                {"name": "memory", "capacity": "16Gi", "allocatable": "15Gi", "available": "500m"}]})
+        };
+        let object = |zones: Vec<Value>| -> Brief {
+            let attributes = json!([{"name": "topologyManagerPolicy", "value": "restricted"},
+                                    {"name": "topologyManagerScope", "value": "pod"}]);
+            let value = json!({"metadata": {"name": "a"}, "attributes": attributes, "zones": zones});
+            serde_json::from_value(value).unwrap()
+        };
+        let brief =
+            object(vec![zone("Node", json!("8")), zone("Node", json!("1e-3x")), zone("Rack", json!("64"))]);
+        assert_eq!((brief.policy.as_deref(), brief.scope.as_deref()), (Some("restricted"), Some("pod")));
+        let gi = 1 << 30;
+        assert_eq!(brief.resources["cpu"], Sum { capacity: 8, allocatable: 14, available: 6 });
+        assert_eq!(brief.resources["memory"], Sum { capacity: 32 * gi, allocatable: 30 * gi, available: 2 });
+        assert!(brief.of_numa);
+        assert!(!object(vec![zone("Rack", json!("64"))]).of_numa);
+        assert!(object(Vec::new()).of_numa, "one that nobody filled yet");
+        let old =
+            json!({"metadata": {"name": "a"}, "topologyPolicies": ["BestEffortPodLevel"], "zones": null});
+        let old: Brief = serde_json::from_value(old).unwrap();
+        assert_eq!((old.policy.as_deref(), old.scope.as_deref()), (Some("best-effort"), Some("pod")));
+    }
+}

@@ -1,0 +1,129 @@
+//! Keeps the fleet's objects clean: deletes those of Nodes that are gone, notices agents that are silent, adds up what
+//! there is.
+//!
+//! One replica does it, by a Lease. What is decided stands in pure modules (`garbage`, `coverage`, `silence`, `fleet`);
+//! this one and `work` only ask the API server and do what was decided.
+
+mod check;
+mod coverage;
+mod election;
+mod fleet;
+mod followed;
+mod garbage;
+mod notices;
+mod purge;
+mod said;
+mod settings;
+mod silence;
+mod work;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::info;
+
+use crate::cluster::Cluster;
+use crate::telemetry::controller::{Bounds, Health, Metrics};
+
+pub use check::{Report, check};
+pub use coverage::Coverage;
+pub use garbage::Rules;
+pub use notices::Reason;
+pub use purge::{PurgeError, Purged, purge};
+pub use settings::{NoNamespace, Settings};
+
+use election::Election;
+use notices::Notices;
+use work::Work;
+
+/// How often the loop shows that it turns.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// A controller that works, as long as it leads, until it is told to stop.
+#[derive(Debug)]
+pub struct Controller {
+    settings: Settings,
+    cluster: Cluster,
+    metrics: Arc<Metrics>,
+}
+
+impl Controller {
+    /// A controller for this cluster. It starts with [`Controller::run`].
+    #[must_use]
+    pub fn new(settings: Settings, cluster: Cluster) -> Self {
+        let bounds = Bounds {
+            lease: settings.lease.is_some(),
+            garbage: settings.garbage.interval,
+            fleet: settings.fleet_interval,
+        };
+        let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
+        Self { cluster: cluster.in_form(settings.form), settings, metrics }
+    }
+
+    /// What the controller counts, and its health, for whoever serves them.
+    #[must_use]
+    pub fn metrics(&self) -> Arc<Metrics> {
+        Arc::clone(&self.metrics)
+    }
+
+    /// Works until `shutdown` completes, then lets another replica lead.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let Self { settings, cluster, metrics } = self;
+        let mut election = settings.lease.as_ref().map(|lease| {
+            let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
+            Election::new(cluster.clone(), namespace, lease.clone(), identity)
+        });
+        let notices =
+            Notices::new(cluster.clone(), settings.identity.clone(), settings.events, Arc::clone(&metrics));
+        let work = async {
+            match &mut election {
+                None => lead(&settings, &cluster, &metrics, &notices).await,
+                Some(election) => take_turns(election, &settings, &cluster, &metrics, &notices).await,
+            }
+        };
+        // All in one task: when it ends, nothing of it goes on.
+        tokio::select! {
+            () = shutdown => {}
+            () = work => {}
+            () = beat(&metrics) => {}
+        }
+        metrics.leads(false);
+        if let Some(mut election) = election {
+            election.give_up().await;
+        }
+    }
+}
+
+async fn beat(metrics: &Metrics) {
+    let mut ticks = interval(BEAT);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        metrics.health().beat();
+    }
+}
+
+async fn take_turns(
+    election: &mut Election,
+    settings: &Settings,
+    cluster: &Cluster,
+    metrics: &Arc<Metrics>,
+    notices: &Notices,
+) {
+    loop {
+        election.win(metrics).await;
+        info!("this controller leads");
+        tokio::select! {
+            () = election.keep(metrics) => {}
+            () = lead(settings, cluster, metrics, notices) => {}
+        }
+        metrics.leads(false);
+    }
+}
+
+async fn lead(settings: &Settings, cluster: &Cluster, metrics: &Arc<Metrics>, notices: &Notices) {
+    metrics.leads(true);
+    Work::new(settings, cluster, metrics, notices).run().await;
+}

@@ -1,0 +1,248 @@
+//! Which Nodes a DaemonSet covers, as the DaemonSet controller computes it (`nodeShouldRunDaemonPod` in
+//! `pkg/controller/daemon/daemon_controller.go`): node name, node selector, required affinity, and the taints that its
+//! pods tolerate, which includes the tolerations that it adds by itself.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration,
+};
+
+use crate::cluster::SlimNode;
+
+/// The tolerations that every daemon pod gets (`AddOrUpdateDaemonPodTolerations`)...
+const ADDED: [(&str, &str); 6] = [
+    ("node.kubernetes.io/not-ready", "NoExecute"),
+    ("node.kubernetes.io/unreachable", "NoExecute"),
+    ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+    ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+    ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+    ("node.kubernetes.io/unschedulable", "NoSchedule"),
+];
+/// ...and one more in the host's network.
+const ADDED_IN_HOST_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
+
+/// What a DaemonSet's pods ask of a Node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Coverage {
+    name: Option<String>,
+    selector: BTreeMap<String, String>,
+    affinity: Option<NodeSelector>,
+    tolerations: Vec<Toleration>,
+}
+
+impl Coverage {
+    /// What this DaemonSet covers; nothing if it is being deleted.
+    #[must_use]
+    pub fn of(daemon_set: &DaemonSet) -> Option<Self> {
+        if daemon_set.metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        let pod = daemon_set.spec.as_ref()?.template.spec.clone()?;
+        let added =
+            ADDED.into_iter().chain(pod.host_network.unwrap_or(false).then_some(ADDED_IN_HOST_NETWORK));
+        let affinity = pod.affinity.and_then(|affinity| affinity.node_affinity);
+        Some(Self {
+            name: pod.node_name.filter(|name| !name.is_empty()),
+            selector: pod.node_selector.unwrap_or_default(),
+            affinity: affinity
+                .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution),
+            tolerations: pod.tolerations.into_iter().flatten().chain(added.map(tolerates_any)).collect(),
+        })
+    }
+
+    /// Should this Node have a pod?
+    #[must_use]
+    pub fn covers(&self, node: &SlimNode) -> bool {
+        let keeps_away = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+        self.name.as_ref().is_none_or(|name| *name == node.name)
+            && self.selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
+            && self.affinity.as_ref().is_none_or(|affinity| selects(affinity, node))
+            && node.taints.iter().filter(keeps_away).all(|taint| self.tolerates(taint))
+    }
+
+    fn tolerates(&self, taint: &Taint) -> bool {
+        self.tolerations.iter().any(|toleration| tolerates(toleration, taint))
+    }
+}
+
+fn tolerates_any((key, effect): (&str, &str)) -> Toleration {
+    Toleration {
+        key: Some(key.to_owned()),
+        operator: Some("Exists".to_owned()),
+        effect: Some(effect.to_owned()),
+        ..Toleration::default()
+    }
+}
+
+/// `Toleration.ToleratesTaint`.
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    if given(&toleration.effect).is_some_and(|effect| effect != taint.effect)
+        || given(&toleration.key).is_some_and(|key| key != taint.key)
+    {
+        return false;
+    }
+    let (wanted, has) = (toleration.value.as_deref().unwrap_or(""), taint.value.as_deref().unwrap_or(""));
+    match toleration.operator.as_deref().unwrap_or("") {
+        "" | "Equal" => wanted == has,
+        "Exists" => true,
+        operator => compare(operator, has, wanted),
+    }
+}
+
+/// Terms are alternatives.
+fn selects(selector: &NodeSelector, node: &SlimNode) -> bool {
+    selector.node_selector_terms.iter().any(|term| matches(term, node))
+}
+
+/// An empty term matches nothing.
+fn matches(term: &NodeSelectorTerm, node: &SlimNode) -> bool {
+    let labels = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    let field = |requirement: &NodeSelectorRequirement| {
+        // The only field that there is.
+        requirement.key == "metadata.name" && meets(requirement, Some(&node.name))
+    };
+    !(labels.is_empty() && fields.is_empty())
+        && labels.iter().all(|requirement| meets(requirement, node.labels.get(&requirement.key)))
+        && fields.iter().all(field)
+}
+
+fn meets(requirement: &NodeSelectorRequirement, value: Option<&String>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    match (requirement.operator.as_str(), value) {
+        ("In", Some(value)) => values.contains(value),
+        ("NotIn", value) => value.is_none_or(|value| !values.contains(value)),
+        ("Exists", value) => value.is_some(),
+        ("DoesNotExist", value) => value.is_none(),
+        (operator, Some(value)) => values.first().is_some_and(|than| compare(operator, value, than)),
+        _ => false,
+    }
+}
+
+/// `Gt` and `Lt`, of whole numbers.
+fn compare(operator: &str, value: &str, than: &str) -> bool {
+    let (Ok(value), Ok(than)) = (value.parse::<i64>(), than.parse::<i64>()) else { return false };
+    match operator {
+        "Gt" => value > than,
+        "Lt" => value < than,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn coverage(pod: Value) -> Coverage {
+        let spec = json!({"selector": {}, "template": {"spec": pod}});
+        Coverage::of(&serde_json::from_value(json!({"spec": spec})).unwrap()).unwrap()
+    }
+
+    fn with_taints(taints: Value) -> SlimNode {
+        let mut node = SlimNode::new("a", &[]);
+        node.taints = serde_json::from_value(taints).unwrap();
+        node
+    }
+
+    #[test]
+    fn a_plain_daemon_set_covers_every_node_without_taints() {
+        let plain = coverage(json!({"containers": []}));
+        assert!(plain.covers(&SlimNode::new("a", &[])));
+        assert!(!plain.covers(&with_taints(json!([{"key": "k", "value": "v", "effect": "NoSchedule"}]))));
+        assert!(!plain.covers(&with_taints(json!([{"key": "k", "effect": "NoExecute"}]))));
+        assert!(plain.covers(&with_taints(json!([{"key": "k", "effect": "PreferNoSchedule"}]))));
+    }
+
+    #[test]
+    fn what_the_daemon_set_controller_tolerates_by_itself_keeps_no_node_out() {
+        let plain = coverage(json!({"containers": []}));
+        for (key, effect) in ADDED {
+            assert!(plain.covers(&with_taints(json!([{"key": key, "effect": effect}]))), "{key}");
+        }
+        let no_network = with_taints(json!([{"key": ADDED_IN_HOST_NETWORK.0, "effect": "NoSchedule"}]));
+        assert!(!plain.covers(&no_network));
+        assert!(coverage(json!({"containers": [], "hostNetwork": true})).covers(&no_network));
+        // The other effect of such a taint is somebody's own.
+        let own = with_taints(json!([{"key": "node.kubernetes.io/unschedulable", "effect": "NoExecute"}]));
+        assert!(!plain.covers(&own));
+    }
+
+    #[test]
+    fn tolerations_are_matched_as_kubernetes_matches_them() {
+        let taint = json!([{"key": "k", "value": "5", "effect": "NoSchedule"}]);
+        for (toleration, tolerated) in [
+            (json!({"operator": "Exists"}), true),
+            (json!({"key": "k", "operator": "Exists"}), true),
+            (json!({"key": "k", "operator": "Exists", "effect": "NoExecute"}), false),
+            (json!({"key": "k", "value": "5"}), true),
+            (json!({"key": "k", "value": "5", "effect": "NoSchedule"}), true),
+            (json!({"key": "k", "value": "6"}), false),
+            (json!({"key": "other", "operator": "Exists"}), false),
+            (json!({"key": "k"}), false),
+            (json!({"key": "k", "operator": "Gt", "value": "4"}), true),
+            (json!({"key": "k", "operator": "Lt", "value": "4"}), false),
+        ] {
+            let coverage = coverage(json!({"containers": [], "tolerations": [toleration]}));
+            assert_eq!(coverage.covers(&with_taints(taint.clone())), tolerated, "{toleration}");
+        }
+        let two = json!([{"key": "k", "effect": "NoSchedule"}, {"key": "l", "effect": "NoSchedule"}]);
+        let one = coverage(json!({"containers": [], "tolerations": [{"key": "k", "operator": "Exists"}]}));
+        assert!(!one.covers(&with_taints(two)), "every taint must be tolerated");
+    }
+
+    #[test]
+    fn the_node_selector_and_the_name_must_hold() {
+        let of = |pod: Value| coverage(pod);
+        let selector = of(json!({"containers": [], "nodeSelector": {"a": "1", "b": "2"}}));
+        assert!(selector.covers(&SlimNode::new("n", &[("a", "1"), ("b", "2"), ("c", "3")])));
+        assert!(!selector.covers(&SlimNode::new("n", &[("a", "1")])));
+        let name = of(json!({"containers": [], "nodeName": "n"}));
+        assert!(name.covers(&SlimNode::new("n", &[])) && !name.covers(&SlimNode::new("m", &[])));
+    }
+
+    #[test]
+    fn required_affinity_is_any_term_with_all_of_its_requirements() {
+        let covers = |terms: Value, node: &SlimNode| {
+            let required =
+                json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+            coverage(json!({"containers": [], "affinity": {"nodeAffinity": required}})).covers(node)
+        };
+        let node = SlimNode::new("n", &[("zone", "a"), ("cpus", "64")]);
+        let label = |key: &str, operator: &str, values: &[&str]| json!({"key": key, "operator": operator, "values": values});
+        for (requirement, met) in [
+            (label("zone", "In", &["a", "b"]), true),
+            (label("zone", "In", &["b"]), false),
+            (label("none", "In", &["b"]), false),
+            (label("zone", "NotIn", &["a"]), false),
+            (label("none", "NotIn", &["a"]), true),
+            (label("zone", "Exists", &[]), true),
+            (label("none", "Exists", &[]), false),
+            (label("zone", "DoesNotExist", &[]), false),
+            (label("none", "DoesNotExist", &[]), true),
+            (label("cpus", "Gt", &["63"]), true),
+            (label("cpus", "Gt", &["64"]), false),
+            (label("cpus", "Lt", &["65"]), true),
+            (label("zone", "Lt", &["65"]), false),
+        ] {
+            assert_eq!(covers(json!([{"matchExpressions": [requirement]}]), &node), met, "{requirement}");
+        }
+        let (yes, no) = (label("zone", "In", &["a"]), label("zone", "In", &["b"]));
+        assert!(!covers(json!([{"matchExpressions": [yes, no]}]), &node), "all of a term");
+        assert!(covers(json!([{"matchExpressions": [no]}, {"matchExpressions": [yes]}]), &node), "any term");
+        let named = |name: &str| json!({"matchFields": [label("metadata.name", "In", &[name])]});
+        assert!(covers(json!([named("n")]), &node) && !covers(json!([named("m")]), &node));
+        assert!(!covers(json!([{}]), &node) && !covers(json!([]), &node), "an empty term matches nothing");
+    }
+
+    #[test]
+    fn a_daemon_set_that_is_being_deleted_covers_nothing() {
+        let gone = json!({"metadata": {"deletionTimestamp": "2026-11-21T20:00:00Z"},
+                          "spec": {"selector": {}, "template": {"spec": {"containers": []}}}});
+        assert_eq!(Coverage::of(&serde_json::from_value(gone).unwrap()), None);
+    }
+}

@@ -1,0 +1,267 @@
+//! One replica leads: the one that the Lease names, for as long as it renews it. The rules are those of client-go's
+//! `leaderelection`, so that clocks may differ: how long somebody else's claim is valid is measured by our own clock from
+//! the moment when we saw it change, and no time in it is compared with ours.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::{debug, info};
+
+use super::said::Said;
+use crate::backoff::jittered;
+use crate::cluster::{Cluster, ClusterError};
+use crate::telemetry::controller::Metrics;
+
+/// How long a claim is valid that is not renewed...
+const VALID: Duration = Duration::from_secs(15);
+/// ...when its holder gives up leading, with a call still on its way perhaps...
+const RENEW_WITHIN: Duration = Duration::from_secs(10);
+/// ...and how often it is renewed, or looked at.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// A claim as it was seen, and when it was first seen like this.
+#[derive(Clone, Debug)]
+struct Observed {
+    spec: LeaseSpec,
+    at: Instant,
+}
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Ours already.
+    Ours,
+    /// Nobody's.
+    Free,
+    /// Somebody else's.
+    Theirs,
+}
+
+/// Takes note of a claim. One that changed is new, whatever its times say.
+fn observe(before: Option<Observed>, spec: LeaseSpec, now: Instant) -> Observed {
+    match before {
+        Some(before) if before.spec == spec => before,
+        _ => Observed { spec, at: now },
+    }
+}
+
+fn turn(observed: &Observed, identity: &str, now: Instant) -> Turn {
+    let holder = observed.spec.holder_identity.as_deref().unwrap_or_default();
+    let seconds = observed.spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    let valid = seconds.map_or(VALID, Duration::from_secs);
+    match holder {
+        "" => Turn::Free,
+        holder if holder == identity => Turn::Ours,
+        _ if observed.at + valid <= now => Turn::Free,
+        _ => Turn::Theirs,
+    }
+}
+
+/// Our claim, after this one.
+fn claim(before: &LeaseSpec, identity: &str, now: MicroTime) -> LeaseSpec {
+    let ours = before.holder_identity.as_deref() == Some(identity);
+    let transitions = before.lease_transitions.unwrap_or_default();
+    LeaseSpec {
+        holder_identity: Some(identity.to_owned()),
+        lease_duration_seconds: Some(i32::try_from(VALID.as_secs()).unwrap_or(i32::MAX)),
+        acquire_time: if ours { before.acquire_time.clone() } else { Some(now.clone()) },
+        renew_time: Some(now),
+        lease_transitions: Some(if ours { transitions } else { transitions.saturating_add(1) }),
+        ..LeaseSpec::default()
+    }
+}
+
+/// What is left of it when we go: the next one need not wait.
+fn release(before: &LeaseSpec, now: MicroTime) -> LeaseSpec {
+    LeaseSpec {
+        holder_identity: None,
+        lease_duration_seconds: Some(1),
+        renew_time: Some(now),
+        ..before.clone()
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "people read it; nobody compares it")]
+fn wall_clock() -> MicroTime {
+    MicroTime(jiff::Timestamp::now())
+}
+
+/// Our part in it.
+#[derive(Debug)]
+pub(super) struct Election {
+    cluster: Cluster,
+    namespace: String,
+    name: String,
+    identity: String,
+    observed: Option<Observed>,
+    /// The Lease as we wrote it last, while we lead.
+    held: Option<Lease>,
+    said: Said,
+}
+
+impl Election {
+    pub(super) fn new(cluster: Cluster, namespace: String, name: String, identity: String) -> Self {
+        Self { cluster, namespace, name, identity, observed: None, held: None, said: Said::default() }
+    }
+
+    /// Waits until we lead.
+    pub(super) async fn win(&mut self, metrics: &Metrics) {
+        loop {
+            match self.attempt().await {
+                Ok(won) => {
+                    metrics.health().lease_seen();
+                    self.said.well("the Lease can be used again");
+                    if won {
+                        return;
+                    }
+                }
+                Err(error) => self.failed(&error, metrics),
+            }
+            sleep(jittered(EVERY)).await;
+        }
+    }
+
+    /// Renews for as long as that works; ends when we lead no longer.
+    pub(super) async fn keep(&mut self, metrics: &Metrics) {
+        let mut renewed = Instant::now();
+        loop {
+            sleep(EVERY).await;
+            // The claim is valid from before the call at least.
+            let now = Instant::now();
+            match timeout_at(renewed + RENEW_WITHIN, self.attempt()).await {
+                Ok(Ok(true)) => {
+                    renewed = now;
+                    metrics.health().lease_seen();
+                    self.said.well("the Lease can be used again");
+                }
+                Ok(Ok(false)) => break info!("another controller leads now"),
+                Ok(Err(error)) => self.failed(&error, metrics),
+                Err(_) => {
+                    debug!("a renewal of the Lease was given up");
+                }
+            }
+            if renewed + RENEW_WITHIN <= Instant::now() {
+                break info!("the Lease could not be renewed: this controller leads no longer");
+            }
+        }
+        self.held = None;
+    }
+
+    /// Lets somebody else lead at once.
+    pub(super) async fn give_up(&mut self) {
+        let Some(mut lease) = self.held.take() else { return };
+        lease.spec = lease.spec.map(|spec| release(&spec, wall_clock()));
+        if let Err(error) = self.cluster.replace_lease(&self.namespace, lease).await {
+            debug!("the Lease was not released: {error}");
+        }
+    }
+
+    fn failed(&mut self, error: &ClusterError, metrics: &Metrics) {
+        metrics.call_failed(error);
+        self.said.trouble(&error.to_string());
+    }
+
+    /// Tries to be the one, or to stay it.
+    async fn attempt(&mut self) -> Result<bool, ClusterError> {
+        // What we wrote last is what there is, unless somebody took it.
+        if let Some(lease) = self.held.take()
+            && self.write(lease).await?
+        {
+            return Ok(true);
+        }
+        let Some(lease) = self.cluster.lease(&self.namespace, &self.name).await? else {
+            let spec = claim(&LeaseSpec::default(), &self.identity, wall_clock());
+            let made = self.cluster.create_lease(&self.namespace, &self.name, spec).await;
+            return self.wrote(made);
+        };
+        let now = Instant::now();
+        let observed = observe(self.observed.take(), lease.spec.clone().unwrap_or_default(), now);
+        let turn = turn(&observed, &self.identity, now);
+        self.observed = Some(observed);
+        match turn {
+            Turn::Ours | Turn::Free => self.write(lease).await,
+            Turn::Theirs => Ok(false),
+        }
+    }
+
+    async fn write(&mut self, mut lease: Lease) -> Result<bool, ClusterError> {
+        let before = lease.spec.take().unwrap_or_default();
+        lease.spec = Some(claim(&before, &self.identity, wall_clock()));
+        let written = self.cluster.replace_lease(&self.namespace, lease).await;
+        self.wrote(written)
+    }
+
+    fn wrote(&mut self, written: Result<Lease, ClusterError>) -> Result<bool, ClusterError> {
+        match written {
+            Ok(lease) => {
+                self.held = Some(lease);
+                Ok(true)
+            }
+            // Somebody was faster.
+            Err(error) if error.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(text: &str) -> MicroTime {
+        MicroTime(text.parse().unwrap())
+    }
+
+    fn held_by(holder: &str, renewed: &str) -> LeaseSpec {
+        claim(&LeaseSpec::default(), holder, time(renewed))
+    }
+
+    #[test]
+    fn a_claim_is_valid_from_when_it_was_seen_to_change_whatever_its_clock_says() {
+        let start = Instant::now();
+        // A holder whose clock is ten years behind.
+        let old = held_by("b", "2016-01-01T00:00:00Z");
+        let seen = observe(None, old.clone(), start);
+        assert_eq!(turn(&seen, "a", start), Turn::Theirs);
+        assert_eq!(turn(&seen, "a", start + VALID - Duration::from_millis(1)), Turn::Theirs);
+        assert_eq!(turn(&seen, "a", start + VALID), Turn::Free);
+        let again = observe(Some(seen.clone()), old, start + VALID / 2);
+        assert_eq!(turn(&again, "a", start + VALID), Turn::Free, "it was not renewed");
+        let renewed = observe(Some(seen), held_by("b", "2016-01-01T00:00:02Z"), start + VALID / 2);
+        assert_eq!(turn(&renewed, "a", start + VALID), Turn::Theirs);
+        assert_eq!(turn(&renewed, "b", start + VALID * 9), Turn::Ours);
+    }
+
+    #[test]
+    fn a_lease_without_a_holder_is_free() {
+        let now = Instant::now();
+        let bare = observe(None, LeaseSpec::default(), now);
+        assert_eq!(turn(&bare, "a", now), Turn::Free);
+        let held = held_by("b", "2026-01-01T00:00:00Z");
+        let released = observe(None, release(&held, time("2026-01-01T00:00:05Z")), now);
+        assert_eq!(turn(&released, "a", now), Turn::Free);
+    }
+
+    #[test]
+    fn the_holders_own_duration_counts() {
+        let now = Instant::now();
+        let long = LeaseSpec { lease_duration_seconds: Some(60), ..held_by("b", "2026-01-01T00:00:00Z") };
+        let long = observe(None, long, now);
+        assert_eq!(turn(&long, "a", now + VALID * 2), Turn::Theirs);
+        assert_eq!(turn(&long, "a", now + VALID * 4), Turn::Free);
+    }
+
+    #[test]
+    fn renewals_keep_what_was_acquired_and_a_takeover_is_counted() {
+        let (first, later) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:02Z");
+        let ours = held_by("a", first);
+        assert_eq!(ours.lease_transitions, Some(1));
+        let renewed = claim(&ours, "a", time(later));
+        assert_eq!((renewed.acquire_time, renewed.renew_time), (Some(time(first)), Some(time(later))));
+        assert_eq!(renewed.lease_transitions, Some(1));
+        let theirs = claim(&ours, "b", time(later));
+        assert_eq!((theirs.acquire_time, theirs.lease_transitions), (Some(time(later)), Some(2)));
+    }
+}

@@ -1,0 +1,433 @@
+//! Which objects are garbage, and whether they may go: pure, but for the time that is given.
+//!
+//! An object is garbage when there has been no Node of its name for a while. A list of Nodes can be wrong, and then every
+//! object looks like garbage; so much at once is held back.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::cluster::Mark;
+
+/// So many may go whatever their share is.
+const FEW: usize = 10;
+/// Between two passes.
+const SPACING: Duration = Duration::from_secs(10);
+/// After a pass that was held back or failed.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// The rules.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// How often all objects are looked at.
+    pub interval: Duration,
+    /// How long a Node must have been gone.
+    pub grace: Duration,
+    /// Percent of the objects that may go within an interval.
+    pub most: u8,
+}
+
+/// What waits to be deleted, and when to look again.
+#[derive(Debug)]
+pub(super) struct Garbage {
+    rules: Rules,
+    /// Nodes that were seen to go, and when.
+    gone: BTreeMap<Box<str>, Instant>,
+    /// Objects without a Node, and since when.
+    waiting: BTreeMap<Box<str>, Instant>,
+    /// Objects that are to stay although they have no Node, and their versions.
+    spared: BTreeMap<Box<str>, String>,
+    /// When objects were deleted, within the last interval.
+    deleted: VecDeque<Instant>,
+    last: Option<Instant>,
+    /// The last pass deleted nothing of what it should have, or failed.
+    stuck: bool,
+}
+
+/// One look at all objects.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    objects: usize,
+    orphans: Vec<Mark>,
+}
+
+impl Pass {
+    /// Looks at an object.
+    pub(super) fn look(&mut self, mark: Mark, has_node: bool) {
+        self.objects += 1;
+        if !has_node && !mark.kept {
+            self.orphans.push(mark);
+        }
+    }
+
+    /// Is there anything without a Node?
+    pub(super) fn has_orphans(&self) -> bool {
+        !self.orphans.is_empty()
+    }
+}
+
+/// What to do after a pass.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// Delete these, one after the other, if each Node is still gone.
+    Delete(Vec<Mark>),
+    /// Delete nothing.
+    Held(Held),
+}
+
+/// Why nothing is deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Nobody knows which Nodes there are.
+    NodesUnknown,
+    /// There are objects and no Node.
+    NoNodes {
+        /// So many.
+        objects: usize,
+    },
+    /// What is known of the Nodes is not what the API server has.
+    Disagreement {
+        /// Nodes that are known.
+        known: usize,
+        /// Nodes that it counts.
+        counted: u64,
+    },
+    /// Too much would go.
+    TooMany {
+        /// Objects without a Node.
+        orphans: usize,
+        /// Objects that were deleted lately.
+        lately: usize,
+        /// All objects.
+        objects: usize,
+        /// Percent that may go.
+        most: u8,
+    },
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NodesUnknown => f.write_str("the list of Nodes is not known or may be old"),
+            Self::NoNodes { objects } => {
+                write!(f, "the list of Nodes is empty while there are {objects} objects")
+            }
+            Self::Disagreement { known, counted } => {
+                write!(f, "{known} Nodes are known while the API server counts {counted}")
+            }
+            Self::TooMany { orphans, lately, objects, most } => write!(
+                f,
+                "{orphans} of {objects} objects have no Node{}, more than the {most} % of `controller.garbage.most`; if \
+                 these Nodes are really gone, set it to 100 for once",
+                match lately {
+                    0 => String::new(),
+                    lately => format!(" and {lately} were deleted lately"),
+                }
+            ),
+        }
+    }
+}
+
+impl Garbage {
+    /// Nothing is known yet; the first look is due at once.
+    pub(super) fn new(rules: Rules) -> Self {
+        Self {
+            rules,
+            gone: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            spared: BTreeMap::new(),
+            deleted: VecDeque::new(),
+            last: None,
+            stuck: false,
+        }
+    }
+
+    /// A Node was seen to go.
+    pub(super) fn node_went(&mut self, name: Box<str>, now: Instant) {
+        self.gone.entry(name).or_insert(now);
+    }
+
+    /// A Node is there.
+    pub(super) fn node_came(&mut self, name: &str) {
+        self.gone.remove(name);
+        self.waiting.remove(name);
+    }
+
+    /// When the next pass is due.
+    pub(super) fn due(&self, now: Instant) -> Instant {
+        let Some(last) = self.last else { return now };
+        let regular = last + self.rules.interval;
+        let earliest = self.gone.values().chain(self.waiting.values()).min();
+        let spacing = if self.stuck { RETRY } else { SPACING };
+        let earliest =
+            earliest.map(|since| (*since + self.rules.grace).max(last + spacing.min(self.rules.grace)));
+        earliest.map_or(regular, |earliest| earliest.min(regular))
+    }
+
+    /// Objects without a Node.
+    pub(super) fn orphans(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A pass could not be made.
+    pub(super) fn failed(&mut self, now: Instant) {
+        (self.last, self.stuck) = (Some(now), true);
+    }
+
+    /// Looks at what a pass saw. `known` is the number of Nodes, `counted` what the API server says of it.
+    pub(super) fn conclude(&mut self, pass: Pass, known: usize, counted: u64, now: Instant) -> Verdict {
+        let Pass { objects, mut orphans } = pass;
+        self.last = Some(now);
+        self.forget_spared(&orphans);
+        orphans.retain(|mark| !self.spared.contains_key(mark.name.as_str()));
+        self.waiting =
+            orphans.iter().map(|mark| (mark.name.as_str().into(), self.since(&mark.name, now))).collect();
+        // Of a Node that has been gone for as long as this, there is no object.
+        self.gone.retain(|_, since| now.duration_since(*since) < self.rules.grace);
+        while self.deleted.front().is_some_and(|at| now.duration_since(*at) >= self.rules.interval) {
+            self.deleted.pop_front();
+        }
+        let held = self.held(objects, known, counted);
+        self.stuck = held.is_some();
+        if let Some(held) = held {
+            return Verdict::Held(held);
+        }
+        let due = |mark: &Mark| now.duration_since(self.since(&mark.name, now)) >= self.rules.grace;
+        Verdict::Delete(orphans.into_iter().filter(due).collect())
+    }
+
+    /// What was written since it was spared is looked at again.
+    fn forget_spared(&mut self, orphans: &[Mark]) {
+        let mut before = std::mem::take(&mut self.spared);
+        for mark in orphans {
+            if let Some((name, version)) = before.remove_entry(mark.name.as_str())
+                && version == mark.version
+            {
+                self.spared.insert(name, version);
+            }
+        }
+    }
+
+    fn since(&self, name: &str, now: Instant) -> Instant {
+        let known = self.waiting.get(name).or_else(|| self.gone.get(name));
+        known.copied().unwrap_or(now)
+    }
+
+    fn held(&self, objects: usize, known: usize, counted: u64) -> Option<Held> {
+        let orphans = self.waiting.len();
+        if orphans == 0 {
+            return None;
+        }
+        if known == 0 {
+            return Some(Held::NoNodes { objects });
+        }
+        // Between the two counts some may have come or gone.
+        let difference = usize::try_from(counted.abs_diff(known as u64)).unwrap_or(usize::MAX);
+        if difference > (known / 20).max(FEW) {
+            return Some(Held::Disagreement { known, counted });
+        }
+        let (lately, most) = (self.deleted.len(), self.rules.most);
+        let allowed = ((objects + lately) * usize::from(most) / 100).max(FEW);
+        (orphans + lately > allowed).then_some(Held::TooMany { orphans, lately, objects, most })
+    }
+
+    /// An object was deleted, or is gone.
+    pub(super) fn deleted(&mut self, name: &str, now: Instant) {
+        self.waiting.remove(name);
+        self.deleted.push_back(now);
+    }
+
+    /// An object is to stay, as long as nobody writes it.
+    pub(super) fn spared(&mut self, mark: &Mark) {
+        self.waiting.remove(mark.name.as_str());
+        self.spared.insert(mark.name.as_str().into(), mark.version.clone());
+    }
+
+    /// Something went wrong with a deletion: what is left is tried later.
+    pub(super) fn gave_up(&mut self) {
+        self.stuck = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Writers;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const RULES: Rules =
+        Rules { interval: Duration::from_secs(600), grace: Duration::from_secs(60), most: 20 };
+
+    fn mark(name: &str) -> Mark {
+        Mark {
+            name: name.to_owned(),
+            uid: format!("uid-of-{name}"),
+            version: "1".to_owned(),
+            writers: Writers::default(),
+            kept: false,
+        }
+    }
+
+    /// A pass over `with` objects whose Nodes are there and these without.
+    fn pass(with: usize, without: &[String]) -> Pass {
+        let mut pass = Pass::default();
+        (0..with).for_each(|n| pass.look(mark(&format!("with-{n}")), true));
+        without.iter().for_each(|name| pass.look(mark(name), false));
+        pass
+    }
+
+    fn names(count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("without-{n}")).collect()
+    }
+
+    fn deletes(verdict: Verdict) -> Vec<String> {
+        match verdict {
+            Verdict::Delete(marks) => marks.into_iter().map(|mark| mark.name).collect(),
+            Verdict::Held(held) => panic!("{held}"),
+        }
+    }
+
+    fn held(verdict: Verdict) -> Held {
+        match verdict {
+            Verdict::Held(held) => held,
+            Verdict::Delete(marks) => panic!("{marks:?}"),
+        }
+    }
+
+    #[test]
+    fn what_the_first_pass_finds_waits_for_the_grace_period() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        assert_eq!(garbage.due(start), start);
+        let two = names(2);
+        assert_eq!(deletes(garbage.conclude(pass(98, &two), 98, 98, start)), Vec::<String>::new());
+        assert_eq!((garbage.orphans(), garbage.due(start)), (2, start + 60 * SECOND));
+        let later = start + 60 * SECOND;
+        assert_eq!(deletes(garbage.conclude(pass(98, &two), 98, 98, later)), two);
+        two.iter().for_each(|name| garbage.deleted(name, later));
+        assert_eq!((garbage.orphans(), garbage.due(later)), (0, later + RULES.interval));
+    }
+
+    #[test]
+    fn a_node_that_is_seen_to_go_starts_its_own_grace_period() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        garbage.conclude(pass(100, &[]), 100, 100, start);
+        garbage.node_went("without-0".into(), start + 20 * SECOND);
+        garbage.node_went("without-1".into(), start + 30 * SECOND);
+        garbage.node_went("without-0".into(), start + 50 * SECOND);
+        assert_eq!(garbage.due(start), start + 80 * SECOND);
+        garbage.node_came("without-1");
+        let (now, both) = (start + 80 * SECOND, names(2));
+        // The other one's Node came and went while nobody looked.
+        assert_eq!(deletes(garbage.conclude(pass(98, &both), 98, 98, now)), ["without-0"]);
+    }
+
+    #[test]
+    fn a_node_that_is_back_keeps_its_object() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        garbage.conclude(pass(99, &names(1)), 99, 99, start);
+        garbage.node_came("without-0");
+        let later = start + 61 * SECOND;
+        assert_eq!(garbage.due(later), start + RULES.interval);
+        assert!(deletes(garbage.conclude(pass(100, &[]), 100, 100, later)).is_empty());
+        // It goes again: it waits anew.
+        let again = later + SECOND;
+        assert!(deletes(garbage.conclude(pass(99, &names(1)), 99, 99, again)).is_empty());
+    }
+
+    #[test]
+    fn too_much_at_once_is_held_back_and_goes_on_when_it_looks_right() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        let half = names(50);
+        let verdict = held(garbage.conclude(pass(50, &half), 50, 50, start));
+        assert_eq!(verdict, Held::TooMany { orphans: 50, lately: 0, objects: 100, most: 20 });
+        assert!(verdict.to_string().starts_with("50 of 100 objects have no Node, more than the 20 %"));
+        let later = start + 120 * SECOND;
+        held(garbage.conclude(pass(50, &half), 50, 50, later));
+        assert_eq!(deletes(garbage.conclude(pass(80, &half[..20]), 80, 80, later + SECOND)).len(), 20);
+        let mut garbage = Garbage::new(Rules { most: 100, ..RULES });
+        garbage.conclude(pass(1, &half), 1, 1, start);
+        assert_eq!(deletes(garbage.conclude(pass(1, &half), 1, 1, later)).len(), 50, "100 % is no limit");
+    }
+
+    #[test]
+    fn a_few_may_always_go() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(Rules { most: 0, ..RULES });
+        garbage.conclude(pass(1, &names(FEW)), 1, 1, start);
+        assert_eq!(deletes(garbage.conclude(pass(1, &names(FEW)), 1, 1, start + 60 * SECOND)).len(), FEW);
+        held(garbage.conclude(pass(1, &names(FEW + 1)), 1, 1, start + 60 * SECOND));
+    }
+
+    #[test]
+    fn many_small_passes_are_no_way_round_the_limit() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        let fifteen = names(15);
+        garbage.conclude(pass(85, &fifteen), 85, 85, start);
+        let now = start + 60 * SECOND;
+        let gone = deletes(garbage.conclude(pass(85, &fifteen), 85, 85, now));
+        gone.iter().for_each(|name| garbage.deleted(name, now));
+        let verdict = held(garbage.conclude(pass(79, &names(6)), 79, 79, now + SECOND));
+        assert_eq!(verdict, Held::TooMany { orphans: 6, lately: 15, objects: 85, most: 20 });
+        assert!(verdict.to_string().contains("have no Node and 15 were deleted lately, more"), "{verdict}");
+        let later = now + RULES.interval;
+        assert_eq!(deletes(garbage.conclude(pass(79, &names(6)), 79, 79, later)).len(), 6);
+    }
+
+    #[test]
+    fn an_empty_list_and_one_that_the_server_does_not_count_delete_nothing() {
+        let now = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        assert_eq!(held(garbage.conclude(pass(0, &names(3)), 0, 0, now)), Held::NoNodes { objects: 3 });
+        let verdict = held(garbage.conclude(pass(100, &names(3)), 100, 200, now));
+        assert_eq!(verdict, Held::Disagreement { known: 100, counted: 200 });
+        assert!(deletes(garbage.conclude(pass(100, &names(3)), 100, 105, now)).is_empty(), "some came since");
+        assert!(deletes(garbage.conclude(pass(0, &[]), 0, 0, now)).is_empty(), "nothing is nothing wrong");
+    }
+
+    #[test]
+    fn what_is_held_back_or_failed_is_looked_at_less_often() {
+        let start = Instant::now();
+        let rules = Rules { grace: 30 * SECOND, ..RULES };
+        let mut garbage = Garbage::new(Rules { grace: 90 * SECOND, ..rules });
+        garbage.node_went("a".into(), start);
+        garbage.failed(start + 100 * SECOND);
+        assert_eq!(garbage.due(start), start + 160 * SECOND);
+        let mut garbage = Garbage::new(Rules { grace: 90 * SECOND, ..rules });
+        garbage.conclude(pass(100, &[]), 100, 100, start + 88 * SECOND);
+        garbage.node_went("a".into(), start);
+        assert_eq!(garbage.due(start), start + 98 * SECOND, "passes keep their distance");
+    }
+
+    #[test]
+    fn what_was_spared_stays_until_somebody_writes_it() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        let (one, later) = (names(1), start + 60 * SECOND);
+        garbage.conclude(pass(9, &one), 9, 9, start);
+        assert_eq!(deletes(garbage.conclude(pass(9, &one), 9, 9, later)).len(), 1);
+        garbage.spared(&mark("without-0"));
+        assert!(deletes(garbage.conclude(pass(9, &one), 9, 9, later + 60 * SECOND)).is_empty());
+        assert_eq!((garbage.orphans(), garbage.due(later)), (0, later + 60 * SECOND + RULES.interval));
+        let written = || {
+            let mut pass = pass(9, &[]);
+            pass.look(Mark { version: "2".into(), ..mark("without-0") }, false);
+            pass
+        };
+        garbage.conclude(written(), 9, 9, later + 100 * SECOND);
+        assert_eq!(deletes(garbage.conclude(written(), 9, 9, later + 160 * SECOND)).len(), 1);
+    }
+
+    #[test]
+    fn what_somebody_keeps_is_no_garbage() {
+        let mut pass = Pass::default();
+        pass.look(Mark { kept: true, ..mark("a") }, false);
+        assert!(!pass.has_orphans() && pass.objects == 1);
+    }
+}

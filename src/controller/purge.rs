@@ -1,0 +1,252 @@
+//! Removes what we wrote, before numacast is uninstalled: an object that nobody keeps true steers the scheduler for ever.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tracing::{debug, info, warn};
+
+use super::settings::Settings;
+use crate::cluster::{AgentPod, Cluster, ClusterError, pod_labels};
+
+/// How long the agents may take to end...
+const AGENTS: Duration = Duration::from_secs(120);
+/// ...and everything together. Helm waits for five minutes.
+const EVERYTHING: Duration = Duration::from_secs(240);
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// A pod that is still there after this long may be on a Node that is down, where it stays for ever.
+const NODE_DOWN: Duration = Duration::from_secs(15);
+/// Nodes that are named in one sentence.
+const NAMED: usize = 5;
+
+/// Why something of ours is left.
+#[derive(Debug, thiserror::Error)]
+pub enum PurgeError {
+    /// The API server does not do what we ask.
+    #[error("{0}; nothing is lost, run it again")]
+    Cluster(#[from] ClusterError),
+    /// Agents go on.
+    #[error(
+        "{removed} objects were removed, but after {AGENTS:?} agents still run on {nodes}: they make their objects again; \
+         delete their pods and run it again"
+    )]
+    Agents {
+        /// Objects that were removed.
+        removed: usize,
+        /// Where they run.
+        nodes: String,
+    },
+    /// Time is up.
+    #[error("{removed} objects were removed in {EVERYTHING:?}, and some are left{}; run it again", because(.reason.as_ref()))]
+    Time {
+        /// Objects that were removed.
+        removed: usize,
+        /// What went wrong last.
+        reason: Option<ClusterError>,
+    },
+}
+
+fn because(reason: Option<&ClusterError>) -> String {
+    reason.map_or_else(String::new, |error| format!(": {error}"))
+}
+
+/// What was removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Purged {
+    daemon_set: bool,
+    objects: usize,
+    /// The CRD is not there.
+    no_crd: bool,
+    dry: bool,
+}
+
+impl fmt::Display for Purged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { daemon_set, objects, no_crd, dry } = self;
+        let done = if *dry { "would be removed" } else { "removed" };
+        let daemon_set = if *daemon_set { "the agents' DaemonSet and " } else { "" };
+        match no_crd {
+            true => {
+                write!(f, "{daemon_set}no object {done}: the CRD of NodeResourceTopology is not installed")
+            }
+            false => write!(f, "{daemon_set}{objects} objects {done}"),
+        }
+    }
+}
+
+/// Deletes the agents' DaemonSet, waits for its pods to go, and deletes every object whose zones we wrote.
+///
+/// # Errors
+/// When something is left; it can be run again.
+pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, PurgeError> {
+    let cluster = &cluster.clone().in_form(settings.form);
+    let end = Instant::now() + EVERYTHING;
+    let (daemon_set, left) = match &settings.daemon_set {
+        Some(name) => end_agents(settings, cluster, name).await?,
+        None => (false, BTreeSet::new()),
+    };
+    let mut purged = Purged { daemon_set, dry: settings.dry_run, ..Purged::default() };
+    match remove_objects(settings, cluster, end).await {
+        Ok(objects) => purged.objects = objects,
+        Err(PurgeError::Cluster(ClusterError::NoCrd(_))) => purged.no_crd = true,
+        Err(error) => return Err(error),
+    }
+    match left.is_empty() {
+        true => Ok(purged),
+        false => Err(PurgeError::Agents { removed: purged.objects, nodes: named(&left) }),
+    }
+}
+
+/// Was there a DaemonSet, and on which Nodes do agents go on?
+async fn end_agents(
+    settings: &Settings,
+    cluster: &Cluster,
+    name: &str,
+) -> Result<(bool, BTreeSet<String>), ClusterError> {
+    let namespace = &settings.namespace;
+    let found = cluster.daemon_set(namespace, name).await?;
+    // A selector that cannot be written as a query, or a DaemonSet that is gone: its pods name it as their owner.
+    let labels = found.as_ref().and_then(pod_labels).unwrap_or_default();
+    if settings.dry_run {
+        return Ok((found.is_some(), BTreeSet::new()));
+    }
+    let deleted = found.is_some() && cluster.delete_daemon_set(namespace, name).await?;
+    if deleted {
+        info!("deleted the DaemonSet {namespace}/{name}; waiting for its pods to end");
+    }
+    let started = Instant::now();
+    let mut look_at_nodes = started + NODE_DOWN;
+    loop {
+        let mut pods = pods_of(cluster, namespace, &labels, name).await?;
+        let now = Instant::now();
+        if !pods.is_empty() && now >= look_at_nodes {
+            let ready = ready_nodes(cluster).await?;
+            pods.retain(|pod| ready.contains(&pod.node));
+            look_at_nodes = now + NODE_DOWN;
+            if pods.is_empty() {
+                warn!("some agents are on Nodes that are not Ready: they are not waited for");
+            }
+        }
+        if pods.is_empty() {
+            return Ok((deleted, BTreeSet::new()));
+        }
+        if now.duration_since(started) >= AGENTS {
+            return Ok((deleted, pods.into_iter().map(|pod| pod.node).collect()));
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// The agents' pods that are bound to a Node; others write nothing.
+async fn pods_of(
+    cluster: &Cluster,
+    namespace: &str,
+    labels: &str,
+    daemon_set: &str,
+) -> Result<Vec<AgentPod>, ClusterError> {
+    let mut found = Vec::new();
+    let mut pages = cluster.agent_pages(namespace, labels);
+    while let Some(pods) = pages.next().await? {
+        let ours = |pod: &AgentPod| !labels.is_empty() || pod.daemon_set.as_deref() == Some(daemon_set);
+        found.extend(pods.into_iter().filter(|pod| ours(pod) && !pod.node.is_empty()));
+    }
+    Ok(found)
+}
+
+async fn ready_nodes(cluster: &Cluster) -> Result<BTreeSet<String>, ClusterError> {
+    let mut ready = BTreeSet::new();
+    let mut pages = cluster.node_pages();
+    while let Some(nodes) = pages.next().await? {
+        ready.extend(nodes.into_iter().filter(|node| node.ready).map(|node| node.name));
+    }
+    Ok(ready)
+}
+
+/// Until a look at all objects finds none of ours.
+async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) -> Result<usize, PurgeError> {
+    let mut removed = 0;
+    loop {
+        let (found, trouble) = match remove_once(settings, cluster, end, &mut removed).await {
+            Ok(found) => (found, None),
+            Err(error) if error.needs_a_person() && !is_expired(&error) => return Err(error.into()),
+            Err(error) => (true, Some(error)),
+        };
+        if settings.dry_run && trouble.is_none() {
+            return Ok(removed);
+        }
+        if !found {
+            return Ok(removed);
+        }
+        if Instant::now() >= end {
+            return Err(PurgeError::Time { removed, reason: trouble });
+        }
+        if let Some(error) = trouble {
+            debug!("{error}; looking again");
+            sleep(error.retry_after().unwrap_or(LOOK)).await;
+        }
+    }
+}
+
+/// A list that took too long to read.
+fn is_expired(error: &ClusterError) -> bool {
+    matches!(error, ClusterError::Refused { code: 410, .. })
+}
+
+/// Was there anything of ours?
+async fn remove_once(
+    settings: &Settings,
+    cluster: &Cluster,
+    end: Instant,
+    removed: &mut usize,
+) -> Result<bool, ClusterError> {
+    let mut found = false;
+    let mut pages = cluster.marks();
+    while let Some(marks) = pages.next().await? {
+        for mark in marks.into_iter().filter(|mark| mark.writers.ours) {
+            found = true;
+            if settings.dry_run {
+                info!("dry run: the object {} would be removed", mark.name);
+                *removed += 1;
+                continue;
+            }
+            if Instant::now() >= end {
+                return Ok(true);
+            }
+            match cluster.delete_object_of_any_version(&mark).await {
+                Ok(deleted) => *removed += usize::from(deleted),
+                // Another object has its name now; the next look sees whose.
+                Err(error) if error.is_conflict() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn named(nodes: &BTreeSet<String>) -> String {
+    let first = nodes.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match nodes.len().saturating_sub(NAMED) {
+        0 => first,
+        more => format!("{first} and {more} more Nodes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_says_what_was_done() {
+        let of = |daemon_set, no_crd, dry| Purged { daemon_set, objects: 3, no_crd, dry }.to_string();
+        assert_eq!(of(true, false, false), "the agents' DaemonSet and 3 objects removed");
+        assert_eq!(of(false, false, true), "3 objects would be removed");
+        assert_eq!(
+            of(false, true, false),
+            "no object removed: the CRD of NodeResourceTopology is not installed"
+        );
+        let nodes = (0..7).map(|n| n.to_string()).collect();
+        assert_eq!(named(&nodes), "0, 1, 2, 3, 4 and 2 more Nodes");
+    }
+}

@@ -1,0 +1,76 @@
+//! What the controller needs of the configuration.
+
+use std::time::Duration;
+
+use super::garbage::Rules;
+use crate::config::{ApiVersion, Config};
+use crate::nrt::{Form, Version};
+
+/// What the controller needs to know.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Which replica this is, for the Lease and in Events.
+    pub identity: String,
+    /// Where the DaemonSet and the Lease are.
+    pub namespace: String,
+    /// The agents' DaemonSet; nobody looks for silent agents without.
+    pub daemon_set: Option<String>,
+    /// The Lease by which one replica leads; every replica leads without.
+    pub lease: Option<String>,
+    /// Delete nothing.
+    pub dry_run: bool,
+    /// When objects may go.
+    pub garbage: Rules,
+    /// How long an agent may be silent.
+    pub silent_after: Duration,
+    /// How often the sums are drawn up.
+    pub fleet_interval: Duration,
+    /// In which form objects are read.
+    pub form: Form,
+    /// Post Kubernetes Events.
+    pub events: bool,
+}
+
+/// The namespace is not known.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the namespace of the agents' DaemonSet and of the Lease is not known: set POD_NAMESPACE (in a pod, from \
+     metadata.namespace), `controller.namespace` or --namespace"
+)]
+pub struct NoNamespace;
+
+impl Settings {
+    /// The controller's part of a configuration; `pod` is the name of its own pod, if it has one.
+    ///
+    /// # Errors
+    /// When something is to be found in a namespace that is not known.
+    pub fn from_config(config: &Config, pod: Option<&str>) -> Result<Self, NoNamespace> {
+        let given = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
+        let controller = &config.controller;
+        let (daemon_set, lease) = (given(&controller.daemon_set), given(&controller.lease));
+        if controller.namespace.is_empty() && (daemon_set.is_some() || lease.is_some()) {
+            return Err(NoNamespace);
+        }
+        let version = match config.publish.api_version {
+            ApiVersion::V1alpha1 => Version::V1alpha1,
+            ApiVersion::V1alpha2 => Version::V1alpha2,
+        };
+        Ok(Self {
+            // A pod that starts again is another one: its predecessor may still be at work.
+            identity: format!("{}_{:016x}", pod.unwrap_or("numacast"), fastrand::u64(..)),
+            namespace: controller.namespace.clone(),
+            daemon_set,
+            lease,
+            dry_run: controller.dry_run,
+            garbage: Rules {
+                interval: controller.garbage.interval.get(),
+                grace: controller.garbage.grace.get(),
+                most: controller.garbage.most.get(),
+            },
+            silent_after: controller.silent.after.get(),
+            fleet_interval: controller.fleet.interval.get(),
+            form: Form { version, policies: false },
+            events: config.publish.events,
+        })
+    }
+}

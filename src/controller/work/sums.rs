@@ -1,0 +1,80 @@
+//! Adds up what all objects say.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tracing::debug;
+
+use super::Work;
+use crate::backoff::jittered;
+use crate::cluster::ClusterError;
+use crate::controller::fleet::Fleet;
+use crate::controller::notices::Reason;
+use crate::controller::said::Said;
+use crate::controller::silence::Lack;
+
+/// How long the first pass waits for the Nodes.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A pass may take this share of the time between two.
+const SHARE: u32 = 10;
+
+impl Work<'_> {
+    /// At each interval, which grows where a pass takes long.
+    pub(super) async fn sum_up(&self) {
+        let mut said = Said::default();
+        self.wait_for_nodes(PATIENCE).await;
+        loop {
+            let started = Instant::now();
+            let fleet = self.fleet().await;
+            let next = self.settings.fleet_interval.max(started.elapsed() * SHARE);
+            match fleet {
+                Ok(fleet) => {
+                    debug!("{} objects were added up in {:?}", fleet.objects(), started.elapsed());
+                    said.well("the objects can be added up again");
+                    self.show(&fleet).await;
+                    self.metrics.summed_up(next);
+                }
+                Err(error) => {
+                    self.metrics.call_failed(&error);
+                    said.trouble(&format!("the objects cannot be added up: {error}"));
+                }
+            }
+            sleep(jittered(next)).await;
+        }
+    }
+
+    async fn fleet(&self) -> Result<Fleet, ClusterError> {
+        let mut fleet = Fleet::default();
+        let mut pages = self.cluster.briefs();
+        while let Some(briefs) = pages.next().await? {
+            briefs.into_iter().for_each(|brief| fleet.add(brief));
+        }
+        Ok(fleet)
+    }
+
+    async fn show(&self, fleet: &Fleet) {
+        let now = Instant::now();
+        let well = self.known().picture(now).map(|picture| picture.well);
+        let missing: Option<Vec<Box<str>>> =
+            well.map(|well| well.into_iter().filter(|name| !fleet.has(name)).collect());
+        self.metrics.figures(|figures| {
+            figures.nodes.clone_from(&fleet.nodes);
+            figures.resources.clone_from(&fleet.resources);
+            figures.objects = u64::try_from(fleet.objects()).ok();
+            figures.foreign = Some(fleet.foreign);
+            figures.missing = missing.as_ref().and_then(|names| u64::try_from(names.len()).ok());
+        });
+        let Some(missing) = missing else { return };
+        let untold = {
+            let mut known = self.known();
+            known.missing.observe(missing.iter().map(|name| &**name), now);
+            known.missing.untold(now)
+        };
+        for name in untold {
+            if !self.tell_of(Reason::ObjectMissing, &name, &Lack::Object).await {
+                break;
+            }
+            self.known().missing.told(&name, Instant::now());
+        }
+    }
+}
