@@ -1,6 +1,6 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test heart matrix faults real-faults contract soak fuzz mutants lint parts bench bench-agent bench-accounting clean
+.PHONY: help demo test heart matrix faults real-faults contract soak fuzz mutants lint parts bench bench-agent bench-accounting image reproduce sbom clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
@@ -17,6 +17,9 @@ help:
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
 	@echo 'make parts   only build the real etcd, kube-apiserver, kubectl and kubelet that the tests use'
 	@echo 'make bench   the figures of docs/performance.md, measured here'
+	@echo 'make image   the static binary and the image from scratch that ship, below target/image (needs buildah)'
+	@echo 'make reproduce  builds them twice, in two places, and compares the bytes (ten minutes)'
+	@echo 'make sbom    what the shipped binary is made of, as CycloneDX (fetches cargo-cyclonedx)'
 	@echo 'make clean   remove everything that was built'
 
 demo:
@@ -80,6 +83,16 @@ bench-agent: parts
 	cargo build --locked --release --no-default-features
 	install -D target/release/numacast target/shipped/numacast
 	cargo bench --locked --bench agent -- $(ONLY)
+
+# What ships. docs/release.md tells how it is verified.
+image:
+	image/build
+
+reproduce:
+	image/twice
+
+sbom:
+	image/sbom
 
 clean:
 	cargo clean

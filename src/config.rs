@@ -9,6 +9,7 @@ mod exclude;
 mod explain;
 mod layers;
 mod percent;
+mod schema;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use address::Address;
@@ -25,10 +27,11 @@ pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
 pub use percent::Percent;
+pub use schema::SCHEMA;
 pub use watch::FileWatch;
 
 /// Everything a person can set. The defaults are in [`Config::default`], the words for people in [`DOCS`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
     /// The node's name in the cluster.
@@ -60,7 +63,7 @@ pub struct Config {
 }
 
 /// Where the host's files are.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Host {
     /// Every path below moves with it.
@@ -72,7 +75,7 @@ pub struct Host {
 }
 
 /// Where the kubelet is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubelet {
     /// The kubelet's `--root-dir`; `<host.root>/var/lib/kubelet` when not set.
@@ -96,7 +99,7 @@ pub struct Kubelet {
 }
 
 /// How the kubelet is configured, or who tells.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct KubeletConfig {
     /// Whom to believe.
@@ -118,7 +121,7 @@ pub struct KubeletConfig {
 }
 
 /// Who tells how the kubelet is configured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ConfigSource {
     /// Its files; where they cannot be read, the kubelet itself.
@@ -133,7 +136,7 @@ pub enum ConfigSource {
 }
 
 /// How strictly a kubelet aligns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopologyManagerPolicy {
     /// Not at all.
@@ -147,7 +150,7 @@ pub enum TopologyManagerPolicy {
 }
 
 /// What a kubelet aligns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyManagerScope {
     /// Each container.
@@ -157,7 +160,7 @@ pub enum TopologyManagerScope {
 }
 
 /// Whether a kubelet gives out CPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuManagerPolicy {
     /// It does not.
@@ -167,7 +170,7 @@ pub enum CpuManagerPolicy {
 }
 
 /// Whether a kubelet gives out memory of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MemoryManagerPolicy {
     /// It does not.
     None,
@@ -188,7 +191,7 @@ macro_rules! spelt {
 spelt!(TopologyManagerPolicy, TopologyManagerScope, CpuManagerPolicy, MemoryManagerPolicy);
 
 /// When to look.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Scan {
     /// How often to look when nothing seems to happen, give or take a tenth.
@@ -200,7 +203,7 @@ pub struct Scan {
 }
 
 /// Who tells about pods what the kubelet's List does not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pods {
     /// Whom to ask.
@@ -210,7 +213,7 @@ pub struct Pods {
 }
 
 /// Whom to ask about pods.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum PodSource {
     /// The API server; where the fingerprint does not need it, the first that tells.
@@ -235,7 +238,7 @@ impl PodSource {
 }
 
 /// Where and how to write.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Publish {
     /// A kubeconfig file; `$KUBECONFIG`, `~/.kube/config` or the pod's service account when not set.
@@ -275,7 +278,7 @@ pub enum Nudge {
 }
 
 /// What the object says of pods: the scheduler plugin believes it only where this is what it knows itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Fingerprint {
     /// Whose pods it stands for.
@@ -295,7 +298,7 @@ pub struct Fingerprint {
 }
 
 /// Whose pods the fingerprint stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FingerprintView {
     /// Those that the scheduler plugin counts.
@@ -308,7 +311,7 @@ pub enum FingerprintView {
 }
 
 /// Which pods the fingerprint stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FingerprintMethod {
     /// All.
@@ -319,7 +322,7 @@ pub enum FingerprintMethod {
 }
 
 /// Which pods the plugin has: its `cache.informerMode`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Informer {
     /// All that are not Pending.
@@ -330,7 +333,7 @@ pub enum Informer {
 }
 
 /// The release of scheduler-plugins, as far as its rules differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PluginRelease {
     /// v0.34 and before.
     #[serde(rename = "v0.34")]
@@ -342,7 +345,7 @@ pub enum PluginRelease {
 }
 
 /// A version of the API of `NodeResourceTopology`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ApiVersion {
     /// For consumers that read no other.
@@ -353,7 +356,7 @@ pub enum ApiVersion {
 }
 
 /// What to do about a publisher that keeps rewriting the object.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RivalsMode {
     /// Tell, and let its rewrites be.
@@ -364,7 +367,7 @@ pub enum RivalsMode {
 }
 
 /// What zones look like.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Zones {
     /// Emit empty zones for missing NUMA ids.
@@ -372,7 +375,7 @@ pub struct Zones {
 }
 
 /// What the controller does.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Controller {
     /// Where it runs, and the agents with it.
@@ -392,7 +395,7 @@ pub struct Controller {
 }
 
 /// Objects of Nodes that are gone.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Garbage {
     /// How often all objects are looked at.
@@ -404,7 +407,7 @@ pub struct Garbage {
 }
 
 /// Nodes whose agent does not work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Silent {
     /// How long it must have been so.
@@ -412,7 +415,7 @@ pub struct Silent {
 }
 
 /// Sums over all objects.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Fleet {
     /// How often they are drawn up.
@@ -420,7 +423,7 @@ pub struct Fleet {
 }
 
 /// What to tell people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Log {
     /// The least severe level that is written.
@@ -430,7 +433,7 @@ pub struct Log {
 }
 
 /// What to tell monitoring.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Metrics {
     /// Where the agent serves them.
@@ -440,7 +443,7 @@ pub struct Metrics {
 }
 
 /// How metrics are encrypted: plain HTTP where nothing is set.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Tls {
     /// The certificate and its chain (PEM).
@@ -452,7 +455,7 @@ pub struct Tls {
 }
 
 /// What to tell the kubelet about ourselves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Health {
     /// Where the agent answers its probes.
@@ -460,7 +463,7 @@ pub struct Health {
 }
 
 /// How severe a line must be to be written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// Only what needs a person.
@@ -477,7 +480,7 @@ pub enum LogLevel {
 }
 
 /// How a line is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.

@@ -13,6 +13,8 @@ pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod controller;
+#[cfg(test)]
+mod generated;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::settings::{SettingsArgs, finish};
 use crate::agent::Settings;
-use crate::config::{self, Config, DOCS, EVERY_NODE, Effective, Explanation, Layers, explain};
+use crate::config::{self, Config, DOCS, EVERY_NODE, Effective, Explanation, Layers, SCHEMA, explain};
 use crate::topology::Exclude;
 
 /// Of an explanation, in characters.
@@ -27,6 +27,8 @@ pub(super) struct Args {
 enum Verb {
     /// Print a configuration file with every key, its default and its meaning.
     Defaults,
+    /// Print the JSON Schema of a configuration file, for editors.
+    Schema,
     /// Check a configuration file; exit 0 if it is right, 1 with a sentence per mistake if not.
     Check {
         /// The file to check.
@@ -46,6 +48,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { verb } = args;
     match verb {
         Verb::Defaults => super::print(&defaults(&finish(Layers::default())?))?,
+        Verb::Schema => super::print(SCHEMA)?,
         Verb::Check { file } => {
             let effective = finish(Layers::default().file(&file))?;
             super::print(&format!("{} is right\n", file.display()))?;
@@ -65,17 +68,19 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// A file that can be edited: derived paths are commented out, so that they go on following the others.
 fn defaults(effective: &Effective) -> String {
     let mut text = String::new();
-    let mut section = "";
+    let mut open: Vec<&str> = Vec::new();
     for ((key, value, origin), (_, meaning)) in effective.values.iter().zip(DOCS) {
-        let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
-        if parent != section {
-            section = parent;
-            let _ = writeln!(text, "{section}:");
+        let mut sections: Vec<&str> = key.split('.').collect();
+        let name = sections.pop().unwrap_or_default();
+        let common = open.iter().zip(&sections).take_while(|(one, other)| one == other).count();
+        for (depth, section) in sections.iter().enumerate().skip(common) {
+            let _ = writeln!(text, "{:1$}{section}:", "", 2 * depth);
         }
-        let indent = if parent.is_empty() { "" } else { "  " };
-        let _ = writeln!(text, "{indent}# {meaning}");
+        let indent = 2 * sections.len();
         let comment = if *origin == crate::config::Origin::Derived || value.is_null() { "# " } else { "" };
-        let _ = writeln!(text, "{indent}{comment}{name}: {}", scalar(value));
+        let _ = writeln!(text, "{:indent$}# {meaning}", "");
+        let _ = writeln!(text, "{:indent$}{comment}{name}: {}", "", scalar(value));
+        open = sections;
     }
     text
 }

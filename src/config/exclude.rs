@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::schema;
 use crate::pattern::PodPattern;
 use crate::quantity::{Quantity, hugepages_name};
 
@@ -11,13 +13,14 @@ use crate::quantity::{Quantity, hugepages_name};
 pub const EVERY_NODE: &str = "*";
 
 /// What zones leave out.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Exclude {
     /// Node name, or `*` for every node, to resources that no zone lists.
     #[serde(deserialize_with = "resources")]
     pub resources: BTreeMap<String, BTreeSet<String>>,
     /// Pods whose resources look free.
+    #[schemars(with = "Vec<schema::PodPattern>")]
     pub pods: Vec<PodPattern>,
     /// The resources of all pods outside this namespace look free.
     #[serde(deserialize_with = "namespace")]

@@ -380,11 +380,12 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
     (
         "health.address",
         &[
-            "livez: the loop turns; a restart may help where it does not. readyz: the node was read and its object \
+            "livez: the loop turns, and the kubelet's configuration file was not replaced under its mount; a restart helps where \
+           not. readyz: the node was read and its object \
            written not too long ago. startupz: the object was in the API server once. Each answers 200, or 503 with one \
            sentence per reason.",
-            "A kubelet probes the pod's address, not loopback: in a pod that it is to probe, set :9743, which is that port of every address, IPv4 or IPv6. The same \
-           address as `metrics.address` serves both, unless metrics have TLS.",
+            "A kubelet probes the pod's address, not loopback: in a pod that it is to probe, set :9743, which is that \
+           port of every address, IPv4 or IPv6. The same address as `metrics.address` serves both, unless metrics have TLS.",
         ],
     ),
 ];
@@ -392,6 +393,24 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generated;
+
+    #[test]
+    fn the_document_lists_every_key() {
+        let row = |Explanation { key, meaning, default, .. }: Explanation| {
+            let default = match default {
+                Value::Null => String::new(),
+                Value::String(text) => format!("`{text}`"),
+                other => format!("`{other}`"),
+            };
+            // Outside of code a browser would take a path's placeholder for a tag.
+            let meaning = meaning.replace('<', "\\<").replace('*', "\\*");
+            format!("| `{key}` | {default} | {meaning} |\n")
+        };
+        let rows: String = explain(None).unwrap().into_iter().map(row).collect();
+        let table = format!("| key | default | meaning |\n|---|---|---|\n{rows}");
+        generated::section("docs/configuration.md", "keys", &table);
+    }
 
     #[test]
     fn only_keys_are_explained_and_each_once() {

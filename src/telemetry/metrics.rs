@@ -455,11 +455,23 @@ fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
+/// A document's table of metrics.
+#[cfg(test)]
+pub(super) fn table(docs: &[&Doc]) -> String {
+    let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
+    for Doc { name, kind, labels, help } in docs {
+        let labels: Vec<String> =
+            labels.iter().map(|(label, values)| format!("`{label}`: {values}")).collect();
+        table += &format!("| `{name}` | {kind} | {} | {help} |\n", labels.join("; "));
+    }
+    table
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fmt::Write;
 
     use super::*;
+    use crate::generated;
     use crate::kubelet::{ContainerUsage, PodUsage};
     use crate::topology::{Amounts, Zone};
 
@@ -665,24 +677,8 @@ mod tests {
         }
     }
 
-    /// `NUMACAST_WRITE_DOCS=1` writes the document instead.
     #[test]
     fn the_document_lists_every_metric() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
-        let text = std::fs::read_to_string(file).unwrap();
-        let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
-        for Doc { name, kind, labels, help } in DOCS {
-            let labels: Vec<String> =
-                labels.iter().map(|(label, values)| format!("`{label}`: {values}")).collect();
-            writeln!(table, "| `{name}` | {kind} | {} | {help} |", labels.join("; ")).unwrap();
-        }
-        let (start, rest) = text.split_once("<!-- metrics -->\n").unwrap();
-        let (_, end) = rest.split_once("<!-- end of metrics -->\n").unwrap();
-        let right = format!("{start}<!-- metrics -->\n{table}<!-- end of metrics -->\n{end}");
-        if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
-            std::fs::write(file, right).unwrap();
-        } else {
-            assert!(right == text, "docs/metrics.md is old: run `NUMACAST_WRITE_DOCS=1 cargo test metrics`");
-        }
+        generated::section("docs/metrics.md", "metrics", &table(DOCS));
     }
 }

@@ -52,6 +52,27 @@ const EXCLUSIONS: [&str; 6] = [
     "exclude.outsideNamespace=team",
 ];
 
+#[test]
+fn the_schema_is_for_the_file_that_defaults_prints() {
+    let schema: serde_json::Value = serde_json::from_str(numacast(&["config", "schema"]).success()).unwrap();
+    let defaults: serde_json::Value =
+        serde_saphyr::from_str(numacast(&["config", "defaults"]).success()).unwrap();
+    let known = |schema: &serde_json::Value, name: &str| schema["properties"][name].clone();
+    for (name, value) in defaults.as_object().unwrap() {
+        let section = known(&schema, name);
+        assert!(section.is_object(), "{name}");
+        for (key, value) in value.as_object().into_iter().flatten() {
+            let inner = known(&section, key);
+            assert!(inner.is_object(), "{name}.{key}");
+            let properties = inner["properties"].is_object();
+            for key in value.as_object().into_iter().flatten().map(|(key, _)| key).filter(|_| properties) {
+                assert!(known(&inner, key).is_object(), "{name}.{key}");
+            }
+        }
+    }
+    assert_eq!(schema["additionalProperties"], false);
+}
+
 fn show(node: &[&str], settings: &[&str]) -> Outcome {
     numacast(&[&["config", "show"], node, settings].concat())
 }

@@ -4,5 +4,6 @@
 
 mod bad_input;
 mod commands;
+mod documents;
 mod replays;
 mod support;

@@ -14,14 +14,21 @@ use crate::support::parts::repository;
 use crate::support::{Cluster, Needs, Parts};
 
 /// Each file, and the least number of commands that it shows: so that a block that is not found is noticed.
-const FILES: [(&str, usize); 6] = [
+const FILES: [(&str, usize); 9] = [
     ("README.md", 10),
     ("CONTRIBUTING.md", 3),
     ("docs/configuration.md", 13),
     ("docs/events.md", 2),
+    ("docs/install.md", 5),
+    ("docs/migration.md", 3),
     ("docs/performance.md", 1),
     ("docs/proofs.md", 3),
+    ("docs/upgrade.md", 1),
 ];
+
+/// The releases that documents install. No Job runs here, so hooks would wait for ever.
+const NOTHING_INSTALLED: &str = "for release in numacast moved; do \
+     helm uninstall $release --namespace $release --no-hooks --ignore-not-found; done";
 
 /// The lines of a document's `sh` blocks.
 fn commands(text: &str) -> Vec<String> {
@@ -48,7 +55,7 @@ fn check_make(target: &str) -> Result<()> {
 }
 
 /// The binary under the name that the documents use, on the simulated host.
-fn install(dir: &Path, host: &Path, kubectl: &Path) -> Result<()> {
+fn install(dir: &Path, host: &Path, parts: &Parts) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let script = format!(
         "#!/bin/sh\ncase $1 in\nagent|snapshot) exec {binary} \"$@\" --host-root {host} ;;\n*) exec {binary} \"$@\" ;;\nesac\n",
@@ -58,13 +65,15 @@ fn install(dir: &Path, host: &Path, kubectl: &Path) -> Result<()> {
     let numacast = dir.join("numacast");
     std::fs::write(&numacast, script)?;
     std::fs::set_permissions(&numacast, std::fs::Permissions::from_mode(0o755))?;
-    std::os::unix::fs::symlink(kubectl, dir.join("kubectl"))?;
+    for program in ["kubectl", "helm"] {
+        std::os::unix::fs::symlink(parts.program(program), dir.join(program))?;
+    }
     Ok(())
 }
 
 #[tokio::test]
 async fn every_command_in_the_documents_runs() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
     Api::<Node>::all(cluster.client()).create(&PostParams::default(), &node).await?;
@@ -72,24 +81,34 @@ async fn every_command_in_the_documents_runs() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let bin = dir.path().join("bin");
     std::fs::create_dir(&bin)?;
-    install(&bin, host.root(), &parts.program("kubectl"))?;
+    install(&bin, host.root(), &parts)?;
+    std::os::unix::fs::symlink(repository().join("charts"), dir.path().join("charts"))?;
     let path = format!("{}:{}", bin.display(), std::env::var("PATH")?);
 
+    let run = async |line: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-ec", line]).current_dir(dir.path());
+        command.env("PATH", &path).env("KUBECONFIG", cluster.admin_kubeconfig()).env("HOME", dir.path());
+        let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{line}\n{stderr}");
+        Ok(())
+    };
     for (file, least) in FILES {
         let commands = commands(&std::fs::read_to_string(repository().join(file))?);
         ensure!(commands.len() >= least, "{file} shows only {} commands", commands.len());
+        // A document that installs begins with nothing installed, one that upgrades with something.
+        run(NOTHING_INSTALLED).await?;
+        if commands.iter().any(|line| line.starts_with("helm upgrade numacast")) {
+            run("helm install numacast charts/numacast --namespace numacast --create-namespace").await?;
+        }
         for line in commands {
             if let Some(target) = line.strip_prefix("make ").or(line.rsplit_once(" && make ").map(|(_, t)| t))
             {
                 check_make(target).with_context(|| format!("{file}: {line}"))?;
                 continue;
             }
-            let mut command = Command::new("sh");
-            command.args(["-ec", &line]).current_dir(dir.path());
-            command.env("PATH", &path).env("KUBECONFIG", cluster.admin_kubeconfig()).env("HOME", dir.path());
-            let output = tokio::task::spawn_blocking(move || command.output()).await??;
-            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-            ensure!(output.status.success(), "{file}: {line}\n{stderr}");
+            run(&line).await.with_context(|| file)?;
         }
     }
     Ok(())

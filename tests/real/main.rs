@@ -2,6 +2,7 @@
 //!
 //! Where these cannot run the tests say so in one line and pass, except under `CI=true`.
 
+mod chart;
 mod configuration;
 mod controller;
 mod docs;
@@ -9,10 +10,13 @@ mod faults;
 mod fingerprint;
 mod harness;
 mod kubectl;
+mod migration;
 mod order;
 mod publisher;
 mod refusals;
+mod rendered;
 mod restarts;
+mod security;
 #[path = "../sim/support.rs"]
 #[allow(dead_code, clippy::unwrap_used)] // the tests of the simulation use the rest
 mod sim_node;

@@ -80,6 +80,16 @@ impl Cluster {
         &self.programs
     }
 
+    /// Where it answers: `127.0.0.1:40123`.
+    pub(crate) fn address(&self) -> &str {
+        self.url.trim_start_matches("https://")
+    }
+
+    /// Its certificate and that of the authority behind it (PEM).
+    pub(crate) fn certificates(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(self.dir.path().join("certificates/apiserver.crt"))?)
+    }
+
     /// The administrator's kubeconfig.
     pub(crate) fn admin_kubeconfig(&self) -> PathBuf {
         self.dir.path().join("admin.kubeconfig")
@@ -95,6 +105,11 @@ impl Cluster {
     /// A kubeconfig with a token of its own.
     pub(crate) fn kubeconfig_of(&self, name: &str, token: &str) -> Result<PathBuf> {
         write_kubeconfig(self.dir.path(), &self.url, name, &json!({ "token": token }))
+    }
+
+    /// A client with a token of its own.
+    pub(crate) async fn client_of(&self, name: &str, token: &str) -> Result<Client> {
+        client_of(self.dir.path(), &self.kubeconfig_of(name, token)?).await
     }
 
     /// How many writes of a resource the API server has answered, by its own count: one that changes nothing

@@ -3,6 +3,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod cgroups;
+pub(crate) mod chart;
 pub(crate) mod cluster;
 #[allow(dead_code, reason = "the test makes a few, the program all")]
 pub(crate) mod faults;
@@ -10,11 +11,13 @@ pub(crate) mod fingerprint;
 pub(crate) mod history;
 pub(crate) mod node;
 pub(crate) mod nrt;
+pub(crate) mod operator;
 pub(crate) mod oracle;
 pub(crate) mod parts;
 pub(crate) mod pods;
 pub(crate) mod prober;
 pub(crate) mod process;
+pub(crate) mod tokens;
 pub(crate) mod wait;
 pub(crate) mod walk;
 

@@ -56,6 +56,7 @@ pub(crate) struct NodeSetup {
     version: Option<String>,
     gates: BTreeSet<String>,
     flags: Vec<String>,
+    runs_pods: bool,
 }
 
 /// A machine whose kubelet runs and has joined the cluster. The node is called like its machine.
@@ -130,6 +131,13 @@ impl NodeSetup {
         self
     }
 
+    /// Pods of other images than the fakes are run for real, in containers of `tests/parts/in-pod`: the binary under test is
+    /// their image.
+    pub(crate) fn running_pods(mut self) -> Self {
+        self.runs_pods = true;
+        self
+    }
+
     /// Turns a feature gate on, where the kubelet's version has it.
     pub(crate) fn gate(mut self, name: &str) -> Self {
         self.gates.insert(name.to_owned());
@@ -138,7 +146,7 @@ impl NodeSetup {
 
     /// Starts everything and waits until the node is Ready and offers its devices.
     pub(crate) async fn start(self, cluster: &Cluster) -> Result<RealNode> {
-        let Self { name, machine, version, gates, flags } = self;
+        let Self { name, machine, version, gates, flags, runs_pods } = self;
         let dir = cluster.dir().join(&name);
         std::fs::create_dir_all(dir.join("kubelet"))?;
         machine.write_tree(&dir)?;
@@ -159,7 +167,7 @@ impl NodeSetup {
         std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
         let mut node = RealNode {
             kubelet: RefCell::new(None),
-            fakenode: RefCell::new(FakeNode::start(&dir, &programs)?),
+            fakenode: RefCell::new(FakeNode::start(&dir, &programs, runs_pods)?),
             client: cluster.client(),
             kubeconfig: cluster.kubeconfig_as(&format!("system:node:{name}"), &["system:nodes"])?,
             agent_kubeconfig: cluster.admin_kubeconfig(),
@@ -196,7 +204,14 @@ impl RealNode {
     /// A machine that is described elsewhere.
     pub(crate) fn of(name: &str, machine: MachineSpec) -> NodeSetup {
         let gates = BTreeSet::from(["PodsAPI".to_owned()]);
-        NodeSetup { name: name.to_owned(), machine, version: None, gates, flags: Vec::new() }
+        NodeSetup {
+            name: name.to_owned(),
+            machine,
+            version: None,
+            gates,
+            flags: Vec::new(),
+            runs_pods: false,
+        }
     }
 
     /// The node's name.
@@ -502,6 +517,18 @@ impl RealNode {
         Ok(self.kubelet.borrow().as_ref().context("the kubelet does not run")?.id())
     }
 
+    /// What pods that are run for real reach: the address that they know, and the one where it is.
+    pub(crate) fn pods_reach(&self, reach: &BTreeMap<String, String>) -> Result<()> {
+        Ok(std::fs::write(self.dir.join("reach.json"), serde_json::to_vec(reach)?)?)
+    }
+
+    /// Where the kubelet's HTTPS port is, and the certificate that it made for it.
+    pub(crate) fn https_port(&self) -> Result<(String, PathBuf)> {
+        let config: Value = serde_json::from_slice(&std::fs::read(self.kubelet_dir().join("config.yaml"))?)?;
+        let certificate = self.dir.join("kubelet-certificates/kubelet.crt");
+        Ok((format!("127.0.0.1:{}", config["port"]), certificate))
+    }
+
     /// The podresources socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.kubelet_dir().join("pod-resources/kubelet.sock")
@@ -563,9 +590,15 @@ impl RealNode {
 }
 
 impl FakeNode {
-    fn start(dir: &Path, programs: &Programs) -> Result<Self> {
+    fn start(dir: &Path, programs: &Programs, runs_pods: bool) -> Result<Self> {
         let mut command = tethered(parts::script("in-machine"));
         command.arg(dir).arg(&programs.fakenode).arg("--runtime-socket").arg(dir.join("runtime.sock"));
+        if runs_pods {
+            command.arg("--run-containers").arg(parts::script("in-pod"));
+            command
+                .env("NUMACAST_IMAGE", env!("CARGO_BIN_EXE_numacast"))
+                .env("NUMACAST_REACH", dir.join("reach.json"));
+        }
         let (process, requests, output) = Process::start_to_talk("fakenode", dir, command)?;
         let mut fakenode = Self { process, requests, answers: BufReader::new(output) };
         fakenode.answer().with_context(|| fakenode.process.last_words())?;

@@ -40,25 +40,43 @@ impl Parts {
             Some(why) => Err(why),
             None => build(&[])?,
         };
-        match found {
-            Ok(said) => {
-                let dir = said.lines().last().context("tests/parts/build names no directory")?;
-                Ok(Some(Self { dir: PathBuf::from(dir), _turn: turn }))
-            }
-            Err(why) if std::env::var("CI").is_ok_and(|ci| ci == "true") => {
-                bail!("the real parts cannot run, and CI=true: {why}")
-            }
-            Err(why) => {
-                say_once(&why);
-                Ok(None)
-            }
-        }
+        Ok(dir_of(found)?.map(|dir| Self { dir, _turn: turn }))
+    }
+
+    /// As [`Parts::for_test`], and Helm beside them.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) async fn with_helm(needs: Needs) -> Result<Option<Self>> {
+        let Some(parts) = Self::for_test(needs).await? else { return Ok(None) };
+        Ok(fetched(&["helm"])?.map(|_| parts))
     }
 
     /// A program's path; what the person brought along comes first.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         let given = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));
         given.filter(|path| path.is_file()).unwrap_or_else(|| self.dir.join(name))
+    }
+}
+
+/// The directory in which `names`, parts that need neither root nor Go, are then. `None` as for [`Parts::for_test`].
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) fn fetched(names: &[&str]) -> Result<Option<PathBuf>> {
+    dir_of(build(&[&["--only"], names].concat())?)
+}
+
+/// The directory that the script named, or what follows from its being unable to.
+fn dir_of(found: Result<String, String>) -> Result<Option<PathBuf>> {
+    match found {
+        Ok(said) => {
+            let dir = said.lines().last().context("tests/parts/build names no directory")?;
+            Ok(Some(PathBuf::from(dir)))
+        }
+        Err(why) if std::env::var("CI").is_ok_and(|ci| ci == "true") => {
+            bail!("the real parts cannot run, and CI=true: {why}")
+        }
+        Err(why) => {
+            say_once(&why);
+            Ok(None)
+        }
     }
 }
 

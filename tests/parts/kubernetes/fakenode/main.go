@@ -14,7 +14,8 @@
 //	{"do":"exitContainers","namespace":"default","pod":"a","code":1}
 //
 // A container of the image "true:latest" ends by itself, with code 0; one of
-// "pause:latest" runs until it is stopped. "served" fails unless the kubelet has been sent the devices as they are now.
+// "pause:latest" runs until it is stopped. With --run-containers those of every other image are run by that program, which
+// is given the kubelet's request in a file (JSON) and the pod's address. "served" fails unless the kubelet has been sent the devices as they are now.
 // A plugin starts with the first setDevices of its resource and registers again
 // by itself whenever the kubelet was restarted.
 package main
@@ -27,6 +28,7 @@ import (
 	"io"
 	"log"
 	"os"
+	"path/filepath"
 )
 
 // request is one line of standard input.
@@ -48,19 +50,20 @@ type answer struct {
 func main() {
 	runtimeSocket := flag.String("runtime-socket", "", "serve the container runtime on this unix socket")
 	pluginDir := flag.String("plugin-dir", "/var/lib/kubelet/device-plugins", "the kubelet's directory for device plugins")
+	program := flag.String("run-containers", "", "run containers of other images than pause and true by this program")
 	newKey := flag.String("new-key", "", "only write a new private key for service account tokens to this file, and end")
 	flag.Parse()
 
-	if err := run(*runtimeSocket, *pluginDir, *newKey); err != nil {
+	if err := run(*runtimeSocket, *program, *pluginDir, *newKey); err != nil {
 		log.Fatalf("fakenode: %v", err)
 	}
 }
 
-func run(runtimeSocket, pluginDir, newKey string) error {
+func run(runtimeSocket, program, pluginDir, newKey string) error {
 	if newKey != "" {
 		return writeKey(newKey)
 	}
-	containers, err := startRuntime(runtimeSocket)
+	containers, err := startRuntime(runtimeSocket, program, filepath.Dir(runtimeSocket))
 	if err != nil {
 		return err
 	}

@@ -29,11 +29,17 @@ type containerRuntime struct {
 	fake *fake.RemoteRuntime
 }
 
-func startRuntime(socket string) (*containerRuntime, error) {
+// startRuntime serves the runtime; with a program it runs containers of other images
+// than its own by it, and keeps their descriptions in dir.
+func startRuntime(socket, program, dir string) (*containerRuntime, error) {
 	runtime := fake.NewFakeRemoteRuntime()
 	runtime.ImageService.SetFakeImageSize(1024) // images set from here on; the kubelet refuses one of size 0
 	runtime.ImageService.SetFakeImages([]string{imagePause, imageTrue})
-	if err := runtime.Start("unix://" + socket); err != nil {
+	listen := func() error { return runtime.Start("unix://" + socket) }
+	if program != "" {
+		listen = func() error { return newPodRuntime(runtime, program, dir).listen(socket) }
+	}
+	if err := listen(); err != nil {
 		return nil, fmt.Errorf("container runtime: %w", err)
 	}
 	r := &containerRuntime{fake: runtime}

@@ -1,0 +1,414 @@
+{{/* The chart's name, as the label app.kubernetes.io/name has it. */}}
+{{- define "numacast.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* What the names of all objects begin with: 52 characters, so that the longest suffix and a pod's hash fit. */}}
+{{- define "numacast.fullname" -}}
+{{- $name := include "numacast.name" . }}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
+{{- .Values.fullnameOverride | default $full | trunc 52 | trimSuffix "-" }}
+{{- end }}
+
+{{/* The selector of a component's pods, which can never change. Takes (dict "root" $ "component" "agent"). */}}
+{{- define "numacast.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "numacast.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* The labels of a component's objects. Takes (dict "root" $ "component" "agent"). */}}
+{{- define "numacast.labels" -}}
+{{- $own := include "numacast.selectorLabels" . | fromYaml }}
+{{- $_ := set $own "app.kubernetes.io/version" (.root.Chart.AppVersion | toString) }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") }}
+{{- mergeOverwrite (dict) .root.Values.commonLabels $own | toYaml }}
+{{- end }}
+
+{{/* The labels of a component's pods: nothing that changes with the chart's version alone.
+     Takes (dict "root" $ "component" "agent" "podLabels" ...). */}}
+{{- define "numacast.podLabels" -}}
+{{- $own := include "numacast.selectorLabels" . | fromYaml }}
+{{- mergeOverwrite (dict) .root.Values.commonLabels (.podLabels | default dict) $own | toYaml }}
+{{- end }}
+
+{{/* An object's metadata. Takes (dict "root" $ "component" "agent" "name" (its whole name) and perhaps
+     "annotations" (dict ...), "cluster" true for one without a namespace, "namespace" for another than the release's). */}}
+{{- define "numacast.metadata" -}}
+name: {{ .name | quote }}
+{{- if not .cluster }}
+namespace: {{ .namespace | default .root.Release.Namespace | quote }}
+{{- end }}
+labels:
+  {{- include "numacast.labels" . | nindent 2 }}
+{{- with mergeOverwrite (dict) .root.Values.commonAnnotations (.annotations | default dict) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "numacast.image" -}}
+{{- with .Values.image }}
+{{- if .digest }}
+{{- printf "%s@%s" .repository .digest }}
+{{- else }}
+{{- printf "%s:%s" .repository (.tag | default $.Chart.AppVersion) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Takes (dict "root" $ "component" "agent"); components are agent, controller and purge. */}}
+{{- define "numacast.serviceAccountName" -}}
+{{- $account := index .root.Values.serviceAccount .component }}
+{{- if and (not $account.create) (not $account.name) }}
+{{- fail (printf "serviceAccount.%s.name: with serviceAccount.%s.create: false it has to be the name of an account that exists" .component .component) }}
+{{- end }}
+{{- $account.name | default (printf "%s-%s" (include "numacast.fullname" .root) .component) }}
+{{- end }}
+
+{{/* Where the host's files are in the agent's container. */}}
+{{- define "numacast.hostRoot" -}}
+/host
+{{- end }}
+
+{{/* Is it the agent's pod source that decides? "true" where the kubelet's Pods API may be asked. */}}
+{{- define "numacast.usesPodsApi" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- $source := dig "pods" "source" "auto" $config }}
+{{- $view := dig "fingerprint" "view" "scheduler" $config }}
+{{- if or (eq $source "podsApi") (and (eq $source "auto") (ne $view "scheduler")) }}true{{ end }}
+{{- end }}
+
+{{/* "true" where the agent asks the kubelet's HTTPS port: for its configuration, or for its pods. */}}
+{{- define "numacast.asksKubelet" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- $source := dig "pods" "source" "auto" $config }}
+{{- $view := dig "fingerprint" "view" "scheduler" $config }}
+{{- $pods := or (eq $source "kubelet") (and (eq $source "auto") (ne $view "scheduler")) }}
+{{- if or $pods (has (dig "kubelet" "config" "source" "auto" $config) (list "auto" "configz")) }}true{{ end }}
+{{- end }}
+
+{{/* Health and metrics on the pod's address, which the kubelet and a scraper reach. */}}
+{{- define "numacast.endpoints" -}}
+health:
+  address: ":9743"
+metrics:
+  address: ":9742"
+  {{- if .Values.metricsTls.secretName }}
+  tls:
+    certFile: /etc/numacast-tls/tls.crt
+    keyFile: /etc/numacast-tls/tls.key
+    {{- if .Values.metricsTls.verifyClients }}
+    clientCaFile: /etc/numacast-tls/ca.crt
+    {{- end }}
+  {{- end }}
+{{- end }}
+
+{{/* The agent's configuration file: the values' `config` over what the mounts say. */}}
+{{- define "numacast.agentConfig" -}}
+{{- include "numacast.refuse" . }}
+{{- $root := include "numacast.hostRoot" . }}
+{{- $kubelet := dict "source" "configz" }}
+{{- with .Values.kubelet }}
+{{- if .configFile }}
+{{- $kubelet = dict "source" "file" "file" (printf "%s%s" $root .configFile) }}
+{{- end }}
+{{- with .configDir }}
+{{- $_ := set $kubelet "dir" (printf "%s%s" $root .) }}
+{{- end }}
+{{- end }}
+{{- $own := include "numacast.endpoints" . | fromYaml }}
+{{- $_ := set $own "host" (dict "root" $root "proc" "/proc") }}
+{{- $_ := set $own "kubelet" (dict "dir" (printf "%s%s" $root .Values.kubelet.dir) "devicePlugins" (printf "%s%s" $root .Values.kubelet.devicePluginsDir) "config" $kubelet) }}
+{{- mergeOverwrite $own (deepCopy .Values.config) | toYaml }}
+{{- end }}
+
+{{/* The controller's configuration file, which the purge hook and `helm test` read as well. */}}
+{{- define "numacast.controllerConfig" -}}
+{{- $fullname := include "numacast.fullname" . }}
+{{- $own := include "numacast.endpoints" . | fromYaml }}
+{{- $_ := set $own "controller" (dict "namespace" .Release.Namespace "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
+{{- mergeOverwrite $own (deepCopy .Values.controller.config) | toYaml }}
+{{- end }}
+
+{{/* The port of an endpoint such as health.address; nothing for `none`.
+     Takes (dict "config" (the configuration) "key" "health" "of" "config"). */}}
+{{- define "numacast.port" -}}
+{{- $address := dig .key "address" "none" .config | toString }}
+{{- if ne $address "none" }}
+{{- if or (hasPrefix "127." $address) (hasPrefix "[::1]" $address) }}
+{{- fail (printf "%s.%s.address: %s is reached from inside the pod only; use %q, or none" .of .key $address (printf ":%s" (regexFind "[0-9]+$" $address))) }}
+{{- end }}
+{{- regexFind "[0-9]+$" $address }}
+{{- end }}
+{{- end }}
+
+{{/* A container's ports. Takes the configuration's dict, as numacast.port does without the key. */}}
+{{- define "numacast.ports" -}}
+{{- $metrics := include "numacast.port" (merge (dict "key" "metrics") .) }}
+{{- $health := include "numacast.port" (merge (dict "key" "health") .) }}
+{{- if or $metrics $health }}
+ports:
+{{- with $metrics }}
+- {name: metrics, containerPort: {{ . }}, protocol: TCP}
+{{- end }}
+{{- if and $health (ne $health $metrics) }}
+- {name: health, containerPort: {{ $health }}, protocol: TCP}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* A container's probes; none where health is not served.
+     Takes (dict "probes" (the values) "config" ... "of" ...). */}}
+{{- define "numacast.probes" -}}
+{{- $port := include "numacast.port" (merge (dict "key" "health") .) }}
+{{- if $port }}
+{{- range $name, $path := dict "startup" "/startupz" "readiness" "/readyz" "liveness" "/livez" }}
+{{ $name }}Probe:
+  httpGet: {path: {{ $path }}, port: {{ $port }}}
+  {{- toYaml (index $.probes $name) | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The credentials of a pod: what the client library looks for, and no longer than an hour. */}}
+{{- define "numacast.tokenVolume" -}}
+name: api-access
+projected:
+  sources:
+  - serviceAccountToken: {path: token, expirationSeconds: 3600}
+  - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+  - downwardAPI: {items: [{path: namespace, fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}]}
+{{- end }}
+
+{{- define "numacast.tokenMount" -}}
+{name: api-access, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
+
+{{/* "true" where what is below a path is seen through the mount of another. Takes (list path other). */}}
+{{- define "numacast.below" -}}
+{{- if hasPrefix (printf "%s/" (index . 1)) (printf "%s/" (index . 0)) }}true{{ end }}
+{{- end }}
+
+{{/* The host paths that the agent sees, as a YAML list of {name, path, type, mount}, every one read-only. */}}
+{{- define "numacast.hostPaths" -}}
+{{- $kubelet := .Values.kubelet }}
+{{- $paths := list (dict "name" "sys" "path" "/sys" "type" "Directory" "mount" (dict "recursiveReadOnly" "IfPossible")) }}
+{{- if $kubelet.mountDir }}
+{{- /* A mount that did not follow the host's would keep the volumes of pods that are gone. */}}
+{{- $paths = append $paths (dict "name" "kubelet" "path" $kubelet.dir "type" "Directory" "mount" (dict "mountPropagation" "HostToContainer")) }}
+{{- end }}
+{{- $wanted := list (dict "name" "pod-resources" "path" (printf "%s/pod-resources" $kubelet.dir) "type" "Directory") }}
+{{- $wanted = append $wanted (dict "name" "device-plugins" "path" $kubelet.devicePluginsDir "type" "Directory") }}
+{{- if include "numacast.usesPodsApi" . }}
+{{- /* Kubelets that have no Pods API have no directory for it either. */}}
+{{- $wanted = append $wanted (dict "name" "pods-api" "path" (printf "%s/pods-api" $kubelet.dir) "type" "DirectoryOrCreate") }}
+{{- end }}
+{{- with $kubelet.configFile }}
+{{- $wanted = append $wanted (dict "name" "kubelet-config" "path" . "type" "File") }}
+{{- end }}
+{{- with $kubelet.configDir }}
+{{- $wanted = append $wanted (dict "name" "kubelet-config-dir" "path" . "type" "Directory") }}
+{{- end }}
+{{- range $wanted }}
+{{- if not (and $kubelet.mountDir (include "numacast.below" (list .path $kubelet.dir))) }}
+{{- $paths = append $paths . }}
+{{- end }}
+{{- end }}
+{{- toYaml $paths }}
+{{- end }}
+
+{{/* The part of a pod's spec that controller, purge hook and check share: who it is and where it runs.
+     Takes (dict "root" $ "component" "controller"), the component being that of the account. */}}
+{{- define "numacast.controllerPod" -}}
+{{- with .root.Values.controller -}}
+serviceAccountName: {{ include "numacast.serviceAccountName" $ | quote }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with $.root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+dnsPolicy: {{ .dnsPolicy }}
+{{- with .podSecurityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What their containers share. */}}
+{{- define "numacast.controllerContainer" -}}
+image: {{ include "numacast.image" .root | quote }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+command: [/numacast]
+env:
+- {name: POD_NAME, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.name}}}
+- {name: POD_NAMESPACE, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}}
+{{- with .root.Values.controller.extraEnv }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+resources:
+  {{- toYaml .root.Values.controller.resources | nindent 2 }}
+securityContext:
+  {{- toYaml .root.Values.controller.securityContext | nindent 2 }}
+{{- end }}
+
+{{- define "numacast.controllerMounts" -}}
+- {name: config, mountPath: /etc/numacast, readOnly: true}
+- {{ include "numacast.tokenMount" .root }}
+{{- if .root.Values.metricsTls.secretName }}
+- {name: metrics-tls, mountPath: /etc/numacast-tls, readOnly: true}
+{{- end }}
+{{- with .root.Values.controller.extraVolumeMounts }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{- define "numacast.controllerVolumes" -}}
+- name: config
+  configMap: {name: {{ include "numacast.fullname" .root }}-controller}
+- {{ include "numacast.tokenVolume" .root | nindent 2 | trim }}
+{{- with .root.Values.metricsTls.secretName }}
+- name: metrics-tls
+  secret: {secretName: {{ . }}}
+{{- end }}
+{{- with .root.Values.controller.extraVolumes }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{/* Who else owns the CRD of NodeResourceTopology; nothing where nobody does, or nobody can be asked. */}}
+{{- define "numacast.crdOwner" -}}
+{{- if .Values.lookup }}
+{{- with lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "noderesourcetopologies.topology.node.k8s.io" }}
+{{- $notes := .metadata.annotations | default dict }}
+{{- $release := get $notes "meta.helm.sh/release-name" }}
+{{- $namespace := get $notes "meta.helm.sh/release-namespace" }}
+{{- if not $release }}
+{{- print "somebody else, without Helm" }}
+{{- else if not (and (eq $release $.Release.Name) (eq $namespace $.Release.Namespace)) }}
+{{- printf "the Helm release %s/%s" $namespace $release }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The port at which the agent asks the kubelet. */}}
+{{- define "numacast.kubeletPort" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- regexFind "[0-9]+$" (regexFind "(^|[\\]a-z0-9.-]):[0-9]+$" (dig "kubelet" "address" "" $config)) | default "10250" }}
+{{- end }}
+
+{{/* Fails for values of `config` that contradict what the chart itself does. */}}
+{{- define "numacast.refuse" -}}
+{{- $config := .Values.config }}
+{{- if $config.controller }}
+{{- fail "config.controller: the agents read nothing of it; it goes into controller.config" }}
+{{- end }}
+{{- range $key, $_ := .Values.controller.config }}
+{{- if not (has $key (list "log" "metrics" "health" "publish" "controller")) }}
+{{- fail (printf "controller.config.%s: the controller reads nothing of it; log, metrics, health, publish and controller it does" $key) }}
+{{- end }}
+{{- end }}
+{{- if dig "nodeName" "" $config }}
+{{- fail "config.nodeName: every agent has a name of its own, that of its node; leave it out" }}
+{{- end }}
+{{- if $config.host }}
+{{- fail "config.host: the chart mounts the host's files and says where they are; leave it out" }}
+{{- end }}
+{{- range $key, $value := dict "dir" "kubelet.dir" "devicePlugins" "kubelet.devicePluginsDir" }}
+{{- if dig "kubelet" $key "" $config }}
+{{- fail (printf "config.kubelet.%s: set %s instead, which moves the mount as well" $key $value) }}
+{{- end }}
+{{- end }}
+{{- $kubelet := dig "kubelet" "config" (dict) $config }}
+{{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
+{{- fail "config.kubelet.config.source: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
+{{- end }}
+{{- end }}
+
+{{/* What an operator should know of this cluster and these values, as a YAML list of sentences. */}}
+{{- define "numacast.warnings" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- $told := list }}
+{{- if not .Values.admissionPolicy.enabled }}
+{{- $told = append $told "whoever has one agent's token may write the object of every node: admissionPolicy.enabled is false." }}
+{{- else if ne .Values.admissionPolicy.onMissingClaim "Deny" }}
+{{- $told = append $told "whoever has an agent's token that names no node may write the object of every node: admissionPolicy.onMissingClaim is Allow." }}
+{{- end }}
+{{- if .Values.kubelet.mountDir }}
+{{- $told = append $told "the agents see every pod's secrets: kubelet.mountDir is true." }}
+{{- end }}
+{{- if not .Values.rbac.create }}
+{{- $told = append $told "no roles are made (rbac.create is false): docs/rbac.md lists what the accounts need." }}
+{{- end }}
+{{- with include "numacast.crdOwner" . }}
+{{- if $.Values.crd.install }}
+{{- $told = append $told (printf "the CRD of NodeResourceTopology belongs to %s and is left as it is; it goes when its owner takes it away, and every object with it." .) }}
+{{- end }}
+{{- end }}
+{{- if .Values.lookup }}
+{{- $told = concat $told (include "numacast.warningsOfTheCluster" . | fromYamlArray) }}
+{{- end }}
+{{- toYaml $told }}
+{{- end }}
+
+{{/* Those for which the cluster is asked. */}}
+{{- define "numacast.warningsOfTheCluster" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- $told := list }}
+{{- $version := dig "publish" "apiVersion" "v1alpha2" $config }}
+{{- with lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "noderesourcetopologies.topology.node.k8s.io" }}
+{{- $served := list }}
+{{- range .spec.versions }}
+{{- if .served }}{{ $served = append $served .name }}{{ end }}
+{{- end }}
+{{- if and (include "numacast.crdOwner" $) (not (has $version $served)) }}
+{{- $told = append $told (printf "that CRD serves %s and not %s, which the agents write: replace it (`numacast crd | kubectl apply -f -`), or set config.publish.apiVersion." (join ", " $served) $version) }}
+{{- end }}
+{{- else }}
+{{- if not .Values.crd.install }}
+{{- $told = append $told "there is no CRD of NodeResourceTopology, and crd.install is false: nothing is published until there is one (`numacast crd | kubectl apply -f -`)." }}
+{{- end }}
+{{- end }}
+{{- with lookup "v1" "Namespace" "" .Release.Namespace }}
+{{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" . }}
+{{- if and $level (ne $level "privileged") }}
+{{- $told = append $told (printf "the namespace enforces the Pod Security Standard %s, which refuses the agents' host paths: `kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged`." $level $.Release.Namespace) }}
+{{- end }}
+{{- end }}
+{{- if and (eq (dig "kubelet" "config" "source" "" $config) "configz") (not (dig "kubelet" "caFile" "" $config)) (lookup "v1" "ConfigMap" "kube-system" "kubeadm-config") }}
+{{- $told = append $told "kubeadm made this cluster, whose kubelets sign their certificates themselves: agents that cannot verify them publish no policies. Install with the values of values-kubeadm.yaml." }}
+{{- end }}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
+{{- $name := printf "%s/%s" .metadata.namespace .metadata.name }}
+{{- $text := printf "%s %s" .metadata.name (dig "app.kubernetes.io/name" "" (.metadata.labels | default dict)) }}
+{{- $images := list }}
+{{- range .spec.template.spec.containers }}
+{{- $images = append $images (printf "%s %s" .image (join " " (concat (.command | default list) (.args | default list)))) }}
+{{- end }}
+{{- if regexMatch "topology-updater|resource-topology-exporter|koordlet" (join " " (append $images $text)) }}
+{{- $told = append $told (printf "the DaemonSet %s seems to write NodeResourceTopology objects as well; of two writers of one object one has to go." $name) }}
+{{- else if and (eq (get (.metadata.labels | default dict) "app.kubernetes.io/component") "agent") (eq (get (.metadata.labels | default dict) "app.kubernetes.io/name") "numacast") (ne $name (printf "%s/%s-agent" $.Release.Namespace (include "numacast.fullname" $))) }}
+{{- $told = append $told (printf "the DaemonSet %s is of another numacast; of two writers of one object one has to go." $name) }}
+{{- end }}
+{{- end }}
+{{- toYaml $told }}
+{{- end }}

@@ -1,0 +1,151 @@
+//! Values that the chart is tried with.
+
+use anyhow::Result;
+
+use crate::helm::presets;
+
+/// Arguments of `helm template`, and what they are called.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    arguments: Vec<String>,
+}
+
+impl Case {
+    fn set(values: &[&str]) -> Self {
+        let arguments = values.iter().flat_map(|value| ["--set".to_owned(), (*value).to_owned()]);
+        Self { name: values.join(" "), arguments: arguments.collect() }
+    }
+
+    pub(crate) fn arguments(&self) -> Vec<&str> {
+        self.arguments.iter().map(String::as_str).collect()
+    }
+}
+
+/// Everything that can be switched on beside the defaults, but what switches something else off.
+const EVERYTHING: [&str; 14] = [
+    "networkPolicy.enabled=true",
+    "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
+    "priorityQuota.enabled=true",
+    "openshift.securityContextConstraints=true",
+    "metricsTls.secretName=certificate",
+    "metricsTls.verifyClients=true",
+    "podMonitor.enabled=true",
+    "podMonitor.tlsConfig.cert.secret.name=scraper",
+    "podMonitor.tlsConfig.keySecret.name=scraper",
+    "serviceMonitor.enabled=true",
+    "serviceMonitor.tlsConfig.cert.secret.name=scraper",
+    "serviceMonitor.tlsConfig.keySecret.name=scraper",
+    "prometheusRule.enabled=true",
+    "dashboard.enabled=true",
+];
+
+/// One switch, or a few that have to do with each other.
+const SWITCHES: [&[&str]; 46] = [
+    &[],
+    &["nameOverride=zones"],
+    &["fullnameOverride=zones"],
+    &["commonLabels.team=hpc", "commonAnnotations.note=ours"],
+    &["commonLabels.app\\.kubernetes\\.io/component=mine", "agent.podLabels.app\\.kubernetes\\.io/name=mine"],
+    &["image.tag=v9", "image.repository=registry.example:5000/a/b", "image.pullPolicy=Always"],
+    &["image.digest=sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"],
+    &["imagePullSecrets[0].name=registry"],
+    &["config.pods.source=kubelet", "config.fingerprint.view=kubelet"],
+    &["config.pods.source=podsApi", "config.fingerprint.view=none"],
+    &["config.pods.source=none", "config.fingerprint.view=kubelet"],
+    &["config.fingerprint.view=kubelet"],
+    &["config.publish.events=false", "config.publish.watch=false", "config.publish.ownerReference=false"],
+    &["config.kubelet.config.source=auto"],
+    &[
+        "config.kubelet.config.source=none",
+        "config.kubelet.config.topologyManagerPolicy=restricted",
+        "config.kubelet.config.topologyManagerScope=pod",
+    ],
+    &["config.kubelet.address=worker.example:10251", "networkPolicy.enabled=true"],
+    &["config.health.address=none", "controller.config.health.address=none"],
+    &["config.metrics.address=none", "controller.config.metrics.address=none", "networkPolicy.enabled=true"],
+    &["config.health.address=0.0.0.0:1234", "config.metrics.address=[::]:4321"],
+    &["config.health.address=:9742"],
+    &["config.log.level=debug", "config.log.format=json", "config.zones.fillers=false"],
+    &["kubelet.configFile=/var/lib/kubelet/config.yaml"],
+    &["kubelet.configFile=/etc/kubernetes/kubelet.conf", "kubelet.configDir=/etc/kubernetes/kubelet.conf.d"],
+    &["kubelet.mountDir=true"],
+    &[
+        "kubelet.mountDir=true",
+        "kubelet.configFile=/var/lib/kubelet/config.yaml",
+        "config.fingerprint.view=none",
+    ],
+    &["kubelet.mountDir=true", "kubelet.dir=/data/kubelet", "kubelet.configFile=/etc/kubelet.yaml"],
+    &["kubelet.dir=/var/snap/microk8s/common/var/lib/kubelet"],
+    &["agent.priorityClassName=", "agent.tolerations=null", "agent.nodeSelector=null", "agent.affinity=null"],
+    &["agent.updateStrategy.type=OnDelete", "controller.updateStrategy.type=Recreate"],
+    &[
+        "agent.extraArgs[0]=--log-format",
+        "agent.extraArgs[1]=json",
+        "controller.extraArgs[0]=--log-format=json",
+    ],
+    &[
+        "agent.extraEnv[0].name=A",
+        "agent.extraEnv[0].value=b",
+        "agent.extraVolumes[0].name=run",
+        "agent.extraVolumes[0].emptyDir.medium=Memory",
+        "agent.extraVolumeMounts[0].name=run",
+        "agent.extraVolumeMounts[0].mountPath=/run/numacast",
+    ],
+    &[
+        "controller.extraEnv[0].name=A",
+        "controller.extraEnv[0].value=b",
+        "controller.extraVolumes[0].name=run",
+        "controller.extraVolumes[0].emptyDir.medium=Memory",
+        "controller.extraVolumeMounts[0].name=run",
+        "controller.extraVolumeMounts[0].mountPath=/run/numacast",
+    ],
+    &["controller.enabled=false"],
+    &["controller.enabled=false", "purge.enabled=false", "networkPolicy.enabled=true"],
+    &["controller.replicas=1"],
+    &["controller.podDisruptionBudget.enabled=false"],
+    &["controller.priorityClassName=high", "controller.runtimeClassName=runc", "agent.runtimeClassName=runc"],
+    &[
+        "controller.config.publish.events=false",
+        "controller.config.log.level=debug",
+        "controller.config.controller.dryRun=true",
+        "controller.config.controller.garbage.most=50",
+    ],
+    &["controller.config.controller.lease=", "controller.config.controller.daemonSet="],
+    &["crd.install=false"],
+    &["rbac.create=false"],
+    &[
+        "serviceAccount.agent.create=false",
+        "serviceAccount.agent.name=one",
+        "serviceAccount.controller.create=false",
+        "serviceAccount.controller.name=two",
+        "serviceAccount.purge.create=false",
+        "serviceAccount.purge.name=three",
+    ],
+    &[
+        "serviceAccount.agent.name=a.b",
+        "serviceAccount.agent.annotations.a=b",
+        "serviceAccount.purge.annotations.a=b",
+    ],
+    &["admissionPolicy.enabled=false"],
+    &["admissionPolicy.onMissingClaim=Allow"],
+    &["lookup=false", "purge.enabled=false"],
+];
+
+/// Every values file, every switch, and all of them together.
+pub(crate) fn all() -> Result<Vec<Case>> {
+    let mut cases: Vec<Case> = SWITCHES.iter().map(|values| Case::set(values)).collect();
+    cases[0].name = "the defaults".to_owned();
+    cases.push(Case::set(&EVERYTHING));
+    for file in presets()? {
+        let arguments = vec!["--values".to_owned(), file.display().to_string()];
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let with_everything = Case::set(&EVERYTHING).arguments;
+        cases.push(Case {
+            name: format!("{name} and everything"),
+            arguments: [arguments.clone(), with_everything].concat(),
+        });
+        cases.push(Case { name, arguments });
+    }
+    Ok(cases)
+}

@@ -1,0 +1,264 @@
+//! The chart's own papers: values, their schema, README, the CRD.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use numacast::nrt;
+use serde_json::{Map, Value};
+
+use crate::helm::{Helm, chart, presets};
+use crate::parts::repository;
+
+fn read(name: &str) -> Result<String> {
+    let path = chart().join(name);
+    std::fs::read_to_string(&path).with_context(|| path.display().to_string())
+}
+
+fn yaml(name: &str) -> Result<Value> {
+    serde_saphyr::from_str(&read(name)?).with_context(|| name.to_owned())
+}
+
+/// Checks, or writes, a document of the chart.
+fn is(name: &str, right: &str) -> Result<()> {
+    if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
+        return Ok(std::fs::write(chart().join(name), right)?);
+    }
+    let how = "NUMACAST_WRITE_DOCS=1 cargo test --test chart documents";
+    ensure!(read(name).unwrap_or_default() == right, "charts/numacast/{name} is old: run `{how}`");
+    Ok(())
+}
+
+#[test]
+fn the_chart_has_the_version_of_the_binary() -> Result<()> {
+    let about = yaml("Chart.yaml")?;
+    for key in ["version", "appVersion"] {
+        ensure!(about[key] == env!("CARGO_PKG_VERSION"), "{key} is {}", about[key]);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_crd_is_that_of_the_binary() -> Result<()> {
+    ensure!(read("files/crd.yaml")? == nrt::CRD, "copy crds/ to charts/numacast/files/crd.yaml");
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let name = "noderesourcetopologies.topology.node.k8s.io";
+    let right: Value = serde_saphyr::from_str(nrt::CRD)?;
+    let rendered = helm.render(&["--set", "commonAnnotations.note=ours"])?;
+    let crd = rendered.one("CustomResourceDefinition", name)?;
+    ensure!(crd["spec"] == right["spec"], "{crd}");
+    let mut notes = right["metadata"]["annotations"].clone();
+    notes["helm.sh/resource-policy"] = "keep".into();
+    notes["note"] = "ours".into();
+    ensure!(crd["metadata"]["annotations"] == notes, "{crd}");
+    let without = helm.render(&["--set", "crd.install=false"])?;
+    ensure!(without.all("CustomResourceDefinition").count() == 0);
+    Ok(())
+}
+
+/// The schema's part for `config` is that of the configuration file; the rest is written by hand.
+#[test]
+fn the_schema_of_values_has_that_of_the_configuration() -> Result<()> {
+    let mut schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
+    let config = std::fs::read_to_string(repository().join("src/config/schema.json"))?;
+    let mut config: Map<String, Value> = serde_json::from_str(&config)?;
+    config.retain(|key, _| !["$schema", "title"].contains(&key.as_str()));
+    schema["$defs"]["config"] = config.into();
+    is("values.schema.json", &(serde_json::to_string_pretty(&schema)? + "\n"))
+}
+
+/// Keys of the schema, with those below them, as far as they are ours.
+fn keys_of_schema<'a>(schema: &'a Value, all: &'a Value, at: &str, keys: &mut BTreeSet<String>) {
+    let referred = schema["$ref"].as_str().and_then(|to| all["$defs"].get(to.strip_prefix("#/$defs/")?));
+    let schema = referred.unwrap_or(schema);
+    for (name, below) in schema["properties"].as_object().into_iter().flatten() {
+        let key = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+        if !is_somebody_elses(&key) {
+            keys_of_schema(below, all, &key, keys);
+        }
+        keys.insert(key);
+    }
+}
+
+/// What has documents of its own: the configuration, and what Kubernetes defines.
+fn is_somebody_elses(key: &str) -> bool {
+    let last = key.rsplit('.').next().unwrap_or_default();
+    let theirs = [
+        "config",
+        "global",
+        "resources",
+        "affinity",
+        "tolerations",
+        "updateStrategy",
+        "probes",
+        "securityContext",
+    ];
+    theirs.contains(&last) || ["podSecurityContext", "extraEnv", "imagePullSecrets"].contains(&last)
+}
+
+fn keys_of_values(values: &Value, at: &str, keys: &mut BTreeSet<String>) {
+    for (name, below) in values.as_object().into_iter().flatten() {
+        let key = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+        let is_map = key.ends_with("nodeSelector") || key.ends_with("abels") || key.ends_with("nnotations");
+        if !is_somebody_elses(&key) && !is_map {
+            keys_of_values(below, &key, keys);
+        }
+        keys.insert(key);
+    }
+}
+
+#[test]
+fn values_and_schema_know_the_same_keys() -> Result<()> {
+    let schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
+    let (mut known, mut valued) = (BTreeSet::new(), BTreeSet::new());
+    keys_of_schema(&schema, &schema, "", &mut known);
+    // Helm's own.
+    ensure!(known.remove("global") && known.remove("enabled"));
+    keys_of_values(&yaml("values.yaml")?, "", &mut valued);
+    let difference: Vec<_> = known.symmetric_difference(&valued).collect();
+    ensure!(difference.is_empty(), "only one of values.yaml and values.schema.json has {difference:?}");
+    Ok(())
+}
+
+/// Every object in the schema that is ours refuses what it does not know.
+#[test]
+fn the_schema_is_strict() -> Result<()> {
+    fn walk(schema: &Value, at: &str, loose: &mut Vec<String>) {
+        if schema["properties"].is_object() && schema["additionalProperties"] != false {
+            loose.push(at.to_owned());
+        }
+        let below = schema.as_object().into_iter().flatten();
+        below.for_each(|(key, value)| walk(value, &format!("{at}/{key}"), loose));
+    }
+    let schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
+    let mut loose = Vec::new();
+    walk(&schema, "", &mut loose);
+    ensure!(loose.is_empty(), "{loose:?} take any key");
+    Ok(())
+}
+
+/// A key of values.yaml and the comment above it.
+#[derive(Debug, PartialEq)]
+struct Described {
+    key: String,
+    meaning: String,
+}
+
+/// The keys of values.yaml that have a comment, in order.
+fn described(text: &str) -> Result<Vec<Described>> {
+    let (mut path, mut comment, mut found) = (Vec::<(usize, String)>::new(), String::new(), Vec::new());
+    for line in text.lines() {
+        let indent = line.len() - line.trim_start().len();
+        let content = line.trim();
+        if let Some(words) = content.strip_prefix("# ") {
+            ensure!(comment.is_empty(), "a comment of two lines: {words}");
+            comment = words.to_owned();
+            continue;
+        }
+        let key =
+            content.split_once(':').map(|(key, _)| key).filter(|key| !key.contains([' ', '{', '-', '[']));
+        if let Some(key) = key {
+            path.retain(|(depth, _)| *depth < indent);
+            path.push((indent, key.to_owned()));
+            if !comment.is_empty() {
+                let key = path.iter().map(|(_, key)| key.as_str()).collect::<Vec<_>>().join(".");
+                found.push(Described { key, meaning: std::mem::take(&mut comment) });
+            }
+        }
+        comment.clear();
+    }
+    Ok(found)
+}
+
+#[test]
+fn comments_are_found_where_they_stand() -> Result<()> {
+    let text = "# About the file.\n\na:\n  # One.\n  b: {c: d}\n  # Two.\n  e:\n    f: 1\n  - operator: x\n# Three.\ng: \"\"\n";
+    let of = |key: &str, meaning: &str| Described { key: key.into(), meaning: meaning.into() };
+    ensure!(described(text)? == [of("a.b", "One."), of("a.e", "Two."), of("g", "Three.")]);
+    Ok(())
+}
+
+/// A default as it is written in a table.
+fn shown(value: &Value) -> String {
+    fn flow(value: &Value) -> String {
+        match value {
+            Value::Object(map) => {
+                let entries = map.iter().map(|(key, value)| format!("{key}: {}", flow(value)));
+                format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+            }
+            Value::Array(list) => format!("[{}]", list.iter().map(flow).collect::<Vec<_>>().join(", ")),
+            Value::String(text) if !text.is_empty() => text.clone(),
+            other => other.to_string(),
+        }
+    }
+    format!("`{}`", flow(value))
+}
+
+#[test]
+fn the_readme_lists_every_value() -> Result<()> {
+    let (text, values) = (read("values.yaml")?, yaml("values.yaml")?);
+    let described = described(&text)?;
+    let mut rows = String::from("| value | default | meaning |\n|---|---|---|\n");
+    let mut told = BTreeSet::new();
+    for Described { key, meaning } in &described {
+        let value = key.split('.').fold(&values, |value, name| &value[name]);
+        let meaning = meaning.replace('|', "\\|");
+        rows += &format!("| `{key}` | {} | {meaning} |\n", shown(value));
+        told.insert(key.clone());
+    }
+    let mut all = BTreeSet::new();
+    keys_of_values(&values, "", &mut all);
+    let silent: Vec<_> = all
+        .iter()
+        .filter(|key| !told.contains(*key) && !told.iter().any(|told| told.starts_with(&format!("{key}."))))
+        .filter(|key| !told.iter().any(|told| key.starts_with(&format!("{told}."))))
+        .collect();
+    ensure!(silent.is_empty(), "values.yaml says nothing about {silent:?}");
+    let readme = read("README.md")?;
+    let (start, end) = ("<!-- values -->\n", "<!-- end of values -->\n");
+    let (before, rest) = readme.split_once(start).context("no table of values")?;
+    let (_, after) = rest.split_once(end).context("no end of the table")?;
+    is("README.md", &[before, start, &rows, end, after].concat())
+}
+
+#[test]
+fn each_values_file_says_for_whom_it_is() -> Result<()> {
+    for file in presets()? {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let text = read(&name)?;
+        let comment: Vec<_> = text.lines().take_while(|line| line.starts_with('#')).collect();
+        ensure!(comment.len() >= 2 && comment[0].starts_with("# For "), "{name} begins with {comment:?}");
+        ensure!(yaml(&name)?.as_object().is_some_and(|values| !values.is_empty()), "{name} sets nothing");
+        ensure!(read("README.md")?.contains(&format!("]({name})")), "README.md does not name {name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_notes_tell_what_these_values_mean() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let chart = chart();
+    let notes = |values: &str| -> Result<String> {
+        let words = ["install", "numacast", &chart.to_string_lossy(), "--dry-run=client", "--output=json"];
+        let set = if values.is_empty() { vec![] } else { vec!["--set", values] };
+        let answer: Value = serde_json::from_str(&helm.run(&[&words[..], &set].concat())?)?;
+        Ok(answer["info"]["notes"].as_str().context("no notes")?.to_owned())
+    };
+    let usual = notes("")?;
+    ensure!(!usual.contains("WARNING"), "{usual}");
+    for words in
+        ["rollout status daemonset/numacast-agent", "helm --namespace default test numacast", "keeps the CRD"]
+    {
+        ensure!(usual.contains(words), "{usual}");
+    }
+    for (values, words) in [
+        ("admissionPolicy.enabled=false", "WARNING: whoever has one agent's token may write"),
+        ("admissionPolicy.onMissingClaim=Allow", "WARNING: whoever has an agent's token that names no node"),
+        ("kubelet.mountDir=true", "WARNING: the agents see every pod's secrets"),
+        ("rbac.create=false", "WARNING: no roles are made"),
+        ("purge.enabled=false", "steer the scheduler"),
+    ] {
+        let told = notes(values)?;
+        ensure!(told.contains(words), "{values}: {told}");
+    }
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! What Helm renders.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::cases;
+use crate::helm::{Helm, Objects, chart, name_of, presets};
+use crate::rules;
+
+/// The Kubernetes versions for whose schemas everything is valid.
+const VERSIONS: [&str; 4] = ["1.33", "1.34", "1.35", "1.36"];
+
+/// Kinds that other people's CRDs define, for which there is no schema to check against.
+const WITHOUT_SCHEMA: [&str; 4] =
+    ["PodMonitor", "PrometheusRule", "SecurityContextConstraints", "ServiceMonitor"];
+
+#[test]
+fn helm_finds_nothing_to_complain_about() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let chart = chart();
+    let words = ["lint", "--strict", "--quiet", &chart.to_string_lossy()];
+    let told = helm.run(&words)?;
+    ensure!(told.trim().is_empty(), "{told}");
+    for file in presets()? {
+        let told = helm.run(&[&words[..], &["--values", &file.to_string_lossy()]].concat())?;
+        ensure!(told.trim().is_empty(), "{}: {told}", file.display());
+    }
+    Ok(())
+}
+
+#[test]
+fn every_value_gives_objects_that_keep_the_rules() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    for case in cases::all()? {
+        let objects = helm.render(&case.arguments()).with_context(|| case.name.clone())?;
+        rules::check(&objects).with_context(|| case.name.clone())?;
+    }
+    // Names that YAML would take for something else.
+    for release in ["n", "1", "on", "1e3", "0x1f", "a".repeat(53).as_str()] {
+        let objects = helm.render_as(release, &[]).with_context(|| release.to_owned())?;
+        rules::check(&objects).with_context(|| release.to_owned())?;
+    }
+    rules::check(&helm.render(&["--set-string", "serviceAccount.agent.name=1"])?)
+}
+
+#[test]
+fn everything_is_valid_for_the_schemas_of_kubernetes() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let mut distinct = BTreeSet::new();
+    for case in cases::all()? {
+        let objects = helm.render(&case.arguments()).with_context(|| case.name.clone())?;
+        distinct.extend(objects.0.iter().map(Value::to_string));
+    }
+    let file = helm.home().join("objects.yaml");
+    std::fs::write(&file, distinct.iter().map(|object| format!("---\n{object}\n")).collect::<String>())?;
+    let mut command = Command::new(helm.program("kubernetes-validate"));
+    command.args(VERSIONS.iter().flat_map(|version| ["-k", *version])).arg("--strict").arg(&file);
+    let output = command.output()?;
+    let told = String::from_utf8(output.stdout)?;
+    let mut passed = 0;
+    for line in told.lines() {
+        let unknown =
+            WITHOUT_SCHEMA.iter().any(|kind| line.contains(&format!("find schema for kind {kind} ")));
+        match line.split(' ').next() {
+            Some("INFO") => passed += 1,
+            Some("WARN") if unknown => passed += 1,
+            _ => bail!("{line}"),
+        }
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "kubernetes-validate ends with {}: {complaint}", output.status);
+    ensure!(passed == distinct.len() * VERSIONS.len(), "{passed} of {} were looked at", distinct.len());
+    Ok(())
+}
+
+#[test]
+fn pods_are_replaced_for_their_own_configuration_and_for_nothing_else() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let sums = |values: &[&str]| -> Result<[String; 2]> {
+        let objects = helm.render(values)?;
+        let of = |kind, name| -> Result<String> {
+            let annotations = &objects.one(kind, name)?["spec"]["template"]["metadata"]["annotations"];
+            Ok(annotations["checksum/config"].as_str().context("no checksum")?.to_owned())
+        };
+        Ok([of("DaemonSet", "numacast-agent")?, of("Deployment", "numacast-controller")?])
+    };
+    let [agent, controller] = sums(&[])?;
+    ensure!(agent != controller, "both have one configuration");
+    for (values, of_agent, of_controller) in [
+        ("config.scan.poll=2s", true, false),
+        ("kubelet.configFile=/etc/kubelet.yaml", true, false),
+        ("kubelet.dir=/data/kubelet", true, false),
+        ("controller.config.log.level=debug", false, true),
+        ("metricsTls.secretName=certificate", true, true),
+        ("image.tag=v9", false, false),
+        ("agent.resources.limits.memory=96Mi", false, false),
+        ("networkPolicy.enabled=true", false, false),
+    ] {
+        let [now_agent, now_controller] = sums(&["--set", values])?;
+        ensure!((now_agent != agent) == of_agent, "{values}: the agents");
+        ensure!((now_controller != controller) == of_controller, "{values}: the controller");
+    }
+    Ok(())
+}
+
+/// What an upgrade cannot change: the names of what is there, and selectors.
+fn for_ever(objects: &Objects) -> BTreeMap<String, Value> {
+    let workloads = objects.all("DaemonSet").chain(objects.all("Deployment"));
+    workloads.map(|object| (name_of(object).to_owned(), object["spec"]["selector"].clone())).collect()
+}
+
+#[test]
+fn a_new_version_changes_neither_names_nor_selectors() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let now = for_ever(&helm.render(&[])?);
+    ensure!(now.len() == 2, "{now:?}");
+    let chart = chart();
+    helm.run(&[
+        "package",
+        &chart.to_string_lossy(),
+        "--version=7.8.9+build",
+        "--app-version=9.8.7",
+        "--destination",
+        &helm.home().to_string_lossy(),
+    ])?;
+    let package = helm.home().join("numacast-7.8.9+build.tgz");
+    let words = ["template", "numacast", &package.to_string_lossy(), "--namespace", "numa"];
+    let next = Objects::parse(&helm.run(&words)?)?;
+    rules::check(&next)?;
+    ensure!(for_ever(&next) == now, "{:?}", for_ever(&next));
+    let agent = next.one("DaemonSet", "numacast-agent")?;
+    ensure!(agent["metadata"]["labels"]["helm.sh/chart"] == "numacast-7.8.9_build", "{agent}");
+    ensure!(agent["spec"]["template"]["spec"]["containers"][0]["image"] == "ghcr.io/numacast/numacast:9.8.7");
+    let labels = |objects: &Objects| -> Result<Value> {
+        Ok(objects.one("DaemonSet", "numacast-agent")?["spec"]["template"]["metadata"].clone())
+    };
+    ensure!(labels(&next)? == labels(&helm.render(&[])?)?, "the pods have the chart's version in them");
+    Ok(())
+}
+
+#[test]
+fn names_follow_the_release() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    for (release, values, name) in [
+        ("numacast", "", "numacast-agent"),
+        ("my-numacast", "", "my-numacast-agent"),
+        ("hpc", "", "hpc-numacast-agent"),
+        ("hpc", "nameOverride=zones", "hpc-zones-agent"),
+        ("hpc", "fullnameOverride=zones", "zones-agent"),
+    ] {
+        let arguments = if values.is_empty() { vec![] } else { vec!["--set", values] };
+        helm.render_as(release, &arguments)?.one("DaemonSet", name)?;
+    }
+    Ok(())
+}
+
+/// The names of the host's paths that the agent sees.
+fn host_paths(objects: &Objects) -> Result<Vec<String>> {
+    let volumes = &objects.one("DaemonSet", "numacast-agent")?["spec"]["template"]["spec"]["volumes"];
+    let paths = crate::helm::items(volumes).filter_map(|volume| volume["hostPath"]["path"].as_str());
+    Ok(paths.map(str::to_owned).collect())
+}
+
+#[test]
+fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let kubelet = "/var/lib/kubelet";
+    let devices = "/var/lib/kubelet/device-plugins";
+    let pods_api = "/var/lib/kubelet/pods-api";
+    let usual = ["/sys", "/var/lib/kubelet/pod-resources", devices];
+    let with = |more: &[&'static str]| [&usual[..], more].concat();
+    for (values, paths) in [
+        ("", with(&[])),
+        ("config.fingerprint.view=kubelet", with(&[pods_api])),
+        ("config.pods.source=podsApi,config.fingerprint.view=none", with(&[pods_api])),
+        ("config.pods.source=none,config.fingerprint.view=none", with(&[])),
+        ("kubelet.configFile=/etc/kubelet.yaml", with(&["/etc/kubelet.yaml"])),
+        ("kubelet.configFile=/etc/a,kubelet.configDir=/etc/b.d", with(&["/etc/a", "/etc/b.d"])),
+        ("kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet/config.yaml", vec!["/sys", kubelet]),
+        ("kubelet.mountDir=true,kubelet.dir=/data/kubelet", vec!["/sys", "/data/kubelet", devices]),
+        (
+            "kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet-config",
+            vec!["/sys", kubelet, "/var/lib/kubelet-config"],
+        ),
+    ] {
+        let arguments = if values.is_empty() { vec![] } else { vec!["--set", values] };
+        let seen = host_paths(&helm.render(&arguments)?)?;
+        ensure!(seen == paths, "{values}: {seen:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_budget_for_disruptions_needs_a_second_replica() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    for (replicas, budgets) in [("1", 0), ("2", 1), ("3", 1)] {
+        let objects = helm.render(&["--set", &format!("controller.replicas={replicas}")])?;
+        ensure!(objects.all("PodDisruptionBudget").count() == budgets, "{replicas} replicas");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_strategy_without_rolling_has_no_rolling_values() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let values = "agent.updateStrategy.type=OnDelete,controller.updateStrategy.type=Recreate";
+    let objects = helm.render(&["--set", values])?;
+    let agent = &objects.one("DaemonSet", "numacast-agent")?["spec"]["updateStrategy"];
+    let controller = &objects.one("Deployment", "numacast-controller")?["spec"]["strategy"];
+    ensure!(*agent == serde_json::json!({"type": "OnDelete"}), "{agent}");
+    ensure!(*controller == serde_json::json!({"type": "Recreate"}), "{controller}");
+    Ok(())
+}
+
+#[test]
+fn the_package_holds_the_chart_and_nothing_else() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let chart = chart();
+    let destination = helm.home().to_string_lossy().into_owned();
+    helm.run(&["package", &chart.to_string_lossy(), "--destination", &destination])?;
+    let version = env!("CARGO_PKG_VERSION");
+    let package = helm.home().join(format!("numacast-{version}.tgz"));
+    let listed = Command::new("tar").arg("--list").arg("--file").arg(&package).output()?;
+    let listed = String::from_utf8(listed.stdout)?;
+    for file in ["Chart.yaml", "README.md", "values.yaml", "values.schema.json", "files/crd.yaml"] {
+        ensure!(listed.lines().any(|line| line == format!("numacast/{file}")), "no {file}");
+    }
+    for line in listed.lines() {
+        let known = [".yaml", ".tpl", ".md", ".json", ".txt", ".helmignore"];
+        ensure!(known.iter().any(|end| line.ends_with(end)), "{line} is in the package");
+    }
+    Ok(())
+}

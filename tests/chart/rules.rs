@@ -1,0 +1,237 @@
+//! What holds of everything that the chart renders, whatever the values.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use numacast::config::{Endpoint, Layers};
+use serde_json::{Value, json};
+
+use crate::helm::{Objects, items, name_of, words};
+
+/// Kinds without a namespace.
+const CLUSTER_SCOPED: [&str; 6] = [
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "SecurityContextConstraints",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+];
+
+/// Checks all of it.
+pub(crate) fn check(objects: &Objects) -> Result<()> {
+    names_and_labels(objects)?;
+    for (object, pod) in objects.pods() {
+        let check = || -> Result<()> {
+            pod_is_confined(object, pod)?;
+            mounts_fit(pod)?;
+            account_exists(objects, pod)?;
+            ports_and_probes(objects, object, pod)?;
+            workload_selects_its_pods(object)
+        };
+        check().with_context(|| format!("{} {}", object["kind"], name_of(object)))?;
+    }
+    configurations_are_right(objects)?;
+    roles_are_narrow(objects)
+}
+
+fn names_and_labels(objects: &Objects) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for object in &objects.0 {
+        let (kind, name) = (object["kind"].as_str().context("an object without a kind")?, name_of(object));
+        let namespace = &object["metadata"]["namespace"];
+        // Those of rights may be longer; pods, services and labels are called like the others.
+        let most = if kind.contains("Role") || kind.contains("Policy") { 253 } else { 63 };
+        ensure!(
+            !name.is_empty() && name.len() <= most,
+            "{kind} {name}: the name has {} characters",
+            name.len()
+        );
+        ensure!(seen.insert((kind, namespace.to_string(), name)), "{kind} {name} is there twice");
+        let scoped = CLUSTER_SCOPED.contains(&kind);
+        ensure!(scoped == namespace.is_null(), "{kind} {name} is in the namespace {namespace}");
+        ensure!(scoped || namespace.is_string(), "{kind} {name} is in the namespace {namespace}");
+        for part in ["labels", "annotations"] {
+            for (key, value) in object["metadata"][part].as_object().into_iter().flatten() {
+                ensure!(value.is_string(), "{kind} {name}: {part} {key} is {value}, no text");
+            }
+        }
+        for label in ["name", "instance", "component", "managed-by", "version"] {
+            let value = &object["metadata"]["labels"][format!("app.kubernetes.io/{label}")];
+            ensure!(value.is_string(), "{kind} {name}: no label app.kubernetes.io/{label}");
+        }
+    }
+    Ok(())
+}
+
+/// Root only where the kubelet's socket wants it, and nothing else that a container may have.
+fn pod_is_confined(object: &Value, pod: &Value) -> Result<()> {
+    let spec = &pod["spec"];
+    for power in ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"] {
+        ensure!(spec[power].is_null(), "{power} is {}", spec[power]);
+    }
+    ensure!(spec["automountServiceAccountToken"] == false, "a token is mounted by itself");
+    ensure!(spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", "no seccomp profile");
+    let agent = object["kind"] == "DaemonSet";
+    if !agent {
+        ensure!(spec["securityContext"]["runAsNonRoot"] == true, "it may be root");
+    }
+    for container in items(&spec["containers"]) {
+        let context = &container["securityContext"];
+        ensure!(context["allowPrivilegeEscalation"] == false, "privileges may grow");
+        ensure!(context["readOnlyRootFilesystem"] == true, "its root can be written");
+        ensure!(
+            context["capabilities"] == json!({"drop": ["ALL"]}),
+            "capabilities: {}",
+            context["capabilities"]
+        );
+        ensure!(context["privileged"] != true, "it is privileged");
+        ensure!(context["runAsUser"].is_null() || agent, "it has a user of its own");
+        ensure!(!agent || context["runAsUser"] == 0, "it cannot speak with the kubelet's socket");
+        ensure!(container["resources"]["requests"]["memory"].is_string(), "no request for memory");
+        ensure!(container["resources"]["limits"]["cpu"].is_null(), "its CPU is limited");
+    }
+    Ok(())
+}
+
+/// Every mount has its volume, every volume its mount, and the host is seen through read-only directories.
+fn mounts_fit(pod: &Value) -> Result<()> {
+    let spec = &pod["spec"];
+    let mut volumes: BTreeMap<&str, &Value> = BTreeMap::new();
+    for volume in items(&spec["volumes"]) {
+        let name = volume["name"].as_str().context("a volume without a name")?;
+        ensure!(volumes.insert(name, volume).is_none(), "two volumes {name}");
+    }
+    let mut mounted = BTreeSet::new();
+    for mount in items(&spec["containers"]).flat_map(|container| items(&container["volumeMounts"])) {
+        let name = mount["name"].as_str().context("a mount without a name")?;
+        let volume = volumes.get(name).with_context(|| format!("the mount {name} has no volume"))?;
+        ensure!(mounted.insert(mount["mountPath"].to_string()), "two mounts at {}", mount["mountPath"]);
+        let host = &volume["hostPath"];
+        ensure!(mount["readOnly"] == true || volume["emptyDir"].is_object(), "{name} can be written");
+        if host.is_null() {
+            continue;
+        }
+        let path = host["path"].as_str().unwrap_or_default();
+        let kind = host["type"].as_str().unwrap_or_default();
+        ensure!(["Directory", "DirectoryOrCreate", "File"].contains(&kind), "{path} is of the type {kind}");
+        ensure!(!path.ends_with(".sock"), "{path} is a socket: it dies with the kubelet that made it");
+        ensure!(mount["mountPath"] == format!("/host{path}"), "{path} is at {}", mount["mountPath"]);
+    }
+    let unused = volumes.keys().find(|name| {
+        !items(&spec["containers"])
+            .any(|container| items(&container["volumeMounts"]).any(|mount| mount["name"] == **name))
+    });
+    ensure!(unused.is_none(), "nobody mounts the volume {unused:?}");
+    let token = volumes.get("api-access").context("no credentials")?;
+    let sources = items(&token["projected"]["sources"]);
+    let life: Vec<_> =
+        sources.filter_map(|source| source["serviceAccountToken"]["expirationSeconds"].as_u64()).collect();
+    ensure!(life == [3600], "the token lives {life:?} s");
+    Ok(())
+}
+
+/// The pod's account is rendered too, as a hook where the pod is one, or the values name another.
+fn account_exists(objects: &Objects, pod: &Value) -> Result<()> {
+    let name = pod["spec"]["serviceAccountName"].as_str().context("no account")?;
+    let made = objects.all("ServiceAccount").find(|account| name_of(account) == name);
+    let given = ["one", "two", "three"].contains(&name);
+    ensure!(made.is_some() != given, "its account {name} is not there");
+    let mounts = made.map(|account| &account["automountServiceAccountToken"]);
+    ensure!(mounts.is_none_or(|mounts| mounts == false), "the account {name} mounts tokens");
+    Ok(())
+}
+
+/// Probes ask where health is served and nobody is asked where it is not; ports are what is served.
+fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()> {
+    let container = &pod["spec"]["containers"][0];
+    let serves = matches!(object["kind"].as_str(), Some("DaemonSet" | "Deployment"));
+    let config = if serves { objects.configuration(name_of(object))? } else { "health: {address: none}" };
+    let config: Value = serde_saphyr::from_str(config)?;
+    let port_of = |key: &str| -> Result<Option<u16>> {
+        let text = config[key]["address"].as_str().unwrap_or("none");
+        Ok(match text.parse::<Endpoint>().map_err(anyhow::Error::msg)? {
+            Endpoint::Nowhere => None,
+            _ => text.rsplit(':').next().map(str::parse).transpose()?,
+        })
+    };
+    let (health, metrics) = (port_of("health")?, port_of("metrics")?);
+    for (probe, path) in
+        [("startupProbe", "/startupz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")]
+    {
+        let asks =
+            container[probe]["httpGet"].as_object().map(|get| (get["path"].clone(), get["port"].clone()));
+        let right = health.map(|port| (json!(path), json!(port)));
+        ensure!(asks == right, "{probe} asks {asks:?}, and health is at {health:?}");
+    }
+    let ports: BTreeSet<u64> =
+        items(&container["ports"]).filter_map(|port| port["containerPort"].as_u64()).collect();
+    let right: BTreeSet<u64> = [health, metrics].into_iter().flatten().map(u64::from).collect();
+    ensure!(ports == right, "the ports are {ports:?}, not {right:?}");
+    ensure!(items(&container["ports"]).count() == ports.len(), "a port is there twice");
+    Ok(())
+}
+
+/// A selector is for ever: three labels, which the pods have.
+fn workload_selects_its_pods(object: &Value) -> Result<()> {
+    let Some(selector) = object["spec"]["selector"]["matchLabels"].as_object() else { return Ok(()) };
+    let keys: Vec<&str> = selector.keys().map(String::as_str).collect();
+    let right = ["component", "instance", "name"].map(|key| format!("app.kubernetes.io/{key}"));
+    ensure!(keys == right, "the selector has {keys:?}");
+    let labels = &object["spec"]["template"]["metadata"]["labels"];
+    let other = selector.iter().find(|(key, value)| labels[key.as_str()] != **value);
+    ensure!(other.is_none(), "its pods have not the label {other:?}");
+    ensure!(labels["helm.sh/chart"].is_null(), "a new chart alone would replace the pods");
+    Ok(())
+}
+
+/// What is in the ConfigMaps is a configuration that the binary takes, and every file in it is mounted.
+fn configurations_are_right(objects: &Objects) -> Result<()> {
+    let maps = objects.all("ConfigMap").filter(|map| map["data"]["config.yaml"].is_string());
+    for map in maps {
+        let name = name_of(map);
+        let effective = Layers::default().text(objects.configuration(name)?, Path::new(name)).finish();
+        let config = effective.map_err(|errors| anyhow::anyhow!("{name}: {errors:?}"))?.config;
+        let Some((_, pod)) = objects.pods().find(|(object, _)| name_of(object) == name) else { continue };
+        let mounts: Vec<&str> = items(&pod["spec"]["containers"][0]["volumeMounts"])
+            .filter_map(|mount| mount["mountPath"].as_str())
+            .collect();
+        let is_mounted = |path: &Path| mounts.iter().any(|mount| path.starts_with(mount));
+        let tls =
+            [&config.metrics.tls.cert_file, &config.metrics.tls.key_file, &config.metrics.tls.client_ca_file];
+        let files = tls.into_iter().chain([&config.kubelet.config.file, &config.kubelet.config.dir]);
+        for file in files.flatten() {
+            ensure!(is_mounted(file), "{name}: {} is not mounted", file.display());
+        }
+        if name.ends_with("-agent") {
+            let sys = config.host.sys.context("no sysfs")?;
+            for path in [&sys.join("devices"), &config.kubelet.socket.context("no socket")?] {
+                ensure!(is_mounted(path), "{name}: {} is not mounted", path.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// No wildcards, and never `nodes/proxy`; who is bound is one of ours.
+fn roles_are_narrow(objects: &Objects) -> Result<()> {
+    for role in objects.all("Role").chain(objects.all("ClusterRole")) {
+        for rule in items(&role["rules"]) {
+            for part in ["apiGroups", "resources", "verbs"] {
+                let bad = words(&rule[part]).find(|word| word.contains('*') || *word == "nodes/proxy");
+                ensure!(bad.is_none(), "{}: {part} {bad:?}", name_of(role));
+            }
+        }
+    }
+    for binding in objects.all("RoleBinding").chain(objects.all("ClusterRoleBinding")) {
+        let reference = &binding["roleRef"];
+        let (kind, name) = (reference["kind"].as_str(), reference["name"].as_str());
+        objects.one(kind.unwrap_or_default(), name.unwrap_or_default())?;
+        for subject in items(&binding["subjects"]) {
+            let runs = objects.pods().any(|(_, pod)| pod["spec"]["serviceAccountName"] == subject["name"]);
+            ensure!(runs && subject["namespace"] == "numa", "{} is bound to {subject}", name_of(binding));
+        }
+    }
+    Ok(())
+}

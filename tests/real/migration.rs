@@ -1,0 +1,112 @@
+//! Moving over from NFD, step by step as docs/migration.md says, with real Helm. A chart of our own stands for NFD's: what
+//! matters of it is that the CRD is one of its templates, behind a switch.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::core::ApiResource;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use crate::support::operator::Operator;
+use crate::support::parts::repository;
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts};
+
+const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
+
+/// A chart like NFD's, as far as the CRD goes.
+fn write_old_chart(dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(dir.join("templates"))?;
+    std::fs::write(dir.join("Chart.yaml"), "apiVersion: v2\nname: old\nversion: 1.0.0\n")?;
+    std::fs::write(dir.join("values.yaml"), "createCRDs: true\n")?;
+    let crd = std::fs::read_to_string(repository().join("charts/numacast/files/crd.yaml"))?;
+    let template = format!("{{{{- if .Values.createCRDs }}}}\n{crd}\n{{{{- end }}}}\n");
+    Ok(std::fs::write(dir.join("templates/crd.yaml"), template)?)
+}
+
+/// The one that every cluster of the tests begins with.
+async fn remove_crd(crds: &Api<Crd>) -> Result<()> {
+    crds.delete(CRD, &DeleteParams::default()).await?;
+    until("the CRD is gone", async || {
+        ensure!(crds.get_opt(CRD).await?.is_none(), "it is there");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let operator = Operator::of(&parts, &cluster);
+    let crds: Api<Crd> = Api::all(cluster.client());
+    remove_crd(&crds).await?;
+    let old = cluster.dir().join("old");
+    write_old_chart(&old)?;
+    operator.run("helm", &format!("install old {} --namespace old --create-namespace", old.display()))?;
+    let resource = ApiResource {
+        group: "topology.node.k8s.io".to_owned(),
+        version: "v1alpha2".to_owned(),
+        api_version: "topology.node.k8s.io/v1alpha2".to_owned(),
+        kind: "NodeResourceTopology".to_owned(),
+        plural: "noderesourcetopologies".to_owned(),
+    };
+    let topologies: Api<DynamicObject> = Api::all_with(cluster.client(), &resource);
+    let object = json!({
+        "apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": "worker"}, "zones": [],
+    });
+    until("the old publisher's object is there", async || {
+        let params = PatchParams::apply("node-feature-discovery-topology-updater");
+        topologies.patch("worker", &params, &Patch::Apply(&object)).await?;
+        Ok(())
+    })
+    .await?;
+    let uid = crds.get(CRD).await?.uid();
+
+    // As the document says it.
+    operator.run("kubectl", &format!("annotate crd {CRD} helm.sh/resource-policy=keep --overwrite"))?;
+    operator.run("helm", &format!("upgrade old {} --namespace old --set createCRDs=false", old.display()))?;
+    operator.run(
+        "helm",
+        "install numacast charts/numacast --namespace numacast --create-namespace --values charts/numacast/values-from-nfd.yaml",
+    )?;
+    operator.run("helm", "uninstall old --namespace old")?;
+    let kept = crds.get(CRD).await?;
+    ensure!(
+        kept.uid() == uid && kept.metadata.deletion_timestamp.is_none(),
+        "the CRD is another one, or going"
+    );
+    ensure!(
+        kept.annotations().get("meta.helm.sh/release-name").is_some_and(|name| name == "old"),
+        "it was taken"
+    );
+    ensure!(topologies.list(&ListParams::default()).await?.items.len() == 1, "the object is gone");
+
+    // Nor does it go with us, whose it never was.
+    operator.run("helm", "uninstall numacast --namespace numacast --no-hooks")?;
+    ensure!(crds.get(CRD).await?.uid() == uid, "the CRD went with numacast");
+    Ok(())
+}
+
+/// Why the document has a first step: this is what happens without it.
+#[tokio::test]
+async fn without_the_mark_the_crd_goes_with_every_object() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let operator = Operator::of(&parts, &cluster);
+    let crds: Api<Crd> = Api::all(cluster.client());
+    remove_crd(&crds).await?;
+    let old = cluster.dir().join("old");
+    write_old_chart(&old)?;
+    operator.run("helm", &format!("install old {} --namespace old --create-namespace", old.display()))?;
+    operator.run("helm", &format!("upgrade old {} --namespace old --set createCRDs=false", old.display()))?;
+    until("the CRD goes", async || {
+        let crd = crds.get_opt(CRD).await?;
+        ensure!(crd.is_none_or(|crd| crd.metadata.deletion_timestamp.is_some()), "it is there");
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,324 @@
+//! The agent and the controller in pods exactly as the chart renders them. A real kubelet makes of the pod what it asks a
+//! container runtime for: environment, volumes with the token and the configuration, mounts, user, capabilities; and
+//! `tests/parts/in-pod` does that with the binary under test, in a root that holds nothing else. The kubelet probes it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::support::chart::{Chart, POLICIES, RELEASE, RIGHTS};
+use crate::support::wait::{Hopeless, until};
+use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, oracle, pod, tokens};
+
+const NODE: &str = "two-by-eight";
+const NIC: &str = "example.com/nic";
+/// Where pods find the API server: the first address of the cluster's range for Services.
+const SERVICE: &str = "10.96.0.1:443";
+/// What the release consists of besides rights and policies, as far as somebody looks at it.
+const REST: [&str; 4] = ["ConfigMap", "DaemonSet", "Deployment", "Lease"];
+
+/// A release on a cluster of one real node.
+struct World {
+    node: RealNode,
+    chart: Chart,
+    cluster: Cluster,
+}
+
+impl World {
+    async fn start(parts: &Parts, values: &Value) -> Result<Self> {
+        let cluster = Cluster::start(parts).await?;
+        let node = RealNode::on(NODE)?.running_pods().start(&cluster).await?;
+        let chart = Chart::render(parts, values)?;
+        let admin = cluster.client();
+        tokens::namespace(&admin, RELEASE).await?;
+        for kinds in [&RIGHTS[..], &POLICIES, &REST] {
+            chart.install(&admin, kinds).await?;
+        }
+        let (port, certificate) = node.https_port()?;
+        // What a controller of every cluster puts into each namespace, and the CA that this kubelet is its own for.
+        for (name, key, text) in [
+            ("kube-root-ca.crt", "ca.crt", cluster.certificates()?),
+            ("kubelet-ca", "ca.crt", std::fs::read_to_string(certificate)?),
+        ] {
+            let map: ConfigMap =
+                serde_json::from_value(json!({"metadata": {"name": name}, "data": {key: text}}))?;
+            Api::namespaced(admin.clone(), RELEASE).create(&PostParams::default(), &map).await?;
+        }
+        let object = Api::<Node>::all(admin).get(node.name()).await?;
+        let addresses = object.status.unwrap_or_default().addresses.into_iter().flatten();
+        let mut own = addresses.filter(|address| address.type_ == "InternalIP");
+        let own = own.next().context("the Node has no address")?.address;
+        let reach = [(SERVICE.to_owned(), cluster.address().to_owned()), (format!("{own}:10250"), port)];
+        node.pods_reach(&BTreeMap::from(reach))?;
+        Ok(Self { node, chart, cluster })
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.cluster.client(), RELEASE)
+    }
+
+    /// Makes a pod as the controller of a DaemonSet or Deployment would, on our node.
+    async fn start_pod(&self, kind: &str, of: &str, name: &str) -> Result<Running<'_>> {
+        let object = self.chart.object(kind, of)?;
+        let live = crate::support::chart::api(&self.cluster.client(), object)?.get(of).await?;
+        let owner = json!({
+            "apiVersion": "apps/v1",
+            "kind": kind,
+            "name": of,
+            "uid": live.metadata.uid,
+            "controller": true,
+            "blockOwnerDeletion": true,
+        });
+        let template = &live.data["spec"]["template"];
+        let mut pod = json!({"metadata": template["metadata"], "spec": template["spec"]});
+        pod["metadata"]["name"] = json!(name);
+        pod["metadata"]["ownerReferences"] = json!([owner]);
+        self.run(pod).await
+    }
+
+    async fn run(&self, mut pod: Value) -> Result<Running<'_>> {
+        pod["spec"]["nodeName"] = json!(self.node.name());
+        let pod: Pod = serde_json::from_value(pod)?;
+        let pod = self.pods().create(&PostParams::default(), &pod).await?;
+        let name = pod.metadata.name.context("a pod without a name")?;
+        let uid = pod.metadata.uid.context("a pod without a UID")?;
+        let container = pod.spec.context("a pod without a spec")?.containers.remove(0).name;
+        Ok(Running { world: self, name, uid, container })
+    }
+
+    /// The published object says what the kubelet's own books say.
+    async fn is_true(&self, agent: &Running<'_>) -> Result<()> {
+        let true_now = until("the published object equals the oracle", async || {
+            agent.still_runs().await?;
+            self.node.kubelet_still_runs()?;
+            let expected = oracle::expected(&self.node).await?;
+            let published = nrt::read(&self.node.client(), self.node.name()).await?;
+            let differences = expected.differences(&published.zones);
+            ensure!(differences.is_empty(), "it does not:\n  {}", differences.join("\n  "));
+            Ok(())
+        });
+        true_now.await.with_context(|| agent.last_words())
+    }
+}
+
+/// A pod that runs for real.
+struct Running<'a> {
+    world: &'a World,
+    name: String,
+    uid: String,
+    container: String,
+}
+
+impl Running<'_> {
+    /// What its container has written, in all its lives.
+    fn log(&self) -> String {
+        let dir = format!("{RELEASE}_{}_{}", self.name, self.uid);
+        let dir = self.world.node.dir().join("pod-logs").join(dir).join(&self.container);
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        files.iter().map(|file| std::fs::read_to_string(file).unwrap_or_default()).collect()
+    }
+
+    fn last_words(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        format!("the last words of {}:\n{}", self.name, lines[lines.len().saturating_sub(20)..].join("\n"))
+    }
+
+    /// Fails when its container has ended or was started again.
+    async fn still_runs(&self) -> Result<()> {
+        let pod = self.world.pods().get(&self.name).await?;
+        let statuses = pod.status.unwrap_or_default().container_statuses.unwrap_or_default();
+        let ended = statuses.iter().any(|one| {
+            one.restart_count > 0 || one.state.as_ref().is_some_and(|state| state.terminated.is_some())
+        });
+        ensure!(!ended, Hopeless(format!("it has ended; {}", self.last_words())));
+        Ok(())
+    }
+
+    /// Waits until the kubelet's probes find it ready.
+    async fn is_ready(&self) -> Result<()> {
+        let what = format!("{} is ready", self.name);
+        let ready = until(&what, async || {
+            self.still_runs().await?;
+            let status = self.world.pods().get(&self.name).await?.status.unwrap_or_default();
+            let conditions = status.conditions.unwrap_or_default();
+            ensure!(
+                conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True"),
+                "{conditions:?}"
+            );
+            Ok(())
+        });
+        ready.await.with_context(|| self.last_words())
+    }
+
+    /// Waits until it has ended by itself; its exit code.
+    async fn ends(&self) -> Result<i32> {
+        until(&format!("{} has ended", self.name), async || {
+            let pod = self.world.pods().get(&self.name).await?;
+            let statuses = pod.status.unwrap_or_default().container_statuses.unwrap_or_default();
+            let state = statuses.into_iter().next().and_then(|one| one.state).unwrap_or_default();
+            Ok(state.terminated.with_context(|| self.last_words())?.exit_code)
+        })
+        .await
+    }
+
+    /// The process that it is, as the host sees it.
+    fn process(&self) -> Result<PathBuf> {
+        for entry in std::fs::read_dir("/proc")?.flatten() {
+            let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            if command.starts_with(b"/numacast\0") && self.is_its(&entry.path()) {
+                return Ok(entry.path());
+            }
+        }
+        anyhow::bail!("no process is {}: {}", self.name, self.last_words())
+    }
+
+    /// The kubelet mounts a file of the pod's directory over `/etc/hosts`.
+    fn is_its(&self, process: &Path) -> bool {
+        let mounts = std::fs::read_to_string(process.join("mountinfo")).unwrap_or_default();
+        mounts.lines().any(|line| line.contains(&self.uid))
+    }
+
+    /// It has no rights on the host, no way to any, and sees nothing that it was not given.
+    fn is_confined(&self, user: u32, seen: &[&str]) -> Result<()> {
+        let process = self.process()?;
+        let status = std::fs::read_to_string(process.join("status"))?;
+        let of = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+            line.trim_start_matches(':').split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            ensure!(of(set) == "0000000000000000", "{set} is {}", of(set));
+        }
+        ensure!(of("NoNewPrivs") == "1" && of("Seccomp") == "2", "{status}");
+        let id = user.to_string();
+        ensure!(
+            of("Uid") == [id.as_str(); 4].join(" ") && of("Gid") == [id.as_str(); 4].join(" "),
+            "{status}"
+        );
+        let mounts = std::fs::read_to_string(process.join("mountinfo"))?;
+        for line in mounts.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let (place, options) = (words[4], words[5]);
+            let own =
+                ["/proc", "/dev"].iter().any(|own| place == *own || place.starts_with(&format!("{own}/")));
+            let below = |of: &str| place.starts_with(&format!("{of}/"));
+            // What is mounted below a read-only mount stays as it is unless the runtime can do it recursively.
+            let inherited = below("/host/sys") || below("/host/var/lib/kubelet");
+            let read_only = options.split(',').any(|option| option == "ro") || place == "/etc/hosts";
+            ensure!(own || inherited || read_only, "{place} may be written: {options}");
+        }
+        let mut given: Vec<String> = Vec::new();
+        for entry in std::fs::read_dir(process.join("root/host")).into_iter().flatten().flatten() {
+            given.push(entry.file_name().to_string_lossy().into_owned());
+        }
+        given.sort();
+        ensure!(given == seen, "below /host it sees {given:?}");
+        Ok(())
+    }
+
+    /// Deletes it, and waits until the kubelet has ended it.
+    async fn delete(self) -> Result<String> {
+        self.world.pods().delete(&self.name, &DeleteParams::default()).await?;
+        until(&format!("{} is gone", self.name), async || {
+            ensure!(self.world.pods().get_opt(&self.name).await?.is_none(), "it is there");
+            Ok(())
+        })
+        .await?;
+        Ok(self.log())
+    }
+}
+
+/// The kubelet's own certificate as the CA by which it is known: it has no other here.
+fn with_kubelet_ca() -> Value {
+    json!({
+        "config": {"kubelet": {"caFile": "/etc/kubelet-ca/ca.crt", "serverName": NODE}},
+        "agent": {
+            "extraVolumes": [{"name": "kubelet-ca", "configMap": {"name": "kubelet-ca"}}],
+            "extraVolumeMounts": [{"name": "kubelet-ca", "mountPath": "/etc/kubelet-ca", "readOnly": true}],
+        },
+    })
+}
+
+fn attribute(object: &Value, name: &str) -> Option<String> {
+    let mut all = object["attributes"].as_array().into_iter().flatten();
+    Some(all.find(|one| one["name"] == name)?["value"].as_str()?.to_owned())
+}
+
+/// A day in the life of an agent.
+async fn works(world: &mut World, values: &str, seen: &[&str]) -> Result<()> {
+    let _ = values;
+    let agent = world.start_pod("DaemonSet", "numacast-agent", "numacast-agent-1").await?;
+    agent.is_ready().await?;
+    world.is_true(&agent).await?;
+    agent.is_confined(0, seen)?;
+    let object = nrt::read(&world.node.client(), NODE).await?.content;
+    ensure!(attribute(&object, "topologyManagerPolicy").as_deref() == Some("best-effort"), "{object}");
+
+    // Allocations and releases.
+    world.node.run(pod("a").cpus(2).memory("1Gi").device(NIC, 1)).await?;
+    world.is_true(&agent).await?;
+    world.node.run(pod("b").cpus(4).memory("1Gi")).await?;
+    world.is_true(&agent).await?;
+    world.node.delete("a").await?;
+    world.is_true(&agent).await?;
+
+    // What a person does to the object.
+    let objects = nrt::api(&world.node.client());
+    let edit = Patch::Merge(json!({"zones": []}));
+    let person = PatchParams { field_manager: Some("kubectl-edit".to_owned()), ..PatchParams::default() };
+    objects.patch(NODE, &person, &edit).await?;
+    world.is_true(&agent).await?;
+    objects.delete(NODE, &DeleteParams::default()).await?;
+    world.is_true(&agent).await?;
+    until("an Event tells of the edit", async || {
+        let events = Api::<k8s_openapi::api::events::v1::Event>::namespaced(world.node.client(), "default");
+        let all = events.list(&Default::default()).await?.items;
+        ensure!(all.iter().any(|event| event.reason.as_deref() == Some("ObjectTakenOver")), "{all:?}");
+        Ok(())
+    })
+    .await
+    .with_context(|| agent.last_words())?;
+    agent.is_ready().await?;
+    let words = agent.log();
+    ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
+    Ok(())
+}
+
+/// A kubelet that is killed and starts again makes its sockets anew in the directories that are mounted.
+async fn survives_a_kubelet(world: &mut World) -> Result<()> {
+    world.node.restart_kubelet(Stop::Kill).await?;
+    let agent = world.running("numacast-agent-1").await?;
+    agent.is_ready().await?;
+    world.is_true(&agent).await?;
+    world.node.run(pod("c").cpus(2).memory("1Gi").device(NIC, 1)).await?;
+    world.is_true(&agent).await?;
+    let said = agent.delete().await?;
+    ensure!(!said.contains("in-pod:"), "{said}");
+    Ok(())
+}
+
+impl World {
+    /// A pod that was started before.
+    async fn running(&self, name: &str) -> Result<Running<'_>> {
+        let pod = self.pods().get(name).await?;
+        let uid = pod.metadata.uid.context("a pod without a UID")?;
+        let container = pod.spec.context("a pod without a spec")?.containers.remove(0).name;
+        Ok(Running { world: self, name: name.to_owned(), uid, container })
+    }
+}
+
+#[tokio::test]
+async fn the_agent_works_as_the_chart_runs_it() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let mut world = World::start(&parts, &with_kubelet_ca()).await?;
+    works(&mut world, "", &["sys", "var"]).await?;
+    survives_a_kubelet(&mut world).await
+}

@@ -1,0 +1,936 @@
+//! What a stolen token can do: every attempt is made on a real API server, with tokens as the server itself issues them
+//! for pods, under the rights and the policies that the chart renders. docs/security.md has the table.
+//!
+//! Each attempt is made three times: as it is; without the policies, which shows what they and nobody else prevent; and,
+//! where they speak of the resource, with every right of RBAC, which shows what they prevent by themselves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tonic::codegen::http::Request;
+
+use crate::support::chart::{AGENT, Chart, POLICIES, RELEASE, RIGHTS};
+use crate::support::parts::repository;
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts, tokens};
+
+const V1ALPHA1: &str = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies";
+const V1ALPHA2: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
+const CONTROLLER: &str = "numacast-controller";
+const PURGE: &str = "numacast-purge";
+
+/// Who says what to an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Yes,
+    /// RBAC refuses.
+    Rights,
+    /// An admission policy refuses.
+    Policy,
+    /// The server refuses with this code, whoever asks.
+    Code(u16),
+}
+use Answer::{Code, Policy, Rights, Yes};
+
+impl std::fmt::Display for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Yes => f.write_str("yes"),
+            Rights => f.write_str("no: RBAC"),
+            Policy => f.write_str("no: policy"),
+            Code(401) => f.write_str("no: the token is void (401)"),
+            Code(code) => write!(f, "no: the request makes no sense ({code})"),
+        }
+    }
+}
+
+/// What is done.
+#[derive(Clone, Debug)]
+struct Call {
+    method: &'static str,
+    path: String,
+    content_type: &'static str,
+    body: Value,
+    /// Whom to impersonate.
+    acting_as: Option<&'static str>,
+}
+
+fn call(method: &'static str, path: impl Into<String>, body: Value) -> Call {
+    Call { method, path: path.into(), content_type: "application/json", body, acting_as: None }
+}
+
+fn get(path: impl Into<String>) -> Call {
+    call("GET", path, Value::Null)
+}
+
+fn delete(path: impl Into<String>) -> Call {
+    call("DELETE", path, Value::Null)
+}
+
+fn create(path: impl Into<String>, body: Value) -> Call {
+    call("POST", path, body)
+}
+
+fn put(path: impl Into<String>, body: Value) -> Call {
+    call("PUT", path, body)
+}
+
+fn merge(path: impl Into<String>, body: Value) -> Call {
+    Call { content_type: "application/merge-patch+json", ..call("PATCH", path, body) }
+}
+
+fn json_patch(path: impl Into<String>, body: Value) -> Call {
+    Call { content_type: "application/json-patch+json", ..call("PATCH", path, body) }
+}
+
+fn apply(path: &str, body: Value) -> Call {
+    let and = if path.contains('?') { '&' } else { '?' };
+    let path = format!("{path}{and}fieldManager=numacast&force=true");
+    Call { content_type: "application/apply-patch+yaml", ..call("PATCH", path, body) }
+}
+
+/// One row of the table.
+#[derive(Clone, Debug)]
+struct Attempt {
+    /// Whose token it is.
+    who: &'static str,
+    /// In words.
+    what: &'static str,
+    call: Call,
+    /// Under the chart's rights and policies.
+    answer: Answer,
+    /// Without the policies.
+    bare: Answer,
+    /// With every right, under the policies; not tried where they say nothing.
+    free: Option<Answer>,
+    /// Is there no object yet?
+    at_first: bool,
+}
+
+/// An attempt about which the policies have nothing to say.
+fn plain(who: &'static str, what: &'static str, call: Call, answer: Answer) -> Attempt {
+    Attempt { who, what, call, answer, bare: answer, free: None, at_first: false }
+}
+
+/// An attempt about which they have.
+fn held(who: &'static str, what: &'static str, call: Call, answers: [Answer; 3]) -> Attempt {
+    let [answer, bare, free] = answers;
+    Attempt { who, what, call, answer, bare, free: Some(free), at_first: false }
+}
+
+impl Attempt {
+    fn at_first(mut self) -> Self {
+        self.at_first = true;
+        self
+    }
+}
+
+fn topology(version: &str, name: &str, metadata: Value) -> Value {
+    let mut object = json!({
+        "apiVersion": format!("topology.node.k8s.io/{version}"),
+        "kind": "NodeResourceTopology",
+        "metadata": {"name": name},
+        "topologyPolicies": ["None"],
+        "zones": [{"name": "node-0", "type": "Node", "resources": [
+            {"name": "cpu", "capacity": "8", "allocatable": "8", "available": "8"},
+        ]}],
+    });
+    for (key, value) in metadata.as_object().into_iter().flatten() {
+        object["metadata"][key] = value.clone();
+    }
+    object
+}
+
+fn at(base: &str, name: &str) -> String {
+    format!("{base}/{name}")
+}
+
+fn event(about: Value) -> Value {
+    json!({
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": "told-", "namespace": "default"},
+        "regarding": about,
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "type": "Warning",
+        "reason": "StaleOwner",
+        "action": "Publish",
+        "note": "told",
+        "reportingController": "numacast/agent",
+        "reportingInstance": "alpha",
+    })
+}
+
+fn about_node(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "name": name})
+}
+
+fn lease(name: &str) -> Value {
+    json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": {}})
+}
+
+/// An [`event`] about the agent's own Node with another value at one key.
+fn event_with(key: &str, value: Value) -> Value {
+    let mut event = event(about_node("alpha"));
+    event[key] = value;
+    event
+}
+
+fn events_of_core() -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": "told-", "namespace": "default"},
+        "involvedObject": about_node("beta"),
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "type": "Warning",
+        "reason": "StaleOwner",
+        "action": "Publish",
+        "message": "told",
+        "reportingComponent": "numacast/agent",
+        "reportingInstance": "alpha",
+    })
+}
+
+/// The agent on node `alpha` and the object of node `alpha`; the UIDs of both Nodes.
+fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
+    let who = "agent";
+    let (yes, foreign, owned) = ([Yes, Yes, Yes], [Policy, Yes, Policy], [Policy, Yes, Policy]);
+    let (own, other) = (at(V1ALPHA2, "alpha"), at(V1ALPHA2, "beta"));
+    let new = |name: &str| topology("v1alpha2", name, json!({}));
+    let old = |name: &str| topology("v1alpha1", name, json!({}));
+    let change = json!({"attributes": [{"name": "a", "value": "b"}]});
+    let with = |metadata: Value| json!({"metadata": metadata});
+    let owner = |kind: &str, name: &str, of: &str| {
+        let version = if kind == "Deployment" { "apps/v1" } else { "v1" };
+        json!([{"apiVersion": version, "kind": kind, "name": name, "uid": uids.get(of)}])
+    };
+    let mut blocking = owner("Node", "alpha", "alpha");
+    blocking[0]["blockOwnerDeletion"] = json!(true);
+    let anonymous = topology("v1alpha2", "", json!({"name": null, "generateName": "beta"}));
+    vec![
+        held(who, "create the object of its node", create(V1ALPHA2, new("alpha")), yes).at_first(),
+        held(who, "create it by server-side apply", apply(&own, new("alpha")), yes).at_first(),
+        held(who, "apply it", apply(&own, new("alpha")), yes),
+        held(who, "apply it in v1alpha1", apply(&at(V1ALPHA1, "alpha"), old("alpha")), yes),
+        held(who, "change it by a merge patch", merge(&own, change.clone()), yes),
+        held(
+            who,
+            "make its Node the owner",
+            merge(&own, with(json!({"ownerReferences": owner("Node", "alpha", "alpha")}))),
+            yes,
+        ),
+        held(who, "replace it (`update`)", put(&own, new("alpha")), [Rights, Rights, Yes]),
+        held(who, "call it otherwise", merge(&own, with(json!({"name": "beta"}))), [Code(400); 3]),
+        held(who, "create the object of another node", create(V1ALPHA2, new("beta")), foreign).at_first(),
+        held(who, "create it by server-side apply", apply(&other, new("beta")), foreign).at_first(),
+        held(who, "create it in v1alpha1", create(V1ALPHA1, old("beta")), foreign).at_first(),
+        held(who, "apply it", apply(&other, new("beta")), foreign),
+        held(who, "apply it in v1alpha1", apply(&at(V1ALPHA1, "beta"), old("beta")), foreign),
+        held(who, "change it by a merge patch", merge(&other, change.clone()), foreign),
+        held(
+            who,
+            "change it by a merge patch in v1alpha1",
+            merge(at(V1ALPHA1, "beta"), change.clone()),
+            foreign,
+        ),
+        held(
+            who,
+            "change it by a JSON patch",
+            json_patch(
+                &other,
+                json!([{"op": "replace", "path": "/zones/0/resources/0/available", "value": "0"}]),
+            ),
+            foreign,
+        ),
+        held(who, "change it, dry run", merge(format!("{other}?dryRun=All"), change.clone()), foreign),
+        held(who, "replace it (`update`)", put(&other, new("beta")), [Rights, Rights, Policy]),
+        held(who, "create an object of no node", create(V1ALPHA2, new("nowhere")), foreign),
+        held(who, "create an object with a generated name", create(V1ALPHA2, anonymous), foreign),
+        held(who, "delete the object of its node", delete(&own), [Rights, Rights, Policy]),
+        held(who, "delete another's", delete(&other), [Rights, Rights, Policy]),
+        held(who, "delete another's in v1alpha1", delete(at(V1ALPHA1, "beta")), [Rights, Rights, Policy]),
+        held(who, "delete all (`deletecollection`)", delete(V1ALPHA2), [Rights, Rights, Policy]),
+        held(
+            who,
+            "make another Node the owner of its object",
+            merge(&own, with(json!({"ownerReferences": owner("Node", "beta", "beta")}))),
+            owned,
+        ),
+        held(
+            who,
+            "make something else the owner",
+            merge(&own, with(json!({"ownerReferences": owner("ConfigMap", "alpha", "alpha")}))),
+            owned,
+        ),
+        held(
+            who,
+            "create its object with another owner",
+            create(
+                V1ALPHA2,
+                topology("v1alpha2", "alpha", json!({"ownerReferences": owner("Node", "beta", "beta")})),
+            ),
+            owned,
+        )
+        .at_first(),
+        held(
+            who,
+            "block the deletion of its Node (`blockOwnerDeletion`)",
+            merge(&own, with(json!({"ownerReferences": blocking}))),
+            owned,
+        ),
+        held(
+            who,
+            "put a finalizer on its object",
+            merge(&own, with(json!({"finalizers": ["example.com/stay"]}))),
+            owned,
+        ),
+        held(
+            who,
+            "create its object with a finalizer",
+            create(V1ALPHA2, topology("v1alpha2", "alpha", json!({"finalizers": ["example.com/stay"]}))),
+            owned,
+        )
+        .at_first(),
+        held(
+            who,
+            "change the status subresource",
+            merge(format!("{own}/status"), change),
+            [Rights, Rights, Code(404)],
+        ),
+        plain(who, "read the object of any node", get(&other), Yes),
+        plain(who, "list all", get(V1ALPHA2), Rights),
+    ]
+}
+
+fn of_events() -> Vec<Attempt> {
+    let who = "agent";
+    let foreign = [Policy, Yes, Policy];
+    let about = |about: Value| create(EVENTS, event(about));
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "name": "alpha", "namespace": "default"});
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    let core = "/api/v1/namespaces/default/events";
+    let elsewhere = "/apis/events.k8s.io/v1/namespaces/kube-system/events";
+    let mut in_another = event(about_node("alpha"));
+    in_another["metadata"]["namespace"] = json!("kube-system");
+    let mut lasting = event(about_node("alpha"));
+    lasting["metadata"]["finalizers"] = json!(["example.com/stay"]);
+    vec![
+        held(who, "post an Event about its Node", about(about_node("alpha")), [Yes, Yes, Yes]),
+        held(who, "post one about another Node", about(about_node("beta")), foreign),
+        held(who, "post one about a Pod", about(pod), foreign),
+        held(
+            who,
+            "post one that also relates to another Node",
+            create(EVENTS, event_with("related", about_node("beta"))),
+            foreign,
+        ),
+        held(
+            who,
+            "post one in another's name",
+            create(EVENTS, event_with("reportingController", json!("kubelet"))),
+            foreign,
+        ),
+        held(who, "post one with a finalizer", create(EVENTS, lasting), foreign),
+        held(who, "post one by the core API", create(core, events_of_core()), [Rights, Rights, Policy]),
+        held(who, "post one in another namespace", create(elsewhere, in_another), [Rights, Rights, Yes]),
+        held(who, "change an Event", merge(at(EVENTS, "somebodys"), label), [Rights, Rights, Policy]),
+        held(who, "delete an Event", delete(at(EVENTS, "somebodys")), [Rights, Rights, Policy]),
+    ]
+}
+
+fn of_the_rest() -> Vec<Attempt> {
+    let who = "agent";
+    let node = "/api/v1/nodes/alpha";
+    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+    let admission = "/apis/admissionregistration.k8s.io/v1";
+    let crd =
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/noderesourcetopologies.topology.node.k8s.io";
+    let own_pod = format!("/api/v1/namespaces/{RELEASE}/pods/{AGENT}-on-alpha");
+    let own_account = format!("/api/v1/namespaces/{RELEASE}/serviceaccounts/{AGENT}");
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    let binding = json!({
+        "metadata": {"name": "mine"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": AGENT, "namespace": RELEASE}],
+    });
+    let token =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []}});
+    let csr = json!({
+        "metadata": {"name": "mine"},
+        "spec": {"request": "eA==", "signerName": "kubernetes.io/kube-apiserver-client", "usages": ["client auth"]},
+    });
+    let no = |what, call| plain(who, what, call, Rights);
+    let yes = |what, call| plain(who, what, call, Yes);
+    let mut acting = get("/api/v1/namespaces/kube-system/secrets");
+    acting.acting_as = Some("admin");
+    vec![
+        yes("read any Node", get("/api/v1/nodes/beta")),
+        no("list Nodes", get("/api/v1/nodes")),
+        no("change its Node", merge(node, label.clone())),
+        no("change its Node's status", merge(format!("{node}/status"), label.clone())),
+        no("reach the kubelet through the API server (`nodes/proxy`)", get(format!("{node}/proxy/configz"))),
+        no("delete its Node", delete(node)),
+        yes("list the pods of every namespace", get("/api/v1/pods")),
+        no("read one pod (`get`)", get(&own_pod)),
+        no("change a pod", merge(&own_pod, label.clone())),
+        no("delete a pod", delete(&own_pod)),
+        no(
+            "run a command in a pod",
+            create(format!("{own_pod}/exec?command=id&container=main"), Value::Null),
+        ),
+        no("create a pod", create("/api/v1/namespaces/default/pods", json!({"metadata": {"name": "mine"}}))),
+        no("bind a pod", create(format!("{own_pod}/binding"), json!({"target": about_node("alpha")}))),
+        no("list Secrets", get("/api/v1/secrets")),
+        no("read a Secret", get("/api/v1/namespaces/kube-system/secrets/any")),
+        no("list ConfigMaps", get("/api/v1/configmaps")),
+        no(
+            "change its own DaemonSet",
+            merge(format!("/apis/apps/v1/namespaces/{RELEASE}/daemonsets/{AGENT}"), label.clone()),
+        ),
+        no("request a token of its own service account", create(format!("{own_account}/token"), token)),
+        no("act as somebody else", acting),
+        no("give itself rights", create(format!("{rbac}/clusterrolebindings"), binding)),
+        no("change its ClusterRole", merge(format!("{rbac}/clusterroles/{AGENT}"), label.clone())),
+        no(
+            "change the policy",
+            merge(format!("{admission}/validatingadmissionpolicies/{AGENT}"), label.clone()),
+        ),
+        no(
+            "delete the policy's binding",
+            delete(format!("{admission}/validatingadmissionpolicybindings/{AGENT}")),
+        ),
+        no("change the CRD", merge(crd, label.clone())),
+        no("request a certificate", create("/apis/certificates.k8s.io/v1/certificatesigningrequests", csr)),
+        no("list Leases", get("/apis/coordination.k8s.io/v1/leases")),
+    ]
+}
+
+/// The agent's token in other forms than its pod has it.
+fn of_other_tokens() -> Vec<Attempt> {
+    let own = at(V1ALPHA2, "alpha");
+    let change = json!({"attributes": [{"name": "a", "value": "b"}]});
+    let write = |who, what, answers| held(who, what, merge(&own, change.clone()), answers);
+    let refused = [Policy, Yes, Policy];
+    vec![
+        held(
+            "agent on beta",
+            "change the object of node `beta`",
+            merge(at(V1ALPHA2, "beta"), change.clone()),
+            [Yes, Yes, Yes],
+        ),
+        write("agent on beta", "change the object of node `alpha`", refused),
+        write("no pod's token", "change the object of node `alpha`", refused),
+        held(
+            "no pod's token",
+            "post an Event about Node `alpha`",
+            create(EVENTS, event(about_node("alpha"))),
+            refused,
+        ),
+        plain("no pod's token", "read the object of any node", get(&own), Yes),
+        write("a pod's without a node", "change the object of node `alpha`", refused),
+        plain("a deleted pod's", "read the object of any node", get(&own), Code(401)),
+    ]
+}
+
+fn of_the_controller() -> Vec<Attempt> {
+    let who = "controller";
+    let own = at(V1ALPHA2, "alpha");
+    let change = json!({"attributes": [{"name": "a", "value": "b"}]});
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    let sets = |namespace: &str| format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");
+    let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{RELEASE}/leases");
+    let lease = |name: &str| json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": {}});
+    let mut told = event(about_node("alpha"));
+    told["reportingController"] = json!("numacast/controller");
+    let no = |what, call| plain(who, what, call, Rights);
+    let yes = |what, call| plain(who, what, call, Yes);
+    vec![
+        yes("list the objects of all nodes", get(V1ALPHA2)),
+        yes("delete the object of any node", delete(&own)),
+        no("delete all (`deletecollection`)", delete(V1ALPHA2)),
+        no("create an object", create(V1ALPHA2, topology("v1alpha2", "alpha", json!({})))).at_first(),
+        no("change an object", merge(&own, change)),
+        yes("list Nodes", get("/api/v1/nodes")),
+        no("change a Node", merge("/api/v1/nodes/alpha", label.clone())),
+        no("delete a Node", delete("/api/v1/nodes/alpha")),
+        no(
+            "reach a kubelet through the API server (`nodes/proxy`)",
+            get("/api/v1/nodes/alpha/proxy/configz"),
+        ),
+        yes("list the pods of its namespace", get(format!("/api/v1/namespaces/{RELEASE}/pods"))),
+        no("list the pods of others", get("/api/v1/pods")),
+        no("delete a pod", delete(format!("/api/v1/namespaces/{RELEASE}/pods/{AGENT}-on-alpha"))),
+        yes("read the agents' DaemonSet", get(format!("{}/{AGENT}", sets(RELEASE)))),
+        no("list DaemonSets", get(sets(RELEASE))),
+        no("change the agents' DaemonSet", merge(format!("{}/{AGENT}", sets(RELEASE)), label.clone())),
+        no("delete the agents' DaemonSet", delete(format!("{}/{AGENT}", sets(RELEASE)))),
+        yes("change its Lease", put(at(&leases, CONTROLLER), lease(CONTROLLER))),
+        yes("create a Lease in its namespace", create(&leases, lease("new"))),
+        no("change another's Lease", put(at(&leases, "another"), lease("another"))),
+        yes("post an Event about any Node", create(EVENTS, told)),
+        no("list Secrets", get(format!("/api/v1/namespaces/{RELEASE}/secrets"))),
+        no("list ConfigMaps", get(format!("/api/v1/namespaces/{RELEASE}/configmaps"))),
+        no(
+            "request a token of an agent",
+            create(
+                format!("/api/v1/namespaces/{RELEASE}/serviceaccounts/{AGENT}/token"),
+                json!({"spec": {"audiences": []}}),
+            ),
+        ),
+    ]
+}
+
+fn of_the_purge() -> Vec<Attempt> {
+    let who = "purge hook";
+    let sets = format!("/apis/apps/v1/namespaces/{RELEASE}/daemonsets");
+    let no = |what, call| plain(who, what, call, Rights);
+    let yes = |what, call| plain(who, what, call, Yes);
+    vec![
+        yes("delete the object of any node", delete(at(V1ALPHA2, "alpha"))),
+        no("change an object", merge(at(V1ALPHA2, "beta"), json!({"attributes": []}))),
+        no("delete another DaemonSet", delete(at(&sets, "another"))),
+        yes("list the pods of its namespace", get(format!("/api/v1/namespaces/{RELEASE}/pods"))),
+        yes("list Nodes", get("/api/v1/nodes")),
+        no("list Secrets", get(format!("/api/v1/namespaces/{RELEASE}/secrets"))),
+        yes("delete the agents' DaemonSet", delete(at(&sets, AGENT))),
+    ]
+}
+
+/// A cluster with two nodes, the release's rights, and everybody's token.
+struct World {
+    cluster: Cluster,
+    chart: Chart,
+    clients: BTreeMap<&'static str, Client>,
+    uids: BTreeMap<&'static str, String>,
+}
+
+impl World {
+    async fn start(parts: &Parts) -> Result<Self> {
+        let cluster = Cluster::start(parts).await?;
+        let chart = Chart::render(parts, &json!({}))?;
+        let admin = cluster.client();
+        tokens::namespace(&admin, RELEASE).await?;
+        chart.install(&admin, &RIGHTS).await?;
+        chart.install(&admin, &["Lease"]).await?;
+        let mut uids = BTreeMap::new();
+        for name in ["alpha", "beta"] {
+            let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+            let node = Api::<Node>::all(admin.clone()).create(&PostParams::default(), &node).await?;
+            uids.insert(name, node.metadata.uid.context("a Node without a UID")?);
+        }
+        let mut clients = BTreeMap::new();
+        for (who, account, node) in [
+            ("agent", AGENT, "alpha"),
+            ("agent on beta", AGENT, "beta"),
+            ("controller", CONTROLLER, "beta"),
+            ("purge hook", PURGE, "beta"),
+        ] {
+            let token = tokens::on_node(&admin, RELEASE, account, node).await?;
+            clients.insert(who, cluster.client_of(&who.replace(' ', "-"), &token).await?);
+        }
+        let unbound = tokens::request(&admin, RELEASE, AGENT, None).await?;
+        clients.insert("no pod's token", cluster.client_of("unbound", &unbound).await?);
+        let pending = tokens::pod_of(&admin, RELEASE, AGENT, "pending", None).await?;
+        let pending = tokens::request(&admin, RELEASE, AGENT, Some(tokens::to_pod(&pending))).await?;
+        clients.insert("a pod's without a node", cluster.client_of("pending", &pending).await?);
+        let gone = tokens::pod_of(&admin, RELEASE, AGENT, "gone", Some("alpha")).await?;
+        let token = tokens::request(&admin, RELEASE, AGENT, Some(tokens::to_pod(&gone))).await?;
+        clients.insert("a deleted pod's", cluster.client_of("gone", &token).await?);
+        let pods = Api::<Pod>::namespaced(admin.clone(), RELEASE);
+        pods.delete("gone", &DeleteParams::default().grace_period(0)).await?;
+        let world = Self { cluster, chart, clients, uids };
+        world.furnish().await?;
+        Ok(world)
+    }
+
+    /// What is tried upon.
+    async fn furnish(&self) -> Result<()> {
+        let admin = self.cluster.client();
+        let mut told = event(about_node("alpha"));
+        told["metadata"] = json!({"name": "somebodys", "namespace": "default"});
+        let set = json!({
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": AGENT},
+            "spec": {
+                "selector": {"matchLabels": {"a": "b"}},
+                "template": {
+                    "metadata": {"labels": {"a": "b"}},
+                    "spec": {"containers": [{"name": "main", "image": "pause:latest"}]},
+                },
+            },
+        });
+        let sets = format!("/apis/apps/v1/namespaces/{RELEASE}/daemonsets");
+        let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{RELEASE}/leases");
+        for call in [create(EVENTS, told), create(sets, set), create(leases, lease("another"))] {
+            ensure!(answer(&admin, &call).await?.0 == Yes, "{call:?}");
+        }
+        Ok(())
+    }
+
+    /// Everything as it was before an attempt.
+    async fn reset(&self, attempt: &Attempt) -> Result<()> {
+        let admin = self.cluster.client();
+        for name in ["alpha", "beta"] {
+            let (path, none) = (at(V1ALPHA2, name), json!({"metadata": {"finalizers": null}}));
+            answer(&admin, &merge(&path, none)).await?;
+            answer(&admin, &delete(&path)).await?;
+            if !attempt.at_first {
+                let made = create(V1ALPHA2, topology("v1alpha2", name, json!({})));
+                ensure!(answer(&admin, &made).await?.0 == Yes, "{name} cannot be made anew");
+            }
+        }
+        Ok(())
+    }
+
+    async fn attempt(&self, attempt: &Attempt) -> Result<(Answer, String)> {
+        self.reset(attempt).await?;
+        let client = self.clients.get(attempt.who).with_context(|| attempt.who)?;
+        let mut call = attempt.call.clone();
+        if call.method == "PUT" {
+            let now = answer(&self.cluster.client(), &get(&call.path)).await?.1;
+            let now: Value = serde_json::from_str(&now)?;
+            call.body["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"].clone();
+        }
+        answer(client, &call).await
+    }
+
+    /// Waits until an agent's write of another node's object and its Event about another Node are answered so: rights and
+    /// policies take a moment to be known.
+    async fn until_foreign_writes_are(&self, expected: Answer) -> Result<()> {
+        let agent = self.clients.get("agent").context("there is no agent")?;
+        let write = apply(&at(V1ALPHA2, "beta"), topology("v1alpha2", "beta", json!({})));
+        for call in [write, create(EVENTS, event(about_node("beta")))] {
+            until(&format!("{} is answered with {expected:?}", call.path), async || {
+                let (found, words) = answer(agent, &call).await?;
+                ensure!(found == expected, "{found:?}: {words}");
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Gives the agents every right of RBAC, or takes them back, and waits until it is so.
+    async fn all_rights(&self, given: bool) -> Result<()> {
+        let bindings = Api::<ClusterRoleBinding>::all(self.cluster.client());
+        if given {
+            let binding: ClusterRoleBinding = serde_json::from_value(json!({
+                "metadata": {"name": "everything"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+                "subjects": [{"kind": "ServiceAccount", "name": AGENT, "namespace": RELEASE}],
+            }))?;
+            bindings.create(&PostParams::default(), &binding).await?;
+        } else {
+            bindings.delete("everything", &DeleteParams::default()).await?;
+        }
+        let agent = self.clients.get("agent").context("there is no agent")?;
+        until("the agent's rights have changed", async || {
+            let (found, words) = answer(agent, &get("/api/v1/nodes")).await?;
+            ensure!((found == Yes) == given, "{words}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Who answered what, and in which words.
+async fn answer(client: &Client, call: &Call) -> Result<(Answer, String)> {
+    let mut request = Request::builder().method(call.method).uri(&call.path);
+    request = request.header("Content-Type", call.content_type);
+    if let Some(user) = call.acting_as {
+        request = request.header("Impersonate-User", user);
+    }
+    let body = if call.body.is_null() { Vec::new() } else { serde_json::to_vec(&call.body)? };
+    match client.request_text(request.body(body)?).await {
+        Ok(text) => Ok((Yes, text)),
+        Err(kube::Error::Api(status)) => {
+            let answer = match status.code {
+                403 if status.message.contains("ValidatingAdmissionPolicy") => Policy,
+                403 if status.message.contains(" cannot ") => Rights,
+                code => Code(code),
+            };
+            Ok((answer, status.message.clone()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn all_attempts(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
+    let agents = [of_topologies(uids), of_events(), of_the_rest(), of_other_tokens()];
+    agents.into_iter().flatten().chain(of_the_controller()).chain(of_the_purge()).collect()
+}
+
+/// The table of docs/security.md.
+fn table(attempts: &[Attempt]) -> String {
+    let mut table =
+        "| whose token | attempt | answer | without the policies | with every right, under them |\n\
+                     |---|---|---|---|---|\n"
+            .to_owned();
+    for Attempt { who, what, answer, bare, free, .. } in attempts {
+        let free = free.map_or_else(|| "-".to_owned(), |free| free.to_string());
+        let bold = if answer == bare { "" } else { "**" };
+        let _ = writeln!(table, "| {who} | {what} | {answer} | {bold}{bare}{bold} | {free} |");
+    }
+    table
+}
+
+/// Checks what a document has between `<!-- name -->` and `<!-- end of name -->`; `NUMACAST_WRITE_DOCS=1` writes it instead.
+fn check_document(file: &str, name: &str, right: &str) -> Result<()> {
+    let path = repository().join(file);
+    let text = std::fs::read_to_string(&path)?;
+    let (from, to) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+    let (start, rest) = text.split_once(&from).with_context(|| format!("{file} has no {name}"))?;
+    let (_, end) = rest.split_once(&to).with_context(|| format!("the {name} of {file} do not end"))?;
+    let right = [start, &from, right, &to, end].concat();
+    if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
+        return Ok(std::fs::write(path, right)?);
+    }
+    ensure!(right == text, "{file} is old: run `NUMACAST_WRITE_DOCS=1 cargo test --test real security`");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let world = World::start(&parts).await?;
+    let attempts = all_attempts(&world.uids);
+    let mut wrong = Vec::new();
+    let mut note = |attempt: &Attempt, when: &str, expected: Answer, found: (Answer, String)| {
+        if found.0 != expected {
+            let Attempt { who, what, .. } = attempt;
+            wrong.push(format!("{who}: {what}, {when}: {expected}, but: {}: {}", found.0, found.1));
+        }
+    };
+
+    // Before there is any policy: what RBAC alone lets through.
+    world.until_foreign_writes_are(Yes).await?;
+    for attempt in attempts.iter().filter(|attempt| attempt.free.is_some()) {
+        note(attempt, "without the policies", attempt.bare, world.attempt(attempt).await?);
+    }
+    world.chart.install(&world.cluster.client(), &POLICIES).await?;
+    world.until_foreign_writes_are(Policy).await?;
+    world.all_rights(true).await?;
+    for attempt in &attempts {
+        if let Some(free) = attempt.free {
+            note(attempt, "with every right", free, world.attempt(attempt).await?);
+        }
+    }
+    world.all_rights(false).await?;
+    for attempt in &attempts {
+        note(attempt, "as it is", attempt.answer, world.attempt(attempt).await?);
+    }
+    ensure!(wrong.is_empty(), "{} answers are others:\n{}", wrong.len(), wrong.join("\n"));
+    check_document("docs/security.md", "attempts", &table(&attempts))
+}
+
+/// What an account may do, each right in a line: `get nodes`, `get daemonsets.apps/numacast-agent in numacast`.
+fn rights_of(chart: &Chart, account: &str) -> Result<BTreeSet<String>> {
+    let mut rights = BTreeSet::new();
+    for binding in chart.of_kinds(&["ClusterRoleBinding", "RoleBinding"]) {
+        let subjects = binding.data["subjects"].as_array().context("a binding of nobody")?;
+        if !subjects.iter().any(|subject| subject["name"] == account) {
+            continue;
+        }
+        let of = |key: &str| binding.data["roleRef"][key].as_str().unwrap_or_default();
+        let role = chart.object(of("kind"), of("name"))?;
+        ensure!(role.metadata.namespace == binding.metadata.namespace, "{:?}", role.metadata);
+        let place = role.metadata.namespace.as_ref().map_or_else(String::new, |name| format!(" in {name}"));
+        for rule in role.data["rules"].as_array().into_iter().flatten() {
+            let of = |key: &str| rule[key].as_array().into_iter().flatten().filter_map(Value::as_str);
+            for ((verb, resource), group) in of("verbs").flat_map(|verb| {
+                of("resources")
+                    .flat_map(move |resource| of("apiGroups").map(move |group| ((verb, resource), group)))
+            }) {
+                let group = if group.is_empty() { String::new() } else { format!(".{group}") };
+                let names: Vec<&str> = of("resourceNames").collect();
+                let names = if names.is_empty() { String::new() } else { format!("/{}", names.join(",")) };
+                rights.insert(format!("{verb} {resource}{group}{names}{place}"));
+            }
+        }
+    }
+    Ok(rights)
+}
+
+fn set(rights: &[&str]) -> BTreeSet<String> {
+    rights.iter().map(|right| (*right).to_owned()).collect()
+}
+
+/// What every agent may do.
+const BASE: [&str; 3] = [
+    "create noderesourcetopologies.topology.node.k8s.io",
+    "get noderesourcetopologies.topology.node.k8s.io",
+    "patch noderesourcetopologies.topology.node.k8s.io",
+];
+const WATCH: &str = "watch noderesourcetopologies.topology.node.k8s.io";
+const NODES: &str = "get nodes";
+const POST: &str = "create events.events.k8s.io in default";
+const LIST_PODS: [&str; 2] = ["list pods", "watch pods"];
+const CONFIGZ: &str = "get nodes/configz";
+const PODS_PAGE: &str = "get nodes/pods";
+
+#[tokio::test]
+async fn every_right_goes_with_its_feature() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let all = [&BASE[..], &[WATCH, NODES, POST], &LIST_PODS, &[CONFIGZ]].concat();
+    let without = |gone: &[&'static str]| -> Vec<&'static str> {
+        all.iter().copied().filter(|right| !gone.contains(right)).collect()
+    };
+    let pods = |source: &str| json!({"config": {"pods": {"source": source}}});
+    let kubelet = |source: &str| json!({"config": {"kubelet": {"config": {"source": source}}}});
+    for (values, expected) in [
+        (json!({}), all.clone()),
+        (json!({"config": {"publish": {"watch": false}}}), without(&[WATCH])),
+        (json!({"config": {"publish": {"events": false}}}), without(&[POST])),
+        (json!({"config": {"publish": {"ownerReference": false}}}), all.clone()),
+        (pods("apiServer"), all.clone()),
+        (pods("podsApi"), without(&LIST_PODS)),
+        (pods("kubelet"), [&without(&LIST_PODS)[..], &[PODS_PAGE]].concat()),
+        (pods("none"), without(&LIST_PODS)),
+        (json!({"config": {"fingerprint": {"view": "kubelet"}}}), [&all[..], &[PODS_PAGE]].concat()),
+        (
+            json!({"config": {"fingerprint": {"view": "none"}, "pods": {"source": "none"}}}),
+            without(&LIST_PODS),
+        ),
+        (kubelet("configz"), all.clone()),
+        (kubelet("auto"), all.clone()),
+        (kubelet("none"), without(&[CONFIGZ])),
+        (json!({"kubelet": {"configFile": "/var/lib/kubelet/config.yaml"}}), without(&[CONFIGZ])),
+        (
+            json!({
+                "kubelet": {"configFile": "/var/lib/kubelet/config.yaml"},
+                "config": {
+                    "publish": {"watch": false, "events": false, "ownerReference": false},
+                    "pods": {"source": "none"},
+                },
+            }),
+            BASE.to_vec(),
+        ),
+    ] {
+        let found = rights_of(&Chart::render(&parts, &values)?, AGENT)?;
+        ensure!(found == set(&expected), "{values}: {found:#?}");
+    }
+
+    let whole = [
+        "get noderesourcetopologies.topology.node.k8s.io",
+        "list noderesourcetopologies.topology.node.k8s.io",
+        "delete noderesourcetopologies.topology.node.k8s.io",
+        "get nodes",
+        "list nodes",
+        "watch nodes",
+        "get daemonsets.apps/numacast-agent in numacast",
+        "list pods in numacast",
+        "watch pods in numacast",
+        "get leases.coordination.k8s.io/numacast-controller in numacast",
+        "update leases.coordination.k8s.io/numacast-controller in numacast",
+        "create leases.coordination.k8s.io in numacast",
+        POST,
+    ];
+    for (config, gone) in [
+        (json!({}), &whole[..0]),
+        (json!({"controller": {"dryRun": true}}), &whole[2..3]),
+        (json!({"controller": {"daemonSet": ""}}), &whole[6..9]),
+        (json!({"controller": {"lease": ""}}), &whole[9..12]),
+        (json!({"controller": {"daemonSet": "", "lease": ""}}), &whole[6..12]),
+        (json!({"publish": {"events": false}}), &whole[12..]),
+    ] {
+        let found =
+            rights_of(&Chart::render(&parts, &json!({"controller": {"config": config}}))?, CONTROLLER)?;
+        let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
+        ensure!(found == set(&expected), "{config}: {found:#?}");
+    }
+    let none =
+        Chart::render(&parts, &json!({"controller": {"enabled": false}, "purge": {"enabled": false}}))?;
+    ensure!(rights_of(&none, CONTROLLER)?.is_empty() && rights_of(&none, PURGE)?.is_empty());
+    let purge = rights_of(&Chart::render(&parts, &json!({}))?, PURGE)?;
+    let expected = [
+        "list noderesourcetopologies.topology.node.k8s.io",
+        "delete noderesourcetopologies.topology.node.k8s.io",
+        "list nodes",
+        "get daemonsets.apps/numacast-agent in numacast",
+        "delete daemonsets.apps/numacast-agent in numacast",
+        "list pods in numacast",
+    ];
+    ensure!(purge == set(&expected), "{purge:#?}");
+    let default = Chart::render(&parts, &json!({}))?;
+    let mut list = "| account | may |\n|---|---|\n".to_owned();
+    for account in [AGENT, CONTROLLER, PURGE] {
+        for right in rights_of(&default, account)? {
+            writeln!(list, "| `{account}` | {right} |")?;
+        }
+    }
+    check_document("docs/rbac.md", "rights", &list)?;
+    let given = Chart::render(&parts, &json!({"rbac": {"create": false}}))?;
+    ensure!(given.of_kinds(&RIGHTS[1..]).next().is_none(), "rights are made all the same");
+    Ok(())
+}
+
+/// Where the API server puts no node into a token, a person may say that agents are trusted all the same: then a token
+/// without a node may write any node's object, and nothing else that the policies refuse.
+#[tokio::test]
+async fn a_missing_claim_may_be_allowed() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let world = World::start(&parts).await?;
+    let lenient = Chart::render(&parts, &json!({"admissionPolicy": {"onMissingClaim": "Allow"}}))?;
+    lenient.install(&world.cluster.client(), &POLICIES).await?;
+    world.until_foreign_writes_are(Policy).await?;
+    world.all_rights(true).await?;
+    let who = "no pod's token";
+    let own = at(V1ALPHA2, "alpha");
+    let foreign = json!([{"apiVersion": "v1", "kind": "Node", "name": "beta", "uid": world.uids["beta"]}]);
+    let metadata = |key: &str, value: Value| merge(&own, json!({"metadata": {key: value}}));
+    for (what, call, expected) in [
+        ("write", merge(&own, json!({"attributes": []})), Yes),
+        ("tell", create(EVENTS, event(about_node("alpha"))), Yes),
+        ("delete", delete(&own), Policy),
+        ("own", metadata("ownerReferences", foreign), Policy),
+        ("stay", metadata("finalizers", json!(["example.com/stay"])), Policy),
+        (
+            "tell of pods",
+            create(
+                EVENTS,
+                event(json!({"apiVersion": "v1", "kind": "Pod", "name": "a", "namespace": "default"})),
+            ),
+            Policy,
+        ),
+    ] {
+        let (found, words) = world.attempt(&plain(who, what, call, expected)).await?;
+        ensure!(found == expected, "{what}: {found}: {words}");
+    }
+    Ok(())
+}
+
+/// An owner or a finalizer that somebody else set is no reason to refuse what the agent writes besides.
+#[tokio::test]
+async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let world = World::start(&parts).await?;
+    world.chart.install(&world.cluster.client(), &POLICIES).await?;
+    world.until_foreign_writes_are(Policy).await?;
+    let owner = json!({"apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": "left-by-nfd"});
+    let left = json!({"metadata": {"ownerReferences": [owner.clone()], "finalizers": ["example.com/stay"]}});
+    let own = at(V1ALPHA2, "alpha");
+    let admin = world.cluster.client();
+    let agent = &world.clients["agent"];
+    let new = topology("v1alpha2", "alpha", json!({}));
+    ensure!(answer(&admin, &create(V1ALPHA2, new.clone())).await?.0 == Yes);
+    ensure!(answer(&admin, &merge(&own, left)).await?.0 == Yes);
+    let mine = json!({"apiVersion": "v1", "kind": "Node", "name": "alpha", "uid": world.uids["alpha"]});
+    let ours = topology("v1alpha2", "alpha", json!({"ownerReferences": [mine]}));
+    for call in [apply(&own, ours), merge(&own, json!({"metadata": {"ownerReferences": [mine.clone()]}}))] {
+        let (found, words) = answer(agent, &call).await?;
+        ensure!(found == Yes, "{words}");
+    }
+    let stays = json!({"metadata": {"ownerReferences": [mine, owner]}});
+    let (found, words) = answer(agent, &merge(&own, stays)).await?;
+    ensure!(found == Policy, "what went does not come back: {words}");
+    Ok(())
+}

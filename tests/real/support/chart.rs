@@ -1,0 +1,125 @@
+//! The chart as real Helm renders it.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use kube::{Api, Client};
+use serde_json::Value;
+
+use super::cluster::Cluster;
+use super::parts::{Parts, repository};
+use super::wait::until;
+use super::{nrt, tokens};
+
+/// The release, and the namespace that it is installed into.
+pub(crate) const RELEASE: &str = "numacast";
+
+/// Everything that a release consists of, hooks included.
+#[derive(Clone, Debug)]
+pub(crate) struct Chart {
+    objects: Vec<DynamicObject>,
+}
+
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+impl Chart {
+    /// Renders it with these values over its own.
+    pub(crate) fn render(parts: &Parts, values: &Value) -> Result<Self> {
+        let file = tempfile::Builder::new().suffix(".json").tempfile()?;
+        std::fs::write(file.path(), values.to_string())?;
+        let mut command = Command::new(parts.program("helm"));
+        command.args(["template", RELEASE]).arg(repository().join("charts/numacast")).args([
+            "--namespace",
+            RELEASE,
+            "--values",
+        ]);
+        let output = command.arg(file.path()).output().context("cannot run helm")?;
+        ensure!(output.status.success(), "helm: {}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout)?;
+        let mut objects = Vec::new();
+        for document in format!("\n{text}").split("\n---\n") {
+            if document.lines().any(|line| !line.is_empty() && !line.starts_with('#')) {
+                objects.push(serde_saphyr::from_str(document).with_context(|| document.to_owned())?);
+            }
+        }
+        Ok(Self { objects })
+    }
+
+    /// Its objects of these kinds.
+    pub(crate) fn of_kinds<'a>(&'a self, kinds: &'a [&str]) -> impl Iterator<Item = &'a DynamicObject> {
+        self.objects.iter().filter(|object| kinds.contains(&kind(object)))
+    }
+
+    /// One of its objects.
+    pub(crate) fn object(&self, of_kind: &str, name: &str) -> Result<&DynamicObject> {
+        let named = |object: &&DynamicObject| object.metadata.name.as_deref() == Some(name);
+        let mut found = self.objects.iter().filter(|object| kind(object) == of_kind).filter(named);
+        found.next().with_context(|| format!("the chart has no {of_kind} {name}"))
+    }
+
+    /// Makes its objects of these kinds, or makes them like this.
+    pub(crate) async fn install(&self, client: &Client, kinds: &[&str]) -> Result<()> {
+        for object in self.of_kinds(kinds) {
+            let params = PatchParams::apply("tests").force().validation_strict();
+            let name = object.metadata.name.clone().context("an object without a name")?;
+            let applied = api(client, object)?.patch(&name, &params, &Patch::Apply(object)).await;
+            applied.with_context(|| format!("{} {name}", kind(object)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Installs rights and policies, and gives the kubeconfig that the agent of a node has, as soon as all of it is in force.
+/// The Node must be there; nobody may run its pods.
+pub(crate) async fn agent_of(cluster: &Cluster, chart: &Chart, node: &str) -> Result<PathBuf> {
+    let admin = cluster.client();
+    tokens::namespace(&admin, RELEASE).await?;
+    chart.install(&admin, &RIGHTS).await?;
+    chart.install(&admin, &POLICIES).await?;
+    let token = tokens::on_node(&admin, RELEASE, AGENT, node).await?;
+    let agent = cluster.client_of(AGENT, &token).await?;
+    let own = nrt::api(&agent);
+    until("rights and policies are in force", async || {
+        own.get_opt(node).await?;
+        let foreign = serde_json::from_value(serde_json::json!({
+            "apiVersion": "topology.node.k8s.io/v1alpha2",
+            "kind": "NodeResourceTopology",
+            "metadata": {"name": "nobodys"},
+            "zones": [],
+        }))?;
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        let refused = own.create(&dry, &foreign).await.err().context("the policy is not in force")?;
+        ensure!(refused.to_string().contains("ValidatingAdmissionPolicy"), "{refused}");
+        Ok(())
+    })
+    .await?;
+    cluster.kubeconfig_of(AGENT, &token)
+}
+
+/// The agent's service account.
+pub(crate) const AGENT: &str = "numacast-agent";
+/// What gives and takes rights.
+pub(crate) const RIGHTS: [&str; 5] =
+    ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
+/// What admits.
+pub(crate) const POLICIES: [&str; 2] = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
+
+fn kind(object: &DynamicObject) -> &str {
+    object.types.as_ref().map_or("", |types| &types.kind)
+}
+
+/// Where an object is.
+pub(crate) fn api(client: &Client, object: &DynamicObject) -> Result<Api<DynamicObject>> {
+    let types = object.types.clone().context("an object of no kind")?;
+    let mut resource = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);
+    if resource.kind.ends_with("Policy") {
+        resource.plural = format!("{}ies", resource.kind.to_lowercase().trim_end_matches('y'));
+    }
+    Ok(match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    })
+}

@@ -1,0 +1,85 @@
+//! The workflows: what they run is pinned, and linters find nothing.
+
+use std::path::PathBuf;
+
+use crate::{part, repository, said};
+
+fn workflows() -> Vec<PathBuf> {
+    let dir = std::fs::read_dir(repository().join(".github/workflows")).unwrap();
+    let files: Vec<_> = dir.map(|entry| entry.unwrap().path()).collect();
+    assert!(files.len() >= 2, "{files:?}");
+    files
+}
+
+/// Every value of a key in a workflow, with the comment after it.
+fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
+    text.lines().filter_map(move |line| {
+        let line = line.trim().trim_start_matches("- ");
+        line.strip_prefix(key)?.strip_prefix(": ")
+    })
+}
+
+/// Why a use of an action may change under the same name.
+fn moving(used: &str) -> Option<&'static str> {
+    let (name, comment) = used.split_once(" # ").unwrap_or((used, ""));
+    if name.starts_with("./") {
+        return None;
+    }
+    let Some((_, commit)) = name.split_once('@') else { return Some("no commit") };
+    if commit.len() != 40 || !commit.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')) {
+        return Some("no whole commit hash");
+    }
+    let version =
+        comment.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    (!version).then_some("no version in a comment")
+}
+
+#[test]
+fn every_action_is_pinned() {
+    let mut uses = 0;
+    for file in workflows() {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for used in values(&text, "uses") {
+            assert_eq!(moving(used), None, "{}: {used}", file.display());
+            uses += 1;
+        }
+    }
+    assert!(uses >= 8, "only {uses} uses were found");
+}
+
+#[test]
+fn what_is_not_pinned_is_found() {
+    let commit = "9c091bb21b7c1c1d1991bb908d89e4e9dddfe3e0";
+    assert_eq!(moving(&format!("actions/checkout@{commit} # v7.0.0")), None);
+    assert_eq!(moving("actions/checkout"), Some("no commit"));
+    assert_eq!(moving("actions/checkout@v7 # v7.0.0"), Some("no whole commit hash"));
+    assert_eq!(moving(&format!("actions/checkout@{} # v7.0.0", &commit[..12])), Some("no whole commit hash"));
+    assert_eq!(moving(&format!("actions/checkout@{commit}")), Some("no version in a comment"));
+    assert_eq!(
+        values("    steps:\n      - uses: a@b # v1\n        uses: c\n", "uses").collect::<Vec<_>>(),
+        ["a@b # v1", "c"]
+    );
+}
+
+/// A workflow has no right but those that one of its jobs is given.
+#[test]
+fn rights_are_given_to_jobs() {
+    for file in workflows() {
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.lines().any(|line| line == "permissions: {}"), "{}", file.display());
+    }
+}
+
+#[test]
+fn actionlint_finds_nothing() {
+    let Some(mut linter) = part("actionlint") else { return };
+    let output = linter.arg("-no-color").args(workflows()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
+fn zizmor_finds_nothing() {
+    let Some(mut linter) = part("zizmor") else { return };
+    let output = linter.args(["--offline", "--no-progress"]).args(workflows()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
