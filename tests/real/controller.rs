@@ -148,12 +148,11 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
     }
     let stay = ["kept", "owned", "rack"].map(str::to_owned);
 
-    // A twentieth goes while the controller runs, a twentieth while it does not.
-    let (first, rest) = all.split_at(size / 20);
-    let (second, rest) = rest.split_at(size / 20);
+    // A tenth goes while the controller runs, a tenth while it does not.
+    let (first, rest) = all.split_at(size / 10);
+    let (second, rest) = rest.split_at(size / 10);
     let kubeconfig = fleet.kubeconfig()?;
-    let set_most = ["--set", "controller.garbage.most=20"];
-    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &set_most)?;
+    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &[])?;
     controller.shows("numacast_controller_leader", 1.0).await?;
     until("NFD's leftover is gone", async || {
         ensure!(!fleet.object_names().await?.contains("left-by-nfd"));
@@ -177,7 +176,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
 
     fleet.delete_nodes(second).await?;
     let started = Instant::now();
-    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &set_most)?;
+    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &[])?;
     let expected: BTreeSet<String> = rest.iter().chain(&stay).cloned().collect();
     until("the objects of the second are gone", async || same(&fleet.object_names().await?, &expected))
         .await?;
