@@ -23,7 +23,7 @@ impl Case {
 }
 
 /// Everything that can be switched on beside the defaults, but what switches something else off.
-const EVERYTHING: [&str; 10] = [
+const EVERYTHING: [&str; 14] = [
     "networkPolicy.enabled=true",
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
     "priorityQuota.enabled=true",
@@ -31,7 +31,11 @@ const EVERYTHING: [&str; 10] = [
     "metricsTls.secretName=certificate",
     "metricsTls.verifyClients=true",
     "podMonitor.enabled=true",
+    "podMonitor.tlsConfig.cert.secret.name=scraper",
+    "podMonitor.tlsConfig.keySecret.name=scraper",
     "serviceMonitor.enabled=true",
+    "serviceMonitor.tlsConfig.cert.secret.name=scraper",
+    "serviceMonitor.tlsConfig.keySecret.name=scraper",
     "prometheusRule.enabled=true",
     "dashboard.enabled=true",
 ];

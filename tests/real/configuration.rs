@@ -5,53 +5,26 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
-use kube::Api;
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
-use kube::core::GroupVersionKind;
-use kube::discovery::ApiResource;
 use serde_json::{Value, json};
 
 use crate::support::agent::Agent;
-use crate::support::parts::repository;
+use crate::support::chart::{AGENT, Chart, RELEASE, RIGHTS};
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, pod};
+use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, pod, tokens};
 
 const NODE: &str = "two-by-eight";
 
-/// The service account of docs/rbac.md, with the rights of its first `blocks` there; its kubeconfig.
-async fn service_account(cluster: &Cluster, blocks: usize) -> Result<PathBuf> {
-    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": "numacast"}}))?;
-    Api::<Namespace>::all(cluster.client()).create(&PostParams::default(), &namespace).await?;
-    let accounts = Api::<ServiceAccount>::namespaced(cluster.client(), "numacast");
-    let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": "agent"}}))?;
-    accounts.create(&PostParams::default(), &account).await?;
-    for block in 0..blocks {
-        grant(cluster, block).await?;
-    }
-    let request = TokenRequest { spec: TokenRequestSpec::default(), ..TokenRequest::default() };
-    let request = accounts.create_token_request("agent", &PostParams::default(), &request).await?;
-    cluster.kubeconfig_of("agent", &request.status.context("there is no token")?.token)
+/// The agent's service account with the rights that the chart gives it, to ask the kubelet or not; its kubeconfig.
+async fn service_account(parts: &Parts, cluster: &Cluster, asks: bool) -> Result<PathBuf> {
+    tokens::namespace(&cluster.client(), RELEASE).await?;
+    grant(parts, cluster, asks).await?;
+    cluster.kubeconfig_of("agent", &tokens::request(&cluster.client(), RELEASE, AGENT, None).await?)
 }
 
-/// Applies the rights of one YAML block of docs/rbac.md.
-async fn grant(cluster: &Cluster, block: usize) -> Result<()> {
-    let text = std::fs::read_to_string(repository().join("docs/rbac.md"))?;
-    let yaml = text.split("```yaml\n").nth(block + 1).context("docs/rbac.md has no such block")?;
-    let (yaml, _) = yaml.split_once("```").context("it does not end")?;
-    for document in yaml.split("\n---\n") {
-        let object: DynamicObject = serde_saphyr::from_str(document)?;
-        let types = object.types.clone().context("an object of no kind")?;
-        let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);
-        let api: Api<DynamicObject> = match &object.metadata.namespace {
-            Some(namespace) => Api::namespaced_with(cluster.client(), namespace, &resource),
-            None => Api::all_with(cluster.client(), &resource),
-        };
-        let name = object.metadata.name.clone().context("an object without a name")?;
-        api.patch(&name, &PatchParams::apply("tests"), &Patch::Apply(&object)).await?;
-    }
-    Ok(())
+async fn grant(parts: &Parts, cluster: &Cluster, asks: bool) -> Result<()> {
+    let file = if asks { "" } else { "/var/lib/kubelet/config.yaml" };
+    let chart = Chart::render(parts, &json!({"kubelet": {"configFile": file}}))?;
+    chart.install(&cluster.client(), &RIGHTS).await
 }
 
 /// A kubelet that asks the API server about each request anew.
@@ -134,7 +107,7 @@ async fn every_source_says_the_same() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node = layered(&cluster).await?;
-    let agent = service_account(&cluster, 2).await?;
+    let agent = service_account(&parts, &cluster, true).await?;
     let told = until("the kubelet tells its configuration", async || {
         let told = reading(&node, &agent, &https(&node)?).await?;
         ensure!(told["answer"].is_object(), "{told}");
@@ -190,14 +163,14 @@ async fn a_kubelet_that_does_not_tell_says_why() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node = RealNode::on(NODE)?.kubelet("authorization", authorization()).start(&cluster).await?;
-    let agent = service_account(&cluster, 1).await?;
+    let agent = service_account(&parts, &cluster, false).await?;
     let words = https(&node)?;
     let without =
         |key: &str| -> Vec<String> { words.iter().filter(|word| !word.contains(key)).cloned().collect() };
 
     let error = refusal(&node, &agent, &words).await?;
     ensure!(
-        error.contains("refuses GET /configz (Forbidden (user=system:serviceaccount:numacast:agent"),
+        error.contains("refuses GET /configz (Forbidden (user=system:serviceaccount:numacast:numacast-agent"),
         "{error}"
     );
     ensure!(error.contains("RBAC must allow `get` on nodes/configz; kubelets before 1.33"), "{error}");
@@ -233,7 +206,7 @@ async fn the_first_object_waits_for_its_policies() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on(NODE)?.kubelet("authorization", authorization()).start(&cluster).await?;
-    let kubeconfig = service_account(&cluster, 1).await?;
+    let kubeconfig = service_account(&parts, &cluster, false).await?;
     node.act_as(kubeconfig);
     let words = https(&node)?;
     // The patience outlasts the test: only the policies end the wait.
@@ -249,7 +222,7 @@ async fn the_first_object_waits_for_its_policies() -> Result<()> {
     })
     .await?;
     ensure!(nrt::read(&node.client(), node.name()).await.is_err(), "it did not wait");
-    grant(&cluster, 1).await?;
+    grant(&parts, &cluster, true).await?;
     agent.tells_the_truth(&node).await?;
     ensure!(attribute(&node, "topologyManagerPolicy").await? == "best-effort");
     Ok(())

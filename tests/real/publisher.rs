@@ -11,18 +11,17 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams};
 use kube::core::GroupVersionKind;
 use numacast::cluster::Cluster as Client;
 use numacast::nrt::{NodeResourceTopology, NodeResourceTopologyFields};
+use numacast::topology::{Fingerprint, pod_hash};
 use serde_json::{Value, json};
 
 use crate::refusals::{agent, with_node};
 use crate::sim_node::SimNode;
-use crate::support::parts::repository;
+use crate::support::chart::{self, Chart, RELEASE};
 use crate::support::process::Process;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts};
 
-const SERVICE_ACCOUNT: &str = "system:serviceaccount:numacast:agent";
-
-/// A cluster, a node in it, and the agent with the rights of docs/rbac.md.
+/// A cluster, a node in it, and the agent with the token, the rights and the policies that the chart gives it.
 struct World {
     agent: Process,
     _node: SimNode,
@@ -33,22 +32,10 @@ struct World {
 impl World {
     async fn start(parts: &Parts, cluster: Cluster, with: &[&str]) -> Result<Self> {
         let kubectl = parts.program("kubectl");
-        let text = std::fs::read_to_string(repository().join("docs/rbac.md"))?;
-        let (_, rest) = text.split_once("```yaml\n").context("docs/rbac.md shows no rights")?;
-        let (rights, _) = rest.split_once("```").context("they do not end")?;
-        let file = cluster.dir().join("rights.yaml");
-        std::fs::write(&file, rights)?;
         let node = SimNode::start();
-        let kubeconfig = cluster.kubeconfig_as(SERVICE_ACCOUNT, &[])?;
+        let kubeconfig = chart::agent_of(&cluster, &Chart::render(parts, &json!({}))?, "worker").await?;
         let more = [&["--set", "metrics.address=none", "--log-level", "debug"], with].concat();
         let command = agent(&node, &kubeconfig, "worker", &more);
-        run(&kubectl, &cluster, &["apply", "-f", &file.display().to_string()], &[]).await?;
-        // Rights take a moment to be known.
-        until("the agent may publish", async || {
-            let allowed = ["auth", "can-i", "patch", "noderesourcetopologies", "--as", SERVICE_ACCOUNT];
-            run(&kubectl, &cluster, &allowed, &[]).await.map(drop)
-        })
-        .await?;
         let agent = Process::start("agent", cluster.dir(), command)?;
         Ok(Self { agent, _node: node, cluster, kubectl })
     }
@@ -264,13 +251,14 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
     leave_behind(&cluster).await?;
     let with = ["--set", "publish.apiVersion=v1alpha1", "--set", "publish.refresh=1s"];
     let mut world = World::start(&parts, cluster, &with).await?;
+    let only_its_pod = Fingerprint::of([pod_hash(RELEASE, "numacast-agent-on-worker")]).to_string();
     // The machine's kubelet: best-effort for containers.
     let is_right = |object: &Value| {
         let fingerprint = &object["metadata"]["annotations"]["topology.node.k8s.io/fingerprint"];
         let fingerprint = fingerprint.as_str().unwrap_or_default();
         ensure!(object["topologyPolicies"] == json!(["BestEffortContainerLevel"]), "{object}");
         ensure!(object.get("attributes").is_none(), "{}", object["attributes"]);
-        ensure!(fingerprint == "pfp0v001ef46db3751d8e999", "{fingerprint}, and there are no pods");
+        ensure!(fingerprint == only_its_pod, "{fingerprint}, and there is no other pod");
         ensure!(object["metadata"]["annotations"]["note"] == "mine", "{}", object["metadata"]);
         // What others left goes with a write of its own.
         ensure!(object["metadata"]["ownerReferences"][0]["kind"] == "Node", "{}", object["metadata"]);

@@ -15,7 +15,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tonic::codegen::http::Request;
 
-use crate::support::chart::{Chart, POLICIES, RELEASE, RIGHTS};
+use crate::support::chart::{AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::parts::repository;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, tokens};
@@ -23,7 +23,6 @@ use crate::support::{Cluster, Needs, Parts, tokens};
 const V1ALPHA1: &str = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies";
 const V1ALPHA2: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
-const AGENT: &str = "numacast-agent";
 const CONTROLLER: &str = "numacast-controller";
 const PURGE: &str = "numacast-purge";
 
@@ -474,7 +473,7 @@ fn of_the_controller() -> Vec<Attempt> {
         no("change the agents' DaemonSet", merge(format!("{}/{AGENT}", sets(RELEASE)), label.clone())),
         no("delete the agents' DaemonSet", delete(format!("{}/{AGENT}", sets(RELEASE)))),
         yes("change its Lease", put(at(&leases, CONTROLLER), lease(CONTROLLER))),
-        no("create a Lease", create(&leases, lease("another"))),
+        yes("create a Lease in its namespace", create(&leases, lease("new"))),
         no("change another's Lease", put(at(&leases, "another"), lease("another"))),
         yes("post an Event about any Node", create(EVENTS, told)),
         no("list Secrets", get(format!("/api/v1/namespaces/{RELEASE}/secrets"))),
@@ -684,20 +683,18 @@ fn table(attempts: &[Attempt]) -> String {
     table
 }
 
-/// `NUMACAST_WRITE_DOCS=1` writes the document instead.
-fn check_document(table: &str) -> Result<()> {
-    let file = repository().join("docs/security.md");
-    let text = std::fs::read_to_string(&file)?;
-    let (start, rest) = text.split_once("<!-- attempts -->\n").context("docs/security.md has no table")?;
-    let (_, end) = rest.split_once("<!-- end of attempts -->\n").context("its table does not end")?;
-    let right = format!("{start}<!-- attempts -->\n{table}<!-- end of attempts -->\n{end}");
+/// Checks what a document has between `<!-- name -->` and `<!-- end of name -->`; `NUMACAST_WRITE_DOCS=1` writes it instead.
+fn check_document(file: &str, name: &str, right: &str) -> Result<()> {
+    let path = repository().join(file);
+    let text = std::fs::read_to_string(&path)?;
+    let (from, to) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+    let (start, rest) = text.split_once(&from).with_context(|| format!("{file} has no {name}"))?;
+    let (_, end) = rest.split_once(&to).with_context(|| format!("the {name} of {file} do not end"))?;
+    let right = [start, &from, right, &to, end].concat();
     if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
-        return Ok(std::fs::write(file, right)?);
+        return Ok(std::fs::write(path, right)?);
     }
-    ensure!(
-        right == text,
-        "docs/security.md is old: run `NUMACAST_WRITE_DOCS=1 cargo test --test real security`"
-    );
+    ensure!(right == text, "{file} is old: run `NUMACAST_WRITE_DOCS=1 cargo test --test real security`");
     Ok(())
 }
 
@@ -732,7 +729,7 @@ async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
         note(attempt, "as it is", attempt.answer, world.attempt(attempt).await?);
     }
     ensure!(wrong.is_empty(), "{} answers are others:\n{}", wrong.len(), wrong.join("\n"));
-    check_document(&table(&attempts))
+    check_document("docs/security.md", "attempts", &table(&attempts))
 }
 
 /// What an account may do, each right in a line: `get nodes`, `get daemonsets.apps/numacast-agent in numacast`.
@@ -805,7 +802,6 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         ),
         (kubelet("configz"), all.clone()),
         (kubelet("auto"), all.clone()),
-        (kubelet("file"), without(&[CONFIGZ])),
         (kubelet("none"), without(&[CONFIGZ])),
         (json!({"kubelet": {"configFile": "/var/lib/kubelet/config.yaml"}}), without(&[CONFIGZ])),
         (
@@ -835,15 +831,16 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         "watch pods in numacast",
         "get leases.coordination.k8s.io/numacast-controller in numacast",
         "update leases.coordination.k8s.io/numacast-controller in numacast",
+        "create leases.coordination.k8s.io in numacast",
         POST,
     ];
     for (config, gone) in [
         (json!({}), &whole[..0]),
         (json!({"controller": {"dryRun": true}}), &whole[2..3]),
         (json!({"controller": {"daemonSet": ""}}), &whole[6..9]),
-        (json!({"controller": {"lease": ""}}), &whole[9..11]),
-        (json!({"controller": {"daemonSet": "", "lease": ""}}), &whole[6..11]),
-        (json!({"publish": {"events": false}}), &whole[11..]),
+        (json!({"controller": {"lease": ""}}), &whole[9..12]),
+        (json!({"controller": {"daemonSet": "", "lease": ""}}), &whole[6..12]),
+        (json!({"publish": {"events": false}}), &whole[12..]),
     ] {
         let found =
             rights_of(&Chart::render(&parts, &json!({"controller": {"config": config}}))?, CONTROLLER)?;
@@ -863,6 +860,14 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         "list pods in numacast",
     ];
     ensure!(purge == set(&expected), "{purge:#?}");
+    let default = Chart::render(&parts, &json!({}))?;
+    let mut list = "| account | may |\n|---|---|\n".to_owned();
+    for account in [AGENT, CONTROLLER, PURGE] {
+        for right in rights_of(&default, account)? {
+            writeln!(list, "| `{account}` | {right} |")?;
+        }
+    }
+    check_document("docs/rbac.md", "rights", &list)?;
     let given = Chart::render(&parts, &json!({"rbac": {"create": false}}))?;
     ensure!(given.of_kinds(&RIGHTS[1..]).next().is_none(), "rights are made all the same");
     Ok(())

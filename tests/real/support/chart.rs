@@ -1,16 +1,19 @@
 //! The chart as real Helm renders it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Api, Client};
 use serde_json::Value;
 
+use super::cluster::Cluster;
 use super::parts::{Parts, repository};
+use super::wait::until;
+use super::{nrt, tokens};
 
 /// The release, and the namespace that it is installed into.
 pub(crate) const RELEASE: &str = "numacast";
@@ -25,14 +28,14 @@ pub(crate) struct Chart {
 impl Chart {
     /// Renders it with these values over its own.
     pub(crate) fn render(parts: &Parts, values: &Value) -> Result<Self> {
-        Self::of(&parts.program("helm"), values)
-    }
-
-    fn of(helm: &Path, values: &Value) -> Result<Self> {
         let file = tempfile::Builder::new().suffix(".json").tempfile()?;
         std::fs::write(file.path(), values.to_string())?;
-        let mut command = Command::new(helm);
-        command.args(["template", RELEASE]).arg(directory()).args(["--namespace", RELEASE, "--values"]);
+        let mut command = Command::new(parts.program("helm"));
+        command.args(["template", RELEASE]).arg(repository().join("charts/numacast")).args([
+            "--namespace",
+            RELEASE,
+            "--values",
+        ]);
         let output = command.arg(file.path()).output().context("cannot run helm")?;
         ensure!(output.status.success(), "helm: {}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout)?;
@@ -69,6 +72,35 @@ impl Chart {
     }
 }
 
+/// Installs rights and policies, and gives the kubeconfig that the agent of a node has, as soon as all of it is in force.
+/// The Node must be there; nobody may run its pods.
+pub(crate) async fn agent_of(cluster: &Cluster, chart: &Chart, node: &str) -> Result<PathBuf> {
+    let admin = cluster.client();
+    tokens::namespace(&admin, RELEASE).await?;
+    chart.install(&admin, &RIGHTS).await?;
+    chart.install(&admin, &POLICIES).await?;
+    let token = tokens::on_node(&admin, RELEASE, AGENT, node).await?;
+    let agent = cluster.client_of(AGENT, &token).await?;
+    let own = nrt::api(&agent);
+    until("rights and policies are in force", async || {
+        own.get_opt(node).await?;
+        let foreign = serde_json::from_value(serde_json::json!({
+            "apiVersion": "topology.node.k8s.io/v1alpha2",
+            "kind": "NodeResourceTopology",
+            "metadata": {"name": "nobodys"},
+            "zones": [],
+        }))?;
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        let refused = own.create(&dry, &foreign).await.err().context("the policy is not in force")?;
+        ensure!(refused.to_string().contains("ValidatingAdmissionPolicy"), "{refused}");
+        Ok(())
+    })
+    .await?;
+    cluster.kubeconfig_of(AGENT, &token)
+}
+
+/// The agent's service account.
+pub(crate) const AGENT: &str = "numacast-agent";
 /// What gives and takes rights.
 pub(crate) const RIGHTS: [&str; 5] =
     ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
@@ -90,8 +122,4 @@ pub(crate) fn api(client: &Client, object: &DynamicObject) -> Result<Api<Dynamic
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
     })
-}
-
-fn directory() -> PathBuf {
-    std::env::var_os("NUMACAST_CHART").map_or_else(|| repository().join("charts/numacast"), PathBuf::from)
 }

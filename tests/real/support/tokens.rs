@@ -55,8 +55,13 @@ pub(crate) fn to_pod(pod: &Pod) -> Value {
     json!({"kind": "Pod", "apiVersion": "v1", "name": pod.metadata.name, "uid": pod.metadata.uid})
 }
 
-/// The token that a pod of a service account on a node gets.
+/// The token that a pod of a service account on a node gets. The pod has ended, so that nobody waits for it; its token lives
+/// as long as its object.
 pub(crate) async fn on_node(client: &Client, namespace: &str, account: &str, node: &str) -> Result<String> {
-    let pod = pod_of(client, namespace, account, &format!("{account}-on-{node}"), Some(node)).await?;
+    let name = format!("{account}-on-{node}");
+    let pod = pod_of(client, namespace, account, &name, Some(node)).await?;
+    let ended = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    pods.patch_status(&name, &PatchParams::default(), &ended).await?;
     request(client, namespace, account, Some(to_pod(&pod))).await
 }
