@@ -1,9 +1,13 @@
 //! Documents that are made from the code. `NUMACAST_WRITE_DOCS=1 cargo test --lib the_document` writes them all.
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// Checks, or writes, what a document has between `<!-- name -->` and `<!-- end of name -->`.
 pub(crate) fn section(file: &str, name: &str, right: &str) {
+    // One document may have several.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = std::fs::read_to_string(path).unwrap();
     let (start, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));

@@ -64,6 +64,12 @@ impl ConfigSources {
         }
     }
 
+    /// The file that was replaced under its mount, if these are read at all.
+    fn replaced(&self) -> Option<PathBuf> {
+        let reads = matches!(self.source, ConfigSource::Auto | ConfigSource::File);
+        if reads { self.files.replaced() } else { None }
+    }
+
     /// The file that changed after a kubelet started, if these are read at all.
     fn changed_since(&self, start: SystemTime) -> Option<PathBuf> {
         let reads = matches!(self.source, ConfigSource::Auto | ConfigSource::File);
@@ -181,6 +187,12 @@ impl ConfigReader {
     /// Why it is not known, as far as anybody said.
     pub(super) fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
+    }
+
+    /// What can never be read again by this process, if the configuration of this kubelet is not known: a new container
+    /// can.
+    pub(super) fn out_of_reach(&self) -> Option<PathBuf> {
+        self.problem.as_ref().and_then(|_| self.sources.replaced())
     }
 
     /// Waits for the answer of a kubelet that is being asked; it is taken by the next [`ConfigReader::read`].

@@ -273,6 +273,9 @@ impl Scanner {
                 let machine = machine::read(&self.host)?;
                 let mut problems: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
                 problems.extend(self.config.read(connection, self.client.socket_made(), Instant::now()));
+                if let Some(metrics) = &self.metrics {
+                    metrics.health().out_of_reach(self.config.out_of_reach());
+                }
                 let config = self.config.config().cloned();
                 Inventory { machine: Arc::new(machine), allocatable, config, problems }
             }

@@ -380,7 +380,8 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
     (
         "health.address",
         &[
-            "livez: the loop turns; a restart may help where it does not. readyz: the node was read and its object \
+            "livez: the loop turns, and the kubelet's configuration file was not replaced under its mount; a restart helps where \
+           not. readyz: the node was read and its object \
            written not too long ago. startupz: the object was in the API server once. Each answers 200, or 503 with one \
            sentence per reason.",
             "A kubelet probes the pod's address, not loopback: in a pod that it is to probe, set :9743, which is that \

@@ -118,27 +118,15 @@ mod tests {
     use std::fmt::Write;
 
     use super::*;
+    use crate::generated;
 
-    /// `NUMACAST_WRITE_DOCS=1` writes the document instead.
     #[test]
     fn the_document_lists_every_reason() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/events.md");
-        let text = std::fs::read_to_string(file).unwrap();
         let mut table = "| reason | type | about | when | what to do |\n|---|---|---|---|---|\n".to_owned();
         for reason in Reason::ALL {
             let (about, when, what) = reason.words();
             writeln!(table, "| `{}` | Warning | {about} | {when} | {what} |", reason.name()).unwrap();
         }
-        let (start, end) =
-            ("<!-- events of the controller -->\n", "<!-- end of events of the controller -->\n");
-        let (before, rest) = text.split_once(start).unwrap();
-        let (_, after) = rest.split_once(end).unwrap();
-        let right = format!("{before}{start}{table}{end}{after}");
-        if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
-            std::fs::write(file, right).unwrap();
-        } else {
-            let hint = "docs/events.md is old: run `NUMACAST_WRITE_DOCS=1 cargo test every_reason`";
-            assert!(right == text, "{hint}");
-        }
+        generated::section("docs/events.md", "events of the controller", &table);
     }
 }

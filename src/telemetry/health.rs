@@ -2,6 +2,7 @@
 //!
 //! All times are of the monotonic clock: a wall clock that is set makes nothing old.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -51,6 +52,8 @@ struct Moments {
     waiting: Option<Instant>,
     /// The last thing that was to be written came then.
     newest: Option<Instant>,
+    /// What only a new container can read.
+    out_of_reach: Option<PathBuf>,
 }
 
 /// Stamped by whoever works, read by whoever asks.
@@ -104,6 +107,11 @@ impl Health {
         moments.waiting = moments.newest.filter(|newest| *newest + took > now);
     }
 
+    /// What this process cannot read again however often it tries, and a new container can; `None`: nothing.
+    pub fn out_of_reach(&self, path: Option<PathBuf>) {
+        self.moments().out_of_reach = path;
+    }
+
     /// How long ago the last scan gave an account.
     #[must_use]
     pub fn scan_age(&self) -> Option<Duration> {
@@ -118,16 +126,28 @@ impl Health {
 }
 
 impl Probes for Health {
-    /// Does the loop turn?
+    /// Does the loop turn, and is there nothing that only a restart cures?
     fn live(&self) -> Result<(), Vec<String>> {
-        let quiet = self.moments().beat.map(|moment| moment.elapsed()).unwrap_or_default();
-        let late = late("the loop has not turned", quiet, self.bounds.turn);
-        verdict(late.into_iter().collect())
+        let (beat, stale) = {
+            let moments = self.moments();
+            (moments.beat, moments.out_of_reach.clone())
+        };
+        let quiet = beat.map(|moment| moment.elapsed()).unwrap_or_default();
+        let mut reasons: Vec<String> =
+            late("the loop has not turned", quiet, self.bounds.turn).into_iter().collect();
+        reasons.extend(stale.map(|path| {
+            let path = path.display();
+            format!("{path} was replaced on the host, and only a new container sees the new one")
+        }));
+        verdict(reasons)
     }
 
     /// Are the last scan and the last publish fresh?
     fn ready(&self) -> Result<(), Vec<String>> {
-        let Moments { scan, publish, waiting, .. } = *self.moments();
+        let (scan, publish, waiting) = {
+            let moments = self.moments();
+            (moments.scan, moments.publish, moments.waiting)
+        };
         let mut reasons = Vec::new();
         match scan {
             Some(moment) => reasons.extend(late("the node was not read", moment.elapsed(), self.bounds.scan)),
@@ -256,6 +276,17 @@ mod tests {
             reasons,
             ["nothing was published for 1231 s, which is more than 1230 s; the log says why"]
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_only_a_new_container_can_read_is_worth_one() {
+        let health = health();
+        health.out_of_reach(Some("/host/config.yaml".into()));
+        let replaced =
+            "/host/config.yaml was replaced on the host, and only a new container sees the new one";
+        assert_eq!(health.live(), Err(vec![replaced.to_owned()]));
+        health.out_of_reach(None);
+        assert_eq!(health.live(), Ok(()));
     }
 
     #[tokio::test(start_paused = true)]

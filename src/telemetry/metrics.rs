@@ -455,9 +455,20 @@ fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
+/// A document's table of metrics.
+#[cfg(test)]
+pub(super) fn table(docs: &[&Doc]) -> String {
+    let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
+    for Doc { name, kind, labels, help } in docs {
+        let labels: Vec<String> =
+            labels.iter().map(|(label, values)| format!("`{label}`: {values}")).collect();
+        table += &format!("| `{name}` | {kind} | {} | {help} |\n", labels.join("; "));
+    }
+    table
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fmt::Write;
 
     use super::*;
     use crate::generated;
@@ -668,12 +679,6 @@ mod tests {
 
     #[test]
     fn the_document_lists_every_metric() {
-        let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
-        for Doc { name, kind, labels, help } in DOCS {
-            let labels: Vec<String> =
-                labels.iter().map(|(label, values)| format!("`{label}`: {values}")).collect();
-            writeln!(table, "| `{name}` | {kind} | {} | {help} |", labels.join("; ")).unwrap();
-        }
-        generated::section("docs/metrics.md", "metrics", &table);
+        generated::section("docs/metrics.md", "metrics", &table(DOCS));
     }
 }

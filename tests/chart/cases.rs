@@ -23,7 +23,7 @@ impl Case {
 }
 
 /// Everything that can be switched on beside the defaults, but what switches something else off.
-const EVERYTHING: [&str; 10] = [
+const EVERYTHING: [&str; 14] = [
     "networkPolicy.enabled=true",
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
     "priorityQuota.enabled=true",
@@ -31,13 +31,17 @@ const EVERYTHING: [&str; 10] = [
     "metricsTls.secretName=certificate",
     "metricsTls.verifyClients=true",
     "podMonitor.enabled=true",
+    "podMonitor.tlsConfig.cert.secret.name=scraper",
+    "podMonitor.tlsConfig.keySecret.name=scraper",
     "serviceMonitor.enabled=true",
+    "serviceMonitor.tlsConfig.cert.secret.name=scraper",
+    "serviceMonitor.tlsConfig.keySecret.name=scraper",
     "prometheusRule.enabled=true",
     "dashboard.enabled=true",
 ];
 
 /// One switch, or a few that have to do with each other.
-const SWITCHES: [&[&str]; 45] = [
+const SWITCHES: [&[&str]; 46] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -101,7 +105,13 @@ const SWITCHES: [&[&str]; 45] = [
     &["controller.replicas=1"],
     &["controller.podDisruptionBudget.enabled=false"],
     &["controller.priorityClassName=high", "controller.runtimeClassName=runc", "agent.runtimeClassName=runc"],
-    &["controller.config.publish.events=false", "controller.config.log.level=debug"],
+    &[
+        "controller.config.publish.events=false",
+        "controller.config.log.level=debug",
+        "controller.config.controller.dryRun=true",
+        "controller.config.controller.garbage.most=50",
+    ],
+    &["controller.config.controller.lease=", "controller.config.controller.daemonSet="],
     &["crd.install=false"],
     &["rbac.create=false"],
     &[

@@ -49,7 +49,9 @@ const BY_THE_SCHEMA: [(&str, &str); 34] = [
 ];
 
 /// What no schema can know.
-const BY_THE_TEMPLATES: [(&str, &str); 9] = [
+const BY_THE_TEMPLATES: [(&str, &str); 11] = [
+    ("config.controller.dryRun=true", "config.controller: the agents read nothing of it"),
+    ("controller.config.scan.poll=2s", "controller.config.scan: the controller reads nothing of it"),
     ("config.nodeName=worker", "config.nodeName: every agent has a name of its own"),
     ("config.host.root=/mnt", "config.host: the chart mounts the host's files"),
     ("config.kubelet.dir=/data", "config.kubelet.dir: set kubelet.dir instead"),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use numacast::config::{DOCS, Endpoint, Layers};
+use numacast::config::{Endpoint, Layers};
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, items, name_of, words};
@@ -191,12 +191,7 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
     let maps = objects.all("ConfigMap").filter(|map| map["data"]["config.yaml"].is_string());
     for map in maps {
         let name = name_of(map);
-        let mut text: Value = serde_saphyr::from_str(objects.configuration(name)?)?;
-        if !DOCS.iter().any(|(key, _)| key.starts_with("controller.")) {
-            // A binary that has no controller yet.
-            text.as_object_mut().map(|keys| keys.remove("controller"));
-        }
-        let effective = Layers::default().text(&text.to_string(), Path::new(name)).finish();
+        let effective = Layers::default().text(objects.configuration(name)?, Path::new(name)).finish();
         let config = effective.map_err(|errors| anyhow::anyhow!("{name}: {errors:?}"))?.config;
         let Some((_, pod)) = objects.pods().find(|(object, _)| name_of(object) == name) else { continue };
         let mounts: Vec<&str> = items(&pod["spec"]["containers"][0]["volumeMounts"])

@@ -213,13 +213,7 @@ impl Release<'_> {
         command.env("KUBECONFIG", self.cluster.kubeconfig_as(&user, &[])?);
         command.env("POD_NAME", PURGE).env("POD_NAMESPACE", NAMESPACE);
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
-        if String::from_utf8_lossy(&output.stderr).contains("unrecognized subcommand") {
-            self.operator
-                .run("kubectl", "delete daemonset numacast-agent --namespace numa --cascade=background")?;
-            self.operator.run("kubectl", "delete noderesourcetopologies --all")?;
-        } else {
-            ensure!(output.status.success(), "the hook: {}", String::from_utf8_lossy(&output.stderr));
-        }
+        ensure!(output.status.success(), "the hook: {}", String::from_utf8_lossy(&output.stderr));
         let now = k8s_openapi::jiff::Timestamp::now().to_string();
         let of = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
         let status = json!({"status": {

@@ -27,14 +27,23 @@ fn write_old_chart(dir: &Path) -> Result<()> {
     Ok(std::fs::write(dir.join("templates/crd.yaml"), template)?)
 }
 
+/// The one that every cluster of the tests begins with.
+async fn remove_crd(crds: &Api<Crd>) -> Result<()> {
+    crds.delete(CRD, &DeleteParams::default()).await?;
+    until("the CRD is gone", async || {
+        ensure!(crds.get_opt(CRD).await?.is_none(), "it is there");
+        Ok(())
+    })
+    .await
+}
+
 #[tokio::test]
 async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let operator = Operator::of(&parts, &cluster);
     let crds: Api<Crd> = Api::all(cluster.client());
-    crds.delete(CRD, &DeleteParams::default()).await?;
-    until("the CRD is gone", async || Ok(ensure!(crds.get_opt(CRD).await?.is_none()))).await?;
+    remove_crd(&crds).await?;
     let old = cluster.dir().join("old");
     write_old_chart(&old)?;
     operator.run("helm", &format!("install old {} --namespace old --create-namespace", old.display()))?;
@@ -89,15 +98,15 @@ async fn without_the_mark_the_crd_goes_with_every_object() -> Result<()> {
     let cluster = Cluster::start(&parts).await?;
     let operator = Operator::of(&parts, &cluster);
     let crds: Api<Crd> = Api::all(cluster.client());
-    crds.delete(CRD, &DeleteParams::default()).await?;
-    until("the CRD is gone", async || Ok(ensure!(crds.get_opt(CRD).await?.is_none()))).await?;
+    remove_crd(&crds).await?;
     let old = cluster.dir().join("old");
     write_old_chart(&old)?;
     operator.run("helm", &format!("install old {} --namespace old --create-namespace", old.display()))?;
     operator.run("helm", &format!("upgrade old {} --namespace old --set createCRDs=false", old.display()))?;
     until("the CRD goes", async || {
         let crd = crds.get_opt(CRD).await?;
-        Ok(ensure!(crd.is_none_or(|crd| crd.metadata.deletion_timestamp.is_some()), "it is there"))
+        ensure!(crd.is_none_or(|crd| crd.metadata.deletion_timestamp.is_some()), "it is there");
+        Ok(())
     })
     .await
 }

@@ -372,7 +372,7 @@ impl World {
 
 #[tokio::test]
 async fn the_agent_works_as_the_chart_runs_it() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let mut world = World::start(&parts, &with_kubelet_ca()).await?;
     works(&world).await?;
     survives_a_kubelet(&mut world).await

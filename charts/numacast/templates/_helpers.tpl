@@ -319,6 +319,14 @@ securityContext:
 {{/* Fails for values of `config` that contradict what the chart itself does. */}}
 {{- define "numacast.refuse" -}}
 {{- $config := .Values.config }}
+{{- if $config.controller }}
+{{- fail "config.controller: the agents read nothing of it; it goes into controller.config" }}
+{{- end }}
+{{- range $key, $_ := .Values.controller.config }}
+{{- if not (has $key (list "log" "metrics" "health" "publish" "controller")) }}
+{{- fail (printf "controller.config.%s: the controller reads nothing of it; log, metrics, health, publish and controller it does" $key) }}
+{{- end }}
+{{- end }}
 {{- if dig "nodeName" "" $config }}
 {{- fail "config.nodeName: every agent has a name of its own, that of its node; leave it out" }}
 {{- end }}

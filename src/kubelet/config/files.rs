@@ -1,6 +1,7 @@
 //! The kubelet's configuration as it is made: a file, drop-ins merged over it, and flags over both.
 
 use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -45,6 +46,15 @@ impl ConfigFiles {
         let changed =
             |path: &PathBuf| path.metadata().and_then(|of| of.modified()).is_ok_and(|at| at > start);
         all.into_iter().find(changed)
+    }
+
+    /// The file or directory that somebody replaced, if one was: where it is mounted by itself, as into a container, the
+    /// mount goes on showing the one before, for as long as the container lives.
+    #[must_use]
+    pub fn replaced(&self) -> Option<PathBuf> {
+        let line = CommandLine::find(&self.proc, &self.node);
+        let mut all = self.config_file(line.as_ref()).into_iter().chain(self.config_dir(line.as_ref()));
+        all.find(|path| is_replaced(path))
     }
 
     /// Reads all of it; the second value names keys that make no sense and were left at their default.
@@ -99,8 +109,16 @@ impl ConfigFiles {
     }
 }
 
+/// What is at this path has no name on its file system any more.
+fn is_replaced(path: &Path) -> bool {
+    path.metadata().is_ok_and(|of| of.nlink() == 0)
+}
+
 fn read(file: &Path) -> Result<Value, String> {
-    let text = text_of(file).and_then(|text| mapping(&text));
+    let text = match is_replaced(file) {
+        true => Err("it was replaced on the host, and only a new container sees the new one".to_owned()),
+        false => text_of(file).and_then(|text| mapping(&text)),
+    };
     text.map_err(|what| format!("cannot read the kubelet's configuration {}: {what}", file.display()))
 }
 
@@ -189,6 +207,27 @@ mod tests {
             assert_eq!(problems, Vec::<String>::new());
             Ok(config)
         }
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_under_its_mount_is_not_believed() {
+        use std::os::fd::AsRawFd as _;
+        let host = Host::new(&[("k/config.yaml", "cpuManagerPolicy: static")]);
+        // As a mount does, a descriptor goes on showing what has no name any more.
+        let open = std::fs::File::open(host.0.path().join("k/config.yaml")).unwrap();
+        let mounted = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        let files = ConfigFiles { file: Some(mounted.clone()), ..host.files() };
+        assert!(files.read().is_ok());
+        assert_eq!(files.replaced(), None);
+        host.write("k/new", "cpuManagerPolicy: none");
+        std::fs::rename(host.0.path().join("k/new"), host.0.path().join("k/config.yaml")).unwrap();
+        assert_eq!(files.replaced(), Some(mounted));
+        let error = files.read().unwrap_err();
+        assert!(
+            error.ends_with("it was replaced on the host, and only a new container sees the new one"),
+            "{error}"
+        );
+        assert!(host.files().read().is_ok(), "by its name it is the new one");
     }
 
     #[test]

@@ -1,7 +1,8 @@
-use std::fmt::Write;
 use std::time::Duration;
 
 use super::*;
+use crate::generated;
+use crate::telemetry::metrics::table;
 
 fn metrics() -> Metrics {
     let bounds = Bounds { lease: true, garbage: Duration::from_secs(600), fleet: Duration::from_secs(60) };
@@ -83,25 +84,7 @@ fn the_table_says_what_is_served() {
     }
 }
 
-/// `NUMACAST_WRITE_DOCS=1` writes the document instead.
 #[test]
 fn the_document_lists_every_metric() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
-    let text = std::fs::read_to_string(file).unwrap();
-    let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
-    for Doc { name, kind, labels, help } in DOCS {
-        let labels: Vec<String> =
-            labels.iter().map(|(label, values)| format!("`{label}`: {values}")).collect();
-        writeln!(table, "| `{name}` | {kind} | {} | {help} |", labels.join("; ")).unwrap();
-    }
-    let (start, end) =
-        ("<!-- metrics of the controller -->\n", "<!-- end of metrics of the controller -->\n");
-    let (before, rest) = text.split_once(start).unwrap();
-    let (_, after) = rest.split_once(end).unwrap();
-    let right = format!("{before}{start}{table}{end}{after}");
-    if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
-        std::fs::write(file, right).unwrap();
-    } else {
-        assert!(right == text, "docs/metrics.md is old: run `NUMACAST_WRITE_DOCS=1 cargo test metrics`");
-    }
+    generated::section("docs/metrics.md", "metrics of the controller", &table(DOCS));
 }

@@ -1,0 +1,70 @@
+{{/* Metadata with the labels and annotations of a monitoring object's own values, which win.
+     Takes what numacast.metadata takes, and "values". */}}
+{{- define "numacast.monitorMetadata" -}}
+{{- $metadata := include "numacast.metadata" . | fromYaml }}
+{{- $_ := set $metadata "labels" (mergeOverwrite $metadata.labels (.values.labels | default dict)) }}
+{{- with .values.annotations }}
+{{- $_ := set $metadata "annotations" (mergeOverwrite ($metadata.annotations | default dict) .) }}
+{{- end }}
+{{- toYaml $metadata }}
+{{- end }}
+
+{{/* How a port is scraped. Takes (dict "root" $ "values" (of the monitor) "of" "podMonitor" "job" (its name)). */}}
+{{- define "numacast.scrape" -}}
+path: /metrics
+{{- with .root.Values.metricsTls.secretName }}
+scheme: https
+tlsConfig:
+  {{- include "numacast.scrapeTls" $ | nindent 2 }}
+{{- end }}
+{{- with .values.interval }}
+interval: {{ . }}
+{{- end }}
+{{- with .values.scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+relabelings:
+# Alerts and dashboard find the series by these.
+- {targetLabel: job, replacement: {{ .job | quote }}}
+- {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
+{{- with .values.relabelings }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- with .values.metricRelabelings }}
+metricRelabelings:
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{- define "numacast.scrapeTls" -}}
+{{- $secret := .root.Values.metricsTls.secretName }}
+{{- $tls := .values.tlsConfig | default dict }}
+{{- if and .root.Values.metricsTls.verifyClients (not (and (hasKey $tls "cert") (hasKey $tls "keySecret"))) }}
+{{- fail (printf "%s.tlsConfig: with metricsTls.verifyClients the scraper needs `cert` and `keySecret` there" .of) }}
+{{- end }}
+{{- $own := dict "ca" (dict "secret" (dict "name" $secret "key" "ca.crt")) "serverName" (printf "%s-metrics" (include "numacast.fullname" .root)) }}
+{{- mergeOverwrite $own (deepCopy $tls) | toYaml }}
+{{- end }}
+
+{{/* By what alerts and dashboard find the series, as a YAML dict. */}}
+{{- define "numacast.selectors" -}}
+{{- $values := .Values.prometheusRule }}
+{{- $fullname := include "numacast.fullname" . }}
+{{- $own := "job=\"%s-%s\", namespace=\"%s\"" }}
+agent: {{ $values.agentSelector | default (printf $own $fullname "agent" .Release.Namespace) | quote }}
+controller: {{ $values.controllerSelector | default (printf $own $fullname "controller" .Release.Namespace) | quote }}
+{{- end }}
+
+{{/* A rule with what the values change about it; nothing where they switch it off.
+     Takes (dict "root" $ "rule" (of files/rules.yaml)). */}}
+{{- define "numacast.rule" -}}
+{{- $values := .root.Values.prometheusRule }}
+{{- $name := .rule.alert }}
+{{- $change := index $values.alerts $name | default dict }}
+{{- if dig "enabled" true $change }}
+{{- $page := printf "https://github.com/numacast/numacast/blob/v%s/docs/operations.md" .root.Chart.AppVersion }}
+{{- $link := dict "runbook_url" (printf "%s#%s" ($values.runbookUrl | default $page) (lower $name)) }}
+{{- $rule := mergeOverwrite (deepCopy .rule) (dict "labels" (deepCopy $values.alertLabels) "annotations" $link) }}
+{{- mergeOverwrite $rule (omit (deepCopy $change) "enabled") | toYaml }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,396 @@
+//! What makes each alert fire, and what is near it and does not.
+
+use std::collections::BTreeMap;
+
+/// One alert in one situation: series, a value a minute, in the notation of `promtool test rules`. `{A}` stands for the
+/// target's labels of an agent, `{C}` and `{D}` for those of two replicas of the controller; `{A, kind="x"}` has more.
+pub(crate) struct Case {
+    pub(crate) alert: &'static str,
+    /// The minute in which it fires.
+    pub(crate) at: u32,
+    /// One in which it does not fire yet.
+    pub(crate) not_at: Option<u32>,
+    pub(crate) fires: &'static [(&'static str, &'static str)],
+    /// The same minute, and it does not fire.
+    pub(crate) quiet: &'static [(&'static str, &'static str)],
+    /// Whose labels the alert has.
+    pub(crate) of: Of,
+    /// Labels beyond those.
+    pub(crate) more: &'static [(&'static str, &'static str)],
+}
+
+/// Whose labels an alert has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Of {
+    Agent,
+    AllAgents,
+    Controller,
+    AllControllers,
+}
+
+const AGENT: [(&str, &str); 5] = [
+    ("job", "numacast-agent"),
+    ("namespace", "numa"),
+    ("instance", "10.0.0.1:9742"),
+    ("pod", "numacast-agent-x"),
+    ("node", "worker-1"),
+];
+const CONTROLLER: [(&str, &str); 5] = [
+    ("job", "numacast-controller"),
+    ("namespace", "numa"),
+    ("instance", "10.0.0.2:9742"),
+    ("pod", "numacast-controller-c"),
+    ("node", "worker-2"),
+];
+const OTHER: [(&str, &str); 5] = [
+    ("job", "numacast-controller"),
+    ("namespace", "numa"),
+    ("instance", "10.0.0.3:9742"),
+    ("pod", "numacast-controller-d"),
+    ("node", "worker-3"),
+];
+
+impl Case {
+    /// A series with its target's labels.
+    pub(crate) fn with_targets(&self, series: &str) -> String {
+        let written = |labels: &[(&str, &str)]| -> String {
+            labels.iter().map(|(name, value)| format!("{name}=\"{value}\"")).collect::<Vec<_>>().join(", ")
+        };
+        let full = [("{A", AGENT), ("{C", CONTROLLER), ("{D", OTHER)];
+        let found = full.into_iter().find(|(mark, _)| series.contains(mark));
+        found.map_or(series.to_owned(), |(mark, labels)| {
+            series.replace(mark, &format!("{{{}", written(&labels)))
+        })
+    }
+
+    /// The labels that the alert has, but for its severity.
+    pub(crate) fn labels(&self) -> BTreeMap<String, String> {
+        let own = match self.of {
+            Of::Agent => &AGENT[..],
+            Of::AllAgents => &AGENT[..2],
+            Of::Controller => &CONTROLLER[..],
+            Of::AllControllers => &CONTROLLER[..2],
+        };
+        own.iter().chain(self.more).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+}
+
+const LEADS: (&str, &str) = ("numacast_controller_leader{C}", "1x100");
+const FOLLOWS: (&str, &str) = ("numacast_controller_leader{C}", "0x100");
+
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        alert: "NumacastAgentDown",
+        at: 11,
+        not_at: Some(9),
+        fires: &[("up{A}", "0x20")],
+        quiet: &[("up{A}", "0x5 1x20")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastAgentsAbsent",
+        at: 16,
+        not_at: Some(14),
+        fires: &[("up{C}", "1x20")],
+        quiet: &[("up{A}", "0x20")],
+        of: Of::AllAgents,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastNodeUnreadable",
+        at: 4,
+        not_at: Some(2),
+        fires: &[("numacast_last_scan_age_seconds{A}", "10 70+60x10")],
+        quiet: &[
+            ("numacast_last_scan_age_seconds{A}", "20x10"),
+            ("numacast_last_scan_timestamp_seconds{A}", "1000x10"),
+        ],
+        of: Of::Agent,
+        more: &[],
+    },
+    // It never read the node: there is no age.
+    Case {
+        alert: "NumacastNodeUnreadable",
+        at: 3,
+        not_at: Some(1),
+        fires: &[("numacast_last_scan_timestamp_seconds{A}", "0x10")],
+        quiet: &[("numacast_last_scan_timestamp_seconds{A}", "0 1000x10")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastPublishErrors",
+        at: 20,
+        not_at: Some(3),
+        fires: &[
+            (r#"numacast_publish_errors_total{A, kind="forbidden"}"#, "0+1x30"),
+            (r#"numacast_publish_errors_total{A, kind="deadline"}"#, "5x30"),
+        ],
+        // A restart of the API server.
+        quiet: &[(r#"numacast_publish_errors_total{A, kind="unreachable"}"#, "0x10 1 2 3x20")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastObjectStale",
+        at: 32,
+        not_at: Some(25),
+        fires: &[("numacast_last_publish_age_seconds{A}", "0+60x60")],
+        // One refresh after the other.
+        quiet: &[
+            ("numacast_last_publish_age_seconds{A}", "600x60"),
+            ("numacast_last_publish_timestamp_seconds{A}", "1000x60"),
+        ],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastObjectStale",
+        at: 6,
+        not_at: Some(4),
+        fires: &[("numacast_last_publish_timestamp_seconds{A}", "0x10")],
+        quiet: &[("numacast_last_publish_timestamp_seconds{A}", "0x2 1000x10")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastRivalPublisher",
+        at: 60,
+        not_at: None,
+        fires: &[(r#"numacast_foreign_writes_total{A, writer="manager"}"#, "0x20 1x20 2x30")],
+        // What was left over once, and people.
+        quiet: &[
+            (r#"numacast_foreign_writes_total{A, writer="manager"}"#, "0x30 1x40"),
+            (r#"numacast_foreign_writes_total{A, writer="person"}"#, "0+1x70"),
+        ],
+        of: Of::Agent,
+        more: &[("writer", "manager")],
+    },
+    Case {
+        alert: "NumacastSlowWrites",
+        at: 30,
+        not_at: Some(10),
+        fires: &[
+            (r#"numacast_publish_duration_seconds_bucket{A, le="0.5"}"#, "0x40"),
+            (r#"numacast_publish_duration_seconds_bucket{A, le="1.0"}"#, "0+9x40"),
+            (r#"numacast_publish_duration_seconds_bucket{A, le="+Inf"}"#, "0+9x40"),
+        ],
+        quiet: &[
+            (r#"numacast_publish_duration_seconds_bucket{A, le="0.15"}"#, "0+200x40"),
+            (r#"numacast_publish_duration_seconds_bucket{A, le="0.5"}"#, "0+200x40"),
+            (r#"numacast_publish_duration_seconds_bucket{A, le="1.0"}"#, "0+201x40"),
+            (r#"numacast_publish_duration_seconds_bucket{A, le="+Inf"}"#, "0+201x40"),
+        ],
+        of: Of::AllAgents,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastFindings",
+        at: 16,
+        not_at: Some(14),
+        fires: &[
+            (r#"numacast_findings{A, kind="unknown_cpus"}"#, "2x20"),
+            (r#"numacast_findings{A, kind="overused_memory"}"#, "0x20"),
+        ],
+        quiet: &[(r#"numacast_findings{A, kind="unknown_cpus"}"#, "1x10 0 1x10")],
+        of: Of::Agent,
+        more: &[("kind", "unknown_cpus")],
+    },
+    Case {
+        alert: "NumacastInventoryProblems",
+        at: 16,
+        not_at: Some(14),
+        fires: &[("numacast_inventory_problems{A}", "1x20")],
+        quiet: &[("numacast_inventory_problems{A}", "1x10 0x10")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastHeldTooLong",
+        at: 20,
+        not_at: Some(14),
+        fires: &[("numacast_held{A}", "0x7 1x20")],
+        // Pods that come one after the other.
+        quiet: &[("numacast_held{A}", "1 1 0 1 1 1 0 1 1 1 1 0 1 1 1 1 0 1 1 1 1 1")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastPodsLetGo",
+        at: 30,
+        not_at: Some(5),
+        fires: &[("numacast_pods_let_go_total{A}", "3x10 4x40")],
+        quiet: &[("numacast_pods_let_go_total{A}", "3x50")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastPodSourceDown",
+        at: 11,
+        not_at: Some(9),
+        fires: &[(r#"numacast_pod_source_up{A, source="api_server"}"#, "0x20")],
+        quiet: &[(r#"numacast_pod_source_up{A, source="api_server"}"#, "0x8 1 0x10")],
+        of: Of::Agent,
+        more: &[("source", "api_server")],
+    },
+    Case {
+        alert: "NumacastAgentRestarts",
+        at: 50,
+        not_at: Some(20),
+        fires: &[("process_start_time_seconds{A}", "1000x9 1600x9 2200x9 2800x9 3400x30")],
+        // A rollout, and one more.
+        quiet: &[("process_start_time_seconds{A}", "1000x9 1600x9 2200x50")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastControllerDown",
+        at: 11,
+        not_at: Some(9),
+        fires: &[("up{C}", "0x20"), ("up{D}", "1x20")],
+        quiet: &[("up{C}", "1x20"), ("up{A}", "0x20")],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastControllerAbsent",
+        at: 16,
+        not_at: Some(14),
+        fires: &[("up{A}", "1x20")],
+        quiet: &[("up{C}", "0x20")],
+        of: Of::AllControllers,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastControllerNoLeader",
+        at: 6,
+        not_at: Some(4),
+        fires: &[("numacast_controller_leader{C}", "0x10"), ("numacast_controller_leader{D}", "0x10")],
+        // One takes over from the other.
+        quiet: &[
+            ("numacast_controller_leader{C}", "1x2 0x10"),
+            ("numacast_controller_leader{D}", "0x3 1x10"),
+        ],
+        of: Of::AllControllers,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastControllerErrors",
+        at: 30,
+        not_at: Some(8),
+        fires: &[(r#"numacast_controller_errors_total{C, kind="forbidden"}"#, "0+1x40")],
+        quiet: &[(r#"numacast_controller_errors_total{C, kind="unreachable"}"#, "0x10 3x30")],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastControllerRestarts",
+        at: 50,
+        not_at: Some(20),
+        fires: &[("process_start_time_seconds{C}", "1000x9 1600x9 2200x9 2800x9 3400x30")],
+        quiet: &[("process_start_time_seconds{C}", "1000x9 1600x9 2200x50")],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastGarbageHeldBack",
+        at: 16,
+        not_at: Some(14),
+        fires: &[("numacast_garbage_held_back{C}", "1x20"), LEADS],
+        // What it knew when it still led.
+        quiet: &[("numacast_garbage_held_back{C}", "1x20"), FOLLOWS],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastGarbageNotCollected",
+        at: 80,
+        not_at: Some(70),
+        fires: &[("numacast_garbage_last_pass_timestamp_seconds{C}", "0x100"), LEADS],
+        quiet: &[("numacast_garbage_last_pass_timestamp_seconds{C}", "0+60x100"), LEADS],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastGarbageNotCollected",
+        at: 60,
+        not_at: Some(10),
+        fires: &[(r#"numacast_garbage_delete_errors_total{C, kind="forbidden"}"#, "0+1x80")],
+        quiet: &[("numacast_garbage_last_pass_timestamp_seconds{C}", "0x100"), FOLLOWS],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastSilentAgents",
+        at: 11,
+        not_at: Some(9),
+        fires: &[("numacast_fleet_silent_nodes{C}", "2x20"), LEADS],
+        quiet: &[("numacast_fleet_silent_nodes{C}", "2x5 0x20"), LEADS],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastManySilentAgents",
+        at: 11,
+        not_at: Some(9),
+        fires: &[
+            ("numacast_fleet_silent_nodes{C}", "5x20"),
+            ("numacast_fleet_covered_nodes{C}", "40x20"),
+            LEADS,
+        ],
+        quiet: &[
+            ("numacast_fleet_silent_nodes{C}", "4x20"),
+            ("numacast_fleet_covered_nodes{C}", "40x20"),
+            LEADS,
+        ],
+        of: Of::Controller,
+        more: &[],
+    },
+    // A small cluster, where one node is more than a tenth.
+    Case {
+        alert: "NumacastManySilentAgents",
+        at: 11,
+        not_at: None,
+        fires: &[
+            ("numacast_fleet_silent_nodes{C}", "2x20"),
+            ("numacast_fleet_covered_nodes{C}", "3x20"),
+            LEADS,
+        ],
+        quiet: &[
+            ("numacast_fleet_silent_nodes{C}", "1x20"),
+            ("numacast_fleet_covered_nodes{C}", "3x20"),
+            LEADS,
+        ],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastMissingObjects",
+        at: 16,
+        not_at: Some(14),
+        fires: &[("numacast_fleet_missing_objects{C}", "1x20"), LEADS],
+        // Nodes that come.
+        quiet: &[("numacast_fleet_missing_objects{C}", "3x10 0 2x10"), LEADS],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastForeignObjects",
+        at: 61,
+        not_at: Some(59),
+        fires: &[("numacast_fleet_foreign_objects{C}", "1x70"), LEADS],
+        quiet: &[("numacast_fleet_foreign_objects{C}", "9x30 0x40"), LEADS],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastFleetNotWatched",
+        at: 25,
+        not_at: Some(18),
+        fires: &[("numacast_fleet_last_pass_timestamp_seconds{C}", "0x40"), LEADS],
+        quiet: &[("numacast_fleet_last_pass_timestamp_seconds{C}", "0x40"), FOLLOWS],
+        of: Of::Controller,
+        more: &[],
+    },
+];

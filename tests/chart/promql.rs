@@ -1,0 +1,111 @@
+//! What a PromQL expression asks for: enough of the language to find names of metrics and labels.
+
+use std::collections::BTreeSet;
+
+/// A metric in an expression, with the labels that its matchers name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Selector {
+    pub(crate) metric: String,
+    pub(crate) labels: BTreeSet<String>,
+}
+
+/// What an expression asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) selectors: Vec<Selector>,
+    /// The labels in `by (...)`, `on (...)` and so on.
+    pub(crate) grouped: BTreeSet<String>,
+}
+
+/// Words after which labels stand in parentheses.
+const LISTS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
+/// Words that are no metric either.
+const WORDS: [&str; 7] = ["and", "or", "unless", "bool", "offset", "inf", "nan"];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Token {
+    Word(String),
+    Text,
+    Sign(char),
+}
+
+fn tokens(expression: &str) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    let mut rest = expression.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '"' => {
+                while let Some(c) = rest.next().filter(|c| *c != '"') {
+                    if c == '\\' {
+                        rest.next();
+                    }
+                }
+                tokens.push(Token::Text);
+            }
+            // A number with what belongs to it: 1e-3, 10m.
+            '0'..='9' | '.' => while rest.next_if(|c| c.is_ascii_alphanumeric() || *c == '.').is_some() {},
+            '[' => while rest.next().is_some_and(|c| c != ']') {},
+            c if c.is_ascii_alphabetic() || matches!(c, '_' | ':' | '$') => {
+                let mut word = String::from(c);
+                while let Some(c) = rest.next_if(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':')) {
+                    word.push(c);
+                }
+                tokens.push(Token::Word(word));
+            }
+            c if c.is_whitespace() => {}
+            c => tokens.push(Token::Sign(c)),
+        }
+    }
+    tokens
+}
+
+/// What an expression asks for.
+pub(crate) fn asked(expression: &str) -> Asked {
+    let mut asked = Asked::default();
+    let mut tokens = tokens(expression).into_iter().peekable();
+    // The words up to a closing sign; those before a matcher's sign are labels.
+    let labels = |tokens: &mut std::iter::Peekable<std::vec::IntoIter<Token>>, end: char| {
+        let inside = tokens.by_ref().take_while(|token| *token != Token::Sign(end));
+        inside.filter_map(|token| if let Token::Word(word) = token { Some(word) } else { None }).collect()
+    };
+    while let Some(token) = tokens.next() {
+        let Token::Word(word) = token else { continue };
+        let opens =
+            |tokens: &mut std::iter::Peekable<_>, sign| tokens.next_if_eq(&Token::Sign(sign)).is_some();
+        if LISTS.contains(&word.as_str()) {
+            if opens(&mut tokens, '(') {
+                let names: BTreeSet<String> = labels(&mut tokens, ')');
+                asked.grouped.extend(names);
+            }
+        } else if opens(&mut tokens, '{') {
+            let labels = labels(&mut tokens, '}');
+            asked.selectors.push(Selector { metric: word, labels });
+        } else if tokens.peek() != Some(&Token::Sign('('))
+            && !matches!(tokens.peek(), Some(Token::Word(next)) if LISTS.contains(&next.as_str()))
+            && !WORDS.contains(&word.as_str())
+        {
+            asked.selectors.push(Selector { metric: word, labels: BTreeSet::new() });
+        }
+    }
+    asked
+}
+
+#[test]
+fn names_are_found_wherever_they_stand() {
+    let selector = |metric: &str, labels: &[&str]| Selector {
+        metric: metric.into(),
+        labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+    };
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let found = asked(
+        r#"sum by (a, b) (rate(x_total{job="n{}", k=~"v\"w"}[5m])) / on (c) group_left y > 1e-3 and time() - z > 10"#,
+    );
+    assert_eq!(found.selectors, [selector("x_total", &["job", "k"]), selector("y", &[]), selector("z", &[])]);
+    assert_eq!(found.grouped, names(&["a", "b", "c"]));
+    let found = asked(
+        "histogram_quantile(0.99, sum without (p) (rate(h_bucket[$__rate_interval]))) > bool 0.5 or vector(0)",
+    );
+    assert_eq!((found.selectors, found.grouped), (vec![selector("h_bucket", &[])], names(&["p"])));
+    assert_eq!(asked("absent(up)").selectors, [selector("up", &[])]);
+    assert_eq!(asked("sum(x) by (a)").grouped, names(&["a"]));
+}
