@@ -1,6 +1,6 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test heart matrix faults real-faults contract soak fuzz mutants lint parts bench bench-agent bench-accounting image reproduce sbom clean
+.PHONY: help demo test heart matrix faults real-faults contract fleet soak fuzz mutants lint parts bench bench-agent bench-accounting image reproduce sbom clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
@@ -9,6 +9,7 @@ help:
 	@echo 'make matrix  random walks over every machine, four kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
 	@echo 'make contract  a closed loop of short pods: a real scheduler with the NodeResourceTopologyMatch plugin, a real kubelet (ten minutes; ARGS=--help)'
+	@echo 'make fleet   the controller as it ships, with 5,000 Nodes and objects in a real API server (minutes; FLEET=10000)'
 	@echo 'make faults  a thousand faults over the simulated kubelet and API server (five minutes; ARGS=--help)'
 	@echo 'make model   a model of the scheduler plugin, its queue and the kubelet: a load and a million random steps (a minute; ARGS=--help)'
 	@echo 'make soak    an event storm and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
@@ -41,6 +42,14 @@ real-faults: parts
 contract:
 	tests/parts/build scheduler
 	cargo test --locked --test contract -- $(ARGS)
+
+# The shipped controller; how much memory it took is printed.
+fleet: export NUMACAST_FLEET = $(or $(FLEET),5000)
+fleet: export NUMACAST_BINARY = $(CURDIR)/target/shipped/numacast
+fleet: parts
+	cargo build --locked --release --no-default-features
+	install -D target/release/numacast target/shipped/numacast
+	cargo test --locked --test real controller::objects_of_nodes -- --nocapture
 
 faults:
 	cargo test --locked --test faults -- $(ARGS)

@@ -40,6 +40,10 @@ pub use pages::Pages;
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
 
+/// Nothing is heard for so long on a connection that is alive: the server ends each watch before, and everything else has
+/// a deadline of its own. A list of a watch has none but this.
+const SILENCE: Duration = Duration::from_secs(280);
+
 /// A client of the API server with deadlines.
 #[derive(Clone)]
 pub struct Cluster {
@@ -220,6 +224,7 @@ impl Cluster {
         // A stale object must not be written minutes late by a retry that knows nothing of newer ones.
         config.default_retry = false;
         config.connect_timeout = Some(timeout);
+        config.read_timeout = Some(SILENCE);
         let server = config.cluster_url.to_string();
         let client = kube::Client::try_from(config.clone()).map_err(|error| no_config(chain(&error)))?;
         Ok(Self { client, server, timeout, config: Some(Arc::new(config)), form: Form::default() })

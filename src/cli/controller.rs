@@ -95,7 +95,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { check, purge, dry_run, settings: args } = args;
     let args = args.settings(dry_run);
     let effective = args.clone().effective()?;
-    let config = effective.config.clone();
+    let mut config = effective.config.clone();
+    if check || purge {
+        // Whoever only looks, or ends it all, leads nobody.
+        config.controller.lease.clear();
+    }
     let logs = telemetry::start_logs(&config.log);
     let pod = std::env::var("POD_NAME").ok().filter(|name| !name.is_empty());
     let settings = Settings::from_config(&config, pod.as_deref())?;

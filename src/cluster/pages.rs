@@ -14,8 +14,14 @@ use super::{Cluster, ClusterError, Failure};
 pub(super) struct Page<T> {
     #[serde(default)]
     metadata: PageMetadata,
-    #[serde(default = "Vec::new")]
-    items: Vec<T>,
+    /// The API server writes null for a list of metadata that is empty.
+    #[serde(default = "no_items")]
+    items: Option<Vec<T>>,
+}
+
+/// A default that asks nothing of the items' type.
+fn no_items<T>() -> Option<Vec<T>> {
+    None
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -63,7 +69,7 @@ impl<T: DeserializeOwned> Pages<T> {
         let Some(next) = self.next.clone() else { return Ok(None) };
         let page = self.cluster.page::<T>(&self.listing, &next).await?;
         self.next = Some(page.metadata.r#continue).filter(|next| !next.is_empty());
-        Ok(Some(page.items))
+        Ok(Some(page.items.unwrap_or_default()))
     }
 }
 
@@ -89,7 +95,8 @@ impl Cluster {
     pub(super) async fn count(&self, listing: &Listing) -> Result<u64, ClusterError> {
         let one = Listing { page: 1, metadata: true, ..listing.clone() };
         let page = self.page::<serde::de::IgnoredAny>(&one, "").await?;
-        Ok(page.items.len() as u64 + page.metadata.remaining_item_count.unwrap_or_default())
+        Ok(page.items.map_or(0, |items| items.len() as u64)
+            + page.metadata.remaining_item_count.unwrap_or_default())
     }
 
     /// Of a list of objects the resource itself may be unknown.
@@ -97,6 +104,19 @@ impl Cluster {
         match listing.path.contains("/noderesourcetopologies") {
             true => self.explain_object(failure, &listing.what),
             false => failure.explain(&listing.what),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_nothing_may_be_null_or_missing() {
+        for items in [r#","items":null"#, r#","items":[]"#, ""] {
+            let page: Page<u8> = serde_json::from_str(&format!(r#"{{"metadata":{{}}{items}}}"#)).unwrap();
+            assert!(page.items.unwrap_or_default().is_empty() && page.metadata.r#continue.is_empty());
         }
     }
 }

@@ -149,11 +149,20 @@ impl Election {
         self.held = None;
     }
 
-    /// Lets somebody else lead at once.
+    /// Lets somebody else lead at once. What the Lease says is read again: a renewal may have been on its way.
     pub(super) async fn give_up(&mut self) {
-        let Some(mut lease) = self.held.take() else { return };
-        lease.spec = lease.spec.map(|spec| release(&spec, wall_clock()));
-        if let Err(error) = self.cluster.replace_lease(&self.namespace, lease).await {
+        let released = async {
+            let Some(mut lease) = self.cluster.lease(&self.namespace, &self.name).await? else {
+                return Ok(());
+            };
+            let spec = lease.spec.take().unwrap_or_default();
+            if spec.holder_identity.as_deref() == Some(&self.identity) {
+                lease.spec = Some(release(&spec, wall_clock()));
+                self.cluster.replace_lease(&self.namespace, lease).await?;
+            }
+            Ok::<(), ClusterError>(())
+        };
+        if let Err(error) = released.await {
             debug!("the Lease was not released: {error}");
         }
     }

@@ -43,7 +43,10 @@ pub(super) enum Change {
 impl<T> Followed<T> {
     /// Takes what was seen, as name and value.
     pub(super) fn take(&mut self, seen: Seen<(Box<str>, T)>) -> Change {
-        self.failed = None;
+        // A list that begins may fail as the one before did.
+        if !matches!(seen, Seen::Listing | Seen::Listed(_)) {
+            self.failed = None;
+        }
         match seen {
             Seen::Listing => self.listing = Some(Known::new()),
             Seen::Listed((name, value)) => {
@@ -127,6 +130,7 @@ mod tests {
         let mut followed = Followed::default();
         followed.take(Seen::Complete);
         followed.failed(Instant::now());
+        followed.take(Seen::Listing);
         assert_eq!(followed.trusted(Instant::now()), None);
         followed.take(Seen::Is(named("a")));
         assert!(followed.trusted(Instant::now()).is_some(), "it goes on");

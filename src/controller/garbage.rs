@@ -158,12 +158,13 @@ impl Garbage {
     /// When the next pass is due.
     pub(super) fn due(&self, now: Instant) -> Instant {
         let Some(last) = self.last else { return now };
+        if self.stuck {
+            return last + RETRY.min(self.rules.interval);
+        }
         let regular = last + self.rules.interval;
-        let earliest = self.gone.values().chain(self.waiting.values()).min();
-        let spacing = if self.stuck { RETRY } else { SPACING };
-        let earliest =
-            earliest.map(|since| (*since + self.rules.grace).max(last + spacing.min(self.rules.grace)));
-        earliest.map_or(regular, |earliest| earliest.min(regular))
+        let Some(earliest) = self.gone.values().chain(self.waiting.values()).min() else { return regular };
+        let spaced = last + SPACING.min(self.rules.grace);
+        (*earliest + self.rules.grace).max(spaced).min(regular)
     }
 
     /// Objects without a Node.
@@ -394,12 +395,13 @@ mod tests {
     #[test]
     fn what_is_held_back_or_failed_is_looked_at_less_often() {
         let start = Instant::now();
-        let rules = Rules { grace: 30 * SECOND, ..RULES };
-        let mut garbage = Garbage::new(Rules { grace: 90 * SECOND, ..rules });
+        let rules = Rules { grace: 90 * SECOND, ..RULES };
+        let mut garbage = Garbage::new(rules);
+        garbage.failed(start);
+        assert_eq!(garbage.due(start), start + 60 * SECOND, "whether something waits or not");
         garbage.node_went("a".into(), start);
-        garbage.failed(start + 100 * SECOND);
-        assert_eq!(garbage.due(start), start + 160 * SECOND);
-        let mut garbage = Garbage::new(Rules { grace: 90 * SECOND, ..rules });
+        assert_eq!(garbage.due(start), start + 60 * SECOND);
+        let mut garbage = Garbage::new(rules);
         garbage.conclude(pass(100, &[]), 100, 100, start + 88 * SECOND);
         garbage.node_went("a".into(), start);
         assert_eq!(garbage.due(start), start + 98 * SECOND, "passes keep their distance");

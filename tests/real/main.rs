@@ -4,6 +4,7 @@
 
 mod chart;
 mod configuration;
+mod controller;
 mod docs;
 mod faults;
 mod fingerprint;

@@ -13,7 +13,7 @@ use crate::controller::notices::Reason;
 use crate::controller::said::Said;
 
 /// How long the first pass waits for the Nodes before it says that they are not known.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What was said of garbage.
 #[derive(Default)]

@@ -64,7 +64,13 @@ impl Work<'_> {
         loop {
             sleep(tick).await;
             let now = Instant::now();
-            let Some(picture) = self.known().picture(now) else { continue };
+            let picture = self.known().picture(now);
+            let Some(picture) = picture else {
+                self.metrics.figures(|figures| {
+                    (figures.covered, figures.agents, figures.silent) = (None, None, None);
+                });
+                continue;
+            };
             let (count, untold) = {
                 let mut known = self.known();
                 known.silent.observe(picture.lacking.keys().map(|name| &**name), now);

@@ -1,0 +1,483 @@
+//! The controller against a real API server, with just the rights of docs/controller.md.
+
+mod fleet;
+mod proxy;
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::DeleteParams;
+use serde_json::json;
+
+use crate::sim_node::get;
+use crate::support::cluster::free_port;
+use crate::support::process::{Process, tethered};
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts};
+use fleet::{DAEMON_SET, Fleet, NAMESPACE, names, object, same};
+use proxy::{Lie, Proxy};
+
+const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
+
+/// Nodes of the large test; `make fleet` asks for 5,000.
+fn fleet_size() -> usize {
+    std::env::var("NUMACAST_FLEET").ok().and_then(|size| size.parse().ok()).unwrap_or(300)
+}
+
+/// The program under test: the debug build of the tests, or the one that `make fleet` names.
+fn program() -> String {
+    std::env::var("NUMACAST_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_numacast").to_owned())
+}
+
+fn command(kubeconfig: &Path, more: &[&str]) -> Command {
+    let mut command = tethered(program());
+    command.args(["controller", "--namespace", NAMESPACE, "--kubeconfig"]).arg(kubeconfig).args(more);
+    command
+}
+
+/// A running controller.
+struct Controller {
+    process: Process,
+    probes: SocketAddr,
+}
+
+/// So often that a test sees it.
+const QUICK: [&str; 6] = [
+    "--set",
+    "controller.garbage.interval=2s",
+    "--set",
+    "controller.garbage.grace=1s",
+    "--set",
+    "controller.fleet.interval=1s",
+];
+
+impl Controller {
+    fn start(name: &str, cluster: &Cluster, kubeconfig: &Path, more: &[&str]) -> Result<Self> {
+        let address = format!("127.0.0.1:{}", free_port()?);
+        let mut command = command(kubeconfig, &QUICK);
+        command.args(["--metrics-address", &address, "--health-address", &address]).args(more);
+        let process = Process::start(name, cluster.dir(), command)?;
+        Ok(Self { process, probes: address.parse()? })
+    }
+
+    /// A sample, by its name with its labels; an error while there is none.
+    async fn metric(&mut self, name: &str) -> Result<f64> {
+        self.process.still_runs()?;
+        tokio::net::TcpStream::connect(self.probes).await.context("nobody listens yet")?;
+        let answer = get(self.probes, "/metrics").await;
+        let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = line.with_context(|| format!("there is no {name}"))?;
+        Ok(value.parse()?)
+    }
+
+    /// Waits until a sample is this.
+    async fn shows(&mut self, name: &str, expected: f64) -> Result<()> {
+        until(&format!("{name} is {expected}"), async || {
+            let value = self.metric(name).await?;
+            ensure!(value == expected, "it is {value}");
+            Ok(())
+        })
+        .await
+        .with_context(|| self.process.last_words())
+    }
+
+    /// Waits until so many more passes over all objects were made.
+    async fn passes(&mut self, count: usize) -> Result<()> {
+        let mut before = self.metric("numacast_garbage_last_pass_timestamp_seconds").await?;
+        for _ in 0..count {
+            before = until("another pass", async || {
+                let now = self.metric("numacast_garbage_last_pass_timestamp_seconds").await?;
+                ensure!(now > before);
+                Ok(now)
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn probe(&self, path: &str) -> Result<String> {
+        let answer = get(self.probes, path).await;
+        Ok(answer.split_once("\r\n\r\n").context("no answer")?.1.to_owned())
+    }
+
+    /// The most memory it ever had, in MiB.
+    fn peak(&self) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+        let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
+        Ok(kib / 1024.0)
+    }
+}
+
+fn set(names: &[String]) -> BTreeSet<String> {
+    names.iter().cloned().collect()
+}
+
+#[tokio::test]
+async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    fleet.add_lease().await?;
+    let size = fleet_size();
+    let all = names("worker", size);
+    let made = Instant::now();
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    let made = made.elapsed();
+
+    // Without a Node from the beginning: one that goes, though another wrote it, and three that stay.
+    fleet.add_objects(&["left-by-nfd".to_owned()], "nfd-topology-updater").await?;
+    let mut kept = object("kept");
+    kept["metadata"]["annotations"] = json!({"numacast.io/keep": "true"});
+    let mut owned = object("owned");
+    owned["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "1"}]);
+    let mut rack = object("rack");
+    rack["zones"] = json!([{"name": "rack-1", "type": "Rack"}]);
+    for object in [kept, owned, rack] {
+        fleet.add_object(object, "somebody").await?;
+    }
+    let stay = ["kept", "owned", "rack"].map(str::to_owned);
+
+    // A tenth goes while the controller runs, a tenth while it does not.
+    let (first, rest) = all.split_at(size / 10);
+    let (second, rest) = rest.split_at(size / 10);
+    let kubeconfig = fleet.kubeconfig()?;
+    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &[])?;
+    controller.shows("numacast_controller_leader", 1.0).await?;
+    until("NFD's leftover is gone", async || {
+        ensure!(!fleet.object_names().await?.contains("left-by-nfd"));
+        Ok(())
+    })
+    .await
+    .with_context(|| controller.process.last_words())?;
+    let expected: BTreeSet<String> = all.iter().chain(&stay).cloned().collect();
+    same(&fleet.object_names().await?, &expected)?;
+
+    let started = Instant::now();
+    fleet.delete_nodes(first).await?;
+    let expected: BTreeSet<String> = second.iter().chain(rest).chain(&stay).cloned().collect();
+    until("the objects of the first are gone", async || same(&fleet.object_names().await?, &expected))
+        .await?;
+    let running = started.elapsed();
+    controller.shows("numacast_garbage_deleted_total", (first.len() + 1) as f64).await?;
+    let peak = controller.peak()?;
+    controller.process.signal("TERM")?;
+    ensure!(controller.process.wait()?.success());
+
+    fleet.delete_nodes(second).await?;
+    let started = Instant::now();
+    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &[])?;
+    let expected: BTreeSet<String> = rest.iter().chain(&stay).cloned().collect();
+    until("the objects of the second are gone", async || same(&fleet.object_names().await?, &expected))
+        .await?;
+    let down = started.elapsed();
+    controller.shows("numacast_garbage_deleted_total", second.len() as f64).await?;
+    controller.shows("numacast_garbage_objects", 0.0).await?;
+    controller.passes(2).await?;
+    same(&fleet.object_names().await?, &expected)?;
+
+    // The sums are those of what is left.
+    let cpus = 64.0 * (rest.len() + 2) as f64;
+    controller.shows("numacast_fleet_capacity{resource=\"cpu\"}", cpus).await?;
+    controller.shows("numacast_fleet_foreign_objects", 3.0).await?;
+    let policy = "numacast_fleet_nodes{policy=\"single-numa-node\",scope=\"pod\"}";
+    controller.shows(policy, (rest.len() + 3) as f64).await?;
+    println!(
+        "{size} Nodes and objects (made in {made:?}): {} deleted while it ran in {running:?}, {} at the start in {down:?} \
+         (both with a grace period of 1 s); peak {peak:.1} and {:.1} MiB",
+        first.len(),
+        second.len(),
+        controller.peak()?,
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let all = names("worker", 60);
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    // Its Node is gone, and it is to go as soon as the list is right.
+    fleet.add_objects(&["gone".to_owned()], "numacast").await?;
+    let everything: BTreeSet<String> = all.iter().cloned().chain(["gone".to_owned()]).collect();
+    let alone = ["--set", "controller.lease=", "--set", "controller.daemonSet="];
+    let mut liars = Vec::new();
+    for lie in [Lie::Forbidden, Lie::Failure, Lie::Empty, Lie::Half, Lie::HalfListed] {
+        let proxy = Proxy::start(cluster.client(), cluster.dir(), lie).await?;
+        let name = format!("controller-{lie:?}");
+        let controller = Controller::start(&name, &cluster, &proxy.kubeconfig, &alone)?;
+        liars.push((lie, proxy, controller));
+    }
+    for (lie, _, controller) in &mut liars {
+        controller.shows("numacast_garbage_held_back", 1.0).await.with_context(|| format!("{lie:?}"))?;
+        match lie {
+            // There is no pass without a list.
+            Lie::Forbidden | Lie::Failure => {
+                let kind = "numacast_controller_errors_total{kind=\"watch\"}";
+                let before = controller.metric(kind).await?;
+                until("it has tried again", async || {
+                    ensure!(controller.metric(kind).await? > before);
+                    Ok(())
+                })
+                .await?;
+            }
+            _ => controller.passes(3).await?,
+        }
+        ensure!(controller.metric("numacast_garbage_deleted_total").await? == 0.0, "{lie:?}");
+    }
+    same(&fleet.object_names().await?, &everything)?;
+    let notes = fleet.events("GarbageHeldBack", CRD).await?;
+    for words in [
+        "the list of Nodes is not known",
+        "the list of Nodes is empty while there are 61 objects",
+        "31 of 61 objects have no Node, more than the 20 %",
+        "30 Nodes are known while the API server counts 60",
+    ] {
+        ensure!(notes.iter().any(|note| note.contains(words)), "{words}: {notes:#?}");
+    }
+
+    // The one whose list failed hears the truth, and goes on by itself.
+    let (_, proxy, controller) =
+        liars.iter_mut().find(|(lie, ..)| *lie == Lie::Failure).context("no such lie")?;
+    proxy.tell(Lie::None);
+    until("the object without a Node is gone", async || same(&fleet.object_names().await?, &set(&all)))
+        .await?;
+    controller.shows("numacast_garbage_held_back", 0.0).await
+}
+
+#[tokio::test]
+async fn a_dry_run_says_what_would_go() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let all = names("worker", 3);
+    fleet.add_nodes(&all[..2]).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    let dry = ["--dry-run", "--set", "controller.lease=", "--set", "controller.daemonSet="];
+    let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &dry)?;
+    controller.shows("numacast_garbage_objects", 1.0).await?;
+    let sentence = "dry run: the object worker-00002 would be deleted, its Node is gone";
+    until("it says so", async || {
+        ensure!(controller.process.last_words().contains(sentence), "{}", controller.process.last_words());
+        Ok(())
+    })
+    .await?;
+    controller.passes(2).await?;
+    ensure!(controller.process.last_words().matches(sentence).count() == 1, "said once");
+    same(&fleet.object_names().await?, &set(&all))
+}
+
+#[tokio::test]
+async fn another_replica_takes_over_and_goes_on() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    fleet.add_lease().await?;
+    let all = names("worker", 30);
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    let kubeconfig = fleet.kubeconfig()?;
+    let mut leader = Controller::start("first", &cluster, &kubeconfig, &[])?;
+    leader.shows("numacast_controller_leader", 1.0).await?;
+    let first = fleet.holder().await?;
+    let mut other = Controller::start("second", &cluster, &kubeconfig, &[])?;
+    other.shows("numacast_controller_leader", 0.0).await?;
+    for path in ["/livez", "/readyz", "/startupz"] {
+        until("the other one is ready to lead", async || {
+            let answer = other.probe(path).await?;
+            ensure!(answer == "ok\n", "{path}: {answer}");
+            Ok(())
+        })
+        .await?;
+    }
+    fleet.delete_nodes(&all[..3]).await?;
+    until("the leader works", async || same(&fleet.object_names().await?, &set(&all[3..]))).await?;
+    leader.shows("numacast_garbage_deleted_total", 3.0).await?;
+    ensure!(other.metric("numacast_garbage_deleted_total").await? == 0.0, "two at work");
+    ensure!(other.metric("numacast_fleet_objects").await.is_err(), "it counts what it does not see");
+
+    // It has no time to say goodbye, and Nodes go while nobody leads.
+    leader.process.kill()?;
+    fleet.delete_nodes(&all[3..5]).await?;
+    other.shows("numacast_controller_leader", 1.0).await?;
+    ensure!(fleet.holder().await? != first);
+    fleet.delete_nodes(&all[5..6]).await?;
+    until("the other one goes on", async || same(&fleet.object_names().await?, &set(&all[6..]))).await?;
+    other.shows("numacast_garbage_deleted_total", 3.0).await?;
+
+    // This one does, and somebody else leads at once.
+    other.process.signal("TERM")?;
+    ensure!(other.process.wait()?.success());
+    ensure!(fleet.holder().await?.is_none(), "the Lease was not released");
+    Ok(())
+}
+
+#[tokio::test]
+async fn silent_agents_are_told_of() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    fleet.add_lease().await?;
+    let all = names("worker", 5);
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all[..4], "numacast").await?;
+    fleet.add_daemon_set(json!({})).await?;
+    for node in [0, 1, 3, 4] {
+        fleet.add_agent(&all[node], node != 1).await?;
+    }
+    let soon = ["--set", "controller.silent.after=2s"];
+    let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &soon)?;
+    controller.shows("numacast_fleet_covered_nodes", 5.0).await?;
+    controller.shows("numacast_fleet_ready_agents", 3.0).await?;
+    controller.shows("numacast_fleet_silent_nodes", 2.0).await?;
+    controller.shows("numacast_fleet_missing_objects", 1.0).await?;
+    for (reason, node, words) in [
+        ("AgentSilent", 1, "its agent agent-worker-00001 is not Ready"),
+        ("AgentSilent", 2, "no agent runs on it"),
+        ("ObjectMissing", 4, "it has no NodeResourceTopology although its agent is Ready"),
+    ] {
+        until("the Event is there", async || {
+            let notes = fleet.events(reason, &all[node]).await?;
+            ensure!(notes.len() == 1 && notes[0].ends_with(words), "{reason} {node}: {notes:?}");
+            Ok(())
+        })
+        .await?;
+    }
+    ensure!(fleet.events("AgentSilent", &all[0]).await?.is_empty());
+
+    // All is well again, and then an agent is lost.
+    fleet.agent_is(&all[1], true).await?;
+    fleet.add_agent(&all[2], true).await?;
+    fleet.add_objects(&all[4..], "numacast").await?;
+    controller.shows("numacast_fleet_silent_nodes", 0.0).await?;
+    controller.shows("numacast_fleet_missing_objects", 0.0).await?;
+    fleet.delete_agent(&all[0]).await?;
+    controller.shows("numacast_fleet_silent_nodes", 1.0).await
+}
+
+/// Runs to its end on another thread.
+async fn run(kubeconfig: &Path, more: &[&str]) -> Result<(Option<i32>, String, String)> {
+    let mut command = command(kubeconfig, more);
+    let output = tokio::task::spawn_blocking(move || command.output()).await??;
+    Ok((output.status.code(), String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?))
+}
+
+#[tokio::test]
+async fn a_check_prints_what_is_wrong() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let kubeconfig = fleet.kubeconfig()?;
+    let all = names("worker", 3);
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    let (code, stdout, stderr) = run(&kubeconfig, &["--check"]).await?;
+    ensure!(
+        code == Some(1) && stdout.contains("- there is no DaemonSet numacast/numacast-agent\n"),
+        "{stdout}{stderr}"
+    );
+    fleet.add_daemon_set(json!({})).await?;
+    for node in &all {
+        fleet.add_agent(node, true).await?;
+    }
+    let (code, stdout, stderr) = run(&kubeconfig, &["--check"]).await?;
+    let summary = "3 Nodes, 3 of them covered by the DaemonSet, 3 of these with a Ready agent; 3 objects\n";
+    ensure!(
+        (code, stdout.as_str()) == (Some(0), &*format!("{summary}nothing is wrong\n")),
+        "{stdout}{stderr}"
+    );
+
+    fleet.agent_is(&all[0], false).await?;
+    fleet.delete_agent(&all[1]).await?;
+    fleet.add_objects(&["gone".to_owned()], "numacast").await?;
+    fleet.add_objects(&all[2..], "nfd-topology-updater").await?;
+    let (code, stdout, stderr) = run(&kubeconfig, &["--check"]).await?;
+    let problems: Vec<&str> = stdout.lines().skip(1).collect();
+    let expected = [
+        "- Node worker-00000: its agent agent-worker-00000 is not Ready",
+        "- Node worker-00001: no agent runs on it",
+        "- object gone: there is no Node of this name",
+        "- object worker-00002: nfd-topology-updater wrote its zones",
+    ];
+    ensure!(code == Some(1) && problems == expected, "{stdout}{stderr}");
+    delete_crd(&cluster).await?;
+    let (code, stdout, stderr) = run(&kubeconfig, &["--check"]).await?;
+    ensure!(code == Some(1) && stderr.contains("install the CRD"), "{stdout}{stderr}");
+    Ok(())
+}
+
+async fn delete_crd(cluster: &Cluster) -> Result<()> {
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    crds.delete(CRD, &DeleteParams::default()).await?;
+    until("the CRD is gone", async || {
+        ensure!(crds.get_opt(CRD).await?.is_none());
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let kubeconfig = fleet.kubeconfig()?;
+    let all = names("worker", 620);
+    fleet.add_nodes(&all[..2]).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    fleet.add_objects(&["theirs".to_owned()], "nfd-topology-updater").await?;
+    fleet.add_daemon_set(json!({})).await?;
+    fleet.add_agent(&all[0], true).await?;
+
+    let (code, stdout, stderr) = run(&kubeconfig, &["--purge", "--dry-run"]).await?;
+    let would = "the agents' DaemonSet and 620 objects would be removed\n";
+    ensure!((code, stdout.as_str()) == (Some(0), would), "{stdout}{stderr}");
+
+    // As long as an agent lives its object would come back: nothing is removed before.
+    let mut purge = Process::start("purge", cluster.dir(), command(&kubeconfig, &["--purge"]))?;
+    until("the DaemonSet is gone", async || {
+        ensure!(fleet.namespaced::<DaemonSet>().get_opt(DAEMON_SET).await?.is_none());
+        Ok(())
+    })
+    .await
+    .with_context(|| purge.last_words())?;
+    ensure!(fleet.namespaced::<Pod>().get_opt("agent-worker-00000").await?.is_some());
+    ensure!(fleet.object_names().await?.len() == 621);
+    purge.still_runs()?;
+    // What garbage collection and the kubelet do.
+    fleet.delete_agent(&all[0]).await?;
+    let status = tokio::task::spawn_blocking(move || (purge.wait(), purge.last_words())).await?;
+    ensure!(status.0?.success(), "{}", status.1);
+    ensure!(status.1.contains("the agents' DaemonSet and 620 objects removed"), "{}", status.1);
+    same(&fleet.object_names().await?, &set(&["theirs".to_owned()]))?;
+
+    let (code, stdout, stderr) = run(&kubeconfig, &["--purge"]).await?;
+    ensure!((code, stdout.as_str()) == (Some(0), "0 objects removed\n"), "{stdout}{stderr}");
+    fleet.delete_object("theirs").await?;
+    let (code, stdout, stderr) = run(&kubeconfig, &["--purge"]).await?;
+    ensure!(
+        (code, stdout.as_str()) == (Some(0), "0 objects removed\n"),
+        "there is none at all: {stdout}{stderr}"
+    );
+    delete_crd(&cluster).await?;
+    let (code, stdout, stderr) = run(&kubeconfig, &["--purge"]).await?;
+    let nothing = "no object removed: the CRD of NodeResourceTopology is not installed\n";
+    ensure!((code, stdout.as_str()) == (Some(0), nothing), "{stdout}{stderr}");
+    let nobody = cluster.kubeconfig_as("system:serviceaccount:numacast:nobody", &[])?;
+    let (code, _, stderr) = run(&nobody, &["--purge"]).await?;
+    ensure!(code == Some(1) && stderr.starts_with("numacast: RBAC refuses: daemonsets.apps"), "{stderr}");
+    Ok(())
+}

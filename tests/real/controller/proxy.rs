@@ -1,0 +1,168 @@
+//! Stands between a client and the API server, over plain HTTP on loopback, and tells lies about Nodes.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{Response, StatusCode};
+use axum::response::IntoResponse;
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// What is said of Nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lie {
+    /// The truth.
+    None,
+    /// Nobody may list them.
+    Forbidden,
+    /// The server fails.
+    Failure,
+    /// There are none.
+    Empty,
+    /// Half of them are there, whoever asks and however.
+    Half,
+    /// Half of them are listed, but all are counted.
+    HalfListed,
+}
+
+/// A running proxy; dropping it closes its socket.
+pub(crate) struct Proxy {
+    lie: Arc<Mutex<Lie>>,
+    pub(crate) kubeconfig: PathBuf,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[derive(Clone)]
+struct Shared {
+    client: Client,
+    lie: Arc<Mutex<Lie>>,
+}
+
+impl Proxy {
+    pub(crate) async fn start(client: Client, dir: &Path, said: Lie) -> Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let lie = Arc::new(Mutex::new(said));
+        let shared = Shared { client, lie: Arc::clone(&lie) };
+        let app = Router::new().fallback(pass).with_state(shared);
+        let task = tokio::spawn(async move {
+            let _ = axum::serve(listener, app).await;
+        });
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [{"name": "test", "cluster": {"server": url}}],
+            "users": [{"name": "test", "user": {}}],
+        });
+        let kubeconfig = dir.join(format!("proxy-{said:?}.kubeconfig"));
+        std::fs::write(&kubeconfig, config.to_string())?;
+        Ok(Self { lie, kubeconfig, task })
+    }
+
+    pub(crate) fn tell(&self, lie: Lie) {
+        *self.lie.lock().unwrap_or_else(PoisonError::into_inner) = lie;
+    }
+}
+
+async fn pass(State(shared): State<Shared>, request: Request) -> Response<Body> {
+    let lie = *shared.lie.lock().unwrap_or_else(PoisonError::into_inner);
+    let uri = request.uri().clone();
+    let (path, query) = (uri.path(), uri.query().unwrap_or_default());
+    let lists = path == "/api/v1/nodes" && !query.contains("watch=");
+    let counts = lists && (query.contains("limit=1&") || query.ends_with("limit=1"));
+    let node = path.strip_prefix("/api/v1/nodes/");
+    match (lie, node) {
+        (Lie::Forbidden, _) if path.starts_with("/api/v1/nodes") => {
+            return status(403, "Forbidden", "nodes is forbidden: User \"u\" cannot list resource \"nodes\"");
+        }
+        (Lie::Failure, _) if path.starts_with("/api/v1/nodes") => {
+            return status(500, "InternalError", "etcdserver: request timed out");
+        }
+        (Lie::Empty, Some(name)) => return not_found(name),
+        (Lie::Half, Some(name)) if !is_of_half(name) => return not_found(name),
+        _ => {}
+    }
+    let answer = match forward(&shared.client, request).await {
+        Ok(answer) => answer,
+        Err(error) => return status(502, "BadGateway", &error.to_string()),
+    };
+    match lie {
+        Lie::Empty if lists => cut(answer, 0, |_| false).await,
+        Lie::Half if lists => cut(answer, 2, is_of_half).await,
+        Lie::HalfListed if lists && !counts => cut(answer, 2, is_of_half).await,
+        _ => answer,
+    }
+}
+
+/// Every second name.
+fn is_of_half(name: &str) -> bool {
+    name.bytes().last().is_some_and(|byte| byte % 2 == 0)
+}
+
+async fn forward(client: &Client, request: Request) -> Result<Response<Body>> {
+    let (mut parts, body) = request.into_parts();
+    // Those of the next connection are its own; a body that is cut must not be compressed.
+    for header in ["host", "connection", "accept-encoding"] {
+        parts.headers.remove(header);
+    }
+    let body = to_bytes(body, usize::MAX).await?;
+    let request = Request::from_parts(parts, kube::client::Body::from(body.to_vec()));
+    let (mut parts, body) = client.send(request).await?.into_parts();
+    for header in ["transfer-encoding", "connection", "content-length"] {
+        parts.headers.remove(header);
+    }
+    Ok(Response::from_parts(parts, Body::new(body)))
+}
+
+/// The same list with some of its items, one in so many; what is left to read shrinks alike.
+async fn cut(answer: Response<Body>, one_in: u64, stays: impl Fn(&str) -> bool) -> Response<Body> {
+    let (parts, body) = answer.into_parts();
+    let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
+    let Ok(mut list) = serde_json::from_slice::<Value>(&bytes) else {
+        return Response::from_parts(parts, Body::from(bytes));
+    };
+    let Some(items) = list["items"].as_array_mut() else {
+        return Response::from_parts(parts, Body::from(bytes));
+    };
+    items.retain(|item| item["metadata"]["name"].as_str().is_some_and(&stays));
+    if let Some(left) = list["metadata"]["remainingItemCount"].as_u64() {
+        list["metadata"]["remainingItemCount"] = json!(left / one_in.max(1) * u64::from(one_in > 0));
+    }
+    Response::from_parts(parts, Body::from(list.to_string()))
+}
+
+fn not_found(name: &str) -> Response<Body> {
+    let text = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 404,
+        "reason": "NotFound", "message": format!("nodes \"{name}\" not found"),
+        "details": {"name": name, "kind": "nodes"},
+    });
+    answer(404, &text)
+}
+
+fn status(code: u16, reason: &str, message: &str) -> Response<Body> {
+    answer(
+        code,
+        &json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
+            "reason": reason, "message": message,
+        }),
+    )
+}
+
+fn answer(code: u16, status: &Value) -> Response<Body> {
+    let code = StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_GATEWAY);
+    (code, [("content-type", "application/json")], status.to_string()).into_response()
+}
