@@ -870,7 +870,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         }
     }
     check_document("docs/rbac.md", "rights", &list)?;
-    let given = Chart::render(&parts, &json!({"rbac": {"create": false}}))?;
+    let given = Chart::render(&parts, &json!({"rbac": {"create": false}, "purge": {"enabled": false}}))?;
     ensure!(given.of_kinds(&RIGHTS[1..]).next().is_none(), "rights are made all the same");
     Ok(())
 }
