@@ -160,7 +160,7 @@ impl<'a> Fleet<'a> {
         let daemon_set: DaemonSet = serde_json::from_value(json!({
             "metadata": {"name": DAEMON_SET},
             "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {
-                "containers": [{"name": "agent", "image": "agent"}], "nodeSelector": selector,
+                "containers": [{"name": "agent", "image": "numacast", "args": ["agent"]}], "nodeSelector": selector,
                 "tolerations": [{"operator": "Exists"}]}}},
         }))?;
         self.namespaced().create(&PostParams::default(), &daemon_set).await?;
