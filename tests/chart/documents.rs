@@ -255,7 +255,7 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
         ("admissionPolicy.enabled=false", "WARNING: whoever has one agent's token may write"),
         ("admissionPolicy.onMissingClaim=Allow", "WARNING: whoever has an agent's token that names no node"),
         ("kubelet.mountDir=true", "WARNING: the agents can read, and write, the volumes of every pod"),
-        ("rbac.create=false", "WARNING: no roles are made"),
+        ("rbac.create=false,purge.enabled=false", "WARNING: no roles are made"),
         ("purge.enabled=false", "steer the scheduler"),
     ] {
         let told = notes(values)?;
