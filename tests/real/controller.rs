@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::admissionregistration::v1::{
@@ -195,7 +195,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
     controller.shows("numacast_fleet_foreign_objects", 3.0).await?;
     let policy = "numacast_fleet_nodes{policy=\"single-numa-node\",scope=\"pod\"}";
     controller.shows(policy, (rest.len() + 3) as f64).await?;
-    println!(
+    eprintln!(
         "{size} Nodes and objects (made in {made:?}): {} deleted while it ran in {running:?}, {} at the start in {down:?} \
          (both with a grace period of 1 s); peak {peak:.1} and {:.1} MiB",
         first.len(),
@@ -259,6 +259,38 @@ async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
     until("the object without a Node is gone", async || same(&fleet.object_names().await?, &set(&all)))
         .await?;
     controller.shows("numacast_garbage_held_back", 0.0).await
+}
+
+#[tokio::test]
+async fn a_deletion_means_one_object_as_it_was_seen() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let one = names("worker", 1);
+    fleet.add_objects(&one, "numacast").await?;
+    let api = numacast::cluster::Cluster::new(Some(&fleet.kubeconfig()?), Duration::from_secs(5)).await?;
+    let look = async || {
+        let page = api.marks().next().await?.context("no page")?;
+        page.into_iter().next().context("no object")
+    };
+    let first = look().await?;
+    // Somebody writes it, and then somebody makes another one of its name.
+    fleet.add_objects(&one, "somebody").await?;
+    let written = api.delete_object(&first).await;
+    ensure!(written.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{written:?}");
+    fleet.delete_object(&one[0]).await?;
+    fleet.add_objects(&one, "numacast").await?;
+    for result in [api.delete_object(&first).await, api.delete_object_of_any_version(&first).await] {
+        ensure!(result.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{result:?}");
+    }
+    let second = look().await?;
+    ensure!(api.delete_object(&second).await?, "it is the one");
+    ensure!(!api.delete_object(&second).await?, "it is gone");
+
+    // Only the API server's own word counts that there is no Node.
+    fleet.add_nodes(&one).await?;
+    ensure!(!api.has_no_node(&one[0]).await? && api.has_no_node("nobody").await?);
+    Ok(())
 }
 
 #[tokio::test]

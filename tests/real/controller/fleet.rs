@@ -123,7 +123,11 @@ impl<'a> Fleet<'a> {
 
     pub(crate) async fn delete_nodes(&self, names: &[String]) -> Result<()> {
         let api: Api<Node> = Api::all(self.client.clone());
-        each(names, async |name| Ok(drop(api.delete(name, &DeleteParams::default()).await?))).await
+        let delete = async |name: &str| {
+            api.delete(name, &DeleteParams::default()).await?;
+            Ok(())
+        };
+        each(names, delete).await
     }
 
     /// Objects whose zones `manager` wrote.
