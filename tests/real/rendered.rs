@@ -193,7 +193,7 @@ impl Running<'_> {
     }
 
     /// It has no rights on the host, no way to any, and sees nothing that it was not given.
-    fn is_confined(&self, user: u32) -> Result<()> {
+    fn is_confined(&self, user: u32, beyond: Option<&str>) -> Result<()> {
         let process = self.process()?;
         let status = std::fs::read_to_string(process.join("status"))?;
         let of = |key: &str| {
@@ -216,8 +216,10 @@ impl Running<'_> {
             let own =
                 ["/proc", "/dev"].iter().any(|own| place == *own || place.starts_with(&format!("{own}/")));
             let below = |of: &str| place.starts_with(&format!("{of}/"));
-            // What is mounted below a read-only mount stays as it is unless the runtime can do it recursively.
-            let inherited = below("/host/sys") || below("/host/var/lib/kubelet");
+            // What is mounted below a read-only mount stays as it is: the described machine's trees, which no real one
+            // has there, and pods' volumes where the kubelet's directory is mounted.
+            let inherited =
+                ["/host/sys/devices/system", "/host/sys/kernel/mm"].into_iter().chain(beyond).any(below);
             let read_only = options.split(',').any(|option| option == "ro") || place == "/etc/hosts";
             ensure!(own || inherited || read_only, "{place} may be written: {options}");
         }
@@ -252,17 +254,22 @@ fn attribute(object: &Value, name: &str) -> Option<String> {
     Some(all.find(|one| one["name"] == name)?["value"].as_str()?.to_owned())
 }
 
-/// The kubelet's configuration from its file; and all of its directory, perhaps.
-fn with_file(mount_dir: bool) -> Value {
-    json!({"kubelet": {"configFile": "/var/lib/kubelet/config.yaml", "mountDir": mount_dir}})
+/// The kubelet's configuration from its file, and as little else as can be.
+fn with_file() -> Value {
+    json!({"kubelet": {"configFile": "/var/lib/kubelet/config.yaml", "devicePluginsDir": ""}})
+}
+
+/// All of the kubelet's directory.
+fn with_directory() -> Value {
+    json!({"kubelet": {"configFile": "/var/lib/kubelet/config.yaml", "mountDir": true}})
 }
 
 /// A day in the life of an agent.
-async fn works(world: &World) -> Result<()> {
+async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
     let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;
     agent.is_ready().await?;
     world.is_true(&agent).await?;
-    agent.is_confined(0)?;
+    agent.is_confined(0, beyond)?;
     let object = nrt::read(&world.node.client(), NODE).await?.content;
     ensure!(attribute(&object, "topologyManagerPolicy").as_deref() == Some("best-effort"), "{object}");
 
@@ -374,23 +381,23 @@ impl World {
 async fn the_agent_works_as_the_chart_runs_it() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let mut world = World::start(&parts, &with_kubelet_ca()).await?;
-    works(&world).await?;
+    works(&world, None).await?;
     survives_a_kubelet(&mut world).await
 }
 
 #[tokio::test]
 async fn the_agent_works_with_the_kubelets_file() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
-    let mut world = World::start(&parts, &with_file(false)).await?;
-    works(&world).await?;
+    let mut world = World::start(&parts, &with_file()).await?;
+    works(&world, None).await?;
     survives_a_kubelet(&mut world).await
 }
 
 #[tokio::test]
 async fn the_agent_works_with_the_kubelets_directory() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
-    let mut world = World::start(&parts, &with_file(true)).await?;
-    works(&world).await?;
+    let mut world = World::start(&parts, &with_directory()).await?;
+    works(&world, Some("/host/var/lib/kubelet")).await?;
     survives_a_kubelet(&mut world).await
 }
 
@@ -425,7 +432,7 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
 
     let controller = world.start_pod("Deployment", "numacast-controller", "controller-1").await?;
     controller.is_ready().await?;
-    controller.is_confined(65532)?;
+    controller.is_confined(65532, None)?;
     until("the object of no Node is gone", async || {
         controller.still_runs().await?;
         ensure!(objects.get_opt("gone").await?.is_none(), "it is there");
@@ -465,5 +472,28 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
     agent.delete().await?;
     ensure!(purge.ends().await? == 0, "{}", purge.last_words());
     ensure!(objects.get_opt(NODE).await?.is_none(), "{}", purge.last_words());
+    Ok(())
+}
+
+/// What [`Running::is_confined`] looks for it finds where it is.
+#[tokio::test]
+async fn a_pod_that_is_less_confined_is_noticed() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let world = World::start(&parts, &with_kubelet_ca()).await?;
+    let loosen: [(&str, fn(&mut Value), &str); 3] = [
+        ("writable", |c| c["securityContext"]["readOnlyRootFilesystem"] = json!(false), "/ may be written"),
+        ("escalating", |c| c["securityContext"]["allowPrivilegeEscalation"] = json!(true), "NoNewPrivs"),
+        ("mounted", |c| c["volumeMounts"][2]["readOnly"] = json!(false), "/host/sys/devices may be written"),
+    ];
+    for (name, loosen, found) in loosen {
+        let mut template = world.chart.object("DaemonSet", AGENT)?.data["spec"]["template"].clone();
+        loosen(&mut template["spec"]["containers"][0]);
+        let pod = json!({"metadata": {"name": name}, "spec": template["spec"]});
+        let running = world.run(pod).await?;
+        running.is_ready().await?;
+        let error = running.is_confined(0, None).err().with_context(|| format!("{name} is not noticed"))?;
+        ensure!(format!("{error:#}").contains(found), "{name}: {error:#}");
+        running.delete().await?;
+    }
     Ok(())
 }
