@@ -136,6 +136,10 @@ metrics:
 {{- $fullname := include "numacast.fullname" . }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
 {{- $_ := set $own "controller" (dict "namespace" .Release.Namespace "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
+{{- with dig "publish" "apiVersion" "" (.Values.config | default dict) }}
+{{- /* The objects are read in the version in which the agents write them. */}}
+{{- $_ := set $own "publish" (dict "apiVersion" .) }}
+{{- end }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.controller.config | default dict)) }}
 {{- include "numacast.refuseShared" (dict "config" $config "of" "controller.config") }}
 {{- toYaml $config }}
