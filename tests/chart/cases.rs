@@ -41,7 +41,7 @@ const EVERYTHING: [&str; 14] = [
 ];
 
 /// One switch, or a few that have to do with each other.
-const SWITCHES: [&[&str]; 47] = [
+const SWITCHES: [&[&str]; 48] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -78,6 +78,7 @@ const SWITCHES: [&[&str]; 47] = [
     &["kubelet.mountDir=true", "kubelet.dir=/data/kubelet", "kubelet.configFile=/etc/kubelet.yaml"],
     &["kubelet.dir=/var/snap/microk8s/common/var/lib/kubelet"],
     &["kubelet.devicePluginsDir="],
+    &["config.publish.apiVersion=v1alpha1"],
     &["agent.priorityClassName=", "agent.tolerations=null", "agent.nodeSelector=null", "agent.affinity=null"],
     &["agent.updateStrategy.type=OnDelete", "controller.updateStrategy.type=Recreate"],
     &[

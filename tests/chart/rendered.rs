@@ -46,16 +46,38 @@ fn every_value_gives_objects_that_keep_the_rules() -> Result<()> {
     rules::check(&helm.render(&["--set-string", "serviceAccount.agent.name=1"])?)
 }
 
+/// What a schema looks at: an object's keys and the types of its values. Texts count where they say what it is.
+fn shape(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let entries = map.iter().map(|(key, value)| match (key.as_str(), value) {
+                ("kind" | "apiVersion", Value::String(text)) => format!("{key}: {text}"),
+                // A map of anybody's names to texts.
+                ("labels" | "annotations" | "matchLabels" | "data", _) => key.clone(),
+                _ => format!("{key}: {}", shape(value)),
+            });
+            format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+        }
+        Value::Array(list) => {
+            format!("{:?}", list.iter().map(shape).collect::<BTreeSet<_>>())
+        }
+        Value::String(_) => "text".to_owned(),
+        Value::Number(_) => "number".to_owned(),
+        Value::Bool(_) => "truth".to_owned(),
+        Value::Null => "null".to_owned(),
+    }
+}
+
 #[test]
 fn everything_is_valid_for_the_schemas_of_kubernetes() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    let mut distinct = BTreeSet::new();
+    let mut distinct = BTreeMap::new();
     for case in cases::all()? {
         let objects = helm.render(&case.arguments()).with_context(|| case.name.clone())?;
-        distinct.extend(objects.0.iter().map(Value::to_string));
+        distinct.extend(objects.0.into_iter().map(|object| (shape(&object), object.to_string())));
     }
     let file = helm.home().join("objects.yaml");
-    std::fs::write(&file, distinct.iter().map(|object| format!("---\n{object}\n")).collect::<String>())?;
+    std::fs::write(&file, distinct.values().map(|object| format!("---\n{object}\n")).collect::<String>())?;
     let mut command = Command::new(helm.program("kubernetes-validate"));
     command.args(VERSIONS.iter().flat_map(|version| ["-k", *version])).arg("--strict").arg(&file);
     let output = command.output()?;
@@ -285,5 +307,24 @@ fn the_hook_uninstalls_whatever_the_controller_was_told() -> Result<()> {
     ensure!(arguments.ends_with(&right), "{arguments:?}");
     // It has to start where the Secret is gone already.
     ensure!(crate::helm::items(&pod["volumes"]).count() == 2, "{}", pod["volumes"]);
+    Ok(())
+}
+
+#[test]
+fn the_controller_reads_the_version_that_the_agents_write() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    for (values, of_controller) in [
+        ("config.scan.poll=2s", None),
+        ("config.publish.apiVersion=v1alpha1", Some("v1alpha1")),
+        (
+            "config.publish.apiVersion=v1alpha1,controller.config.publish.apiVersion=v1alpha2",
+            Some("v1alpha2"),
+        ),
+    ] {
+        let objects = helm.render(&["--set", values])?;
+        let config: Value = serde_saphyr::from_str(objects.configuration("numacast-controller")?)?;
+        let version = config["publish"]["apiVersion"].as_str();
+        ensure!(version == of_controller, "{values}: {version:?}");
+    }
     Ok(())
 }

@@ -214,7 +214,7 @@ impl Release<'_> {
         command.env("POD_NAME", PURGE).env("POD_NAMESPACE", NAMESPACE);
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
         ensure!(output.status.success(), "the hook: {}", String::from_utf8_lossy(&output.stderr));
-        let now = k8s_openapi::jiff::Timestamp::now().to_string();
+        let now = job.metadata.creation_timestamp.context("a Job without an age")?;
         let of = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
         let status = json!({"status": {
             "startTime": now, "completionTime": now, "succeeded": 1, "uncountedTerminatedPods": {},
@@ -254,7 +254,8 @@ async fn it_comes_is_upgraded_and_goes_for_every_values_file() -> Result<()> {
         &format!("package charts/numacast --version 0.0.1 --app-version 0.0.1 --destination {dir}"),
     )?;
     until("the CRD is gone", async || {
-        Ok(ensure!(Api::<Crd>::all(client.clone()).get_opt(CRD).await?.is_none()))
+        ensure!(Api::<Crd>::all(client.clone()).get_opt(CRD).await?.is_none());
+        Ok(())
     })
     .await?;
     let before = inventory(&operator)?;
@@ -328,7 +329,8 @@ async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
     };
     namespace(&client, NAMESPACE, "privileged").await?;
     until("the CRD is gone", async || {
-        Ok(ensure!(Api::<Crd>::all(client.clone()).get_opt(CRD).await?.is_none()))
+        ensure!(Api::<Crd>::all(client.clone()).get_opt(CRD).await?.is_none());
+        Ok(())
     })
     .await?;
     let usual = notes("")?;

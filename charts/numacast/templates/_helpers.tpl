@@ -136,8 +136,8 @@ metrics:
 {{- $fullname := include "numacast.fullname" . }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
 {{- $_ := set $own "controller" (dict "namespace" .Release.Namespace "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
-{{- /* Whoever writes objects in one version is read in that one: a CRD may serve no other. */}}
 {{- with dig "publish" "apiVersion" "" (.Values.config | default dict) }}
+{{- /* The objects are read in the version in which the agents write them. */}}
 {{- $_ := set $own "publish" (dict "apiVersion" .) }}
 {{- end }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.controller.config | default dict)) }}
