@@ -76,6 +76,7 @@ impl Case {
 }
 
 const LEADS: (&str, &str) = ("numacast_controller_leader{C}", "1x100");
+const OTHER_FOLLOWS: (&str, &str) = ("numacast_controller_leader{D}", "0x100");
 const FOLLOWS: (&str, &str) = ("numacast_controller_leader{C}", "0x100");
 
 pub(crate) const CASES: &[Case] = &[
@@ -121,8 +122,8 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         alert: "NumacastPublishErrors",
-        at: 20,
-        not_at: Some(3),
+        at: 12,
+        not_at: Some(7),
         fires: &[
             (r#"numacast_publish_errors_total{A, kind="forbidden"}"#, "0+1x30"),
             (r#"numacast_publish_errors_total{A, kind="deadline"}"#, "5x30"),
@@ -177,7 +178,7 @@ pub(crate) const CASES: &[Case] = &[
             (r#"numacast_publish_duration_seconds_bucket{A, le="+Inf"}"#, "0+9x40"),
         ],
         quiet: &[
-            (r#"numacast_publish_duration_seconds_bucket{A, le="0.15"}"#, "0+200x40"),
+            (r#"numacast_publish_duration_seconds_bucket{A, le="0.15"}"#, "0x40"),
             (r#"numacast_publish_duration_seconds_bucket{A, le="0.5"}"#, "0+200x40"),
             (r#"numacast_publish_duration_seconds_bucket{A, le="1.0"}"#, "0+201x40"),
             (r#"numacast_publish_duration_seconds_bucket{A, le="+Inf"}"#, "0+201x40"),
@@ -209,7 +210,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         alert: "NumacastHeldTooLong",
         at: 20,
-        not_at: Some(14),
+        not_at: Some(16),
         fires: &[("numacast_held{A}", "0x7 1x20")],
         // Pods that come one after the other.
         quiet: &[("numacast_held{A}", "1 1 0 1 1 1 0 1 1 1 1 0 1 1 1 1 0 1 1 1 1 1")],
@@ -326,7 +327,13 @@ pub(crate) const CASES: &[Case] = &[
         at: 11,
         not_at: Some(9),
         fires: &[("numacast_fleet_silent_nodes{C}", "2x20"), LEADS],
-        quiet: &[("numacast_fleet_silent_nodes{C}", "2x5 0x20"), LEADS],
+        // And what the other replica knew when it still led.
+        quiet: &[
+            ("numacast_fleet_silent_nodes{C}", "2x5 0x20"),
+            LEADS,
+            ("numacast_fleet_silent_nodes{D}", "2x20"),
+            OTHER_FOLLOWS,
+        ],
         of: Of::Controller,
         more: &[],
     },
@@ -343,6 +350,9 @@ pub(crate) const CASES: &[Case] = &[
             ("numacast_fleet_silent_nodes{C}", "4x20"),
             ("numacast_fleet_covered_nodes{C}", "40x20"),
             LEADS,
+            ("numacast_fleet_silent_nodes{D}", "5x20"),
+            ("numacast_fleet_covered_nodes{D}", "40x20"),
+            OTHER_FOLLOWS,
         ],
         of: Of::Controller,
         more: &[],
@@ -370,8 +380,13 @@ pub(crate) const CASES: &[Case] = &[
         at: 16,
         not_at: Some(14),
         fires: &[("numacast_fleet_missing_objects{C}", "1x20"), LEADS],
-        // Nodes that come.
-        quiet: &[("numacast_fleet_missing_objects{C}", "3x10 0 2x10"), LEADS],
+        // Nodes that come, and what the other replica knew when it still led.
+        quiet: &[
+            ("numacast_fleet_missing_objects{C}", "3x10 0 2x10"),
+            LEADS,
+            ("numacast_fleet_missing_objects{D}", "1x20"),
+            OTHER_FOLLOWS,
+        ],
         of: Of::Controller,
         more: &[],
     },
@@ -380,7 +395,13 @@ pub(crate) const CASES: &[Case] = &[
         at: 61,
         not_at: Some(59),
         fires: &[("numacast_fleet_foreign_objects{C}", "1x70"), LEADS],
-        quiet: &[("numacast_fleet_foreign_objects{C}", "9x30 0x40"), LEADS],
+        // And what the other replica knew when it still led.
+        quiet: &[
+            ("numacast_fleet_foreign_objects{C}", "9x30 0x40"),
+            LEADS,
+            ("numacast_fleet_foreign_objects{D}", "1x70"),
+            OTHER_FOLLOWS,
+        ],
         of: Of::Controller,
         more: &[],
     },
