@@ -20,6 +20,8 @@ const VALID: Duration = Duration::from_secs(15);
 const RENEW_WITHIN: Duration = Duration::from_secs(10);
 /// ...and how often it is renewed, or looked at.
 const EVERY: Duration = Duration::from_secs(2);
+/// Whoever removes numacast removes the Lease first and us a moment later: one that was there is not made again sooner.
+const GONE: Duration = Duration::from_secs(60);
 
 /// A claim as it was seen, and when it was first seen like this.
 #[derive(Clone, Debug)]
@@ -57,6 +59,11 @@ fn turn(observed: &Observed, identity: &str, now: Instant) -> Turn {
         _ if observed.at + valid <= now => Turn::Free,
         _ => Turn::Theirs,
     }
+}
+
+/// May a Lease that is not there be made, if it was last there then?
+fn may_make(seen: Option<Instant>, now: Instant) -> bool {
+    seen.is_none_or(|seen| now.duration_since(seen) >= GONE)
 }
 
 /// Our claim, after this one.
@@ -98,12 +105,23 @@ pub(super) struct Election {
     observed: Option<Observed>,
     /// The Lease as we wrote it last, while we lead.
     held: Option<Lease>,
+    /// When it was last there.
+    seen: Option<Instant>,
     said: Said,
 }
 
 impl Election {
     pub(super) fn new(cluster: Cluster, namespace: String, name: String, identity: String) -> Self {
-        Self { cluster, namespace, name, identity, observed: None, held: None, said: Said::default() }
+        Self {
+            cluster,
+            namespace,
+            name,
+            identity,
+            observed: None,
+            held: None,
+            seen: None,
+            said: Said::default(),
+        }
     }
 
     /// Waits until we lead.
@@ -136,7 +154,9 @@ impl Election {
                     metrics.health().lease_seen();
                     self.said.well("the Lease can be used again");
                 }
-                Ok(Ok(false)) => break info!("another controller leads now"),
+                Ok(Ok(false)) => {
+                    break info!("this controller leads no longer: the Lease is another one's, or gone");
+                }
                 Ok(Err(error)) => self.failed(&error, metrics),
                 Err(_) => {
                     debug!("a renewal of the Lease was given up");
@@ -180,12 +200,18 @@ impl Election {
         {
             return Ok(true);
         }
-        let Some(lease) = self.cluster.lease(&self.namespace, &self.name).await? else {
+        let found = self.cluster.lease(&self.namespace, &self.name).await?;
+        let Some(lease) = found else {
+            if !may_make(self.seen, Instant::now()) {
+                debug!("the Lease is gone");
+                return Ok(false);
+            }
             let spec = claim(&LeaseSpec::default(), &self.identity, wall_clock());
             let made = self.cluster.create_lease(&self.namespace, &self.name, spec).await;
             return self.wrote(made);
         };
         let now = Instant::now();
+        self.seen = Some(now);
         let observed = observe(self.observed.take(), lease.spec.clone().unwrap_or_default(), now);
         let turn = turn(&observed, &self.identity, now);
         self.observed = Some(observed);
@@ -205,7 +231,7 @@ impl Election {
     fn wrote(&mut self, written: Result<Lease, ClusterError>) -> Result<bool, ClusterError> {
         match written {
             Ok(lease) => {
-                self.held = Some(lease);
+                (self.held, self.seen) = (Some(lease), Some(Instant::now()));
                 Ok(true)
             }
             // Somebody was faster.
@@ -251,6 +277,14 @@ mod tests {
         let held = held_by("b", "2026-01-01T00:00:00Z");
         let released = observe(None, release(&held, time("2026-01-01T00:00:05Z")), now);
         assert_eq!(turn(&released, "a", now), Turn::Free);
+    }
+
+    #[test]
+    fn a_lease_that_somebody_removed_is_not_made_again_at_once() {
+        let now = Instant::now();
+        assert!(may_make(None, now), "there never was one");
+        assert!(!may_make(Some(now), now + GONE / 2));
+        assert!(may_make(Some(now), now + GONE));
     }
 
     #[test]

@@ -41,7 +41,7 @@ const EVERYTHING: [&str; 14] = [
 ];
 
 /// One switch, or a few that have to do with each other.
-const SWITCHES: [&[&str]; 46] = [
+const SWITCHES: [&[&str]; 47] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -77,6 +77,7 @@ const SWITCHES: [&[&str]; 46] = [
     ],
     &["kubelet.mountDir=true", "kubelet.dir=/data/kubelet", "kubelet.configFile=/etc/kubelet.yaml"],
     &["kubelet.dir=/var/snap/microk8s/common/var/lib/kubelet"],
+    &["kubelet.devicePluginsDir="],
     &["agent.priorityClassName=", "agent.tolerations=null", "agent.nodeSelector=null", "agent.affinity=null"],
     &["agent.updateStrategy.type=OnDelete", "controller.updateStrategy.type=Recreate"],
     &[
@@ -111,9 +112,13 @@ const SWITCHES: [&[&str]; 46] = [
         "controller.config.controller.dryRun=true",
         "controller.config.controller.garbage.most=50",
     ],
-    &["controller.config.controller.lease=", "controller.config.controller.daemonSet="],
+    &[
+        "controller.config.controller.lease=",
+        "controller.config.controller.daemonSet=",
+        "controller.replicas=1",
+    ],
     &["crd.install=false"],
-    &["rbac.create=false"],
+    &["rbac.create=false", "purge.enabled=false", "openshift.securityContextConstraints=true"],
     &[
         "serviceAccount.agent.create=false",
         "serviceAccount.agent.name=one",

@@ -1,6 +1,7 @@
 //! The chart's own papers: values, their schema, README, the CRD.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use numacast::nrt;
@@ -253,12 +254,34 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
     for (values, words) in [
         ("admissionPolicy.enabled=false", "WARNING: whoever has one agent's token may write"),
         ("admissionPolicy.onMissingClaim=Allow", "WARNING: whoever has an agent's token that names no node"),
-        ("kubelet.mountDir=true", "WARNING: the agents see every pod's secrets"),
-        ("rbac.create=false", "WARNING: no roles are made"),
+        ("kubelet.mountDir=true", "WARNING: the agents can read, and write, the volumes of every pod"),
+        ("rbac.create=false,purge.enabled=false", "WARNING: no roles are made"),
         ("purge.enabled=false", "steer the scheduler"),
     ] {
         let told = notes(values)?;
         ensure!(told.contains(words), "{values}: {told}");
     }
+    Ok(())
+}
+
+/// Notes come with an installation only, and that asks its cluster which version it has: so a copy of the chart tells them.
+#[test]
+fn kubelets_that_do_not_tell_are_warned_of() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let copy = helm.home().join("numacast");
+    let made = Command::new("cp").arg("-r").arg(chart()).arg(&copy).status()?;
+    ensure!(made.success(), "no copy of the chart");
+    let template = "kind: Told\nwarnings:\n{{- include \"numacast.warnings\" . | nindent 2 }}\n";
+    std::fs::write(copy.join("templates/told.yaml"), template)?;
+    let warned = |version: &str, values: &str| -> Result<bool> {
+        let copy = copy.to_string_lossy();
+        let words = ["template", "a", &copy, "--show-only=templates/told.yaml", "--kube-version", version];
+        let told = helm.run(&[&words[..], &["--set", values]].concat())?;
+        Ok(told.contains("kubelets tell how they are configured from Kubernetes 1.33 on"))
+    };
+    ensure!(warned("1.32.9", "lookup=false")?);
+    ensure!(!warned("1.32.9", "kubelet.configFile=/etc/kubelet.yaml")?);
+    ensure!(!warned("1.33.0", "lookup=false")?);
+    ensure!(!warned("1.33.0-eks-1", "lookup=false")?);
     Ok(())
 }

@@ -5,7 +5,9 @@ use anyhow::{Result, ensure};
 use crate::helm::{Helm, chart};
 
 /// What is set, and words of the answer.
-const BY_THE_SCHEMA: [(&str, &str); 34] = [
+const BY_THE_SCHEMA: [(&str, &str); 36] = [
+    ("agent=null", "missing property 'agent'"),
+    ("fullnameOverride=1st", "at '/fullnameOverride'"),
     ("agnet.enabled=true", "additional properties 'agnet' not allowed"),
     (
         "agent.tolerattions[0].operator=Exists",
@@ -49,7 +51,22 @@ const BY_THE_SCHEMA: [(&str, &str); 34] = [
 ];
 
 /// What no schema can know.
-const BY_THE_TEMPLATES: [(&str, &str); 11] = [
+const BY_THE_TEMPLATES: [(&str, &str); 17] = [
+    (
+        "controller.config.controller.namespace=a",
+        "controller.config.controller.namespace: it is the release's",
+    ),
+    (
+        "controller.config.controller.lease=",
+        "controller.config.controller.lease: without a Lease nobody elects",
+    ),
+    (
+        "serviceAccount.controller.name=numacast-agent",
+        "serviceAccount.controller.name: the agents have that account",
+    ),
+    ("serviceAccount.purge.name=numacast-agent", "serviceAccount.purge.name: the agents have that account"),
+    ("rbac.create=false", "purge.enabled: with rbac.create: false the hook's account has no rights"),
+    ("metricsTls.secretName=a,config.health.address=:9742", "config.health.address: health is plain HTTP"),
     ("config.controller.dryRun=true", "config.controller: the agents read nothing of it"),
     ("controller.config.scan.poll=2s", "controller.config.scan: the controller reads nothing of it"),
     ("config.nodeName=worker", "config.nodeName: every agent has a name of its own"),

@@ -39,7 +39,7 @@ fn every_value_gives_objects_that_keep_the_rules() -> Result<()> {
         rules::check(&objects).with_context(|| case.name.clone())?;
     }
     // Names that YAML would take for something else.
-    for release in ["n", "1", "on", "1e3", "0x1f", "a".repeat(53).as_str()] {
+    for release in ["n", "1", "on", "1e3", "0x1f", "1st.of.all", "a".repeat(53).as_str()] {
         let objects = helm.render_as(release, &[]).with_context(|| release.to_owned())?;
         rules::check(&objects).with_context(|| release.to_owned())?;
     }
@@ -170,20 +170,23 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
     let kubelet = "/var/lib/kubelet";
     let devices = "/var/lib/kubelet/device-plugins";
     let pods_api = "/var/lib/kubelet/pods-api";
-    let usual = ["/sys", "/var/lib/kubelet/pod-resources", devices];
-    let with = |more: &[&'static str]| [&usual[..], more].concat();
+    let hardware = |more: &[&'static str]| [&["/sys/devices", "/sys/kernel/mm"], more].concat();
+    let usual = |more: &[&'static str]| {
+        [hardware(&["/var/lib/kubelet/pod-resources", devices]), more.to_vec()].concat()
+    };
     for (values, paths) in [
-        ("", with(&[])),
-        ("config.fingerprint.view=kubelet", with(&[pods_api])),
-        ("config.pods.source=podsApi,config.fingerprint.view=none", with(&[pods_api])),
-        ("config.pods.source=none,config.fingerprint.view=none", with(&[])),
-        ("kubelet.configFile=/etc/kubelet.yaml", with(&["/etc/kubelet.yaml"])),
-        ("kubelet.configFile=/etc/a,kubelet.configDir=/etc/b.d", with(&["/etc/a", "/etc/b.d"])),
-        ("kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet/config.yaml", vec!["/sys", kubelet]),
-        ("kubelet.mountDir=true,kubelet.dir=/data/kubelet", vec!["/sys", "/data/kubelet", devices]),
+        ("", usual(&[])),
+        ("config.fingerprint.view=kubelet", usual(&[pods_api])),
+        ("config.pods.source=podsApi,config.fingerprint.view=none", usual(&[pods_api])),
+        ("config.pods.source=none,config.fingerprint.view=none", usual(&[])),
+        ("kubelet.configFile=/etc/kubelet.yaml", usual(&["/etc/kubelet.yaml"])),
+        ("kubelet.configFile=/etc/a,kubelet.configDir=/etc/b.d", usual(&["/etc/a", "/etc/b.d"])),
+        ("kubelet.devicePluginsDir=", hardware(&["/var/lib/kubelet/pod-resources"])),
+        ("kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet/config.yaml", hardware(&[kubelet])),
+        ("kubelet.mountDir=true,kubelet.dir=/data/kubelet", hardware(&["/data/kubelet", devices])),
         (
             "kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet-config",
-            vec!["/sys", kubelet, "/var/lib/kubelet-config"],
+            hardware(&[kubelet, "/var/lib/kubelet-config"]),
         ),
     ] {
         let arguments = if values.is_empty() { vec![] } else { vec!["--set", values] };
@@ -232,5 +235,55 @@ fn the_package_holds_the_chart_and_nothing_else() -> Result<()> {
         let known = [".yaml", ".tpl", ".md", ".json", ".txt", ".helmignore"];
         ensure!(known.iter().any(|end| line.ends_with(end)), "{line} is in the package");
     }
+    Ok(())
+}
+
+/// In Helm a null takes a default away: what is left is still right.
+#[test]
+fn a_default_can_be_taken_away() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    for values in [
+        "config",
+        "controller.config",
+        "commonLabels",
+        "commonAnnotations",
+        "agent.podAnnotations",
+        "agent.podLabels",
+        "agent.probes",
+        "agent.probes.liveness",
+        "agent.updateStrategy",
+        "agent.affinity",
+        "agent.extraEnv",
+        "controller.probes.readiness",
+        "controller.podAnnotations",
+        "controller.updateStrategy",
+        "controller.topologySpreadConstraints",
+        "serviceAccount.purge.annotations",
+        "image.tag",
+        "image.digest",
+        "kubelet.configFile",
+        "lookup",
+    ] {
+        let objects = helm.render(&["--set", &format!("{values}=null")]).context(values)?;
+        rules::check(&objects).context(values)?;
+    }
+    let file = helm.home().join("empty.yaml");
+    let text = "config:\n#  scan: {poll: 5s}\ncontroller:\n  config:\nagent: {probes: {readiness: }}\n";
+    std::fs::write(&file, text)?;
+    rules::check(&helm.render(&["--values", &file.to_string_lossy()])?)
+}
+
+#[test]
+fn the_hook_uninstalls_whatever_the_controller_was_told() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let values = "controller.config.controller.dryRun=true,controller.config.controller.daemonSet=";
+    let values = format!("{values},metricsTls.secretName=a,controller.enabled=false");
+    let objects = helm.render(&["--set", &values])?;
+    let pod = &objects.one("Job", "numacast-purge")?["spec"]["template"]["spec"];
+    let arguments: Vec<&str> = crate::helm::words(&pod["containers"][0]["args"]).collect();
+    let right = ["--set=controller.dryRun=false", "--set=controller.daemonSet=numacast-agent"];
+    ensure!(arguments.ends_with(&right), "{arguments:?}");
+    // It has to start where the Secret is gone already.
+    ensure!(crate::helm::items(&pod["volumes"]).count() == 2, "{}", pod["volumes"]);
     Ok(())
 }

@@ -49,6 +49,8 @@ fn names_and_labels(objects: &Objects) -> Result<()> {
             name.len()
         );
         ensure!(seen.insert((kind, namespace.to_string(), name)), "{kind} {name} is there twice");
+        let plain = !name.contains('.') && !name.starts_with(|first: char| first.is_ascii_digit());
+        ensure!(kind != "Service" || plain, "no Service can be called {name}");
         let scoped = CLUSTER_SCOPED.contains(&kind);
         ensure!(scoped == namespace.is_null(), "{kind} {name} is in the namespace {namespace}");
         ensure!(scoped || namespace.is_string(), "{kind} {name} is in the namespace {namespace}");
@@ -117,6 +119,16 @@ fn mounts_fit(pod: &Value) -> Result<()> {
         let kind = host["type"].as_str().unwrap_or_default();
         ensure!(["Directory", "DirectoryOrCreate", "File"].contains(&kind), "{path} is of the type {kind}");
         ensure!(!path.ends_with(".sock"), "{path} is a socket: it dies with the kubelet that made it");
+        // A mount is read-only for what is mounted below it only where runtime and kernel can do that.
+        ensure!(
+            !["/", "/sys", "/proc", "/dev", "/run", "/var"].contains(&path),
+            "{path} has mounts below it"
+        );
+        let whole = mount["mountPropagation"] == "HostToContainer";
+        ensure!(
+            whole == (name == "kubelet"),
+            "{path}: volumes of pods that are gone would stay, or others come"
+        );
         ensure!(mount["mountPath"] == format!("/host{path}"), "{path} is at {}", mount["mountPath"]);
     }
     let unused = volumes.keys().find(|name| {
@@ -157,9 +169,8 @@ fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()
         })
     };
     let (health, metrics) = (port_of("health")?, port_of("metrics")?);
-    for (probe, path) in
-        [("startupProbe", "/startupz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")]
-    {
+    ensure!(container["startupProbe"].is_null(), "it is restarted while the API server is away");
+    for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/livez")] {
         let asks =
             container[probe]["httpGet"].as_object().map(|get| (get["path"].clone(), get["port"].clone()));
         let right = health.map(|port| (json!(path), json!(port)));
@@ -206,7 +217,8 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
         }
         if name.ends_with("-agent") {
             let sys = config.host.sys.context("no sysfs")?;
-            for path in [&sys.join("devices"), &config.kubelet.socket.context("no socket")?] {
+            let (cpus, pages) = (sys.join("devices/system/cpu"), sys.join("kernel/mm/hugepages"));
+            for path in [&cpus, &pages, &config.kubelet.socket.context("no socket")?] {
                 ensure!(is_mounted(path), "{name}: {} is not mounted", path.display());
             }
         }

@@ -120,13 +120,13 @@ struct Names {
 impl Names {
     fn read() -> Self {
         let schema = serde_json::from_str(numacast(&["config", "schema"]).success()).unwrap();
-        Self { schema, values: serde_saphyr::from_str(&read("charts/numacast/values.yaml")).unwrap() }
+        Self { schema, values: serde_json::from_str(&read("charts/numacast/values.schema.json")).unwrap() }
     }
 
     /// Is the first word one of ours?
     fn may_be(&self, key: &str) -> bool {
         let first = key.split('.').next().unwrap();
-        self.schema["properties"][first].is_object() || self.values.get(first).is_some()
+        [&self.schema, &self.values].iter().any(|schema| schema["properties"][first].is_object())
     }
 
     fn is_key(&self, key: &str) -> bool {
@@ -134,29 +134,24 @@ impl Names {
     }
 
     fn is_value(&self, key: &str) -> bool {
-        let mut at = &self.values;
-        let mut rest = key;
-        loop {
-            let done = &key[..key.len() - rest.len()];
-            if matches!(done, "config." | "controller.config.") {
-                return in_schema(&self.schema, rest);
-            }
-            let (name, more) = rest.split_once('.').unwrap_or((rest, ""));
-            match at.get(name) {
-                Some(found) if !more.is_empty() => (at, rest) = (found, more),
-                Some(_) => return true,
-                // Below an empty map anything may stand.
-                None => return at.as_object().is_some_and(serde_json::Map::is_empty),
-            }
-        }
+        in_schema(&self.values, key)
     }
 }
 
-fn in_schema(schema: &Value, key: &str) -> bool {
-    let (name, rest) = key.split_once('.').unwrap_or((key, ""));
-    let found = &schema["properties"][name];
-    let free = schema["properties"].is_null() && schema["additionalProperties"] != false;
-    free || (found.is_object() && (rest.is_empty() || in_schema(found, rest)))
+/// Is the key one of a JSON Schema's, or below one where anything may stand?
+fn in_schema(root: &Value, key: &str) -> bool {
+    let resolved = |schema: &Value| match schema["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
+        Some(path) => root.pointer(path).cloned().unwrap_or_default(),
+        None => schema.clone(),
+    };
+    let mut at = root.clone();
+    for name in key.split('.') {
+        at = match &at["properties"][name] {
+            Value::Null => return at["additionalProperties"] != false && at["type"] == "object",
+            found => resolved(found),
+        };
+    }
+    true
 }
 
 /// `section.key`, `section.key: value` or `section.*`; nothing if the text is something else.
@@ -166,7 +161,7 @@ fn key_of(span: &str) -> Option<&str> {
         name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(|c| c.is_ascii_alphanumeric())
     };
     let is_file =
-        [".yaml", ".json", ".md", ".sock", ".rs", ".d", ".toml"].iter().any(|end| key.ends_with(end));
+        [".yaml", ".json", ".md", ".sock", ".rs", ".d", ".toml", ".txt"].iter().any(|end| key.ends_with(end));
     (key.contains('.') && !is_file && key.split('.').all(is_name)).then_some(key)
 }
 

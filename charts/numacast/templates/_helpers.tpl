@@ -3,10 +3,12 @@
 {{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* What the names of all objects begin with: 52 characters, so that the longest suffix and a pod's hash fit. */}}
+{{/* What the names of all objects begin with: 52 characters, so that the longest suffix fits. A Service's name has no dots
+     and begins with a letter, which a release's need not. */}}
 {{- define "numacast.fullname" -}}
 {{- $name := include "numacast.name" . }}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
+{{- $full = regexReplaceAll "^([0-9])" ($full | replace "." "-") "n${1}" }}
 {{- .Values.fullnameOverride | default $full | trunc 52 | trimSuffix "-" }}
 {{- end }}
 
@@ -23,14 +25,14 @@ app.kubernetes.io/component: {{ .component }}
 {{- $_ := set $own "app.kubernetes.io/version" (.root.Chart.AppVersion | toString) }}
 {{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service }}
 {{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") }}
-{{- mergeOverwrite (dict) .root.Values.commonLabels $own | toYaml }}
+{{- mergeOverwrite (dict) (.root.Values.commonLabels | default dict) $own | toYaml }}
 {{- end }}
 
 {{/* The labels of a component's pods: nothing that changes with the chart's version alone.
      Takes (dict "root" $ "component" "agent" "podLabels" ...). */}}
 {{- define "numacast.podLabels" -}}
 {{- $own := include "numacast.selectorLabels" . | fromYaml }}
-{{- mergeOverwrite (dict) .root.Values.commonLabels (.podLabels | default dict) $own | toYaml }}
+{{- mergeOverwrite (dict) (.root.Values.commonLabels | default dict) (.podLabels | default dict) $own | toYaml }}
 {{- end }}
 
 {{/* An object's metadata. Takes (dict "root" $ "component" "agent" "name" (its whole name) and perhaps
@@ -42,7 +44,7 @@ namespace: {{ .namespace | default .root.Release.Namespace | quote }}
 {{- end }}
 labels:
   {{- include "numacast.labels" . | nindent 2 }}
-{{- with mergeOverwrite (dict) .root.Values.commonAnnotations (.annotations | default dict) }}
+{{- with mergeOverwrite (dict) (.root.Values.commonAnnotations | default dict) (.annotations | default dict) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -120,8 +122,13 @@ metrics:
 {{- end }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
 {{- $_ := set $own "host" (dict "root" $root "proc" "/proc") }}
-{{- $_ := set $own "kubelet" (dict "dir" (printf "%s%s" $root .Values.kubelet.dir) "devicePlugins" (printf "%s%s" $root .Values.kubelet.devicePluginsDir) "config" $kubelet) }}
-{{- mergeOverwrite $own (deepCopy .Values.config) | toYaml }}
+{{- $_ := set $own "kubelet" (dict "dir" (printf "%s%s" $root .Values.kubelet.dir) "config" $kubelet) }}
+{{- with .Values.kubelet.devicePluginsDir }}
+{{- $_ := set $own.kubelet "devicePlugins" (printf "%s%s" $root .) }}
+{{- end }}
+{{- $config := mergeOverwrite $own (deepCopy (.Values.config | default dict)) }}
+{{- include "numacast.refuseShared" (dict "config" $config "of" "config") }}
+{{- toYaml $config }}
 {{- end }}
 
 {{/* The controller's configuration file, which the purge hook and `helm test` read as well. */}}
@@ -129,7 +136,9 @@ metrics:
 {{- $fullname := include "numacast.fullname" . }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
 {{- $_ := set $own "controller" (dict "namespace" .Release.Namespace "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
-{{- mergeOverwrite $own (deepCopy .Values.controller.config) | toYaml }}
+{{- $config := mergeOverwrite $own (deepCopy (.Values.controller.config | default dict)) }}
+{{- include "numacast.refuseShared" (dict "config" $config "of" "controller.config") }}
+{{- toYaml $config }}
 {{- end }}
 
 {{/* The port of an endpoint such as health.address; nothing for `none`.
@@ -164,10 +173,12 @@ ports:
 {{- define "numacast.probes" -}}
 {{- $port := include "numacast.port" (merge (dict "key" "health") .) }}
 {{- if $port }}
-{{- range $name, $path := dict "startup" "/startupz" "readiness" "/readyz" "liveness" "/livez" }}
+{{- range $name, $path := dict "readiness" "/readyz" "liveness" "/livez" }}
 {{ $name }}Probe:
   httpGet: {path: {{ $path }}, port: {{ $port }}}
-  {{- toYaml (index $.probes $name) | nindent 2 }}
+  {{- with index ($.probes | default dict) $name }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -194,13 +205,17 @@ projected:
 {{/* The host paths that the agent sees, as a YAML list of {name, path, type, mount}, every one read-only. */}}
 {{- define "numacast.hostPaths" -}}
 {{- $kubelet := .Values.kubelet }}
-{{- $paths := list (dict "name" "sys" "path" "/sys" "type" "Directory" "mount" (dict "recursiveReadOnly" "IfPossible")) }}
+{{- /* Not /sys itself: a mount is read-only for what is mounted below it only where runtime and kernel know how, and root
+     could write to /sys/fs/cgroup. Nothing is mounted below these two. */}}
+{{- $paths := list (dict "name" "sys-devices" "path" "/sys/devices" "type" "Directory") (dict "name" "sys-mm" "path" "/sys/kernel/mm" "type" "Directory") }}
 {{- if $kubelet.mountDir }}
 {{- /* A mount that did not follow the host's would keep the volumes of pods that are gone. */}}
 {{- $paths = append $paths (dict "name" "kubelet" "path" $kubelet.dir "type" "Directory" "mount" (dict "mountPropagation" "HostToContainer")) }}
 {{- end }}
 {{- $wanted := list (dict "name" "pod-resources" "path" (printf "%s/pod-resources" $kubelet.dir) "type" "Directory") }}
-{{- $wanted = append $wanted (dict "name" "device-plugins" "path" $kubelet.devicePluginsDir "type" "Directory") }}
+{{- with $kubelet.devicePluginsDir }}
+{{- $wanted = append $wanted (dict "name" "device-plugins" "path" . "type" "Directory") }}
+{{- end }}
 {{- if include "numacast.usesPodsApi" . }}
 {{- /* Kubelets that have no Pods API have no directory for it either. */}}
 {{- $wanted = append $wanted (dict "name" "pods-api" "path" (printf "%s/pods-api" $kubelet.dir) "type" "DirectoryOrCreate") }}
@@ -264,34 +279,25 @@ env:
 {{- with .root.Values.controller.extraEnv }}
 {{- toYaml . | nindent 0 }}
 {{- end }}
+{{- with .root.Values.controller.resources }}
 resources:
-  {{- toYaml .root.Values.controller.resources | nindent 2 }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.controller.securityContext }}
 securityContext:
-  {{- toYaml .root.Values.controller.securityContext | nindent 2 }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "numacast.controllerMounts" -}}
 - {name: config, mountPath: /etc/numacast, readOnly: true}
 - {{ include "numacast.tokenMount" .root }}
-{{- if .root.Values.metricsTls.secretName }}
-- {name: metrics-tls, mountPath: /etc/numacast-tls, readOnly: true}
-{{- end }}
-{{- with .root.Values.controller.extraVolumeMounts }}
-{{- toYaml . | nindent 0 }}
-{{- end }}
 {{- end }}
 
 {{- define "numacast.controllerVolumes" -}}
 - name: config
   configMap: {name: {{ include "numacast.fullname" .root }}-controller}
 - {{ include "numacast.tokenVolume" .root | nindent 2 | trim }}
-{{- with .root.Values.metricsTls.secretName }}
-- name: metrics-tls
-  secret: {secretName: {{ . }}}
-{{- end }}
-{{- with .root.Values.controller.extraVolumes }}
-{{- toYaml . | nindent 0 }}
-{{- end }}
 {{- end }}
 
 {{/* Who else owns the CRD of NodeResourceTopology; nothing where nobody does, or nobody can be asked. */}}
@@ -318,14 +324,30 @@ securityContext:
 
 {{/* Fails for values of `config` that contradict what the chart itself does. */}}
 {{- define "numacast.refuse" -}}
-{{- $config := .Values.config }}
+{{- $config := .Values.config | default dict }}
 {{- if $config.controller }}
 {{- fail "config.controller: the agents read nothing of it; it goes into controller.config" }}
 {{- end }}
-{{- range $key, $_ := .Values.controller.config }}
+{{- $controller := .Values.controller.config | default dict }}
+{{- range $key, $_ := $controller }}
 {{- if not (has $key (list "log" "metrics" "health" "publish" "controller")) }}
 {{- fail (printf "controller.config.%s: the controller reads nothing of it; log, metrics, health, publish and controller it does" $key) }}
 {{- end }}
+{{- end }}
+{{- if dig "controller" "namespace" "" $controller }}
+{{- fail "controller.config.controller.namespace: it is the release's; leave it out" }}
+{{- end }}
+{{- if and (not (dig "controller" "lease" "a lease" $controller)) (gt (int .Values.controller.replicas) 1) }}
+{{- fail "controller.config.controller.lease: without a Lease nobody elects a leader; set controller.replicas to 1" }}
+{{- end }}
+{{- $root := . }}
+{{- range list "controller" "purge" }}
+{{- if eq (include "numacast.serviceAccountName" (dict "root" $root "component" .)) (include "numacast.serviceAccountName" (dict "root" $root "component" "agent")) }}
+{{- fail (printf "serviceAccount.%s.name: the agents have that account, and would have its right to delete" .) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.purge.enabled (not .Values.rbac.create) .Values.serviceAccount.purge.create }}
+{{- fail "purge.enabled: with rbac.create: false the hook's account has no rights, and no uninstall would end; set purge.enabled to false, or name an account that has them (serviceAccount.purge.create: false)" }}
 {{- end }}
 {{- if dig "nodeName" "" $config }}
 {{- fail "config.nodeName: every agent has a name of its own, that of its node; leave it out" }}
@@ -354,7 +376,10 @@ securityContext:
 {{- $told = append $told "whoever has an agent's token that names no node may write the object of every node: admissionPolicy.onMissingClaim is Allow." }}
 {{- end }}
 {{- if .Values.kubelet.mountDir }}
-{{- $told = append $told "the agents see every pod's secrets: kubelet.mountDir is true." }}
+{{- $told = append $told "the agents can read, and write, the volumes of every pod on their node, secrets among them: kubelet.mountDir is true." }}
+{{- end }}
+{{- if and (has (dig "kubelet" "config" "source" "" $config) (list "auto" "configz")) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) }}
+{{- $told = append $told (printf "kubelets tell how they are configured from Kubernetes 1.33 on, and this is %s: set kubelet.configFile, or the scheduler is not told of policies." .Capabilities.KubeVersion.Version) }}
 {{- end }}
 {{- if not .Values.rbac.create }}
 {{- $told = append $told "no roles are made (rbac.create is false): docs/rbac.md lists what the accounts need." }}
@@ -411,4 +436,12 @@ securityContext:
 {{- end }}
 {{- end }}
 {{- toYaml $told }}
+{{- end }}
+
+{{/* Fails where health, which is plain HTTP, would share its address with metrics that are not. */}}
+{{- define "numacast.refuseShared" -}}
+{{- $address := dig "metrics" "address" "" .config }}
+{{- if and (ne $address "none") (eq $address (dig "health" "address" "" .config)) (dig "metrics" "tls" "certFile" "" .config) }}
+{{- fail (printf "%s.health.address: health is plain HTTP and cannot share %s with metrics over TLS" .of $address) }}
+{{- end }}
 {{- end }}

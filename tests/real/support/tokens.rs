@@ -42,8 +42,8 @@ pub(crate) async fn request(
     account: &str,
     to: Option<Value>,
 ) -> Result<String> {
-    let mut spec = TokenRequestSpec::default();
-    spec.bound_object_ref = to.map(serde_json::from_value).transpose()?;
+    let bound_object_ref = to.map(serde_json::from_value).transpose()?;
+    let spec = TokenRequestSpec { bound_object_ref, ..TokenRequestSpec::default() };
     let request = TokenRequest { spec, ..TokenRequest::default() };
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
     let answer = accounts.create_token_request(account, &PostParams::default(), &request).await?;
