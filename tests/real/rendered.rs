@@ -397,7 +397,7 @@ async fn the_agent_works_as_the_chart_runs_it() -> Result<()> {
 
 #[tokio::test]
 async fn the_agent_works_with_the_kubelets_file() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let mut world = World::start(&parts, &with_file()).await?;
     works(&world, None).await?;
     survives_a_kubelet(&mut world).await
@@ -405,7 +405,7 @@ async fn the_agent_works_with_the_kubelets_file() -> Result<()> {
 
 #[tokio::test]
 async fn the_agent_works_with_the_kubelets_directory() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let mut world = World::start(&parts, &with_directory()).await?;
     works(&world, Some("/host/var/lib/kubelet")).await?;
     survives_a_kubelet(&mut world).await
@@ -427,7 +427,7 @@ async fn answer(running: &Running<'_>, port: u16, path: &str) -> Result<String> 
 
 #[tokio::test]
 async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let mut values = with_kubelet_ca();
     let quick = json!({"garbage": {"interval": "1s", "grace": "1s"}, "fleet": {"interval": "1s"}});
     values["controller"]["config"]["controller"] = quick;
@@ -488,7 +488,7 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
 /// What [`Running::is_confined`] looks for it finds where it is.
 #[tokio::test]
 async fn a_pod_that_is_less_confined_is_noticed() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let world = World::start(&parts, &with_kubelet_ca()).await?;
     type Loosen = fn(&mut Value);
     let less: [(&str, Loosen, &str); 3] = [
