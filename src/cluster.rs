@@ -30,7 +30,7 @@ use serde_json::Value;
 use crate::causes::chain;
 use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
-pub use agents::{AgentPod, pod_labels};
+pub use agents::{AgentPod, pod_labels, runs_agents};
 pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
 pub use nodes::{Seen, SlimNode};

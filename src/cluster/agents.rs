@@ -6,11 +6,11 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Preconditions};
 use kube::core::Selector;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Resource};
+use kube::{Api, Resource, ResourceExt};
 use serde::Deserialize;
 
 use super::nodes::{RawStatus, Seen, WATCH_SECONDS};
@@ -127,6 +127,17 @@ pub fn pod_labels(of: &DaemonSet) -> Option<String> {
     of.spec.as_ref().and_then(|spec| query(&spec.selector))
 }
 
+/// Does it run our agents? Whoever names another one by mistake must not lose it.
+#[must_use]
+pub fn runs_agents(of: &DaemonSet) -> bool {
+    let pod = of.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    pod.into_iter().flat_map(|pod| &pod.containers).any(|container| {
+        let words = || container.command.iter().chain(&container.args).flatten();
+        let named = |text: &String| text.rsplit('/').next().is_some_and(|name| name.starts_with("numacast"));
+        words().any(|word| word == "agent") && words().chain(&container.image).any(named)
+    })
+}
+
 impl Cluster {
     /// A DaemonSet; `None` if there is none.
     ///
@@ -138,14 +149,17 @@ impl Cluster {
         self.in_time(&what, api.get_opt(name)).await.map_err(|failure| failure.explain(&what))
     }
 
-    /// Deletes a DaemonSet, and leaves its pods to garbage collection; false if there is none.
+    /// Deletes this very DaemonSet, and leaves its pods to garbage collection; false if it is gone.
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub async fn delete_daemon_set(&self, namespace: &str, name: &str) -> Result<bool, ClusterError> {
+    pub async fn delete_daemon_set(&self, namespace: &str, of: &DaemonSet) -> Result<bool, ClusterError> {
+        let name = &of.name_any();
         let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
         let what = format!("delete daemonset {namespace}/{name}");
-        match self.in_time(&what, api.delete(name, &DeleteParams::background())).await {
+        let preconditions = Preconditions { uid: of.uid(), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+        match self.in_time(&what, api.delete(name, &params)).await {
             Ok(_) => Ok(true),
             Err(Failure::Status(status)) if status.code == 404 => Ok(false),
             Err(failure) => Err(failure.explain(&what)),
@@ -189,6 +203,22 @@ mod tests {
     fn labels(selector: serde_json::Value) -> Option<String> {
         let spec = json!({"selector": selector, "template": {}});
         pod_labels(&serde_json::from_value(json!({"spec": spec})).unwrap())
+    }
+
+    #[test]
+    fn agents_are_known_by_what_their_container_runs() {
+        let runs = |container: serde_json::Value| {
+            let template = json!({"spec": {"containers": [container]}});
+            let spec = json!({"selector": {}, "template": template});
+            runs_agents(&serde_json::from_value(json!({"spec": spec})).unwrap())
+        };
+        assert!(runs(json!({"name": "a", "command": ["/numacast"], "args": ["agent", "--config", "c"]})));
+        assert!(runs(
+            json!({"name": "a", "image": "registry.example:5000/x/numacast:v1", "args": ["agent"]})
+        ));
+        assert!(!runs(json!({"name": "a", "command": ["/numacast"], "args": ["controller"]})));
+        assert!(!runs(json!({"name": "kube-proxy", "image": "k8s/kube-proxy", "command": ["kube-proxy"]})));
+        assert!(!runs(json!({"name": "a", "image": "datadog/agent", "command": ["agent"]})));
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct Mark {
     /// Does somebody say that it is to stay, by the annotation [`KEEP`] or by owning it? A Node and a Namespace, which NFD
     /// makes the owner, are no such owners.
     pub kept: bool,
+    /// Was it deleted already, and is held by a finalizer?
+    pub going: bool,
 }
 
 /// What an object says, reduced to what there is of each resource.
@@ -98,6 +100,7 @@ struct RawMetadata {
     name: String,
     uid: String,
     resource_version: String,
+    deletion_timestamp: Option<IgnoredAny>,
     annotations: Option<BTreeMap<String, String>>,
     owner_references: Option<Vec<RawOwner>>,
     managed_fields: Option<Vec<RawManaged>>,
@@ -134,6 +137,7 @@ impl From<RawMetadata> for Mark {
             uid: raw.uid,
             version: raw.resource_version,
             kept: keep || owned,
+            going: raw.deletion_timestamp.is_some(),
         }
     }
 }

@@ -59,8 +59,8 @@ struct View {
     /// Pods by Node.
     agents: BTreeMap<String, (String, bool)>,
     fleet: Fleet,
-    /// Objects without a Node.
-    orphans: Vec<String>,
+    /// Objects that should have a Node.
+    named: Vec<String>,
     /// Objects that somebody else wrote, and who.
     foreign: Vec<(String, String)>,
     /// Looked for and not there.
@@ -77,16 +77,17 @@ pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, Clu
     let cluster = &cluster.clone().in_form(settings.form);
     let mut view = View::default();
     let coverage = read_agents(settings, cluster, &mut view).await?;
+    // Before the Nodes: the object of one that comes meanwhile has a Node.
+    let mut pages = cluster.briefs();
+    while let Some(briefs) = pages.next().await? {
+        briefs.into_iter().for_each(|brief| view.add(brief));
+    }
     let mut pages = cluster.node_pages();
     while let Some(nodes) = pages.next().await? {
         for node in nodes {
             let covered = coverage.as_ref().is_some_and(|coverage| coverage.covers(&node));
             view.nodes.insert(node.name, Seen { covered, ready: node.ready });
         }
-    }
-    let mut pages = cluster.briefs();
-    while let Some(briefs) = pages.next().await? {
-        briefs.into_iter().for_each(|brief| view.add(brief));
     }
     Ok(view.report())
 }
@@ -123,8 +124,8 @@ async fn read_agents(
 impl View {
     fn add(&mut self, brief: Brief) {
         let name = brief.mark.name.clone();
-        if !self.nodes.contains_key(&name) && !brief.mark.kept && brief.of_numa {
-            self.orphans.push(name.clone());
+        if !brief.mark.kept && brief.of_numa {
+            self.named.push(name.clone());
         }
         if let Some(other) = brief.mark.writers.other.clone() {
             self.foreign.push((name, other));
@@ -144,6 +145,7 @@ impl View {
             };
             lacks.extend(lack.map(|lack| format!("Node {name}: {lack}")));
         }
+        let orphans = self.named.iter().filter(|name| !self.nodes.contains_key(*name));
         let agents = covered().filter(|(name, _)| self.agents.get(*name).is_some_and(|(_, ready)| *ready));
         let (nodes, objects) = (self.nodes.len(), self.fleet.objects());
         let (covered_nodes, agents) = (covered().count(), agents.count());
@@ -163,9 +165,7 @@ impl View {
             report.add(vec!["the DaemonSet covers no Node".to_owned()]);
         }
         report.add(lacks);
-        report.add(
-            self.orphans.iter().map(|name| format!("object {name}: there is no Node of this name")).collect(),
-        );
+        report.add(orphans.map(|name| format!("object {name}: there is no Node of this name")).collect());
         let foreign = |(name, other): &(String, String)| format!("object {name}: {other} wrote its zones");
         report.add(self.foreign.iter().map(foreign).collect());
         report
@@ -186,6 +186,7 @@ mod tests {
                 version: String::new(),
                 writers,
                 kept: false,
+                going: false,
             },
             policy: None,
             scope: None,

@@ -75,6 +75,7 @@ mod tests {
                 version: String::new(),
                 writers,
                 kept: false,
+                going: false,
             },
             policy: policy.map(str::to_owned),
             scope: Some(scope.to_owned()),

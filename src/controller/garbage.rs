@@ -268,6 +268,7 @@ mod tests {
             version: "1".to_owned(),
             writers: Writers::default(),
             kept: false,
+            going: false,
         }
     }
 

@@ -8,7 +8,8 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::settings::Settings;
-use crate::cluster::{AgentPod, Cluster, ClusterError, pod_labels};
+use crate::cluster::{AgentPod, Cluster, ClusterError, pod_labels, runs_agents};
+use crate::nrt::{Form, Version};
 
 /// How long the agents may take to end...
 const AGENTS: Duration = Duration::from_secs(120);
@@ -18,7 +19,7 @@ const EVERYTHING: Duration = Duration::from_secs(240);
 const LOOK: Duration = Duration::from_secs(1);
 /// A pod that is still there after this long may be on a Node that is down, where it stays for ever.
 const NODE_DOWN: Duration = Duration::from_secs(15);
-/// Nodes that are named in one sentence.
+/// Nodes or objects that are named in one sentence.
 const NAMED: usize = 5;
 
 /// Why something of ours is left.
@@ -26,7 +27,18 @@ const NAMED: usize = 5;
 pub enum PurgeError {
     /// The API server does not do what we ask.
     #[error("{0}; nothing is lost, run it again")]
-    Cluster(#[from] ClusterError),
+    Cluster(ClusterError),
+    /// Somebody else's DaemonSet.
+    #[error(
+        "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: name theirs by --daemon-set, \
+         or, if there is none, --set controller.daemonSet="
+    )]
+    NotOurs {
+        /// Where it is.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
     /// Agents go on.
     #[error(
         "{removed} objects were removed, but after {AGENTS:?} agents still run on {nodes}: they make their objects again; \
@@ -39,17 +51,39 @@ pub enum PurgeError {
         nodes: String,
     },
     /// Time is up.
-    #[error("{removed} objects were removed in {EVERYTHING:?}, and some are left{}; run it again", because(.reason.as_ref()))]
+    #[error("{removed} objects were removed in {EVERYTHING:?}, and some are left{}; run it again", because(.left))]
     Time {
         /// Objects that were removed.
         removed: usize,
-        /// What went wrong last.
-        reason: Option<ClusterError>,
+        /// What is left.
+        left: Left,
     },
 }
 
-fn because(reason: Option<&ClusterError>) -> String {
-    reason.map_or_else(String::new, |error| format!(": {error}"))
+/// Not `#[from]`, which would tell the sentence twice.
+impl From<ClusterError> for PurgeError {
+    fn from(error: ClusterError) -> Self {
+        Self::Cluster(error)
+    }
+}
+
+fn because(Left { held, trouble, .. }: &Left) -> String {
+    let held = match held.is_empty() {
+        true => String::new(),
+        false => format!(": finalizers hold {}", named(held)),
+    };
+    trouble.as_ref().map_or_else(|| held.clone(), |error| format!("{held}: {error}"))
+}
+
+/// What one look at all objects leaves.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// There was something of ours.
+    found: bool,
+    /// What is deleted, and stays until somebody takes a finalizer off.
+    held: BTreeSet<String>,
+    /// What went wrong, and why some could not be deleted.
+    trouble: Option<ClusterError>,
 }
 
 /// What was removed.
@@ -88,7 +122,7 @@ pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, Pur
         None => (false, BTreeSet::new()),
     };
     let mut purged = Purged { daemon_set, dry: settings.dry_run, ..Purged::default() };
-    match remove_objects(settings, cluster, end).await {
+    match remove_objects_of_any_version(settings, cluster, end).await {
         Ok(objects) => purged.objects = objects,
         Err(PurgeError::Cluster(ClusterError::NoCrd(_))) => purged.no_crd = true,
         Err(error) => return Err(error),
@@ -104,39 +138,60 @@ async fn end_agents(
     settings: &Settings,
     cluster: &Cluster,
     name: &str,
-) -> Result<(bool, BTreeSet<String>), ClusterError> {
+) -> Result<(bool, BTreeSet<String>), PurgeError> {
     let namespace = &settings.namespace;
     let found = cluster.daemon_set(namespace, name).await?;
+    if found.as_ref().is_some_and(|daemon_set| !runs_agents(daemon_set)) {
+        return Err(PurgeError::NotOurs { namespace: namespace.clone(), name: name.to_owned() });
+    }
     // A selector that cannot be written as a query, or a DaemonSet that is gone: its pods name it as their owner.
     let labels = found.as_ref().and_then(pod_labels).unwrap_or_default();
     if settings.dry_run {
         return Ok((found.is_some(), BTreeSet::new()));
     }
-    let deleted = found.is_some() && cluster.delete_daemon_set(namespace, name).await?;
+    let deleted = match &found {
+        Some(daemon_set) => cluster.delete_daemon_set(namespace, daemon_set).await?,
+        None => false,
+    };
     if deleted {
         info!("deleted the DaemonSet {namespace}/{name}; waiting for its pods to end");
     }
     let started = Instant::now();
     let mut look_at_nodes = started + NODE_DOWN;
     loop {
-        let mut pods = pods_of(cluster, namespace, &labels, name).await?;
-        let now = Instant::now();
-        if !pods.is_empty() && now >= look_at_nodes {
-            let ready = ready_nodes(cluster).await?;
-            pods.retain(|pod| ready.contains(&pod.node));
-            look_at_nodes = now + NODE_DOWN;
-            if pods.is_empty() {
-                warn!("some agents are on Nodes that are not Ready: they are not waited for");
-            }
+        let late = Instant::now() >= look_at_nodes;
+        match nodes_of_pods(cluster, namespace, &labels, name, late).await {
+            Ok(nodes) if nodes.is_empty() => return Ok((deleted, nodes)),
+            Ok(nodes) if started.elapsed() >= AGENTS => return Ok((deleted, nodes)),
+            Ok(_) => {}
+            Err(error) if error.needs_a_person() || started.elapsed() >= AGENTS => return Err(error.into()),
+            Err(error) => debug!("{error}; looking again"),
         }
-        if pods.is_empty() {
-            return Ok((deleted, BTreeSet::new()));
-        }
-        if now.duration_since(started) >= AGENTS {
-            return Ok((deleted, pods.into_iter().map(|pod| pod.node).collect()));
+        if late {
+            look_at_nodes = Instant::now() + NODE_DOWN;
         }
         sleep(LOOK).await;
     }
+}
+
+/// Where agents run; `late`: but on Nodes that are not Ready.
+async fn nodes_of_pods(
+    cluster: &Cluster,
+    namespace: &str,
+    labels: &str,
+    daemon_set: &str,
+    late: bool,
+) -> Result<BTreeSet<String>, ClusterError> {
+    let pods = pods_of(cluster, namespace, labels, daemon_set).await?;
+    let mut nodes: BTreeSet<String> = pods.into_iter().map(|pod| pod.node).collect();
+    if late && !nodes.is_empty() {
+        let ready = ready_nodes(cluster).await?;
+        nodes.retain(|node| ready.contains(node));
+        if nodes.is_empty() {
+            warn!("some agents are on Nodes that are not Ready: they are not waited for");
+        }
+    }
+    Ok(nodes)
 }
 
 /// The agents' pods that are bound to a Node; others write nothing.
@@ -164,28 +219,47 @@ async fn ready_nodes(cluster: &Cluster) -> Result<BTreeSet<String>, ClusterError
     Ok(ready)
 }
 
+/// The objects in the version that agents write, or in the other one where that is not served.
+async fn remove_objects_of_any_version(
+    settings: &Settings,
+    cluster: &Cluster,
+    end: Instant,
+) -> Result<usize, PurgeError> {
+    let version = match settings.form.version {
+        Version::V1alpha1 => Version::V1alpha2,
+        Version::V1alpha2 => Version::V1alpha1,
+    };
+    match remove_objects(settings, cluster, end).await {
+        Err(PurgeError::Cluster(ClusterError::NoCrd(_))) => {
+            let other = cluster.clone().in_form(Form { version, ..settings.form });
+            remove_objects(settings, &other, end).await
+        }
+        outcome => outcome,
+    }
+}
+
 /// Until a look at all objects finds none of ours.
 async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) -> Result<usize, PurgeError> {
     let mut removed = 0;
     loop {
-        let (found, trouble) = match remove_once(settings, cluster, end, &mut removed).await {
-            Ok(found) => (found, None),
-            Err(error) if error.needs_a_person() && !is_expired(&error) => return Err(error.into()),
-            Err(error) => (true, Some(error)),
-        };
-        if settings.dry_run && trouble.is_none() {
-            return Ok(removed);
-        }
-        if !found {
-            return Ok(removed);
+        let before = removed;
+        let left = remove_once(settings, cluster, end, &mut removed).await;
+        let hopeless = |error: &ClusterError| error.needs_a_person() && !is_expired(error);
+        match &left.trouble {
+            // Of several some may be refused for their own sake; where all are, trying again is of no use.
+            Some(error) if removed == before && hopeless(error) => return Err(error.clone().into()),
+            None if settings.dry_run || !left.found => return Ok(removed),
+            _ => {}
         }
         if Instant::now() >= end {
-            return Err(PurgeError::Time { removed, reason: trouble });
+            return Err(PurgeError::Time { removed, left });
         }
-        if let Some(error) = trouble {
+        let asked = left.trouble.as_ref().and_then(ClusterError::retry_after);
+        if let Some(error) = &left.trouble {
             debug!("{error}; looking again");
-            sleep(error.retry_after().unwrap_or(LOOK)).await;
         }
+        // What holds a finalizer, or is made again meanwhile, is not looked at as fast as it can be.
+        sleep(asked.unwrap_or(LOOK)).await;
     }
 }
 
@@ -194,42 +268,64 @@ fn is_expired(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Refused { code: 410, .. })
 }
 
-/// Was there anything of ours?
-async fn remove_once(
-    settings: &Settings,
-    cluster: &Cluster,
-    end: Instant,
-    removed: &mut usize,
-) -> Result<bool, ClusterError> {
-    let mut found = false;
+/// Would every other call end like this?
+fn concerns_all(error: &ClusterError) -> bool {
+    match error {
+        ClusterError::Refused { code, .. } => *code == 429,
+        // RBAC's and a policy's refusals look alike.
+        ClusterError::Forbidden(_) => false,
+        _ => true,
+    }
+}
+
+/// Looks at all objects, and deletes those of ours.
+async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, removed: &mut usize) -> Left {
+    let mut left = Left::default();
     let mut pages = cluster.marks();
-    while let Some(marks) = pages.next().await? {
+    loop {
+        let marks = match pages.next().await {
+            Ok(Some(marks)) => marks,
+            Ok(None) => return left,
+            Err(error) => {
+                left.trouble = Some(error);
+                return left;
+            }
+        };
         for mark in marks.into_iter().filter(|mark| mark.writers.ours) {
-            found = true;
+            left.found = true;
             if settings.dry_run {
                 info!("dry run: the object {} would be removed", mark.name);
                 *removed += 1;
                 continue;
             }
+            if mark.going {
+                left.held.insert(mark.name);
+                continue;
+            }
             if Instant::now() >= end {
-                return Ok(true);
+                return left;
             }
             match cluster.delete_object_of_any_version(&mark).await {
                 Ok(deleted) => *removed += usize::from(deleted),
                 // Another object has its name now; the next look sees whose.
                 Err(error) if error.is_conflict() => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    let all = concerns_all(&error);
+                    left.trouble = Some(error);
+                    if all {
+                        return left;
+                    }
+                }
             }
         }
     }
-    Ok(found)
 }
 
 fn named(nodes: &BTreeSet<String>) -> String {
     let first = nodes.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
     match nodes.len().saturating_sub(NAMED) {
         0 => first,
-        more => format!("{first} and {more} more Nodes"),
+        more => format!("{first} and {more} more"),
     }
 }
 
@@ -247,6 +343,6 @@ mod tests {
             "no object removed: the CRD of NodeResourceTopology is not installed"
         );
         let nodes = (0..7).map(|n| n.to_string()).collect();
-        assert_eq!(named(&nodes), "0, 1, 2, 3, 4 and 2 more Nodes");
+        assert_eq!(named(&nodes), "0, 1, 2, 3, 4 and 2 more");
     }
 }

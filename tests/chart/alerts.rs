@@ -278,10 +278,10 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         alert: "NumacastControllerErrors",
-        at: 30,
-        not_at: Some(8),
+        at: 16,
+        not_at: Some(12),
         fires: &[(r#"numacast_controller_errors_total{C, kind="forbidden"}"#, "0+1x40")],
-        quiet: &[(r#"numacast_controller_errors_total{C, kind="unreachable"}"#, "0x10 3x30")],
+        quiet: &[(r#"numacast_controller_errors_total{C, kind="unreachable"}"#, "0x3 1x4 2x4 3x4 4x4")],
         of: Of::Controller,
         more: &[],
     },
@@ -300,7 +300,12 @@ pub(crate) const CASES: &[Case] = &[
         not_at: Some(14),
         fires: &[("numacast_garbage_held_back{C}", "1x20"), LEADS],
         // What it knew when it still led.
-        quiet: &[("numacast_garbage_held_back{C}", "1x20"), FOLLOWS],
+        quiet: &[
+            ("numacast_garbage_held_back{C}", "0x20"),
+            LEADS,
+            ("numacast_garbage_held_back{D}", "1x20"),
+            OTHER_FOLLOWS,
+        ],
         of: Of::Controller,
         more: &[],
     },
@@ -315,9 +320,9 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         alert: "NumacastGarbageNotCollected",
-        at: 60,
+        at: 80,
         not_at: Some(10),
-        fires: &[(r#"numacast_garbage_delete_errors_total{C, kind="forbidden"}"#, "0+1x80")],
+        fires: &[(r#"numacast_garbage_delete_errors_total{C, kind="forbidden"}"#, "0+1x100")],
         quiet: &[("numacast_garbage_last_pass_timestamp_seconds{C}", "0x100"), FOLLOWS],
         of: Of::Controller,
         more: &[],
@@ -408,7 +413,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         alert: "NumacastFleetNotWatched",
         at: 25,
-        not_at: Some(18),
+        not_at: Some(20),
         fires: &[("numacast_fleet_last_pass_timestamp_seconds{C}", "0x40"), LEADS],
         quiet: &[("numacast_fleet_last_pass_timestamp_seconds{C}", "0x40"), FOLLOWS],
         of: Of::Controller,

@@ -7,14 +7,17 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::sim_node::get;
@@ -192,7 +195,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
     controller.shows("numacast_fleet_foreign_objects", 3.0).await?;
     let policy = "numacast_fleet_nodes{policy=\"single-numa-node\",scope=\"pod\"}";
     controller.shows(policy, (rest.len() + 3) as f64).await?;
-    println!(
+    eprintln!(
         "{size} Nodes and objects (made in {made:?}): {} deleted while it ran in {running:?}, {} at the start in {down:?} \
          (both with a grace period of 1 s); peak {peak:.1} and {:.1} MiB",
         first.len(),
@@ -256,6 +259,38 @@ async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
     until("the object without a Node is gone", async || same(&fleet.object_names().await?, &set(&all)))
         .await?;
     controller.shows("numacast_garbage_held_back", 0.0).await
+}
+
+#[tokio::test]
+async fn a_deletion_means_one_object_as_it_was_seen() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let one = names("worker", 1);
+    fleet.add_objects(&one, "numacast").await?;
+    let api = numacast::cluster::Cluster::new(Some(&fleet.kubeconfig()?), Duration::from_secs(5)).await?;
+    let look = async || {
+        let page = api.marks().next().await?.context("no page")?;
+        page.into_iter().next().context("no object")
+    };
+    let first = look().await?;
+    // Somebody writes it, and then somebody makes another one of its name.
+    fleet.add_objects(&one, "somebody").await?;
+    let written = api.delete_object(&first).await;
+    ensure!(written.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{written:?}");
+    fleet.delete_object(&one[0]).await?;
+    fleet.add_objects(&one, "numacast").await?;
+    for result in [api.delete_object(&first).await, api.delete_object_of_any_version(&first).await] {
+        ensure!(result.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{result:?}");
+    }
+    let second = look().await?;
+    ensure!(api.delete_object(&second).await?, "it is the one");
+    ensure!(!api.delete_object(&second).await?, "it is gone");
+
+    // Only the API server's own word counts that there is no Node.
+    fleet.add_nodes(&one).await?;
+    ensure!(!api.has_no_node(&one[0]).await? && api.has_no_node("nobody").await?);
+    Ok(())
 }
 
 #[tokio::test]
@@ -480,4 +515,90 @@ async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> 
     let (code, _, stderr) = run(&nobody, &["--purge"]).await?;
     ensure!(code == Some(1) && stderr.starts_with("numacast: RBAC refuses: daemonsets.apps"), "{stderr}");
     Ok(())
+}
+
+/// An admission policy that refuses to let one object go, as those of others do.
+async fn refuse_deletion(cluster: &Cluster, name: &str) -> Result<()> {
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "stays"},
+        "spec": {
+            "matchConstraints": {"resourceRules": [{
+                "apiGroups": ["topology.node.k8s.io"], "apiVersions": ["*"], "operations": ["DELETE"],
+                "resources": ["noderesourcetopologies"],
+            }]},
+            "validations": [{"expression": format!("request.name != '{name}'"), "message": "it stays"}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "stays"}, "spec": {"policyName": "stays", "validationActions": ["Deny"]},
+    });
+    let made = PostParams::default();
+    let policy: ValidatingAdmissionPolicy = serde_json::from_value(policy)?;
+    Api::all(cluster.client()).create(&made, &policy).await?;
+    let binding: ValidatingAdmissionPolicyBinding = serde_json::from_value(binding)?;
+    Api::all(cluster.client()).create(&made, &binding).await?;
+    let dry = DeleteParams { dry_run: true, ..DeleteParams::default() };
+    until("the policy is in force", async || {
+        let refused = fleet::objects(&cluster.client()).delete(name, &dry).await;
+        ensure!(refused.is_err(), "it would let the object go");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_purge_goes_on_past_what_stays_and_takes_nobody_elses_daemon_set() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let kubeconfig = cluster.admin_kubeconfig();
+    let theirs: DaemonSet = serde_json::from_value(json!({"metadata": {"name": "kube-proxy"}, "spec": {
+        "selector": {"matchLabels": {"app": "proxy"}},
+        "template": {"metadata": {"labels": {"app": "proxy"}}, "spec": {"containers": [
+            {"name": "proxy", "image": "proxy", "command": ["kube-proxy"]},
+        ]}},
+    }}))?;
+    let sets = fleet.namespaced::<DaemonSet>();
+    sets.create(&PostParams::default(), &theirs).await?;
+    let all = names("worker", 12);
+    fleet.add_objects(&all, "numacast").await?;
+    let (code, _, stderr) = run(&kubeconfig, &["--purge", "--daemon-set", "kube-proxy"]).await?;
+    let not_ours = "numacast: the DaemonSet numacast/kube-proxy runs no agents of numacast, so nothing was deleted: name \
+                    theirs by --daemon-set, or, if there is none, --set controller.daemonSet=\n";
+    ensure!((code, stderr.as_str()) == (Some(1), not_ours), "{stderr}");
+    ensure!(sets.get_opt("kube-proxy").await?.is_some() && fleet.object_names().await?.len() == 12);
+
+    // The first one is held by a finalizer, the second one by somebody's policy.
+    let held = json!({"metadata": {"finalizers": ["example.com/held"]}});
+    let objects = fleet::objects(&cluster.client());
+    objects.patch(&all[0], &PatchParams::default(), &Patch::Merge(&held)).await?;
+    refuse_deletion(&cluster, &all[1]).await?;
+    let (code, _, stderr) = run(&kubeconfig, &["--purge"]).await?;
+    ensure!(code == Some(1) && stderr.contains("it stays"), "{stderr}");
+    same(&fleet.object_names().await?, &set(&all[..2]))?;
+    // What held them goes, and then they do.
+    let free = json!({"metadata": {"finalizers": null}});
+    objects.patch(&all[0], &PatchParams::default(), &Patch::Merge(&free)).await?;
+    Api::<ValidatingAdmissionPolicyBinding>::all(cluster.client())
+        .delete("stays", &DeleteParams::default())
+        .await?;
+    let (code, stdout, stderr) = until_purged(&kubeconfig).await?;
+    ensure!(code == Some(0) && stdout.ends_with("objects removed\n"), "{stdout}{stderr}");
+    ensure!(fleet.object_names().await?.is_empty(), "{:?}", fleet.object_names().await?);
+    Ok(())
+}
+
+/// A policy is in force for a moment after it was removed.
+async fn until_purged(kubeconfig: &Path) -> Result<(Option<i32>, String, String)> {
+    let mut outcome = run(kubeconfig, &["--purge"]).await?;
+    until("the purge ends well", async || {
+        if outcome.0 != Some(0) {
+            outcome = run(kubeconfig, &["--purge"]).await?;
+        }
+        ensure!(outcome.0 == Some(0), "{}", outcome.2);
+        Ok(())
+    })
+    .await?;
+    Ok(outcome)
 }

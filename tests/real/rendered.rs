@@ -296,6 +296,15 @@ async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
         Ok(())
     });
     told.await.with_context(|| agent.last_words())?;
+    // Pods that the scheduler rejected are to be tried again: what was released is told once more.
+    let nudged = until("the object was nudged", async || {
+        let metrics = answer(&agent, 9742, "/metrics").await?;
+        let mut nudges =
+            metrics.lines().filter_map(|line| line.strip_prefix("numacast_writes_total{reason=\"nudge\"} "));
+        ensure!(nudges.next().is_some_and(|count| count != "0"), "{metrics}");
+        Ok(())
+    });
+    nudged.await.with_context(|| agent.last_words())?;
     agent.is_ready().await?;
     let words = agent.log();
     ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
@@ -328,12 +337,13 @@ async fn latencies(world: &World) -> Result<String> {
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let watching = tokio::spawn(async move {
         let only = WatchParams::default().fields(&format!("metadata.name={of}"));
-        let mut stream = std::pin::pin!(nrt::api(&client).watch(&only, &first).await.unwrap());
+        let mut stream = std::pin::pin!(nrt::api(&client).watch(&only, &first).await?);
         while let Some(Ok(event)) = stream.next().await {
             if let WatchEvent::Modified(object) | WatchEvent::Added(object) = event {
-                let _ = tell.send((Instant::now(), nrt::Seen::of(&object).unwrap()));
+                tell.send((Instant::now(), nrt::Seen::of(&object)?))?;
             }
         }
+        anyhow::Ok(())
     });
     let mut all = Vec::new();
     for number in 0..40 {
@@ -480,12 +490,13 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
 async fn a_pod_that_is_less_confined_is_noticed() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
     let world = World::start(&parts, &with_kubelet_ca()).await?;
-    let loosen: [(&str, fn(&mut Value), &str); 3] = [
+    type Loosen = fn(&mut Value);
+    let less: [(&str, Loosen, &str); 3] = [
         ("writable", |c| c["securityContext"]["readOnlyRootFilesystem"] = json!(false), "/ may be written"),
         ("escalating", |c| c["securityContext"]["allowPrivilegeEscalation"] = json!(true), "NoNewPrivs"),
         ("mounted", |c| c["volumeMounts"][2]["readOnly"] = json!(false), "/host/sys/devices may be written"),
     ];
-    for (name, loosen, found) in loosen {
+    for (name, loosen, found) in less {
         let mut template = world.chart.object("DaemonSet", AGENT)?.data["spec"]["template"].clone();
         loosen(&mut template["spec"]["containers"][0]);
         let pod = json!({"metadata": {"name": name}, "spec": template["spec"]});

@@ -852,7 +852,9 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     let none =
         Chart::render(&parts, &json!({"controller": {"enabled": false}, "purge": {"enabled": false}}))?;
     ensure!(rights_of(&none, CONTROLLER)?.is_empty() && rights_of(&none, PURGE)?.is_empty());
-    let purge = rights_of(&Chart::render(&parts, &json!({}))?, PURGE)?;
+    // Whatever the controller is told to look at: the hook deletes what the release made.
+    let other = json!({"controller": {"config": {"controller": {"daemonSet": "another"}}}});
+    let purge = rights_of(&Chart::render(&parts, &other)?, PURGE)?;
     let expected = [
         "list noderesourcetopologies.topology.node.k8s.io",
         "delete noderesourcetopologies.topology.node.k8s.io",

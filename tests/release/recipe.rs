@@ -12,7 +12,8 @@ use crate::{file, repository, said};
 const CARGO: &str = r#"#!/bin/sh
 printf '%s\n' "$@" >"$SEEN/cargo"
 printf '%s' "$CARGO_ENCODED_RUSTFLAGS" >"$SEEN/flags"
-for triple; do :; done
+while [ "$1" != --target ]; do shift; done
+triple=$2
 mkdir -p "$CARGO_TARGET_DIR/$triple/release"
 cp "$BINARY" "$CARGO_TARGET_DIR/$triple/release/numacast"
 "#;

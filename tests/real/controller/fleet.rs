@@ -123,7 +123,11 @@ impl<'a> Fleet<'a> {
 
     pub(crate) async fn delete_nodes(&self, names: &[String]) -> Result<()> {
         let api: Api<Node> = Api::all(self.client.clone());
-        each(names, async |name| Ok(drop(api.delete(name, &DeleteParams::default()).await?))).await
+        let delete = async |name: &str| {
+            api.delete(name, &DeleteParams::default()).await?;
+            Ok(())
+        };
+        each(names, delete).await
     }
 
     /// Objects whose zones `manager` wrote.
@@ -160,7 +164,7 @@ impl<'a> Fleet<'a> {
         let daemon_set: DaemonSet = serde_json::from_value(json!({
             "metadata": {"name": DAEMON_SET},
             "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {
-                "containers": [{"name": "agent", "image": "agent"}], "nodeSelector": selector,
+                "containers": [{"name": "agent", "image": "numacast", "args": ["agent"]}], "nodeSelector": selector,
                 "tolerations": [{"operator": "Exists"}]}}},
         }))?;
         self.namespaced().create(&PostParams::default(), &daemon_set).await?;
