@@ -113,10 +113,10 @@ async fn take_turns(
     notices: &Notices,
 ) {
     loop {
-        election.win(metrics).await;
+        let since = election.win(metrics).await;
         info!("this controller leads");
         tokio::select! {
-            () = election.keep(metrics) => {}
+            () = election.keep(since, metrics) => {}
             () = lead(settings, cluster, metrics, notices) => {}
         }
         metrics.leads(false);

@@ -8,7 +8,7 @@ use tracing::{debug, info, warn};
 
 use super::Work;
 use crate::cluster::{ClusterError, Mark, Regarding};
-use crate::controller::garbage::{Held, Pass, Verdict};
+use crate::controller::garbage::{Held, Pass, Refusals, Verdict};
 use crate::controller::notices::Reason;
 use crate::controller::said::Said;
 
@@ -19,6 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Default)]
 struct Told {
     calls: Said,
+    refused: Said,
     held: Option<String>,
     /// What would have been deleted.
     dry: BTreeSet<String>,
@@ -30,8 +31,8 @@ enum Fate {
     Done,
     /// It has a Node after all.
     HasNode,
-    /// It is nothing that a scheduler reads as a Node's.
-    NotOurs,
+    /// Nobody has looked yet whether a scheduler reads it as a Node's.
+    Unknown,
 }
 
 impl Work<'_> {
@@ -85,6 +86,7 @@ impl Work<'_> {
                 pass.look(mark, has_node);
             }
         }
+        self.ask_of_others(&pass).await?;
         let counted = if pass.has_orphans() { Some(self.cluster.node_count().await?) } else { None };
         let now = Instant::now();
         let (verdict, orphans) = {
@@ -104,6 +106,23 @@ impl Work<'_> {
             Verdict::Delete(marks) => {
                 self.release(told);
                 self.delete(marks, told).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Others' objects without a Node may be anything: only what a scheduler reads as a Node's is garbage.
+    async fn ask_of_others(&self, pass: &Pass) -> Result<(), ClusterError> {
+        let unasked = self.known().garbage.unasked(pass);
+        for mark in unasked {
+            match self.cluster.is_of_numa(&mark.name).await {
+                Ok(of_numa) => self.known().garbage.asked(&mark, of_numa),
+                Err(error) if error.concerns_all() => return Err(error),
+                // It is asked again, and not deleted before.
+                Err(error) => {
+                    self.metrics.call_failed(&error);
+                    debug!("{}: {error}", mark.name);
+                }
             }
         }
         Ok(())
@@ -135,23 +154,7 @@ impl Work<'_> {
         if self.settings.dry_run {
             told.dry.retain(|name| marks.iter().any(|mark| mark.name == *name));
         }
-        for mark in marks {
-            match self.delete_one(&mark, told).await {
-                Ok(Fate::Done) => {}
-                Ok(Fate::HasNode) => self.known().garbage.node_came(&mark.name),
-                Ok(Fate::NotOurs) => self.known().garbage.spared(&mark),
-                // Whoever wrote it lives.
-                Err(error) if error.is_conflict() => {
-                    self.metrics.delete_failed(&error);
-                    debug!("{} stays for now: {error}", mark.name);
-                    self.known().garbage.gave_up();
-                }
-                Err(error) => {
-                    self.metrics.delete_failed(&error);
-                    return Err(error);
-                }
-            }
-        }
+        let outcome = self.delete_each(marks, told).await;
         let left = self.known().garbage.orphans();
         self.metrics.figures(|figures| figures.orphans = u64::try_from(left).ok());
         if self.settings.dry_run {
@@ -161,20 +164,58 @@ impl Work<'_> {
         if count > 0 {
             debug!("{count} objects were due, {left} are left");
         }
-        Ok(())
+        outcome
+    }
+
+    /// What concerns one object is noted, and the next one has its turn; what concerns all ends it.
+    async fn delete_each(&self, marks: Vec<Mark>, told: &mut Told) -> Result<(), ClusterError> {
+        let mut refusals = Refusals::default();
+        let mut outcome = Ok(());
+        for mark in marks {
+            let fate = self.delete_one(&mark, told).await;
+            match fate {
+                Ok(Fate::Done) => {}
+                Ok(Fate::HasNode) => self.known().garbage.node_came(&mark.name),
+                Ok(Fate::Unknown) => self.known().garbage.gave_up(),
+                // Whoever wrote it lives.
+                Err(error) if error.is_conflict() => {
+                    self.metrics.delete_failed(&error);
+                    debug!("{} stays for now: {error}", mark.name);
+                    self.known().garbage.gave_up();
+                }
+                Err(error) => {
+                    self.metrics.delete_failed(&error);
+                    self.known().garbage.refused(&mark.name);
+                    if error.concerns_all() {
+                        outcome = Err(error);
+                        break;
+                    }
+                    debug!("{} stays: {error}", mark.name);
+                    if refusals.add(&mark.name, error.to_string()) {
+                        break;
+                    }
+                    continue;
+                }
+            }
+            refusals.broken();
+        }
+        match refusals.sentence() {
+            Some(sentence) => told.refused.trouble(&sentence),
+            None if outcome.is_ok() => told.refused.well("no object is refused to be deleted any longer"),
+            None => {}
+        }
+        outcome
     }
 
     async fn delete_one(&self, mark: &Mark, told: &mut Told) -> Result<Fate, ClusterError> {
         let name = mark.name.as_str();
+        if self.known().garbage.is_of_numa(mark) != Some(true) {
+            return Ok(Fate::Unknown);
+        }
         let is_back = self.known().nodes.trusted(Instant::now()).is_none_or(|nodes| nodes.contains_key(name));
         if is_back || !self.cluster.has_no_node(name).await? {
             debug!("{name} stays: its Node is there");
             return Ok(Fate::HasNode);
-        }
-        // What we wrote is a Node's; of others' objects only those that a scheduler reads as one are our business.
-        if !mark.writers.ours && !self.cluster.is_of_numa(name).await? {
-            debug!("{name} stays: none of its zones is a NUMA node");
-            return Ok(Fate::NotOurs);
         }
         if self.settings.dry_run {
             if told.dry.insert(name.to_owned()) {

@@ -33,7 +33,9 @@ impl Work<'_> {
             let now = Instant::now();
             match event {
                 Ok(seen) => {
-                    said.well("the Nodes can be watched again");
+                    if seen.is_proof() {
+                        said.well("the Nodes can be watched again");
+                    }
                     self.saw(seen, coverage, now);
                 }
                 Err(sentence) => {
@@ -52,7 +54,12 @@ impl Work<'_> {
             (node.name.into(), KnownNode { uid: node.uid.into(), covered, ready: node.ready })
         });
         let mut known = self.known();
-        match known.nodes.take(reduced) {
+        let known = &mut *known;
+        let change = known.nodes.take(reduced);
+        if complete {
+            known.garbage.nodes_are(|name| known.nodes.knows(name));
+        }
+        match change {
             Change::None => {}
             Change::Came(name) => known.garbage.node_came(&name),
             Change::Gone(names) => {

@@ -96,6 +96,13 @@ pub(super) const AVAILABLE: Doc = Doc {
     help: "What of that nobody holds",
 };
 
+pub(super) const DAEMON_SET: Doc = Doc {
+    name: "numacast_fleet_daemonset",
+    kind: "gauge",
+    labels: &[],
+    help: "1 if the agents' DaemonSet is there, else 0: then nobody looks for silent agents. Missing without `controller.daemonSet`",
+};
+
 pub(super) const COVERED: Doc = Doc {
     name: "numacast_fleet_covered_nodes",
     kind: "gauge",
@@ -154,6 +161,7 @@ pub const DOCS: &[&Doc] = &[
     &CAPACITY,
     &ALLOCATABLE,
     &AVAILABLE,
+    &DAEMON_SET,
     &COVERED,
     &AGENTS,
     &SILENT,

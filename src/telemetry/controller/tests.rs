@@ -22,6 +22,7 @@ fn full() -> Figures {
         objects: Some(5),
         foreign: Some(1),
         missing: Some(2),
+        daemon_set: Some(true),
         covered: Some(7),
         agents: Some(6),
         silent: Some(1),
