@@ -255,6 +255,11 @@ impl Election {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::json;
+
+    use super::super::fake;
     use super::*;
 
     fn time(text: &str) -> MicroTime {
@@ -297,6 +302,46 @@ mod tests {
         assert!(may_make(None, now), "there never was one");
         assert!(!may_make(Some(now), now + GONE / 2));
         assert!(may_make(Some(now), now + GONE));
+    }
+
+    /// A Lease that is free, and an API server that takes its time: the first call, the second, and then all others.
+    fn slow(calls: [u64; 3]) -> Election {
+        let (count, lease) =
+            (AtomicUsize::new(0), json!({"metadata": {"name": "l", "resourceVersion": "1"}, "spec": {}}));
+        let cluster = fake::cluster(move |_| {
+            let call = count.fetch_add(1, Ordering::Relaxed).min(2);
+            let (seconds, lease) = (calls[call], lease.clone());
+            async move {
+                sleep(Duration::from_secs(seconds)).await;
+                (200, lease)
+            }
+        });
+        Election::new(cluster, "n".to_owned(), "l".to_owned(), "a".to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_is_valid_from_before_the_call_that_made_it() {
+        let (start, metrics) = (Instant::now(), fake::metrics());
+        let mut election = slow([0, 9, 1000]);
+        let since = election.win(&metrics).await;
+        assert!(start.elapsed() >= Duration::from_secs(9) && since < start + Duration::from_secs(1));
+        election.keep(since, &metrics).await;
+        assert!(start.elapsed() < VALID, "{:?}: another one may lead", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_comes_too_late_wins_nothing() {
+        let (start, metrics) = (Instant::now(), fake::metrics());
+        let mut election = slow([0, 12, 0]);
+        let since = election.win(&metrics).await;
+        assert!(since >= start + RENEW_WITHIN, "{:?}", since - start);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_told_to_stop_does_not_wait_for_an_api_server_that_hangs() {
+        let start = Instant::now();
+        slow([20, 20, 20]).give_up().await;
+        assert!(start.elapsed() < GIVE_UP_WITHIN * 2);
     }
 
     #[test]

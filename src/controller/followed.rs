@@ -88,9 +88,9 @@ impl<T> Followed<T> {
         self.known.contains_key(name)
     }
 
-    /// Was all of it listed once?
-    pub(super) fn is_complete(&self) -> bool {
-        self.complete
+    /// Was all of it listed once, or could it not be?
+    pub(super) fn is_settled(&self) -> bool {
+        self.complete || self.failed.is_some()
     }
 }
 
@@ -117,7 +117,9 @@ mod tests {
         followed.take(Seen::Listed(named("a")));
         followed.take(Seen::Listed(named("b")));
         assert_eq!(followed.trusted(Instant::now()), None);
+        assert!(!followed.is_settled(), "it may take its time");
         assert_eq!(followed.take(Seen::Complete), gone(&[]));
+        assert!(followed.is_settled());
         assert_eq!(followed.take(Seen::Is(named("c"))), Change::Came("c".into()));
         assert_eq!(followed.take(Seen::Gone(named("a"))), gone(&["a"]));
         assert_eq!(names(&followed), ["b", "c"]);

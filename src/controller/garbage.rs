@@ -193,6 +193,11 @@ impl Garbage {
         }
     }
 
+    /// Whoever leads again knows nothing, but what was deleted within the last interval counts.
+    pub(super) fn next_term(&mut self) -> Self {
+        Self { deleted: std::mem::take(&mut self.deleted), ..Self::new(self.rules) }
+    }
+
     /// A Node was seen to go.
     pub(super) fn node_went(&mut self, name: Box<str>, now: Instant) {
         self.gone.entry(name).or_insert(now);
@@ -463,6 +468,10 @@ mod tests {
         let verdict = held(garbage.conclude(pass(79, &names(6)), 79, 79, now + SECOND));
         assert_eq!(verdict, Held::TooMany { orphans: 6, lately: 15, objects: 85, most: 20 });
         assert!(verdict.to_string().contains("have no Node and 15 were deleted lately, more"), "{verdict}");
+        let mut garbage = garbage.next_term();
+        assert_eq!((garbage.orphans(), garbage.due(now)), (0, now), "nothing is known");
+        let verdict = held(garbage.conclude(pass(79, &names(6)), 79, 79, now + SECOND));
+        assert!(matches!(verdict, Held::TooMany { lately: 15, .. }), "a new term is no way round it either");
         let later = now + RULES.interval;
         assert_eq!(deletes(garbage.conclude(pass(79, &names(6)), 79, 79, later)).len(), 6);
     }

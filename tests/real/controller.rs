@@ -375,7 +375,6 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     leader.shows("numacast_controller_leader", 1.0).await?;
     let first = fleet.holder().await?;
     let mut other = Controller::start("second", &cluster, &kubeconfig, &[])?;
-    other.shows("numacast_controller_leader", 0.0).await?;
     for path in ["/livez", "/readyz", "/startupz"] {
         until("the other one is ready to lead", async || {
             let answer = other.probe(path).await?;
@@ -384,6 +383,8 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
         })
         .await?;
     }
+    // It has looked at the Lease by now: it is ready.
+    ensure!(other.metric("numacast_controller_leader").await? == 0.0, "two lead");
     fleet.delete_nodes(&all[..3]).await?;
     until("the leader works", async || same(&fleet.object_names().await?, &set(&all[3..]))).await?;
     leader.shows("numacast_garbage_deleted_total", 3.0).await?;

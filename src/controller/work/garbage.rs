@@ -12,8 +12,12 @@ use crate::controller::garbage::{Held, Pass, Refusals, Verdict};
 use crate::controller::notices::Reason;
 use crate::controller::said::Said;
 
-/// How long the first pass waits for the Nodes before it says that they are not known.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the first pass waits for the Nodes before it says that they are not known; less if they cannot be listed.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The word that a Node is gone counts for so long...
+const FRESH: Duration = Duration::from_secs(2);
+/// ...and is asked for so often in a row.
+const ASKED_AGAIN: usize = 3;
 
 /// What was said of garbage.
 #[derive(Default)]
@@ -21,6 +25,8 @@ struct Told {
     calls: Said,
     refused: Said,
     held: Option<String>,
+    /// Was an Event posted about that?
+    posted: bool,
     /// What would have been deleted.
     dry: BTreeSet<String>,
 }
@@ -58,10 +64,10 @@ impl Work<'_> {
         }
     }
 
-    /// Waits until the Nodes were listed once, or for so long.
+    /// Waits until the Nodes were listed once, or could not be, or for so long.
     pub(super) async fn wait_for_nodes(&self, patience: Duration) {
         let until = Instant::now() + patience;
-        while !self.known().nodes.is_complete() && Instant::now() < until {
+        while !self.known().nodes.is_settled() && Instant::now() < until {
             tokio::select! {
                 () = self.nodes_changed.notified() => {}
                 () = sleep(Duration::from_secs(1)) => {}
@@ -134,11 +140,14 @@ impl Work<'_> {
         // Figures change; the kind of reason does not.
         let kind = format!("{:?}", std::mem::discriminant(held));
         if told.held.as_ref() == Some(&kind) {
-            return debug!("{sentence}");
+            debug!("{sentence}");
+        } else {
+            warn!("{sentence}");
+            (told.held, told.posted) = (Some(kind), false);
         }
-        warn!("{sentence}");
-        told.held = Some(kind);
-        self.notices.post(Reason::GarbageHeldBack, Regarding::Objects, &sentence).await;
+        if !told.posted {
+            told.posted = self.notices.post(Reason::GarbageHeldBack, Regarding::Objects, &sentence).await;
+        }
     }
 
     fn release(&self, told: &mut Told) {
@@ -207,13 +216,28 @@ impl Work<'_> {
         outcome
     }
 
+    /// The answer is asked for again if it is old, as when we were stopped for a while.
+    async fn has_no_node_now(&self, name: &str) -> Result<bool, ClusterError> {
+        for _ in 0..ASKED_AGAIN {
+            let asked = Instant::now();
+            if !self.cluster.has_no_node(name).await? {
+                return Ok(false);
+            }
+            if asked.elapsed() < FRESH {
+                return Ok(true);
+            }
+        }
+        debug!("{name} stays for now: what the API server says of its Node comes too late");
+        Ok(false)
+    }
+
     async fn delete_one(&self, mark: &Mark, told: &mut Told) -> Result<Fate, ClusterError> {
         let name = mark.name.as_str();
         if self.known().garbage.is_of_numa(mark) != Some(true) {
             return Ok(Fate::Unknown);
         }
         let is_back = self.known().nodes.trusted(Instant::now()).is_none_or(|nodes| nodes.contains_key(name));
-        if is_back || !self.cluster.has_no_node(name).await? {
+        if is_back || !self.has_no_node_now(name).await? {
             debug!("{name} stays: its Node is there");
             return Ok(Fate::HasNode);
         }
@@ -229,5 +253,51 @@ impl Work<'_> {
         }
         self.known().garbage.deleted(name, Instant::now());
         Ok(Fate::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::fake::{self, Parts};
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_word_that_a_node_is_gone_is_asked_for_again() {
+        let asked = AtomicUsize::new(0);
+        let parts = Parts::new(fake::cluster(move |_| {
+            // It takes long to say no, and meanwhile the Node registers.
+            let (slow, no) = (FRESH * 2, asked.fetch_add(1, Ordering::Relaxed) == 0);
+            async move {
+                if !no {
+                    return (200, json!({"metadata": {"name": "a"}}));
+                }
+                sleep(slow).await;
+                let details = json!({"name": "a", "kind": "nodes"});
+                (404, json!({"status": "Failure", "code": 404, "reason": "NotFound", "details": details}))
+            }
+        }));
+        assert!(!parts.work().has_no_node_now("a").await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn garbage_that_is_held_back_is_told_of_however_many_nodes_are_silent() {
+        let parts = Parts::new(fake::cluster(|_| async { (201, json!({"metadata": {"name": "e"}})) }));
+        let work = parts.work();
+        let node = Regarding::Node { name: "a", uid: "u" };
+        while work.notices.post(Reason::AgentSilent, node, "").await {}
+        let (held, mut told) = (Held::NoNodes { objects: 3 }, Told::default());
+        work.hold(&held, &mut told).await;
+        assert!(told.posted);
+        // One that may not be told now is told later.
+        while work.notices.post(Reason::GarbageHeldBack, Regarding::Objects, "").await {}
+        work.hold(&Held::NodesUnknown, &mut told).await;
+        assert!(!told.posted);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        work.hold(&Held::NodesUnknown, &mut told).await;
+        assert!(told.posted);
     }
 }
