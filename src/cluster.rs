@@ -35,7 +35,7 @@ pub use agents::{AgentPod, pod_labels, runs_agents};
 pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
 pub use nodes::{Seen, SlimNode};
-pub use objects::{Brief, KEEP, Mark, Sum, Writers};
+pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
 pub use pages::Pages;
 
 /// Our name in `managedFields`.

@@ -18,7 +18,7 @@ use prometheus_client::registry::Registry;
 
 use super::metrics::{Counts, Doc, Process, expose, gauge, now, register};
 use super::server::Exposition;
-use crate::cluster::{ClusterError, Sum};
+use crate::cluster::{ClusterError, Sum, is_native};
 
 pub use docs::DOCS;
 pub use health::{Bounds, Health};
@@ -104,10 +104,9 @@ fn by_resource(
 ) -> fmt::Result {
     let help = format!("{}.", doc.help);
     let mut family = encoder.encode_descriptor(doc.family(), &help, None, MetricType::Gauge)?;
-    let is_device = |name: &str| name.contains('/');
-    let native = figures.resources.iter().filter(|(name, _)| !is_device(name));
-    let devices = figures.resources.iter().filter(|(name, _)| is_device(name));
-    for (name, sum) in native.chain(devices).take(MOST_RESOURCES) {
+    let native = figures.resources.iter().filter(|(name, _)| is_native(name));
+    let others = figures.resources.iter().filter(|(name, _)| !is_native(name));
+    for (name, sum) in native.chain(others).take(MOST_RESOURCES) {
         let name: String = name.chars().take(RESOURCE_NAME).collect();
         family.encode_family(&[("resource", name)])?.encode_gauge(&amount(sum))?;
     }

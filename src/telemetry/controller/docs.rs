@@ -72,8 +72,10 @@ pub(super) const NODES: Doc = Doc {
 pub(super) const OBJECTS: Doc =
     Doc { name: "numacast_fleet_objects", kind: "gauge", labels: &[], help: "Objects" };
 
-const RESOURCE: &[(&str, &str)] =
-    &[("resource", "such as `cpu` or `memory`; at most 128, devices beyond that are left out")];
+const RESOURCE: &[(&str, &str)] = &[(
+    "resource",
+    "such as `cpu` or `memory`; at most 128, those of Kubernetes itself first; at most 64 others of one object",
+)];
 
 pub(super) const CAPACITY: Doc = Doc {
     name: "numacast_fleet_capacity",
