@@ -37,6 +37,11 @@ const LOOK: Duration = Duration::from_millis(5);
 const LATER_LOOK: Duration = Duration::from_millis(200);
 /// The longest wait between two such looks.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
+/// That wait in the first second, where the files do not tell: a kubelet under load takes longer, and what it has given
+/// away should not wait for as long again. The bucket of Lists is no faster.
+const SOON_LIMIT: Duration = Duration::from_millis(100);
+/// So many looks are that second.
+const SOON: u32 = 14;
 
 /// Why a scan is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,8 +275,12 @@ impl Accord {
         if self.unaccounted.is_empty() {
             self.look_at = None;
         } else if self.answers && self.look_at.is_none() {
-            let first = if self.files_tell { LATER_LOOK } else { LOOK };
-            self.look_at = Some(now + back_off(&mut self.looks, first, LOOK_LIMIT));
+            let (first, limit) = match self.files_tell {
+                true => (LATER_LOOK, LOOK_LIMIT),
+                false if self.looks < SOON => (LOOK, SOON_LIMIT),
+                false => (LOOK, LOOK_LIMIT),
+            };
+            self.look_at = Some(now + back_off(&mut self.looks, first, limit));
         }
         self.metrics.unaccounted(self.unaccounted.len());
         for (namespace, name) in &verdict.released {

@@ -1,13 +1,15 @@
 //! Values that the chart is tried with.
 
-use anyhow::Result;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::helm::presets;
+use anyhow::{Context, Result};
+
+use crate::helm::{Helm, Objects, presets};
 
 /// Arguments of `helm template`, and what they are called.
 #[derive(Clone, Debug)]
-pub(crate) struct Case {
-    pub(crate) name: String,
+struct Case {
+    name: String,
     arguments: Vec<String>,
 }
 
@@ -17,7 +19,7 @@ impl Case {
         Self { name: values.join(" "), arguments: arguments.collect() }
     }
 
-    pub(crate) fn arguments(&self) -> Vec<&str> {
+    fn arguments(&self) -> Vec<&str> {
         self.arguments.iter().map(String::as_str).collect()
     }
 }
@@ -139,7 +141,7 @@ const SWITCHES: [&[&str]; 48] = [
 ];
 
 /// Every values file, every switch, and all of them together.
-pub(crate) fn all() -> Result<Vec<Case>> {
+fn all() -> Result<Vec<Case>> {
     let mut cases: Vec<Case> = SWITCHES.iter().map(|values| Case::set(values)).collect();
     cases[0].name = "the defaults".to_owned();
     cases.push(Case::set(&EVERYTHING));
@@ -154,4 +156,24 @@ pub(crate) fn all() -> Result<Vec<Case>> {
         cases.push(Case { name, arguments });
     }
     Ok(cases)
+}
+
+/// Names of cases, and the objects that they give.
+type Rendered = Arc<Vec<(String, Objects)>>;
+
+/// What each of them gives; rendered once for all tests.
+pub(crate) fn rendered(helm: &Helm) -> Result<Rendered> {
+    static RENDERED: Mutex<Option<Rendered>> = Mutex::new(None);
+    let mut rendered = RENDERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(all) = &*rendered {
+        return Ok(Arc::clone(all));
+    }
+    let mut fresh = Vec::new();
+    for case in all()? {
+        let objects = helm.render(&case.arguments()).with_context(|| case.name.clone())?;
+        fresh.push((case.name, objects));
+    }
+    let fresh = Arc::new(fresh);
+    *rendered = Some(Arc::clone(&fresh));
+    Ok(fresh)
 }

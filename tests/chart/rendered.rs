@@ -34,9 +34,8 @@ fn helm_finds_nothing_to_complain_about() -> Result<()> {
 #[test]
 fn every_value_gives_objects_that_keep_the_rules() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    for case in cases::all()? {
-        let objects = helm.render(&case.arguments()).with_context(|| case.name.clone())?;
-        rules::check(&objects).with_context(|| case.name.clone())?;
+    for (case, objects) in cases::rendered(&helm)?.iter() {
+        rules::check(objects).with_context(|| case.clone())?;
     }
     // Names that YAML would take for something else.
     for release in ["n", "1", "on", "1e3", "0x1f", "1st.of.all", "a".repeat(53).as_str()] {
@@ -72,9 +71,8 @@ fn shape(value: &Value) -> String {
 fn everything_is_valid_for_the_schemas_of_kubernetes() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     let mut distinct = BTreeMap::new();
-    for case in cases::all()? {
-        let objects = helm.render(&case.arguments()).with_context(|| case.name.clone())?;
-        distinct.extend(objects.0.into_iter().map(|object| (shape(&object), object.to_string())));
+    for (_, objects) in cases::rendered(&helm)?.iter() {
+        distinct.extend(objects.0.iter().map(|object| (shape(object), object.to_string())));
     }
     let file = helm.home().join("objects.yaml");
     std::fs::write(&file, distinct.values().map(|object| format!("---\n{object}\n")).collect::<String>())?;

@@ -27,14 +27,19 @@ fn write_old_chart(dir: &Path) -> Result<()> {
     Ok(std::fs::write(dir.join("templates/crd.yaml"), template)?)
 }
 
-/// The one that every cluster of the tests begins with.
-async fn remove_crd(crds: &Api<Crd>) -> Result<()> {
+/// In place of the CRD that every cluster of the tests begins with; the chart's path.
+async fn install_old(operator: &Operator, crds: &Api<Crd>, dir: &Path) -> Result<String> {
     crds.delete(CRD, &DeleteParams::default()).await?;
     until("the CRD is gone", async || {
         ensure!(crds.get_opt(CRD).await?.is_none(), "it is there");
         Ok(())
     })
-    .await
+    .await?;
+    let old = dir.join("old");
+    write_old_chart(&old)?;
+    let old = old.display().to_string();
+    operator.run("helm", &format!("install old {old} --namespace old --create-namespace"))?;
+    Ok(old)
 }
 
 #[tokio::test]
@@ -43,10 +48,7 @@ async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
     let cluster = Cluster::start(&parts).await?;
     let operator = Operator::of(&parts, &cluster);
     let crds: Api<Crd> = Api::all(cluster.client());
-    remove_crd(&crds).await?;
-    let old = cluster.dir().join("old");
-    write_old_chart(&old)?;
-    operator.run("helm", &format!("install old {} --namespace old --create-namespace", old.display()))?;
+    let old = install_old(&operator, &crds, cluster.dir()).await?;
     let resource = ApiResource {
         group: "topology.node.k8s.io".to_owned(),
         version: "v1alpha2".to_owned(),
@@ -68,7 +70,7 @@ async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
 
     // As the document says it.
     operator.run("kubectl", &format!("annotate crd {CRD} helm.sh/resource-policy=keep --overwrite"))?;
-    operator.run("helm", &format!("upgrade old {} --namespace old --set createCRDs=false", old.display()))?;
+    operator.run("helm", &format!("upgrade old {old} --namespace old --set createCRDs=false"))?;
     operator.run(
         "helm",
         "install numacast charts/numacast --namespace numacast --create-namespace --values charts/numacast/values-from-nfd.yaml",
@@ -108,11 +110,8 @@ async fn without_the_mark_the_crd_goes_with_every_object() -> Result<()> {
     let cluster = Cluster::start(&parts).await?;
     let operator = Operator::of(&parts, &cluster);
     let crds: Api<Crd> = Api::all(cluster.client());
-    remove_crd(&crds).await?;
-    let old = cluster.dir().join("old");
-    write_old_chart(&old)?;
-    operator.run("helm", &format!("install old {} --namespace old --create-namespace", old.display()))?;
-    operator.run("helm", &format!("upgrade old {} --namespace old --set createCRDs=false", old.display()))?;
+    let old = install_old(&operator, &crds, cluster.dir()).await?;
+    operator.run("helm", &format!("upgrade old {old} --namespace old --set createCRDs=false"))?;
     until("the CRD goes", async || {
         let crd = crds.get_opt(CRD).await?;
         ensure!(crd.is_none_or(|crd| crd.metadata.deletion_timestamp.is_some()), "it is there");

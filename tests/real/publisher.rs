@@ -128,7 +128,7 @@ async fn owned_by_the_node(cluster: &Cluster, object: &Value) -> Result<()> {
 
 #[tokio::test]
 async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     leave_behind(&cluster).await?;
     let mut world = World::start(&parts, cluster, &[]).await?;
@@ -181,7 +181,7 @@ async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
 
 #[tokio::test]
 async fn a_node_that_is_made_anew_is_the_owner_of_the_next_object_only() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     let with = ["--set", "publish.refresh=1s"];
     let mut world = World::start(&parts, cluster, &with).await?;
@@ -218,7 +218,7 @@ async fn a_node_that_is_made_anew_is_the_owner_of_the_next_object_only() -> Resu
 
 #[tokio::test]
 async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     // As on OpenShift.
     let cluster = Cluster::start_with(&parts, &["OwnerReferencesPermissionEnforcement"]).await?;
     let cluster = with_node(cluster).await?;
@@ -246,7 +246,7 @@ async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
 /// What koord-scheduler and its like read.
 #[tokio::test]
 async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     leave_behind(&cluster).await?;
     let with = ["--set", "publish.apiVersion=v1alpha1", "--set", "publish.refresh=1s"];
@@ -289,7 +289,7 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
 
 #[tokio::test]
 async fn deprecated_policies_stand_beside_the_attributes_on_request() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     leave_behind(&cluster).await?;
     let mut world = World::start(&parts, cluster, &["--set", "publish.topologyPolicies=true"]).await?;
@@ -307,7 +307,7 @@ async fn deprecated_policies_stand_beside_the_attributes_on_request() -> Result<
 /// The simulated API server says the same: its own tests compare with these.
 #[tokio::test]
 async fn an_apply_means_the_object_whose_uid_it_names() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let client = Client::new(Some(&cluster.admin_kubeconfig()), std::time::Duration::from_secs(10)).await?;
     ensure!(client.topology("worker").await?.is_none());
