@@ -375,6 +375,8 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     leader.shows("numacast_controller_leader", 1.0).await?;
     let first = fleet.holder().await?;
     let mut other = Controller::start("second", &cluster, &kubeconfig, &[])?;
+    // It listens.
+    other.shows("numacast_controller_leader", 0.0).await?;
     for path in ["/livez", "/readyz", "/startupz"] {
         until("the other one is ready to lead", async || {
             let answer = other.probe(path).await?;
@@ -448,7 +450,41 @@ async fn silent_agents_are_told_of() -> Result<()> {
     controller.shows("numacast_fleet_missing_objects", 0.0).await?;
     fleet.delete_agent(&all[0]).await?;
     controller.shows("numacast_fleet_silent_nodes", 1.0).await?;
-    controller.shows("numacast_fleet_daemonset", 1.0).await
+    // Nobody can tell when nobody knows which Nodes should have one.
+    controller.shows("numacast_fleet_daemonset", 1.0).await?;
+    fleet.namespaced::<DaemonSet>().delete(DAEMON_SET, &DeleteParams::default()).await?;
+    controller.shows("numacast_fleet_daemonset", 0.0).await?;
+    until("nothing is said of silent agents", async || {
+        ensure!(controller.metric("numacast_fleet_silent_nodes").await.is_err());
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_leader_that_stood_still_leads_no_longer() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    fleet.add_lease().await?;
+    let all = names("worker", 3);
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    let kubeconfig = fleet.kubeconfig()?;
+    let mut leader = Controller::start("first", &cluster, &kubeconfig, &[])?;
+    leader.shows("numacast_controller_leader", 1.0).await?;
+    let mut other = Controller::start("second", &cluster, &kubeconfig, &[])?;
+    leader.process.signal("STOP")?;
+    other.shows("numacast_controller_leader", 1.0).await?;
+    let holder = fleet.holder().await?;
+    leader.process.signal("CONT")?;
+    leader.shows("numacast_controller_leader", 0.0).await?;
+    fleet.delete_nodes(&all[..1]).await?;
+    until("the other one works", async || same(&fleet.object_names().await?, &set(&all[1..]))).await?;
+    other.shows("numacast_garbage_deleted_total", 1.0).await?;
+    ensure!(leader.metric("numacast_garbage_deleted_total").await? == 0.0, "two at work");
+    ensure!(fleet.holder().await? == holder);
+    Ok(())
 }
 
 /// Runs to its end on another thread.
