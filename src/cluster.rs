@@ -12,6 +12,7 @@ mod nodes;
 mod objects;
 mod pages;
 mod pods;
+mod steady;
 
 use std::fmt::{self, Debug};
 use std::future::Future;
@@ -34,7 +35,7 @@ pub use agents::{AgentPod, pod_labels, runs_agents};
 pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
 pub use nodes::{Seen, SlimNode};
-pub use objects::{Brief, KEEP, Mark, Sum, Writers};
+pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
 pub use pages::Pages;
 
 /// Our name in `managedFields`.
@@ -184,6 +185,16 @@ impl ClusterError {
             Self::NoConfig(_) | Self::NoCrd(_) | Self::Unauthorized(_) | Self::Forbidden(_) => true,
             Self::Refused { code, .. } => matches!(code, 400..=499) && !matches!(code, 408 | 409 | 429),
             _ => false,
+        }
+    }
+
+    /// Would every other call end like this? A refusal may be about the one object: RBAC's and a policy's look alike.
+    #[must_use]
+    pub const fn concerns_all(&self) -> bool {
+        match self {
+            Self::Refused { code, .. } => *code == 429,
+            Self::Forbidden(_) | Self::NoSuchNode(_) | Self::NotUnderstood { .. } => false,
+            _ => true,
         }
     }
 

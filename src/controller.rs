@@ -7,6 +7,8 @@
 mod check;
 mod coverage;
 mod election;
+#[cfg(test)]
+mod fake;
 mod fleet;
 mod followed;
 mod garbage;
@@ -77,10 +79,11 @@ impl Controller {
         });
         let notices =
             Notices::new(cluster.clone(), settings.identity.clone(), settings.events, Arc::clone(&metrics));
+        let worker = Work::new(&settings, &cluster, &metrics, &notices);
         let work = async {
             match &mut election {
-                None => lead(&settings, &cluster, &metrics, &notices).await,
-                Some(election) => take_turns(election, &settings, &cluster, &metrics, &notices).await,
+                None => lead(&worker, &metrics).await,
+                Some(election) => take_turns(election, &worker, &metrics).await,
             }
         };
         // All in one task: when it ends, nothing of it goes on.
@@ -105,25 +108,19 @@ async fn beat(metrics: &Metrics) {
     }
 }
 
-async fn take_turns(
-    election: &mut Election,
-    settings: &Settings,
-    cluster: &Cluster,
-    metrics: &Arc<Metrics>,
-    notices: &Notices,
-) {
+async fn take_turns(election: &mut Election, worker: &Work<'_>, metrics: &Metrics) {
     loop {
-        election.win(metrics).await;
+        let since = election.win(metrics).await;
         info!("this controller leads");
         tokio::select! {
-            () = election.keep(metrics) => {}
-            () = lead(settings, cluster, metrics, notices) => {}
+            () = election.keep(since, metrics) => {}
+            () = lead(worker, metrics) => {}
         }
         metrics.leads(false);
     }
 }
 
-async fn lead(settings: &Settings, cluster: &Cluster, metrics: &Arc<Metrics>, notices: &Notices) {
+async fn lead(worker: &Work<'_>, metrics: &Metrics) {
     metrics.leads(true);
-    Work::new(settings, cluster, metrics, notices).run().await;
+    worker.run().await;
 }

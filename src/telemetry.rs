@@ -83,6 +83,7 @@ fn filter(chosen: LogLevel) -> Targets {
     Targets::new()
         .with_default(others)
         .with_target("kube_client::client::builder", attempts)
+        .with_target("kube_runtime::watcher", attempts)
         .with_target("numacast", level(chosen))
 }
 
@@ -119,6 +120,7 @@ mod tests {
             assert_eq!(most("h2::codec"), Some(theirs), "{chosen:?}");
             let attempts = (chosen == LogLevel::Trace).then_some(Level::TRACE);
             assert_eq!(most("kube_client::client::builder"), attempts, "{chosen:?}");
+            assert_eq!(most("kube_runtime::watcher"), attempts, "{chosen:?}");
         }
     }
 }

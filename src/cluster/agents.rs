@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::nodes::{RawStatus, Seen, WATCH_SECONDS};
 use super::pages::{Listing, Pages};
+use super::steady::Steady;
 use super::{Cluster, ClusterError, Failure, chain};
 
 /// A pod has some 10 KiB.
@@ -174,7 +175,7 @@ impl Cluster {
     ) -> impl Stream<Item = Result<Seen<AgentPod>, String>> + Send + 'static {
         let pods: Api<AgentPod> = Api::namespaced(self.client.clone(), namespace);
         let config = watcher::Config::default().labels(labels).page_size(PAGE).timeout(WATCH_SECONDS);
-        watcher(pods, config).default_backoff().map(|event| match event {
+        watcher(pods, config).backoff(Steady::default()).map(|event| match event {
             Ok(event) => Ok(event.into()),
             Err(error) => Err(format!("cannot watch the agents' pods: {}", chain(&error))),
         })

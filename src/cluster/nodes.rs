@@ -13,6 +13,7 @@ use kube::{Api, Resource};
 use serde::Deserialize;
 
 use super::pages::{Listing, Pages};
+use super::steady::Steady;
 use super::{Cluster, ClusterError, Failure, chain};
 
 /// A Node has some 15 KiB, mostly names of images: a page is held as text for a moment.
@@ -165,6 +166,14 @@ impl<T> Seen<T> {
     }
 }
 
+impl<T> Seen<T> {
+    /// Does it prove that the watch works? A list that has begun may fail as the one before did.
+    #[must_use]
+    pub const fn is_proof(&self) -> bool {
+        matches!(self, Self::Complete | Self::Is(_) | Self::Gone(_))
+    }
+}
+
 impl<T> From<watcher::Event<T>> for Seen<T> {
     fn from(event: watcher::Event<T>) -> Self {
         match event {
@@ -192,7 +201,7 @@ impl Cluster {
     pub fn nodes(&self) -> impl Stream<Item = Result<Seen<SlimNode>, String>> + Send + 'static {
         let nodes: Api<SlimNode> = Api::all(self.client.clone());
         let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
-        watcher(nodes, config).default_backoff().map(|event| match event {
+        watcher(nodes, config).backoff(Steady::default()).map(|event| match event {
             Ok(event) => Ok(event.into()),
             Err(error) => Err(format!("cannot watch the Nodes: {}", chain(&error))),
         })

@@ -66,6 +66,30 @@ pub struct Brief {
     pub of_numa: bool,
 }
 
+/// What Kubernetes itself knows, and the huge pages that there are on its architectures.
+const NATIVE: [&str; 13] = [
+    "cpu",
+    "memory",
+    "ephemeral-storage",
+    "hugepages-64Ki",
+    "hugepages-1Mi",
+    "hugepages-2Mi",
+    "hugepages-4Mi",
+    "hugepages-16Mi",
+    "hugepages-32Mi",
+    "hugepages-512Mi",
+    "hugepages-1Gi",
+    "hugepages-2Gi",
+    "hugepages-16Gi",
+];
+
+/// Is it a resource of Kubernetes itself? Of these there are few, whoever writes objects; of others anybody can make up
+/// any number.
+#[must_use]
+pub fn is_native(resource: &str) -> bool {
+    NATIVE.contains(&resource)
+}
+
 /// What there is of a resource: CPUs, bytes or devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {

@@ -272,7 +272,7 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         "controller.garbage.interval",
         &[
             "A Node whose deletion the controller sees needs no such pass; it finds what happened while no controller ran. \
-             Only metadata are read.",
+             Only metadata are read. Less than a second is a second.",
         ],
     ),
     (
@@ -302,7 +302,7 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         "controller.fleet.interval",
         &[
             "All objects are read, in pages, and only sums are kept. A pass that takes longer than a tenth of the interval \
-             makes it longer.",
+             makes it longer. Less than a second is a second.",
         ],
     ),
     (

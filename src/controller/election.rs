@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info};
 
 use super::said::Said;
@@ -18,6 +18,8 @@ use crate::telemetry::controller::Metrics;
 const VALID: Duration = Duration::from_secs(15);
 /// ...when its holder gives up leading, with a call still on its way perhaps...
 const RENEW_WITHIN: Duration = Duration::from_secs(10);
+/// ...how long whoever is told to stop tries to release it...
+const GIVE_UP_WITHIN: Duration = Duration::from_secs(3);
 /// ...and how often it is renewed, or looked at.
 const EVERY: Duration = Duration::from_secs(2);
 /// Whoever removes numacast removes the Lease first and us a moment later: one that was there is not made again sooner.
@@ -59,6 +61,11 @@ fn turn(observed: &Observed, identity: &str, now: Instant) -> Turn {
         _ if observed.at + valid <= now => Turn::Free,
         _ => Turn::Theirs,
     }
+}
+
+/// May whoever made or renewed a claim then go by it?
+fn is_valid(renewed: Instant, now: Instant) -> bool {
+    now < renewed + RENEW_WITHIN
 }
 
 /// May a Lease that is not there be made, if it was last there then?
@@ -124,26 +131,29 @@ impl Election {
         }
     }
 
-    /// Waits until we lead.
-    pub(super) async fn win(&mut self, metrics: &Metrics) {
+    /// Waits until we lead, and says since when: from before the call that won. One that took too long has won nothing.
+    pub(super) async fn win(&mut self, metrics: &Metrics) -> Instant {
         loop {
-            match self.attempt().await {
-                Ok(won) => {
+            let started = Instant::now();
+            match timeout_at(started + RENEW_WITHIN, self.attempt()).await {
+                Ok(Ok(won)) => {
                     metrics.health().lease_seen();
                     self.said.well("the Lease can be used again");
-                    if won {
-                        return;
+                    if won && is_valid(started, Instant::now()) {
+                        return started;
                     }
                 }
-                Err(error) => self.failed(&error, metrics),
+                Ok(Err(error)) => self.failed(&error, metrics),
+                Err(_) => {
+                    debug!("an attempt at the Lease was given up");
+                }
             }
             sleep(jittered(EVERY)).await;
         }
     }
 
-    /// Renews for as long as that works; ends when we lead no longer.
-    pub(super) async fn keep(&mut self, metrics: &Metrics) {
-        let mut renewed = Instant::now();
+    /// Renews what was claimed then, for as long as that works; ends when we lead no longer.
+    pub(super) async fn keep(&mut self, mut renewed: Instant, metrics: &Metrics) {
         loop {
             sleep(EVERY).await;
             // The claim is valid from before the call at least.
@@ -162,7 +172,7 @@ impl Election {
                     debug!("a renewal of the Lease was given up");
                 }
             }
-            if renewed + RENEW_WITHIN <= Instant::now() {
+            if !is_valid(renewed, Instant::now()) {
                 break info!("the Lease could not be renewed: this controller leads no longer");
             }
         }
@@ -182,8 +192,10 @@ impl Election {
             }
             Ok::<(), ClusterError>(())
         };
-        if let Err(error) = released.await {
-            debug!("the Lease was not released: {error}");
+        match timeout(GIVE_UP_WITHIN, released).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!("the Lease was not released: {error}"),
+            Err(_) => debug!("the Lease was not released: the API server did not answer"),
         }
     }
 
@@ -243,6 +255,11 @@ impl Election {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::json;
+
+    use super::super::fake;
     use super::*;
 
     fn time(text: &str) -> MicroTime {
@@ -285,6 +302,46 @@ mod tests {
         assert!(may_make(None, now), "there never was one");
         assert!(!may_make(Some(now), now + GONE / 2));
         assert!(may_make(Some(now), now + GONE));
+    }
+
+    /// A Lease that is free, and an API server that takes its time: the first call, the second, and then all others.
+    fn slow(calls: [u64; 3]) -> Election {
+        let (count, lease) =
+            (AtomicUsize::new(0), json!({"metadata": {"name": "l", "resourceVersion": "1"}, "spec": {}}));
+        let cluster = fake::cluster(move |_| {
+            let call = count.fetch_add(1, Ordering::Relaxed).min(2);
+            let (seconds, lease) = (calls[call], lease.clone());
+            async move {
+                sleep(Duration::from_secs(seconds)).await;
+                (200, lease)
+            }
+        });
+        Election::new(cluster, "n".to_owned(), "l".to_owned(), "a".to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_is_valid_from_before_the_call_that_made_it() {
+        let (start, metrics) = (Instant::now(), fake::metrics());
+        let mut election = slow([0, 9, 1000]);
+        let since = election.win(&metrics).await;
+        assert!(start.elapsed() >= Duration::from_secs(9) && since < start + Duration::from_secs(1));
+        election.keep(since, &metrics).await;
+        assert!(start.elapsed() < VALID, "{:?}: another one may lead", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_comes_too_late_wins_nothing() {
+        let (start, metrics) = (Instant::now(), fake::metrics());
+        let mut election = slow([0, 12, 0]);
+        let since = election.win(&metrics).await;
+        assert!(since >= start + RENEW_WITHIN, "{:?}", since - start);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_told_to_stop_does_not_wait_for_an_api_server_that_hangs() {
+        let start = Instant::now();
+        slow([20, 20, 20]).give_up().await;
+        assert!(start.elapsed() < GIVE_UP_WITHIN * 2);
     }
 
     #[test]

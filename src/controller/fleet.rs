@@ -2,10 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cluster::{Brief, Sum};
+use crate::cluster::{Brief, Sum, is_native};
 
 /// Names of resources come from devices; a cluster has some dozens.
 const MOST_RESOURCES: usize = 1024;
+
+/// Of one object, beside those of Kubernetes itself: a single agent's token is not to fill the sums with names.
+const MOST_OF_ONE: usize = 64;
 
 /// Policies and scopes that are told by name.
 const POLICIES: [&str; 4] = ["none", "best-effort", "restricted", "single-numa-node"];
@@ -40,8 +43,10 @@ impl Fleet {
         let kind = (word(policy.as_deref(), &POLICIES), word(scope.as_deref(), &SCOPES));
         *self.nodes.entry(kind).or_default() += 1;
         self.foreign += u64::from(mark.writers.other.is_some());
-        for (name, sum) in resources {
-            if self.resources.len() < MOST_RESOURCES || self.resources.contains_key(&name) {
+        let (native, other): (Vec<_>, Vec<_>) = resources.into_iter().partition(|(name, _)| is_native(name));
+        for (name, sum) in native.into_iter().chain(other.into_iter().take(MOST_OF_ONE)) {
+            let has_room = self.resources.len() < MOST_RESOURCES || is_native(&name);
+            if has_room || self.resources.contains_key(&name) {
                 let all = self.resources.entry(name).or_default();
                 *all = all.plus(sum);
             }
@@ -101,11 +106,24 @@ mod tests {
     #[test]
     fn names_of_resources_without_end_fill_no_memory() {
         let mut fleet = Fleet::default();
-        let mut many = brief("a", None, "", 1);
-        many.resources.extend((0..5000).map(|n| (format!("x/{n}"), Sum::default())));
-        fleet.add(many);
-        fleet.add(brief("b", None, "", 1));
+        for of in 0..100 {
+            let mut many = brief(&of.to_string(), None, "", 0);
+            many.resources = (0..5000).map(|n| (format!("a{of}-{n}"), Sum::default())).collect();
+            fleet.add(many);
+        }
         assert_eq!(fleet.resources.len(), MOST_RESOURCES);
-        assert_eq!(fleet.resources["cpu"].capacity, 2);
+        fleet.add(brief("x", None, "", 1));
+        fleet.add(brief("y", None, "", 1));
+        assert_eq!((fleet.resources.len(), fleet.resources["cpu"].capacity), (MOST_RESOURCES + 1, 2));
+    }
+
+    #[test]
+    fn one_object_brings_in_few_names() {
+        let mut fleet = Fleet::default();
+        let mut many = brief("a", None, "", 1);
+        many.resources.extend((0..5000).map(|n| (format!("a/{n}"), Sum::default())));
+        fleet.add(many);
+        assert_eq!(fleet.resources.len(), MOST_OF_ONE + 1);
+        assert_eq!(fleet.resources["cpu"].capacity, 1);
     }
 }

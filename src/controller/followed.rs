@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::cluster::Seen;
 
-/// A watch that fails tries again after at most half of this.
+/// A watch that fails tries again after little more than half of this.
 const UNCERTAIN: Duration = Duration::from_secs(60);
 
 /// By name.
@@ -43,8 +43,7 @@ pub(super) enum Change {
 impl<T> Followed<T> {
     /// Takes what was seen, as name and value.
     pub(super) fn take(&mut self, seen: Seen<(Box<str>, T)>) -> Change {
-        // A list that begins may fail as the one before did.
-        if !matches!(seen, Seen::Listing | Seen::Listed(_)) {
+        if seen.is_proof() {
             self.failed = None;
         }
         match seen {
@@ -76,15 +75,22 @@ impl<T> Followed<T> {
         self.failed = Some(now);
     }
 
-    /// Everything, if all of it was listed once and nothing says that it may be old.
+    /// Everything, if all of it was listed once and nothing says that it may be old. A list that is read after a failure
+    /// may take as long as it likes; a watch that goes on shows that only when something happens.
     pub(super) fn trusted(&self, now: Instant) -> Option<&Known<T>> {
-        let certain = self.failed.is_none_or(|at| now.duration_since(at) > UNCERTAIN);
+        let goes_on = |at| self.listing.is_none() && now.duration_since(at) > UNCERTAIN;
+        let certain = self.failed.is_none_or(goes_on);
         (self.complete && certain).then_some(&self.known)
     }
 
-    /// Was all of it listed once?
-    pub(super) fn is_complete(&self) -> bool {
-        self.complete
+    /// Is it there, as far as is known?
+    pub(super) fn knows(&self, name: &str) -> bool {
+        self.known.contains_key(name)
+    }
+
+    /// Was all of it listed once, or could it not be?
+    pub(super) fn is_settled(&self) -> bool {
+        self.complete || self.failed.is_some()
     }
 }
 
@@ -111,7 +117,9 @@ mod tests {
         followed.take(Seen::Listed(named("a")));
         followed.take(Seen::Listed(named("b")));
         assert_eq!(followed.trusted(Instant::now()), None);
+        assert!(!followed.is_settled(), "it may take its time");
         assert_eq!(followed.take(Seen::Complete), gone(&[]));
+        assert!(followed.is_settled());
         assert_eq!(followed.take(Seen::Is(named("c"))), Change::Came("c".into()));
         assert_eq!(followed.take(Seen::Gone(named("a"))), gone(&["a"]));
         assert_eq!(names(&followed), ["b", "c"]);
@@ -127,15 +135,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_fails_makes_what_is_known_doubtful_for_a_while() {
-        let mut followed = Followed::default();
+        let mut followed = Followed::<()>::default();
         followed.take(Seen::Complete);
         followed.failed(Instant::now());
         followed.take(Seen::Listing);
         assert_eq!(followed.trusted(Instant::now()), None);
-        followed.take(Seen::Is(named("a")));
+        followed.take(Seen::Complete);
         assert!(followed.trusted(Instant::now()).is_some(), "it goes on");
         followed.failed(Instant::now());
         tokio::time::advance(UNCERTAIN + Duration::from_secs(1)).await;
         assert!(followed.trusted(Instant::now()).is_some(), "it did not fail again");
+        followed.failed(Instant::now());
+        followed.take(Seen::Listing);
+        tokio::time::advance(UNCERTAIN * 5).await;
+        assert_eq!(followed.trusted(Instant::now()), None, "a list that hangs proves nothing");
+        followed.take(Seen::Complete);
+        assert!(followed.trusted(Instant::now()).is_some());
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::said::first_of;
 use crate::cluster::Mark;
 
 /// So many may go whatever their share is.
@@ -17,6 +18,10 @@ const FEW: usize = 10;
 const SPACING: Duration = Duration::from_secs(10);
 /// After a pass that was held back or failed.
 const RETRY: Duration = Duration::from_secs(60);
+/// So many refusals in a row end a pass: then it is not about single objects.
+const MOST_REFUSALS: usize = 10;
+/// So many objects of others are looked at in one pass.
+const MOST_ASKED: usize = 500;
 
 /// The rules.
 #[derive(Clone, Copy, Debug)]
@@ -37,13 +42,56 @@ pub(super) struct Garbage {
     gone: BTreeMap<Box<str>, Instant>,
     /// Objects without a Node, and since when.
     waiting: BTreeMap<Box<str>, Instant>,
-    /// Objects that are to stay although they have no Node, and their versions.
-    spared: BTreeMap<Box<str>, String>,
+    /// What was seen of others' objects that have no Node.
+    asked: BTreeMap<Box<str>, Asked>,
+    /// How often the API server refused to delete an object.
+    refused: BTreeMap<Box<str>, u32>,
     /// When objects were deleted, within the last interval.
     deleted: VecDeque<Instant>,
     last: Option<Instant>,
     /// The last pass deleted nothing of what it should have, or failed.
     stuck: bool,
+}
+
+/// What an object of somebody else is, as long as it has this version.
+#[derive(Debug)]
+struct Asked {
+    version: String,
+    /// A scheduler reads it as a Node's; another one is to stay although it has no Node.
+    of_numa: bool,
+}
+
+/// What the API server refused to do in one pass, each for its own reason.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    names: Vec<String>,
+    first: Option<String>,
+    in_a_row: usize,
+}
+
+impl Refusals {
+    /// It refused this one. Is that enough?
+    pub(super) fn add(&mut self, name: &str, sentence: String) -> bool {
+        self.names.push(name.to_owned());
+        self.first.get_or_insert(sentence);
+        self.in_a_row += 1;
+        self.in_a_row >= MOST_REFUSALS
+    }
+
+    /// It did another one.
+    pub(super) fn broken(&mut self) {
+        self.in_a_row = 0;
+    }
+
+    /// What was refused, in a sentence.
+    pub(super) fn sentence(&self) -> Option<String> {
+        let count = self.names.len();
+        let first = self.first.as_ref()?;
+        Some(format!(
+            "objects of {count} Nodes that are gone cannot be deleted ({}): {first}",
+            first_of(&self.names)
+        ))
+    }
 }
 
 /// One look at all objects.
@@ -54,10 +102,10 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// Looks at an object.
+    /// Looks at an object. One that was deleted and is held by a finalizer goes without us.
     pub(super) fn look(&mut self, mark: Mark, has_node: bool) {
         self.objects += 1;
-        if !has_node && !mark.kept {
+        if !has_node && !mark.kept && !mark.going {
             self.orphans.push(mark);
         }
     }
@@ -137,11 +185,17 @@ impl Garbage {
             rules,
             gone: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            spared: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            refused: BTreeMap::new(),
             deleted: VecDeque::new(),
             last: None,
             stuck: false,
         }
+    }
+
+    /// Whoever leads again knows nothing, but what was deleted within the last interval counts.
+    pub(super) fn next_term(&mut self) -> Self {
+        Self { deleted: std::mem::take(&mut self.deleted), ..Self::new(self.rules) }
     }
 
     /// A Node was seen to go.
@@ -153,6 +207,12 @@ impl Garbage {
     pub(super) fn node_came(&mut self, name: &str) {
         self.gone.remove(name);
         self.waiting.remove(name);
+    }
+
+    /// All Nodes were listed: those that there are did not go, whatever was seen before.
+    pub(super) fn nodes_are(&mut self, is_node: impl Fn(&str) -> bool) {
+        self.gone.retain(|name, _| !is_node(name));
+        self.waiting.retain(|name, _| !is_node(name));
     }
 
     /// When the next pass is due.
@@ -175,14 +235,38 @@ impl Garbage {
     /// A pass could not be made.
     pub(super) fn failed(&mut self, now: Instant) {
         (self.last, self.stuck) = (Some(now), true);
+        // Without objects there is no pass that would forget them. What is left of one waits anew.
+        let long = self.rules.interval.max(self.rules.grace) * 2;
+        self.gone.retain(|_, since| now.duration_since(*since) < long);
+    }
+
+    /// Objects of others that nobody has looked at as they are now: a scheduler may read them as a Node's, or not.
+    pub(super) fn unasked(&self, pass: &Pass) -> Vec<Mark> {
+        let unasked = pass.orphans.iter().filter(|mark| self.is_of_numa(mark).is_none());
+        unasked.take(MOST_ASKED).cloned().collect()
+    }
+
+    /// Does a scheduler read it as a Node's? `None` if nobody has looked yet. What we write is.
+    pub(super) fn is_of_numa(&self, mark: &Mark) -> Option<bool> {
+        if mark.writers.ours {
+            return Some(true);
+        }
+        let asked = self.asked.get(mark.name.as_str()).filter(|asked| asked.version == mark.version);
+        asked.map(|asked| asked.of_numa)
+    }
+
+    /// Somebody has looked.
+    pub(super) fn asked(&mut self, mark: &Mark, of_numa: bool) {
+        let version = mark.version.clone();
+        self.asked.insert(mark.name.as_str().into(), Asked { version, of_numa });
     }
 
     /// Looks at what a pass saw. `known` is the number of Nodes, `counted` what the API server says of it.
     pub(super) fn conclude(&mut self, pass: Pass, known: usize, counted: u64, now: Instant) -> Verdict {
         let Pass { objects, mut orphans } = pass;
         self.last = Some(now);
-        self.forget_spared(&orphans);
-        orphans.retain(|mark| !self.spared.contains_key(mark.name.as_str()));
+        self.forget(&orphans);
+        orphans.retain(|mark| self.is_of_numa(mark) != Some(false));
         self.waiting =
             orphans.iter().map(|mark| (mark.name.as_str().into(), self.since(&mark.name, now))).collect();
         // Of a Node that has been gone for as long as this, there is no object.
@@ -196,18 +280,23 @@ impl Garbage {
             return Verdict::Held(held);
         }
         let due = |mark: &Mark| now.duration_since(self.since(&mark.name, now)) >= self.rules.grace;
-        Verdict::Delete(orphans.into_iter().filter(due).collect())
+        let mut marks: Vec<Mark> = orphans.into_iter().filter(due).collect();
+        // What was refused comes last: it must keep nothing else from its turn.
+        marks.sort_by_key(|mark| self.refused.get(mark.name.as_str()).copied().unwrap_or_default());
+        Verdict::Delete(marks)
     }
 
-    /// What was written since it was spared is looked at again.
-    fn forget_spared(&mut self, orphans: &[Mark]) {
-        let mut before = std::mem::take(&mut self.spared);
+    /// What is there no more, and what was seen of an object that was written since.
+    fn forget(&mut self, orphans: &[Mark]) {
+        let mut asked = std::mem::take(&mut self.asked);
+        let mut refused = std::mem::take(&mut self.refused);
         for mark in orphans {
-            if let Some((name, version)) = before.remove_entry(mark.name.as_str())
-                && version == mark.version
+            if let Some((name, before)) = asked.remove_entry(mark.name.as_str())
+                && before.version == mark.version
             {
-                self.spared.insert(name, version);
+                self.asked.insert(name, before);
             }
+            self.refused.extend(refused.remove_entry(mark.name.as_str()));
         }
     }
 
@@ -240,10 +329,11 @@ impl Garbage {
         self.deleted.push_back(now);
     }
 
-    /// An object is to stay, as long as nobody writes it.
-    pub(super) fn spared(&mut self, mark: &Mark) {
-        self.waiting.remove(mark.name.as_str());
-        self.spared.insert(mark.name.as_str().into(), mark.version.clone());
+    /// The API server refused to delete it.
+    pub(super) fn refused(&mut self, name: &str) {
+        let times = self.refused.entry(name.into()).or_default();
+        *times = times.saturating_add(1);
+        self.stuck = true;
     }
 
     /// Something went wrong with a deletion: what is left is tried later.
@@ -266,7 +356,7 @@ mod tests {
             name: name.to_owned(),
             uid: format!("uid-of-{name}"),
             version: "1".to_owned(),
-            writers: Writers::default(),
+            writers: Writers { ours: true, other: None },
             kept: false,
             going: false,
         }
@@ -378,6 +468,10 @@ mod tests {
         let verdict = held(garbage.conclude(pass(79, &names(6)), 79, 79, now + SECOND));
         assert_eq!(verdict, Held::TooMany { orphans: 6, lately: 15, objects: 85, most: 20 });
         assert!(verdict.to_string().contains("have no Node and 15 were deleted lately, more"), "{verdict}");
+        let mut garbage = garbage.next_term();
+        assert_eq!((garbage.orphans(), garbage.due(now)), (0, now), "nothing is known");
+        let verdict = held(garbage.conclude(pass(79, &names(6)), 79, 79, now + SECOND));
+        assert!(matches!(verdict, Held::TooMany { lately: 15, .. }), "a new term is no way round it either");
         let later = now + RULES.interval;
         assert_eq!(deletes(garbage.conclude(pass(79, &names(6)), 79, 79, later)).len(), 6);
     }
@@ -408,29 +502,115 @@ mod tests {
         assert_eq!(garbage.due(start), start + 98 * SECOND, "passes keep their distance");
     }
 
-    #[test]
-    fn what_was_spared_stays_until_somebody_writes_it() {
-        let start = Instant::now();
-        let mut garbage = Garbage::new(RULES);
-        let (one, later) = (names(1), start + 60 * SECOND);
-        garbage.conclude(pass(9, &one), 9, 9, start);
-        assert_eq!(deletes(garbage.conclude(pass(9, &one), 9, 9, later)).len(), 1);
-        garbage.spared(&mark("without-0"));
-        assert!(deletes(garbage.conclude(pass(9, &one), 9, 9, later + 60 * SECOND)).is_empty());
-        assert_eq!((garbage.orphans(), garbage.due(later)), (0, later + 60 * SECOND + RULES.interval));
-        let written = || {
-            let mut pass = pass(9, &[]);
-            pass.look(Mark { version: "2".into(), ..mark("without-0") }, false);
-            pass
-        };
-        garbage.conclude(written(), 9, 9, later + 100 * SECOND);
-        assert_eq!(deletes(garbage.conclude(written(), 9, 9, later + 160 * SECOND)).len(), 1);
+    /// Somebody else's.
+    fn theirs(name: &str) -> Mark {
+        Mark { writers: Writers { ours: false, other: Some("rack".to_owned()) }, ..mark(name) }
     }
 
     #[test]
-    fn what_somebody_keeps_is_no_garbage() {
+    fn what_no_scheduler_reads_as_a_nodes_stays_until_somebody_writes_it() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        let seen = |version: &str| {
+            let mut pass = pass(9, &[]);
+            pass.look(Mark { version: version.into(), ..theirs("rack") }, false);
+            pass
+        };
+        let names = |marks: Vec<Mark>| marks.into_iter().map(|mark| mark.name).collect::<Vec<_>>();
+        assert_eq!(names(garbage.unasked(&seen("1"))), ["rack"]);
+        garbage.asked(&theirs("rack"), false);
+        assert!(garbage.unasked(&seen("1")).is_empty());
+        garbage.conclude(seen("1"), 9, 9, start);
+        assert_eq!((garbage.orphans(), garbage.due(start)), (0, start + RULES.interval));
+        assert_eq!(names(garbage.unasked(&seen("2"))), ["rack"], "somebody wrote it");
+        garbage.asked(&Mark { version: "2".into(), ..theirs("rack") }, true);
+        garbage.conclude(seen("2"), 9, 9, start);
+        assert!(garbage.unasked(&seen("2")).is_empty(), "once is enough");
+        assert_eq!(deletes(garbage.conclude(seen("2"), 9, 9, start + 60 * SECOND)), ["rack"]);
+        assert!(garbage.unasked(&pass(9, &names(vec![mark("a")]))).is_empty(), "we wrote it");
+    }
+
+    #[test]
+    fn objects_that_are_no_nodes_do_not_hold_the_others_back() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        let seen = || {
+            let mut pass = pass(50, &["without".to_owned()]);
+            (0..40).for_each(|n| pass.look(theirs(&format!("rack-{n}")), false));
+            pass
+        };
+        let unasked = garbage.unasked(&seen());
+        assert_eq!(unasked.len(), 40);
+        unasked.iter().for_each(|mark| garbage.asked(mark, false));
+        garbage.conclude(seen(), 50, 50, start);
+        assert_eq!(deletes(garbage.conclude(seen(), 50, 50, start + 60 * SECOND)), ["without"]);
+    }
+
+    #[test]
+    fn what_is_refused_comes_after_everything_else() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        let three = names(3);
+        garbage.conclude(pass(98, &three), 98, 98, start);
+        assert_eq!(deletes(garbage.conclude(pass(98, &three), 98, 98, start + 60 * SECOND)), three);
+        garbage.refused("without-0");
+        garbage.refused("without-0");
+        garbage.refused("without-1");
+        let later = start + 120 * SECOND;
+        assert_eq!(garbage.due(later), later, "a minute after the last pass");
+        let order = ["without-2", "without-1", "without-0"];
+        assert_eq!(deletes(garbage.conclude(pass(98, &three), 98, 98, later)), order);
+        garbage.conclude(pass(98, &[]), 98, 98, later);
+        assert!(garbage.refused.is_empty(), "they are gone");
+    }
+
+    #[test]
+    fn single_refusals_end_no_pass_and_are_named() {
+        let mut refusals = Refusals::default();
+        assert_eq!(refusals.sentence(), None);
+        for n in 0..MOST_REFUSALS * 2 {
+            assert!(!refusals.add(&n.to_string(), format!("because of {n}")));
+            if n % 2 == 1 {
+                refusals.broken();
+            }
+        }
+        assert_eq!(
+            refusals.sentence().unwrap(),
+            "objects of 20 Nodes that are gone cannot be deleted (0, 1, 2, 3, 4 and 15 more): because of 0"
+        );
+        refusals.broken();
+        let enough = (0..MOST_REFUSALS).map(|n| refusals.add(&n.to_string(), String::new()));
+        assert_eq!(enough.filter(|enough| *enough).count(), 1, "the last in a row");
+    }
+
+    #[test]
+    fn nodes_that_are_listed_again_have_not_gone() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        garbage.conclude(pass(98, &names(1)), 98, 98, start);
+        garbage.node_went("without-1".into(), start);
+        garbage.nodes_are(|name| name.starts_with("without"));
+        let later = start + 61 * SECOND;
+        assert_eq!((garbage.orphans(), garbage.due(later)), (0, start + RULES.interval));
+        assert!(deletes(garbage.conclude(pass(98, &names(2)), 98, 98, later)).is_empty(), "they wait anew");
+    }
+
+    #[test]
+    fn nodes_that_go_while_no_pass_can_be_made_fill_no_memory() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        garbage.node_went("a".into(), start);
+        garbage.failed(start + RULES.interval);
+        assert_eq!(garbage.gone.len(), 1);
+        garbage.failed(start + RULES.interval * 2);
+        assert!(garbage.gone.is_empty());
+    }
+
+    #[test]
+    fn what_somebody_keeps_and_what_goes_already_is_no_garbage() {
         let mut pass = Pass::default();
         pass.look(Mark { kept: true, ..mark("a") }, false);
-        assert!(!pass.has_orphans() && pass.objects == 1);
+        pass.look(Mark { going: true, ..mark("b") }, false);
+        assert!(!pass.has_orphans() && pass.objects == 2);
     }
 }

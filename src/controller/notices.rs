@@ -14,6 +14,8 @@ use crate::telemetry::controller::Metrics;
 const REPORTER: &str = "numacast/controller";
 /// How many at once, all Nodes together...
 const BURST: f64 = 20.0;
+/// (of those about garbage so many)...
+const FEW: f64 = 4.0;
 /// ...and how many per second from then on: one a minute.
 const RATE: f64 = 1.0 / 60.0;
 
@@ -76,13 +78,24 @@ pub(super) struct Notices {
     instance: String,
     metrics: Arc<Metrics>,
     on: bool,
-    bucket: Mutex<Bucket>,
+    /// About Nodes.
+    nodes: Mutex<Bucket>,
+    /// About garbage: silent Nodes, however many, do not keep it from being told.
+    garbage: Mutex<Bucket>,
 }
 
 impl Notices {
     pub(super) fn new(cluster: Cluster, instance: String, on: bool, metrics: Arc<Metrics>) -> Self {
-        let bucket = Mutex::new(Bucket::new(RATE, BURST, Instant::now()));
-        Self { cluster, instance, metrics, on, bucket }
+        let bucket = |burst| Mutex::new(Bucket::new(RATE, burst, Instant::now()));
+        Self { cluster, instance, metrics, on, nodes: bucket(BURST), garbage: bucket(FEW) }
+    }
+
+    async fn may_post(&self, reason: Reason) -> bool {
+        let bucket = match reason {
+            Reason::AgentSilent | Reason::ObjectMissing => &self.nodes,
+            Reason::GarbageHeldBack => &self.garbage,
+        };
+        bucket.lock().await.take_now(Instant::now())
     }
 
     /// False if it has to be told another time.
@@ -90,7 +103,7 @@ impl Notices {
         if !self.on {
             return true;
         }
-        if !self.bucket.lock().await.take_now(Instant::now()) {
+        if !self.may_post(reason).await {
             return false;
         }
         let report = Report {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
+use super::said::first_of;
 use super::settings::Settings;
 use crate::cluster::{AgentPod, Cluster, ClusterError, pod_labels, runs_agents};
 use crate::nrt::{Form, Version};
@@ -19,8 +20,6 @@ const EVERYTHING: Duration = Duration::from_secs(240);
 const LOOK: Duration = Duration::from_secs(1);
 /// A pod that is still there after this long may be on a Node that is down, where it stays for ever.
 const NODE_DOWN: Duration = Duration::from_secs(15);
-/// Nodes or objects that are named in one sentence.
-const NAMED: usize = 5;
 
 /// Why something of ours is left.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +69,7 @@ impl From<ClusterError> for PurgeError {
 fn because(Left { held, trouble, .. }: &Left) -> String {
     let held = match held.is_empty() {
         true => String::new(),
-        false => format!(": finalizers hold {}", named(held)),
+        false => format!(": finalizers hold {}", first_of(held)),
     };
     trouble.as_ref().map_or_else(|| held.clone(), |error| format!("{held}: {error}"))
 }
@@ -129,7 +128,7 @@ pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, Pur
     }
     match left.is_empty() {
         true => Ok(purged),
-        false => Err(PurgeError::Agents { removed: purged.objects, nodes: named(&left) }),
+        false => Err(PurgeError::Agents { removed: purged.objects, nodes: first_of(&left) }),
     }
 }
 
@@ -268,16 +267,6 @@ fn is_expired(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Refused { code: 410, .. })
 }
 
-/// Would every other call end like this?
-fn concerns_all(error: &ClusterError) -> bool {
-    match error {
-        ClusterError::Refused { code, .. } => *code == 429,
-        // RBAC's and a policy's refusals look alike.
-        ClusterError::Forbidden(_) => false,
-        _ => true,
-    }
-}
-
 /// Looks at all objects, and deletes those of ours.
 async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, removed: &mut usize) -> Left {
     let mut left = Left::default();
@@ -310,7 +299,7 @@ async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, remov
                 // Another object has its name now; the next look sees whose.
                 Err(error) if error.is_conflict() => {}
                 Err(error) => {
-                    let all = concerns_all(&error);
+                    let all = error.concerns_all();
                     left.trouble = Some(error);
                     if all {
                         return left;
@@ -318,14 +307,6 @@ async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, remov
                 }
             }
         }
-    }
-}
-
-fn named(nodes: &BTreeSet<String>) -> String {
-    let first = nodes.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-    match nodes.len().saturating_sub(NAMED) {
-        0 => first,
-        more => format!("{first} and {more} more"),
     }
 }
 
@@ -342,7 +323,7 @@ mod tests {
             of(false, true, false),
             "no object removed: the CRD of NodeResourceTopology is not installed"
         );
-        let nodes = (0..7).map(|n| n.to_string()).collect();
-        assert_eq!(named(&nodes), "0, 1, 2, 3, 4 and 2 more");
+        let nodes: BTreeSet<String> = (0..7).map(|n| n.to_string()).collect();
+        assert_eq!(first_of(&nodes), "0, 1, 2, 3, 4 and 2 more");
     }
 }

@@ -6,6 +6,9 @@ use super::garbage::Rules;
 use crate::config::{ApiVersion, Config};
 use crate::nrt::{Form, Version};
 
+/// Passes over all objects come no closer, whatever is configured.
+const SHORTEST: Duration = Duration::from_secs(1);
+
 /// What the controller needs to know.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -63,14 +66,29 @@ impl Settings {
             lease,
             dry_run: controller.dry_run,
             garbage: Rules {
-                interval: controller.garbage.interval.get(),
+                interval: controller.garbage.interval.get().max(SHORTEST),
                 grace: controller.garbage.grace.get(),
                 most: controller.garbage.most.get(),
             },
             silent_after: controller.silent.after.get(),
-            fleet_interval: controller.fleet.interval.get(),
+            fleet_interval: controller.fleet.interval.get().max(SHORTEST),
             form: Form { version, policies: false },
             events: config.publish.events,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_over_all_objects_keep_their_distance() {
+        let mut config = Config::default();
+        config.controller.namespace = "numacast".to_owned();
+        config.controller.garbage.interval = "1ms".parse().unwrap();
+        config.controller.fleet.interval = "1ms".parse().unwrap();
+        let settings = Settings::from_config(&config, None).unwrap();
+        assert_eq!((settings.garbage.interval, settings.fleet_interval), (SHORTEST, SHORTEST));
     }
 }

@@ -64,11 +64,14 @@ impl Silence {
         self.since.values().filter(|since| self.is_long(since, now)).count()
     }
 
-    /// Those of them that nobody was told of lately.
+    /// Those of them that nobody was told of lately; first those that were told of longest ago, or never.
     pub(super) fn untold(&self, now: Instant) -> Vec<Box<str>> {
         let untold = |since: &Since| since.told.is_none_or(|at| now.duration_since(at) >= AGAIN);
         let chosen = self.since.iter().filter(|(_, since)| self.is_long(since, now) && untold(since));
-        chosen.map(|(name, _)| name.clone()).collect()
+        // Where there are more than can be told of each hour, all have their turn.
+        let mut chosen: Vec<_> = chosen.map(|(name, since)| (since.told, name)).collect();
+        chosen.sort();
+        chosen.into_iter().map(|(_, name)| name.clone()).collect()
     }
 
     /// Somebody was told of this one.
@@ -102,7 +105,7 @@ mod tests {
         silence.told("a", now);
         assert_eq!(silence.untold(now + 3 * MINUTE), Vec::new());
         assert_eq!(silence.untold(now + 4 * MINUTE), ["b".into()]);
-        assert_eq!(silence.untold(now + 60 * MINUTE), ["a".into(), "b".into()]);
+        assert_eq!(silence.untold(now + 60 * MINUTE), ["b".into(), "a".into()], "b never was");
         silence.observe([], now);
         assert_eq!(silence.count(now + 60 * MINUTE), 0);
     }

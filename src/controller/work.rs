@@ -58,7 +58,20 @@ struct Known {
     missing: Silence,
 }
 
-/// The work of one term.
+impl Known {
+    /// Nothing, but what was deleted lately.
+    fn new(settings: &Settings, garbage: Garbage) -> Self {
+        Self {
+            nodes: Followed::default(),
+            agents: Followed::default(),
+            garbage,
+            silent: Silence::new(settings.silent_after),
+            missing: Silence::new(settings.silent_after),
+        }
+    }
+}
+
+/// The work of whoever leads, one term after the other.
 pub(super) struct Work<'a> {
     settings: &'a Settings,
     cluster: &'a Cluster,
@@ -77,13 +90,7 @@ impl<'a> Work<'a> {
         metrics: &'a Metrics,
         notices: &'a Notices,
     ) -> Self {
-        let known = Known {
-            nodes: Followed::default(),
-            agents: Followed::default(),
-            garbage: Garbage::new(settings.garbage),
-            silent: Silence::new(settings.silent_after),
-            missing: Silence::new(settings.silent_after),
-        };
+        let known = Known::new(settings, Garbage::new(settings.garbage));
         Self {
             settings,
             cluster,
@@ -95,8 +102,9 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Goes on for ever.
+    /// A term. Goes on for ever; whatever was known of the cluster in the last one is forgotten.
     pub(super) async fn run(&self) {
+        self.begin();
         tokio::join!(
             self.read_daemon_set(),
             self.follow_agents(),
@@ -105,6 +113,13 @@ impl<'a> Work<'a> {
             self.look_for_silence(),
             self.sum_up(),
         );
+    }
+
+    fn begin(&self) {
+        let mut known = self.known();
+        let garbage = known.garbage.next_term();
+        *known = Known::new(self.settings, garbage);
+        self.daemon_set.send_replace(Agents::Unread);
     }
 
     /// Never held while anything is waited for.

@@ -18,14 +18,14 @@ use prometheus_client::registry::Registry;
 
 use super::metrics::{Counts, Doc, Process, expose, gauge, now, register};
 use super::server::Exposition;
-use crate::cluster::{ClusterError, Sum};
+use crate::cluster::{ClusterError, Sum, is_native};
 
 pub use docs::DOCS;
 pub use health::{Bounds, Health};
 
 use docs::{
-    AGENTS, ALLOCATABLE, AVAILABLE, BUILD, CAPACITY, COVERED, DELETE_ERRORS, DELETED, ERRORS, EVENTS,
-    FLEET_TIME, FOREIGN, GARBAGE_TIME, HELD_BACK, LEADER, MISSING, NODES, OBJECTS, ORPHANS, SILENT,
+    AGENTS, ALLOCATABLE, AVAILABLE, BUILD, CAPACITY, COVERED, DAEMON_SET, DELETE_ERRORS, DELETED, ERRORS,
+    EVENTS, FLEET_TIME, FOREIGN, GARBAGE_TIME, HELD_BACK, LEADER, MISSING, NODES, OBJECTS, ORPHANS, SILENT,
 };
 
 /// A cluster has some dozens of resources; more names than these are left out, devices first.
@@ -46,6 +46,8 @@ pub struct Figures {
     pub foreign: Option<u64>,
     /// Ready Nodes with a Ready agent and without an object.
     pub missing: Option<u64>,
+    /// Is the agents' DaemonSet there?
+    pub daemon_set: Option<bool>,
     /// Nodes that should have an agent.
     pub covered: Option<u64>,
     /// Of them, those that have a Ready one.
@@ -70,6 +72,7 @@ impl Collector for Shown {
         by_resource(encoder, &AVAILABLE, &figures, |sum| sum.available)?;
         for (doc, value) in [
             (&OBJECTS, figures.objects),
+            (&DAEMON_SET, figures.daemon_set.map(u64::from)),
             (&COVERED, figures.covered),
             (&AGENTS, figures.agents),
             (&SILENT, figures.silent),
@@ -101,10 +104,9 @@ fn by_resource(
 ) -> fmt::Result {
     let help = format!("{}.", doc.help);
     let mut family = encoder.encode_descriptor(doc.family(), &help, None, MetricType::Gauge)?;
-    let is_device = |name: &str| name.contains('/');
-    let native = figures.resources.iter().filter(|(name, _)| !is_device(name));
-    let devices = figures.resources.iter().filter(|(name, _)| is_device(name));
-    for (name, sum) in native.chain(devices).take(MOST_RESOURCES) {
+    let native = figures.resources.iter().filter(|(name, _)| is_native(name));
+    let others = figures.resources.iter().filter(|(name, _)| !is_native(name));
+    for (name, sum) in native.chain(others).take(MOST_RESOURCES) {
         let name: String = name.chars().take(RESOURCE_NAME).collect();
         family.encode_family(&[("resource", name)])?.encode_gauge(&amount(sum))?;
     }

@@ -328,6 +328,39 @@ pub(crate) const CASES: &[Case] = &[
         more: &[],
     },
     Case {
+        alert: "NumacastNoDaemonSet",
+        at: 11,
+        not_at: Some(9),
+        fires: &[("numacast_fleet_daemonset{C}", "0x20"), LEADS],
+        // And what the other replica knew when it still led.
+        quiet: &[
+            ("numacast_fleet_daemonset{C}", "0x8 1 0x20"),
+            LEADS,
+            ("numacast_fleet_daemonset{D}", "0x20"),
+            OTHER_FOLLOWS,
+        ],
+        of: Of::Controller,
+        more: &[],
+    },
+    // All agents are gone, and with them what was known of their silence.
+    Case {
+        alert: "NumacastSilentAgents",
+        at: 40,
+        not_at: Some(9),
+        fires: &[
+            ("numacast_fleet_silent_nodes{C}", "2x15 _x30"),
+            ("numacast_fleet_daemonset{C}", "1x15 0x30"),
+            LEADS,
+        ],
+        quiet: &[
+            ("numacast_fleet_silent_nodes{C}", "2x15 _x30"),
+            ("numacast_fleet_daemonset{C}", "1x45"),
+            LEADS,
+        ],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
         alert: "NumacastSilentAgents",
         at: 11,
         not_at: Some(9),

@@ -290,6 +290,52 @@ async fn a_deletion_means_one_object_as_it_was_seen() -> Result<()> {
     // Only the API server's own word counts that there is no Node.
     fleet.add_nodes(&one).await?;
     ensure!(!api.has_no_node(&one[0]).await? && api.has_no_node("nobody").await?);
+    let proxy = Proxy::start(cluster.client(), cluster.dir(), Lie::Nowhere).await?;
+    let api = numacast::cluster::Cluster::new(Some(&proxy.kubeconfig), Duration::from_secs(5)).await?;
+    let nobody = api.has_no_node("nobody").await;
+    ensure!(nobody.is_err(), "{nobody:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_has_to_stay_keeps_nothing_else() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let all = names("worker", 40);
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    // One that a policy keeps, one that a finalizer holds, and behind them one that may go.
+    let [refused, held, gone] = ["a-refused", "b-held", "z-gone"].map(str::to_owned);
+    fleet.add_objects(&[refused.clone(), held.clone(), gone.clone()], "numacast").await?;
+    let finalizer = json!({"metadata": {"finalizers": ["example.com/held"]}});
+    let objects = fleet::objects(&cluster.client());
+    objects.patch(&held, &PatchParams::default(), &Patch::Merge(&finalizer)).await?;
+    refuse_deletion(&cluster, &refused).await?;
+    // More than a fifth of all are nobody's Node.
+    let racks = names("rack", 20);
+    for name in &racks {
+        let mut rack = object(name);
+        rack["zones"] = json!([{"name": "rack-1", "type": "Rack"}]);
+        fleet.add_object(rack, "somebody").await?;
+    }
+    // And some Nodes are there that the list does not have.
+    let proxy = Proxy::start(cluster.client(), cluster.dir(), Lie::Hidden).await?;
+    let alone = ["--set", "controller.lease=", "--set", "controller.daemonSet="];
+    let mut controller = Controller::start("controller", &cluster, &proxy.kubeconfig, &alone)?;
+    let stay: BTreeSet<String> = all.iter().chain(&racks).chain([&refused, &held]).cloned().collect();
+    until("the one that may go is gone", async || same(&fleet.object_names().await?, &stay))
+        .await
+        .with_context(|| controller.process.last_words())?;
+    controller.passes(3).await?;
+    same(&fleet.object_names().await?, &stay)?;
+    ensure!(controller.metric("numacast_garbage_held_back").await? == 0.0);
+    let deleted = controller.metric("numacast_garbage_deleted_total").await?;
+    ensure!(deleted == 2.0, "{deleted}: what the finalizer holds was deleted once");
+    ensure!(objects.get_metadata(&held).await?.metadata.deletion_timestamp.is_some());
+    let words = controller.process.last_words();
+    let sentence = "objects of 1 Nodes that are gone cannot be deleted (a-refused): the API server refused";
+    ensure!(words.matches(sentence).count() == 1 && words.contains("it stays"), "{words}");
     Ok(())
 }
 
@@ -329,6 +375,7 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     leader.shows("numacast_controller_leader", 1.0).await?;
     let first = fleet.holder().await?;
     let mut other = Controller::start("second", &cluster, &kubeconfig, &[])?;
+    // It listens.
     other.shows("numacast_controller_leader", 0.0).await?;
     for path in ["/livez", "/readyz", "/startupz"] {
         until("the other one is ready to lead", async || {
@@ -338,6 +385,8 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
         })
         .await?;
     }
+    // It has looked at the Lease by now: it is ready.
+    ensure!(other.metric("numacast_controller_leader").await? == 0.0, "two lead");
     fleet.delete_nodes(&all[..3]).await?;
     until("the leader works", async || same(&fleet.object_names().await?, &set(&all[3..]))).await?;
     leader.shows("numacast_garbage_deleted_total", 3.0).await?;
@@ -400,7 +449,42 @@ async fn silent_agents_are_told_of() -> Result<()> {
     controller.shows("numacast_fleet_silent_nodes", 0.0).await?;
     controller.shows("numacast_fleet_missing_objects", 0.0).await?;
     fleet.delete_agent(&all[0]).await?;
-    controller.shows("numacast_fleet_silent_nodes", 1.0).await
+    controller.shows("numacast_fleet_silent_nodes", 1.0).await?;
+    // Nobody can tell when nobody knows which Nodes should have one.
+    controller.shows("numacast_fleet_daemonset", 1.0).await?;
+    fleet.namespaced::<DaemonSet>().delete(DAEMON_SET, &DeleteParams::default()).await?;
+    controller.shows("numacast_fleet_daemonset", 0.0).await?;
+    until("nothing is said of silent agents", async || {
+        ensure!(controller.metric("numacast_fleet_silent_nodes").await.is_err());
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_leader_that_stood_still_leads_no_longer() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    fleet.add_lease().await?;
+    let all = names("worker", 3);
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    let kubeconfig = fleet.kubeconfig()?;
+    let mut leader = Controller::start("first", &cluster, &kubeconfig, &[])?;
+    leader.shows("numacast_controller_leader", 1.0).await?;
+    let mut other = Controller::start("second", &cluster, &kubeconfig, &[])?;
+    leader.process.signal("STOP")?;
+    other.shows("numacast_controller_leader", 1.0).await?;
+    let holder = fleet.holder().await?;
+    leader.process.signal("CONT")?;
+    leader.shows("numacast_controller_leader", 0.0).await?;
+    fleet.delete_nodes(&all[..1]).await?;
+    until("the other one works", async || same(&fleet.object_names().await?, &set(&all[1..]))).await?;
+    other.shows("numacast_garbage_deleted_total", 1.0).await?;
+    ensure!(leader.metric("numacast_garbage_deleted_total").await? == 0.0, "two at work");
+    ensure!(fleet.holder().await? == holder);
+    Ok(())
 }
 
 /// Runs to its end on another thread.

@@ -58,6 +58,8 @@ impl Work<'_> {
     }
 
     fn tell(&self, now: Agents) {
+        let there = matches!(now, Agents::Some { .. });
+        self.metrics.figures(|figures| figures.daemon_set = Some(there));
         self.daemon_set.send_if_modified(|agents| {
             let changed = *agents != now;
             *agents = now;
@@ -98,7 +100,9 @@ impl Work<'_> {
         while let Some(event) = events.next().await {
             match event {
                 Ok(seen) => {
-                    said.well("the agents' pods can be watched again");
+                    if seen.is_proof() {
+                        said.well("the agents' pods can be watched again");
+                    }
                     self.known().agents.take(reduced(seen));
                 }
                 Err(sentence) => {

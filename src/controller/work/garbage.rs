@@ -8,18 +8,25 @@ use tracing::{debug, info, warn};
 
 use super::Work;
 use crate::cluster::{ClusterError, Mark, Regarding};
-use crate::controller::garbage::{Held, Pass, Verdict};
+use crate::controller::garbage::{Held, Pass, Refusals, Verdict};
 use crate::controller::notices::Reason;
 use crate::controller::said::Said;
 
-/// How long the first pass waits for the Nodes before it says that they are not known.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the first pass waits for the Nodes before it says that they are not known; less if they cannot be listed.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The word that a Node is gone counts for so long...
+const FRESH: Duration = Duration::from_secs(2);
+/// ...and is asked for so often in a row.
+const ASKED_AGAIN: usize = 3;
 
 /// What was said of garbage.
 #[derive(Default)]
 struct Told {
     calls: Said,
+    refused: Said,
     held: Option<String>,
+    /// Was an Event posted about that?
+    posted: bool,
     /// What would have been deleted.
     dry: BTreeSet<String>,
 }
@@ -30,8 +37,8 @@ enum Fate {
     Done,
     /// It has a Node after all.
     HasNode,
-    /// It is nothing that a scheduler reads as a Node's.
-    NotOurs,
+    /// Nobody has looked yet whether a scheduler reads it as a Node's.
+    Unknown,
 }
 
 impl Work<'_> {
@@ -57,10 +64,10 @@ impl Work<'_> {
         }
     }
 
-    /// Waits until the Nodes were listed once, or for so long.
+    /// Waits until the Nodes were listed once, or could not be, or for so long.
     pub(super) async fn wait_for_nodes(&self, patience: Duration) {
         let until = Instant::now() + patience;
-        while !self.known().nodes.is_complete() && Instant::now() < until {
+        while !self.known().nodes.is_settled() && Instant::now() < until {
             tokio::select! {
                 () = self.nodes_changed.notified() => {}
                 () = sleep(Duration::from_secs(1)) => {}
@@ -85,6 +92,7 @@ impl Work<'_> {
                 pass.look(mark, has_node);
             }
         }
+        self.ask_of_others(&pass).await?;
         let counted = if pass.has_orphans() { Some(self.cluster.node_count().await?) } else { None };
         let now = Instant::now();
         let (verdict, orphans) = {
@@ -109,17 +117,37 @@ impl Work<'_> {
         Ok(())
     }
 
+    /// Others' objects without a Node may be anything: only what a scheduler reads as a Node's is garbage.
+    async fn ask_of_others(&self, pass: &Pass) -> Result<(), ClusterError> {
+        let unasked = self.known().garbage.unasked(pass);
+        for mark in unasked {
+            match self.cluster.is_of_numa(&mark.name).await {
+                Ok(of_numa) => self.known().garbage.asked(&mark, of_numa),
+                Err(error) if error.concerns_all() => return Err(error),
+                // It is asked again, and not deleted before.
+                Err(error) => {
+                    self.metrics.call_failed(&error);
+                    debug!("{}: {error}", mark.name);
+                }
+            }
+        }
+        Ok(())
+    }
+
     async fn hold(&self, held: &Held, told: &mut Told) {
         self.metrics.held_back(true);
         let sentence = format!("no object is deleted: {held}");
         // Figures change; the kind of reason does not.
         let kind = format!("{:?}", std::mem::discriminant(held));
         if told.held.as_ref() == Some(&kind) {
-            return debug!("{sentence}");
+            debug!("{sentence}");
+        } else {
+            warn!("{sentence}");
+            (told.held, told.posted) = (Some(kind), false);
         }
-        warn!("{sentence}");
-        told.held = Some(kind);
-        self.notices.post(Reason::GarbageHeldBack, Regarding::Objects, &sentence).await;
+        if !told.posted {
+            told.posted = self.notices.post(Reason::GarbageHeldBack, Regarding::Objects, &sentence).await;
+        }
     }
 
     fn release(&self, told: &mut Told) {
@@ -135,23 +163,7 @@ impl Work<'_> {
         if self.settings.dry_run {
             told.dry.retain(|name| marks.iter().any(|mark| mark.name == *name));
         }
-        for mark in marks {
-            match self.delete_one(&mark, told).await {
-                Ok(Fate::Done) => {}
-                Ok(Fate::HasNode) => self.known().garbage.node_came(&mark.name),
-                Ok(Fate::NotOurs) => self.known().garbage.spared(&mark),
-                // Whoever wrote it lives.
-                Err(error) if error.is_conflict() => {
-                    self.metrics.delete_failed(&error);
-                    debug!("{} stays for now: {error}", mark.name);
-                    self.known().garbage.gave_up();
-                }
-                Err(error) => {
-                    self.metrics.delete_failed(&error);
-                    return Err(error);
-                }
-            }
-        }
+        let outcome = self.delete_each(marks, told).await;
         let left = self.known().garbage.orphans();
         self.metrics.figures(|figures| figures.orphans = u64::try_from(left).ok());
         if self.settings.dry_run {
@@ -161,20 +173,73 @@ impl Work<'_> {
         if count > 0 {
             debug!("{count} objects were due, {left} are left");
         }
-        Ok(())
+        outcome
+    }
+
+    /// What concerns one object is noted, and the next one has its turn; what concerns all ends it.
+    async fn delete_each(&self, marks: Vec<Mark>, told: &mut Told) -> Result<(), ClusterError> {
+        let mut refusals = Refusals::default();
+        let mut outcome = Ok(());
+        for mark in marks {
+            let fate = self.delete_one(&mark, told).await;
+            match fate {
+                Ok(Fate::Done) => {}
+                Ok(Fate::HasNode) => self.known().garbage.node_came(&mark.name),
+                Ok(Fate::Unknown) => self.known().garbage.gave_up(),
+                // Whoever wrote it lives.
+                Err(error) if error.is_conflict() => {
+                    self.metrics.delete_failed(&error);
+                    debug!("{} stays for now: {error}", mark.name);
+                    self.known().garbage.gave_up();
+                }
+                Err(error) => {
+                    self.metrics.delete_failed(&error);
+                    self.known().garbage.refused(&mark.name);
+                    if error.concerns_all() {
+                        outcome = Err(error);
+                        break;
+                    }
+                    debug!("{} stays: {error}", mark.name);
+                    if refusals.add(&mark.name, error.to_string()) {
+                        break;
+                    }
+                    continue;
+                }
+            }
+            refusals.broken();
+        }
+        match refusals.sentence() {
+            Some(sentence) => told.refused.trouble(&sentence),
+            None if outcome.is_ok() => told.refused.well("no object is refused to be deleted any longer"),
+            None => {}
+        }
+        outcome
+    }
+
+    /// The answer is asked for again if it is old, as when we were stopped for a while.
+    async fn has_no_node_now(&self, name: &str) -> Result<bool, ClusterError> {
+        for _ in 0..ASKED_AGAIN {
+            let asked = Instant::now();
+            if !self.cluster.has_no_node(name).await? {
+                return Ok(false);
+            }
+            if asked.elapsed() < FRESH {
+                return Ok(true);
+            }
+        }
+        debug!("{name} stays for now: what the API server says of its Node comes too late");
+        Ok(false)
     }
 
     async fn delete_one(&self, mark: &Mark, told: &mut Told) -> Result<Fate, ClusterError> {
         let name = mark.name.as_str();
+        if self.known().garbage.is_of_numa(mark) != Some(true) {
+            return Ok(Fate::Unknown);
+        }
         let is_back = self.known().nodes.trusted(Instant::now()).is_none_or(|nodes| nodes.contains_key(name));
-        if is_back || !self.cluster.has_no_node(name).await? {
+        if is_back || !self.has_no_node_now(name).await? {
             debug!("{name} stays: its Node is there");
             return Ok(Fate::HasNode);
-        }
-        // What we wrote is a Node's; of others' objects only those that a scheduler reads as one are our business.
-        if !mark.writers.ours && !self.cluster.is_of_numa(name).await? {
-            debug!("{name} stays: none of its zones is a NUMA node");
-            return Ok(Fate::NotOurs);
         }
         if self.settings.dry_run {
             if told.dry.insert(name.to_owned()) {
@@ -188,5 +253,51 @@ impl Work<'_> {
         }
         self.known().garbage.deleted(name, Instant::now());
         Ok(Fate::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::fake::{self, Parts};
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_word_that_a_node_is_gone_is_asked_for_again() {
+        let asked = AtomicUsize::new(0);
+        let parts = Parts::new(fake::cluster(move |_| {
+            // It takes long to say no, and meanwhile the Node registers.
+            let (slow, no) = (FRESH * 2, asked.fetch_add(1, Ordering::Relaxed) == 0);
+            async move {
+                if !no {
+                    return (200, json!({"metadata": {"name": "a"}}));
+                }
+                sleep(slow).await;
+                let details = json!({"name": "a", "kind": "nodes"});
+                (404, json!({"status": "Failure", "code": 404, "reason": "NotFound", "details": details}))
+            }
+        }));
+        assert!(!parts.work().has_no_node_now("a").await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn garbage_that_is_held_back_is_told_of_however_many_nodes_are_silent() {
+        let parts = Parts::new(fake::cluster(|_| async { (201, json!({"metadata": {"name": "e"}})) }));
+        let work = parts.work();
+        let node = Regarding::Node { name: "a", uid: "u" };
+        while work.notices.post(Reason::AgentSilent, node, "").await {}
+        let (held, mut told) = (Held::NoNodes { objects: 3 }, Told::default());
+        work.hold(&held, &mut told).await;
+        assert!(told.posted);
+        // One that may not be told now is told later.
+        while work.notices.post(Reason::GarbageHeldBack, Regarding::Objects, "").await {}
+        work.hold(&Held::NodesUnknown, &mut told).await;
+        assert!(!told.posted);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        work.hold(&Held::NodesUnknown, &mut told).await;
+        assert!(told.posted);
     }
 }

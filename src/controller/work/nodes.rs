@@ -1,16 +1,22 @@
 //! The Nodes, reduced as they come.
 
+use std::time::Duration;
+
 use futures::{StreamExt, pin_mut};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::{Agents, KnownNode, Work};
+use crate::backoff::jittered;
 use crate::cluster::{Seen, SlimNode};
 use crate::controller::coverage::Coverage;
 use crate::controller::followed::Change;
 use crate::controller::said::Said;
 
+/// A watch tells of no deletion that it missed, say because etcd was restored: all Nodes are listed again so often.
+const ANEW: Duration = Duration::from_secs(3600);
+
 impl Work<'_> {
-    /// Follows all Nodes; from the beginning when the DaemonSet covers others.
+    /// Follows all Nodes; from the beginning when the DaemonSet covers others, and now and then.
     pub(super) async fn follow_nodes(&self) {
         let mut daemon_set = self.daemon_set.subscribe();
         loop {
@@ -21,6 +27,7 @@ impl Work<'_> {
             tokio::select! {
                 () = self.follow_covered(coverage) => {}
                 _ = other => {}
+                () = sleep(jittered(ANEW)) => {}
             }
         }
     }
@@ -33,7 +40,9 @@ impl Work<'_> {
             let now = Instant::now();
             match event {
                 Ok(seen) => {
-                    said.well("the Nodes can be watched again");
+                    if seen.is_proof() {
+                        said.well("the Nodes can be watched again");
+                    }
                     self.saw(seen, coverage, now);
                 }
                 Err(sentence) => {
@@ -52,7 +61,12 @@ impl Work<'_> {
             (node.name.into(), KnownNode { uid: node.uid.into(), covered, ready: node.ready })
         });
         let mut known = self.known();
-        match known.nodes.take(reduced) {
+        let known = &mut *known;
+        let change = known.nodes.take(reduced);
+        if complete {
+            known.garbage.nodes_are(|name| known.nodes.knows(name));
+        }
+        match change {
             Change::None => {}
             Change::Came(name) => known.garbage.node_came(&name),
             Change::Gone(names) => {
@@ -70,5 +84,40 @@ fn coverage(agents: &Agents) -> Option<&Coverage> {
     match agents {
         Agents::Some { coverage, .. } => Some(coverage),
         Agents::None | Agents::Unread => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use serde_json::json;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::controller::fake::{self, Parts};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_whose_deletion_nobody_told_of_is_missed_within_the_hour() {
+        let first = AtomicBool::new(true);
+        let parts = Parts::new(fake::cluster(move |call| {
+            let watch = call.contains("watch=");
+            let nodes =
+                if first.fetch_and(watch, Ordering::Relaxed) { vec!["a", "ghost"] } else { vec!["a"] };
+            let items: Vec<_> = nodes.iter().map(|name| json!({"metadata": {"name": name}})).collect();
+            async move {
+                if watch {
+                    std::future::pending::<()>().await;
+                }
+                (200, json!({"metadata": {"resourceVersion": "1"}, "items": items}))
+            }
+        }));
+        let work = parts.work();
+        work.daemon_set.send_replace(Agents::None);
+        let mut follow = Box::pin(work.follow_nodes());
+        let _ = timeout(ANEW / 2, &mut follow).await;
+        assert!(work.known().nodes.knows("ghost"));
+        let _ = timeout(ANEW, &mut follow).await;
+        assert!(work.known().nodes.knows("a") && !work.known().nodes.knows("ghost"));
     }
 }

@@ -14,7 +14,7 @@ use crate::controller::said::Said;
 use crate::controller::silence::Lack;
 
 /// How long the first pass waits for the Nodes.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// A pass may take this share of the time between two.
 const SHARE: u32 = 10;
 

@@ -72,8 +72,10 @@ pub(super) const NODES: Doc = Doc {
 pub(super) const OBJECTS: Doc =
     Doc { name: "numacast_fleet_objects", kind: "gauge", labels: &[], help: "Objects" };
 
-const RESOURCE: &[(&str, &str)] =
-    &[("resource", "such as `cpu` or `memory`; at most 128, devices beyond that are left out")];
+const RESOURCE: &[(&str, &str)] = &[(
+    "resource",
+    "such as `cpu` or `memory`; at most 128, those of Kubernetes itself first; at most 64 others of one object",
+)];
 
 pub(super) const CAPACITY: Doc = Doc {
     name: "numacast_fleet_capacity",
@@ -94,6 +96,13 @@ pub(super) const AVAILABLE: Doc = Doc {
     kind: "gauge",
     labels: RESOURCE,
     help: "What of that nobody holds",
+};
+
+pub(super) const DAEMON_SET: Doc = Doc {
+    name: "numacast_fleet_daemonset",
+    kind: "gauge",
+    labels: &[],
+    help: "1 if the agents' DaemonSet is there, else 0: then nobody looks for silent agents. Missing without `controller.daemonSet`",
 };
 
 pub(super) const COVERED: Doc = Doc {
@@ -154,6 +163,7 @@ pub const DOCS: &[&Doc] = &[
     &CAPACITY,
     &ALLOCATABLE,
     &AVAILABLE,
+    &DAEMON_SET,
     &COVERED,
     &AGENTS,
     &SILENT,

@@ -22,6 +22,7 @@ fn full() -> Figures {
         objects: Some(5),
         foreign: Some(1),
         missing: Some(2),
+        daemon_set: Some(true),
         covered: Some(7),
         agents: Some(6),
         silent: Some(1),
@@ -50,7 +51,8 @@ fn a_replica_that_leads_no_longer_knows_nothing_of_the_fleet() {
 fn resources_are_bounded_in_number_and_length_and_native_ones_come_first() {
     let metrics = metrics();
     let many = (0..1_000).map(|n| (format!("a.example.com/{n:04}-{}", "x".repeat(999)), Sum::default()));
-    let resources = many.chain([("memory".to_owned(), Sum::default())]).collect();
+    let made_up = (0..1_000).map(|n| (format!("a{n}"), Sum::default()));
+    let resources = many.chain(made_up).chain([("memory".to_owned(), Sum::default())]).collect();
     metrics.figures(|figures| figures.resources = resources);
     let found = samples(&metrics, "numacast_fleet_capacity{");
     assert_eq!(found.len(), MOST_RESOURCES);

@@ -29,6 +29,10 @@ pub(crate) enum Lie {
     Half,
     /// Half of them are listed, but all are counted.
     HalfListed,
+    /// Those whose names end in 7 are not listed, but they are there for whoever asks for one.
+    Hidden,
+    /// Something in between knows no path to a single one.
+    Nowhere,
 }
 
 /// A running proxy; dropping it closes its socket.
@@ -92,6 +96,7 @@ async fn pass(State(shared): State<Shared>, request: Request) -> Response<Body> 
         }
         (Lie::Empty, Some(name)) => return not_found(name),
         (Lie::Half, Some(name)) if !is_of_half(name) => return not_found(name),
+        (Lie::Nowhere, Some(_)) => return status(404, "NotFound", "page not found"),
         _ => {}
     }
     let answer = match forward(&shared.client, request).await {
@@ -102,6 +107,7 @@ async fn pass(State(shared): State<Shared>, request: Request) -> Response<Body> 
         Lie::Empty if lists => cut(answer, 0, |_| false).await,
         Lie::Half if lists => cut(answer, 2, is_of_half).await,
         Lie::HalfListed if lists && !counts => cut(answer, 2, is_of_half).await,
+        Lie::Hidden if lists && !counts => cut(answer, 1, |name| !name.ends_with('7')).await,
         _ => answer,
     }
 }

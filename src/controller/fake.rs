@@ -1,0 +1,64 @@
+//! An API server that answers what a test says, when it says so.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use kube::client::Body;
+use serde_json::Value;
+
+use super::notices::Notices;
+use super::settings::Settings;
+use super::work::Work;
+use crate::cluster::Cluster;
+use crate::config::Config;
+use crate::telemetry::controller::{Bounds, Health, Metrics};
+
+/// `answer` gets method and path with query, and gives code and body.
+pub(super) fn cluster<A, F>(answer: A) -> Cluster
+where
+    A: Fn(String) -> F + Send + Sync + 'static,
+    F: Future<Output = (u16, Value)> + Send + 'static,
+{
+    let answer = Arc::new(answer);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let answer = Arc::clone(&answer);
+        async move {
+            let (code, body) = answer(format!("{} {}", request.method(), request.uri())).await;
+            let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
+            Ok::<_, Infallible>(response.unwrap())
+        }
+    });
+    let client = kube::Client::new(service, "default");
+    Cluster::with_client(client, "fake".to_owned(), Duration::from_secs(30))
+}
+
+pub(super) fn metrics() -> Arc<Metrics> {
+    let bounds = Bounds { lease: true, garbage: Duration::from_secs(600), fleet: Duration::from_secs(60) };
+    Arc::new(Metrics::new(Arc::new(Health::new(bounds))))
+}
+
+/// What a controller has, without a DaemonSet.
+pub(super) struct Parts {
+    settings: Settings,
+    pub(super) cluster: Cluster,
+    pub(super) metrics: Arc<Metrics>,
+    notices: Notices,
+}
+
+impl Parts {
+    pub(super) fn new(cluster: Cluster) -> Self {
+        let mut config = Config::default();
+        (config.controller.daemon_set, config.controller.lease) = (String::new(), String::new());
+        let settings = Settings::from_config(&config, None).unwrap();
+        let metrics = metrics();
+        let notices = Notices::new(cluster.clone(), "test".to_owned(), true, Arc::clone(&metrics));
+        Self { settings, cluster, metrics, notices }
+    }
+
+    pub(super) fn work(&self) -> Work<'_> {
+        Work::new(&self.settings, &self.cluster, &self.metrics, &self.notices)
+    }
+}
