@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Once, OnceLock};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -195,9 +196,21 @@ impl Cluster {
     }
 }
 
-/// A port of loopback that is free now.
+/// Below the ports that the kernel gives to whoever connects: one of those may be taken before it is used.
+const PORTS: std::ops::Range<u16> = 12_000..32_000;
+
+/// A port of loopback that is free now, and that no other call of this process was given.
 pub(crate) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    static NEXT: OnceLock<AtomicU16> = OnceLock::new();
+    // Other test programs begin elsewhere.
+    let next = NEXT.get_or_init(|| AtomicU16::new(fastrand::u16(PORTS)));
+    for _ in PORTS {
+        let port = PORTS.start + next.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port of 127.0.0.1 is free")
 }
 
 fn install_tls() {

@@ -18,7 +18,7 @@ pub(crate) enum Needs {
     Kubelet,
 }
 
-/// The real programs, for two tests at a time: they wait for most of their time, but more kubelets under load share two
+/// The real programs, for three tests at a time: they wait for most of their time, but more kubelets under load share two
 /// cores badly.
 #[derive(Debug)]
 pub(crate) struct Parts {
@@ -26,7 +26,7 @@ pub(crate) struct Parts {
     _turn: SemaphorePermit<'static>,
 }
 
-static TURNS: Semaphore = Semaphore::const_new(2);
+static TURNS: Semaphore = Semaphore::const_new(3);
 
 /// The exit status by which `tests/parts/build` says that it cannot build here at all.
 const CANNOT_BUILD: i32 = 69;
