@@ -158,7 +158,7 @@ impl Accord {
     pub(super) fn take(&mut self, scan: &Scan, topology: Topology, known: &BTreeSet<String>) -> bool {
         self.answers = true;
         self.taken += 1;
-        self.files_tell = scan.state.is_some();
+        self.files_tell = scan.files_tell;
         self.look_at = None;
         self.newest = Some(Account {
             topology,

@@ -96,6 +96,7 @@ mod tests {
             inventory: Arc::new(Inventory { allocatable, ..Inventory::default() }),
             state: None,
             state_problems: Vec::new(),
+            files_tell: false,
             terminal: Terminal::default(),
             connection: Connection::default(),
             socket_age: Duration::ZERO,

@@ -194,7 +194,9 @@ impl Recording {
         let connection = Connection::default();
         // A recording is judged by nobody.
         let socket_age = Duration::MAX;
-        Ok(Scan { usage, inventory, state, state_problems, terminal, connection, socket_age })
+        // A recording is read once.
+        let files_tell = false;
+        Ok(Scan { usage, inventory, state, state_problems, files_tell, terminal, connection, socket_age })
     }
 
     /// Reads a recording.

@@ -44,6 +44,9 @@ pub struct Scan {
     pub state: Option<Arc<ManagerState>>,
     /// What is wrong with these books, one sentence each.
     pub state_problems: Vec<String>,
+    /// Is the file there that changes with whoever is admitted? The device manager's, which is mounted with the device
+    /// plugins' sockets, changes with devices only.
+    pub files_tell: bool,
     /// Pods (namespace, name) that have ended, as far as anybody told.
     pub terminal: Terminal,
     /// The connection that both came from.
@@ -222,6 +225,7 @@ impl Scanner {
         let inventory = inventory.ok_or(ScanError::Restless)?;
         let state = self.read_books(&usage);
         let state_problems = self.books.problems().to_vec();
+        let files_tell = self.books.has_cpus();
         let terminal = Arc::clone(&self.terminal);
         let usage = Arc::new(usage);
         Ok(Scan {
@@ -229,6 +233,7 @@ impl Scanner {
             inventory,
             state,
             state_problems,
+            files_tell,
             terminal,
             connection,
             socket_age: self.client.socket_age(),

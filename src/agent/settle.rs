@@ -236,6 +236,7 @@ mod tests {
             inventory: Arc::new(Inventory { allocatable, ..Inventory::default() }),
             state: None,
             state_problems: Vec::new(),
+            files_tell: false,
             terminal: Arc::default(),
             connection,
             socket_age: Duration::ZERO,

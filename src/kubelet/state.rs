@@ -104,6 +104,12 @@ impl StateReader {
         self.state.as_mut()
     }
 
+    /// Was the CPU Manager's file there? The kubelet has one whatever its policy is.
+    #[must_use]
+    pub fn has_cpus(&self) -> bool {
+        self.seen[0].is_some()
+    }
+
     /// What is wrong with the files that were read last, one sentence each.
     #[must_use]
     pub fn problems(&self) -> &[String] {
@@ -400,6 +406,18 @@ mod tests {
             )]
         );
         assert_eq!(state.unwrap().pods["u1"].len(), 1);
+    }
+
+    #[test]
+    fn the_device_managers_file_alone_does_not_tell_of_cpus() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = StatePaths::new(dir.path(), &dir.path().join("device-plugins"));
+        std::fs::create_dir(dir.path().join("device-plugins")).unwrap();
+        std::fs::write(&paths.devices, DEVICES).unwrap();
+        let mut reader = StateReader::new(paths.clone());
+        assert!(reader.read().is_some() && !reader.has_cpus());
+        std::fs::write(&paths.cpus, CPUS).unwrap();
+        assert!(reader.read().is_some() && reader.has_cpus());
     }
 
     #[test]
