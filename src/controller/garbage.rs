@@ -85,12 +85,8 @@ impl Refusals {
 
     /// What was refused, in a sentence.
     pub(super) fn sentence(&self) -> Option<String> {
-        let count = self.names.len();
         let first = self.first.as_ref()?;
-        Some(format!(
-            "objects of {count} Nodes that are gone cannot be deleted ({}): {first}",
-            first_of(&self.names)
-        ))
+        Some(format!("objects of Nodes that are gone cannot be deleted ({}): {first}", first_of(&self.names)))
     }
 }
 
@@ -576,7 +572,7 @@ mod tests {
         }
         assert_eq!(
             refusals.sentence().unwrap(),
-            "objects of 20 Nodes that are gone cannot be deleted (0, 1, 2, 3, 4 and 15 more): because of 0"
+            "objects of Nodes that are gone cannot be deleted (0, 1, 2, 3, 4 and 15 more): because of 0"
         );
         refusals.broken();
         let enough = (0..MOST_REFUSALS).map(|n| refusals.add(&n.to_string(), String::new()));

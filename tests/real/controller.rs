@@ -334,7 +334,7 @@ async fn what_has_to_stay_keeps_nothing_else() -> Result<()> {
     ensure!(deleted == 2.0, "{deleted}: what the finalizer holds was deleted once");
     ensure!(objects.get_metadata(&held).await?.metadata.deletion_timestamp.is_some());
     let words = controller.process.last_words();
-    let sentence = "objects of 1 Nodes that are gone cannot be deleted (a-refused): the API server refused";
+    let sentence = "objects of Nodes that are gone cannot be deleted (a-refused): the API server refused";
     ensure!(words.matches(sentence).count() == 1 && words.contains("it stays"), "{words}");
     Ok(())
 }
