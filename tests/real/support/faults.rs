@@ -159,6 +159,8 @@ pub(crate) struct Faults {
     static_pod: bool,
     /// Resources of plugins, for a device's health.
     sick: BTreeMap<String, bool>,
+    /// How many devices became well during this fault, by resource.
+    well: BTreeMap<String, u64>,
 }
 
 /// Which pods end, and which start, when.
@@ -199,6 +201,7 @@ impl Faults {
             books_lost: false,
             static_pod: false,
             sick: BTreeMap::new(),
+            well: BTreeMap::new(),
         };
         for _ in 0..4 {
             let spec = faults.next_pod();
@@ -222,6 +225,7 @@ impl Faults {
     /// Lets one fault happen and judges what came of it.
     pub(crate) async fn happen(&mut self, fault: Fault) -> Result<Outcome> {
         self.notes.clear();
+        self.well.clear();
         let plan = self.plan(fault);
         let mut ending: BTreeSet<String> = plan.ending.iter().map(|(_, name)| name.clone()).collect();
         if fault == Fault::StaticPod && self.static_pod {
@@ -242,7 +246,10 @@ impl Faults {
             let versions = self.history.since(mark).await?.len();
             return Ok(Outcome { until_true, versions });
         }
-        let most = most.or(&oracle::expected(&self.node).await?);
+        let mut most = most.or(&oracle::expected(&self.node).await?);
+        for (resource, devices) in std::mem::take(&mut self.well) {
+            most = most.and_more(&resource, devices);
+        }
         let versions = self.history.since(mark).await?;
         for version in versions.iter().filter(|version| !self.foreign.contains(&version.revision)) {
             let Some(zones) = &version.zones else { continue };
@@ -543,6 +550,9 @@ impl Faults {
         *sick = !*sick;
         for device in devices.iter_mut().step_by(2) {
             device.unhealthy = *sick;
+        }
+        if !*sick {
+            *self.well.entry(resource.to_owned()).or_default() += devices.len().div_ceil(2) as u64;
         }
         self.notes.push(format!("{resource}: half of them unhealthy is {sick}"));
         self.node.set_devices(resource, &devices)

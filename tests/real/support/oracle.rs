@@ -189,6 +189,14 @@ impl Expected {
         self
     }
 
+    /// With so many devices more that may be free for a while: those that are well again, until somebody takes them.
+    pub(crate) fn and_more(mut self, resource: &str, devices: u64) -> Self {
+        for figures in self.zones.values_mut().filter_map(|resources| resources.get_mut(resource)) {
+            figures.available += devices;
+        }
+        self
+    }
+
     /// Where a published object promises more than there is: what a scheduler would be misled by.
     pub(crate) fn promises_beyond(&self, published: &Zones) -> Vec<String> {
         let mut found = Vec::new();
