@@ -12,6 +12,7 @@ mod nodes;
 mod objects;
 mod pages;
 mod pods;
+mod slim;
 mod steady;
 
 use std::fmt::{self, Debug};
@@ -31,10 +32,11 @@ use serde_json::Value;
 use crate::causes::chain;
 use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
+pub use crate::seen::Seen;
 pub use agents::{AgentPod, pod_labels, runs_agents};
 pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
-pub use nodes::{Seen, SlimNode};
+pub use nodes::SlimNode;
 pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
 pub use pages::Pages;
 

@@ -24,6 +24,7 @@ pub mod quantity;
 #[cfg(test)]
 mod randomised;
 pub mod scheduler;
+pub mod seen;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod telemetry;

@@ -4,6 +4,8 @@
 
 pub(crate) mod raw;
 
+use crate::seen::Seen;
+
 /// One pod of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
@@ -94,20 +96,8 @@ pub enum Life {
     Ended,
 }
 
-/// What a source of pods tells.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodEvent {
-    /// All of them are listed anew.
-    Listing,
-    /// One of the list.
-    Listed(Pod),
-    /// The list is complete.
-    Complete,
-    /// One is new or another.
-    Is(Pod),
-    /// One is gone; only namespace, name and uid need be true.
-    Gone(Pod),
-}
+/// What a source of pods tells. Of a pod that is gone only namespace, name and uid need be true.
+pub type PodEvent = Seen<Pod>;
 
 impl Pod {
     /// Reads a pod from the JSON in which the API server and the kubelet have it.

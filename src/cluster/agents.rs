@@ -1,22 +1,22 @@
 //! The agents: their DaemonSet and its pods, as far as the controller needs to know them.
 
-use std::borrow::Cow;
-
 use futures::{Stream, StreamExt};
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::api::{DeleteParams, Preconditions};
 use kube::core::Selector;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, ResourceExt};
 use serde::Deserialize;
 
-use super::nodes::{RawStatus, Seen, WATCH_SECONDS};
+use super::nodes::{RawStatus, WATCH_SECONDS};
 use super::pages::{Listing, Pages};
+use super::slim::reads_as;
 use super::steady::Steady;
 use super::{Cluster, ClusterError, Failure, chain};
+use crate::seen::Seen;
 
 /// A pod has some 10 KiB.
 const PAGE: u32 = 100;
@@ -86,35 +86,7 @@ impl From<RawPod> for AgentPod {
     }
 }
 
-/// A Pod to whoever asks for it.
-impl Resource for AgentPod {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "Pod".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "pods".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+reads_as!(AgentPod, Pod);
 
 /// As it is written in a query: an empty one means every pod, so there is none for it.
 fn query(selector: &LabelSelector) -> Option<String> {

@@ -1,24 +1,24 @@
 //! All Nodes, cut down as they are read to what decides whether a Node should have an agent.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use futures::{Stream, StreamExt};
-use k8s_openapi::ClusterResourceScope;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Api;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Resource};
 use serde::Deserialize;
 
 use super::pages::{Listing, Pages};
+use super::slim::reads_as;
 use super::steady::Steady;
 use super::{Cluster, ClusterError, Failure, chain};
+use crate::seen::Seen;
 
 /// A Node has some 15 KiB, mostly names of images: a page is held as text for a moment.
 const PAGE: u32 = 100;
-/// As [`super::pods`] has it.
+/// For how long a watch is asked for. Load balancers drop flows that are silent for longer.
 pub(super) const WATCH_SECONDS: u32 = 240;
 
 /// What is read of a Node.
@@ -107,84 +107,7 @@ impl SlimNode {
     }
 }
 
-/// A Node to whoever asks for it.
-impl Resource for SlimNode {
-    type DynamicType = ();
-    type Scope = ClusterResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "Node".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "nodes".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
-/// What is seen of many objects: all of them one by one, then what changes; all of them again after something may have
-/// been missed.
-#[derive(Clone, Debug)]
-pub enum Seen<T> {
-    /// All that were there are told of again.
-    Listing,
-    /// It is there.
-    Listed(T),
-    /// Those were all.
-    Complete,
-    /// It came, or changed.
-    Is(T),
-    /// It is gone.
-    Gone(T),
-}
-
-impl<T> Seen<T> {
-    /// The same of something else.
-    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Seen<U> {
-        match self {
-            Self::Listing => Seen::Listing,
-            Self::Listed(object) => Seen::Listed(change(object)),
-            Self::Complete => Seen::Complete,
-            Self::Is(object) => Seen::Is(change(object)),
-            Self::Gone(object) => Seen::Gone(change(object)),
-        }
-    }
-}
-
-impl<T> Seen<T> {
-    /// Does it prove that the watch works? A list that has begun may fail as the one before did.
-    #[must_use]
-    pub const fn is_proof(&self) -> bool {
-        matches!(self, Self::Complete | Self::Is(_) | Self::Gone(_))
-    }
-}
-
-impl<T> From<watcher::Event<T>> for Seen<T> {
-    fn from(event: watcher::Event<T>) -> Self {
-        match event {
-            watcher::Event::Init => Self::Listing,
-            watcher::Event::InitApply(object) => Self::Listed(object),
-            watcher::Event::InitDone => Self::Complete,
-            watcher::Event::Apply(object) => Self::Is(object),
-            watcher::Event::Delete(object) => Self::Gone(object),
-        }
-    }
-}
+reads_as!(SlimNode, Node);
 
 fn listing() -> Listing {
     Listing {

@@ -1,18 +1,17 @@
 //! The pods of one node, from a watch on the API server, trimmed to what the agent needs.
 
-use std::borrow::Cow;
-
 use futures::{Stream, StreamExt};
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Api;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{Config, Event, watcher};
-use kube::{Api, Resource};
+use kube::runtime::watcher::{Config, watcher};
 use serde::Deserialize;
 
+use super::slim::reads_as;
 use super::{Cluster, chain};
 use crate::pod::raw::RawPod;
 use crate::pod::{Pod, PodEvent};
+use crate::seen::Seen;
 
 /// A node's pods are listed in pages of so many: a page is held as text for a moment, at some 10 KiB a pod.
 const PAGE: u32 = 32;
@@ -28,19 +27,9 @@ impl Cluster {
         let config = Config::default().fields(&format!("spec.nodeName={node}"));
         let config = config.page_size(PAGE).timeout(WATCH_SECONDS);
         watcher(pods, config).default_backoff().map(|event| match event {
-            Ok(event) => Ok(translate(event)),
+            Ok(event) => Ok(Seen::from(event).map(|trimmed: Trimmed| trimmed.pod)),
             Err(error) => Err(format!("cannot watch the node's pods: {}", chain(&error))),
         })
-    }
-}
-
-fn translate(event: Event<Trimmed>) -> PodEvent {
-    match event {
-        Event::Init => PodEvent::Listing,
-        Event::InitApply(pod) => PodEvent::Listed(pod.pod),
-        Event::InitDone => PodEvent::Complete,
-        Event::Apply(pod) => PodEvent::Is(pod.pod),
-        Event::Delete(pod) => PodEvent::Gone(pod.pod),
     }
 }
 
@@ -62,32 +51,4 @@ impl From<RawPod> for Trimmed {
     }
 }
 
-/// A Pod to whoever asks for it.
-impl Resource for Trimmed {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "Pod".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "pods".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+reads_as!(Trimmed, k8s_openapi::api::core::v1::Pod);

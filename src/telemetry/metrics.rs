@@ -467,6 +467,28 @@ pub(super) fn table(docs: &[&Doc]) -> String {
     table
 }
 
+/// What is served is what a table of metrics says: the same families, each with its words and its labels.
+#[cfg(test)]
+pub(super) fn check_table(text: &str, docs: &[&Doc]) {
+    let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+    assert_eq!(families.len(), docs.len(), "{families:?}");
+    for doc in docs {
+        let last = if doc.kind == "histogram" { "_sum" } else { "" };
+        let name = format!("{}{last}", doc.name);
+        let samples = text.lines().filter_map(|line| line.strip_prefix(name.as_str()));
+        let found: Vec<&str> = samples.filter(|sample| sample.starts_with(['{', ' '])).collect();
+        assert!(!found.is_empty(), "{}", doc.name);
+        for sample in found {
+            let labels: Vec<&str> = doc.labels.iter().map(|(label, _)| *label).collect();
+            assert_eq!(sample.matches("=\"").count(), labels.len(), "{}{sample}", doc.name);
+            assert!(labels.iter().all(|label| sample.contains(&format!("{label}=\""))), "{sample}");
+        }
+        let family = doc.family();
+        let head = format!("# HELP {family} {}.\n# TYPE {family} {}\n", doc.help, doc.kind);
+        assert!(text.contains(&head), "{head}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
 
@@ -656,25 +678,7 @@ mod tests {
         metrics.event_posted("ForeignWriter");
         metrics.pods_told("api_server", true);
         metrics.pods_untold("api_server");
-        let text = metrics.encode();
-        let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-        assert_eq!(families.len(), DOCS.len(), "{families:?}");
-        for doc in DOCS {
-            let last = if doc.kind == "histogram" { "_sum" } else { "" };
-            let ends = |sample: &String| sample.starts_with('{') || sample.starts_with(' ');
-            let found = samples(&metrics, &format!("{}{last}", doc.name));
-            let found: Vec<String> = found.into_iter().filter(ends).collect();
-            assert!(!found.is_empty(), "{}", doc.name);
-            for sample in found {
-                let labels: Vec<&str> = doc.labels.iter().map(|(label, _)| *label).collect();
-                let expected: usize = sample.matches("=\"").count();
-                assert_eq!(expected, labels.len(), "{}{sample}", doc.name);
-                assert!(labels.iter().all(|label| sample.contains(&format!("{label}=\""))), "{sample}");
-            }
-            let family = doc.family();
-            let head = format!("# HELP {family} {}.\n# TYPE {family} {}\n", doc.help, doc.kind);
-            assert!(text.contains(&head), "{head}");
-        }
+        check_table(&metrics.encode(), DOCS);
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod src {
     #[cfg(test)]
     pub(crate) mod randomised;
     pub mod scheduler;
+    pub mod seen;
     pub mod topology;
 
     /// `src/kubelet.rs` without the client and the wire types.
@@ -34,4 +35,4 @@ mod src {
 
 #[cfg(test)]
 use src::randomised;
-pub use src::{kubelet, machine, pattern, pod, quantity, scheduler, topology};
+pub use src::{kubelet, machine, pattern, pod, quantity, scheduler, seen, topology};

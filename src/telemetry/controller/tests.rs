@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::generated;
-use crate::telemetry::metrics::table;
+use crate::telemetry::metrics::{check_table, table};
 
 fn metrics() -> Metrics {
     let bounds = Bounds { lease: true, garbage: Duration::from_secs(600), fleet: Duration::from_secs(60) };
@@ -68,22 +68,7 @@ fn the_table_says_what_is_served() {
     metrics.call_failed(&error);
     metrics.delete_failed(&error);
     metrics.event_posted("AgentSilent");
-    let text = metrics.encode();
-    let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-    assert_eq!(families.len(), DOCS.len(), "{families:?}");
-    for doc in DOCS {
-        let ends = |sample: &String| sample.starts_with('{') || sample.starts_with(' ');
-        let found: Vec<String> = samples(&metrics, doc.name).into_iter().filter(ends).collect();
-        assert!(!found.is_empty(), "{}", doc.name);
-        for sample in found {
-            let labels: Vec<&str> = doc.labels.iter().map(|(label, _)| *label).collect();
-            assert_eq!(sample.matches("=\"").count(), labels.len(), "{}{sample}", doc.name);
-            assert!(labels.iter().all(|label| sample.contains(&format!("{label}=\""))), "{sample}");
-        }
-        let family = doc.family();
-        let head = format!("# HELP {family} {}.\n# TYPE {family} {}\n", doc.help, doc.kind);
-        assert!(text.contains(&head), "{head}");
-    }
+    check_table(&metrics.encode(), DOCS);
 }
 
 #[test]

@@ -1,0 +1,52 @@
+//! Objects of which only a part is decoded, and what a watch tells of them.
+
+use kube::runtime::watcher;
+
+use crate::seen::Seen;
+
+/// Makes a type with a `metadata` one that is read where the whole object is.
+macro_rules! reads_as {
+    ($slim:ty, $whole:ty) => {
+        impl kube::Resource for $slim {
+            type DynamicType = ();
+            type Scope = <$whole as kube::Resource>::Scope;
+
+            fn kind(of: &()) -> std::borrow::Cow<'_, str> {
+                <$whole as kube::Resource>::kind(of)
+            }
+
+            fn group(of: &()) -> std::borrow::Cow<'_, str> {
+                <$whole as kube::Resource>::group(of)
+            }
+
+            fn version(of: &()) -> std::borrow::Cow<'_, str> {
+                <$whole as kube::Resource>::version(of)
+            }
+
+            fn plural(of: &()) -> std::borrow::Cow<'_, str> {
+                <$whole as kube::Resource>::plural(of)
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+pub(super) use reads_as;
+
+impl<T> From<watcher::Event<T>> for Seen<T> {
+    fn from(event: watcher::Event<T>) -> Self {
+        match event {
+            watcher::Event::Init => Self::Listing,
+            watcher::Event::InitApply(object) => Self::Listed(object),
+            watcher::Event::InitDone => Self::Complete,
+            watcher::Event::Apply(object) => Self::Is(object),
+            watcher::Event::Delete(object) => Self::Gone(object),
+        }
+    }
+}
