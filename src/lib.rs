@@ -20,6 +20,7 @@ pub mod machine;
 pub mod nrt;
 pub mod pattern;
 pub mod pod;
+pub mod proxy;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;
@@ -29,3 +30,4 @@ pub mod seen;
 pub mod sim;
 pub mod telemetry;
 pub mod topology;
+pub mod wire;

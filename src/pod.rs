@@ -6,6 +6,9 @@ pub(crate) mod raw;
 
 use crate::seen::Seen;
 
+/// Namespace and name of a pod.
+pub type PodName = (String, String);
+
 /// One pod of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
@@ -30,6 +33,17 @@ pub struct Pod {
     pub pod_level: bool,
     /// Containers in the order of the specification: those that run before the others first. None is ephemeral.
     pub containers: Box<[Container]>,
+    /// Of its annotations those that somebody wants, sorted by key.
+    pub annotations: Box<[(Box<str>, Annotation)]>,
+}
+
+/// What an annotation says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Annotation {
+    /// Its text.
+    Text(Box<str>),
+    /// It has so many bytes, which is too much to be kept.
+    TooLong(usize),
 }
 
 /// What one container asks for.
@@ -119,7 +133,7 @@ impl Pod {
 
     /// Its namespace and name.
     #[must_use]
-    pub fn full_name(&self) -> (String, String) {
+    pub fn full_name(&self) -> PodName {
         (self.namespace.clone(), self.name.clone())
     }
 }

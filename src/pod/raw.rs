@@ -205,6 +205,7 @@ impl From<RawPod> for Pod {
             },
             pod_level: spec.resources.as_ref().is_some_and(Resources::is_pod_level),
             containers: spec.into_containers(),
+            annotations: Box::default(),
         }
     }
 }
