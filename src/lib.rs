@@ -15,11 +15,14 @@ pub mod config;
 pub mod controller;
 #[cfg(test)]
 mod generated;
+pub mod grpc;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;
 pub mod pattern;
 pub mod pod;
+pub mod pod_source;
+pub mod proxy;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;
@@ -29,3 +32,4 @@ pub mod seen;
 pub mod sim;
 pub mod telemetry;
 pub mod topology;
+pub mod wire;

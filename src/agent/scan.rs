@@ -16,6 +16,7 @@ use crate::kubelet::{
     StateReader, Upstream, Usage, allocatable_of, usage_of,
 };
 use crate::machine::{self, HostRoots, Machine, MachineError};
+use crate::pod::Terminal;
 use crate::telemetry::metrics::Metrics;
 use crate::topology::{self, Links};
 
@@ -56,12 +57,6 @@ pub struct Scan {
     /// How long ago the kubelet made its socket, as far as the clock can be believed.
     pub socket_age: Duration,
 }
-
-/// Namespace and name of a pod.
-pub type PodName = (String, String);
-
-/// Pods that have ended.
-pub type Terminal = Arc<BTreeSet<PodName>>;
 
 /// How much of the node to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
