@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::join_all;
+use numacast::kubelet::proto::v1;
 use numacast::kubelet::{Ask, Asker, ClientError, Ended, Flight, Observer, Refusal, Upstream, usage_of};
 use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec};
+use prost::Message;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
@@ -327,6 +329,47 @@ async fn a_kubelets_words_are_passed_on_as_they_are() {
     assert!(asked.ask(Ask::List).await.unwrap().bytes.len() > 5 << 20);
 }
 
+/// A message with a field that nobody knows behind it.
+fn with_unknown(message: &impl Message) -> Vec<u8> {
+    [&message.encode_to_vec()[..], &[0xfa, 0x3f, 3, b'n', b'e', b'w']].concat()
+}
+
+/// As a field of the number 1.
+fn wrapped(record: &[u8]) -> Vec<u8> {
+    [&[0x0a, u8::try_from(record.len()).unwrap()], record].concat()
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_byte_of_an_answer_arrives_whatever_it_means() {
+    let asked = Asked::start();
+    let container = v1::ContainerResources { name: "main".into(), ..Default::default() };
+    let pod = |name: &str| {
+        let named = v1::PodResources { name: name.into(), namespace: "default".into(), ..Default::default() };
+        let mut record = with_unknown(&named);
+        let container = with_unknown(&container);
+        record.extend([0x1a, u8::try_from(container.len()).unwrap()]);
+        record.extend(container);
+        record
+    };
+    let (a, b) = (wrapped(&pod("a")), wrapped(&pod("b")));
+    let list = [&b[..], &a, &with_unknown(&v1::ListPodResourcesResponse::default())].concat();
+    let bytes = |call, bytes: &[u8]| asked.node.kubelet.fail_next(call, 1, &Fault::Message(bytes.to_vec()));
+    bytes(Call::List, &list);
+    assert_eq!(asked.ask(Ask::List).await.unwrap().bytes, list);
+    bytes(Call::Get, &a);
+    assert_eq!(asked.ask(get("a")).await.unwrap().bytes, a);
+    bytes(Call::List, &list);
+    let answers = asked.ask_all(["a", "b"].map(get)).await;
+    let answers: Vec<_> = answers.into_iter().map(|answer| answer.unwrap().bytes.clone()).collect();
+    assert_eq!(answers, [a, b]);
+    let allocatable = with_unknown(&v1::AllocatableResourcesResponse::default());
+    bytes(Call::Allocatable, &allocatable);
+    assert_eq!(asked.ask(Ask::Allocatable).await.unwrap().bytes, allocatable);
+    // Nobody looks into them on the way.
+    bytes(Call::List, b"no message at all");
+    assert_eq!(asked.ask(Ask::List).await.unwrap().bytes, &b"no message at all"[..]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_breaks_is_made_again_once() {
     let asked = Asked::start();
@@ -359,6 +402,7 @@ async fn a_kubelet_that_is_away_is_unavailable_at_once_and_is_not_hammered() {
             assert!([&*sentence, lost].iter().any(|words| status.message().starts_with(words)), "{status:?}");
             refused += 1;
         }
+        sleep(Duration::from_millis(1)).await;
     }
     let attempts: usize = asked.seen.calls().errors.values().sum();
     assert!(attempts <= 5 + 250 && attempts > 100, "{attempts} attempts for {refused} refusals");
@@ -413,6 +457,7 @@ async fn the_budget_holds_in_every_second_and_the_agent_does_not_wait_for_it() {
     let clients = join_all((0..8).map(|_| async {
         while start.elapsed() < Duration::from_secs(5) {
             asked.ask(Ask::List).await.unwrap();
+            sleep(Duration::from_millis(1)).await;
         }
     }));
     let agent = async {
