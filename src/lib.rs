@@ -15,11 +15,14 @@ pub mod config;
 pub mod controller;
 #[cfg(test)]
 mod generated;
+pub mod grpc;
+pub mod json_path;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;
 pub mod pattern;
 pub mod pod;
+pub mod pod_source;
 pub mod proxy;
 pub mod quantity;
 #[cfg(test)]

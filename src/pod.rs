@@ -4,10 +4,16 @@
 
 pub(crate) mod raw;
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use crate::seen::Seen;
 
 /// Namespace and name of a pod.
 pub type PodName = (String, String);
+
+/// Pods that have ended.
+pub type Terminal = Arc<BTreeSet<PodName>>;
 
 /// One pod of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,17 +39,43 @@ pub struct Pod {
     pub pod_level: bool,
     /// Containers in the order of the specification: those that run before the others first. None is ephemeral.
     pub containers: Box<[Container]>,
-    /// Of its annotations those that somebody wants, sorted by key.
+    /// Annotations that somebody wants, sorted by key.
     pub annotations: Box<[(Box<str>, Annotation)]>,
 }
 
-/// What an annotation says.
+/// The value of an annotation. It is whatever whoever made the pod wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Annotation {
-    /// Its text.
+    /// The text.
     Text(Box<str>),
-    /// It has so many bytes, which is too much to be kept.
+    /// A text of so many bytes, which are more than anybody reads: [`Annotation::LONGEST`].
     TooLong(usize),
+}
+
+impl Annotation {
+    /// The longest text that is kept, in bytes. What a scheduler writes for a node full of devices takes a few KiB.
+    pub const LONGEST: usize = 64 << 10;
+
+    /// What is kept of a text.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        match text.len() {
+            bytes if bytes > Self::LONGEST => Self::TooLong(bytes),
+            _ => Self::Text(text.into()),
+        }
+    }
+}
+
+/// The keys of annotations that somebody wants. All others are dropped when a pod is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted(Arc<BTreeSet<Box<str>>>);
+
+impl Wanted {
+    /// These keys.
+    #[must_use]
+    pub fn of<K: Into<Box<str>>>(keys: impl IntoIterator<Item = K>) -> Self {
+        Self(Arc::new(keys.into_iter().map(Into::into).collect()))
+    }
 }
 
 /// What one container asks for.
@@ -129,6 +161,16 @@ impl Pod {
             true => Err("it has no name or no namespace".to_owned()),
             false => Ok(self),
         }
+    }
+
+    /// Without the annotations that nobody wants.
+    #[must_use]
+    pub(crate) fn keeping(mut self, wanted: &Wanted) -> Self {
+        if !self.annotations.is_empty() {
+            let annotations = std::mem::take(&mut self.annotations).into_vec();
+            self.annotations = annotations.into_iter().filter(|(key, _)| wanted.0.contains(key)).collect();
+        }
+        self
     }
 
     /// Its namespace and name.
