@@ -193,7 +193,9 @@ impl Knowledge {
     ) -> Result<(Merged, usize), WireError> {
         let merged = self.plan().list(bytes, version)?;
         if self.unknown(&merged).is_empty() {
-            return Ok((merged, 0));
+            // Some may have been asked for in vain not long ago.
+            let unknown = self.untold(&merged);
+            return Ok((merged, unknown));
         }
         self.learn(&merged).await;
         let merged = self.plan().list(bytes, version)?;
@@ -205,7 +207,9 @@ impl Knowledge {
     pub(super) async fn merge_get(&self, bytes: &Bytes) -> Result<(Merged, usize), WireError> {
         let merged = self.plan().get(bytes)?;
         if self.unknown(&merged).is_empty() {
-            return Ok((merged, 0));
+            // Some may have been asked for in vain not long ago.
+            let unknown = self.untold(&merged);
+            return Ok((merged, unknown));
         }
         self.learn(&merged).await;
         let merged = self.plan().get(bytes)?;
