@@ -114,7 +114,7 @@ impl World {
         let mut history = self.history.borrow_mut();
         let number = history.len();
         let name = format!("pod-{number}");
-        let id = (number % 2 == 0).then(|| format!("GPU-{number}"));
+        let id = number.is_multiple_of(2).then(|| format!("GPU-{number}"));
         let mut object = PodSpec::new(&name).object("worker", "Running");
         if let Some(id) = &id {
             let text = json!({"gpu": [{"minor": 0, "id": id}]}).to_string();

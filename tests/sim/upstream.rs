@@ -134,9 +134,9 @@ fn assert_not_found(answer: Result<Arc<Flight>, Refusal>, name: &str) {
 async fn each_question_has_its_answer() {
     let asked = Asked::start();
     asked.run(&["a"]).await;
-    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a"]);
-    assert_eq!(names(&*asked.ask(get("a")).await.unwrap()), ["a"]);
-    assert_eq!(names(&*asked.ask(Ask::ListV1alpha1).await.unwrap()), ["a"]);
+    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a"]);
+    assert_eq!(names(&asked.ask(get("a")).await.unwrap()), ["a"]);
+    assert_eq!(names(&asked.ask(Ask::ListV1alpha1).await.unwrap()), ["a"]);
     assert!(!asked.ask(Ask::Allocatable).await.unwrap().bytes.is_empty());
     assert_not_found(asked.ask(get("b")).await, "b");
     let expected = ["v1 List", "v1 Get", "v1alpha1 List", "v1 GetAllocatableResources", "v1 Get"];
@@ -198,16 +198,16 @@ async fn where_get_is_not_served_pods_are_looked_up_in_a_list() {
     for (age, said) in [(Age::V1_29, 1), (Age::V1_23, 1)] {
         let asked = Asked::aged(age);
         asked.run(&["a"]).await;
-        assert_eq!(names(&*asked.ask(get("a")).await.unwrap()), ["a"]);
+        assert_eq!(names(&asked.ask(get("a")).await.unwrap()), ["a"]);
         assert_not_found(asked.ask(get("b")).await, "b");
-        assert_eq!(names(&*asked.ask(get("a")).await.unwrap()), ["a"]);
+        assert_eq!(names(&asked.ask(get("a")).await.unwrap()), ["a"]);
         let gets = |asked: &Asked| asked.paths().iter().filter(|path| *path == "v1 Get").count();
         assert_eq!(gets(&asked), said, "it is remembered: {:?}", asked.paths());
         // Another kubelet may serve it.
         asked.node.kubelet.set_age(Age::V1_34);
         asked.node.kubelet.restart().await.unwrap();
         asked.ask(Ask::List).await.unwrap();
-        assert_eq!(names(&*asked.ask(get("a")).await.unwrap()), ["a"]);
+        assert_eq!(names(&asked.ask(get("a")).await.unwrap()), ["a"]);
         assert_not_found(asked.ask(get("b")).await, "b");
         assert_eq!(gets(&asked), said + 2);
     }
@@ -250,7 +250,7 @@ async fn who_goes_away_leaves_nothing_behind() {
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Late(Duration::from_secs(2)));
     assert!(timeout(Duration::from_secs(1), asked.ask(Ask::List)).await.is_err());
     asked.run(&["b"]).await;
-    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a", "b"]);
+    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a", "b"]);
     assert_eq!(asked.node.kubelet.traffic().at_once["/v1.PodResourcesLister/List"], 1);
 }
 
@@ -376,12 +376,12 @@ async fn a_connection_that_breaks_is_made_again_once() {
     asked.run(&["a"]).await;
     asked.ask(Ask::List).await.unwrap();
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::CutShort);
-    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a"]);
+    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a"]);
     asked.node.kubelet.fail_next(Call::List, 2, &Fault::CutShort);
     let told = asked.ask(Ask::List).await.unwrap_err();
     assert_eq!(told.status.code(), Code::Unavailable);
     assert!(told.status.message().starts_with("the kubelet's connection broke during List"), "{told:?}");
-    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a"]);
+    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -408,7 +408,7 @@ async fn a_kubelet_that_is_away_is_unavailable_at_once_and_is_not_hammered() {
     assert!(attempts <= 5 + 250 && attempts > 100, "{attempts} attempts for {refused} refusals");
     asked.node.kubelet.boot().unwrap();
     asked.node.kubelet.set_ready(true, true);
-    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a"], "whoever asks next tries");
+    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a"], "whoever asks next tries");
 }
 
 #[tokio::test(start_paused = true)]

@@ -217,7 +217,7 @@ impl World {
             Told::Answer(matches, started) => {
                 assert!(started >= asked, "{ask:?} is answered by a call from before");
                 let history = self.history.borrow();
-                let fits: Vec<bool> = history[before..].iter().map(|state| matches(state)).collect();
+                let fits: Vec<bool> = history[before..].iter().map(matches).collect();
                 assert!(fits.contains(&true), "{ask:?}: an answer that was not true since it was asked");
                 let moved = fits.contains(&false);
                 self.count(|tally| tally.moved += usize::from(moved));
