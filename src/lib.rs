@@ -16,11 +16,14 @@ pub mod controller;
 #[cfg(test)]
 mod generated;
 pub mod grpc;
+pub mod json_path;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;
 pub mod pattern;
 pub mod pod;
+pub mod pod_source;
+pub mod proxy;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;
@@ -30,3 +33,4 @@ pub mod seen;
 pub mod sim;
 pub mod telemetry;
 pub mod topology;
+pub mod wire;

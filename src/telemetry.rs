@@ -3,6 +3,8 @@
 pub mod controller;
 pub mod health;
 pub mod metrics;
+pub mod pods;
+pub mod proxy;
 pub mod server;
 pub mod tls;
 

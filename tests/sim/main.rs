@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // a test that fails says where
 
 mod agent;
+mod annotated;
 mod client;
 mod contract;
 mod demo;
@@ -21,4 +22,5 @@ mod starved;
 mod support;
 mod tls;
 mod truth;
+mod upstream;
 mod walk;

@@ -1,0 +1,341 @@
+//! Paths into JSON, as far as annotations need them: a part of JSON path (RFC 9535), and templates that make texts of what
+//! lies there. Both are read when the configuration is; errors say at which character.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+/// So many steps a path may have, and so many parts a template.
+const STEPS: usize = 32;
+
+/// A path: `$`, `.name`, `['name']`, `[0]`, and the wildcards `.*` and `[*]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JsonPath {
+    text: Box<str>,
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Name(Box<str>),
+    Index(usize),
+    Any,
+}
+
+/// A text with `{}`, `{.a.b}` and `{1}` in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    text: Box<str>,
+    pieces: Vec<Piece>,
+}
+
+/// The text is no path or no template.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no {what}: {reason}, at character {position}")]
+pub struct PathError {
+    text: String,
+    what: &'static str,
+    reason: &'static str,
+    position: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Text(Box<str>),
+    /// What lies there below the node; no step is a wildcard.
+    Below(Vec<Step>),
+    /// What this wildcard matched, counted from 0.
+    Matched(usize),
+}
+
+/// What a wildcard matched: a key or a position.
+#[derive(Clone, Copy, Debug)]
+pub enum Match<'a> {
+    /// The key of a field.
+    Key(&'a str),
+    /// The position in a list.
+    Position(usize),
+}
+
+/// Text that is read from left to right.
+struct Reader<'a> {
+    text: &'a str,
+    /// What it should be.
+    what: &'static str,
+    at: usize,
+}
+
+impl JsonPath {
+    /// How many wildcards it has.
+    #[must_use]
+    pub fn wildcards(&self) -> usize {
+        self.steps.iter().filter(|step| **step == Step::Any).count()
+    }
+
+    /// Everything that it selects in a document, in the document's order, until `each` has enough. Steps only ever lead
+    /// down, so no part of the document is met twice.
+    pub fn select<'a>(&self, root: &'a Value, each: &mut dyn FnMut(&'a Value, &[Match<'a>]) -> bool) {
+        select(&self.steps, root, &mut Vec::new(), each);
+    }
+}
+
+impl FromStr for JsonPath {
+    type Err = PathError;
+
+    fn from_str(text: &str) -> Result<Self, PathError> {
+        let mut reader = Reader { text, what: "path", at: 0 };
+        if !reader.take("$") {
+            return Err(reader.wrong("it starts with `$`"));
+        }
+        let mut steps = Vec::new();
+        while !reader.rest().is_empty() {
+            steps.push(reader.step()?);
+            if steps.len() > STEPS {
+                return Err(reader.wrong("it has too many steps"));
+            }
+        }
+        Ok(Self { text: text.into(), steps })
+    }
+}
+
+/// The recursion is as deep as the path is long.
+fn select<'a>(
+    steps: &[Step],
+    node: &'a Value,
+    matched: &mut Vec<Match<'a>>,
+    each: &mut dyn FnMut(&'a Value, &[Match<'a>]) -> bool,
+) -> bool {
+    let Some((step, rest)) = steps.split_first() else { return each(node, matched) };
+    let mut deeper = |matched: &mut Vec<Match<'a>>, what: Match<'a>, node: &'a Value| {
+        matched.push(what);
+        let goes_on = select(rest, node, matched, each);
+        matched.pop();
+        goes_on
+    };
+    match (step, node) {
+        (Step::Any, Value::Object(fields)) => {
+            fields.iter().all(|(key, node)| deeper(matched, Match::Key(key), node))
+        }
+        (Step::Any, Value::Array(items)) => {
+            items.iter().enumerate().all(|(at, node)| deeper(matched, Match::Position(at), node))
+        }
+        (Step::Name(name), Value::Object(fields)) => {
+            fields.get(&**name).is_none_or(|node| select(rest, node, matched, each))
+        }
+        (Step::Index(index), Value::Array(items)) => {
+            items.get(*index).is_none_or(|node| select(rest, node, matched, each))
+        }
+        _ => true,
+    }
+}
+
+impl Template {
+    /// The highest number of a wildcard that it names; 0 if it names none.
+    #[must_use]
+    pub fn wildcards(&self) -> usize {
+        let number = |piece: &Piece| if let Piece::Matched(index) = piece { index + 1 } else { 0 };
+        self.pieces.iter().map(number).max().unwrap_or(0)
+    }
+
+    /// Does it make the same text of everything?
+    #[must_use]
+    pub fn is_fixed(&self) -> bool {
+        self.pieces.iter().all(|piece| matches!(piece, Piece::Text(_)))
+    }
+
+    /// The text; `None` where something that it is made of is missing, or neither a text nor a number.
+    #[must_use]
+    pub fn fill(&self, node: &Value, matched: &[Match<'_>]) -> Option<String> {
+        let mut text = String::new();
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(plain) => text.push_str(plain),
+                Piece::Below(steps) => text.push_str(&plain(below(steps, node)?)?),
+                Piece::Matched(index) => match matched.get(*index)? {
+                    Match::Key(key) => text.push_str(key),
+                    Match::Position(position) => text.push_str(&position.to_string()),
+                },
+            }
+        }
+        Some(text)
+    }
+}
+
+impl Default for Template {
+    /// `{}`: the node itself.
+    fn default() -> Self {
+        Self { text: "{}".into(), pieces: vec![Piece::Below(Vec::new())] }
+    }
+}
+
+impl FromStr for Template {
+    type Err = PathError;
+
+    fn from_str(text: &str) -> Result<Self, PathError> {
+        let mut reader = Reader { text, what: "template", at: 0 };
+        let mut pieces = Vec::new();
+        while !reader.rest().is_empty() {
+            let plain = reader.rest().find(['{', '}']).unwrap_or(reader.rest().len());
+            if plain > 0 {
+                pieces.push(Piece::Text(reader.rest()[..plain].into()));
+                reader.at += plain;
+                continue;
+            }
+            if !reader.take("{") {
+                return Err(reader.wrong("a `}` without a `{`"));
+            }
+            pieces.push(reader.placeholder()?);
+            if !reader.take("}") {
+                return Err(reader.wrong("a placeholder is `{}`, `{.name}` or `{1}`"));
+            }
+            if pieces.len() > STEPS {
+                return Err(reader.wrong("it has too many parts"));
+            }
+        }
+        match pieces.is_empty() {
+            true => Err(reader.wrong("it is empty")),
+            false => Ok(Self { text: text.into(), pieces }),
+        }
+    }
+}
+
+/// Both are written as text.
+macro_rules! written {
+    ($($value:ty),*) => {$(
+        impl fmt::Display for $value {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.text)
+            }
+        }
+
+        impl Serialize for $value {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.text)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $value {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+written!(JsonPath, Template);
+
+/// What lies below a node; no step is a wildcard.
+fn below<'a>(steps: &[Step], node: &'a Value) -> Option<&'a Value> {
+    steps.iter().try_fold(node, |node, step| match step {
+        Step::Name(name) => node.as_object()?.get(&**name),
+        Step::Index(index) => node.as_array()?.get(*index),
+        Step::Any => None,
+    })
+}
+
+/// A text or a number as text.
+fn plain(value: &Value) -> Option<Cow<'_, str>> {
+    match value {
+        Value::String(text) => Some(Cow::Borrowed(text)),
+        Value::Number(number) => Some(Cow::Owned(number.to_string())),
+        _ => None,
+    }
+}
+
+impl<'a> Reader<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn take(&mut self, start: &str) -> bool {
+        let found = self.rest().starts_with(start);
+        self.at += if found { start.len() } else { 0 };
+        found
+    }
+
+    /// What is wrong at this character.
+    fn wrong(&self, reason: &'static str) -> PathError {
+        let position = self.text[..self.at].chars().count() + 1;
+        PathError { text: self.text.to_owned(), what: self.what, reason, position }
+    }
+
+    fn step(&mut self) -> Result<Step, PathError> {
+        if self.rest().starts_with("..") {
+            return Err(self.wrong("`..` is not supported"));
+        }
+        if self.take(".*") || self.take("[*]") {
+            return Ok(Step::Any);
+        }
+        if self.take(".") {
+            let is_name = |c: char| c.is_alphanumeric() || c == '_';
+            let end = self.rest().find(|c| !is_name(c)).unwrap_or(self.rest().len());
+            if end == 0 || self.rest().starts_with(|c: char| c.is_ascii_digit()) {
+                return Err(self.wrong("a name such as `.gpu`; others are written like `['a/b']`"));
+            }
+            let name = &self.rest()[..end];
+            self.at += end;
+            return Ok(Step::Name(name.into()));
+        }
+        if !self.take("[") {
+            return Err(self.wrong("a step is `.name`, `['name']`, `[0]`, `.*` or `[*]`"));
+        }
+        let step = self.bracketed()?;
+        if !self.take("]") {
+            return Err(self.wrong("a `[` is closed by `]`"));
+        }
+        Ok(step)
+    }
+
+    fn bracketed(&mut self) -> Result<Step, PathError> {
+        for quote in ["'", "\""] {
+            if !self.take(quote) {
+                continue;
+            }
+            let Some(end) = self.rest().find(quote) else {
+                return Err(self.wrong("a name that is not closed"));
+            };
+            let name = &self.rest()[..end];
+            if name.contains('\\') {
+                return Err(self.wrong("`\\` in a name is not supported"));
+            }
+            self.at += end + quote.len();
+            return Ok(Step::Name(name.into()));
+        }
+        let end = self.rest().find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest().len());
+        match self.rest()[..end].parse() {
+            Ok(index) => {
+                self.at += end;
+                Ok(Step::Index(index))
+            }
+            Err(_) => Err(self.wrong("in brackets is a name in quotes, a position such as `[0]`, or `*`")),
+        }
+    }
+
+    /// What is between `{` and `}`.
+    fn placeholder(&mut self) -> Result<Piece, PathError> {
+        let digits = self.rest().bytes().take_while(u8::is_ascii_digit).count();
+        if digits > 0 {
+            return match self.rest()[..digits].parse::<usize>() {
+                Ok(number) if (1..=STEPS).contains(&number) => {
+                    self.at += digits;
+                    Ok(Piece::Matched(number - 1))
+                }
+                _ => Err(self.wrong("wildcards are counted from 1")),
+            };
+        }
+        let mut steps = Vec::new();
+        while self.rest().starts_with(['.', '[']) {
+            match self.step()? {
+                Step::Any => return Err(self.wrong("a placeholder has no wildcard")),
+                step => steps.push(step),
+            }
+            if steps.len() > STEPS {
+                return Err(self.wrong("it has too many steps"));
+            }
+        }
+        Ok(Piece::Below(steps))
+    }
+}

@@ -1,0 +1,82 @@
+//! What is read of pods, as it is configured.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::koordinator::{DEVICES, STATUS};
+use super::names::is_device;
+use crate::config::{ProxyAnnotations, ProxyMapping};
+use crate::json_path::{JsonPath, Template};
+
+/// What is read of pods, and what it means.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    pub(super) koordinator: bool,
+    pub(super) resources: BTreeMap<String, Arc<str>>,
+    pub(super) cpus: bool,
+    pub(super) shared_ids: bool,
+    pub(super) allocatable: bool,
+    pub(super) mappings: Vec<Mapping>,
+}
+
+/// What one annotation means.
+#[derive(Clone, Debug)]
+pub(super) struct Mapping {
+    pub(super) annotation: String,
+    pub(super) path: Option<JsonPath>,
+    pub(super) resource: Arc<str>,
+    pub(super) id: Template,
+    pub(super) container: Option<Template>,
+}
+
+impl Rules {
+    /// What is configured; with `allocatable` the node's own devices as well.
+    ///
+    /// # Errors
+    /// One sentence that names the place. What was read from a file was checked there.
+    pub fn new(annotations: &ProxyAnnotations, allocatable: bool) -> Result<Self, String> {
+        let ProxyAnnotations { koordinator, resources, cpus, shared_ids, mappings } = annotations;
+        let resources = resources.iter().map(|(kind, name)| {
+            let name = device(name).map_err(|error| format!("resources of `{kind}`: {error}"))?;
+            Ok((kind.clone(), name))
+        });
+        let mappings = mappings.iter().enumerate().map(|(index, mapping)| {
+            let place = |error| format!("mapping {} (`{}`): {error}", index + 1, mapping.annotation);
+            Mapping::new(mapping).map_err(place)
+        });
+        Ok(Self {
+            koordinator: *koordinator,
+            resources: resources.collect::<Result<_, String>>()?,
+            cpus: *cpus,
+            shared_ids: *shared_ids,
+            allocatable,
+            mappings: mappings.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The keys of the annotations that are read, each once, sorted.
+    #[must_use]
+    pub fn wanted(&self) -> Vec<String> {
+        let own = [(self.koordinator, DEVICES), (self.cpus, STATUS)];
+        let own = own.into_iter().filter(|(on, _)| *on).map(|(_, key)| key.to_owned());
+        let mapped = self.mappings.iter().map(|mapping| mapping.annotation.clone());
+        let mut keys: Vec<String> = own.chain(mapped).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+}
+
+impl Mapping {
+    fn new(mapping: &ProxyMapping) -> Result<Self, String> {
+        let ProxyMapping { annotation, path, resource, id, container } = mapping.clone();
+        Ok(Self { annotation, path, resource: device(&resource)?, id, container })
+    }
+}
+
+fn device(name: &str) -> Result<Arc<str>, String> {
+    match is_device(name) {
+        true => Ok(name.into()),
+        false => Err(format!("`{name}` is no name of devices such as example.com/gpu")),
+    }
+}
