@@ -246,11 +246,14 @@ async fn converse(mut client: DuplexStream, mut bytes: Vec<u8>) -> Vec<u32> {
     // What is to be said of streams follows the first answer.
     for _ in 0..2 {
         bytes.extend(frame(6, 0, 0, &[0; 8]));
-        client.write_all(&bytes).await.unwrap();
+        // What was recorded may end with a goodbye.
+        let _ = client.write_all(&bytes).await;
         bytes.clear();
         loop {
             let mut head = [0; HEAD];
-            client.read_exact(&mut head).await.unwrap();
+            if client.read_exact(&mut head).await.is_err() {
+                return reset;
+            }
             let [a, b, c, kind, flags, stream @ ..] = head;
             let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
             client.read_exact(&mut payload).await.unwrap();
@@ -326,7 +329,7 @@ async fn what_real_clients_sent_is_acceptable() {
             refused.push(name.clone());
         }
         let (_, reset) = taken(sent, true).await;
-        assert_eq!(reset, [], "{name}");
+        assert!(reset.is_empty(), "{name}: {reset:?}");
     }
     refused.sort();
     let every = ["go-library", "go-odd", "go-passthrough", "go-passthrough-unix", "go-raw-path"];
