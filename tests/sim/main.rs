@@ -7,6 +7,7 @@ mod agent;
 mod client;
 mod contract;
 mod demo;
+mod devices;
 mod faults;
 mod health;
 mod metrics;
