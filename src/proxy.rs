@@ -83,8 +83,6 @@ pub struct Proxy {
     upstream: Upstream,
     knowledge: Option<Arc<Knowledge>>,
     metrics: Metrics,
-    /// Who reads the node's devices.
-    devices: Option<devices::Follower>,
 }
 
 impl Settings {
@@ -131,17 +129,18 @@ impl Proxy {
         let metrics = Metrics::new(Arc::new(Health::new(settings.rules.is_some())));
         let counted = Arc::new(Counted::new(metrics.clone()));
         let upstream = Upstream::start(settings.kubelet.clone(), settings.timeout, counted);
-        let (node, devices) = devices::follow(&settings, cluster.clone(), &metrics);
+        let node = devices::follow(&settings, cluster.clone(), &metrics);
         let asking = cluster.filter(|_| settings.asks_for_pods).map(|cluster| Asking {
             cluster,
             node: settings.node.clone(),
             wanted: settings.wanted(),
         });
         let times = (settings.wait, settings.last_known);
-        let knowledge = settings.rules.clone().map(|rules| {
-            Arc::new(Knowledge::new(rules, pods, asking, node, times, metrics.clone()))
-        });
-        Self { settings, upstream, knowledge, metrics, devices }
+        let knowledge = settings
+            .rules
+            .clone()
+            .map(|rules| Arc::new(Knowledge::new(rules, pods, asking, node, times, metrics.clone())));
+        Self { settings, upstream, knowledge, metrics }
     }
 
     /// The connection to the kubelet, for others who ask it.
@@ -189,7 +188,8 @@ impl Proxy {
             notices: Notices::default(),
         });
         let counted = Arc::new(Counted::new(self.metrics.clone()));
-        let server = Server::start(self.settings.socket.clone(), Limits::default(), Arc::new(service), counted)?;
+        let server =
+            Server::start(self.settings.socket.clone(), Limits::default(), Arc::new(service), counted)?;
         info!("podresources proxy at {}", self.settings.socket.path.display());
         Ok(server)
     }

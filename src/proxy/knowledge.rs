@@ -5,13 +5,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream;
+use futures::future::join_all;
 use prost::bytes::Bytes;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
 
+use super::devices::Follower;
 use super::merge::{Merged, Node, Plan, Rules, Version, WireError};
 use crate::cluster::Cluster;
 use crate::pod::{Pod, PodName, Wanted};
@@ -52,6 +52,7 @@ pub(super) struct Knowledge {
     rules: Rules,
     pods: PodSource,
     asking: Option<Asking>,
+    devices: Option<Follower>,
     wait: Duration,
     last_known: Duration,
     state: Mutex<State>,
@@ -61,7 +62,7 @@ pub(super) struct Knowledge {
 }
 
 struct State {
-    devices: watch::Receiver<Node>,
+    node: watch::Receiver<Node>,
     /// What the plan was made of: the version of the pods, that of the devices, and the number of pods asked for.
     made_of: Option<(u64, u64, u64)>,
     plan: Arc<Plan>,
@@ -86,12 +87,12 @@ impl Knowledge {
         rules: Rules,
         pods: PodSource,
         asking: Option<Asking>,
-        devices: watch::Receiver<Node>,
+        (node, devices): (watch::Receiver<Node>, Option<Follower>),
         (wait, last_known): (Duration, Duration),
         metrics: Metrics,
     ) -> Self {
         let state = Mutex::new(State {
-            devices,
+            node,
             made_of: None,
             plan: Arc::default(),
             looks: 0,
@@ -100,7 +101,7 @@ impl Knowledge {
             told: Vec::new(),
         });
         let learning = tokio::sync::Mutex::default();
-        Self { rules, pods, asking, wait, last_known, state, learning, metrics }
+        Self { rules, pods, asking, devices, wait, last_known, state, learning, metrics }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -121,22 +122,24 @@ impl Knowledge {
         }
     }
 
-    /// Waits for the first list of pods, but not for ever.
-    pub(super) async fn first_list(&self) {
-        let deadline = Instant::now() + self.wait;
+    /// Waits for the first list of pods and for the first look at the node's devices, but not for ever.
+    pub(super) async fn first_words(&self) {
         let mut pods = self.pods.clone();
-        while !pods.has_told() {
-            tokio::select! {
-                () = pods.changed() => {}
-                () = sleep_until(deadline) => return,
+        let told = async {
+            while !pods.has_told() {
+                pods.changed().await;
             }
-        }
+            if let Some(devices) = &self.devices {
+                devices.first_look().await;
+            }
+        };
+        let _ = timeout(self.wait, told).await;
     }
 
     /// What has to be put into answers now.
     pub(super) fn plan(&self) -> Arc<Plan> {
         let mut state = self.state();
-        if state.devices.has_changed().unwrap_or(false) {
+        if state.node.has_changed().unwrap_or(false) {
             state.looks += 1;
         }
         let now = Instant::now();
@@ -149,15 +152,21 @@ impl Knowledge {
         if state.made_of == Some(made_of) {
             return Arc::clone(&state.plan);
         }
-        let node = state.devices.borrow_and_update().clone();
-        let plan = Arc::new(self.pods.with(|pods| {
-            let asked = state.asked.values().filter_map(|answer| answer.pod.as_ref()?.as_ref());
-            match pods {
-                Some(pods) => self.rules.plan(pods.chain(asked), &node),
-                None => self.rules.plan(asked, &node),
+        let node = state.node.borrow_and_update().clone();
+        // There are some for a moment at most.
+        let asked: Vec<Pod> = state.asked.values().filter_map(|answer| answer.pod.clone()?).collect();
+        let plan = self.pods.with(|pods| match pods {
+            Some(pods) => {
+                let told: Vec<&Pod> = pods.collect();
+                self.rules.plan(told.into_iter().chain(&asked), &node)
             }
-        }));
+            None => self.rules.plan(asked.iter(), &node),
+        });
+        let plan = Arc::new(plan);
         self.report(&mut state, &plan);
+        if let Some(devices) = self.devices.as_ref().filter(|_| plan.misses_devices()) {
+            devices.prompt();
+        }
         state.made_of = Some(made_of);
         state.plan = Arc::clone(&plan);
         plan
@@ -177,7 +186,11 @@ impl Knowledge {
 
     /// Puts into a `List` what is known. Of pods in it that nobody has told about the source is asked, for a while; returns
     /// how many are unknown still.
-    pub(super) async fn merge_list(&self, bytes: &Bytes, version: Version) -> Result<(Merged, usize), WireError> {
+    pub(super) async fn merge_list(
+        &self,
+        bytes: &Bytes,
+        version: Version,
+    ) -> Result<(Merged, usize), WireError> {
         let merged = self.plan().list(bytes, version)?;
         if self.unknown(&merged).is_empty() {
             return Ok((merged, 0));
@@ -250,15 +263,16 @@ impl Knowledge {
     /// Asks for each by its name; waits on where one could not be told of.
     async fn ask(&self, asking: &Asking, unknown: &[PodName]) {
         let Asking { cluster, node, wanted } = asking;
-        let asks = unknown.iter().take(MOST).map(|name| async move { (name, cluster.pod_of(node, name, wanted).await) });
-        let mut answers = stream::iter(asks).buffer_unordered(AT_ONCE);
         let mut failed = unknown.len() > MOST;
-        while let Some((name, answer)) = answers.next().await {
-            match answer {
-                Ok(pod) => self.remember(name.clone(), Some(pod), FRESH),
-                Err(error) => {
-                    failed = true;
-                    self.complain(&error);
+        for some in unknown.get(..MOST).unwrap_or(unknown).chunks(AT_ONCE) {
+            let answers = join_all(some.iter().map(|name| cluster.pod_of(node, name, wanted))).await;
+            for (name, answer) in some.iter().zip(answers) {
+                match answer {
+                    Ok(pod) => self.remember(name.clone(), Some(pod), FRESH),
+                    Err(error) => {
+                        failed = true;
+                        self.complain(&error);
+                    }
                 }
             }
         }
