@@ -67,6 +67,16 @@ fn pods() {
     replay("pods");
 }
 
+#[test]
+fn splice() {
+    replay("splice");
+}
+
+#[test]
+fn annotations() {
+    replay("annotations");
+}
+
 /// The same pods in JSON and in protocol buffers, both written by Kubernetes' own types.
 #[test]
 fn both_forms_of_a_pod_are_one_record() {
