@@ -775,6 +775,7 @@ const NODES: &str = "get nodes";
 const POST: &str = "create events.events.k8s.io in default";
 const LIST_PODS: [&str; 2] = ["list pods", "watch pods"];
 const CONFIGZ: &str = "get nodes/configz";
+const DEVICES: &str = "get devices.scheduling.koordinator.sh";
 const PODS_PAGE: &str = "get nodes/pods";
 
 #[tokio::test]
@@ -786,6 +787,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     };
     let pods = |source: &str| json!({"config": {"pods": {"source": source}}});
     let kubelet = |source: &str| json!({"config": {"kubelet": {"config": {"source": source}}}});
+    let proxy = |proxy: Value| json!({"config": {"proxy": proxy}});
     for (values, expected) in [
         (json!({}), all.clone()),
         (json!({"config": {"publish": {"watch": false}}}), without(&[WATCH])),
@@ -800,6 +802,9 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
             json!({"config": {"fingerprint": {"view": "none"}, "pods": {"source": "none"}}}),
             without(&LIST_PODS),
         ),
+        (proxy(json!({"enabled": true})), [&all[..], &[DEVICES]].concat()),
+        (proxy(json!({"enabled": true, "annotations": {"koordinator": false}})), all.clone()),
+        (proxy(json!({"enabled": false, "annotations": {"koordinator": true}})), all.clone()),
         (kubelet("configz"), all.clone()),
         (kubelet("auto"), all.clone()),
         (kubelet("none"), without(&[CONFIGZ])),
