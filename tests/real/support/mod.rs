@@ -14,6 +14,8 @@ pub(crate) mod nrt;
 pub(crate) mod operator;
 pub(crate) mod oracle;
 pub(crate) mod parts;
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) mod podresources;
 pub(crate) mod pods;
 pub(crate) mod prober;
 pub(crate) mod process;
