@@ -9,11 +9,9 @@ mod changes;
 mod hotplug;
 mod known;
 mod kubelet_config;
-mod kubelet_port;
 mod notices;
 mod object;
 mod pace;
-mod pods;
 mod publish;
 mod recording;
 mod scan;
@@ -21,7 +19,6 @@ mod settings;
 mod settle;
 mod standing;
 mod status_file;
-mod tellers;
 mod triggers;
 
 use std::collections::BTreeSet;
@@ -41,32 +38,29 @@ use crate::cluster::{Cluster, ClusterError};
 use crate::kubelet::{PodUsage, Usage};
 use crate::machine::IdSet;
 use crate::nrt::NodeResourceTopology;
-use crate::pod::{Pod, PodEvent};
+use crate::pod::{Pod, PodEvent, PodName, Wanted};
+use crate::pod_source::{LINGER, PodSource, PodView};
 use crate::scheduler::{Contract, Reading, Requirements, Stance, Terms, View};
 use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Finding, PodSet, Rules, Topology};
 
 pub use kubelet_config::ConfigSources;
-pub use kubelet_port::KubeletPort;
 pub use notices::Reason;
 pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
-pub use scan::{Depth, Inventory, PodName, Scan, ScanError, Scanner, Terminal};
+pub use scan::{Depth, Inventory, Scan, ScanError, Scanner};
 pub use settings::Settings;
 pub use standing::Standing;
-pub use tellers::{PodTeller, PodTellers};
 
 use accord::{Accord, Asked};
 use known::KnownDevices;
 use notices::Notices;
 use pace::Pace;
-use pods::{LINGER, PodSource, PodView};
 use publish::{Publisher, Writer};
 use settle::{PATIENCE, Settling, Told, Verdict};
 use standing::{Carried, Known, Others, Promise};
-use tellers::Telling;
 use triggers::{Directories, Trigger, Triggers};
 
 /// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
@@ -178,7 +172,7 @@ async fn agreed(settings: &Settings, cluster: &Cluster, scan: &Scan, topology: &
 
 /// The node's pods, if the API server tells.
 async fn listed_pods(settings: &Settings, cluster: &Cluster) -> Option<Vec<Pod>> {
-    let mut events = std::pin::pin!(cluster.pods_of(&settings.node));
+    let mut events = std::pin::pin!(cluster.pods_of(&settings.node, Wanted::default()));
     let mut pods = Vec::new();
     loop {
         match timeout(settings.kubelet_timeout, events.next()).await.ok()?? {
@@ -296,13 +290,8 @@ impl Agent {
         let cluster = cluster.in_form(settings.form);
         let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
-        let pods = match settings.pods.order.is_empty() {
-            true => PodSource::none(),
-            false => {
-                let telling = Telling::new(settings.pods.clone(), settings.node.clone(), cluster.clone());
-                PodSource::follow(settings.node.clone(), cluster.clone(), telling, Arc::clone(&metrics))
-            }
-        };
+        let tally = metrics.pod_source();
+        let pods = PodSource::follow(settings.pods.clone(), settings.node.clone(), cluster.clone(), tally);
         let notices = match settings.events {
             true => Notices::start(settings.node.clone(), cluster.clone(), Arc::clone(&metrics)),
             false => Notices::nowhere(),

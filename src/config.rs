@@ -9,6 +9,7 @@ mod exclude;
 mod explain;
 mod layers;
 mod percent;
+mod proxy;
 mod schema;
 mod watch;
 
@@ -27,6 +28,7 @@ pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
 pub use percent::Percent;
+pub use proxy::{Proxy, ProxyAnnotations, ProxyMapping, SocketMode};
 pub use schema::SCHEMA;
 pub use watch::FileWatch;
 
@@ -52,6 +54,8 @@ pub struct Config {
     pub zones: Zones,
     /// What zones leave out.
     pub exclude: Exclude,
+    /// The podresources proxy.
+    pub proxy: Proxy,
     /// What the controller does; the agent reads nothing of it.
     pub controller: Controller,
     /// What to tell people.
@@ -634,6 +638,64 @@ pub const DOCS: &[(&str, &str)] = &[
         "Only pods of this namespace count; what all others hold looks free. Not set: every pod counts",
     ),
     (
+        "proxy.enabled",
+        "The agent serves the kubelet's podresources API once more, on a socket of its own, with devices that pods have by \
+         annotation. numacast proxy serves it alone, whatever this says.",
+    ),
+    (
+        "proxy.dir",
+        "The directory of its socket, kubelet.sock: mount it where clients look for the kubelet's. Not set: \
+         <host.root>/run/numacast/pod-resources",
+    ),
+    ("proxy.mode", "Who may connect, as file permissions of the socket in quotes; to connect is to write."),
+    (
+        "proxy.group",
+        "The number of the group that the socket belongs to, for clients that are not root; with a mode such as \"0660\". \
+         Not set: that of the process",
+    ),
+    ("proxy.timeout", "The deadline of one call to the kubelet; clients wait for 5 or 10 s themselves."),
+    (
+        "proxy.wait",
+        "How long an answer waits for the annotations of a pod that the kubelet lists and pods.source has not told of.",
+    ),
+    (
+        "proxy.lastKnown",
+        "How long annotations are believed while pods.source does not tell; after that answers are passed through.",
+    ),
+    (
+        "proxy.failClosed",
+        "Refuse to answer (Unavailable) where devices may be missing, instead of passing the kubelet's answer through.",
+    ),
+    (
+        "proxy.allocatable",
+        "Put the healthy devices of Koordinator's Device object into GetAllocatableResources as well.",
+    ),
+    (
+        "proxy.zones",
+        "The agent's own zones count the merged devices, and the healthy ones of Koordinator's Device object as theirs.",
+    ),
+    (
+        "proxy.annotations.koordinator",
+        "Merge what Koordinator's scheduler allocated: scheduling.koordinator.sh/device-allocated.",
+    ),
+    (
+        "proxy.annotations.resources",
+        "The resource that a type of device is (gpu), or one of a vendor (gpu/huawei); over numacast's own table.",
+    ),
+    (
+        "proxy.annotations.cpus",
+        "Merge CPUs and memory of scheduling.koordinator.sh/resource-status, as those of the pod as a whole.",
+    ),
+    (
+        "proxy.annotations.sharedIds",
+        "Where a pod has a part of a device the id gets a number, GPU-...::0, so that no two pods have the same.",
+    ),
+    (
+        "proxy.annotations.mappings",
+        "Other annotations that tell of devices: a list of annotation (its key), path (a JSON path), resource, id and \
+         container (templates).",
+    ),
+    (
         "controller.namespace",
         "The controller: the namespace of its DaemonSet and its Lease. In a pod: POD_NAMESPACE, from metadata.namespace.",
     ),
@@ -832,6 +894,7 @@ impl Config {
                         kubelet or none";
             conflicts.push(("pods.source", view));
         }
+        conflicts.extend(self.proxy.conflicts(self));
         if self.fingerprint.hold_after >= self.fingerprint.hold_limit {
             conflicts.push(("fingerprint.holdAfter", "it must be shorter than `fingerprint.holdLimit`"));
         }
@@ -867,6 +930,7 @@ impl Config {
         self.kubelet.device_plugins.get_or_insert_with(|| dir.join("device-plugins"));
         self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
         self.kubelet.pods_socket.get_or_insert_with(|| dir.join("pods-api/pods-api.sock"));
+        self.proxy.resolve(&root);
         self
     }
 }

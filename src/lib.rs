@@ -20,6 +20,7 @@ pub mod machine;
 pub mod nrt;
 pub mod pattern;
 pub mod pod;
+pub mod pod_source;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;

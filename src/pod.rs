@@ -4,7 +4,16 @@
 
 pub(crate) mod raw;
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use crate::seen::Seen;
+
+/// Namespace and name of a pod.
+pub type PodName = (String, String);
+
+/// Pods that have ended.
+pub type Terminal = Arc<BTreeSet<PodName>>;
 
 /// One pod of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +39,43 @@ pub struct Pod {
     pub pod_level: bool,
     /// Containers in the order of the specification: those that run before the others first. None is ephemeral.
     pub containers: Box<[Container]>,
+    /// Annotations that somebody wants, sorted by key.
+    pub annotations: Box<[(Box<str>, Annotation)]>,
+}
+
+/// The value of an annotation. It is whatever whoever made the pod wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Annotation {
+    /// The text.
+    Text(Box<str>),
+    /// A text of so many bytes, which are more than anybody reads: [`Annotation::LONGEST`].
+    TooLong(usize),
+}
+
+impl Annotation {
+    /// The longest text that is kept, in bytes. What a scheduler writes for a node full of devices takes a few KiB.
+    pub const LONGEST: usize = 64 << 10;
+
+    /// What is kept of a text.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        match text.len() {
+            bytes if bytes > Self::LONGEST => Self::TooLong(bytes),
+            _ => Self::Text(text.into()),
+        }
+    }
+}
+
+/// The keys of annotations that somebody wants. All others are dropped when a pod is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted(Arc<BTreeSet<Box<str>>>);
+
+impl Wanted {
+    /// These keys.
+    #[must_use]
+    pub fn of<K: Into<Box<str>>>(keys: impl IntoIterator<Item = K>) -> Self {
+        Self(Arc::new(keys.into_iter().map(Into::into).collect()))
+    }
 }
 
 /// What one container asks for.
@@ -117,9 +163,19 @@ impl Pod {
         }
     }
 
+    /// Without the annotations that nobody wants.
+    #[must_use]
+    pub(crate) fn keeping(mut self, wanted: &Wanted) -> Self {
+        if !self.annotations.is_empty() {
+            let annotations = std::mem::take(&mut self.annotations).into_vec();
+            self.annotations = annotations.into_iter().filter(|(key, _)| wanted.0.contains(key)).collect();
+        }
+        self
+    }
+
     /// Its namespace and name.
     #[must_use]
-    pub fn full_name(&self) -> (String, String) {
+    pub fn full_name(&self) -> PodName {
         (self.namespace.clone(), self.name.clone())
     }
 }

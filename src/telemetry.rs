@@ -3,6 +3,7 @@
 pub mod controller;
 pub mod health;
 pub mod metrics;
+pub mod pods;
 pub mod server;
 pub mod tls;
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::scan::PodName;
 use crate::kubelet::{ContainerUsage, MemoryBlock, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
+use crate::pod::PodName;
 use crate::topology::{Amounts, Topology, Zone};
 
 /// So many pods are named in one line.

@@ -80,8 +80,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::agent::{Inventory, Terminal};
+    use crate::agent::Inventory;
     use crate::kubelet::{Allocatable, Connection, DeviceGroup, Usage};
+    use crate::pod::Terminal;
 
     fn scan(resources: &[String]) -> Scan {
         let group = |resource: &String| DeviceGroup {

@@ -9,11 +9,11 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::KubeletPort;
 use crate::backoff::back_off;
 use crate::cluster::Cluster;
 use crate::config::ConfigSource;
 use crate::kubelet::{ByHand, ConfigFiles, Connection, KubeletConfig, parse_configz};
+use crate::pod_source::KubeletPort;
 
 /// Real answers have a few KiB.
 const CONFIGZ_LIMIT: usize = 1 << 20;

@@ -14,6 +14,7 @@ use crate::kubelet::{
     Usage,
 };
 use crate::machine::{self, HostRoots, Machine, MachineError};
+use crate::pod::Terminal;
 use crate::telemetry::metrics::Metrics;
 use crate::topology::{self, Links};
 
@@ -54,12 +55,6 @@ pub struct Scan {
     /// How long ago the kubelet made its socket, as far as the clock can be believed.
     pub socket_age: Duration,
 }
-
-/// Namespace and name of a pod.
-pub type PodName = (String, String);
-
-/// Pods that have ended.
-pub type Terminal = Arc<BTreeSet<PodName>>;
 
 /// How much of the node to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

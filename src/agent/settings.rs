@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::kubelet_config::ConfigSources;
-use super::kubelet_port::KubeletPort;
-use super::tellers::{PodTeller, PodTellers};
 use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
 use crate::nrt::{Form, Version};
+use crate::pod::Wanted;
+use crate::pod_source::{KubeletPort, PodTellers};
 use crate::scheduler::{Informer, Plan, PluginRelease, Terms, View};
 use crate::topology::{Exclude, Method, Rules};
 
@@ -67,9 +67,9 @@ impl Settings {
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         let config = config.clone().resolved();
-        let port = kubelet_port(&config);
+        let port = KubeletPort::from_config(&config);
         let kubelet_config = config_sources(&config, port.clone());
-        let pods = tellers(&config, port);
+        let pods = PodTellers::from_config(&config, port, Wanted::default());
         let rules =
             Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
         Self {
@@ -112,11 +112,6 @@ fn form(publish: &config::Publish) -> Form {
         config::ApiVersion::V1alpha2 => Version::V1alpha2,
     };
     Form { version, policies: publish.topology_policies }
-}
-
-fn kubelet_port(config: &Config) -> KubeletPort {
-    let config::Kubelet { address, ca_file, server_name, timeout, .. } = config.kubelet.clone();
-    KubeletPort { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
 }
 
 fn config_sources(config: &Config, port: KubeletPort) -> ConfigSources {
@@ -162,28 +157,6 @@ fn terms(fingerprint: &config::Fingerprint) -> Terms {
         },
         patience: hold_after.get(),
         hold_limit: hold_limit.get(),
-    }
-}
-
-fn tellers(config: &Config, port: KubeletPort) -> PodTellers {
-    use PodTeller::{ApiServer, Kubelet, PodsApi};
-    let order = match config.pods.source {
-        // The plugin has its pods from there, and nobody else knows all of them.
-        config::PodSource::Auto if config.fingerprint.view == config::FingerprintView::Scheduler => {
-            vec![ApiServer]
-        }
-        config::PodSource::Auto => vec![ApiServer, PodsApi, Kubelet],
-        config::PodSource::ApiServer => vec![ApiServer],
-        config::PodSource::PodsApi => vec![PodsApi],
-        config::PodSource::Kubelet => vec![Kubelet],
-        config::PodSource::None => Vec::new(),
-    };
-    PodTellers {
-        order,
-        socket: config.kubelet.pods_socket.clone().unwrap_or_default(),
-        timeout: config.kubelet.timeout.get(),
-        interval: config.pods.interval.get(),
-        port,
     }
 }
 

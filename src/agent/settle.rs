@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::scan::{Inventory, PodName, Scan};
+use super::scan::{Inventory, Scan};
 use crate::kubelet::{Allocatable, Connection, PodUsage, Usage};
+use crate::pod::PodName;
 
 /// While not one of the pods that held something is back, the node may only look free: be ten times as patient.
 pub(super) const PATIENCE: u32 = 10;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::scan::PodName;
+use crate::pod::PodName;
 use crate::topology::PodSet;
 
 /// The handle of the task that writes; the newest content goes out, never a queue.

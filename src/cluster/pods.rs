@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::slim::reads_as;
 use super::{Cluster, chain};
 use crate::pod::raw::RawPod;
-use crate::pod::{Pod, PodEvent};
+use crate::pod::{Pod, PodEvent, Wanted};
 use crate::seen::Seen;
 
 /// A node's pods are listed in pages of so many: a page is held as text for a moment, at some 10 KiB a pod.
@@ -21,13 +21,18 @@ const PAGE: u32 = 32;
 const WATCH_SECONDS: u32 = 60;
 
 impl Cluster {
-    /// Follows the pods of `node`. An error is one sentence, and the watch goes on after a back-off.
-    pub fn pods_of(&self, node: &str) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
+    /// Follows the pods of `node`, with the annotations that are wanted. An error is one sentence, and the watch goes on
+    /// after a back-off.
+    pub fn pods_of(
+        &self,
+        node: &str,
+        wanted: Wanted,
+    ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
         let pods: Api<Trimmed> = Api::all(self.client.clone());
         let config = Config::default().fields(&format!("spec.nodeName={node}"));
         let config = config.page_size(PAGE).timeout(WATCH_SECONDS);
-        watcher(pods, config).default_backoff().map(|event| match event {
-            Ok(event) => Ok(Seen::from(event).map(|trimmed: Trimmed| trimmed.pod)),
+        watcher(pods, config).default_backoff().map(move |event| match event {
+            Ok(event) => Ok(Seen::from(event).map(|trimmed: Trimmed| trimmed.pod.keeping(&wanted))),
             Err(error) => Err(format!("cannot watch the node's pods: {}", chain(&error))),
         })
     }

@@ -72,10 +72,7 @@ fn check_resource(name: &str) -> Result<(), String> {
             known => Err(format!("`{name}` is not how zones name these pages; write `{known}`")),
         };
     }
-    let is_device = name
-        .split_once('/')
-        .is_some_and(|(domain, rest)| is_dns_name(domain) && rest.len() <= 63 && is_qualified(rest));
-    if name == "cpu" || name == "memory" || is_device {
+    if name == "cpu" || name == "memory" || is_device(name) {
         return Ok(());
     }
     Err(format!(
@@ -84,8 +81,21 @@ fn check_resource(name: &str) -> Result<(), String> {
     ))
 }
 
+/// Refuses what is no resource of devices.
+pub(super) fn check_device(name: &str) -> Result<(), String> {
+    match is_device(name) {
+        true => Ok(()),
+        false => Err(format!("`{name}` is no device; write a resource such as example.com/nic")),
+    }
+}
+
+fn is_device(name: &str) -> bool {
+    let parts = name.split_once('/');
+    parts.is_some_and(|(domain, rest)| is_dns_name(domain) && rest.len() <= 63 && is_qualified(rest))
+}
+
 /// A DNS subdomain: the form of node names and of the domains of resources.
-fn is_dns_name(text: &str) -> bool {
+pub(super) fn is_dns_name(text: &str) -> bool {
     let is_label = |label: &str| {
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
@@ -94,7 +104,7 @@ fn is_dns_name(text: &str) -> bool {
 }
 
 /// What follows the `/` of a resource.
-fn is_qualified(text: &str) -> bool {
+pub(super) fn is_qualified(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     text.bytes().all(inner) && edge(text.as_bytes().first()) && edge(text.as_bytes().last())

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::{Address, Endpoint, Nudge, Percent, Period};
+use super::{Address, Endpoint, Nudge, Percent, Period, SocketMode};
 
 /// The JSON Schema (draft 7) of a configuration file. It knows the keys and the types; what cannot work together only
 /// the model itself knows (`numacast config check`).
@@ -31,6 +31,7 @@ text! {
     Endpoint: {"type": "string", "pattern": "^(none|.*:[0-9]+)$"},
     Address: {"type": "string", "minLength": 1},
     Percent: {"type": "integer", "minimum": 0, "maximum": 100},
+    SocketMode: {"type": "string", "pattern": "^0?[0-7]{3}$"},
     // YAML takes a bare `off` for a boolean.
     Nudge: {"type": ["string", "boolean"]},
 }

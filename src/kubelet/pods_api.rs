@@ -19,7 +19,7 @@ use super::client::{Identity, age, channel, identity, innermost};
 use super::proto::pods::pods_client::PodsClient;
 use super::proto::pods::{EventType, GetPodRequest, WatchPodsEvent, WatchPodsRequest};
 use crate::backoff::{back_off, jittered};
-use crate::pod::{Life, Pod, PodEvent};
+use crate::pod::{Life, Pod, PodEvent, Wanted};
 
 pub use decode::decode_pod;
 
@@ -47,14 +47,16 @@ const RETRY_LIMIT: Duration = Duration::from_secs(5);
 const UNSERVED: Duration = Duration::from_secs(30);
 
 /// Follows the pods of the kubelet whose Pods API is at `socket`; `deadline` is that of anything which is no waiting for
-/// news. An error is one sentence, and it goes on after a back-off, with everything listed anew.
+/// news, `wanted` the annotations that are kept. An error is one sentence, and it goes on after a back-off, with everything listed anew.
 pub fn follow_pods(
     socket: PathBuf,
     deadline: Duration,
+    wanted: Wanted,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
     let follow = Follow {
         socket,
         deadline,
+        wanted,
         watch: None,
         belief: Belief::default(),
         events: VecDeque::new(),
@@ -70,6 +72,7 @@ pub fn follow_pods(
 struct Follow {
     socket: PathBuf,
     deadline: Duration,
+    wanted: Wanted,
     watch: Option<Watch>,
     belief: Belief,
     /// What is still to be told.
@@ -186,7 +189,7 @@ impl Follow {
             return self.complete();
         }
         let pod = match decode_pod(&event.pod) {
-            Ok(pod) => pod,
+            Ok(pod) => pod.keeping(&self.wanted),
             Err(reason) => return watch.complain(&self.socket, &reason),
         };
         match (kind, &mut watch.listing) {
@@ -213,7 +216,7 @@ impl Follow {
         let answer = timeout(self.deadline, client.get_pod(request)).await;
         let left = answer.ok().and_then(Result::ok).and_then(|pod| decode_pod(&pod.into_inner().pod).ok());
         match left {
-            Some(left) => self.is_there(left),
+            Some(left) => self.is_there(left.keeping(&self.wanted)),
             None => self.is_gone(pod),
         }
     }

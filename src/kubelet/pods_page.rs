@@ -5,15 +5,17 @@ mod split;
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::{Stream, unfold};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::belief::{Belief, SOON, Teller};
 use super::https::Https;
 use crate::backoff::{back_off, jittered};
-use crate::pod::{Pod, PodEvent};
+use crate::pod::{Pod, PodEvent, Wanted};
 use split::Splitter;
 
 /// The path.
@@ -26,17 +28,24 @@ const SHARE: u32 = 1000;
 /// How long that may make the wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
+/// How soon to read again when somebody asks for it, and what share of our time that may take.
+const PROMPTED: Duration = Duration::from_millis(100);
+const PROMPTED_SHARE: u32 = 20;
+
 /// How soon to try again after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 /// The longest wait between two failures.
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
 /// Reads the pods of a kubelet every `period`, less often where that would be too much work. `connect` gives the client,
-/// again after each failure: the kubelet may have another address then. An error is one sentence, and it goes on after a
+/// again after each failure: the kubelet may have another address then. Who rings `prompt` has them
+/// read at once. An error is one sentence, and it goes on after a
 /// back-off. What is told is the whole list each time, unless it seems to be incomplete.
 pub fn poll_pods<C, F>(
     connect: C,
     period: Duration,
+    wanted: Wanted,
+    prompt: Arc<Notify>,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static
 where
     C: Fn() -> F + Send + 'static,
@@ -45,11 +54,14 @@ where
     let poll = Poll {
         connect,
         period,
+        wanted,
+        prompt,
         client: None,
         belief: Belief::default(),
         events: VecDeque::new(),
         failures: 0,
         next: Instant::now(),
+        not_before: Instant::now(),
     };
     unfold(poll, |mut poll| async { Some((poll.next().await, poll)) })
 }
@@ -67,6 +79,9 @@ pub fn split_pods<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<
 struct Poll<C> {
     connect: C,
     period: Duration,
+    wanted: Wanted,
+    /// Somebody wants to know now.
+    prompt: Arc<Notify>,
     client: Option<Https>,
     belief: Belief,
     /// What is still to be told of the last reading.
@@ -74,6 +89,8 @@ struct Poll<C> {
     failures: u32,
     /// When to look again.
     next: Instant,
+    /// Not even who asks for it is told anything before.
+    not_before: Instant,
 }
 
 impl<C, F> Poll<C>
@@ -86,11 +103,12 @@ where
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            sleep_until(self.next).await;
+            self.wait_for_next().await;
             match self.read().await {
                 Ok(work) => {
                     self.failures = 0;
                     self.next = Instant::now() + self.wait(work);
+                    self.not_before = Instant::now() + PROMPTED.max(work.saturating_mul(PROMPTED_SHARE));
                 }
                 Err(sentence) => {
                     self.client = None;
@@ -101,13 +119,21 @@ where
         }
     }
 
+    /// Waits until it is time to read, or until somebody asks, if the last reading went well and is not that new.
+    async fn wait_for_next(&mut self) {
+        tokio::select! {
+            () = sleep_until(self.next) => {}
+            () = self.prompt.notified(), if self.failures == 0 => sleep_until(self.next.min(self.not_before)).await,
+        }
+    }
+
     /// Reads once, and says how much work that was.
     async fn read(&mut self) -> Result<Duration, String> {
         let client = match &self.client {
             Some(client) => client,
             None => self.client.insert((self.connect)().await?),
         };
-        let (mut splitter, mut work) = (Splitter::default(), Duration::ZERO);
+        let (mut splitter, mut work) = (Splitter::keeping(self.wanted.clone()), Duration::ZERO);
         let sink = |piece: &[u8]| {
             let start = Instant::now();
             splitter.push(piece);

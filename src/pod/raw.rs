@@ -8,7 +8,7 @@ use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tracing::debug;
 
-use super::{Container, ContainerKind, Life, Phase, Pod};
+use super::{Annotation, Container, ContainerKind, Life, Phase, Pod};
 use crate::quantity::Quantity;
 
 /// What the API server and the kubelet call the class of pods that get what they ask for.
@@ -38,6 +38,103 @@ pub(crate) struct Metadata {
     pub(crate) resource_version: Option<String>,
     /// When does not matter.
     pub(crate) deletion_timestamp: Option<IgnoredAny>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) annotations: Annotations,
+}
+
+/// Annotations by key. What is no text is none: neither the API server nor the kubelet accepts such a pod.
+#[derive(Debug, Default)]
+pub(crate) struct Annotations(BTreeMap<Box<str>, Annotation>);
+
+impl Annotations {
+    /// What kubectl keeps there is of no use to others, and large: the whole pod once more.
+    const NOBODYS: &str = "kubectl.kubernetes.io/";
+
+    /// Keeps one.
+    pub(crate) fn put(&mut self, key: &str, text: &str) {
+        if !key.starts_with(Self::NOBODYS) {
+            self.0.insert(key.into(), Annotation::of(text));
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Annotations {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnnotationsVisitor)
+    }
+}
+
+struct AnnotationsVisitor;
+
+impl<'de> Visitor<'de> for AnnotationsVisitor {
+    type Value = Annotations;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("annotations")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut items: A) -> Result<Annotations, A::Error> {
+        let mut annotations = Annotations::default();
+        while let Some(key) = items.next_key::<String>()? {
+            if let MaybeText(Some(text)) = items.next_value()? {
+                annotations.put(&key, &text);
+            }
+        }
+        Ok(annotations)
+    }
+}
+
+/// A text, or something else, which is skipped.
+struct MaybeText(Option<String>);
+
+impl<'de> Deserialize<'de> for MaybeText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TextVisitor)
+    }
+}
+
+struct TextVisitor;
+
+impl<'de> Visitor<'de> for TextVisitor {
+    type Value = MaybeText;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<MaybeText, E> {
+        Ok(MaybeText(Some(text.to_owned())))
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<MaybeText, E> {
+        Ok(MaybeText(None))
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<MaybeText, E> {
+        Ok(MaybeText(None))
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<MaybeText, E> {
+        Ok(MaybeText(None))
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<MaybeText, E> {
+        Ok(MaybeText(None))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<MaybeText, E> {
+        Ok(MaybeText(None))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<MaybeText, A::Error> {
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(MaybeText(None))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut items: A) -> Result<MaybeText, A::Error> {
+        while items.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(MaybeText(None))
+    }
 }
 
 /// What it is to be.
@@ -205,6 +302,7 @@ impl From<RawPod> for Pod {
             },
             pod_level: spec.resources.as_ref().is_some_and(Resources::is_pod_level),
             containers: spec.into_containers(),
+            annotations: metadata.annotations.0.into_iter().collect(),
         }
     }
 }
@@ -321,6 +419,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::pod::Wanted;
 
     fn read(pod: &Value) -> Pod {
         // As bytes, as it comes: reading from a `Value` is another path.
@@ -518,6 +617,38 @@ mod tests {
             "]".repeat(100_000)
         );
         assert_eq!(Pod::from(serde_json::from_str::<RawPod>(&deep).unwrap()).name, "a");
+    }
+
+    #[test]
+    fn only_annotations_that_somebody_wants_are_kept() {
+        let mut object = pod(json!({"containers": []}));
+        let deep = format!("{}{}", "[".repeat(100), "]".repeat(100));
+        object["metadata"]["annotations"] = json!({
+            "a.b/long": "x".repeat(Annotation::LONGEST + 1), "a.b/longest": "x".repeat(Annotation::LONGEST), "a.b/number": 7, "a.b/none": null,
+            "a.b/deep": serde_json::from_str::<Value>(&deep).unwrap(), "a.b/map": {"a": "b"}, "a.b/empty": "", "c": "\"\u{fc}\"",
+            "kubectl.kubernetes.io/last-applied-configuration": "{}",
+        });
+        let all = read(&object);
+        let keys =
+            |pod: &Pod| pod.annotations.iter().map(|(key, _)| key.to_string()).collect::<Vec<_>>().join(" ");
+        assert_eq!(keys(&all), "a.b/empty a.b/long a.b/longest c");
+        let kept = all.clone().keeping(&Wanted::of([
+            "c",
+            "a.b/long",
+            "kubectl.kubernetes.io/last-applied-configuration",
+        ]));
+        assert_eq!(
+            *kept.annotations,
+            [
+                ("a.b/long".into(), Annotation::TooLong(Annotation::LONGEST + 1)),
+                ("c".into(), Annotation::Text("\"\u{fc}\"".into()))
+            ]
+        );
+        assert_eq!(keys(&all.keeping(&Wanted::default())), "");
+        for nothing in [Value::Null, json!({})] {
+            object["metadata"]["annotations"] = nothing;
+            assert_eq!(keys(&read(&object)), "");
+        }
     }
 
     /// What a record takes, without what the allocator adds.

@@ -2,7 +2,7 @@
 //!
 //! Label values that come from outside are bounded in number and length: nobody can grow the set of series.
 
-mod docs;
+pub(super) mod docs;
 mod process;
 mod zones;
 
@@ -24,6 +24,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
 use super::health::Health;
+use super::pods::PodSourceCounts;
 use super::server::Exposition;
 use crate::kubelet::{ClaimedDevice, ClientError, Usage};
 use crate::topology::{Finding, Topology};
@@ -32,9 +33,9 @@ pub use docs::{DOCS, Doc};
 
 pub(super) use docs::{BUILD, CPU_SECONDS, EVENTS, MAX_FDS, OPEN_FDS, RESIDENT, START_TIME, VIRTUAL};
 use docs::{
-    CALL_SECONDS, CLAIMED, FINDINGS, FOREIGN_WRITES, HELD, KUBELET_ERRORS, LET_GO, POD_SOURCE,
-    POD_SOURCE_ERRORS, PROBLEMS, PUBLISH_AGE, PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, SCAN_AGE,
-    SCAN_SECONDS, SCAN_TIME, SCANS, TRIGGERS, UNACCOUNTED, WRITES,
+    CALL_SECONDS, CLAIMED, FINDINGS, FOREIGN_WRITES, HELD, KUBELET_ERRORS, LET_GO, PROBLEMS, PUBLISH_AGE,
+    PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, SCAN_AGE, SCAN_SECONDS, SCAN_TIME, SCANS, TRIGGERS,
+    UNACCOUNTED, WRITES,
 };
 pub(super) use process::Process;
 
@@ -93,7 +94,7 @@ const MOST_DRIVERS: usize = 32;
 const DRIVER_NAME: usize = 63;
 
 /// One label.
-type Label<V> = [(&'static str, V); 1];
+pub(super) type Label<V> = [(&'static str, V); 1];
 
 /// Why the object was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,8 +153,7 @@ pub struct Metrics {
     findings: Family<Label<&'static str>, Gauge>,
     problems: Gauge,
     claimed: Family<Label<String>, Gauge>,
-    pod_source: Family<Label<&'static str>, Gauge>,
-    pod_source_errors: Counts,
+    pod_source: PodSourceCounts,
     unaccounted: Gauge,
     let_go: Counter,
     held: Gauge,
@@ -237,8 +237,7 @@ impl Metrics {
             findings: Family::default(),
             problems: Gauge::default(),
             claimed: Family::default(),
-            pod_source: Family::default(),
-            pod_source_errors: Counts::default(),
+            pod_source: PodSourceCounts::default(),
             unaccounted: Gauge::default(),
             let_go: Counter::default(),
             held: Gauge::default(),
@@ -266,8 +265,7 @@ impl Metrics {
         register(registry, &FINDINGS, self.findings.clone());
         register(registry, &PROBLEMS, self.problems.clone());
         register(registry, &CLAIMED, self.claimed.clone());
-        register(registry, &POD_SOURCE, self.pod_source.clone());
-        register(registry, &POD_SOURCE_ERRORS, self.pod_source_errors.clone());
+        self.pod_source.register(registry);
         register(registry, &UNACCOUNTED, self.unaccounted.clone());
         register(registry, &LET_GO, self.let_go.clone());
         register(registry, &HELD, self.held.clone());
@@ -343,18 +341,10 @@ impl Metrics {
         self.let_go.inc();
     }
 
-    /// Is the source of pods there, with all of them listed once?
-    pub fn pods_told(&self, source: &'static str, up: bool) {
-        if self.pod_source.get(&[("source", source)]).is_none() {
-            // There is only one at a time.
-            self.pod_source.clear();
-        }
-        self.pod_source.get_or_create(&[("source", source)]).set(i64::from(up));
-    }
-
-    /// A source of pods could not be asked, or broke off.
-    pub fn pods_untold(&self, source: &'static str) {
-        self.pod_source_errors.get_or_create(&[("source", source)]).inc();
+    /// Who counts what is heard of sources of pods.
+    #[must_use]
+    pub fn pod_source(&self) -> Arc<PodSourceCounts> {
+        Arc::new(self.pod_source.clone())
     }
 
     /// Something made the agent look.
@@ -495,6 +485,7 @@ mod tests {
     use super::*;
     use crate::generated;
     use crate::kubelet::{ContainerUsage, PodUsage};
+    use crate::pod_source::Tally as _;
     use crate::topology::{Amounts, Zone};
 
     /// `driver/pool/device`, or with a share after it.
@@ -659,9 +650,9 @@ mod tests {
     #[test]
     fn one_source_of_pods_is_shown() {
         let metrics = Metrics::default();
-        metrics.pods_told("api_server", false);
-        metrics.pods_untold("api_server");
-        metrics.pods_told("pods_api", true);
+        metrics.pod_source().told("api_server", false);
+        metrics.pod_source().untold("api_server");
+        metrics.pod_source().told("pods_api", true);
         assert_eq!(samples(&metrics, "numacast_pod_source_up"), [r#"{source="pods_api"} 1"#]);
         assert_eq!(samples(&metrics, "numacast_pod_source_errors_total"), [r#"{source="api_server"} 1"#]);
     }
@@ -676,8 +667,8 @@ mod tests {
         metrics.wrote(WriteReason::First, Duration::ZERO);
         metrics.write_failed("deadline");
         metrics.event_posted("ForeignWriter");
-        metrics.pods_told("api_server", true);
-        metrics.pods_untold("api_server");
+        metrics.pod_source().told("api_server", true);
+        metrics.pod_source().untold("api_server");
         check_table(&metrics.encode(), DOCS);
     }
 

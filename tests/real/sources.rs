@@ -11,7 +11,7 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use numacast::cluster::Cluster as ApiServer;
 use numacast::kubelet::{Https, Target, follow_pods, poll_pods};
-use numacast::pod::{Life, Phase, Pod, PodEvent};
+use numacast::pod::{Life, Phase, Pod, PodEvent, Wanted};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
@@ -122,9 +122,10 @@ impl Bench {
             .await?;
         let api_server = ApiServer::new(Some(node.agent_kubeconfig()), DEADLINE).await?;
         let page = page(&node, api_server.clone())?;
-        let pods_api = follow_pods(node.kubelet_dir().join("pods-api/pods-api.sock"), DEADLINE);
+        let pods_api =
+            follow_pods(node.kubelet_dir().join("pods-api/pods-api.sock"), DEADLINE, Wanted::default());
         Ok(Self {
-            api_server: Listener::start("the API server", api_server.pods_of(node.name())),
+            api_server: Listener::start("the API server", api_server.pods_of(node.name(), Wanted::default())),
             pods_api: Listener::start("the Pods API", pods_api),
             page: Listener::start("/pods", page),
             cluster,
@@ -213,7 +214,7 @@ fn page(
             Https::new(config, &target).map_err(|error| error.to_string())
         }
     };
-    Ok(poll_pods(connect, INTERVAL))
+    Ok(poll_pods(connect, INTERVAL, Wanted::default(), Arc::default()))
 }
 
 fn certificate(node: &RealNode) -> PathBuf {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use numacast::kubelet::follow_pods;
 use numacast::kubelet::proto::core;
-use numacast::pod::{Phase, Pod, PodEvent};
+use numacast::pod::{Phase, Pod, PodEvent, Wanted};
 use numacast::sim::pods_api::SimPodsApi;
 use tempfile::TempDir;
 use tokio::time::Instant;
@@ -41,7 +41,7 @@ struct Listener {
 
 impl Listener {
     fn new(socket: PathBuf) -> Self {
-        let events = Box::pin(follow_pods(socket, DEADLINE));
+        let events = Box::pin(follow_pods(socket, DEADLINE, Wanted::default()));
         Self { events, listed: BTreeMap::new(), pods: BTreeMap::new(), lists: 0, errors: Vec::new() }
     }
 

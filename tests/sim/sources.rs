@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use numacast::agent::{PodTeller, Settings};
+use numacast::agent::Settings;
+use numacast::pod_source::PodTeller;
 use numacast::scheduler::View;
 use numacast::sim::api_server::{Fault, Rule};
 use numacast::sim::kubelet::{Options, PodSpec};

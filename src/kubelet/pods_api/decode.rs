@@ -23,6 +23,8 @@ impl From<core::Pod> for RawPod {
         let metadata = pod.metadata.unwrap_or_default();
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
+        let mut annotations = raw::Annotations::default();
+        metadata.annotations.iter().for_each(|(key, text)| annotations.put(key, text));
         Self {
             metadata: raw::Metadata {
                 name: metadata.name,
@@ -30,6 +32,7 @@ impl From<core::Pod> for RawPod {
                 uid: metadata.uid,
                 resource_version: None,
                 deletion_timestamp: metadata.deletion_timestamp.map(|_| IgnoredAny),
+                annotations,
             },
             spec: raw::Spec {
                 init_containers: spec.init_containers.into_iter().map(RawContainer::from).collect(),

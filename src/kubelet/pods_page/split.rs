@@ -1,6 +1,6 @@
 //! Takes a `PodList` in JSON apart while it comes in: one pod at a time is held and read.
 
-use crate::pod::Pod;
+use crate::pod::{Pod, Wanted};
 
 /// A pod is at most some 3 MiB, which is what the API server takes.
 const LARGEST_POD: usize = 8 << 20;
@@ -19,6 +19,7 @@ pub(super) struct Splitter {
     /// The pod that is coming in.
     pod: Vec<u8>,
     pods: Vec<Pod>,
+    wanted: Wanted,
     wrong: Option<String>,
 }
 
@@ -38,6 +39,11 @@ enum Place {
 }
 
 impl Splitter {
+    /// Keeps these annotations of each pod.
+    pub(super) fn keeping(wanted: Wanted) -> Self {
+        Self { wanted, ..Self::default() }
+    }
+
     /// Takes the next piece.
     pub(super) fn push(&mut self, piece: &[u8]) {
         let mut rest = piece;
@@ -137,7 +143,7 @@ impl Splitter {
         self.depth = depth;
         match (self.place, depth) {
             (Place::Pods, 2) => match Pod::from_json(&self.pod) {
-                Ok(pod) => self.pods.push(pod),
+                Ok(pod) => self.pods.push(pod.keeping(&self.wanted)),
                 Err(reason) => self.wrong = Some(format!("a pod in it cannot be read: {reason}")),
             },
             (Place::Pods, 1) => self.place = Place::Behind,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cluster::Cluster;
-use crate::config::Address;
+use crate::config::{self, Address, Config};
 use crate::kubelet::{Https, PORT, Target};
 
 /// How to reach the kubelet's HTTPS port.
@@ -23,6 +23,13 @@ pub struct KubeletPort {
 }
 
 impl KubeletPort {
+    /// That of a resolved configuration.
+    #[must_use]
+    pub fn from_config(config: &Config) -> Self {
+        let config::Kubelet { address, ca_file, server_name, timeout, .. } = config.kubelet.clone();
+        Self { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
+    }
+
     /// A client with the credentials of `cluster`, which is asked for the address if nobody gave one.
     ///
     /// # Errors

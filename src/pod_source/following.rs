@@ -9,17 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::scan::{PodName, Terminal};
-use super::tellers::{PodTeller, Telling};
+use super::tellers::{PodTeller, PodTellers, Telling};
 use crate::backoff::{back_off, jittered};
 use crate::cluster::Cluster;
-use crate::pod::{Life, Pod, PodEvent};
-use crate::telemetry::metrics::Metrics;
+use crate::pod::{Life, Pod, PodEvent, PodName, Terminal};
 
 /// The first kubelet whose List names active pods only.
 const ACTIVE_PODS_ONLY: (u32, u32) = (1, 34);
@@ -36,7 +34,7 @@ const STALE: Duration = Duration::from_secs(30);
 
 /// How long a pod that went may stay in the List before that is taken for the truth: a kubelet that cannot stop a
 /// container lists its pod on and on.
-pub(super) const LINGER: Duration = Duration::from_secs(15);
+pub const LINGER: Duration = Duration::from_secs(15);
 
 /// How long it is remembered that a pod went: kubelets restart within minutes.
 const DEPARTED: Duration = Duration::from_secs(600);
@@ -45,66 +43,119 @@ const MOST_DEPARTED: usize = 1024;
 
 /// What is known now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct PodView {
+pub struct PodView {
     /// Is the watch up, with everything listed once? Otherwise releases have to be looked for.
-    pub(super) follows: bool,
+    pub follows: bool,
     /// Pods that hold nothing although the kubelet lists them; empty for kubelets that do not list these.
-    pub(super) terminal: Terminal,
+    pub terminal: Terminal,
     /// Pods that went lately, each with the moment: the List will follow.
-    pub(super) gone: Arc<BTreeMap<PodName, Instant>>,
+    pub gone: Arc<BTreeMap<PodName, Instant>>,
     /// Another number when any pod is another.
-    pub(super) version: u64,
+    pub version: u64,
 }
 
 impl PodView {
     /// Does this tell of a pod that gave something back, or of who may be believed, and `before` did not? Only the
     /// kubelet's List says what follows.
-    pub(super) fn asks_for_a_look(&self, before: &Self) -> bool {
+    pub fn asks_for_a_look(&self, before: &Self) -> bool {
         self.follows != before.follows || self.terminal != before.terminal || self.gone != before.gone
     }
 }
 
-/// The handle of the following task.
-#[derive(Debug)]
-pub(super) struct PodSource {
+/// Counts what is heard of sources of pods.
+pub trait Tally: Send + Sync {
+    /// Is this source there, with all pods listed once?
+    fn told(&self, source: &'static str, up: bool);
+
+    /// This source could not be asked, or broke off.
+    fn untold(&self, source: &'static str);
+}
+
+/// Ears for what is told of the node's pods. Each clone hears everything; the task behind them ends with the last.
+#[derive(Clone, Debug)]
+pub struct PodSource {
     newest: watch::Receiver<PodView>,
     pods: Arc<Mutex<Pods>>,
-    task: Option<JoinHandle<()>>,
+    prompt: Arc<Notify>,
+    task: Option<Arc<Task>>,
+}
+
+/// Ends with its handle.
+#[derive(Debug)]
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl PodSource {
     /// Nobody is asked.
-    pub(super) fn none() -> Self {
+    #[must_use]
+    pub fn none() -> Self {
         let (_, newest) = watch::channel(PodView::default());
-        Self { newest, pods: Arc::default(), task: None }
+        Self { newest, pods: Arc::default(), prompt: Arc::default(), task: None }
     }
 
-    /// Starts the task.
-    pub(super) fn follow(node: String, cluster: Cluster, telling: Telling, metrics: Arc<Metrics>) -> Self {
+    /// Asks `tellers` about the pods of `node`; nobody if there are none.
+    #[must_use]
+    pub fn follow(tellers: PodTellers, node: String, cluster: Cluster, tally: Arc<dyn Tally>) -> Self {
+        if tellers.order.is_empty() {
+            return Self::none();
+        }
+        let telling = Telling::new(tellers, node.clone(), cluster.clone());
+        let prompt = telling.prompt();
         let (news, newest) = watch::channel(PodView::default());
         let pods = Arc::<Mutex<Pods>>::default();
-        let follower = Follower::new(node, cluster, news, Arc::clone(&pods), metrics);
-        let task = Some(tokio::spawn(follower.run(telling)));
-        Self { newest, pods, task }
+        let follower = Follower::new(node, cluster, news, Arc::clone(&pods), tally);
+        let task = Some(Arc::new(Task(tokio::spawn(follower.run(telling)))));
+        Self { newest, pods, prompt, task }
+    }
+
+    /// Is anybody asked?
+    #[must_use]
+    pub const fn asks_anybody(&self) -> bool {
+        self.task.is_some()
     }
 
     /// What is known now.
-    pub(super) fn now(&mut self) -> PodView {
+    pub fn now(&mut self) -> PodView {
         self.newest.borrow_and_update().clone()
     }
 
     /// What is known now, without taking notice: who waits for news still gets them.
-    pub(super) fn peek(&self) -> watch::Ref<'_, PodView> {
+    pub fn peek(&self) -> watch::Ref<'_, PodView> {
         self.newest.borrow()
     }
 
     /// Were all pods listed once?
-    pub(super) fn has_told(&self) -> bool {
+    #[must_use]
+    pub fn has_told(&self) -> bool {
         lock(&self.pods).complete
     }
 
+    /// For how long nobody has told anything, though somebody is asked; `None` while somebody tells, and before the first
+    /// list.
+    #[must_use]
+    pub fn silent_for(&self) -> Option<Duration> {
+        lock(&self.pods).silent.map(|since| since.elapsed())
+    }
+
+    /// Another number when any pod is another, or the first list is complete.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        lock(&self.pods).version
+    }
+
+    /// Whoever reads its source now and then does so at once.
+    pub fn hurry(&self) {
+        // Who is not waiting right now has read not long ago, or is about to.
+        self.prompt.notify_one();
+    }
+
     /// Does something with the pods as the last list and what came after it have them; `None` before the first list.
-    pub(super) fn with<T>(&self, act: impl FnOnce(Option<&mut dyn Iterator<Item = &Pod>>) -> T) -> T {
+    pub fn with<T>(&self, act: impl FnOnce(Option<&mut dyn Iterator<Item = &Pod>>) -> T) -> T {
         let pods = lock(&self.pods);
         match pods.complete {
             true => act(Some(&mut pods.now.values())),
@@ -112,36 +163,37 @@ impl PodSource {
         }
     }
 
+    /// Is there a pod of this name, as the last list and what came after it say?
+    #[must_use]
+    pub fn knows(&self, name: &PodName) -> bool {
+        lock(&self.pods).now.contains_key(name)
+    }
+
     /// Is this pod one that runs or will? As the last list and what came after it say.
-    pub(super) fn knows_living(&self, name: &PodName) -> bool {
+    #[must_use]
+    pub fn knows_living(&self, name: &PodName) -> bool {
         lock(&self.pods).is_living(name)
     }
 
     /// Was this pod one that ran or would, not long ago, and is it no more?
-    pub(super) fn knows_gone(&self, name: &PodName) -> bool {
+    #[must_use]
+    pub fn knows_gone(&self, name: &PodName) -> bool {
         let pods = lock(&self.pods);
         pods.departed.contains_key(name) && !pods.is_living(name)
     }
 
     /// How many pods that run or will are not among `listed`.
-    pub(super) fn living_besides(&self, listed: &BTreeSet<PodName>) -> usize {
+    #[must_use]
+    pub fn living_besides(&self, listed: &BTreeSet<PodName>) -> usize {
         let pods = lock(&self.pods);
         let living = pods.now.iter().filter(|(_, pod)| pod.life == Life::Living);
         living.filter(|(name, _)| !listed.contains(*name)).count()
     }
 
     /// Waits for news.
-    pub(super) async fn changed(&mut self) {
+    pub async fn changed(&mut self) {
         if self.newest.changed().await.is_err() {
             std::future::pending::<()>().await;
-        }
-    }
-}
-
-impl Drop for PodSource {
-    fn drop(&mut self) {
-        if let Some(task) = &self.task {
-            task.abort();
         }
     }
 }
@@ -151,7 +203,7 @@ struct Follower {
     cluster: Cluster,
     news: watch::Sender<PodView>,
     pods: Arc<Mutex<Pods>>,
-    metrics: Arc<Metrics>,
+    tally: Arc<dyn Tally>,
     /// Does this kubelet list pods that have ended? Unknown until its version was read.
     lists_ended: Option<bool>,
     /// Since when the watch is broken.
@@ -166,9 +218,9 @@ impl Follower {
         cluster: Cluster,
         news: watch::Sender<PodView>,
         pods: Arc<Mutex<Pods>>,
-        metrics: Arc<Metrics>,
+        tally: Arc<dyn Tally>,
     ) -> Self {
-        Self { node, cluster, news, pods, metrics, lists_ended: None, broken: None, told: None }
+        Self { node, cluster, news, pods, tally, lists_ended: None, broken: None, told: None }
     }
 
     async fn run(mut self, mut telling: Telling) {
@@ -191,11 +243,14 @@ impl Follower {
                     self.broken = None;
                     self.told = None;
                 }
-                lock(&self.pods).take(event, Instant::now());
+                let mut pods = lock(&self.pods);
+                pods.silent = self.broken;
+                pods.take(event, Instant::now());
             }
             Err(sentence) => {
-                let _ = self.broken.get_or_insert_with(Instant::now);
-                self.metrics.pods_untold(teller.label());
+                let since = *self.broken.get_or_insert_with(Instant::now);
+                lock(&self.pods).silent = Some(since);
+                self.tally.untold(teller.label());
                 self.tell(sentence);
             }
         }
@@ -215,7 +270,7 @@ impl Follower {
         let mut pods = lock(&self.pods);
         let terminal = if believed { pods.ended() } else { BTreeSet::new() };
         let up = pods.complete && self.broken.is_none();
-        self.metrics.pods_told(teller.label(), up);
+        self.tally.told(teller.label(), up);
         // Of one that is asked now and then nobody can wait for a release.
         let follows = up && teller.is_prompt();
         let version = pods.version;
@@ -273,6 +328,8 @@ struct Pods {
     complete: bool,
     /// Grows when any of them is another.
     version: u64,
+    /// Since when nobody tells.
+    silent: Option<Instant>,
     /// Pods that went lately.
     gone: BTreeMap<PodName, Instant>,
     /// Pods that went within a longer time: a kubelet may restart in between.

@@ -2,17 +2,20 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
 use crate::backoff::back_off;
 use crate::cluster::Cluster;
+use crate::config::{self, Config};
 use crate::kubelet;
-use crate::pod::PodEvent;
+use crate::pod::{PodEvent, Wanted};
 
 use super::KubeletPort;
 
@@ -64,7 +67,7 @@ impl fmt::Display for PodTeller {
 }
 
 /// Who is asked, and how they are reached.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PodTellers {
     /// In this order, if there are several.
     pub order: Vec<PodTeller>,
@@ -76,6 +79,38 @@ pub struct PodTellers {
     pub interval: Duration,
     /// Where `/pods` is.
     pub port: KubeletPort,
+    /// The annotations that are kept.
+    pub wanted: Wanted,
+}
+
+impl PodTellers {
+    /// Those of a resolved configuration.
+    #[must_use]
+    pub fn from_config(config: &Config, port: KubeletPort, wanted: Wanted) -> Self {
+        Self {
+            order: order(config),
+            socket: config.kubelet.pods_socket.clone().unwrap_or_default(),
+            timeout: config.kubelet.timeout.get(),
+            interval: config.pods.interval.get(),
+            port,
+            wanted,
+        }
+    }
+}
+
+fn order(config: &Config) -> Vec<PodTeller> {
+    use PodTeller::{ApiServer, Kubelet, PodsApi};
+    match config.pods.source {
+        // The plugin has its pods from there, and nobody else knows all of them.
+        config::PodSource::Auto if config.fingerprint.view == config::FingerprintView::Scheduler => {
+            vec![ApiServer]
+        }
+        config::PodSource::Auto => vec![ApiServer, PodsApi, Kubelet],
+        config::PodSource::ApiServer => vec![ApiServer],
+        config::PodSource::PodsApi => vec![PodsApi],
+        config::PodSource::Kubelet => vec![Kubelet],
+        config::PodSource::None => Vec::new(),
+    }
 }
 
 type Events = BoxStream<'static, Result<PodEvent, String>>;
@@ -97,6 +132,8 @@ pub(super) struct Telling {
     reasons: Vec<String>,
     failures: u32,
     not_before: Instant,
+    /// Rung by who cannot wait for the next reading of `/pods`.
+    prompt: Arc<Notify>,
 }
 
 impl Telling {
@@ -115,9 +152,15 @@ impl Telling {
             reasons: Vec::new(),
             failures: 0,
             not_before: now,
+            prompt: Arc::default(),
         };
         telling.ask(0);
         telling
+    }
+
+    /// What to ring for a reading of `/pods` ahead of its time. Who tells by itself is not hurried.
+    pub(super) fn prompt(&self) -> Arc<Notify> {
+        Arc::clone(&self.prompt)
     }
 
     /// Who is asked now.
@@ -200,17 +243,18 @@ impl Telling {
     }
 
     fn open(&self, teller: PodTeller) -> Events {
-        let PodTellers { socket, timeout, interval, port, .. } = &self.tellers;
+        let PodTellers { socket, timeout, interval, port, wanted, .. } = &self.tellers;
+        let wanted = wanted.clone();
         match teller {
-            PodTeller::ApiServer => self.cluster.pods_of(&self.node).boxed(),
-            PodTeller::PodsApi => kubelet::follow_pods(socket.clone(), *timeout).boxed(),
+            PodTeller::ApiServer => self.cluster.pods_of(&self.node, wanted).boxed(),
+            PodTeller::PodsApi => kubelet::follow_pods(socket.clone(), *timeout, wanted).boxed(),
             PodTeller::Kubelet => {
                 let (port, cluster) = (port.clone(), self.cluster.clone());
                 let connect = move || {
                     let (port, cluster) = (port.clone(), cluster.clone());
                     async move { port.connect(&cluster).await }
                 };
-                kubelet::poll_pods(connect, *interval).boxed()
+                kubelet::poll_pods(connect, *interval, wanted, Arc::clone(&self.prompt)).boxed()
             }
         }
     }
@@ -250,7 +294,7 @@ mod tests {
             socket: dir.path().join("pods-api.sock"),
             timeout: Duration::from_secs(10),
             interval: Duration::from_secs(5),
-            port: KubeletPort::default(),
+            ..PodTellers::default()
         };
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(10));
         let mut telling = Telling::new(tellers.clone(), "worker".to_owned(), cluster);

@@ -1,0 +1,345 @@
+//! The podresources proxy, as people configure it; refused where it could never work.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::exclude::check_device;
+use super::{Config, Period, PodSource};
+
+/// The podresources proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Proxy {
+    /// The agent serves it.
+    pub enabled: bool,
+    /// The directory of its socket; `<host.root>/run/numacast/pod-resources` when not set.
+    pub dir: Option<PathBuf>,
+    /// Who may connect, as file permissions.
+    pub mode: SocketMode,
+    /// The group that the socket belongs to; that of the process when not set.
+    pub group: Option<u32>,
+    /// The deadline of one call to the kubelet.
+    pub timeout: Period,
+    /// How long an answer waits for a pod that nobody has told about.
+    pub wait: Period,
+    /// How long what was told is believed while nobody tells.
+    pub last_known: Period,
+    /// Refuse what may lack devices.
+    pub fail_closed: bool,
+    /// Put the node's devices into `GetAllocatableResources`.
+    pub allocatable: bool,
+    /// Zones count merged devices.
+    pub zones: bool,
+    /// What is merged.
+    pub annotations: ProxyAnnotations,
+}
+
+/// What is merged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ProxyAnnotations {
+    /// Koordinator's devices.
+    pub koordinator: bool,
+    /// Type of device, or type and vendor, to the resource that it is.
+    #[serde(deserialize_with = "resources")]
+    pub resources: BTreeMap<String, String>,
+    /// Koordinator's CPUs and memory.
+    pub cpus: bool,
+    /// A part of a device has an id of its own.
+    pub shared_ids: bool,
+    /// What others write.
+    pub mappings: Vec<ProxyMapping>,
+}
+
+/// Where somebody's annotation has devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, try_from = "RawMapping")]
+pub struct ProxyMapping {
+    /// The annotation's key.
+    pub annotation: String,
+    /// Which values in its JSON; its text is a list of ids, separated by commas, when not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// What these devices are.
+    pub resource: String,
+    /// What the id is made of.
+    pub id: String,
+    /// What the container's name is made of; it is found by what containers ask for when not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawMapping {
+    annotation: String,
+    path: Option<String>,
+    resource: String,
+    id: Option<String>,
+    container: Option<String>,
+}
+
+impl TryFrom<RawMapping> for ProxyMapping {
+    type Error = String;
+
+    fn try_from(raw: RawMapping) -> Result<Self, String> {
+        let RawMapping { annotation, path, resource, id, container } = raw;
+        check_annotation(&annotation)?;
+        check_device(&resource)?;
+        Ok(Self { annotation, path, resource, id: id.unwrap_or_else(|| "{}".to_owned()), container })
+    }
+}
+
+fn check_annotation(key: &str) -> Result<(), String> {
+    let (domain, name) = key.rsplit_once('/').unwrap_or(("a", key));
+    match super::exclude::is_dns_name(domain) && name.len() <= 63 && super::exclude::is_qualified(name) {
+        true => Ok(()),
+        false => Err(format!("`{key}` is no key of an annotation; write one such as example.com/devices")),
+    }
+}
+
+fn resources<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    let resources: BTreeMap<String, String> = BTreeMap::deserialize(deserializer)?;
+    let word = |text: &str| {
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !text.is_empty() && text.bytes().all(inner)
+    };
+    for (kind, resource) in &resources {
+        let parts: Vec<&str> = kind.split('/').collect();
+        if parts.len() > 2 || !parts.iter().all(|part| word(part)) {
+            let reason = format!(
+                "`{kind}` is no type of device; write one such as gpu, or one with its vendor, gpu/huawei"
+            );
+            return Err(serde::de::Error::custom(reason));
+        }
+        check_device(resource).map_err(serde::de::Error::custom)?;
+    }
+    Ok(resources)
+}
+
+/// Permissions of a socket. To connect is to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(u32);
+
+impl SocketMode {
+    const GROUP_WRITES: u32 = 0o020;
+    const OTHERS_WRITE: u32 = 0o002;
+
+    /// As the kernel has them.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    const fn lets_a_group_in(self) -> bool {
+        self.0 & Self::GROUP_WRITES != 0
+    }
+}
+
+impl FromStr for SocketMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+        match mode {
+            None => Err(format!("`{text}` is no file mode; write octal digits such as \"0755\" or \"0660\"")),
+            Some(mode) if mode & Self::OTHERS_WRITE != 0 => Err(format!(
+                "`{text}` lets every user of the node see what runs there, and consumers refuse such a socket; write \
+                 \"0755\", or \"0660\" with `proxy.group`"
+            )),
+            Some(mode) if mode & 0o200 == 0 => {
+                Err(format!("`{text}` lets not even the owner connect; write \"0755\" or \"0660\""))
+            }
+            Some(mode) => Ok(Self(mode)),
+        }
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+impl Serialize for SocketMode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for SocketMode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = SocketMode;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a file mode in quotes, such as \"0755\"")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<SocketMode, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        // A number is refused: YAML 1.1 and 1.2 read a bare 0755 as two different ones.
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl Default for Proxy {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            dir: None,
+            mode: SocketMode(0o755),
+            group: None,
+            timeout: Period::seconds(4),
+            wait: Period(Duration::from_millis(500)),
+            last_known: Period::seconds(600),
+            fail_closed: false,
+            allocatable: false,
+            zones: false,
+            annotations: ProxyAnnotations::default(),
+        }
+    }
+}
+
+impl Default for ProxyAnnotations {
+    fn default() -> Self {
+        Self {
+            koordinator: true,
+            resources: BTreeMap::new(),
+            cpus: false,
+            shared_ids: false,
+            mappings: Vec::new(),
+        }
+    }
+}
+
+impl ProxyAnnotations {
+    /// Is anything merged at all?
+    #[must_use]
+    pub fn are_wanted(&self) -> bool {
+        self.koordinator || self.cpus || !self.mappings.is_empty()
+    }
+}
+
+impl Proxy {
+    /// The socket of a resolved configuration.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.dir.clone().unwrap_or_default().join("kubelet.sock")
+    }
+
+    pub(super) fn resolve(&mut self, root: &Path) {
+        self.dir.get_or_insert_with(|| root.join("run/numacast/pod-resources"));
+    }
+
+    /// What cannot work together: the key to blame, and why.
+    pub(super) fn conflicts(&self, config: &Config) -> Vec<(&'static str, &'static str)> {
+        let resolved = config.clone().resolved();
+        let mut conflicts = Vec::new();
+        let (ours, kubelets) = (resolved.proxy.socket(), resolved.kubelet.socket.unwrap_or_default());
+        let of_kubelet = resolved.kubelet.dir.is_some_and(|dir| ours.starts_with(dir.join("pod-resources")));
+        if ours.parent() == kubelets.parent() || of_kubelet {
+            conflicts.push((
+                "proxy.dir",
+                "that is the directory of the kubelet's own socket; the proxy needs one of its own",
+            ));
+        }
+        if !ours.is_absolute() {
+            conflicts.push(("proxy.dir", "it must be an absolute path"));
+        }
+        if self.group.is_some() && !self.mode.lets_a_group_in() {
+            conflicts.push((
+                "proxy.mode",
+                "it lets no group connect, so `proxy.group` would have no effect; write \"0660\"",
+            ));
+        }
+        if self.enabled && self.annotations.are_wanted() && config.pods.source == PodSource::None {
+            let source = "nobody tells the proxy of annotations; choose another source, or set \
+                          `proxy.annotations.koordinator: false`";
+            conflicts.push(("pods.source", source));
+        }
+        if self.zones && !(self.enabled && self.annotations.are_wanted()) {
+            let nothing = "nothing is merged that zones could count; set `proxy.enabled` and what `proxy.annotations` has";
+            conflicts.push(("proxy.zones", nothing));
+        }
+        conflicts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_written_in_octal_and_lets_nobody_else_in() {
+        let read = |yaml: &str| serde_saphyr::from_str::<SocketMode>(yaml).map_err(|error| error.to_string());
+        for (yaml, mode) in [("'0755'", 0o755), ("\"660\"", 0o660), ("'0775'", 0o775), ("'0200'", 0o200)] {
+            assert_eq!(read(yaml), Ok(SocketMode(mode)), "{yaml}");
+        }
+        for (yaml, reason) in [
+            ("'0777'", "every user of the node"),
+            ("'0666'", "every user of the node"),
+            ("'0055'", "not even the owner"),
+            ("'0o660'", "no file mode"),
+            ("'01755'", "no file mode"),
+            ("'rw'", "no file mode"),
+            ("660", "in quotes"),
+            ("true", "in quotes"),
+        ] {
+            let error = read(yaml).unwrap_err();
+            assert!(error.contains(reason), "{yaml}: {error}");
+        }
+        assert_eq!(SocketMode(0o660).to_string(), "0660");
+    }
+
+    #[test]
+    fn what_could_never_work_is_refused() {
+        let read = |yaml: &str| serde_saphyr::from_str::<Proxy>(yaml).map_err(|error| error.to_string());
+        for (yaml, reason) in [
+            ("annotations: {resources: {'GPU': nvidia.com/gpu}}", "`GPU` is no type of device"),
+            ("annotations: {resources: {'gpu/a/b': nvidia.com/gpu}}", "`gpu/a/b` is no type of device"),
+            ("annotations: {resources: {gpu: cpu}}", "`cpu` is no device"),
+            (
+                "annotations: {mappings: [{annotation: 'a b', resource: a.b/c}]}",
+                "`a b` is no key of an annotation",
+            ),
+            ("annotations: {mappings: [{annotation: a.b/c, resource: memory}]}", "`memory` is no device"),
+            ("annotations: {mappings: [{resource: a.b/c}]}", "annotation"),
+            ("annotations: {mappings: [{annotation: a.b/c, resource: a.b/c, ids: x}]}", "ids"),
+        ] {
+            let error = read(yaml).unwrap_err();
+            assert!(error.contains(reason), "{yaml}: {error}");
+        }
+        let fine = read(
+            "annotations: {resources: {gpu/huawei: huawei.com/npu}, mappings: [{annotation: a, resource: a.b/c}]}",
+        );
+        assert_eq!(fine.unwrap().annotations.mappings[0].id, "{}");
+    }
+
+    #[test]
+    fn what_cannot_work_together_is_named() {
+        let keys = |change: fn(&mut Config)| {
+            let mut config = Config::default();
+            change(&mut config);
+            config.proxy.conflicts(&config).into_iter().map(|(key, _)| key).collect::<Vec<_>>()
+        };
+        assert!(keys(|_| {}).is_empty());
+        assert_eq!(keys(|c| c.proxy.dir = Some("/var/lib/kubelet/pod-resources".into())), ["proxy.dir"]);
+        assert_eq!(keys(|c| c.kubelet.socket = Some("/run/numacast/pod-resources/x".into())), ["proxy.dir"]);
+        assert_eq!(keys(|c| c.proxy.dir = Some("here".into())), ["proxy.dir"]);
+        assert_eq!(keys(|c| c.proxy.group = Some(7)), ["proxy.mode"]);
+        assert_eq!(keys(|c| c.proxy.zones = true), ["proxy.zones"]);
+        let alone = |c: &mut Config| {
+            c.proxy.enabled = true;
+            c.pods.source = PodSource::None;
+        };
+        assert_eq!(keys(alone), ["pods.source"]);
+    }
+}
