@@ -1,39 +1,41 @@
 //! The podresources proxy between a real kubelet and real clients.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use numacast::kubelet::Client;
 
-use crate::support::podresources::{Clients, EVERYBODY, Held, Recorder, Rpc, Who, added, held, held_of};
+use crate::support::podresources::{
+    Clients, EVERYBODY, Held, Recorder, Rpc, Who, added, held, held_of, in_order,
+};
 use crate::support::{Cluster, Needs, Parts, RealNode, pod};
 
 const NIC: &str = "example.com/nic";
 
-/// Answers whose order is the kubelet's, which is another each time, cannot be compared; what is in them can.
+/// Clients of every kind, our own among them, make the same of what is said at a socket.
 async fn everybody_hears_the_same(clients: &Clients, socket: &Path) -> Result<()> {
     let (usage, ..) = Client::new(socket.to_owned(), Duration::from_secs(5)).list().await?;
     let ours = held_of(&usage);
-    for who in EVERYBODY {
-        for rpc in [Rpc::List, Rpc::ListV1alpha1, Rpc::Get("default/a".to_owned()), Rpc::Allocatable] {
+    for rpc in [Rpc::List, Rpc::ListV1alpha1, Rpc::Get("default/a".to_owned()), Rpc::Allocatable] {
+        let mut first = None;
+        for who in EVERYBODY {
             let heard =
                 clients.ask(who, socket, &rpc).await?.ok().with_context(|| format!("{who:?} {rpc:?}"))?;
-            let mut ours = ours.clone();
-            match &rpc {
-                Rpc::Get(pod) => ours.retain(|one| one.pod == *pod),
-                Rpc::ListV1alpha1 => {
-                    ours = ours.into_iter().map(|one| Held { nodes: vec![], ..one }).collect()
-                }
-                Rpc::List | Rpc::Allocatable | Rpc::Other(_) => {}
-            }
-            if rpc == Rpc::Allocatable {
-                let devices = heard.answer["devices"].as_array().map(Vec::len);
-                ensure!(devices == Some(4), "{who:?}: {}", heard.answer);
-                continue;
-            }
-            ensure!(held(&heard.answer)? == ours, "{who:?} {rpc:?}: {} instead of {ours:?}", heard.answer);
+            let answer = in_order(&heard.answer);
+            let first = first.get_or_insert_with(|| answer.clone());
+            ensure!(*first == answer, "{who:?} {rpc:?}: {answer}, and before {first}");
         }
+        let first = first.context("nobody asked")?;
+        let right: BTreeSet<Held> = match &rpc {
+            Rpc::Get(pod) => ours.iter().filter(|one| one.pod == *pod).cloned().collect(),
+            Rpc::ListV1alpha1 => ours.iter().map(|one| Held { nodes: Vec::new(), ..one.clone() }).collect(),
+            _ => ours.clone(),
+        };
+        let theirs = held(&first)?;
+        ensure!(!right.is_empty(), "nobody has a device");
+        ensure!(rpc == Rpc::Allocatable || theirs == right, "{rpc:?}: {first}, and we hear {right:?}");
     }
     Ok(())
 }

@@ -237,6 +237,19 @@ pub(crate) fn held(answer: &Value) -> Result<BTreeSet<Held>> {
     Ok(all)
 }
 
+/// An answer in an order of its own: the kubelet's is another each time.
+pub(crate) fn in_order(answer: &Value) -> Value {
+    match answer {
+        Value::Array(list) => {
+            let mut list: Vec<Value> = list.iter().map(in_order).collect();
+            list.sort_by_key(Value::to_string);
+            list.into()
+        }
+        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), in_order(value))).collect(),
+        other => other.clone(),
+    }
+}
+
 /// Every device of pods, as our own client decodes it; it merges the nodes of one device.
 pub(crate) fn held_of(usage: &Usage) -> BTreeSet<Held> {
     let mut all = BTreeSet::new();
