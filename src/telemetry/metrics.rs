@@ -170,7 +170,7 @@ pub(super) fn register(registry: &mut Registry, doc: &Doc, metric: impl Metric) 
     registry.register(doc.family(), doc.help, metric);
 }
 
-fn histogram() -> Histogram {
+pub(super) fn histogram() -> Histogram {
     Histogram::new(BUCKETS)
 }
 

@@ -1,0 +1,346 @@
+//! What the podresources proxy counts, and whether it is healthy. Names and help texts stand in [`DOCS`].
+
+mod docs;
+mod health;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use super::metrics::docs::BUILD;
+use super::metrics::{Counts, Label, Process, expose, histogram, register};
+use super::pods::PodSourceCounts;
+use super::server::Exposition;
+use crate::kubelet::ClientError;
+
+pub use docs::DOCS;
+pub use health::Health;
+
+use docs::{
+    ANSWER_AGE, ANSWER_BYTES, CALL_SECONDS, CALLS, COALESCED, CONNECTIONS, CUT, DEVICE_ERRORS, IN_FLIGHT,
+    LEFT_OUT, MERGED_DEVICES, MERGED_PODS, PASSING, PROBLEMS, REQUEST_SECONDS, REQUESTS, UNKNOWN,
+};
+
+/// A node has a handful of clients. The rest is counted together.
+const MOST_CLIENTS: usize = 32;
+/// Of a process's name; the kernel keeps no more.
+const CLIENT_NAME: usize = 15;
+
+/// What a request was, and what became of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered<'a> {
+    /// The method: `List`, `Get`, `GetAllocatableResources` or `other`.
+    pub rpc: &'static str,
+    /// The version of the API, or `other`.
+    pub version: &'static str,
+    /// The gRPC code.
+    pub code: &'static str,
+    /// Who asked.
+    pub client: &'a str,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What the last `List` was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// Bytes.
+    pub bytes: usize,
+    /// Pods that had something merged into.
+    pub pods: usize,
+    /// Devices that were merged.
+    pub devices: usize,
+    /// Devices that it was served without, by reason.
+    pub left_out: BTreeMap<&'static str, usize>,
+    /// Pods that nobody has told about.
+    pub unknown: usize,
+}
+
+/// Everything that is counted. Each clone counts into the same.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    requests: Family<[(&'static str, String); 4], Counter>,
+    request_seconds: Family<Label<&'static str>, Histogram>,
+    calls: Family<[(&'static str, &'static str); 2], Counter>,
+    call_seconds: Family<Label<&'static str>, Histogram>,
+    coalesced: Counter,
+    in_flight: Gauge,
+    answer_age: Histogram,
+    answer_bytes: Gauge,
+    merged_pods: Gauge,
+    merged_devices: Gauge,
+    problems: Family<Label<&'static str>, Gauge>,
+    left_out: Family<Label<&'static str>, Gauge>,
+    unknown: Gauge,
+    passing: Gauge,
+    connections: Gauge,
+    cut: Counts,
+    device_errors: Counts,
+    /// Whose names are shown.
+    clients: Arc<Mutex<Vec<String>>>,
+    health: Arc<Health>,
+}
+
+impl Metrics {
+    /// Nothing was counted yet.
+    #[must_use]
+    pub fn new(health: Arc<Health>) -> Self {
+        Self {
+            requests: Family::default(),
+            request_seconds: Family::new_with_constructor(histogram),
+            calls: Family::default(),
+            call_seconds: Family::new_with_constructor(histogram),
+            coalesced: Counter::default(),
+            in_flight: Gauge::default(),
+            answer_age: histogram(),
+            answer_bytes: Gauge::default(),
+            merged_pods: Gauge::default(),
+            merged_devices: Gauge::default(),
+            problems: Family::default(),
+            left_out: Family::default(),
+            unknown: Gauge::default(),
+            passing: Gauge::default(),
+            connections: Gauge::default(),
+            cut: Counts::default(),
+            device_errors: Counts::default(),
+            clients: Arc::default(),
+            health,
+        }
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        register(registry, &REQUESTS, self.requests.clone());
+        register(registry, &REQUEST_SECONDS, self.request_seconds.clone());
+        register(registry, &CALLS, self.calls.clone());
+        register(registry, &CALL_SECONDS, self.call_seconds.clone());
+        register(registry, &COALESCED, self.coalesced.clone());
+        register(registry, &IN_FLIGHT, self.in_flight.clone());
+        register(registry, &ANSWER_AGE, self.answer_age.clone());
+        register(registry, &ANSWER_BYTES, self.answer_bytes.clone());
+        register(registry, &MERGED_PODS, self.merged_pods.clone());
+        register(registry, &MERGED_DEVICES, self.merged_devices.clone());
+        register(registry, &PROBLEMS, self.problems.clone());
+        register(registry, &LEFT_OUT, self.left_out.clone());
+        register(registry, &UNKNOWN, self.unknown.clone());
+        register(registry, &PASSING, self.passing.clone());
+        register(registry, &CONNECTIONS, self.connections.clone());
+        register(registry, &CUT, self.cut.clone());
+        register(registry, &DEVICE_ERRORS, self.device_errors.clone());
+    }
+
+    /// What the same reports say about the proxy's health.
+    #[must_use]
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// A request was answered.
+    pub fn answered(&self, answered: &Answered<'_>) {
+        let Answered { rpc, version, code, client, took } = *answered;
+        let client = self.shown(client);
+        let labels = [
+            ("rpc", rpc.to_owned()),
+            ("version", version.to_owned()),
+            ("code", code.to_owned()),
+            ("client", client),
+        ];
+        self.requests.get_or_create(&labels).inc();
+        self.request_seconds.get_or_create(&[("rpc", rpc)]).observe(took.as_secs_f64());
+    }
+
+    /// The name under which a client is counted: those that come first have their own.
+    fn shown(&self, client: &str) -> String {
+        let name: String = client.chars().take(CLIENT_NAME).collect();
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if clients.contains(&name) {
+            return name;
+        }
+        if clients.len() >= MOST_CLIENTS {
+            return "other".to_owned();
+        }
+        clients.push(name.clone());
+        name
+    }
+
+    /// So many calls to the kubelet are under way.
+    pub fn in_flight(&self, calls: usize) {
+        let calls = i64::try_from(calls).unwrap_or(i64::MAX);
+        if calls > self.in_flight.get() {
+            self.in_flight.set(calls);
+        }
+    }
+
+    /// A call to the kubelet ended, for so many who asked.
+    pub fn called(&self, rpc: &'static str, took: Duration, error: Option<&ClientError>, shared_by: usize) {
+        let outcome = error.map_or("ok", ClientError::kind);
+        self.calls.get_or_create(&[("rpc", rpc), ("outcome", outcome)]).inc();
+        self.call_seconds.get_or_create(&[("rpc", rpc)]).observe(took.as_secs_f64());
+        self.coalesced.inc_by(u64::try_from(shared_by.saturating_sub(1)).unwrap_or(0));
+        if error.is_none() {
+            self.health.kubelet_answered();
+        }
+    }
+
+    /// An answer went out that was this old.
+    pub fn served(&self, age: Duration) {
+        self.answer_age.observe(age.as_secs_f64());
+    }
+
+    /// A `List` was made ready.
+    pub fn listed(&self, listed: &Listed) {
+        let Listed { bytes, pods, devices, left_out, unknown } = listed;
+        let gauge = |gauge: &Gauge, value: &usize| gauge.set(i64::try_from(*value).unwrap_or(i64::MAX));
+        gauge(&self.answer_bytes, bytes);
+        gauge(&self.merged_pods, pods);
+        gauge(&self.merged_devices, devices);
+        gauge(&self.unknown, unknown);
+        self.left_out.clear();
+        for (reason, devices) in left_out {
+            gauge(&self.left_out.get_or_create(&[("reason", *reason)]), devices);
+        }
+    }
+
+    /// The problems with annotations, by kind.
+    pub fn problems(&self, problems: &BTreeMap<&'static str, usize>) {
+        self.problems.clear();
+        for (kind, count) in problems {
+            self.problems.get_or_create(&[("kind", *kind)]).set(i64::try_from(*count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Do answers go out without what annotations say, for nobody tells about pods?
+    pub fn passing_through(&self, passing: bool) {
+        self.passing.set(i64::from(passing));
+    }
+
+    /// So many clients are connected.
+    pub fn connections(&self, connections: usize) {
+        self.connections.set(i64::try_from(connections).unwrap_or(i64::MAX));
+    }
+
+    /// A client was cut or refused.
+    pub fn cut(&self, reason: &'static str) {
+        self.cut.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// Koordinator's Device object could not be read.
+    pub fn device_error(&self, kind: &'static str) {
+        self.device_errors.get_or_create(&[("kind", kind)]).inc();
+    }
+}
+
+/// What a process that serves nothing else shows.
+#[derive(Debug)]
+pub struct Alone(Registry);
+
+impl Alone {
+    /// These, the source of pods and the process itself.
+    #[must_use]
+    pub fn new(metrics: &Metrics, pod_source: &PodSourceCounts) -> Self {
+        let mut registry = Registry::default();
+        register(&mut registry, &BUILD, Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        pod_source.register(&mut registry);
+        metrics.register(&mut registry);
+        registry.register_collector(Box::new(Process::default()));
+        Self(registry)
+    }
+}
+
+impl Exposition for Alone {
+    fn encode(&self) -> String {
+        expose(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::metrics::{check_table, table};
+    use super::*;
+    use crate::generated;
+
+    fn metrics() -> Metrics {
+        Metrics::new(Arc::new(Health::new(true)))
+    }
+
+    fn text(metrics: &Metrics) -> String {
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        expose(&registry)
+    }
+
+    fn answered(client: &str) -> Answered<'_> {
+        Answered { rpc: "List", version: "v1", code: "OK", client, took: Duration::ZERO }
+    }
+
+    #[test]
+    fn the_table_says_what_is_served() {
+        let metrics = metrics();
+        metrics.answered(&answered("dcgm-exporter"));
+        metrics.called("List", Duration::ZERO, None, 3);
+        metrics.in_flight(2);
+        metrics.served(Duration::ZERO);
+        metrics.listed(&Listed { left_out: [("duplicate", 1)].into(), ..Listed::default() });
+        metrics.problems(&[("malformed", 1)].into());
+        metrics.cut("stalled");
+        metrics.device_error("forbidden");
+        check_table(&text(&metrics), DOCS);
+    }
+
+    #[test]
+    fn the_document_lists_every_metric() {
+        generated::section("docs/metrics.md", "metrics of the proxy", &table(DOCS));
+    }
+
+    #[test]
+    fn clients_are_bounded_in_number_and_length() {
+        let metrics = metrics();
+        for number in 0..100 {
+            metrics.answered(&answered(&format!("c{number:03}{}", "x".repeat(100))));
+        }
+        metrics.answered(&answered("c000xxxxxxxxxxxxxxx"));
+        let text = text(&metrics);
+        let clients = text.lines().filter(|line| line.starts_with("numacast_proxy_requests_total")).count();
+        assert_eq!(clients, MOST_CLIENTS + 1, "{text}");
+        assert!(
+            text.contains(r#"client="other"} 68"#) && text.contains(r#"client="c000xxxxxxxxxxx"} 2"#),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_the_last_list_did_not_have_is_shown_no_longer() {
+        let metrics = metrics();
+        metrics.listed(&Listed { left_out: [("duplicate", 1)].into(), unknown: 2, ..Listed::default() });
+        metrics.problems(&[("malformed", 1)].into());
+        metrics.listed(&Listed::default());
+        metrics.problems(&BTreeMap::new());
+        let text = text(&metrics);
+        assert!(!text.contains("duplicate") && !text.contains("malformed"), "{text}");
+        assert!(text.contains("numacast_proxy_unknown_pods 0"), "{text}");
+    }
+
+    #[test]
+    fn requests_that_shared_an_answer_are_counted() {
+        let metrics = metrics();
+        metrics.called("List", Duration::ZERO, None, 5);
+        metrics.called("List", Duration::ZERO, Some(&ClientError::RateLimited("List")), 0);
+        metrics.in_flight(2);
+        metrics.in_flight(1);
+        let text = text(&metrics);
+        for sample in [
+            "numacast_proxy_coalesced_total 4",
+            r#"numacast_proxy_upstream_calls_total{rpc="List",outcome="ok"} 1"#,
+            r#"numacast_proxy_upstream_calls_total{rpc="List",outcome="rate_limited"} 1"#,
+            "numacast_proxy_upstream_in_flight_max 2",
+        ] {
+            assert!(text.contains(sample), "{sample}: {text}");
+        }
+    }
+}
