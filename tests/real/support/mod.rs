@@ -9,6 +9,8 @@ pub(crate) mod cluster;
 pub(crate) mod faults;
 pub(crate) mod fingerprint;
 pub(crate) mod history;
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) mod koordinator;
 pub(crate) mod node;
 pub(crate) mod nrt;
 pub(crate) mod operator;
