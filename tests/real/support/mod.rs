@@ -21,6 +21,8 @@ pub(crate) mod podresources;
 pub(crate) mod pods;
 pub(crate) mod prober;
 pub(crate) mod process;
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) mod proxy;
 pub(crate) mod tokens;
 pub(crate) mod wait;
 pub(crate) mod walk;

@@ -146,6 +146,10 @@ pub(crate) struct Recorder {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Sent {
     pub(crate) path: String,
+    /// When the call came, in nanoseconds since 1970.
+    pub(crate) received: u64,
+    /// When it was answered.
+    pub(crate) answered: u64,
     #[serde(default, deserialize_with = "base64_of::bytes")]
     pub(crate) sent: Vec<u8>,
 }

@@ -53,10 +53,11 @@ func (asItIs) Unmarshal(data mem.BufferSlice, v any) error {
 
 func (asItIs) Name() string { return "" }
 
-// recorded is one line: a call, and the answer that was sent to it. Times are nanoseconds since 1970.
+// recorded is one line: a call, when it came and when it was answered (nanoseconds since 1970), and what was sent.
 type recorded struct {
 	Path     string `json:"path"`
 	Received int64  `json:"received"`
+	Answered int64  `json:"answered"`
 	Sent     []byte `json:"sent,omitempty"`
 	Error    string `json:"error,omitempty"`
 }
@@ -79,7 +80,7 @@ func record(arguments []string) error {
 	set.StringVar(&to.socket, "upstream", "", "the socket to which calls are forwarded")
 	listen := set.String("listen", "", "the socket that is served")
 	plain := set.Bool("plain", false, "add nothing")
-	quiet := set.Bool("quiet", false, "print nothing but the first line")
+	quiet := set.Bool("quiet", false, "print of what was sent only when")
 	pad := set.Int("pad", 0, "so many bytes more in every answer, as devices of a pod that nobody knows")
 	_ = set.Parse(arguments)
 	to.dial, to.limit, to.timeout = "unix", 64<<20, 10*time.Second
@@ -135,8 +136,9 @@ func (r *recorder) forward(_ any, stream grpc.ServerStream) error {
 
 func (r *recorder) print(one recorded) error {
 	if r.quiet {
-		return nil
+		one.Sent = nil
 	}
+	one.Answered = time.Now().UnixNano()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.out.Encode(one)
