@@ -35,7 +35,7 @@ use tracing::{debug, info, warn};
 use crate::backoff::{back_off, jittered};
 use crate::bucket::Bucket;
 use crate::cluster::{Cluster, ClusterError};
-use crate::kubelet::{PodUsage, Usage};
+use crate::kubelet::{PodUsage, Upstream, Usage};
 use crate::machine::IdSet;
 use crate::nrt::NodeResourceTopology;
 use crate::pod::{Pod, PodEvent, PodName, Wanted};
@@ -50,7 +50,7 @@ pub use notices::Reason;
 pub use object::object;
 pub use publish::Published;
 pub use recording::{Answer, Recording, RecordingError};
-pub use scan::{Depth, Inventory, Scan, ScanError, Scanner};
+pub use scan::{Depth, Inventory, Merge, MergeAnswer, Scan, ScanError, Scanner};
 pub use settings::Settings;
 pub use standing::Standing;
 
@@ -342,6 +342,16 @@ impl Agent {
             notices,
             settings,
         }
+    }
+
+    /// Asks the kubelet together with others, from now on.
+    pub fn share(&mut self, kubelet: Upstream) {
+        self.scanner.share(kubelet);
+    }
+
+    /// Reads the kubelet's answers with this in them, from now on.
+    pub fn merge_with(&mut self, merge: Merge) {
+        self.scanner.merge_with(merge);
     }
 
     /// Follows the agent's scans.

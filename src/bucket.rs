@@ -30,6 +30,12 @@ impl Bucket {
         true
     }
 
+    /// How long until there is a token.
+    pub(crate) fn wait(&self, now: Instant) -> Duration {
+        let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
+        Duration::from_secs_f64((1.0 - self.tokens - earned).max(0.0) / self.per_second)
+    }
+
     /// Takes a token, perhaps one of the future: wait this long before using it.
     pub(crate) fn take(&mut self, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
@@ -57,5 +63,20 @@ mod tests {
         let later = start + Duration::from_secs(60);
         let waits: Vec<u128> = (0..5).map(|_| bucket.take(later).as_millis()).collect();
         assert_eq!(waits, [0, 0, 0, 0, 100]);
+    }
+
+    #[test]
+    fn who_waits_as_long_as_told_gets_a_token() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(25.0, 5.0, start);
+        let mut now = start;
+        for taken in 0..100 {
+            let wait = bucket.wait(now);
+            assert_eq!(wait.is_zero(), bucket.take_now(now), "{taken}");
+            if !wait.is_zero() {
+                now += wait;
+                assert!(bucket.take_now(now) || bucket.wait(now) <= Duration::from_nanos(1), "{taken}");
+            }
+        }
     }
 }

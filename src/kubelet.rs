@@ -3,6 +3,7 @@
 //! The wire types of the podresources API stay in here; everybody above sees [`Allocatable`] and [`Usage`].
 
 mod answers;
+mod ask;
 mod belief;
 mod client;
 mod config;
@@ -12,7 +13,10 @@ mod pods_page;
 pub mod proto;
 mod state;
 mod types;
+mod upstream;
 
+pub use answers::{allocatable_of, usage_of};
+pub use ask::{Ask, Refusal};
 pub use client::{Api, Client, ClientError, Connection};
 pub use config::{ByHand, ConfigFiles, KubeletConfig, parse_config, parse_configz};
 pub use https::{Https, HttpsError, PORT, Target};
@@ -22,3 +26,4 @@ pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices
 pub use types::{
     Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
 };
+pub use upstream::{Asker, Ended, Flight, Observer, Upstream};

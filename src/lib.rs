@@ -15,6 +15,7 @@ pub mod config;
 pub mod controller;
 #[cfg(test)]
 mod generated;
+pub mod grpc;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;

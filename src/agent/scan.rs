@@ -1,17 +1,19 @@
 //! One consistent reading of the node.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prost::bytes::Bytes;
 use tokio::time::Instant;
 
 use super::Settings;
 use super::kubelet_config::ConfigReader;
 use crate::cluster::Cluster;
 use crate::kubelet::{
-    Allocatable, Api, Client, ClientError, Connection, KubeletConfig, ManagerState, StatePaths, StateReader,
-    Usage,
+    Allocatable, Ask, Asker, ClientError, Connection, Flight, KubeletConfig, ManagerState, StatePaths,
+    StateReader, Upstream, Usage, allocatable_of, usage_of,
 };
 use crate::machine::{self, HostRoots, Machine, MachineError};
 use crate::pod::Terminal;
@@ -91,7 +93,8 @@ pub enum ScanError {
 /// Reads the node again and again.
 #[derive(Debug)]
 pub struct Scanner {
-    client: Client,
+    kubelet: Upstream,
+    merge: Merge,
     host: HostRoots,
     /// What has to be read still; a scan that fails does not forget what it was asked for.
     due: Depth,
@@ -107,6 +110,25 @@ pub struct Scanner {
     metrics: Option<Arc<Metrics>>,
 }
 
+/// What an answer is before it is read.
+pub type MergeAnswer = Arc<dyn Fn(&Bytes) -> Bytes + Send + Sync>;
+
+/// What is put into the kubelet's answers before they are read.
+#[derive(Clone, Default)]
+pub struct Merge {
+    /// Into those to `List`.
+    pub list: Option<MergeAnswer>,
+    /// Into those to `GetAllocatableResources`.
+    pub allocatable: Option<MergeAnswer>,
+}
+
+impl fmt::Debug for Merge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (list, allocatable) = (self.list.is_some(), self.allocatable.is_some());
+        f.debug_struct("Merge").field("list", &list).field("allocatable", &allocatable).finish()
+    }
+}
+
 impl Scan {
     /// Everything that could not be read, one sentence each.
     pub fn problems(&self) -> impl Iterator<Item = &String> {
@@ -115,11 +137,12 @@ impl Scan {
 }
 
 impl Scanner {
-    /// A scanner that has read nothing yet.
+    /// A scanner that has read nothing yet. It runs on the tokio runtime it is made on.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         Self {
-            client: Client::new(settings.socket.clone(), settings.kubelet_timeout),
+            kubelet: Upstream::start(settings.socket.clone(), settings.kubelet_timeout, Arc::new(())),
+            merge: Merge::default(),
             host: settings.host.clone(),
             due: Depth::Everything,
             inventory: None,
@@ -131,6 +154,16 @@ impl Scanner {
             calls: 0,
             metrics: None,
         }
+    }
+
+    /// Asks the kubelet together with others from now on.
+    pub fn share(&mut self, kubelet: Upstream) {
+        self.kubelet = kubelet;
+    }
+
+    /// Reads the kubelet's answers with this in them from now on.
+    pub fn merge_with(&mut self, merge: Merge) {
+        self.merge = merge;
     }
 
     /// Counts calls from now on.
@@ -164,10 +197,15 @@ impl Scanner {
     }
 
     /// A call that began at `start` ended.
-    fn called<T>(&self, call: &'static str, start: Instant, answer: &Result<T, ClientError>) {
+    fn called<T>(&self, ask: &Ask, start: Instant, answer: &Result<T, ClientError>) {
         if let Some(metrics) = &self.metrics {
-            metrics.called(call, start.elapsed(), answer.as_ref().err());
+            metrics.called(ask.method(), start.elapsed(), answer.as_ref().err());
         }
+    }
+
+    /// What the kubelet answers.
+    async fn ask(&mut self, ask: Ask) -> Result<Arc<Flight>, ClientError> {
+        self.kubelet.ask(ask, Asker::Agent).await.map_err(|refusal| refusal.error)
     }
 
     /// Says which pods have ended: kubelets before 1.34 list them all the same.
@@ -188,14 +226,8 @@ impl Scanner {
     pub async fn scan(&mut self, depth: Depth) -> Result<Scan, ScanError> {
         self.due = self.due.max(depth);
         for _ in 0..ATTEMPTS {
-            self.calls += 1;
-            let start = Instant::now();
-            let answer = self.client.list().await;
-            self.called("List", start, &answer);
-            let (usage, api, connection) = answer?;
-            if api != Api::V1 {
-                return Err(ScanError::DevicesOnly);
-            }
+            let (usage, flight) = self.list().await?;
+            let connection = flight.connection;
             let known = self.inventory.as_ref().filter(|(from, _)| *from == connection);
             let known = known.map(|(_, inventory)| Arc::clone(inventory));
             if known.is_none() {
@@ -208,13 +240,32 @@ impl Scanner {
                 Depth::Allocatable | Depth::Everything => self.read_inventory(known, &usage).await?,
             };
             if from == connection {
-                return self.complete(usage, connection);
+                return self.complete(usage, &flight);
             }
         }
         Err(ScanError::Restless)
     }
 
-    fn complete(&mut self, usage: Usage, connection: Connection) -> Result<Scan, ScanError> {
+    async fn list(&mut self) -> Result<(Usage, Arc<Flight>), ScanError> {
+        self.calls += 1;
+        let start = Instant::now();
+        let mut answer = self.ask(Ask::List).await;
+        let is_old = matches!(answer, Err(ClientError::Unsupported { .. }));
+        if is_old {
+            answer = self.ask(Ask::ListV1alpha1).await;
+        }
+        let told = answer.and_then(|flight| match is_old {
+            true => Ok((Usage::default(), flight)),
+            false => Ok((usage_of(merged(self.merge.list.as_ref(), &flight))?, flight)),
+        });
+        self.called(&Ask::List, start, &told);
+        match told {
+            Ok(_) if is_old => Err(ScanError::DevicesOnly),
+            told => Ok(told?),
+        }
+    }
+
+    fn complete(&mut self, usage: Usage, from: &Flight) -> Result<Scan, ScanError> {
         self.due = Depth::Usage;
         let inventory = self.inventory.as_ref().map(|(_, inventory)| Arc::clone(inventory));
         let inventory = inventory.ok_or(ScanError::Restless)?;
@@ -230,8 +281,8 @@ impl Scanner {
             state_problems,
             files_tell,
             terminal,
-            connection,
-            socket_age: self.client.socket_age(),
+            connection: from.connection,
+            socket_age: from.socket_age(),
         })
     }
 
@@ -259,9 +310,12 @@ impl Scanner {
     ) -> Result<Connection, ScanError> {
         self.calls += 1;
         let start = Instant::now();
-        let answer = self.client.allocatable().await;
-        self.called("GetAllocatableResources", start, &answer);
-        let (allocatable, connection) = answer?;
+        let answer = self.ask(Ask::Allocatable).await.and_then(|flight| {
+            Ok((allocatable_of(merged(self.merge.allocatable.as_ref(), &flight))?, flight))
+        });
+        self.called(&Ask::Allocatable, start, &answer);
+        let (allocatable, flight) = answer?;
+        let connection = flight.connection;
         let inventory = match known.filter(|_| self.due < Depth::Everything) {
             Some(known) => Inventory {
                 machine: Arc::clone(&known.machine),
@@ -272,7 +326,7 @@ impl Scanner {
             None => {
                 let machine = machine::read(&self.host)?;
                 let mut problems: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
-                problems.extend(self.config.read(connection, self.client.socket_made(), Instant::now()));
+                problems.extend(self.config.read(connection, flight.socket_made(), Instant::now()));
                 if let Some(metrics) = &self.metrics {
                     metrics.health().out_of_reach(self.config.out_of_reach());
                 }
@@ -293,4 +347,9 @@ impl Scanner {
         let uncovered = groups.filter(|group| !self.offered.contains(&group.resource));
         uncovered.map(|group| group.resource.clone()).collect()
     }
+}
+
+/// The answer as it is to be read.
+fn merged(merge: Option<&MergeAnswer>, flight: &Flight) -> Bytes {
+    merge.map_or_else(|| flight.bytes.clone(), |merge| merge(&flight.bytes))
 }

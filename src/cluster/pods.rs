@@ -3,14 +3,15 @@
 use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
+use kube::api::ListParams;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, watcher};
 use serde::Deserialize;
 
 use super::slim::reads_as;
-use super::{Cluster, chain};
+use super::{Cluster, ClusterError, chain};
 use crate::pod::raw::RawPod;
-use crate::pod::{Pod, PodEvent, Wanted};
+use crate::pod::{Pod, PodEvent, PodName, Wanted};
 use crate::seen::Seen;
 
 /// A node's pods are listed in pages of so many: a page is held as text for a moment, at some 10 KiB a pod.
@@ -35,6 +36,27 @@ impl Cluster {
             Ok(event) => Ok(Seen::from(event).map(|trimmed: Trimmed| trimmed.pod.keeping(&wanted))),
             Err(error) => Err(format!("cannot watch the node's pods: {}", chain(&error))),
         })
+    }
+}
+
+impl Cluster {
+    /// The pod of this name on `node`, as it is now, with the annotations that are wanted; `None` if there is none. It is
+    /// listed, since who may watch the node's pods may list them, and need not be allowed to get one.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn pod_of(
+        &self,
+        node: &str,
+        (namespace, name): &PodName,
+        wanted: &Wanted,
+    ) -> Result<Option<Pod>, ClusterError> {
+        // The same for every pod: it stands in sentences that are told once.
+        let what = "list one pod of the node";
+        let pods: Api<Trimmed> = Api::namespaced(self.client.clone(), namespace);
+        let one = ListParams::default().fields(&format!("metadata.name={name},spec.nodeName={node}"));
+        let listed = self.in_time(what, pods.list(&one)).await.map_err(|failure| failure.explain(what))?;
+        Ok(listed.items.into_iter().next().map(|trimmed| trimmed.pod.keeping(wanted)))
     }
 }
 

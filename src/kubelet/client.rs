@@ -2,7 +2,6 @@
 
 use std::error::Error as _;
 use std::fmt;
-use std::future::Future;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,18 +9,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper_util::rt::TokioIo;
+use prost::bytes::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
+use tokio::time::error::Elapsed;
 use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Code, Response, Status};
+use tonic::{Code, Status};
 use tower::service_fn;
 
-use super::proto::{v1, v1alpha1};
+use super::answers::{allocatable_of, devices_of, usage_of};
+use super::ask::{Ask, Refusal, decoded};
+use super::proto::v1;
 use super::types::{Allocatable, PodUsage, Usage};
-
-/// The convention of every podresources client (Kubernetes' own e2e tests, Multus, NFD): 16 MiB.
-const MESSAGE_LIMIT: usize = 16 << 20;
 
 /// Which version of the podresources API answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,9 +52,20 @@ impl Connection {
 /// again when another socket lies there. A call on a connection that broke is tried once more on a new one.
 #[derive(Debug)]
 pub struct Client {
+    line: Line,
+    /// The connection whose kubelet does not serve v1.
+    old: Option<u64>,
+}
+
+/// The connection to whatever socket lies at a path, made again whenever that is another. It knows nothing of calls but
+/// what became of them, so that several may be on their way.
+#[derive(Debug)]
+pub(super) struct Line {
     socket: PathBuf,
     timeout: Duration,
     open: Option<Open>,
+    /// How many were opened.
+    opened: u64,
     /// The socket that was connected to last, and its number.
     last: (Identity, Connection),
     /// Has anything at this path ever answered in gRPC?
@@ -64,14 +75,20 @@ pub struct Client {
 /// Device, inode and time of the last change of the inode (seconds, nanoseconds): inodes are used again.
 pub(super) type Identity = (u64, u64, i64, i64);
 
+/// One connection.
 #[derive(Clone, Debug)]
-struct Open {
+pub(super) struct Open {
     channel: Channel,
-    connection: Connection,
+    timeout: Duration,
+    /// Of two to the same socket each has its own.
+    number: u64,
+    pub(super) connection: Connection,
     /// The socket we connected to.
-    identity: Identity,
-    api: Api,
+    pub(super) identity: Identity,
 }
+
+/// What came of a call before its deadline.
+pub(super) type Outcome = Result<Result<Bytes, Status>, Elapsed>;
 
 /// Why the kubelet's answer is not there. Every variant is one sentence for the person who runs the node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -205,8 +222,18 @@ impl ClientError {
         }
     }
 
+    /// Does the kubelet not serve `Get`, asked for it? Switched off it says `Unknown`, as it does of a pod that it does not
+    /// know: only the text tells them apart (kubelet.md 3.9).
+    pub(super) fn is_get_disabled(&self) -> bool {
+        match self {
+            Self::Unsupported { call, .. } => *call == "Get",
+            Self::Status { call, message, .. } => *call == "Get" && message.ends_with("Get method disabled"),
+            _ => false,
+        }
+    }
+
     /// Is another attempt on a new connection worth while? A kubelet that was ending may have taken the first.
-    fn is_lost(&self) -> bool {
+    pub(super) fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::NotGrpc { .. })
     }
 }
@@ -215,20 +242,7 @@ impl Client {
     /// A client for `socket` whose calls end after `timeout`. Nothing is opened yet.
     #[must_use]
     pub fn new(socket: PathBuf, timeout: Duration) -> Self {
-        Self { socket, timeout, open: None, last: Default::default(), answered: false }
-    }
-
-    /// How long ago the socket of the present connection was made; zero if there is none, or if the clock was set back
-    /// since. Never longer than the machine runs, however far the clock was set forward since, as it is after a boot.
-    #[must_use]
-    pub fn socket_age(&self) -> Duration {
-        self.open.as_ref().map_or(Duration::ZERO, |open| age(open.identity))
-    }
-
-    /// When the socket of the present connection was made, by the clock of then; soon after the kubelet started.
-    #[must_use]
-    pub fn socket_made(&self) -> Option<SystemTime> {
-        self.open.as_ref().and_then(|open| made(open.identity))
+        Self { line: Line::new(socket, timeout), old: None }
     }
 
     /// What every active pod holds, the API version that told, and the connection it came from.
@@ -236,25 +250,18 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn list(&mut self) -> Result<(Usage, Api, Connection), ClientError> {
-        if self.open().await?.api == Api::V1 {
-            let answer = self.call("List", |channel| async move {
-                v1_client(channel).list(v1::ListPodResourcesRequest {}).await.map(Response::into_inner)
-            });
-            match answer.await {
-                Ok((answer, connection)) => return Ok((answer.into(), Api::V1, connection)),
-                Err(ClientError::Unsupported { .. }) => self.remember(Api::V1alpha1),
-                Err(error) => return Err(error),
+        let number = self.line.open().await?.number;
+        if self.old != Some(number) {
+            match self.ask(&Ask::List).await {
+                Ok((bytes, connection)) => return Ok((usage_of(bytes)?, Api::V1, connection)),
+                Err(Refusal { error: ClientError::Unsupported { .. }, .. }) => {
+                    self.old = self.line.number();
+                }
+                Err(refusal) => return Err(refusal.error),
             }
         }
-        let (answer, connection) = self
-            .call("List", |channel| async move {
-                v1alpha1_client(channel)
-                    .list(v1alpha1::ListPodResourcesRequest {})
-                    .await
-                    .map(Response::into_inner)
-            })
-            .await?;
-        Ok((answer.into(), Api::V1alpha1, connection))
+        let (bytes, connection) = self.ask(&Ask::ListV1alpha1).await.map_err(|refusal| refusal.error)?;
+        Ok((devices_of(bytes)?, Api::V1alpha1, connection))
     }
 
     /// What the kubelet may hand out, and the connection that told.
@@ -262,15 +269,8 @@ impl Client {
     /// # Errors
     /// See [`ClientError`]; [`ClientError::Unsupported`] from a kubelet that is too old.
     pub async fn allocatable(&mut self) -> Result<(Allocatable, Connection), ClientError> {
-        let (answer, connection) = self
-            .call("GetAllocatableResources", |channel| async move {
-                v1_client(channel)
-                    .get_allocatable_resources(v1::AllocatableResourcesRequest {})
-                    .await
-                    .map(Response::into_inner)
-            })
-            .await?;
-        Ok((answer.into(), connection))
+        let (bytes, connection) = self.ask(&Ask::Allocatable).await.map_err(|refusal| refusal.error)?;
+        Ok((allocatable_of(bytes)?, connection))
     }
 
     /// What one pod holds.
@@ -278,88 +278,109 @@ impl Client {
     /// # Errors
     /// See [`ClientError`]; [`ClientError::GetDisabled`] and [`ClientError::NoSuchPod`] are this call's own.
     pub async fn get(&mut self, namespace: &str, name: &str) -> Result<PodUsage, ClientError> {
-        let answer = self.call("Get", |channel| async move {
-            let request =
-                v1::GetPodResourcesRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
-            v1_client(channel).get(request).await.map(Response::into_inner)
-        });
-        match answer.await {
-            Ok((v1::GetPodResourcesResponse { pod_resources: Some(pod) }, _)) => Ok(pod.into()),
-            Ok(_) => Err(ClientError::NoSuchPod(format!("{namespace}/{name}"))),
-            Err(ClientError::Unsupported { .. }) => Err(ClientError::GetDisabled),
-            // Both answers are `Unknown`: only the text tells them apart (kubelet.md 3.9).
-            Err(ClientError::Status { message, .. }) if message.ends_with("Get method disabled") => {
-                Err(ClientError::GetDisabled)
+        let ask = Ask::Get { namespace: namespace.to_owned(), name: name.to_owned() };
+        let no_such_pod = || ClientError::NoSuchPod(format!("{namespace}/{name}"));
+        match self.ask(&ask).await {
+            Ok((bytes, _)) => {
+                let answer: v1::GetPodResourcesResponse = decoded(ask.method(), bytes)?;
+                answer.pod_resources.map(PodUsage::from).ok_or_else(no_such_pod)
             }
-            Err(ClientError::Status { message, .. }) if message.ends_with("not found") => {
-                Err(ClientError::NoSuchPod(format!("{namespace}/{name}")))
+            Err(refusal) if refusal.error.is_get_disabled() => Err(ClientError::GetDisabled),
+            Err(Refusal { error: ClientError::Status { message, .. }, .. })
+                if message.ends_with("not found") =>
+            {
+                Err(no_such_pod())
             }
-            Err(error) => Err(error),
+            Err(refusal) => Err(refusal.error),
         }
     }
 
-    /// One call with its deadline, tried again on a new connection if the old one turns out to be dead.
-    async fn call<T, F>(
-        &mut self,
-        call: &'static str,
-        request: impl Fn(Channel) -> F,
-    ) -> Result<(T, Connection), ClientError>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        match self.attempt(call, &request).await {
-            Err(error) if error.is_lost() => self.attempt(call, &request).await,
+    /// One call with its deadline, tried again on a new connection if the old one turns out to be dead: the answer's
+    /// message as it came, and the connection that it came from.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub async fn ask(&mut self, ask: &Ask) -> Result<(Bytes, Connection), Refusal> {
+        match self.attempt(ask).await {
+            Err(refusal) if refusal.error.is_lost() => self.attempt(ask).await,
             answer => answer,
         }
     }
 
-    async fn attempt<T, F>(
-        &mut self,
-        call: &'static str,
-        request: &impl Fn(Channel) -> F,
-    ) -> Result<(T, Connection), ClientError>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        let open = self.open().await?.clone();
-        let (channel, connection) = (open.channel, open.connection);
-        let error = match tokio::time::timeout(self.timeout, request(channel)).await {
+    async fn attempt(&mut self, ask: &Ask) -> Result<(Bytes, Connection), Refusal> {
+        let open = self.line.open().await?;
+        let outcome = open.call(ask).await;
+        Ok((self.line.settle(&open, ask, outcome)?, open.connection))
+    }
+}
+
+impl Open {
+    /// Asks on this connection.
+    pub(super) fn call(&self, ask: &Ask) -> impl Future<Output = Outcome> + Send + use<> {
+        let (timeout, answer) = (self.timeout, ask.on(self.channel.clone()));
+        async move { tokio::time::timeout(timeout, answer).await }
+    }
+}
+
+impl Line {
+    /// A line to `socket`, on which no call takes longer than `timeout`. Nothing is opened yet.
+    pub(super) fn new(socket: PathBuf, timeout: Duration) -> Self {
+        Self { socket, timeout, open: None, opened: 0, last: Default::default(), answered: false }
+    }
+
+    /// The number of the present connection.
+    fn number(&self) -> Option<u64> {
+        self.open.as_ref().map(|open| open.number)
+    }
+
+    /// Which socket the present connection is to.
+    pub(super) fn connection(&self) -> Option<Connection> {
+        self.open.as_ref().map(|open| open.connection)
+    }
+
+    /// No answer in time.
+    pub(super) fn late(&self, method: &'static str) -> ClientError {
+        let (path, call, after) = (self.socket.clone(), method, self.timeout);
+        match self.answered {
+            true => ClientError::Deadline { path, call, after },
+            false => ClientError::Silent { path, call, after },
+        }
+    }
+
+    /// What the outcome of a call on `open` means, and what it tells of the connection.
+    pub(super) fn settle(&mut self, open: &Open, ask: &Ask, outcome: Outcome) -> Result<Bytes, Refusal> {
+        let call = ask.method();
+        let refusal = match outcome {
             Ok(Ok(answer)) => {
                 self.answered = true;
-                return Ok((answer, connection));
+                return Ok(answer);
             }
-            Ok(Err(status)) => self.explain(call, &status),
-            Err(_) if !self.answered => {
-                ClientError::Silent { path: self.socket.clone(), call, after: self.timeout }
-            }
-            Err(_) => ClientError::Deadline { path: self.socket.clone(), call, after: self.timeout },
+            Ok(Err(status)) => self.refusal(call, status),
+            Err(_) => self.late(call).into(),
         };
-        match error {
+        match refusal.error {
             // The server spoke; the connection is as good as before.
             ClientError::Status { .. }
             | ClientError::Unsupported { .. }
             | ClientError::RateLimited(_)
             | ClientError::TooLarge { .. } => self.answered = true,
-            _ => self.open = None,
+            // Another may have been opened since.
+            _ if self.number() == Some(open.number) => self.open = None,
+            _ => {}
         }
-        Err(error)
+        Err(refusal)
     }
 
-    fn remember(&mut self, api: Api) {
-        if let Some(open) = &mut self.open {
-            open.api = api;
-        }
-    }
-
-    /// The connection to the socket that lies at the path now.
-    async fn open(&mut self) -> Result<&Open, ClientError> {
+    /// The connection to the socket that lies at the path now. It takes no time worth waiting: nobody at the other end
+    /// has to do anything for it.
+    pub(super) async fn open(&mut self) -> Result<Open, ClientError> {
         // No socket at the path is no reason to leave a connection that works.
         let stale = |open: &Open| identity(&self.socket).is_ok_and(|now| now != open.identity);
         let open = match self.open.take().filter(|open| !stale(open)) {
             Some(open) => open,
             None => self.connect().await?,
         };
-        Ok(self.open.insert(open))
+        Ok(self.open.insert(open).clone())
     }
 
     async fn connect(&mut self) -> Result<Open, ClientError> {
@@ -374,7 +395,25 @@ impl Client {
         if self.last.0 != identity {
             self.last = (identity, self.last.1.next());
         }
-        Ok(Open { channel, connection: self.last.1, identity, api: Api::V1 })
+        self.opened += 1;
+        let (timeout, number, connection) = (self.timeout, self.opened, self.last.1);
+        Ok(Open { channel, timeout, number, connection, identity })
+    }
+
+    fn refusal(&self, call: &'static str, status: Status) -> Refusal {
+        let error = self.explain(call, &status);
+        match (&error, status.code()) {
+            (
+                ClientError::Status { .. } | ClientError::Unsupported { .. } | ClientError::RateLimited(_),
+                _,
+            )
+            | (ClientError::TooLarge { .. }, Code::ResourceExhausted) => Refusal { error, status },
+            // Our own limit, in the code that Go's clients have for theirs.
+            (ClientError::TooLarge { .. }, _) => {
+                Refusal { status: Status::resource_exhausted(error.to_string()), error }
+            }
+            _ => error.into(),
+        }
     }
 
     /// Turns a status into the sentence that fits.
@@ -448,7 +487,7 @@ pub(super) fn age(identity: Identity) -> Duration {
 }
 
 /// When this socket was made.
-fn made((_, _, seconds, nanos): Identity) -> Option<SystemTime> {
+pub(super) fn made((_, _, seconds, nanos): Identity) -> Option<SystemTime> {
     let since_epoch = Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?);
     UNIX_EPOCH.checked_add(since_epoch)
 }
@@ -477,18 +516,6 @@ pub(super) async fn channel(stream: UnixStream) -> Result<Channel, tonic::transp
         async move { stream.map(TokioIo::new).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
     });
     Endpoint::from_static("http://localhost").connect_with_connector(connector).await
-}
-
-fn v1_client(channel: Channel) -> v1::pod_resources_lister_client::PodResourcesListerClient<Channel> {
-    v1::pod_resources_lister_client::PodResourcesListerClient::new(channel)
-        .max_decoding_message_size(MESSAGE_LIMIT)
-}
-
-fn v1alpha1_client(
-    channel: Channel,
-) -> v1alpha1::pod_resources_lister_client::PodResourcesListerClient<Channel> {
-    v1alpha1::pod_resources_lister_client::PodResourcesListerClient::new(channel)
-        .max_decoding_message_size(MESSAGE_LIMIT)
 }
 
 impl fmt::Display for Api {

@@ -21,4 +21,5 @@ mod starved;
 mod support;
 mod tls;
 mod truth;
+mod upstream;
 mod walk;

@@ -1,0 +1,215 @@
+//! Answers on their way. Many clients are sent slices of one buffer, and one client that does not read holds all of it:
+//! what is held so is counted here, bounded, and taken away from those who stall.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hyper::body::{Buf, Bytes};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::clients::Connection;
+
+/// How long an answer may make no progress while there is room.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The same while others wait for room; and how much progress counts as such then.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+const SHARE: usize = 256 << 10;
+
+/// The length and the flag before each message.
+pub(super) const PREFIX: usize = 5;
+
+/// Which buffer it is: where it lies and how long it is. That is one buffer's as long as it lives.
+type Key = (usize, usize);
+
+/// All answers that are being sent.
+#[derive(Debug)]
+pub(super) struct Answers {
+    /// Bytes of distinct answers; above it no call is begun, and half of it for the answers of one client.
+    bound: usize,
+    state: Mutex<State>,
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    all: Held,
+    clients: HashMap<u64, Held>,
+    sent: BTreeMap<u64, Sent>,
+}
+
+/// Distinct answers, and how often each is being sent.
+#[derive(Debug, Default)]
+struct Held {
+    bytes: usize,
+    answers: HashMap<Key, usize>,
+}
+
+/// One answer to one client.
+#[derive(Debug)]
+struct Sent {
+    connection: Arc<Connection>,
+    left: Arc<AtomicUsize>,
+    since: Instant,
+    /// What was left when it last made progress, and when that was.
+    mark: (usize, Instant),
+}
+
+/// Keeps an answer counted until the last slice of it is gone.
+#[derive(Debug)]
+pub(super) struct Pin {
+    answers: Arc<Answers>,
+    id: u64,
+    client: u64,
+    key: Key,
+    left: Arc<AtomicUsize>,
+}
+
+impl Answers {
+    pub(super) fn new(bound: usize) -> Arc<Self> {
+        Arc::new(Self { bound, state: Mutex::default(), freed: Notify::new() })
+    }
+
+    /// Waits until what is being sent leaves room for another answer, to this client above all.
+    pub(super) async fn room(&self, client: u64) {
+        loop {
+            let mut freed = std::pin::pin!(self.freed.notified());
+            freed.as_mut().enable();
+            if !self.short(&self.state(), client) {
+                return;
+            }
+            freed.await;
+        }
+    }
+
+    /// Takes an answer in. What is sent of it comes with the pin.
+    pub(super) fn pin(self: &Arc<Self>, answer: &Bytes, connection: &Arc<Connection>) -> Arc<Pin> {
+        let (client, key) = (connection.client, (answer.as_ptr() as usize, answer.len()));
+        let (left, now) = (Arc::new(AtomicUsize::new(answer.len() + PREFIX)), Instant::now());
+        let state = &mut *self.state();
+        let id = state.next;
+        state.next += 1;
+        state.all.add(key);
+        state.clients.entry(client).or_default().add(key);
+        let mark = (answer.len() + PREFIX, now);
+        let sent = Sent { connection: Arc::clone(connection), left: Arc::clone(&left), since: now, mark };
+        state.sent.insert(id, sent);
+        Arc::new(Pin { answers: Arc::clone(self), id, client, key, left })
+    }
+
+    /// The connections whose answers do not move. To be called now and then, at least each second.
+    pub(super) fn stalled(&self) -> Vec<Arc<Connection>> {
+        let (mut state, now) = (self.state(), Instant::now());
+        let mut sent = std::mem::take(&mut state.sent);
+        let stalled = |sent: &mut Sent| sent.stalled(self.short(&state, sent.connection.client), now);
+        let connections = sent.values_mut().filter_map(|sent| stalled(sent).then(|| sent.connection.clone()));
+        let connections = connections.collect();
+        state.sent = sent;
+        connections
+    }
+
+    fn short(&self, state: &State, client: u64) -> bool {
+        let own = state.clients.get(&client).map_or(0, |held| held.bytes);
+        state.all.bytes >= self.bound || own >= self.bound / 2
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    fn add(&mut self, key: Key) {
+        let count = self.answers.entry(key).or_insert(0);
+        *count += 1;
+        if *count == 1 {
+            self.bytes += key.1;
+        }
+    }
+
+    fn remove(&mut self, key: Key) {
+        let Some(count) = self.answers.get_mut(&key) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.answers.remove(&key);
+            self.bytes -= key.1;
+        }
+    }
+}
+
+impl Sent {
+    /// Where there is no room, a trickle is no progress, and nothing lasts longer than [`PATIENCE`].
+    fn stalled(&mut self, short: bool, now: Instant) -> bool {
+        let left = self.left.load(Ordering::Relaxed);
+        let (share, patience) = if short { (SHARE, SHORT_PATIENCE) } else { (1, PATIENCE) };
+        if self.mark.0 - left >= share {
+            self.mark = (left, now);
+        }
+        now - self.mark.1 >= patience || short && now - self.since >= PATIENCE
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let state = &mut *self.answers.state();
+        state.sent.remove(&self.id);
+        state.all.remove(self.key);
+        if let Some(held) = state.clients.get_mut(&self.client) {
+            held.remove(self.key);
+            if held.answers.is_empty() {
+                state.clients.remove(&self.client);
+            }
+        }
+        self.answers.freed.notify_waiters();
+    }
+}
+
+/// A slice of an answer for h2, behind the message's prefix if it is the first. Pins the whole answer: h2 drops it once the
+/// socket has taken it.
+#[derive(Debug)]
+pub(super) struct Slice {
+    prefix: [u8; PREFIX],
+    /// Of the prefix, gone.
+    gone: usize,
+    bytes: Bytes,
+    pin: Arc<Pin>,
+}
+
+impl Slice {
+    /// The first slice of an answer of so many bytes.
+    pub(super) fn first(length: u32, bytes: Bytes, pin: Arc<Pin>) -> Self {
+        let [a, b, c, d] = length.to_be_bytes();
+        Self { prefix: [0, a, b, c, d], gone: 0, bytes, pin }
+    }
+
+    pub(super) fn next(bytes: Bytes, pin: Arc<Pin>) -> Self {
+        Self { prefix: [0; PREFIX], gone: PREFIX, bytes, pin }
+    }
+}
+
+impl Buf for Slice {
+    fn remaining(&self) -> usize {
+        PREFIX - self.gone + self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        if self.gone < PREFIX { &self.prefix[self.gone..] } else { &self.bytes }
+    }
+
+    fn chunks_vectored<'a>(&'a self, out: &mut [IoSlice<'a>]) -> usize {
+        let parts = [&self.prefix[self.gone..], &self.bytes[..]];
+        let parts = parts.into_iter().filter(|part| !part.is_empty());
+        out.iter_mut().zip(parts).map(|(out, part)| *out = IoSlice::new(part)).count()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.pin.left.fetch_sub(count, Ordering::Relaxed);
+        let prefix = count.min(PREFIX - self.gone);
+        self.gone += prefix;
+        self.bytes.advance(count - prefix);
+    }
+}

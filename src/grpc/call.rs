@@ -1,0 +1,375 @@
+//! One call, from its head to its status.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode};
+use tokio::sync::SemaphorePermit;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tonic::{Code, Status};
+
+use super::answers::{PREFIX, Slice};
+use super::clients::Connection;
+use super::connection::SEND_BUFFER;
+use super::turns::Place;
+use super::{Call, Inner, Offence, Reply};
+
+/// How long a client may take to send its message.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest path there is sense in: a service and a method.
+const PATH: usize = 512;
+/// What the kubelet takes (grpc-go `defaultServerMaxReceiveMessageSize`).
+const MESSAGE: usize = 4 << 20;
+/// Messages up to this size are taken as they come; longer ones have to find room in [`LONG`] together.
+const SHORT: usize = 4 << 10;
+/// Bytes of long messages, of all clients: two of the longest. No RPC here has a use for any.
+pub(super) const LONG: usize = 2 * MESSAGE;
+const GRPC: &str = "application/grpc";
+
+/// Answers one request. Ends early when the client gives it up.
+pub(super) async fn serve(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Slice>,
+    connection: Arc<Connection>,
+    inner: Arc<Inner>,
+) {
+    let started = Instant::now();
+    let (parts, body) = request.into_parts();
+    let (path, code, bytes) = match Work::new(parts, started, &connection, &inner) {
+        Ok(work) => {
+            let (code, bytes) = work.run(body, &mut respond).await;
+            (work.path, code, bytes)
+        }
+        Err(Refusal(http, status)) => {
+            delay(&connection, &inner).await;
+            refuse(&mut respond, http, &status);
+            (String::new(), status.code(), 0)
+        }
+    };
+    inner.observer.finished(&path, &connection.peer, code, bytes, started.elapsed());
+}
+
+/// A call that is being answered.
+struct Work<'a> {
+    path: String,
+    encoding: Option<String>,
+    deadline: Option<Instant>,
+    connection: &'a Arc<Connection>,
+    inner: &'a Inner,
+}
+
+/// A request that is no call of gRPC: the status of HTTP, and that of gRPC beside it.
+struct Refusal(StatusCode, Status);
+
+/// Why an answer was not sent to its end.
+enum Stop {
+    /// The client is told.
+    Status(Status),
+    /// It is not: it left, or its deadline is over.
+    Gone(Code),
+}
+
+impl From<h2::Error> for Stop {
+    fn from(_: h2::Error) -> Self {
+        Self::Gone(Code::Cancelled)
+    }
+}
+
+impl<'a> Work<'a> {
+    /// What the request says before its message; nothing else of it is kept. Order, codes and texts are grpc-go's
+    /// (`http2_server.go`, `operateHeaders`; `server.go`, `handleStream`).
+    fn new(
+        parts: Parts,
+        started: Instant,
+        connection: &'a Arc<Connection>,
+        inner: &'a Inner,
+    ) -> Result<Self, Refusal> {
+        let field = |name: &str| {
+            let value = parts.headers.get(name)?;
+            Some(String::from_utf8_lossy(value.as_bytes()).into_owned())
+        };
+        let kind = field("content-type").unwrap_or_default();
+        if !is_grpc(&kind) {
+            let status = Status::invalid_argument(format!("invalid gRPC request content-type {kind:?}"));
+            return Err(Refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, status));
+        }
+        let timeout = field("grpc-timeout").map(|text| decode_timeout(&text)).transpose();
+        let timeout = timeout.map_err(|what| {
+            let status = Status::internal(format!("malformed grpc-timeout: transport: timeout {what}"));
+            Refusal(StatusCode::BAD_REQUEST, status)
+        })?;
+        if parts.method != Method::POST {
+            let what = "Received a HEADERS frame with :method";
+            let status = Status::internal(format!("{what} {:?} which should be POST", parts.method.as_str()));
+            return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, status));
+        }
+        let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
+        if path.len() > PATH || path.strip_prefix('/').is_none_or(|path| !path.contains('/')) {
+            let start = path.get(..PATH).unwrap_or(path);
+            let status = Status::unimplemented(format!("malformed method name: {start:?}"));
+            return Err(Refusal(StatusCode::OK, status));
+        }
+        let encoding = field("grpc-encoding").filter(|encoding| !matches!(&**encoding, "" | "identity"));
+        let deadline = timeout.and_then(|timeout| started.checked_add(timeout));
+        Ok(Self { path: path.to_owned(), encoding, deadline, connection, inner })
+    }
+
+    /// Answers: the code that the client was told, and the bytes of messages it was sent.
+    async fn run(&self, body: RecvStream, respond: &mut SendResponse<Slice>) -> (Code, usize) {
+        let Some(place) = self.inner.turns.enter(self.connection.client) else {
+            let what = || "has thousands of calls open: further ones are refused".into();
+            self.inner.blame(Offence::Calls, self.connection, what);
+            let status = Status::resource_exhausted("too many calls are open");
+            refuse(respond, StatusCode::OK, &status);
+            return (status.code(), 0);
+        };
+        let reply = tokio::select! {
+            reply = self.reply(body, &place) => reply,
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return (Code::Cancelled, 0),
+        };
+        match reply {
+            Ok(reply) => self.send(respond, reply).await,
+            Err(status) => {
+                refuse(respond, StatusCode::OK, &status);
+                (status.code(), 0)
+            }
+        }
+    }
+
+    /// The answer, once it is this call's turn, and within its deadline. Where much fails, what failed waits.
+    async fn reply(&self, body: RecvStream, place: &Place) -> Result<Reply, Status> {
+        let reply = async {
+            let reply = self.ask(body, place).await;
+            if reply.is_err() {
+                delay(self.connection, self.inner).await;
+            }
+            reply
+        };
+        let Some(deadline) = self.deadline else { return reply.await };
+        let late = |_| Err(Status::deadline_exceeded("context deadline exceeded"));
+        timeout_at(deadline, reply).await.unwrap_or_else(late)
+    }
+
+    async fn ask(&self, body: RecvStream, place: &Place) -> Result<Reply, Status> {
+        let (message, _room) = self.message(body).await?;
+        let client = self.connection.client;
+        let turn = async {
+            let turn = place.turn().await;
+            self.inner.answers.room(client).await;
+            turn
+        };
+        let patience = self.inner.limits.patience;
+        let Ok(_turn) = timeout(patience, turn).await else {
+            let what = || format!("had a call wait {patience:?} for its turn: it is refused");
+            self.inner.blame(Offence::Calls, self.connection, what);
+            return Err(Status::resource_exhausted(format!("too many calls: none was free in {patience:?}")));
+        };
+        let (path, peer) = (self.path.clone(), Arc::clone(&self.connection.peer));
+        self.inner.service.call(Call { path, message, peer, deadline: self.deadline }).await
+    }
+
+    /// The request's message, and the room it takes if it is a long one.
+    async fn message(&self, body: RecvStream) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Status> {
+        if let Some(encoding) = &self.encoding {
+            // As grpc-go does where nobody asked for compression.
+            let what = format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}");
+            return Err(Status::unimplemented(what));
+        }
+        let late = |_| Err(Status::deadline_exceeded(format!("no message came in {PATIENCE:?}")));
+        timeout(PATIENCE, self.receive(body)).await.unwrap_or_else(late)
+    }
+
+    async fn receive(&self, mut body: RecvStream) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Status> {
+        let (mut received, mut room) = (Vec::new(), None);
+        loop {
+            if let Some(length) = length(&received)? {
+                if received.len() >= PREFIX + length {
+                    received.truncate(PREFIX + length);
+                    return Ok((Bytes::from(received).slice(PREFIX..), room));
+                }
+                if length > SHORT && room.is_none() {
+                    room = Some(self.room(length)?);
+                }
+            }
+            let Some(chunk) = body.data().await else {
+                let what = match received.len() {
+                    0 => "cardinality violation: received no request message from non-client-streaming RPC",
+                    _ => "unexpected EOF",
+                };
+                return Err(Status::internal(what));
+            };
+            let chunk = chunk.map_err(|error| Status::cancelled(error.to_string()))?;
+            let _ = body.flow_control().release_capacity(chunk.len());
+            // A copy: what h2 hands out is a slice of what it reads into.
+            received.extend_from_slice(&chunk);
+        }
+    }
+
+    fn room(&self, length: usize) -> Result<SemaphorePermit<'_>, Status> {
+        let room =
+            u32::try_from(length).ok().and_then(|length| self.inner.long.try_acquire_many(length).ok());
+        room.ok_or_else(|| Status::resource_exhausted("too many long messages at once"))
+    }
+
+    async fn send(&self, respond: &mut SendResponse<Slice>, reply: Reply) -> (Code, usize) {
+        let mut response = Response::new(());
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(GRPC));
+        let Ok(mut stream) = respond.send_response(response, false) else { return (Code::Cancelled, 0) };
+        let mut bytes = 0;
+        let sending = async {
+            match reply {
+                Reply::One(answer) => self.send_one(&mut stream, answer, &mut bytes).await,
+                Reply::Many(answers) => self.send_many(&mut stream, answers, &mut bytes).await,
+            }
+        };
+        let sent = match self.deadline {
+            Some(deadline) => timeout_at(deadline, sending).await,
+            None => Ok(sending.await),
+        };
+        let status = match sent.unwrap_or(Err(Stop::Gone(Code::DeadlineExceeded))) {
+            Ok(()) => Status::new(Code::Ok, ""),
+            Err(Stop::Status(status)) => status,
+            Err(Stop::Gone(code)) => {
+                stream.send_reset(Reason::CANCEL);
+                return (code, bytes);
+            }
+        };
+        let _ = stream.send_trailers(trailers(&status));
+        (status.code(), bytes)
+    }
+
+    async fn send_many(
+        &self,
+        stream: &mut SendStream<Slice>,
+        mut answers: BoxStream<'static, Result<Bytes, Status>>,
+        bytes: &mut usize,
+    ) -> Result<(), Stop> {
+        loop {
+            // The next one is not asked for before this one is on its way.
+            let answer = tokio::select! {
+                answer = answers.next() => answer,
+                _ = poll_fn(|cx| stream.poll_reset(cx)) => return Err(Stop::Gone(Code::Cancelled)),
+            };
+            match answer {
+                Some(Ok(answer)) => self.send_one(stream, answer, bytes).await?,
+                Some(Err(status)) => return Err(Stop::Status(status)),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Sends a message in slices, as fast as the client takes them.
+    async fn send_one(
+        &self,
+        stream: &mut SendStream<Slice>,
+        answer: Bytes,
+        bytes: &mut usize,
+    ) -> Result<(), Stop> {
+        let Ok(length) = u32::try_from(answer.len()) else {
+            let what = format!("trying to send message larger than max ({} vs. {})", answer.len(), u32::MAX);
+            return Err(Stop::Status(Status::resource_exhausted(what)));
+        };
+        let pin = self.inner.answers.pin(&answer, self.connection);
+        let mut rest = answer;
+        let room = capacity(stream, PREFIX + rest.len()).await?;
+        let slice = rest.split_to(rest.len().min(room.saturating_sub(PREFIX)));
+        *bytes += slice.len();
+        stream.send_data(Slice::first(length, slice, Arc::clone(&pin)), false)?;
+        while !rest.is_empty() {
+            let slice = rest.split_to(capacity(stream, rest.len()).await?.min(rest.len()));
+            *bytes += slice.len();
+            stream.send_data(Slice::next(slice, Arc::clone(&pin)), false)?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits until the client and the connection take some of so many bytes: how many.
+async fn capacity(stream: &mut SendStream<Slice>, bytes: usize) -> Result<usize, Stop> {
+    stream.reserve_capacity(bytes.min(SEND_BUFFER));
+    let mut capacity = stream.capacity();
+    while capacity == 0 {
+        let more = poll_fn(|cx| stream.poll_capacity(cx)).await;
+        capacity = more.ok_or(Stop::Gone(Code::Cancelled))??;
+    }
+    Ok(capacity)
+}
+
+/// Where a client's calls fail by the hundred, their answers wait: garbage must not keep us busy.
+async fn delay(connection: &Connection, inner: &Inner) {
+    let wait = inner.clients.failed(connection.client);
+    if wait.is_zero() {
+        return;
+    }
+    let what = || "makes calls that fail, by the hundred in a second: they are answered later".into();
+    inner.blame(Offence::Failures, connection, what);
+    sleep(wait).await;
+}
+
+/// Answers with a status alone.
+fn refuse(respond: &mut SendResponse<Slice>, http: StatusCode, status: &Status) {
+    let mut response = Response::new(());
+    *response.status_mut() = http;
+    *response.headers_mut() = trailers(status);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(GRPC));
+    let _ = respond.send_response(response, true);
+}
+
+fn trailers(status: &Status) -> HeaderMap {
+    let mut fields = HeaderMap::new();
+    if status.add_header(&mut fields).is_err() {
+        // What else it says cannot be put into a header.
+        fields.insert("grpc-status", HeaderValue::from(status.code() as i32));
+    }
+    fields
+}
+
+fn is_grpc(kind: &str) -> bool {
+    let rest = kind.strip_prefix(GRPC);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['+', ';']))
+}
+
+/// The length of a message, once its prefix is there. Texts and codes are grpc-go's (`rpc_util.go`, `recvMsg` and
+/// `checkRecvPayload`).
+fn length(received: &[u8]) -> Result<Option<usize>, Status> {
+    let [flag, a, b, c, d, ..] = *received else { return Ok(None) };
+    let length = u32::from_be_bytes([a, b, c, d]) as usize;
+    if length > MESSAGE {
+        let what = format!("grpc: received message larger than max ({length} vs. {MESSAGE})");
+        return Err(Status::resource_exhausted(what));
+    }
+    match flag {
+        0 => Ok(Some(length)),
+        1 => Err(Status::internal("grpc: compressed flag set with identity or empty encoding")),
+        _ => Err(Status::internal(format!("grpc: received unexpected payload format {flag}"))),
+    }
+}
+
+/// The value of `grpc-timeout`: at most 8 digits and a unit.
+fn decode_timeout(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.len() {
+        0 | 1 => return Err(format!("string is too short: {text:?}")),
+        2..=9 => text.split_at_checked(text.len() - 1).unwrap_or((text, "")),
+        _ => return Err(format!("string is too long: {text:?}")),
+    };
+    let unit = match unit {
+        "H" => Duration::from_secs(3600),
+        "M" => Duration::from_secs(60),
+        "S" => Duration::from_secs(1),
+        "m" => Duration::from_millis(1),
+        "u" => Duration::from_micros(1),
+        "n" => Duration::from_nanos(1),
+        _ => return Err(format!("unit is not recognized: {text:?}")),
+    };
+    let digits = number.bytes().all(|digit| digit.is_ascii_digit());
+    let number = digits.then(|| number.parse().ok()).flatten();
+    number.map(|number: u32| unit * number).ok_or_else(|| format!("is no number: {text:?}"))
+}

@@ -1,0 +1,105 @@
+//! One connection, from its first byte to its last.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use h2::server::{self, Builder};
+use h2::{Error, Reason};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::answers::Slice;
+use super::clients::{Connection, Order, Seat};
+use super::incoming::{FLOOD, Incoming};
+use super::{Inner, Offence, call};
+
+/// How long whoever connects may say nothing. After that it may be silent for ever: some clients keep one connection.
+const PREFACE: Duration = Duration::from_secs(10);
+/// How long the last words may take.
+const GOODBYE: Duration = Duration::from_millis(200);
+/// A client's fields, in all: some dozen are usual, of less than 1 KiB.
+const FIELDS: u32 = 16 << 10;
+/// What a client may send of a message before we ask for more; the connection as a whole has 64 KiB, and no less is
+/// possible (RFC 9113, 6.9.2). Messages are a few hundred bytes.
+const WINDOW: u32 = 16 << 10;
+/// What h2 holds of each answer beyond what its connection takes. It is a slice of a shared buffer and costs nothing itself.
+pub(super) const SEND_BUFFER: usize = 64 << 10;
+/// Calls that a client cancels before they are begun: h2's own limit.
+const CANCELLED: usize = 20;
+/// Requests that are no HTTP/2: a client that works makes none, and h2 allows 1,024.
+const MALFORMED: usize = 100;
+
+/// Serves a connection until either end has had enough.
+pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
+    let connection = &seat.connection;
+    let mut builder = Builder::new();
+    builder
+        .max_concurrent_streams(inner.limits.streams)
+        .max_header_list_size(FIELDS)
+        .initial_window_size(WINDOW)
+        .max_send_buffer_size(SEND_BUFFER)
+        .max_pending_accept_reset_streams(CANCELLED)
+        .max_local_error_reset_streams(Some(MALFORMED));
+    let handshake = builder.handshake::<_, Slice>(Incoming::new(stream));
+    let greeted = tokio::select! {
+        greeted = timeout(PREFACE, handshake) => greeted,
+        // Whatever the order is: nothing was begun.
+        _ = connection.ordered() => return,
+    };
+    match greeted {
+        Ok(Ok(h2)) => converse(h2, connection, &inner).await,
+        Ok(Err(error)) => accuse(&error, connection, &inner),
+        Err(_) => {
+            let seconds = PREFACE.as_secs();
+            inner.blame(Offence::Silent, connection, || {
+                format!("said nothing for {seconds} s after it connected")
+            });
+        }
+    }
+}
+
+async fn converse(
+    mut h2: server::Connection<Incoming<UnixStream>, Slice>,
+    connection: &Arc<Connection>,
+    inner: &Arc<Inner>,
+) {
+    let mut calls = FuturesUnordered::new();
+    // Those that the client has cancelled are still here for a moment; h2 does not count them any more.
+    let most = 2 * inner.limits.streams as usize;
+    loop {
+        tokio::select! {
+            accepted = h2.accept(), if calls.len() < most => match accepted {
+                Some(Ok((request, respond))) => {
+                    connection.calls.fetch_add(1, Ordering::Relaxed);
+                    calls.push(call::serve(request, respond, Arc::clone(connection), Arc::clone(inner)));
+                }
+                Some(Err(error)) => return accuse(&error, connection, inner),
+                None => return,
+            },
+            Some(()) = calls.next() => drop(connection.calls.fetch_sub(1, Ordering::Relaxed)),
+            order = connection.ordered() => match order {
+                Order::Finish => h2.graceful_shutdown(),
+                Order::Leave => {
+                    // A request that crosses this is not answered, and its client knows that it was not begun.
+                    h2.abrupt_shutdown(Reason::NO_ERROR);
+                    let _ = timeout(GOODBYE, std::future::poll_fn(|cx| h2.poll_closed(cx))).await;
+                    return;
+                }
+                Order::Drop => return,
+            },
+        }
+    }
+}
+
+/// A client that vanished is nobody's fault; one that broke the protocol is told of.
+fn accuse(error: &Error, connection: &Connection, inner: &Inner) {
+    let flood = error.get_io().is_some_and(|error| error.to_string() == FLOOD);
+    if flood {
+        inner.blame(Offence::Flood, connection, || format!("was cut off: {FLOOD}"));
+    } else if !error.is_io() && !error.is_remote() {
+        inner.blame(Offence::Garbage, connection, || format!("was cut off: {error}"));
+    }
+}

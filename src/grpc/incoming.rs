@@ -1,0 +1,306 @@
+//! What a client sends, on its way to h2.
+//!
+//! `:authority`: grpc-go and gRPC's C core fill it with what they dialled, for a unix socket its path, raw
+//! (`/run/x.sock`) or escaped (`%2Frun%2Fx.sock`). Neither is an authority of a URI, and h2 refuses the request with
+//! `PROTOCOL_ERROR` (h2 0.4 `server.rs`, `convert_poll_message`; hyperium/h2 #487). Nobody here needs the value, so
+//! it is overwritten **in place, by one of the same length**, decoded and encoded: the client's HPACK table and h2's then
+//! have entries of the same sizes at the same places, and nothing has to be decoded here but the structure. h2 still
+//! reads and judges every byte; what is not understood here goes to it as it came.
+//!
+//! Left alone, and so refused by h2 if it is no authority: a value in a CONTINUATION frame, and one whose name is given
+//! as an entry of the dynamic table. No client has cause for either: `:authority` is in the static table and comes first.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+/// `PRI * HTTP/2.0` and what follows (RFC 9113, 3.4).
+const PREFACE: usize = 24;
+/// Length, type, flags and stream of a frame (RFC 9113, 4.1).
+const HEAD: usize = 9;
+/// What we advertise, the least there is (RFC 9113, 6.5.2). h2 ends the connection for more.
+const MAX_FRAME: usize = 16_384;
+/// What is read at once.
+const CHUNK: usize = 4096;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const WINDOW_UPDATE: u8 = 8;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+/// What frames may cost in a second. A request costs one, as does every grant of a window, of which there is one or two
+/// for each 16 KiB of an answer: 65,536 is an answer of 5 MiB a hundred times over.
+const COST: u32 = 65_536;
+/// PING, SETTINGS, RST_STREAM and whatever else has to be answered or is for nothing: 4,096 in a second. grpc-go measures
+/// its bandwidth with one PING for each round trip at most.
+const DEAR: u32 = 16;
+
+/// A client's stream, with every `:authority` made harmless. Ends with an error when frames flood.
+#[derive(Debug)]
+pub(super) struct Incoming<T> {
+    inner: T,
+    /// Received and not handed out. At most a frame of HEADERS and what came with its end; free when there is nothing.
+    held: Vec<u8>,
+    /// Of these, handed out.
+    given: usize,
+    /// Of these, seen: they may be handed out.
+    seen: usize,
+    /// Bytes to come that pass as they are.
+    pass: usize,
+    cost: u32,
+    /// Since when `cost` counts.
+    since: Instant,
+}
+
+/// The text of the error by which a flood ends a connection.
+pub(super) const FLOOD: &str = "more than 4096 control frames in a second";
+
+impl<T> Incoming<T> {
+    pub(super) fn new(inner: T) -> Self {
+        let since = Instant::now();
+        Self { inner, held: Vec::new(), given: 0, seen: 0, pass: PREFACE, cost: 0, since }
+    }
+
+    /// Looks at what came.
+    fn look(&mut self) -> io::Result<()> {
+        loop {
+            let passing = self.pass.min(self.held.len() - self.seen);
+            self.seen += passing;
+            self.pass -= passing;
+            if self.pass > 0 {
+                return Ok(());
+            }
+            let Some(frame) = self.held.get_mut(self.seen..) else { return Ok(()) };
+            let [a, b, c, kind, flags, _, _, _, _, payload @ ..] = frame else { return Ok(()) };
+            let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+            let (kind, flags) = (*kind, *flags);
+            if kind == HEADERS && length <= MAX_FRAME {
+                // The rest is to come.
+                let Some(payload) = payload.get_mut(..length) else { return Ok(()) };
+                if let Some(block) = block(payload, flags) {
+                    overwrite(block);
+                }
+            }
+            self.pass = HEAD + length;
+            self.count(kind, length)?;
+        }
+    }
+
+    fn count(&mut self, kind: u8, length: usize) -> io::Result<()> {
+        self.cost += match kind {
+            DATA if length > 0 => 0,
+            HEADERS | WINDOW_UPDATE => 1,
+            _ => DEAR,
+        };
+        if self.cost <= COST {
+            return Ok(());
+        }
+        if self.since.elapsed() < Duration::from_secs(1) {
+            return Err(io::Error::other(FLOOD));
+        }
+        (self.cost, self.since) = (0, Instant::now());
+        Ok(())
+    }
+
+    /// Hands out what may go.
+    fn give(&mut self, out: &mut ReadBuf<'_>) {
+        let given = out.remaining().min(self.seen - self.given);
+        out.put_slice(&self.held[self.given..self.given + given]);
+        self.given += given;
+        if self.given == self.held.len() {
+            // An idle connection keeps nothing.
+            (self.held, self.given, self.seen) = (Vec::new(), 0, 0);
+        } else if self.given == self.seen {
+            self.held.drain(..self.given);
+            (self.given, self.seen) = (0, 0);
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Incoming<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.given == self.seen {
+            let mut chunk = [0; CHUNK];
+            let mut chunk = ReadBuf::new(&mut chunk);
+            ready!(Pin::new(&mut self.inner).poll_read(cx, &mut chunk))?;
+            if chunk.filled().is_empty() {
+                // The end, in a frame perhaps: h2 judges that.
+                self.seen = self.held.len();
+                break;
+            }
+            self.held.extend_from_slice(chunk.filled());
+            self.look()?;
+        }
+        self.give(out);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Incoming<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+/// The fields in a frame of HEADERS, without padding and priority (RFC 9113, 6.2).
+fn block(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
+    let padding = if flags & PADDED == 0 { 0 } else { usize::from(*payload.first()?) };
+    let start = usize::from(flags & PADDED != 0) + if flags & PRIORITY == 0 { 0 } else { 5 };
+    let end = payload.len().checked_sub(padding)?;
+    payload.get_mut(start..end)
+}
+
+/// The index of `:authority` in the static table (RFC 7541, Appendix A).
+const STATIC: usize = 1;
+const NAME: &[u8] = b":authority";
+/// The same in the code of RFC 7541, Appendix B.
+const CODED_NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
+
+/// Overwrites every value of `:authority`; stops where it does not understand.
+fn overwrite(mut block: &mut [u8]) {
+    while let Some((value, rest)) = field(block) {
+        if let Some(value) = value {
+            value.blank();
+        }
+        block = rest;
+    }
+}
+
+/// A string literal (RFC 7541, 5.2).
+struct Literal<'a> {
+    coded: bool,
+    bytes: &'a mut [u8],
+}
+
+/// One field (RFC 7541, 6), with its value if it is an `:authority`; and what follows.
+fn field(block: &mut [u8]) -> Option<(Option<Literal<'_>>, &mut [u8])> {
+    let prefix = match *block.first()? {
+        // An entry of a table, or a new size of it.
+        0x80.. => return Some((None, integer(block, 7)?.1)),
+        0x20..=0x3f => return Some((None, integer(block, 5)?.1)),
+        0x40..=0x7f => 6,
+        _ => 4,
+    };
+    let (index, rest) = integer(block, prefix)?;
+    let (authority, rest) = if index == 0 {
+        let (name, rest) = literal(rest)?;
+        (name.bytes == if name.coded { CODED_NAME } else { NAME }, rest)
+    } else {
+        (index == STATIC, rest)
+    };
+    let (value, rest) = literal(rest)?;
+    Some((authority.then_some(value), rest))
+}
+
+fn literal(block: &mut [u8]) -> Option<(Literal<'_>, &mut [u8])> {
+    let coded = block.first()? & 0x80 != 0;
+    let (length, rest) = integer(block, 7)?;
+    let (bytes, rest) = rest.split_at_mut_checked(length)?;
+    Some((Literal { coded, bytes }, rest))
+}
+
+/// An integer behind so many bits of its first byte (RFC 7541, 5.1). Above 2^20 none makes sense here.
+fn integer(block: &mut [u8], bits: u8) -> Option<(usize, &mut [u8])> {
+    let (first, mut rest) = block.split_first_mut()?;
+    let most = (1 << bits) - 1;
+    let mut value = usize::from(*first & most);
+    if value < usize::from(most) {
+        return Some((value, rest));
+    }
+    for shift in [0, 7, 14] {
+        let (byte, behind) = rest.split_first_mut()?;
+        rest = behind;
+        value += usize::from(*byte & 0x7f) << shift;
+        if *byte & 0x80 == 0 {
+            return Some((value, rest));
+        }
+    }
+    None
+}
+
+impl Literal<'_> {
+    /// Makes it letters, as many as it had characters, in as many bytes. A code that does not decode, or is longer than
+    /// what it encodes, stays as it is.
+    fn blank(self) {
+        if !self.coded {
+            self.bytes.fill(b'a');
+        } else if let Some(length) = decoded_length(self.bytes) {
+            encode_letters(self.bytes, length);
+        }
+    }
+}
+
+/// How many characters have a code of so many bits, from none (RFC 7541, Appendix B). The code is canonical: those of
+/// one length are consecutive numbers, and the first of the next length follows the last, with zeros behind it. The last
+/// of 30 bits is the end of string, which must not occur.
+const CODES: [u32; 31] =
+    [0, 0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3, 0, 0, 0, 3, 8, 13, 26, 29, 12, 4, 15, 19, 29, 0, 3];
+
+/// How many characters there are in a string of the Huffman code; none if it is not well formed.
+fn decoded_length(bytes: &[u8]) -> Option<usize> {
+    let mut characters = 0;
+    // The code so far, its length, and the first code of that length.
+    let (mut code, mut length, mut first) = (0_u32, 0, 0_u32);
+    for bit in bytes.iter().flat_map(|byte| (0..8).rev().map(move |at| u32::from(byte >> at & 1))) {
+        length += 1;
+        (code, first) = (code << 1 | bit, first << 1);
+        let count = *CODES.get(length)?;
+        if code - first < count {
+            characters += 1;
+            (code, length, first) = (0, 0, 0);
+        } else {
+            first += count;
+        }
+    }
+    // What is left over is the beginning of the end of string, and less than a byte.
+    (length < 8 && code == (1 << length) - 1).then_some(characters)
+}
+
+/// A letter of each length that letters have: `a`, `b`, `B` and `X`, from 5 bits.
+const LETTERS: [u8; 4] = [0b0_0011, 0b10_0011, 0b101_1101, 0b1111_1100];
+
+/// So many letters in just these bytes.
+fn encode_letters(bytes: &mut [u8], characters: usize) {
+    let bits = (8 * bytes.len()).min(8 * characters);
+    // More bytes than characters cannot be filled, fewer than 5 bits for each do not exist.
+    if bytes.len() > characters || bits < 5 * characters {
+        return;
+    }
+    let (each, longer) = (bits / characters, bits % characters);
+    let lengths = (0..characters).map(|at| each + usize::from(at < longer));
+    let bits = lengths.flat_map(|length| (0..length).rev().map(move |at| LETTERS[length - 5] >> at & 1));
+    // What is left over of the last byte are ones.
+    let mut bits = bits.chain(std::iter::repeat(1));
+    for byte in bytes {
+        *byte = bits.by_ref().take(8).fold(0, |byte, bit| byte << 1 | bit);
+    }
+}

@@ -1,0 +1,41 @@
+//! What clients do wrong, one line at most each minute for each kind of it.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{Offence, Peer};
+
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// When a line of each kind was written, and what happened since without one.
+#[derive(Debug, Default)]
+pub(super) struct Notices([Mutex<Kind>; Offence::ALL.len()]);
+
+#[derive(Debug, Default)]
+struct Kind {
+    written: Option<Instant>,
+    kept: u64,
+}
+
+impl Notices {
+    /// Writes a line, unless there was one of this kind within the minute. What is said is the rest of a sentence that
+    /// begins with the client.
+    pub(super) fn tell(&self, kind: Offence, peer: &Peer, what: impl FnOnce() -> String) {
+        let now = Instant::now();
+        let mut state = self.0[kind as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        if state.written.is_some_and(|written| now - written < PERIOD) {
+            state.kept += 1;
+            return;
+        }
+        let others = match std::mem::take(&mut state.kept) {
+            0 => String::new(),
+            kept => format!(" ({kept} more like it since the last of these lines)"),
+        };
+        state.written = Some(now);
+        drop(state);
+        warn!("{peer} {}{others}", what());
+    }
+}

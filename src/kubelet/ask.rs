@@ -1,0 +1,137 @@
+//! One question to the kubelet, and its answer in bytes, as they came.
+
+use prost::Message;
+use prost::bytes::{Buf as _, BufMut as _, Bytes};
+use tonic::Status;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Channel;
+
+use super::client::ClientError;
+use super::proto::v1::GetPodResourcesRequest;
+
+/// The convention of every podresources client (Kubernetes' own e2e tests, Multus, NFD): 16 MiB. Answers of 5 MiB are
+/// real; whoever the proxy hands an answer on to could not take a larger one than this.
+const MESSAGE_LIMIT: usize = 16 << 20;
+
+/// A question to the kubelet.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ask {
+    /// `List` of v1: what every active pod holds.
+    List,
+    /// `List` of v1alpha1: devices only.
+    ListV1alpha1,
+    /// `GetAllocatableResources`.
+    Allocatable,
+    /// `Get`: what one pod holds.
+    Get {
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        name: String,
+    },
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// In our words.
+    pub error: ClientError,
+    /// For whoever is asked on behalf of somebody else: the kubelet's own code and text where it spoke, `Unavailable` and
+    /// one sentence where it did not.
+    pub status: Status,
+}
+
+impl Ask {
+    /// The gRPC method, in the words of errors.
+    #[must_use]
+    pub const fn method(&self) -> &'static str {
+        match self {
+            Self::List | Self::ListV1alpha1 => "List",
+            Self::Allocatable => "GetAllocatableResources",
+            Self::Get { .. } => "Get",
+        }
+    }
+
+    fn path(&self) -> PathAndQuery {
+        PathAndQuery::from_static(match self {
+            Self::List => "/v1.PodResourcesLister/List",
+            Self::ListV1alpha1 => "/v1alpha1.PodResourcesLister/List",
+            Self::Allocatable => "/v1.PodResourcesLister/GetAllocatableResources",
+            Self::Get { .. } => "/v1.PodResourcesLister/Get",
+        })
+    }
+
+    /// The request's message; all but `Get` have an empty one.
+    fn message(&self) -> Bytes {
+        let Self::Get { namespace, name } = self else { return Bytes::new() };
+        let request = GetPodResourcesRequest { pod_name: name.clone(), pod_namespace: namespace.clone() };
+        request.encode_to_vec().into()
+    }
+
+    /// Asks on `channel`. Everything that is needed is taken from `self` at once.
+    pub(super) fn on(&self, channel: Channel) -> impl Future<Output = Result<Bytes, Status>> + Send + use<> {
+        let (path, message) = (self.path(), self.message());
+        async move {
+            let mut client = Grpc::new(channel).max_decoding_message_size(MESSAGE_LIMIT);
+            let ready = client.ready().await;
+            ready.map_err(|error| Status::unknown(format!("Service was not ready: {error}")))?;
+            client.unary(tonic::Request::new(message), path, Raw).await.map(tonic::Response::into_inner)
+        }
+    }
+}
+
+impl From<ClientError> for Refusal {
+    /// Of an error that no status came with.
+    fn from(error: ClientError) -> Self {
+        Self { status: Status::unavailable(error.to_string()), error }
+    }
+}
+
+/// What `answer` says; an answer that is no message is said to be one in tonic's words.
+pub(super) fn decoded<M: Message + Default>(method: &'static str, answer: Bytes) -> Result<M, ClientError> {
+    M::decode(answer).map_err(|error| ClientError::Status {
+        call: method,
+        code: "Internal".to_owned(),
+        message: error.to_string(),
+    })
+}
+
+/// Messages as they are. An answer's frames are put together once, by tonic; the result is not copied again.
+#[derive(Clone, Copy, Debug)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        *self
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, message: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(message);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}

@@ -1,0 +1,85 @@
+//! Calls and requests, as the metrics count them.
+
+use std::time::Duration;
+
+use tonic::Code;
+
+use crate::grpc::{self, Offence, Peer};
+use crate::kubelet::{Ask, Ended, Observer};
+use crate::telemetry::proxy::{Answered, Metrics};
+
+/// Counts on both sides.
+pub(super) struct Counted(Metrics);
+
+impl Counted {
+    pub(super) const fn new(metrics: Metrics) -> Self {
+        Self(metrics)
+    }
+}
+
+impl Observer for Counted {
+    fn started(&self, _: &Ask, in_flight: usize) {
+        self.0.in_flight(in_flight);
+    }
+
+    fn ended(&self, ended: &Ended<'_>) {
+        let Ended { ask, took, error, shared_by } = *ended;
+        let rpc = match ask {
+            Ask::List => "List",
+            Ask::ListV1alpha1 => "ListV1alpha1",
+            Ask::Allocatable => "GetAllocatableResources",
+            Ask::Get { .. } => "Get",
+        };
+        self.0.called(rpc, took, error, shared_by);
+    }
+}
+
+impl grpc::Observer for Counted {
+    fn finished(&self, path: &str, peer: &Peer, code: Code, _: usize, took: Duration) {
+        let (service, method) = path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).unwrap_or_default();
+        let version = match service {
+            "v1.PodResourcesLister" => "v1",
+            "v1alpha1.PodResourcesLister" => "v1alpha1",
+            _ => "other",
+        };
+        let rpc = match method {
+            "List" => "List",
+            "Get" => "Get",
+            "GetAllocatableResources" => "GetAllocatableResources",
+            _ => "other",
+        };
+        let answered = Answered { rpc, version, code: name(code), client: &peer.name, took };
+        self.0.answered(&answered);
+    }
+
+    fn connections(&self, count: usize) {
+        self.0.connections(count);
+    }
+
+    fn offence(&self, offence: Offence, _: &Peer) {
+        self.0.cut(offence.as_str());
+    }
+}
+
+/// As grpc-go writes it.
+const fn name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}

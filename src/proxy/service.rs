@@ -1,0 +1,233 @@
+//! The podresources API once more: the kubelet's answers, with what annotations have for them.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use prost::Message;
+use prost::bytes::Bytes;
+use tokio::sync::OnceCell;
+use tonic::Status;
+
+use super::knowledge::{Knowledge, Standing};
+use super::merge::{Merged, Version, WireError};
+use super::notices::Notices;
+use crate::grpc::{self, Call, Reply};
+use crate::kubelet::proto::v1::GetPodResourcesRequest;
+use crate::kubelet::{Ask, Asker, Flight, Upstream};
+use crate::telemetry::proxy::{Listed, Metrics};
+
+const V1: &str = "v1.PodResourcesLister";
+const V1ALPHA1: &str = "v1alpha1.PodResourcesLister";
+
+/// What answers.
+pub(super) struct Service {
+    pub(super) upstream: Upstream,
+    /// Where nothing is to be merged there is none.
+    pub(super) knowledge: Option<Arc<Knowledge>>,
+    pub(super) fail_closed: bool,
+    pub(super) allocatable: bool,
+    pub(super) metrics: Metrics,
+    pub(super) notices: Notices,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Question {
+    List(Version),
+    Get { namespace: String, name: String },
+    Allocatable,
+}
+
+/// What all who share a kubelet's answer share as well.
+#[derive(Default)]
+struct Shared(OnceCell<Result<Bytes, Status>>);
+
+impl grpc::Service for Arc<Service> {
+    fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
+        let service = Self::clone(self);
+        async move {
+            let question = Question::read(&call)?;
+            service.answer(question).await.map(Reply::One)
+        }
+        .boxed()
+    }
+}
+
+impl Question {
+    fn read(call: &Call) -> Result<Self, Status> {
+        match call.names() {
+            (V1, "List") => Ok(Self::List(Version::V1)),
+            (V1ALPHA1, "List") => Ok(Self::List(Version::V1alpha1)),
+            (V1, "GetAllocatableResources") => Ok(Self::Allocatable),
+            (V1, "Get") => {
+                let request = GetPodResourcesRequest::decode(call.message.clone())
+                    .map_err(|error| Status::internal(format!("grpc: error unmarshalling request: {error}")))?;
+                Ok(Self::Get { namespace: request.pod_namespace, name: request.pod_name })
+            }
+            (V1 | V1ALPHA1, _) => Err(call.unknown_method()),
+            _ => Err(call.unknown_service()),
+        }
+    }
+
+    fn ask(&self) -> Ask {
+        match self {
+            Self::List(Version::V1) => Ask::List,
+            Self::List(Version::V1alpha1) => Ask::ListV1alpha1,
+            Self::Allocatable => Ask::Allocatable,
+            Self::Get { namespace, name } => Ask::Get { namespace: namespace.clone(), name: name.clone() },
+        }
+    }
+}
+
+impl Service {
+    /// The answer of a call that started after this, with what is known by then.
+    async fn answer(&self, question: Question) -> Result<Bytes, Status> {
+        let flight = self.upstream.ask(question.ask(), Asker::Proxy).await.map_err(|refusal| refusal.status)?;
+        let answer = match &self.knowledge {
+            Some(knowledge) => self.merged_once(&question, &flight, knowledge).await?,
+            None => {
+                self.note_plain(&question, &flight.bytes);
+                flight.bytes.clone()
+            }
+        };
+        self.metrics.served(flight.started.elapsed());
+        Ok(answer)
+    }
+
+    /// What is the same for all who share the kubelet's answer is made once.
+    async fn merged_once(&self, question: &Question, flight: &Flight, knowledge: &Knowledge) -> Result<Bytes, Status> {
+        let shared = flight.slot::<Shared>();
+        // Who makes it may go away in the middle: then the next one does.
+        shared.0.get_or_init(|| self.merge(question, &flight.bytes, knowledge)).await.clone()
+    }
+
+    async fn merge(&self, question: &Question, bytes: &Bytes, knowledge: &Knowledge) -> Result<Bytes, Status> {
+        if *question == Question::Allocatable {
+            return Ok(self.merge_allocatable(bytes, knowledge));
+        }
+        if !self.may_merge(knowledge).await? {
+            self.note_plain(question, bytes);
+            return Ok(bytes.clone());
+        }
+        let merged = match question {
+            Question::List(version) => knowledge.merge_list(bytes, *version).await,
+            Question::Get { .. } | Question::Allocatable => knowledge.merge_get(bytes).await,
+        };
+        self.digest(question, bytes, merged)
+    }
+
+    fn merge_allocatable(&self, bytes: &Bytes, knowledge: &Knowledge) -> Bytes {
+        if !self.allocatable {
+            return bytes.clone();
+        }
+        match knowledge.plan().allocatable(bytes) {
+            Ok(merged) => merged.bytes,
+            Err(error) => {
+                self.notices.malformed("GetAllocatableResources", &error);
+                bytes.clone()
+            }
+        }
+    }
+
+    /// Does anybody know what has to be merged? Where nobody does the answer is refused, if it is to be.
+    async fn may_merge(&self, knowledge: &Knowledge) -> Result<bool, Status> {
+        if knowledge.standing() == Standing::Untold {
+            knowledge.first_list().await;
+        }
+        let standing = knowledge.standing();
+        self.metrics.passing_through(standing != Standing::Good);
+        self.notices.standing(standing, self.fail_closed);
+        match standing {
+            Standing::Good => Ok(true),
+            _ if !self.fail_closed => Ok(false),
+            Standing::Untold => Err(Status::unavailable(
+                "numacast: nobody has told about the node's pods yet, and the answer may lack devices (proxy.failClosed)",
+            )),
+            Standing::Stale => Err(Status::unavailable(
+                "numacast: nobody has told about the node's pods for too long, and the answer may lack devices \
+                 (proxy.failClosed)",
+            )),
+        }
+    }
+
+    /// The answer that goes out.
+    fn digest(
+        &self,
+        question: &Question,
+        bytes: &Bytes,
+        merged: Result<(Merged, usize), WireError>,
+    ) -> Result<Bytes, Status> {
+        let (merged, unknown) = match merged {
+            Ok(merged) => merged,
+            // The kubelet said it; who asked may understand it.
+            Err(error) => {
+                self.notices.malformed("List", &error);
+                return Ok(bytes.clone());
+            }
+        };
+        if *question == Question::List(Version::V1) {
+            self.note(&merged, unknown);
+        }
+        if unknown > 0 && self.fail_closed {
+            return Err(Status::unavailable(format!(
+                "numacast: the kubelet names {unknown} pods that nobody has told about yet, and the answer may lack devices \
+                 (proxy.failClosed)"
+            )));
+        }
+        Ok(merged.bytes)
+    }
+
+    fn note(&self, merged: &Merged, unknown: usize) {
+        let left_out = merged.left_out.reasons().into_iter().filter(|(_, count)| *count > 0);
+        self.metrics.listed(&Listed {
+            bytes: merged.bytes.len(),
+            pods: merged.pods,
+            devices: merged.devices,
+            left_out: left_out.collect(),
+            unknown,
+        });
+        self.notices.size(merged.bytes.len());
+    }
+
+    fn note_plain(&self, question: &Question, bytes: &Bytes) {
+        if *question == Question::List(Version::V1) {
+            self.metrics.listed(&Listed { bytes: bytes.len(), ..Listed::default() });
+            self.notices.size(bytes.len());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn every_method_is_read_and_others_are_refused_as_the_kubelet_refuses_them() {
+        let read = |path: &str| Question::read(path, &Bytes::new()).map_err(|status| (status.code(), status.message().to_owned()));
+        let nobody = Question::Get { namespace: String::new(), name: String::new() };
+        for (path, question) in [
+            ("/v1.PodResourcesLister/List", Question::List(Version::V1)),
+            ("/v1alpha1.PodResourcesLister/List", Question::List(Version::V1alpha1)),
+            ("/v1.PodResourcesLister/GetAllocatableResources", Question::Allocatable),
+            ("/v1.PodResourcesLister/Get", nobody),
+        ] {
+            assert_eq!(read(path), Ok(question), "{path}");
+        }
+        for (path, text) in [
+            ("/v1.PodResourcesLister/Watch", "unknown method Watch for service v1.PodResourcesLister"),
+            ("/v1alpha1.PodResourcesLister/Get", "unknown method Get for service v1alpha1.PodResourcesLister"),
+            ("/v1.Pods/List", "unknown service v1.Pods"),
+        ] {
+            assert_eq!(read(path), Err((Code::Unimplemented, text.to_owned())), "{path}");
+        }
+        let request = GetPodResourcesRequest { pod_name: "a".into(), pod_namespace: "ns".into() };
+        let get = Question::read("/v1.PodResourcesLister/Get", &request.encode_to_vec().into());
+        assert_eq!(get.unwrap(), Question::Get { namespace: "ns".into(), name: "a".into() });
+        let garbage = Question::read("/v1.PodResourcesLister/Get", &Bytes::from_static(b"\xff\xff")).unwrap_err();
+        assert_eq!(garbage.code(), Code::Internal);
+        assert!(garbage.message().starts_with("grpc: error unmarshalling request: "), "{garbage}");
+    }
+}
