@@ -344,6 +344,12 @@ impl Agent {
         }
     }
 
+    /// Who tells the agent about pods, for others who want to know.
+    #[must_use]
+    pub fn pods(&self) -> PodSource {
+        self.accord.pods.clone()
+    }
+
     /// Asks the kubelet together with others, from now on.
     pub fn share(&mut self, kubelet: Upstream) {
         self.scanner.share(kubelet);

@@ -6,6 +6,7 @@ mod controller;
 mod crd;
 #[cfg(feature = "sim")]
 mod demo;
+mod proxy;
 mod reload;
 mod serve;
 mod settings;
@@ -32,6 +33,8 @@ enum Command {
     Agent(agent::Args),
     /// Keep the cluster's NodeResourceTopology objects clean (runs once or twice in a cluster).
     Controller(controller::Args),
+    /// Serve the kubelet's podresources API once more, with devices that pods have by annotation.
+    Proxy(proxy::Args),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
     /// Print the CustomResourceDefinition of NodeResourceTopology.
@@ -52,6 +55,7 @@ pub fn main() -> ExitCode {
     let outcome = match command {
         Command::Agent(args) => agent::run(args),
         Command::Controller(args) => controller::run(args),
+        Command::Proxy(args) => proxy::run(args),
         Command::Snapshot(args) => snapshot::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Config(args) => config::run(args),

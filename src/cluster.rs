@@ -5,6 +5,7 @@
 //! is newest by then.
 
 mod agents;
+mod devices;
 mod events;
 mod follow;
 mod lease;
@@ -34,6 +35,7 @@ use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Field
 
 pub use crate::seen::Seen;
 pub use agents::{AgentPod, pod_labels, runs_agents};
+pub use devices::{Device, Devices};
 pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
 pub use nodes::SlimNode;

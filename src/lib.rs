@@ -22,6 +22,7 @@ pub mod nrt;
 pub mod pattern;
 pub mod pod;
 pub mod pod_source;
+pub mod proxy;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;
@@ -31,3 +32,4 @@ pub mod seen;
 pub mod sim;
 pub mod telemetry;
 pub mod topology;
+pub mod wire;

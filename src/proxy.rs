@@ -97,7 +97,10 @@ impl Settings {
         let config::Proxy { mode, group, annotations, .. } = &config.proxy;
         let socket = Socket { path: config.proxy.socket(), mode: mode.get(), group: *group };
         let rules = match annotations.are_wanted() {
-            true => Some(Rules::new(annotations, config.proxy.zones || config.proxy.allocatable)?),
+            true => Some(Rules::new(&merge::Settings::from_config(
+                annotations,
+                config.proxy.zones || config.proxy.allocatable,
+            ))?),
             false => None,
         };
         Ok(Self {
@@ -138,9 +141,10 @@ impl Proxy {
             wanted: settings.wanted(),
         });
         let times = (settings.wait, settings.last_known);
-        let knowledge = settings.rules.clone().map(|rules| {
-            Arc::new(Knowledge::new(rules, pods, asking, node, times, metrics.clone()))
-        });
+        let knowledge = settings
+            .rules
+            .clone()
+            .map(|rules| Arc::new(Knowledge::new(rules, pods, asking, node, times, metrics.clone())));
         Self { settings, upstream, knowledge, metrics, devices }
     }
 
@@ -189,7 +193,8 @@ impl Proxy {
             notices: Notices::default(),
         });
         let counted = Arc::new(Counted::new(self.metrics.clone()));
-        let server = Server::start(self.settings.socket.clone(), Limits::default(), Arc::new(service), counted)?;
+        let server =
+            Server::start(self.settings.socket.clone(), Limits::default(), Arc::new(service), counted)?;
         info!("podresources proxy at {}", self.settings.socket.path.display());
         Ok(server)
     }

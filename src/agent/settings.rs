@@ -8,7 +8,6 @@ use crate::config::{self, Config, RivalsMode};
 use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
 use crate::nrt::{Form, Version};
-use crate::pod::Wanted;
 use crate::pod_source::{KubeletPort, PodTellers};
 use crate::scheduler::{Informer, Plan, PluginRelease, Terms, View};
 use crate::topology::{Exclude, Method, Rules};
@@ -69,7 +68,7 @@ impl Settings {
         let config = config.clone().resolved();
         let port = KubeletPort::from_config(&config);
         let kubelet_config = config_sources(&config, port.clone());
-        let pods = PodTellers::from_config(&config, port, Wanted::default());
+        let pods = PodTellers::from_config(&config, port);
         let rules =
             Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
         Self {

@@ -76,6 +76,9 @@ pub(super) struct SettingsArgs {
     /// Another one.
     #[arg(skip)]
     pub(super) dry_run: bool,
+    /// A flag of `numacast proxy` alone.
+    #[arg(skip)]
+    pub(super) proxy_dir: Option<String>,
 }
 
 impl SettingsArgs {
@@ -114,6 +117,7 @@ impl SettingsArgs {
             controller_namespace,
             daemon_set,
             dry_run,
+            proxy_dir,
         } = self;
         let mut layers = Layers::default();
         if let Some(file) = config {
@@ -150,6 +154,7 @@ impl SettingsArgs {
             ("--health-address", "health.address", health_address),
             ("--namespace", "controller.namespace", controller_namespace),
             ("--daemon-set", "controller.daemonSet", daemon_set),
+            ("--dir", "proxy.dir", proxy_dir),
         ] {
             layers = layers.value(key, value, Origin::Flag(flag.to_owned()));
         }

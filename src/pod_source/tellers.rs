@@ -84,16 +84,16 @@ pub struct PodTellers {
 }
 
 impl PodTellers {
-    /// Those of a resolved configuration.
+    /// Those of a resolved configuration. No annotation is kept.
     #[must_use]
-    pub fn from_config(config: &Config, port: KubeletPort, wanted: Wanted) -> Self {
+    pub fn from_config(config: &Config, port: KubeletPort) -> Self {
         Self {
             order: order(config),
             socket: config.kubelet.pods_socket.clone().unwrap_or_default(),
             timeout: config.kubelet.timeout.get(),
             interval: config.pods.interval.get(),
             port,
-            wanted,
+            wanted: Wanted::default(),
         }
     }
 }

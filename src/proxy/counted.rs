@@ -36,7 +36,8 @@ impl Observer for Counted {
 
 impl grpc::Observer for Counted {
     fn finished(&self, path: &str, peer: &Peer, code: Code, _: usize, took: Duration) {
-        let (service, method) = path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).unwrap_or_default();
+        let (service, method) =
+            path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).unwrap_or_default();
         let version = match service {
             "v1.PodResourcesLister" => "v1",
             "v1alpha1.PodResourcesLister" => "v1alpha1",

@@ -5,8 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream;
+use futures::future::join_all;
 use prost::bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -150,13 +149,16 @@ impl Knowledge {
             return Arc::clone(&state.plan);
         }
         let node = state.devices.borrow_and_update().clone();
-        let plan = Arc::new(self.pods.with(|pods| {
-            let asked = state.asked.values().filter_map(|answer| answer.pod.as_ref()?.as_ref());
-            match pods {
-                Some(pods) => self.rules.plan(pods.chain(asked), &node),
-                None => self.rules.plan(asked, &node),
+        // There are some for a moment at most.
+        let asked: Vec<Pod> = state.asked.values().filter_map(|answer| answer.pod.clone()?).collect();
+        let plan = self.pods.with(|pods| match pods {
+            Some(pods) => {
+                let told: Vec<&Pod> = pods.collect();
+                self.rules.plan(told.into_iter().chain(&asked), &node)
             }
-        }));
+            None => self.rules.plan(asked.iter(), &node),
+        });
+        let plan = Arc::new(plan);
         self.report(&mut state, &plan);
         state.made_of = Some(made_of);
         state.plan = Arc::clone(&plan);
@@ -177,7 +179,11 @@ impl Knowledge {
 
     /// Puts into a `List` what is known. Of pods in it that nobody has told about the source is asked, for a while; returns
     /// how many are unknown still.
-    pub(super) async fn merge_list(&self, bytes: &Bytes, version: Version) -> Result<(Merged, usize), WireError> {
+    pub(super) async fn merge_list(
+        &self,
+        bytes: &Bytes,
+        version: Version,
+    ) -> Result<(Merged, usize), WireError> {
         let merged = self.plan().list(bytes, version)?;
         if self.unknown(&merged).is_empty() {
             return Ok((merged, 0));
@@ -250,15 +256,16 @@ impl Knowledge {
     /// Asks for each by its name; waits on where one could not be told of.
     async fn ask(&self, asking: &Asking, unknown: &[PodName]) {
         let Asking { cluster, node, wanted } = asking;
-        let asks = unknown.iter().take(MOST).map(|name| async move { (name, cluster.pod_of(node, name, wanted).await) });
-        let mut answers = stream::iter(asks).buffer_unordered(AT_ONCE);
         let mut failed = unknown.len() > MOST;
-        while let Some((name, answer)) = answers.next().await {
-            match answer {
-                Ok(pod) => self.remember(name.clone(), Some(pod), FRESH),
-                Err(error) => {
-                    failed = true;
-                    self.complain(&error);
+        for some in unknown.get(..MOST).unwrap_or(unknown).chunks(AT_ONCE) {
+            let answers = join_all(some.iter().map(|name| cluster.pod_of(node, name, wanted))).await;
+            for (name, answer) in some.iter().zip(answers) {
+                match answer {
+                    Ok(pod) => self.remember(name.clone(), Some(pod), FRESH),
+                    Err(error) => {
+                        failed = true;
+                        self.complain(&error);
+                    }
                 }
             }
         }

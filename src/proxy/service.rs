@@ -61,8 +61,9 @@ impl Question {
             (V1ALPHA1, "List") => Ok(Self::List(Version::V1alpha1)),
             (V1, "GetAllocatableResources") => Ok(Self::Allocatable),
             (V1, "Get") => {
-                let request = GetPodResourcesRequest::decode(call.message.clone())
-                    .map_err(|error| Status::internal(format!("grpc: error unmarshalling request: {error}")))?;
+                let request = GetPodResourcesRequest::decode(call.message.clone()).map_err(|error| {
+                    Status::internal(format!("grpc: error unmarshalling request: {error}"))
+                })?;
                 Ok(Self::Get { namespace: request.pod_namespace, name: request.pod_name })
             }
             (V1 | V1ALPHA1, _) => Err(call.unknown_method()),
@@ -83,7 +84,8 @@ impl Question {
 impl Service {
     /// The answer of a call that started after this, with what is known by then.
     async fn answer(&self, question: Question) -> Result<Bytes, Status> {
-        let flight = self.upstream.ask(question.ask(), Asker::Proxy).await.map_err(|refusal| refusal.status)?;
+        let flight =
+            self.upstream.ask(question.ask(), Asker::Proxy).await.map_err(|refusal| refusal.status)?;
         let answer = match &self.knowledge {
             Some(knowledge) => self.merged_once(&question, &flight, knowledge).await?,
             None => {
@@ -96,13 +98,23 @@ impl Service {
     }
 
     /// What is the same for all who share the kubelet's answer is made once.
-    async fn merged_once(&self, question: &Question, flight: &Flight, knowledge: &Knowledge) -> Result<Bytes, Status> {
+    async fn merged_once(
+        &self,
+        question: &Question,
+        flight: &Flight,
+        knowledge: &Knowledge,
+    ) -> Result<Bytes, Status> {
         let shared = flight.slot::<Shared>();
         // Who makes it may go away in the middle: then the next one does.
         shared.0.get_or_init(|| self.merge(question, &flight.bytes, knowledge)).await.clone()
     }
 
-    async fn merge(&self, question: &Question, bytes: &Bytes, knowledge: &Knowledge) -> Result<Bytes, Status> {
+    async fn merge(
+        &self,
+        question: &Question,
+        bytes: &Bytes,
+        knowledge: &Knowledge,
+    ) -> Result<Bytes, Status> {
         if *question == Question::Allocatable {
             return Ok(self.merge_allocatable(bytes, knowledge));
         }
@@ -206,7 +218,9 @@ mod tests {
 
     #[test]
     fn every_method_is_read_and_others_are_refused_as_the_kubelet_refuses_them() {
-        let read = |path: &str| Question::read(path, &Bytes::new()).map_err(|status| (status.code(), status.message().to_owned()));
+        let read = |path: &str| {
+            Question::read(path, &Bytes::new()).map_err(|status| (status.code(), status.message().to_owned()))
+        };
         let nobody = Question::Get { namespace: String::new(), name: String::new() };
         for (path, question) in [
             ("/v1.PodResourcesLister/List", Question::List(Version::V1)),
@@ -218,7 +232,10 @@ mod tests {
         }
         for (path, text) in [
             ("/v1.PodResourcesLister/Watch", "unknown method Watch for service v1.PodResourcesLister"),
-            ("/v1alpha1.PodResourcesLister/Get", "unknown method Get for service v1alpha1.PodResourcesLister"),
+            (
+                "/v1alpha1.PodResourcesLister/Get",
+                "unknown method Get for service v1alpha1.PodResourcesLister",
+            ),
             ("/v1.Pods/List", "unknown service v1.Pods"),
         ] {
             assert_eq!(read(path), Err((Code::Unimplemented, text.to_owned())), "{path}");
@@ -226,7 +243,8 @@ mod tests {
         let request = GetPodResourcesRequest { pod_name: "a".into(), pod_namespace: "ns".into() };
         let get = Question::read("/v1.PodResourcesLister/Get", &request.encode_to_vec().into());
         assert_eq!(get.unwrap(), Question::Get { namespace: "ns".into(), name: "a".into() });
-        let garbage = Question::read("/v1.PodResourcesLister/Get", &Bytes::from_static(b"\xff\xff")).unwrap_err();
+        let garbage =
+            Question::read("/v1.PodResourcesLister/Get", &Bytes::from_static(b"\xff\xff")).unwrap_err();
         assert_eq!(garbage.code(), Code::Internal);
         assert!(garbage.message().starts_with("grpc: error unmarshalling request: "), "{garbage}");
     }

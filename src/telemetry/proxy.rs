@@ -236,6 +236,26 @@ impl Metrics {
     }
 }
 
+/// What is shown beside what the agent shows.
+#[derive(Debug)]
+pub struct Beside(Registry);
+
+impl Beside {
+    /// These alone.
+    #[must_use]
+    pub fn new(metrics: &Metrics) -> Self {
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        Self(registry)
+    }
+}
+
+impl Exposition for Beside {
+    fn encode(&self) -> String {
+        expose(&self.0)
+    }
+}
+
 /// What a process that serves nothing else shows.
 #[derive(Debug)]
 pub struct Alone(Registry);
@@ -270,9 +290,7 @@ mod tests {
     }
 
     fn text(metrics: &Metrics) -> String {
-        let mut registry = Registry::default();
-        metrics.register(&mut registry);
-        expose(&registry)
+        Beside::new(metrics).encode()
     }
 
     fn answered(client: &str) -> Answered<'_> {

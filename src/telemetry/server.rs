@@ -58,6 +58,50 @@ pub trait Probes: Debug + Send + Sync {
     fn started(&self) -> Result<(), Vec<String>>;
 }
 
+/// What several count, as one.
+#[derive(Debug)]
+pub struct Together(pub Vec<Arc<dyn Exposition>>);
+
+/// The last line of the format.
+const END: &str = "# EOF\n";
+
+impl Exposition for Together {
+    fn encode(&self) -> String {
+        let mut text = String::new();
+        for part in &self.0 {
+            let part = part.encode();
+            text += part.strip_suffix(END).unwrap_or(&part);
+        }
+        text + END
+    }
+}
+
+/// The questions of several, as one: all of them have to be well.
+#[derive(Debug)]
+pub struct All(pub Vec<Arc<dyn Probes>>);
+
+impl All {
+    fn of(&self, ask: impl Fn(&dyn Probes) -> Result<(), Vec<String>>) -> Result<(), Vec<String>> {
+        let reasons: Vec<String> =
+            self.0.iter().filter_map(|probes| ask(&**probes).err()).flatten().collect();
+        if reasons.is_empty() { Ok(()) } else { Err(reasons) }
+    }
+}
+
+impl Probes for All {
+    fn live(&self) -> Result<(), Vec<String>> {
+        self.of(|probes| probes.live())
+    }
+
+    fn ready(&self) -> Result<(), Vec<String>> {
+        self.of(|probes| probes.ready())
+    }
+
+    fn started(&self) -> Result<(), Vec<String>> {
+        self.of(|probes| probes.started())
+    }
+}
+
 /// The format of [`Exposition::encode`].
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";

@@ -1,0 +1,148 @@
+//! `numacast proxy`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::bail;
+use tracing::info;
+
+use super::serve::{serve, shutdown_signal};
+use super::settings::SettingsArgs;
+use crate::cluster::Cluster;
+use crate::config::Config;
+use crate::pod_source::{KubeletPort, PodSource, PodTellers};
+use crate::proxy::{Proxy, Settings};
+use crate::telemetry;
+use crate::telemetry::pods::PodSourceCounts;
+use crate::telemetry::proxy::Alone;
+
+/// The agent serves it too (proxy.enabled), on the connection that it has to the kubelet anyway. This one is for nodes
+/// where no agent runs.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    settings: ProxyArgs,
+}
+
+/// Flags that set keys of the configuration. `numacast config explain proxy` explains those of the proxy.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Configuration")]
+struct ProxyArgs {
+    /// A configuration file (YAML); flags and the environment (NODE_NAME, NODE_ADDRESS) win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The directory of the socket kubelet.sock that is served [key: proxy.dir]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<String>,
+    /// The node's name in the cluster [key: nodeName, environment: NODE_NAME]
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// Where the host's root is mounted [key: host.root]
+    #[arg(long, value_name = "DIR")]
+    host_root: Option<String>,
+    /// Stands for /sys [key: host.sys]
+    #[arg(long, value_name = "DIR")]
+    sys_dir: Option<String>,
+    /// The kubelet's root directory [key: kubelet.dir]
+    #[arg(long, value_name = "DIR")]
+    kubelet_dir: Option<String>,
+    /// The kubelet's podresources socket [key: kubelet.socket]
+    #[arg(long, value_name = "SOCKET")]
+    kubelet_socket: Option<String>,
+    /// A kubeconfig file [key: publish.kubeconfig]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<String>,
+    /// error, warn, info, debug or trace [key: log.level]
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// text or json [key: log.format]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+    /// Where to serve /metrics: an IP address with a port, a port such as :9742, or none [key: metrics.address]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_address: Option<String>,
+    /// Where to serve /livez, /readyz and /startupz, likewise [key: health.address]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    health_address: Option<String>,
+    /// Any key of the configuration, e.g. --set proxy.failClosed=true; maps and lists in YAML or JSON
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl From<ProxyArgs> for SettingsArgs {
+    /// The same among the flags of every verb.
+    fn from(args: ProxyArgs) -> Self {
+        let ProxyArgs {
+            config,
+            dir,
+            node_name,
+            host_root,
+            sys_dir,
+            kubelet_dir,
+            kubelet_socket,
+            kubeconfig,
+            log_level,
+            log_format,
+            metrics_address,
+            health_address,
+            set,
+        } = args;
+        Self {
+            config,
+            proxy_dir: dir,
+            node_name,
+            host_root,
+            sys_dir,
+            kubelet_dir,
+            kubelet_socket,
+            kubeconfig,
+            log_level,
+            log_format,
+            metrics_address,
+            health_address,
+            set,
+            ..Self::default()
+        }
+    }
+}
+
+pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let Args { settings: args } = args;
+    let config = SettingsArgs::from(args).effective()?.config.resolved();
+    let _logs = telemetry::start_logs(&config.log);
+    let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
+    let settings = Settings::from_config(&config, &tellers.order).map_err(anyhow::Error::msg)?;
+    if settings.rules.is_some() && settings.node.is_empty() {
+        bail!(
+            "the node's name is not known, by which its pods are found: set NODE_NAME (in a pod, from spec.nodeName), \
+             `nodeName` or --node-name; or merge nothing: --set proxy.annotations.koordinator=false"
+        );
+    }
+    super::block_on(serve_alone(config, settings, tellers))
+}
+
+async fn serve_alone(config: Config, settings: Settings, tellers: PodTellers) -> anyhow::Result<ExitCode> {
+    info!("numacast {} proxy", env!("CARGO_PKG_VERSION"));
+    let counts = Arc::new(PodSourceCounts::default());
+    // Who merges nothing needs nobody but the kubelet.
+    let (pods, cluster) = match settings.rules.is_some() {
+        true => {
+            let cluster =
+                Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;
+            let tellers = PodTellers { wanted: settings.wanted(), ..tellers };
+            let tally = Arc::<PodSourceCounts>::clone(&counts);
+            let pods = PodSource::follow(tellers, settings.node.clone(), cluster.clone(), tally);
+            (pods, Some(cluster))
+        }
+        false => (PodSource::none(), None),
+    };
+    let shutdown = shutdown_signal()?;
+    let proxy = Proxy::new(settings, pods, cluster);
+    let server = proxy.start()?;
+    let metrics = proxy.metrics();
+    let health = Arc::clone(metrics.health());
+    let _servers = serve(&config, Arc::new(Alone::new(&metrics, &counts)), health).await;
+    proxy.run(Some(server), shutdown).await;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,122 @@
+//! What Koordinator reports of a node's devices: its Device of the node's name, cut down as it is read.
+
+use serde::Deserialize;
+
+use crate::machine::{HIGHEST_NODE, Id};
+
+/// So many bytes the largest may have: 16 accelerators and as many cards with 256 functions each take a quarter.
+const LIMIT: usize = 4 << 20;
+
+/// The devices of one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "RawObject")]
+pub struct Devices {
+    /// Who made its accelerators, in the words of the label: `nvidia`, `huawei`. Empty if nobody says.
+    pub vendor: Box<str>,
+    /// All of them, as they came.
+    pub devices: Box<[Device]>,
+}
+
+/// One device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// `gpu`, `rdma`, `fpga`.
+    pub kind: Box<str>,
+    /// What allocations name it by.
+    pub id: Box<str>,
+    /// Its number among those of its type.
+    pub minor: Option<i64>,
+    /// May it be given to anybody?
+    pub healthy: bool,
+    /// The NUMA node that it is at, if that is known.
+    pub node: Option<Id>,
+    /// Its PCI address; empty if that is not known.
+    pub bus: Box<str>,
+    /// The PCI addresses of its virtual functions.
+    pub functions: Box<[Box<str>]>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawObject {
+    metadata: RawMetadata,
+    spec: Option<RawSpec>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawMetadata {
+    labels: Option<RawLabels>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawLabels {
+    #[serde(rename = "node.koordinator.sh/gpu-vendor")]
+    vendor: Option<Box<str>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawSpec {
+    devices: Option<Vec<RawDevice>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawDevice {
+    r#type: Option<Box<str>>,
+    id: Option<Box<str>>,
+    minor: Option<i64>,
+    health: Option<bool>,
+    topology: Option<RawTopology>,
+    vf_groups: Option<Vec<RawGroup>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawTopology {
+    #[serde(rename = "nodeID")]
+    node: Option<i64>,
+    #[serde(rename = "busID")]
+    bus: Option<Box<str>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawGroup {
+    vfs: Option<Vec<RawFunction>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawFunction {
+    #[serde(rename = "busID")]
+    bus: Option<Box<str>>,
+}
+
+impl From<RawObject> for Devices {
+    fn from(raw: RawObject) -> Self {
+        let vendor = raw.metadata.labels.unwrap_or_default().vendor.unwrap_or_default();
+        let devices = raw.spec.unwrap_or_default().devices.into_iter().flatten();
+        Self { vendor, devices: devices.map(Device::from).collect() }
+    }
+}
+
+impl From<RawDevice> for Device {
+    fn from(raw: RawDevice) -> Self {
+        let topology = raw.topology.unwrap_or_default();
+        let groups = raw.vf_groups.into_iter().flatten();
+        let functions = groups.flat_map(|group| group.vfs.into_iter().flatten()).filter_map(|vf| vf.bus);
+        let node = topology.node.and_then(|node| Id::try_from(node).ok());
+        Self {
+            kind: raw.r#type.unwrap_or_default(),
+            id: raw.id.unwrap_or_default(),
+            minor: raw.minor,
+            healthy: raw.health.unwrap_or(false),
+            node: node.filter(|node| *node <= HIGHEST_NODE),
+            bus: topology.bus.unwrap_or_default(),
+            functions: functions.filter(|function| !function.is_empty()).collect(),
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! What is put into the kubelet's answers, and how: pure, but for the files of sysfs that tell where a card is.
+//!
+//! [`Rules`] say what is read of pods. Whenever pods or devices change they make a [`Plan`], and the plan is what every
+//! answer goes through: only the containers that get something change, all else stays as it came, byte for byte.
+
+mod attribution;
+mod koordinator;
+mod names;
+mod node;
+mod path;
+mod plan;
+mod problem;
+mod rules;
+mod splice;
+#[cfg(test)]
+mod tests;
+
+pub use node::{Node, Pci};
+pub use plan::Plan;
+pub use problem::{Kind, Problem};
+pub use rules::{MappingSettings, Rules, Settings};
+pub use splice::{LeftOut, Listed, Merged, Version, pod_of};
+
+pub use crate::wire::WireError;
+
+/// So many bytes an id may have.
+const ID_LIMIT: usize = 256;
+/// So many ids a pod may have.
+const IDS_LIMIT: usize = 1024;

@@ -1,0 +1,52 @@
+//! Which container of a pod has which device: what is allocated by annotation is allocated to the pod as a whole.
+
+use super::koordinator::own;
+use super::names::{GPU, counts_accelerators};
+use crate::pod::{Container, ContainerKind};
+
+/// For each of `count` devices the position of its container among `containers`; nothing if there is none for them.
+///
+/// Containers that ask get as many as they ask for, in the order of the specification; what is left over goes to the last
+/// of them. Where nobody asks, the first container that is no sidecar has all.
+pub(super) fn distribute(
+    containers: &[Container],
+    kind: Option<&str>,
+    resource: &str,
+    count: usize,
+) -> Option<Vec<usize>> {
+    let stays = |container: &Container| container.kind != ContainerKind::Init;
+    let asking = containers.iter().enumerate().filter(|(_, container)| stays(container));
+    let asking = asking.map(|(at, container)| (at, asked(container, kind, resource)));
+    let asking: Vec<(usize, usize)> = asking.filter(|(_, asked)| *asked > 0).collect();
+    let Some((last, _)) = asking.last() else {
+        let regular = containers.iter().position(|container| container.kind == ContainerKind::App)?;
+        return Some(vec![regular; count]);
+    };
+    let shares = asking.iter().flat_map(|(at, asked)| std::iter::repeat_n(*at, (*asked).min(count)));
+    Some(shares.chain(std::iter::repeat(*last)).take(count).collect())
+}
+
+/// How many devices a container asks for.
+fn asked(container: &Container, kind: Option<&str>, resource: &str) -> usize {
+    let amounts = || container.others.iter().map(|(name, amount)| (&**name, *amount));
+    let devices = |(name, amount)| devices(name, amount, kind, resource);
+    // Of two names for the same devices one tells as much as the other.
+    let most = amounts().map(devices).max().unwrap_or(0);
+    // Shares of several devices are their sum; this says how many they are.
+    let shared = amounts().find(|(name, _)| kind == Some(GPU) && own(name) == Some("gpu.shared"));
+    usize::try_from(shared.map_or(most, |(_, amount)| amount)).unwrap_or(usize::MAX)
+}
+
+/// How many devices an amount of a resource is.
+fn devices(name: &str, amount: u64, kind: Option<&str>, resource: &str) -> u64 {
+    match (kind, own(name)) {
+        // All of a device is 100.
+        (Some(GPU), Some("gpu" | "gpu-core" | "gpu-memory-ratio")) => amount.div_ceil(100),
+        (Some(GPU), Some("gpu-memory")) => 1,
+        (Some(GPU), None) if name.starts_with("huawei.com/npu-") => 1,
+        (Some(GPU), None) if counts_accelerators(name) || name.starts_with("huawei.com/Ascend") => amount,
+        (Some(kind), Some(own)) if own == kind => amount.div_ceil(100),
+        _ if name == resource => amount,
+        _ => 0,
+    }
+}

@@ -1,0 +1,192 @@
+//! What Koordinator's scheduler writes into the annotations of a pod that it places.
+
+use serde_json::Value;
+
+use super::problem::{Kind, Problems};
+use crate::machine::{HIGHEST_NODE, Id, IdSet};
+use crate::quantity::Quantity;
+
+/// Devices.
+pub(super) const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
+/// CPUs, and memory by NUMA node.
+pub(super) const STATUS: &str = "scheduling.koordinator.sh/resource-status";
+
+/// The shares of a device: all of it is 100.
+const SHARES: [&str; 5] = ["gpu", "gpu-core", "gpu-memory-ratio", "rdma", "fpga"];
+/// Where its resources live; the second was once.
+const DOMAINS: [&str; 2] = ["koordinator.sh/", "kubernetes.io/"];
+/// Linux builds for no CPU above.
+const HIGHEST_CPU: Id = 8191;
+
+/// One device of one type.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Allocated {
+    /// Its id, if the scheduler knew one.
+    pub(super) id: Option<String>,
+    /// Its number among those of its type.
+    pub(super) minor: Option<i64>,
+    /// The virtual functions that were given instead of it.
+    pub(super) functions: Vec<String>,
+    /// Was a part of it given?
+    pub(super) part: bool,
+}
+
+/// CPUs and memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Status {
+    pub(super) cpus: IdSet,
+    /// `memory` or huge pages, bytes, NUMA node.
+    pub(super) memory: Vec<(Box<str>, u64, Id)>,
+}
+
+/// A resource's name without Koordinator's domain, if it is one of Koordinator's.
+pub(super) fn own(name: &str) -> Option<&str> {
+    DOMAINS.iter().find_map(|domain| name.strip_prefix(domain))
+}
+
+/// The devices of each type. What cannot be read is left out and told of.
+pub(super) fn devices(text: &str, problems: &mut Problems) -> Vec<(String, Vec<Allocated>)> {
+    let types = match parse(text) {
+        Ok(Value::Object(types)) => types,
+        // As Go writes a map that is not there.
+        Ok(Value::Null) => return Vec::new(),
+        Ok(_) => return malformed(problems, DEVICES, "it is no JSON object"),
+        Err(error) => return malformed(problems, DEVICES, &error),
+    };
+    let mut all = Vec::new();
+    for (kind, items) in types {
+        let items = match items {
+            Value::Array(items) => items,
+            Value::Null => continue,
+            _ => {
+                malformed::<()>(problems, DEVICES, "the devices of a type are no list");
+                continue;
+            }
+        };
+        let mut devices = Vec::with_capacity(items.len());
+        for item in &items {
+            match device(item) {
+                Ok(device) => devices.push(device),
+                Err(reason) => drop(malformed::<()>(problems, DEVICES, reason)),
+            }
+        }
+        all.push((kind, devices));
+    }
+    all
+}
+
+fn device(item: &Value) -> Result<Allocated, &'static str> {
+    let Value::Object(fields) = item else { return Err("a device is no JSON object") };
+    let id = match fields.get("id") {
+        None | Some(Value::Null) => None,
+        Some(Value::String(id)) => Some(id.clone()).filter(|id| !id.is_empty()),
+        Some(_) => return Err("the id of a device is no text"),
+    };
+    let extension = fields.get("extension").unwrap_or(&Value::Null);
+    let template = extension.get("gpuSharedResourceTemplate").and_then(Value::as_str);
+    let part = template.is_some_and(|template| !template.is_empty());
+    Ok(Allocated {
+        id,
+        minor: fields.get("minor").and_then(Value::as_i64),
+        functions: functions(extension)?,
+        part: part || fields.get("resources").is_some_and(is_part),
+    })
+}
+
+/// An empty list stands for the device itself.
+fn functions(extension: &Value) -> Result<Vec<String>, &'static str> {
+    let items = match extension.get("vfs") {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(items)) => items,
+        Some(_) => return Err("the virtual functions of a device are no list"),
+    };
+    let address = |item: &Value| item.get("busID").and_then(Value::as_str).map(str::to_owned);
+    let addresses: Option<_> = items.iter().map(address).collect();
+    addresses.ok_or("a virtual function has no busID")
+}
+
+/// Is any of the shares below 100?
+fn is_part(resources: &Value) -> bool {
+    let Value::Object(resources) = resources else { return false };
+    let share = |name: &str| own(name).is_some_and(|name| SHARES.contains(&name));
+    let whole = Quantity::whole(100);
+    let is_less = |amount: &Value| quantity(amount).is_some_and(|amount| amount < whole);
+    resources.iter().any(|(name, amount)| share(name) && is_less(amount))
+}
+
+/// A text or a number.
+fn quantity(amount: &Value) -> Option<Quantity> {
+    match amount {
+        Value::String(text) => text.parse().ok(),
+        Value::Number(number) => number.to_string().parse().ok(),
+        _ => None,
+    }
+}
+
+/// The CPUs and the memory. What cannot be read is left out and told of.
+pub(super) fn status(text: &str, problems: &mut Problems) -> Status {
+    let value = match parse(text) {
+        Ok(value @ (Value::Object(_) | Value::Null)) => value,
+        Ok(_) => return malformed(problems, STATUS, "it is no JSON object"),
+        Err(error) => return malformed(problems, STATUS, &error),
+    };
+    let mut status = Status::default();
+    match value.get("cpuset") {
+        None | Some(Value::Null) => {}
+        Some(Value::String(list)) => match list.parse::<IdSet>() {
+            Ok(cpus) if cpus.last().is_none_or(|last| last <= HIGHEST_CPU) => status.cpus = cpus,
+            _ => malformed(problems, STATUS, "its cpuset is no list of CPUs"),
+        },
+        Some(_) => malformed(problems, STATUS, "its cpuset is no text"),
+    }
+    let nodes = match value.get("numaNodeResources") {
+        None | Some(Value::Null) => return status,
+        Some(Value::Array(nodes)) => nodes,
+        Some(_) => {
+            malformed::<()>(problems, STATUS, "its numaNodeResources are no list");
+            return status;
+        }
+    };
+    for node in nodes {
+        match memory(node, &mut status.memory) {
+            Ok(()) => {}
+            Err(reason) => malformed(problems, STATUS, reason),
+        }
+    }
+    status
+}
+
+/// The memory of one NUMA node. A node is there once.
+fn memory(entry: &Value, all: &mut Vec<(Box<str>, u64, Id)>) -> Result<(), &'static str> {
+    let node = entry.get("node").and_then(Value::as_u64).and_then(|node| Id::try_from(node).ok());
+    let node = node.filter(|node| *node <= HIGHEST_NODE).ok_or("a NUMA node without a number")?;
+    if all.iter().any(|(_, _, known)| *known == node) {
+        return Err("a NUMA node twice");
+    }
+    let resources = match entry.get("resources") {
+        None | Some(Value::Null) => return Ok(()),
+        Some(Value::Object(resources)) => resources,
+        Some(_) => return Err("the resources of a NUMA node are no JSON object"),
+    };
+    for (name, amount) in resources {
+        if name != "memory" && !name.starts_with("hugepages-") {
+            continue;
+        }
+        let bytes = quantity(amount).ok_or("an amount of memory that cannot be read")?.ceil();
+        if bytes > 0 && name.len() <= 63 {
+            all.push((name.as_str().into(), bytes, node));
+        }
+    }
+    Ok(())
+}
+
+/// The text is that of a whole annotation, of 64 KiB at most.
+pub(super) fn parse(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("it is no JSON ({error})"))
+}
+
+/// Tells that something in an annotation cannot be read, and gives nothing for it.
+pub(super) fn malformed<T: Default>(problems: &mut Problems, annotation: &str, reason: &str) -> T {
+    problems.add(Kind::Malformed, 0, || format!("annotation `{annotation}` is not understood: {reason}"));
+    T::default()
+}

@@ -1,0 +1,65 @@
+//! Under which resource a device is listed, so that those who look for it find it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Accelerators, whoever made them.
+pub(super) const GPU: &str = "gpu";
+
+/// The accelerators' names by vendor, as the vendors' own device plugins and exporters have them. Where nobody says
+/// who made them they are NVIDIA's, the only ones that Koordinator itself finds.
+const ACCELERATORS: [(&str, &str); 14] = [
+    ("", "nvidia.com/gpu"),
+    ("nvidia", "nvidia.com/gpu"),
+    ("amd", "amd.com/gpu"),
+    ("intel", "gpu.intel.com/i915"),
+    ("huawei", "huawei.com/npu"),
+    ("cambricon", "cambricon.com/mlu"),
+    ("metax", "metax-tech.com/gpu"),
+    ("hygon", "hygon.com/dcu"),
+    ("baidu", "kunlunxin.com/xpu"),
+    ("kunlunxin", "kunlunxin.com/xpu"),
+    ("iluvatar", "iluvatar.com/gpu"),
+    ("mthreads", "mthreads.com/gpu"),
+    ("enflame", "enflame.com/gcu"),
+    ("thead", "alibabacloud.com/ppu"),
+];
+
+/// The name of a type's devices; `None` for a type of which none can be made. What is configured comes first: of type
+/// and vendor, then of the type.
+pub(super) fn resource(
+    configured: &BTreeMap<String, Arc<str>>,
+    kind: &str,
+    vendor: &str,
+) -> Option<Arc<str>> {
+    let vendor = vendor.to_ascii_lowercase();
+    let exact = configured.get(&format!("{kind}/{vendor}"));
+    if let Some(name) = exact.or_else(|| configured.get(kind)) {
+        return Some(name.clone());
+    }
+    let known = ACCELERATORS.iter().find(|(known, _)| kind == GPU && *known == vendor);
+    let name = known.map_or_else(|| format!("koordinator.sh/{kind}"), |(_, name)| (*name).to_owned());
+    is_device(&name).then(|| name.into())
+}
+
+/// Is it one of the names under which whole accelerators are asked for?
+pub(super) fn counts_accelerators(name: &str) -> bool {
+    name == "dcu.com/gpu" || ACCELERATORS.iter().any(|(_, known)| *known == name)
+}
+
+/// Can devices have this name: a domain, and what is counted there?
+pub(super) fn is_device(name: &str) -> bool {
+    let Some((domain, rest)) = name.split_once('/') else { return false };
+    let is_label = |label: &str| {
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let ends = edge(rest.as_bytes().first()) && edge(rest.as_bytes().last());
+    domain.len() <= 253
+        && domain.split('.').all(is_label)
+        && rest.len() <= 63
+        && rest.bytes().all(inner)
+        && ends
+}

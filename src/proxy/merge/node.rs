@@ -1,0 +1,183 @@
+//! What is known of the node's devices: what Koordinator reports of them, and where sysfs says that PCI devices are.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::cluster::{Device, Devices};
+use crate::machine::{HIGHEST_NODE, HostFiles, Id, IdSet};
+
+/// Of so many PCI devices the place is kept.
+const KEPT: usize = 16_384;
+
+/// The devices of one node. The default knows nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Node {
+    devices: Option<Arc<Devices>>,
+    /// Every id and address with the position of its device, sorted.
+    index: Arc<[(Box<str>, usize)]>,
+    pci: Arc<Pci>,
+}
+
+/// What the node knows of an id.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Known<'a> {
+    /// Nobody reports the node's devices.
+    Nothing,
+    /// They are reported, and it is not among them.
+    Missing,
+    /// It is this one, or a virtual function of it.
+    Is(&'a Device),
+}
+
+impl Node {
+    /// What is reported of the devices, if anything is, and where PCI devices are looked up.
+    #[must_use]
+    pub fn new(devices: Option<Arc<Devices>>, pci: Arc<Pci>) -> Self {
+        let mut index = Vec::new();
+        for (at, device) in devices.iter().flat_map(|devices| devices.devices.iter()).enumerate() {
+            index.extend(device.functions.iter().chain([&device.id]).map(|id| (id.clone(), at)));
+        }
+        index.sort_unstable();
+        Self { devices, index: index.into(), pci }
+    }
+
+    /// Is anything reported of the devices?
+    #[must_use]
+    pub const fn is_reported(&self) -> bool {
+        self.devices.is_some()
+    }
+
+    /// Who made the accelerators; empty if nobody says.
+    pub(super) fn vendor(&self) -> &str {
+        self.devices.as_ref().map_or("", |devices| &devices.vendor)
+    }
+
+    /// All that is reported.
+    pub(super) fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().flat_map(|devices| devices.devices.iter())
+    }
+
+    /// The device of a type with this id or with a virtual function of this address.
+    pub(super) fn find(&self, kind: &str, id: &str) -> Known<'_> {
+        let Some(devices) = &self.devices else { return Known::Nothing };
+        let found = self.all(id).map(|at| &devices.devices[at]).find(|device| &*device.kind == kind);
+        found.map_or(Known::Missing, Known::Is)
+    }
+
+    /// The id of the device of a type with this number.
+    pub(super) fn id_of(&self, kind: &str, minor: i64) -> Option<&str> {
+        let is = |device: &&Device| &*device.kind == kind && device.minor == Some(minor);
+        self.devices().find(is).map(|device| &*device.id).filter(|id| !id.is_empty())
+    }
+
+    /// The NUMA node that a device is at, as far as anybody knows: what is reported, else what sysfs says.
+    pub(super) fn nodes_of(&self, id: &str, device: Option<&Device>) -> IdSet {
+        let reported = || device.or_else(|| self.devices.as_ref()?.devices.get(self.all(id).next()?));
+        let device = reported();
+        let node = device.and_then(|device| device.node);
+        let node = node.or_else(|| self.pci.node_of(id));
+        let node = node.or_else(|| self.pci.node_of(&device?.bus));
+        node.into_iter().collect()
+    }
+
+    /// The positions of the devices that have this id.
+    fn all(&self, id: &str) -> impl Iterator<Item = usize> {
+        let first = self.index.partition_point(|(known, _)| **known < *id);
+        self.index[first..].iter().take_while(move |(known, _)| **known == *id).map(|(_, at)| *at)
+    }
+}
+
+/// Where PCI devices are, as sysfs says. Each is read once.
+#[derive(Default)]
+pub struct Pci {
+    files: Option<Box<dyn HostFiles + Send + Sync>>,
+    seen: Mutex<BTreeMap<Box<str>, Option<Id>>>,
+}
+
+impl fmt::Debug for Pci {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pci").finish_non_exhaustive()
+    }
+}
+
+impl Pci {
+    /// Looks them up here.
+    #[must_use]
+    pub fn new(files: impl HostFiles + Send + Sync + 'static) -> Self {
+        Self { files: Some(Box::new(files)), seen: Mutex::default() }
+    }
+
+    /// The NUMA node of the device at an address; `None` if the text is no address, nothing is there, or it is at none.
+    fn node_of(&self, text: &str) -> Option<Id> {
+        let files = self.files.as_ref()?;
+        let address = address(text)?;
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(node) = seen.get(&*address) {
+            return *node;
+        }
+        // What is not there yet may come: functions are made on demand.
+        let text = files.read(&format!("sys/bus/pci/devices/{address}/numa_node")).ok()?;
+        let node = text.trim().parse().ok().filter(|node| *node <= HIGHEST_NODE);
+        if seen.len() >= KEPT {
+            seen.clear();
+        }
+        seen.insert(address.into(), node);
+        node
+    }
+}
+
+/// A PCI address as sysfs writes it: `0000:3b:00.0`. Whoever wrote the text must not get at any other file, so nothing
+/// but an address is one.
+fn address(text: &str) -> Option<String> {
+    let (domain, rest) = text.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    // NVIDIA's tools write eight digits.
+    let domain = match domain.len() {
+        4..=8 if is_hex(domain) => domain.trim_start_matches('0'),
+        _ => return None,
+    };
+    let fits = bus.len() == 2 && device.len() == 2 && function.len() == 1;
+    if !fits || !is_hex(bus) || !is_hex(device) || !matches!(function.as_bytes(), [b'0'..=b'7']) {
+        return None;
+    }
+    Some(format!("{domain:0>4}:{bus}:{device}.{function}").to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_an_address_is_looked_up() {
+        for text in ["0000:3b:00.0", "00000000:3B:00.0", "0000:3b:00.7", "10000:e1:1f.0", "abcd:ff:1f.3"] {
+            let address = address(text).unwrap();
+            assert!(text.to_ascii_lowercase().ends_with(&address) && address.len() <= 13, "{text} {address}");
+        }
+        for text in [
+            "",
+            "0",
+            ":",
+            "0000:3b:00",
+            "0000:3b:00.8",
+            "0000:3b:00.0/../../x",
+            "../0:3b:00.0",
+            "000:3b:00.0",
+            "0000:3b:0.0",
+            "0000:3b:00.00",
+            "0000:/b:00.0",
+            "0000:3b:..:0",
+            "0000:3b:00.0\n",
+            " 0000:3b:00.0",
+            "000000000:3b:00.0",
+            "0000:3b:00.0:",
+            "+000:3b:00.0",
+            "0000:3b:00.٣",
+            "0000.3b:00:0",
+        ] {
+            assert_eq!(address(text), None, "{text:?}");
+        }
+    }
+}

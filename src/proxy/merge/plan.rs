@@ -1,0 +1,511 @@
+//! What has to be put into answers: made when pods or devices change, not for every answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hasher;
+use std::sync::Arc;
+
+use serde_json::Value;
+use twox_hash::XxHash64;
+
+use super::attribution::distribute;
+use super::koordinator::{self, Allocated, DEVICES, STATUS, Status};
+use super::names;
+use super::node::{Known, Node};
+use super::path::{Match, Template};
+use super::problem::{Kind, Problem, Problems};
+use super::rules::{Mapping, Rules};
+use super::{ID_LIMIT, IDS_LIMIT};
+use crate::machine::IdSet;
+use crate::pod::{Annotation, Pod, PodName};
+
+/// What has to be put into answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub(super) devices: Table,
+    /// Sorted by namespace and name; none without anything.
+    pub(super) pods: Vec<PodPlan>,
+    /// What the node has, if that is told.
+    pub(super) allocatable: Table,
+    problems: Vec<Problem>,
+}
+
+/// Devices, each once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Table {
+    pub(super) resources: Vec<Arc<str>>,
+    /// Sorted.
+    pub(super) devices: Vec<Device>,
+}
+
+/// One device as answers name it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Device {
+    /// The position of its resource.
+    pub(super) resource: usize,
+    pub(super) id: Box<str>,
+    pub(super) nodes: IdSet,
+}
+
+/// What one pod gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PodPlan {
+    pub(super) name: PodName,
+    /// Containers in the order of the specification, each with the positions of its devices in the order in which
+    /// they were allocated.
+    pub(super) containers: Vec<(Box<str>, Vec<usize>)>,
+    pub(super) status: Status,
+}
+
+impl Plan {
+    /// What is wrong with what annotations say, sorted.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// The problems that an earlier plan did not have, for whoever counts them.
+    pub fn new_problems<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a Problem> {
+        self.problems.iter().filter(|problem| earlier.problems.binary_search(problem).is_err())
+    }
+
+    /// Does it change no answer about pods?
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+    }
+
+    /// Does an annotation name a device that the node is not known to have? Then the node has to be looked at again.
+    #[must_use]
+    pub fn misses_devices(&self) -> bool {
+        self.problems.iter().any(|problem| matches!(problem.kind, Kind::NoId | Kind::UnknownId))
+    }
+}
+
+impl Table {
+    /// The position of a resource.
+    pub(super) fn resource(&self, name: &[u8]) -> Option<usize> {
+        self.resources.iter().position(|known| known.as_bytes() == name)
+    }
+
+    /// The position of a device.
+    pub(super) fn device(&self, resource: usize, id: &[u8]) -> Option<usize> {
+        let key = |device: &Device| (device.resource, device.id.as_bytes()).cmp(&(resource, id));
+        self.devices.binary_search_by(key).ok()
+    }
+
+    fn intern(&mut self, name: &Arc<str>) -> usize {
+        self.resources.iter().position(|known| known == name).unwrap_or_else(|| {
+            self.resources.push(name.clone());
+            self.resources.len() - 1
+        })
+    }
+
+    /// Sorts the devices. Of one that was told of twice the first place counts.
+    fn sort(&mut self) {
+        self.devices.sort_by(|a, b| (a.resource, &a.id).cmp(&(b.resource, &b.id)));
+        self.devices.dedup_by(|b, a| (a.resource, &a.id) == (b.resource, &b.id));
+    }
+}
+
+impl Rules {
+    /// What has to be put into answers for these pods on this node.
+    pub fn plan<'a>(&self, pods: impl Iterator<Item = &'a Pod>, node: &Node) -> Plan {
+        let mut drafts: Vec<Draft<'_>> = Vec::new();
+        for pod in living(pods) {
+            let mut draft = Draft::new(pod, self, node);
+            draft.read();
+            drafts.push(draft);
+        }
+        if self.shared_ids {
+            number_parts(&mut drafts);
+        }
+        claimed_twice(&mut drafts);
+        let mut plan = Plan { allocatable: self.allocatable(node), ..Plan::default() };
+        let mut chosen = Vec::with_capacity(drafts.len());
+        for draft in &drafts {
+            for wanted in &draft.wanted {
+                let resource = plan.devices.intern(&wanted.resource);
+                let (id, nodes) = (wanted.id.clone(), wanted.nodes.clone());
+                plan.devices.devices.push(Device { resource, id, nodes });
+            }
+        }
+        plan.devices.sort();
+        for draft in drafts {
+            let (pod, problems) = draft.finish(&plan.devices);
+            plan.problems.extend(problems.of(&pod.name));
+            if !pod.containers.is_empty() || pod.status != Status::default() {
+                chosen.push(pod);
+            }
+        }
+        plan.pods = chosen;
+        plan.problems.sort_unstable();
+        plan
+    }
+
+    /// What the node has and may be given.
+    fn allocatable(&self, node: &Node) -> Table {
+        let mut table = Table::default();
+        if !self.allocatable {
+            return table;
+        }
+        for device in node.devices().filter(|device| device.healthy) {
+            let Some(name) = names::resource(&self.resources, &device.kind, node.vendor()) else { continue };
+            // Functions or the card itself, never both.
+            let ids = match device.functions.is_empty() {
+                true => std::slice::from_ref(&device.id),
+                false => &device.functions,
+            };
+            for id in ids.iter().filter(|id| is_id(id)) {
+                let resource = table.intern(&name);
+                let nodes = node.nodes_of(id, Some(device));
+                table.devices.push(Device { resource, id: id.clone(), nodes });
+            }
+        }
+        table.sort();
+        table
+    }
+}
+
+/// The pods that hold devices, sorted by name. Of several of one name that is which was not deleted, or else the last.
+fn living<'a>(pods: impl Iterator<Item = &'a Pod>) -> impl Iterator<Item = &'a Pod> {
+    let mut all: BTreeMap<(&str, &str), &Pod> = BTreeMap::new();
+    for pod in pods.filter(|pod| !pod.phase.is_terminal()) {
+        let known = all.entry((&pod.namespace, &pod.name)).or_insert(pod);
+        if known.deleted || !pod.deleted {
+            *known = pod;
+        }
+    }
+    all.into_values()
+}
+
+/// A pod whose annotations are being read.
+struct Draft<'a> {
+    pod: &'a Pod,
+    rules: &'a Rules,
+    node: &'a Node,
+    /// In the order in which they were allocated.
+    wanted: Vec<Wanted>,
+    seen: BTreeSet<(Arc<str>, Box<str>)>,
+    status: Status,
+    problems: Problems,
+}
+
+/// A device of a pod.
+struct Wanted {
+    resource: Arc<str>,
+    id: Box<str>,
+    nodes: IdSet,
+    /// The position of its container.
+    container: usize,
+    share: Share,
+}
+
+/// How much of a device a pod has.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Share {
+    #[default]
+    All,
+    Part,
+    /// A part of an accelerator, which may have an id of its own.
+    Accelerator,
+}
+
+/// Devices that belong together: one, or the functions of one.
+#[derive(Default)]
+struct Unit {
+    ids: Vec<(Box<str>, IdSet)>,
+    share: Share,
+}
+
+impl<'a> Draft<'a> {
+    fn new(pod: &'a Pod, rules: &'a Rules, node: &'a Node) -> Self {
+        let (status, problems) = (Status::default(), Problems::default());
+        Self { pod, rules, node, wanted: Vec::new(), seen: BTreeSet::new(), status, problems }
+    }
+
+    fn read(&mut self) {
+        if self.rules.koordinator
+            && let Some(text) = self.annotation(DEVICES)
+        {
+            for (kind, allocated) in koordinator::devices(text, &mut self.problems) {
+                self.allocated(&kind, allocated);
+            }
+        }
+        let rules = self.rules;
+        for mapping in &rules.mappings {
+            if let Some(text) = self.annotation(&mapping.annotation) {
+                self.mapped(mapping, text);
+            }
+        }
+        if self.rules.cpus
+            && let Some(text) = self.annotation(STATUS)
+        {
+            self.status = koordinator::status(text, &mut self.problems);
+        }
+    }
+
+    /// The text of an annotation.
+    fn annotation(&mut self, key: &str) -> Option<&'a str> {
+        let all = &self.pod.annotations;
+        let at = all.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;
+        match &all[at].1 {
+            Annotation::Text(text) => Some(text),
+            Annotation::TooLong(bytes) => {
+                let what = || format!("annotation `{key}` has {bytes} bytes, too many to be read");
+                self.problems.add(Kind::TooLong, 0, what);
+                None
+            }
+        }
+    }
+
+    /// Devices of one type that Koordinator's scheduler allocated.
+    fn allocated(&mut self, kind: &str, allocated: Vec<Allocated>) {
+        let Some(resource) = names::resource(&self.rules.resources, kind, self.node.vendor()) else {
+            return koordinator::malformed(
+                &mut self.problems,
+                DEVICES,
+                "a type that no resource can be named by",
+            );
+        };
+        let units = allocated.into_iter().map(|device| self.unit(kind, device));
+        let units: Vec<Unit> = units.filter(|unit| !unit.ids.is_empty()).collect();
+        self.share_out(Some(kind), &resource, units);
+    }
+
+    /// The ids of a device: those of its functions if some were given, else its own.
+    fn unit(&mut self, kind: &str, device: Allocated) -> Unit {
+        let Allocated { id, minor, functions, part } = device;
+        let ids = match (functions.is_empty(), id) {
+            (false, _) => functions,
+            (true, Some(id)) => vec![id],
+            (true, None) => match minor.and_then(|minor| self.node.id_of(kind, minor)) {
+                Some(id) => vec![id.to_owned()],
+                None => {
+                    let number =
+                        minor.map_or_else(|| "without a number".to_owned(), |n| format!("number {n}"));
+                    let what =
+                        || format!("a device of type `{kind}` has no id, and of {number} none is known");
+                    self.problems.add(Kind::NoId, 1, what);
+                    Vec::new()
+                }
+            },
+        };
+        let ids = ids.into_iter().filter_map(|id| self.known(kind, id)).collect();
+        let share = match part {
+            false => Share::All,
+            true if kind == names::GPU => Share::Accelerator,
+            true => Share::Part,
+        };
+        Unit { ids, share }
+    }
+
+    /// An id, with the place of the device, unless the node is known not to have it. One that is not healthy stays as
+    /// long as a pod has it.
+    fn known(&mut self, kind: &str, id: String) -> Option<(Box<str>, IdSet)> {
+        let id = self.checked(id)?;
+        let device = match self.node.find(kind, &id) {
+            Known::Nothing => None,
+            Known::Is(device) => Some(device),
+            Known::Missing => {
+                let what = || format!("the node has no device `{id}` of type `{kind}`, as its Device says");
+                self.problems.add(Kind::UnknownId, 1, what);
+                return None;
+            }
+        };
+        let nodes = self.node.nodes_of(&id, device);
+        Some((id, nodes))
+    }
+
+    fn checked(&mut self, id: String) -> Option<Box<str>> {
+        if is_id(&id) {
+            return Some(id.into());
+        }
+        let what = || format!("an id is empty, not printable or longer than {ID_LIMIT} bytes");
+        self.problems.add(Kind::BadId, 1, what);
+        None
+    }
+
+    /// What an annotation says by a mapping.
+    fn mapped(&mut self, mapping: &'a Mapping, text: &str) {
+        let mut found: Vec<(Box<str>, Option<String>)> = Vec::new();
+        let Some(path) = &mapping.path else {
+            let ids = text.split(',').map(str::trim).filter(|id| !id.is_empty());
+            for id in ids.take(IDS_LIMIT + 1) {
+                self.found(mapping, &Value::from(id), &[], &mut found);
+            }
+            return self.share_out_mapped(mapping, found);
+        };
+        let value = match koordinator::parse(text) {
+            Ok(value) => value,
+            Err(error) => return koordinator::malformed(&mut self.problems, &mapping.annotation, &error),
+        };
+        let mut left = IDS_LIMIT + 1;
+        path.select(&value, &mut |node, matched| {
+            self.found(mapping, node, matched, &mut found);
+            left -= 1;
+            left > 0
+        });
+        self.share_out_mapped(mapping, found);
+    }
+
+    /// One node that a mapping's path selected.
+    fn found(
+        &mut self,
+        mapping: &Mapping,
+        node: &Value,
+        matched: &[Match<'_>],
+        found: &mut Vec<(Box<str>, Option<String>)>,
+    ) {
+        let fill = |template: &Template| template.fill(node, matched);
+        let id = fill(&mapping.id);
+        let container = mapping.container.as_ref().map(fill);
+        let (Some(id), true) = (id, container.as_ref().is_none_or(Option::is_some)) else {
+            let reason =
+                "something that an id or a container is made of is missing, or neither a text nor a number";
+            return koordinator::malformed(&mut self.problems, &mapping.annotation, reason);
+        };
+        if let Some(id) = self.checked(id) {
+            found.push((id, container.flatten()));
+        }
+    }
+
+    fn share_out_mapped(&mut self, mapping: &Mapping, found: Vec<(Box<str>, Option<String>)>) {
+        let mut free = Vec::new();
+        for (id, container) in found {
+            let ids = vec![(id.clone(), self.node.nodes_of(&id, None))];
+            let unit = Unit { ids, share: Share::All };
+            match container {
+                None => free.push(unit),
+                Some(name) => self.share_out_to(&mapping.resource, &name, unit),
+            }
+        }
+        self.share_out(None, &mapping.resource, free);
+    }
+
+    /// Gives a device to the container of this name.
+    fn share_out_to(&mut self, resource: &Arc<str>, name: &str, unit: Unit) {
+        match self.pod.containers.iter().position(|container| &*container.name == name) {
+            Some(container) => self.give(resource, container, unit),
+            None => self.problems.add(Kind::NoContainer, unit.ids.len(), || {
+                format!("an annotation gives a device to container `{}`, which it does not have", shown(name))
+            }),
+        }
+    }
+
+    /// Gives devices to those containers that they seem to be for.
+    fn share_out(&mut self, kind: Option<&str>, resource: &Arc<str>, units: Vec<Unit>) {
+        if units.is_empty() {
+            return;
+        }
+        match distribute(&self.pod.containers, kind, resource, units.len()) {
+            Some(places) => {
+                for (unit, container) in units.into_iter().zip(places) {
+                    self.give(resource, container, unit);
+                }
+            }
+            None => {
+                let ids = units.iter().map(|unit| unit.ids.len()).sum();
+                let what = || format!("it has no container that its `{resource}` could be given to");
+                self.problems.add(Kind::NoContainer, ids, what);
+            }
+        }
+    }
+
+    fn give(&mut self, resource: &Arc<str>, container: usize, unit: Unit) {
+        for (id, nodes) in unit.ids {
+            if self.wanted.len() >= IDS_LIMIT {
+                let what = || format!("it has more than {IDS_LIMIT} devices by annotation");
+                self.problems.add(Kind::TooMany, 1, what);
+                continue;
+            }
+            // What is said twice is there once.
+            if self.seen.insert((resource.clone(), id.clone())) {
+                let resource = resource.clone();
+                self.wanted.push(Wanted { resource, id, nodes, container, share: unit.share });
+            }
+        }
+    }
+
+    /// The pod's part of the plan, with devices by position.
+    fn finish(self, devices: &Table) -> (PodPlan, Problems) {
+        let mut containers: Vec<(Box<str>, Vec<usize>)> = Vec::new();
+        let mut of: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for wanted in &self.wanted {
+            let resource = devices.resource(wanted.resource.as_bytes());
+            let device = resource.and_then(|resource| devices.device(resource, wanted.id.as_bytes()));
+            of.entry(wanted.container).or_default().extend(device);
+        }
+        for (container, devices) in of {
+            containers.push((self.pod.containers[container].name.clone(), devices));
+        }
+        (PodPlan { name: self.pod.full_name(), containers, status: self.status }, self.problems)
+    }
+}
+
+/// A text that a device may be called by: of bytes that are seen, and not too many of them.
+fn is_id(id: &str) -> bool {
+    (1..=ID_LIMIT).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// A text of somebody else's, for a sentence.
+fn shown(text: &str) -> String {
+    text.chars().take(64).flat_map(char::escape_debug).collect()
+}
+
+/// Gives each part of a device an id of its own, which the pod keeps whoever comes and goes: it is made of the pod's UID.
+fn number_parts(drafts: &mut [Draft<'_>]) {
+    let mut parts: Vec<(Arc<str>, Box<str>, u64, usize, usize)> = Vec::new();
+    for (pod, draft) in drafts.iter().enumerate() {
+        for (at, wanted) in
+            draft.wanted.iter().enumerate().filter(|(_, wanted)| wanted.share == Share::Accelerator)
+        {
+            let number = number_of(draft.pod);
+            parts.push((wanted.resource.clone(), wanted.id.clone(), number, pod, at));
+        }
+    }
+    parts.sort_unstable();
+    let mut last: Option<(Arc<str>, Box<str>, u64)> = None;
+    for (resource, id, mut number, pod, at) in parts {
+        // Two of a thousand million that are the same: the later one takes the next.
+        if let Some((_, _, taken)) =
+            last.as_ref().filter(|(known, same, _)| (known, same) == (&resource, &id))
+        {
+            number = number.max(taken + 1);
+        }
+        drafts[pod].wanted[at].id = format!("{id}::{number}").into();
+        last = Some((resource, id, number));
+    }
+}
+
+fn number_of(pod: &Pod) -> u64 {
+    let mut hasher = XxHash64::with_seed(0);
+    for text in [&pod.namespace, &pod.name, &pod.uid] {
+        hasher.write(text.as_bytes());
+        hasher.write(&[0]);
+    }
+    hasher.finish() % (1 << 31)
+}
+
+/// Tells of devices that two pods have, one of them the whole. Nobody but the scheduler knows which is right.
+fn claimed_twice(drafts: &mut [Draft<'_>]) {
+    let mut holders: BTreeMap<(Arc<str>, Box<str>), Vec<(usize, Share)>> = BTreeMap::new();
+    for (pod, draft) in drafts.iter().enumerate() {
+        for wanted in &draft.wanted {
+            let device = (wanted.resource.clone(), wanted.id.clone());
+            holders.entry(device).or_default().push((pod, wanted.share));
+        }
+    }
+    for ((resource, id), holders) in holders {
+        if holders.len() < 2 || holders.iter().all(|(_, share)| *share != Share::All) {
+            continue;
+        }
+        let first = holders[0].0;
+        let other = drafts[first].pod.full_name();
+        for (pod, _) in &holders[1..] {
+            let what = || {
+                format!("`{resource}` `{id}` is given to pod {}/{} as well, not in parts", other.0, other.1)
+            };
+            drafts[*pod].problems.add(Kind::ClaimedTwice, 0, what);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Protocol buffers as the records that they are on the wire: what is not known here stays as it came.
+//!
+//! Whoever decodes a message into a type of its own and writes it again loses the fields that it does not know. Here a
+//! message is walked record by record, by position in the bytes that came, so that the rest of it can be copied.
+
+use std::ops::Range;
+
+/// So deep may unknown groups lie in each other, as in prost. Nobody writes them any more.
+const GROUPS: usize = 100;
+
+const VARINT: u64 = 0;
+const FIXED64: u64 = 1;
+const BYTES: u64 = 2;
+const GROUP: u64 = 3;
+const GROUP_END: u64 = 4;
+const FIXED32: u64 = 5;
+
+/// The bytes are no protocol buffers message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the bytes are no protocol buffers message: {reason} at byte {at}")]
+pub struct WireError {
+    /// What is wrong there.
+    pub reason: &'static str,
+    /// Where, from the first byte of the answer on.
+    pub at: usize,
+}
+
+/// One record of a message. All positions are those in the whole of the bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Field {
+    /// Its number in the message's definition.
+    pub number: u32,
+    /// All of it, its key included.
+    pub record: Range<usize>,
+    /// What it says.
+    pub value: Value,
+}
+
+/// What a record says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// A whole number or a boolean.
+    Varint(u64),
+    /// Eight bytes, little-endian.
+    Fixed64(u64),
+    /// Text, bytes, a message or packed numbers: where they are, without the length before them.
+    Bytes(Range<usize>),
+    /// A group: where its records are, without its end.
+    Group(Range<usize>),
+    /// Four bytes, little-endian.
+    Fixed32(u32),
+}
+
+/// The records of one message, in the order in which they came. Ends after the first error.
+#[derive(Debug, Clone)]
+pub struct Fields<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    end: usize,
+}
+
+/// The records of a message that is all of `bytes`.
+#[must_use]
+pub fn fields(bytes: &[u8]) -> Fields<'_> {
+    Fields { bytes, at: 0, end: bytes.len() }
+}
+
+/// The records of a message that is a part of `bytes`.
+#[must_use]
+pub fn fields_in(bytes: &[u8], part: Range<usize>) -> Fields<'_> {
+    let end = part.end.min(bytes.len());
+    Fields { bytes, at: part.start.min(end), end }
+}
+
+impl Iterator for Fields<'_> {
+    type Item = Result<Field, WireError>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.end {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.at = self.end;
+        }
+        Some(field)
+    }
+}
+
+impl Fields<'_> {
+    #[inline]
+    fn field(&mut self) -> Result<Field, WireError> {
+        let start = self.at;
+        let (number, kind) = self.key()?;
+        let value = match kind {
+            BYTES => Value::Bytes(self.delimited()?),
+            VARINT => Value::Varint(self.varint()?),
+            _ => self.rare(start, number, kind)?,
+        };
+        Ok(Field { number, record: start..self.at, value })
+    }
+
+    /// What no message of ours has.
+    #[cold]
+    fn rare(&mut self, start: usize, number: u32, kind: u64) -> Result<Value, WireError> {
+        match kind {
+            FIXED64 => Ok(Value::Fixed64(u64::from_le_bytes(self.fixed()?))),
+            FIXED32 => Ok(Value::Fixed32(u32::from_le_bytes(self.fixed()?))),
+            GROUP => Ok(Value::Group(self.group(number)?)),
+            _ => Err(WireError { reason: "a record of a kind that there is not", at: start }),
+        }
+    }
+
+    #[inline]
+    fn key(&mut self) -> Result<(u32, u64), WireError> {
+        let at = self.at;
+        let key = self.varint()?;
+        match u32::try_from(key >> 3) {
+            Ok(number) if number > 0 && key <= u64::from(u32::MAX) => Ok((number, key & 7)),
+            _ => Err(WireError { reason: "a field number that there is not", at }),
+        }
+    }
+
+    #[inline]
+    fn varint(&mut self) -> Result<u64, WireError> {
+        match self.bytes.get(self.at) {
+            Some(byte) if *byte < 0x80 && self.at < self.end => {
+                self.at += 1;
+                Ok(u64::from(*byte))
+            }
+            _ => self.long_varint(),
+        }
+    }
+
+    fn long_varint(&mut self) -> Result<u64, WireError> {
+        let start = self.at;
+        let mut value = 0;
+        for (index, byte) in self.bytes[start..self.end].iter().take(10).enumerate() {
+            // The tenth has the last bit of 64.
+            if index == 9 && *byte > 1 {
+                break;
+            }
+            value |= u64::from(byte & 0x7f) << (7 * index);
+            if byte & 0x80 == 0 {
+                self.at = start + index + 1;
+                return Ok(value);
+            }
+        }
+        let cut = self.end - start < 10;
+        let reason = if cut { "a number that is cut off" } else { "a number of more than 64 bits" };
+        Err(WireError { reason, at: start })
+    }
+
+    #[inline]
+    fn delimited(&mut self) -> Result<Range<usize>, WireError> {
+        let at = self.at;
+        let length = self.varint()?;
+        match usize::try_from(length) {
+            Ok(length) if length <= self.end - self.at => {
+                let start = self.at;
+                self.at += length;
+                Ok(start..self.at)
+            }
+            _ => Err(WireError { reason: "a record that is longer than what it is in", at }),
+        }
+    }
+
+    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        let found = self.bytes[self.at..self.end].first_chunk::<N>();
+        let found = *found.ok_or(WireError { reason: "a number that is cut off", at: self.at })?;
+        self.at += N;
+        Ok(found)
+    }
+
+    /// Skips a group and those in it, without recursion.
+    fn group(&mut self, number: u32) -> Result<Range<usize>, WireError> {
+        let start = self.at;
+        let mut open = vec![number];
+        loop {
+            let at = self.at;
+            if at >= self.end {
+                return Err(WireError { reason: "a group without an end", at: start });
+            }
+            let (number, kind) = self.key()?;
+            match kind {
+                BYTES => drop(self.delimited()?),
+                VARINT => drop(self.varint()?),
+                FIXED64 => drop(self.fixed::<8>()?),
+                FIXED32 => drop(self.fixed::<4>()?),
+                GROUP if open.len() < GROUPS => open.push(number),
+                GROUP => return Err(WireError { reason: "too many groups in each other", at }),
+                GROUP_END if open.pop() == Some(number) => {
+                    if open.is_empty() {
+                        return Ok(start..at);
+                    }
+                }
+                GROUP_END => return Err(WireError { reason: "the end of another group", at }),
+                _ => return Err(WireError { reason: "a record of a kind that there is not", at }),
+            }
+        }
+    }
+}
+
+/// Writes a number.
+pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Writes a record of a number.
+pub fn put_number(out: &mut Vec<u8>, number: u32, value: u64) {
+    put_varint(out, u64::from(number) << 3 | VARINT);
+    put_varint(out, value);
+}
+
+/// Writes what comes before so many bytes of text or of a message.
+pub fn put_head(out: &mut Vec<u8>, number: u32, length: usize) {
+    put_varint(out, u64::from(number) << 3 | BYTES);
+    put_varint(out, length as u64);
+}
+
+/// Writes a record of text, bytes or a message that is written already.
+pub fn put_bytes(out: &mut Vec<u8>, number: u32, content: &[u8]) {
+    put_head(out, number, content.len());
+    out.extend_from_slice(content);
+}
+
+#[cfg(test)]
+mod tests;
