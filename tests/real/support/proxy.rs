@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::agent::Agent;
 use super::cluster::free_port;
 use super::node::RealNode;
 use super::process::{Process, tethered};
@@ -46,9 +45,16 @@ impl Proxy {
         let metrics = format!("127.0.0.1:{}", free_port()?);
         let mut command = tethered(binary);
         command.arg(if place == Place::Agent { "agent" } else { "proxy" }).args(["--node-name", node.name()]);
-        command.arg("--kubeconfig").arg(node.agent_kubeconfig()).args(Agent::places(node));
+        command.arg("--kubeconfig").arg(node.agent_kubeconfig());
         command.args(["--metrics-address", &metrics, "--health-address", "none"]);
-        let own = [format!("proxy.dir={}", dir.display()), "proxy.enabled=true".to_owned()];
+        let at = |key: &str, path: PathBuf| format!("{key}={}", path.display());
+        let own = [
+            at("host.sys", node.dir().join("sys")),
+            at("host.proc", node.dir().join("proc")),
+            at("kubelet.dir", node.kubelet_dir()),
+            at("proxy.dir", dir.clone()),
+            "proxy.enabled=true".to_owned(),
+        ];
         for setting in own.iter().map(String::as_str).chain(settings.iter().copied()) {
             command.args([OsString::from("--set"), setting.into()]);
         }
