@@ -204,8 +204,9 @@ async fn of_the_proxy(
     let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await? - calls;
     let per_second = calls / f64::from(options.seconds);
     let (after, peak) = memory(proxy.id())?;
+    let in_flight = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
     let more = format!(
-        "{per_second:.1} calls of the kubelet per second; {:.1} MiB before, {:.1} after, {:.1} at most; {:.0} % of a core",
+        "{per_second:.1} calls of the kubelet per second, {in_flight} at once; {:.1} MiB before, {:.1} after, {:.1} at most; {:.0} % of a core",
         resident as f64 / 1024.0,
         after as f64 / 1024.0,
         peak as f64 / 1024.0,
@@ -214,6 +215,7 @@ async fn of_the_proxy(
     writeln!(out, "{}", figures.row(what, &more))?;
     figures.check(what)?;
     proxy.still_runs()?;
+    ensure!(in_flight <= IN_FLIGHT as f64, "{what}: {in_flight} calls in flight");
     ensure!(per_second <= CALLS_PER_SECOND, "{what}: {per_second} calls per second");
     Ok(figures)
 }

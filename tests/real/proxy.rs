@@ -9,13 +9,14 @@ use numacast::kubelet::Client;
 use serde_json::json;
 
 use crate::support::koordinator::{self, DEVICE_ALLOCATED};
+use crate::support::nrt::Figures;
 use crate::support::podresources::{
     Clients, EVERYBODY, Heard, Held, Recorder, Rpc, Who, added, held, held_of, in_order,
 };
 use crate::support::pods::PodSpec;
 use crate::support::proxy::{Place, Proxy};
 use crate::support::wait::{Hopeless, until};
-use crate::support::{Cluster, Needs, Parts, RealNode, pod};
+use crate::support::{Cluster, Needs, Parts, RealNode, nrt, oracle, pod};
 
 const NIC: &str = "example.com/nic";
 
@@ -316,8 +317,8 @@ async fn merges_what_is_annotated_and_nothing_else(place: Place) -> Result<()> {
         right.extend(devices);
     }
     world.adds(&right).await.context("some have")?;
-    let errors = world.proxy.sum("numacast_proxy_annotation_errors_total", &[]).await?;
-    ensure!(errors > 0.0, "nobody complains of the nonsense");
+    let problems = world.proxy.sum("numacast_proxy_annotation_problems", &[]).await?;
+    ensure!(problems > 0.0, "nobody complains of the nonsense");
 
     for (spec, _) in koordinated() {
         world.node.delete(spec.name()).await?;
@@ -359,4 +360,54 @@ async fn an_answer_above_a_clients_limit_is_that_clients_affair() -> Result<()> 
         clients.ask(who, &proxy.socket(), &Rpc::Allocatable).await?.ok()?;
     }
     proxy.still_runs()
+}
+
+/// What annotations give away is gone from the node's object, too, and nothing else in it changes.
+#[tokio::test]
+async fn zones_count_what_is_merged() -> Result<()> {
+    const GPU: &str = "nvidia.com/gpu";
+    const RDMA: &str = "koordinator.sh/rdma";
+    let Some(parts) = Parts::with_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let mut world = World::start(&parts, Place::Agent, &["proxy.zones=true"]).await?;
+    world.node.run(pod("plain").cpus(2).memory("1Gi").device(NIC, 1)).await?;
+    let free = |capacity: u64, available: u64| Figures { capacity, allocatable: capacity, available };
+    let all = [("node-0", GPU, free(2, 2)), ("node-1", GPU, free(2, 2)), ("node-1", RDMA, free(1, 1))];
+    world.zones_have(&all).await.context("nobody has any")?;
+    for (spec, _) in koordinated().into_iter().take(3) {
+        world.node.run(spec).await?;
+    }
+    // Two pods share a GPU, which is gone once.
+    let left = [("node-0", GPU, free(2, 1)), ("node-1", GPU, free(2, 1)), ("node-1", RDMA, free(1, 1))];
+    world.zones_have(&left).await.context("three pods have some")?;
+    world.node.delete("half").await?;
+    world.node.delete("whole").await?;
+    let left = [("node-0", GPU, free(2, 2)), ("node-1", GPU, free(2, 1)), ("node-1", RDMA, free(1, 1))];
+    world.zones_have(&left).await.context("one pod has one")?;
+    world.proxy.still_runs()
+}
+
+impl World {
+    /// The zones have these devices of Koordinator's, no others, and the rest as the kubelet's books say.
+    async fn zones_have(&self, right: &[(&str, &str, Figures)]) -> Result<()> {
+        until("the zones have what is left", async || {
+            let mut zones = nrt::read(&self.node.client(), self.node.name()).await?.zones;
+            let mut found = Vec::new();
+            for (name, resources) in &mut zones {
+                for resource in ["nvidia.com/gpu", "koordinator.sh/rdma"] {
+                    let figures = resources.remove(resource).filter(|figures| figures.capacity > 0);
+                    found.extend(figures.map(|figures| (name.clone(), resource, figures)));
+                }
+            }
+            let mut right: Vec<_> =
+                right.iter().map(|(zone, name, f)| ((*zone).to_owned(), *name, *f)).collect();
+            right.sort_by_key(|(zone, name, _)| (zone.clone(), *name));
+            found.sort_by_key(|(zone, name, _)| (zone.clone(), *name));
+            ensure!(found == right, "{found:?}");
+            let differences = oracle::expected(&self.node).await?.differences(&zones);
+            ensure!(differences.is_empty(), "{}", differences.join("\n"));
+            Ok(())
+        })
+        .await
+        .with_context(|| self.proxy.last_words())
+    }
 }
