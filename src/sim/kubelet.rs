@@ -16,6 +16,7 @@ mod pod;
 mod service;
 mod settings;
 mod state_files;
+mod traffic;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,6 +36,7 @@ pub use faults::{Age, Call, Fault, Told};
 pub use model::{Block, Given, Model, Pod, Refusal, Stage};
 pub use oracle::{Amounts, Expected, Split};
 pub use pod::{Claimed, ContainerSpec, PodLevel, PodSpec, Role};
+pub use traffic::Traffic;
 
 use self::faults::Faults;
 use self::limiter::Limiter;
@@ -158,6 +160,8 @@ struct State {
     changed: Instant,
     /// What was told, once somebody wants to know.
     journal: Option<Vec<Told>>,
+    /// Which calls came, once somebody wants to know.
+    traffic: Option<Traffic>,
 }
 
 impl Shared {
@@ -247,6 +251,7 @@ impl SimKubelet {
             written: BTreeMap::new(),
             changed: Instant::now(),
             journal: None,
+            traffic: None,
         };
         let shared =
             Shared { root: root.to_owned(), options, state: Mutex::new(state), cut: Mutex::default() };
@@ -505,6 +510,11 @@ impl SimKubelet {
     /// What was told since this was asked last; the first time nothing, but from then on it is kept.
     pub fn take_told(&self) -> Vec<Told> {
         std::mem::take(self.shared.lock().journal.get_or_insert_default())
+    }
+
+    /// Which calls have come; counted from the first time that this is asked.
+    pub fn traffic(&self) -> Traffic {
+        self.shared.lock().traffic.get_or_insert_default().clone()
     }
 
     /// Starts the kubelet's process again: nothing is known yet but what the state files tell. The caller says

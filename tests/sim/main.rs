@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // a test that fails says where
 
 mod agent;
+mod annotated;
 mod client;
 mod contract;
 mod demo;

@@ -1,42 +1,453 @@
 //! One connection for many askers, against everything a kubelet can answer.
 
-use std::sync::Arc;
+mod schedules;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use numacast::kubelet::{Ask, Asker, ClientError, Flight, Refusal, Upstream, usage_of};
+use futures::future::join_all;
+use numacast::kubelet::{Ask, Asker, ClientError, Ended, Flight, Observer, Refusal, Upstream, usage_of};
 use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
 use crate::support::SimNode;
 
+/// What the proxy has: below the deadlines of its clients.
 const TIMEOUT: Duration = Duration::from_secs(4);
 
-fn upstream(node: &SimNode) -> Upstream {
-    Upstream::start(node.kubelet.socket(), TIMEOUT, Arc::new(()))
+/// Keeps what happened.
+#[derive(Debug, Default)]
+struct Seen(Mutex<Calls>);
+
+#[derive(Clone, Debug, Default)]
+struct Calls {
+    /// How many were in flight at once.
+    most: usize,
+    /// Answers: how many askers each had.
+    shared_by: Vec<(Ask, usize)>,
+    /// Errors, by kind.
+    errors: BTreeMap<&'static str, usize>,
+}
+
+impl Seen {
+    fn calls(&self) -> Calls {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Observer for Seen {
+    fn started(&self, _: &Ask, in_flight: usize) {
+        let mut calls = self.0.lock().unwrap();
+        calls.most = calls.most.max(in_flight);
+    }
+
+    fn ended(&self, ended: &Ended<'_>) {
+        let mut calls = self.0.lock().unwrap();
+        match ended.error {
+            None => calls.shared_by.push((ended.ask.clone(), ended.shared_by)),
+            Some(error) => *calls.errors.entry(error.kind()).or_default() += 1,
+        }
+    }
+}
+
+struct Asked {
+    node: SimNode,
+    upstream: Upstream,
+    seen: Arc<Seen>,
+}
+
+impl Asked {
+    fn start() -> Self {
+        Self::with(Options { limited: false, ..Options::default() })
+    }
+
+    fn with(options: Options) -> Self {
+        let (node, seen) = (SimNode::with(options), Arc::new(Seen::default()));
+        node.kubelet.traffic();
+        let upstream = Upstream::start(node.kubelet.socket(), TIMEOUT, seen.clone());
+        Self { node, upstream, seen }
+    }
+
+    fn aged(age: Age) -> Self {
+        Self::with(Options { age, limited: false, ..Options::default() })
+    }
+
+    async fn ask(&self, ask: Ask) -> Result<Arc<Flight>, Refusal> {
+        self.upstream.ask(ask, Asker::Proxy).await
+    }
+
+    /// The answers to questions that are asked at the same time.
+    async fn ask_all(&self, asks: impl IntoIterator<Item = Ask>) -> Vec<Result<Arc<Flight>, Refusal>> {
+        join_all(asks.into_iter().map(|ask| self.ask(ask))).await
+    }
+
+    async fn run(&self, pods: &[&str]) {
+        for name in pods {
+            self.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
+        }
+    }
+
+    /// A List that does not answer for so long is under way.
+    async fn busy(&self, delay: Duration) -> impl Future<Output = ()> + use<> {
+        self.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(delay));
+        let upstream = self.upstream.clone();
+        let first = tokio::spawn(async move { upstream.ask(Ask::List, Asker::Proxy).await.map(drop) });
+        while self.node.kubelet.traffic().calls.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        async move { first.await.unwrap().unwrap() }
+    }
+
+    fn paths(&self) -> Vec<String> {
+        let calls = self.node.kubelet.traffic().calls;
+        calls
+            .into_iter()
+            .map(|(path, _)| path.replace(".PodResourcesLister/", " ").replacen('/', "", 1))
+            .collect()
+    }
 }
 
 fn get(name: &str) -> Ask {
     Ask::Get { namespace: "default".to_owned(), name: name.to_owned() }
 }
 
+/// An answer to Get is a List of one.
 fn names(flight: &Flight) -> Vec<String> {
-    usage_of(flight.bytes.clone()).unwrap().pods.into_iter().map(|pod| pod.name).collect()
+    let mut names: Vec<_> =
+        usage_of(flight.bytes.clone()).unwrap().pods.into_iter().map(|pod| pod.name).collect();
+    names.sort();
+    names
+}
+
+#[track_caller]
+fn assert_not_found(answer: Result<Arc<Flight>, Refusal>, name: &str) {
+    let status = answer.unwrap_err().status;
+    assert_eq!(status.code(), Code::Unknown);
+    assert_eq!(status.message(), format!("pod {name} in namespace default not found"));
 }
 
 #[tokio::test]
 async fn each_question_has_its_answer() {
-    let node = SimNode::start();
-    node.kubelet.start_pod(PodSpec::new("a").devices("example.com/nic", 1)).await.unwrap();
-    let upstream = upstream(&node);
-    let flight = upstream.ask(Ask::List, Asker::Proxy).await.unwrap();
-    assert_eq!(names(&flight), ["a"]);
-    // An answer to Get is a List of one.
-    assert_eq!(names(&upstream.ask(get("a"), Asker::Proxy).await.unwrap()), ["a"]);
-    assert_eq!(node.kubelet.calls().get, 1);
-    let old = upstream.ask(Ask::ListV1alpha1, Asker::Proxy).await.unwrap();
-    assert_eq!(names(&old), ["a"]);
-    assert!(!upstream.ask(Ask::Allocatable, Asker::Proxy).await.unwrap().bytes.is_empty());
-    let missing = upstream.ask(get("b"), Asker::Proxy).await.unwrap_err();
-    assert_eq!(missing.status.code(), Code::Unknown);
-    assert_eq!(missing.status.message(), "pod b in namespace default not found");
+    let asked = Asked::start();
+    asked.run(&["a"]).await;
+    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a"]);
+    assert_eq!(names(&*asked.ask(get("a")).await.unwrap()), ["a"]);
+    assert_eq!(names(&*asked.ask(Ask::ListV1alpha1).await.unwrap()), ["a"]);
+    assert!(!asked.ask(Ask::Allocatable).await.unwrap().bytes.is_empty());
+    assert_not_found(asked.ask(get("b")).await, "b");
+    let expected = ["v1 List", "v1 Get", "v1alpha1 List", "v1 GetAllocatableResources", "v1 Get"];
+    assert_eq!(asked.paths(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_asks_while_a_call_is_under_way_shares_the_next_one() {
+    let asked = Asked::start();
+    let busy = asked.busy(Duration::from_millis(50)).await;
+    // The call that is under way does not know this pod any more than its askers did.
+    asked.run(&["new"]).await;
+    let flights: Vec<_> = asked.ask_all(vec![Ask::List; 200]).await.into_iter().map(Result::unwrap).collect();
+    busy.await;
+    assert!(flights.iter().all(|flight| Arc::ptr_eq(flight, &flights[0])));
+    assert_eq!(names(&flights[0]), ["new"]);
+    assert_eq!(asked.paths(), ["v1 List"; 2]);
+    assert_eq!(asked.seen.calls().shared_by, [(Ask::List, 1), (Ask::List, 200)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lanes_do_not_wait_for_each_other() {
+    let asked = Asked::start();
+    asked.run(&["a"]).await;
+    let busy = asked.busy(Duration::from_secs(3)).await;
+    let start = Instant::now();
+    let asks = [get("a"), Ask::Allocatable, Ask::ListV1alpha1, get("a")];
+    asked.ask_all(asks).await.into_iter().for_each(|answer| drop(answer.unwrap()));
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    busy.await;
+    let traffic = asked.node.kubelet.traffic();
+    assert_eq!((traffic.calls.len(), traffic.all_at_once), (4, 2));
+    assert_eq!(asked.seen.calls().most, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_pods_at_once_cost_one_list() {
+    let asked = Asked::start();
+    asked.run(&["a", "b", "c"]).await;
+    let answers = asked.ask_all(["a", "b", "nobody", "c", "a"].map(get)).await;
+    let mut found = Vec::new();
+    for (name, answer) in ["a", "b", "nobody", "c", "a"].iter().zip(answers) {
+        match *name {
+            "nobody" => assert_not_found(answer, "nobody"),
+            name => {
+                assert_eq!(names(answer.as_ref().unwrap()), [name]);
+                found.push(answer.unwrap());
+            }
+        }
+    }
+    assert!(Arc::ptr_eq(&found[0], &found[3]), "whoever asks for the same shares the answer");
+    // Only the kubelet knows for certain that there is no such pod.
+    assert_eq!(asked.paths(), ["v1 List", "v1 Get"]);
+    assert_eq!(asked.seen.calls().shared_by, [(Ask::List, 4)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_get_is_not_served_pods_are_looked_up_in_a_list() {
+    for (age, said) in [(Age::V1_29, 1), (Age::V1_23, 1)] {
+        let asked = Asked::aged(age);
+        asked.run(&["a"]).await;
+        assert_eq!(names(&*asked.ask(get("a")).await.unwrap()), ["a"]);
+        assert_not_found(asked.ask(get("b")).await, "b");
+        assert_eq!(names(&*asked.ask(get("a")).await.unwrap()), ["a"]);
+        let gets = |asked: &Asked| asked.paths().iter().filter(|path| *path == "v1 Get").count();
+        assert_eq!(gets(&asked), said, "it is remembered: {:?}", asked.paths());
+        // Another kubelet may serve it.
+        asked.node.kubelet.set_age(Age::V1_34);
+        asked.node.kubelet.restart().await.unwrap();
+        asked.ask(Ask::List).await.unwrap();
+        assert_eq!(names(&*asked.ask(get("a")).await.unwrap()), ["a"]);
+        assert_not_found(asked.ask(get("b")).await, "b");
+        assert_eq!(gets(&asked), said + 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kubelet_that_is_replaced_by_an_older_one_is_asked_in_its_way() {
+    let asked = Asked::start();
+    asked.run(&["a"]).await;
+    asked.ask(get("a")).await.unwrap();
+    asked.node.kubelet.set_age(Age::V1_29);
+    asked.node.kubelet.restart().await.unwrap();
+    let answers = asked.ask_all(["a", "b"].map(get)).await;
+    let [found, missing] = answers.try_into().unwrap();
+    assert_eq!(names(&found.unwrap()), ["a"]);
+    assert_not_found(missing, "b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_goes_away_leaves_nothing_behind() {
+    let asked = Asked::start();
+    asked.run(&["a"]).await;
+    let busy = asked.busy(Duration::from_secs(2)).await;
+    // Nobody waits for these calls any more when they could be made.
+    for ask in [Ask::List, get("a"), Ask::Allocatable] {
+        let _ = futures::poll!(std::pin::pin!(asked.ask(ask)));
+    }
+    assert!(timeout(Duration::from_secs(1), asked.ask(Ask::List)).await.is_err());
+    busy.await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(asked.paths(), ["v1 List"]);
+    // A call goes on while anybody waits for it, whoever asked first.
+    asked.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(Duration::from_secs(2)));
+    let first = timeout(Duration::from_secs(1), asked.ask(Ask::List));
+    let (first, second) = tokio::join!(first, asked.ask(Ask::List));
+    assert!(first.is_err());
+    assert_eq!(names(&second.unwrap()), ["a"]);
+    assert_eq!(asked.paths(), ["v1 List"; 2]);
+    // Who comes to a call that everybody has left waits for the next one all the same.
+    asked.node.kubelet.fail_next(Call::List, 1, &Fault::Late(Duration::from_secs(2)));
+    assert!(timeout(Duration::from_secs(1), asked.ask(Ask::List)).await.is_err());
+    asked.run(&["b"]).await;
+    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a", "b"]);
+    assert_eq!(asked.node.kubelet.traffic().at_once["/v1.PodResourcesLister/List"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_left_of_a_handle_that_is_dropped() {
+    let asked = Asked::start();
+    asked.ask(Ask::List).await.unwrap();
+    let other = asked.upstream.clone();
+    drop(asked.upstream);
+    other.ask(Ask::List, Asker::Agent).await.unwrap();
+    assert_eq!(Arc::strong_count(&asked.seen), 2);
+    drop(other);
+    while Arc::strong_count(&asked.seen) > 1 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limiters_refusals_are_waited_out() {
+    let asked = Asked::start();
+    asked.run(&["a", "b"]).await;
+    let limited = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
+    for call in [Call::List, Call::Get, Call::Allocatable] {
+        asked.node.kubelet.fail_next(call, 3, &limited);
+    }
+    let asks = [Ask::List, get("a"), Ask::Allocatable, Ask::ListV1alpha1];
+    asked.ask_all(asks).await.into_iter().for_each(|answer| drop(answer.unwrap()));
+    assert_eq!(asked.seen.calls().errors["rate_limited"], 9);
+
+    // The agent does so itself.
+    asked.node.kubelet.fail_next(Call::List, 1, &limited);
+    let told = asked.upstream.ask(Ask::List, Asker::Agent).await.unwrap_err();
+    assert_eq!(told.error, ClientError::RateLimited("List"));
+
+    // One that goes on refusing is believed when the time is up, not before.
+    asked.node.kubelet.fail_next(Call::List, 1000, &limited);
+    let start = Instant::now();
+    let told = asked.ask(Ask::List).await.unwrap_err();
+    assert!(start.elapsed() <= TIMEOUT && start.elapsed() > TIMEOUT - Duration::from_secs(1));
+    assert_eq!(told.status.code(), Code::ResourceExhausted);
+    assert_eq!(told.status.message(), "rejected by rate limit");
+    let tried = asked.node.kubelet.traffic().calls.len();
+    assert!(tried < 40, "{tried} calls");
+
+    // Who came later has time left for another.
+    asked.node.kubelet.clear_faults();
+    asked.node.kubelet.fail_next(Call::List, 9, &limited);
+    asked.ask(Ask::List).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kubelets_words_are_passed_on_as_they_are() {
+    let asked = Asked::start();
+    let words = "the disk is on fire\n".repeat(100);
+    asked.node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::Internal, words.clone()));
+    let told = asked.ask(Ask::List).await.unwrap_err();
+    assert_eq!((told.status.code(), told.status.message()), (Code::Internal, &*words));
+    for (age, code, message) in [
+        (
+            Age::V1_20,
+            Code::Unimplemented,
+            "unknown method GetAllocatableResources for service v1.PodResourcesLister",
+        ),
+        (Age::OnlyV1alpha1, Code::Unimplemented, "unknown service v1.PodResourcesLister"),
+    ] {
+        asked.node.kubelet.set_age(age);
+        let told = asked.ask(Ask::Allocatable).await.unwrap_err();
+        assert_eq!((told.status.code(), told.status.message()), (code, message));
+    }
+    asked.node.kubelet.set_age(Age::V1_34);
+    asked.node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(17 << 20));
+    let told = asked.ask(Ask::List).await.unwrap_err();
+    assert_eq!(told.status.code(), Code::ResourceExhausted);
+    assert!(told.status.message().starts_with("the kubelet's answer to List is too large"));
+    asked.node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(5 << 20));
+    assert!(asked.ask(Ask::List).await.unwrap().bytes.len() > 5 << 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_breaks_is_made_again_once() {
+    let asked = Asked::start();
+    asked.run(&["a"]).await;
+    asked.ask(Ask::List).await.unwrap();
+    asked.node.kubelet.fail_next(Call::List, 1, &Fault::CutShort);
+    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a"]);
+    asked.node.kubelet.fail_next(Call::List, 2, &Fault::CutShort);
+    let told = asked.ask(Ask::List).await.unwrap_err();
+    assert_eq!(told.status.code(), Code::Unavailable);
+    assert!(told.status.message().starts_with("the kubelet's connection broke during List"), "{told:?}");
+    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kubelet_that_is_away_is_unavailable_at_once_and_is_not_hammered() {
+    let asked = Asked::start();
+    asked.run(&["a"]).await;
+    asked.ask(Ask::List).await.unwrap();
+    asked.node.kubelet.stop();
+    let start = Instant::now();
+    let mut refused = 0;
+    while start.elapsed() < Duration::from_secs(10) {
+        let asks = [Ask::List, get("a"), get("b"), Ask::Allocatable];
+        for answer in asked.ask_all(asks).await {
+            let status = answer.unwrap_err().status;
+            assert_eq!(status.code(), Code::Unavailable);
+            let sentence = format!("there is no kubelet socket at {}", asked.node.kubelet.socket().display());
+            let lost = "the kubelet's connection broke during";
+            assert!([&*sentence, lost].iter().any(|words| status.message().starts_with(words)), "{status:?}");
+            refused += 1;
+        }
+    }
+    let attempts: usize = asked.seen.calls().errors.values().sum();
+    assert!(attempts <= 5 + 250 && attempts > 100, "{attempts} attempts for {refused} refusals");
+    asked.node.kubelet.boot().unwrap();
+    asked.node.kubelet.set_ready(true, true);
+    assert_eq!(names(&*asked.ask(Ask::List).await.unwrap()), ["a"], "whoever asks next tries");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_hangs_ends_and_so_does_waiting_for_it() {
+    let asked = Asked::start();
+    asked.run(&["a"]).await;
+    asked.ask(Ask::List).await.unwrap();
+    asked.node.kubelet.fail_next(Call::List, 1, &Fault::Hang);
+    let start = Instant::now();
+    let later = async {
+        sleep(Duration::from_secs(1)).await;
+        asked.ask(Ask::List).await
+    };
+    let (first, second) = tokio::join!(asked.ask(Ask::List), later);
+    let told = first.unwrap_err();
+    assert_eq!(told.status.code(), Code::Unavailable);
+    let sentence =
+        format!("the kubelet did not answer List on {} within 4s", asked.node.kubelet.socket().display());
+    assert_eq!(told.status.message(), sentence);
+    assert_eq!(names(&second.unwrap()), ["a"], "who asked later has a call of his own");
+    assert_eq!(start.elapsed().as_secs(), 4);
+
+    // Nobody waits longer for a call than it may take.
+    asked.node.kubelet.fail_next(Call::Allocatable, 1, &Fault::Hang);
+    asked.node.kubelet.fail_next(Call::List, 1, &Fault::Hang);
+    let start = Instant::now();
+    let after = |seconds, ask| {
+        let asked = &asked;
+        async move {
+            sleep(Duration::from_secs(seconds)).await;
+            let status = asked.ask(ask).await.unwrap_err().status;
+            assert_eq!(status.code(), Code::Unavailable);
+            (start.elapsed().as_secs(), status.message().contains("did not answer Get on"))
+        }
+    };
+    let (first, second, third) =
+        tokio::join!(after(0, Ask::Allocatable), after(1, Ask::ListV1alpha1), after(2, get("a")));
+    assert_eq!((first, second, third), ((4, false), (8, false), (6, true)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_budget_holds_in_every_second_and_the_agent_does_not_wait_for_it() {
+    let asked = Asked::start();
+    let start = Instant::now();
+    let mut longest = Duration::ZERO;
+    let clients = join_all((0..8).map(|_| async {
+        while start.elapsed() < Duration::from_secs(5) {
+            asked.ask(Ask::List).await.unwrap();
+        }
+    }));
+    let agent = async {
+        sleep(Duration::from_secs(6)).await;
+        // More than the budget would let start.
+        for _ in 0..10 {
+            let asked_at = Instant::now();
+            asked.upstream.ask(Ask::List, Asker::Agent).await.unwrap();
+            longest = longest.max(asked_at.elapsed());
+        }
+    };
+    tokio::join!(clients, agent);
+    assert!(longest < Duration::from_millis(5), "{longest:?}");
+    let calls = asked.node.kubelet.traffic().calls;
+    let proxys: Vec<Instant> = calls.iter().map(|(_, at)| *at).take(calls.len() - 10).collect();
+    let most = busiest_second(&proxys);
+    assert!(most <= 30, "{most} calls in a second");
+    assert!(proxys.len() > 100, "{} calls in five seconds", proxys.len());
+}
+
+/// The most calls in any one second.
+fn busiest_second(calls: &[Instant]) -> usize {
+    let second = Duration::from_secs(1);
+    let within = |from: &Instant| calls.iter().filter(|at| (*from..*from + second).contains(*at)).count();
+    calls.iter().map(within).max().unwrap_or_default()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_is_made_once_for_all_who_share_an_answer() {
+    let asked = Asked::start();
+    let flights = asked.ask_all([Ask::List, Ask::List]).await;
+    let [first, second] = flights.try_into().unwrap();
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert!(Arc::ptr_eq(&first.slot::<Mutex<u32>>(), &second.slot::<Mutex<u32>>()));
+    *first.slot::<Mutex<u32>>().lock().unwrap() = 7;
+    assert_eq!(*second.slot::<Mutex<u32>>().lock().unwrap(), 7);
+    assert_eq!(*second.slot::<u64>(), 0, "of another type nothing is shared");
 }

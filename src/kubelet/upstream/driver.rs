@@ -26,7 +26,7 @@ const CALL_BURST: f64 = 5.0;
 /// How soon to try again what the kubelet's limiter refused: it lets a call through every 10 ms, and others wait too.
 const LIMITED: Duration = Duration::from_millis(20);
 /// The longest wait between two such calls.
-const LIMITED_LIMIT: Duration = Duration::from_millis(500);
+const LIMITED_LIMIT: Duration = Duration::from_millis(200);
 
 pub(super) struct Driver {
     shared: Arc<Shared>,

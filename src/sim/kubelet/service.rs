@@ -15,6 +15,7 @@ use tower::Service as _;
 use super::answers;
 use super::faults::{Age, Call, Fault, Told};
 use super::model::Model;
+use super::traffic::Passing;
 use super::{Shared, State};
 use crate::kubelet::proto::{v1, v1alpha1};
 
@@ -141,6 +142,7 @@ pub(super) async fn answer(
     mut routes: Router,
     request: http::Request<Body>,
 ) -> Result<http::Response<Body>, Infallible> {
+    let _passing = Passing::begin(Arc::clone(&shared), request.uri().path());
     let Some((call, fault)) = shared.take_raw(request.uri().path()) else {
         return routes.call(request).await;
     };

@@ -1,0 +1,273 @@
+//! Devices from annotations, and what the proxy does when nobody tells it of them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use numacast::cluster::Cluster;
+use numacast::config::Config;
+use numacast::kubelet::{Ask, Asker, Upstream, usage_of};
+use numacast::pod_source::{KubeletPort, PodSource, PodTellers};
+use numacast::proxy::{Proxy, Settings};
+use numacast::sim::api_server::{ApiServer, Fault, PODS, Rule};
+use numacast::sim::kubelet::PodSpec;
+use numacast::telemetry::pods::PodSourceCounts;
+use numacast::telemetry::proxy::{Beside, Metrics};
+use numacast::telemetry::server::{Exposition, Probes};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::Code;
+
+use crate::support::SimNode;
+
+const GPUS: &str = "scheduling.koordinator.sh/device-allocated";
+
+/// A proxy between a simulated kubelet and a client.
+struct Served {
+    node: SimNode,
+    server: ApiServer,
+    metrics: Metrics,
+    socket: PathBuf,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Served {
+    async fn with(change: impl FnOnce(&mut Settings)) -> Self {
+        let server = ApiServer::start_anywhere(0).await.unwrap();
+        server.add_node("worker").unwrap();
+        Self::on(server, change)
+    }
+
+    fn on(server: ApiServer, change: impl FnOnce(&mut Settings)) -> Self {
+        let node = SimNode::start();
+        let mut config = Config { node_name: "worker".into(), ..Config::default() };
+        config.host.root = node.root().to_owned();
+        let config = config.resolved();
+        let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
+        let mut settings = Settings::from_config(&config, &tellers.order).unwrap();
+        change(&mut settings);
+        let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
+        let tellers = PodTellers { wanted: settings.wanted(), ..tellers };
+        let counts = Arc::new(PodSourceCounts::default());
+        let pods = PodSource::follow(tellers, "worker".to_owned(), cluster.clone(), counts);
+        let proxy = Proxy::new(settings, pods, Some(cluster));
+        let (metrics, socket) = (proxy.metrics(), config.proxy.socket());
+        let started = proxy.start().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(proxy.run(Some(started), async { drop(stopped.await) }));
+        Self { node, server, metrics, socket, stop, task }
+    }
+
+    /// The pods of the source are known.
+    async fn known(self) -> Self {
+        while self.metrics.health().ready().is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self
+    }
+
+    /// Which pod has which devices, as a client is told.
+    async fn ask(&self, ask: Ask) -> Result<Vec<String>, (Code, String)> {
+        let client = Upstream::start(self.socket.clone(), Duration::from_secs(10), Arc::new(()));
+        let refused = |status: tonic::Status| (status.code(), status.message().to_owned());
+        let answer = client.ask(ask, Asker::Agent).await.map_err(|refusal| refused(refusal.status))?;
+        let mut all = Vec::new();
+        for pod in usage_of(answer.bytes.clone()).unwrap().pods {
+            for container in pod.containers {
+                let groups = container.devices.into_iter();
+                let devices = groups
+                    .flat_map(|group| group.ids.into_iter().map(move |id| (group.resource.clone(), id)));
+                all.extend(
+                    devices.map(|(resource, id)| format!("{}/{} {resource} {id}", pod.name, container.name)),
+                );
+            }
+        }
+        all.sort();
+        Ok(all)
+    }
+
+    async fn list(&self) -> Result<Vec<String>, (Code, String)> {
+        self.ask(Ask::List).await
+    }
+
+    /// A pod that the API server has, and that runs on the node.
+    async fn run(&self, name: &str, annotation: Option<&str>) {
+        self.server.put(&PODS, object(name, annotation)).unwrap();
+        self.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
+    }
+
+    fn figure(&self, sample: &str) -> String {
+        let text = Beside::new(&self.metrics).encode();
+        let line = text.lines().find_map(|line| line.strip_prefix(sample));
+        line.unwrap_or_else(|| panic!("{sample} is not in {text}")).trim().to_owned()
+    }
+
+    async fn end(self) {
+        drop(self.stop);
+        self.task.await.unwrap();
+        assert!(self.socket.exists(), "the socket's file stays");
+    }
+}
+
+fn object(name: &str, annotation: Option<&str>) -> Value {
+    let mut object = PodSpec::new(name).object("worker", "Running");
+    if let Some(text) = annotation {
+        object["metadata"]["annotations"] = json!({ GPUS: text });
+    }
+    object
+}
+
+fn gpu(id: &str) -> String {
+    json!({"gpu": [{"minor": 0, "id": id}]}).to_string()
+}
+
+/// A proxy that nobody tells about pods any more, from now on.
+async fn silenced(served: &Served) {
+    served.server.inject(Rule {
+        verb: Some("watch"),
+        resource: Some("pods"),
+        times: None,
+        fault: Fault::Hang,
+    });
+    served.server.cut_connections();
+    while served.server.watchers(&PODS) > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_is_told_of_devices_that_only_annotations_have() {
+    let served = Served::with(|_| {}).await.known().await;
+    served.run("a", Some(&gpu("GPU-1"))).await;
+    served.run("b", None).await;
+    let with_plugin = PodSpec::new("c").devices("example.com/nic", 1);
+    served.server.put(&PODS, object("c", Some(&gpu("GPU-2")))).unwrap();
+    served.node.kubelet.start_pod(with_plugin).await.unwrap();
+    let all = served.list().await.unwrap();
+    let [ours @ .., nic] = &*all else { panic!("{all:?}") };
+    assert!(nic.starts_with("c/main example.com/nic "), "{all:?}");
+    assert_eq!(ours, ["a/main nvidia.com/gpu GPU-1", "c/main nvidia.com/gpu GPU-2"]);
+    let get = |name: &str| Ask::Get { namespace: "default".to_owned(), name: name.to_owned() };
+    assert_eq!(served.ask(get("a")).await.unwrap(), ["a/main nvidia.com/gpu GPU-1"]);
+    assert_eq!(served.ask(get("c")).await.unwrap(), all[1..]);
+    assert!(served.ask(get("b")).await.unwrap().is_empty());
+    let nobody = served.ask(get("x")).await.unwrap_err();
+    assert_eq!(nobody, (Code::Unknown, "pod x in namespace default not found".to_owned()));
+    assert_eq!(served.figure("numacast_proxy_merged_pods"), "2");
+    // A pod that ends has nothing any more, though its annotation stays.
+    let mut ended = object("a", Some(&gpu("GPU-1")));
+    ended["status"]["phase"] = "Succeeded".into();
+    served.server.put(&PODS, ended).unwrap();
+    while served.list().await.unwrap().len() > 2 {}
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_pod_that_the_watch_has_not_told_of_is_asked_for() {
+    let served = Served::with(|settings| settings.wait = Duration::from_secs(3600)).await.known().await;
+    silenced(&served).await;
+    served.run("late", Some(&gpu("GPU-7"))).await;
+    assert_eq!(served.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
+    // Of a pod that the API server does not have there is nothing to wait for.
+    served.node.kubelet.start_pod(PodSpec::new("static")).await.unwrap();
+    assert_eq!(served.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
+    assert_eq!(served.figure("numacast_proxy_unknown_pods"), "0");
+    served.end().await;
+}
+
+#[tokio::test]
+async fn one_that_nobody_can_tell_of_is_waited_for_once_and_then_served_without_or_refused() {
+    for fail_closed in [false, true] {
+        let settings = |settings: &mut Settings| {
+            settings.wait = Duration::from_millis(200);
+            settings.fail_closed = fail_closed;
+        };
+        let served = Served::with(settings).await.known().await;
+        served.run("known", Some(&gpu("GPU-1"))).await;
+        assert_eq!(served.list().await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
+        silenced(&served).await;
+        let hang = Rule { verb: Some("list"), resource: Some("pods"), times: None, fault: Fault::Hang };
+        served.server.inject(hang);
+        served.run("late", Some(&gpu("GPU-7"))).await;
+        let answer = served.list().await;
+        match fail_closed {
+            false => assert_eq!(answer.unwrap(), ["known/main nvidia.com/gpu GPU-1"]),
+            true => {
+                let (code, text) = answer.unwrap_err();
+                assert_eq!(code, Code::Unavailable);
+                assert!(text.contains("names 1 pods that nobody has told about"), "{text}");
+                // What is asked of a pod that is known is answered.
+                let known = Ask::Get { namespace: "default".to_owned(), name: "known".to_owned() };
+                assert_eq!(served.ask(known).await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
+            }
+        }
+        assert_eq!(served.figure("numacast_proxy_unknown_pods"), "1");
+        served.server.clear_faults();
+        served.server.cut_connections();
+        let both = ["known/main nvidia.com/gpu GPU-1", "late/main nvidia.com/gpu GPU-7"];
+        while served.list().await.ok().is_none_or(|all| all != both) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        served.end().await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_told_last_is_believed_for_a_while_and_then_no_more() {
+    for fail_closed in [false, true] {
+        let settings = |settings: &mut Settings| {
+            settings.last_known = Duration::from_secs(2);
+            settings.fail_closed = fail_closed;
+        };
+        let served = Served::with(settings).await.known().await;
+        served.run("a", Some(&gpu("GPU-1"))).await;
+        assert_eq!(served.list().await.unwrap().len(), 1);
+        assert_eq!(served.figure("numacast_proxy_passing_through"), "0");
+        served.server.stop();
+        assert_eq!(served.list().await.unwrap().len(), 1, "what was told last");
+        loop {
+            match served.list().await {
+                Ok(all) if all.is_empty() && !fail_closed => break,
+                Err((Code::Unavailable, text)) if fail_closed && text.contains("for too long") => break,
+                Ok(all) => assert_eq!(all.len(), 1),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        assert_eq!(served.figure("numacast_proxy_passing_through"), "1");
+        served.server.resume().await.unwrap();
+        while served.list().await.ok().is_none_or(|all| all.is_empty()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(served.figure("numacast_proxy_passing_through"), "0");
+        served.end().await;
+    }
+}
+
+#[tokio::test]
+async fn before_anybody_has_told_anything_answers_are_passed_through_or_refused() {
+    for fail_closed in [false, true] {
+        let server = ApiServer::start_anywhere(0).await.unwrap();
+        server.add_node("worker").unwrap();
+        server.set_denied("list", "pods", true);
+        let served = Served::on(server, |settings| {
+            settings.wait = Duration::from_millis(50);
+            settings.fail_closed = fail_closed;
+        });
+        served.run("a", Some(&gpu("GPU-1"))).await;
+        match served.list().await {
+            Ok(all) => assert!(all.is_empty() && !fail_closed, "{all:?}"),
+            Err((code, text)) => {
+                assert!(fail_closed && code == Code::Unavailable && text.contains("yet"), "{code:?} {text}");
+            }
+        }
+        assert_eq!(served.figure("numacast_proxy_passing_through"), "1");
+        assert!(served.metrics.health().ready().is_err());
+        served.server.set_denied("list", "pods", false);
+        while served.list().await.ok().is_none_or(|all| all.is_empty()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        served.end().await;
+    }
+}

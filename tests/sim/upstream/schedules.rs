@@ -1,0 +1,348 @@
+//! In random schedules, in virtual time: no answer is older than its question, and the kubelet is called as seldom as was
+//! promised. `NUMACAST_SCHEDULES` makes more of them, `NUMACAST_SEED` repeats one that failed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use futures::future::join_all;
+use numacast::kubelet::{Ask, Asker, ClientError, Flight, Refusal, Upstream, allocatable_of, usage_of};
+use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec, SimKubelet};
+use numacast::sim::machine::{Device, MachineSpec};
+use tokio::time::{Instant, sleep, timeout};
+use tonic::Code;
+
+use super::{Seen, TIMEOUT, busiest_second};
+use crate::support::machine;
+
+/// How many are tried if nobody says.
+const SCHEDULES: u64 = 60;
+/// How long each lasts.
+const LENGTH: Duration = Duration::from_secs(3);
+/// Names that pods have, again and again.
+const PODS: u64 = 4;
+/// A device of this resource says when it was offered.
+const STAMP: &str = "example.com/stamp";
+
+/// What may happen in a schedule.
+#[derive(Debug)]
+struct Weather {
+    age: Age,
+    proxys: usize,
+    agent: bool,
+    refusals: bool,
+    /// Restarts, calls that hang, connections that break.
+    storms: bool,
+}
+
+/// What the kubelet knows: of each pod that runs, and of the device, when it was made.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct State {
+    pods: BTreeMap<String, u64>,
+    device: u64,
+}
+
+struct World {
+    kubelet: SimKubelet,
+    upstream: Upstream,
+    weather: Weather,
+    /// Every state there was, the present one last.
+    history: RefCell<Vec<State>>,
+    ends: Instant,
+    tally: Cell<Tally>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    answers: usize,
+    /// Whose answer is another than when they asked, or than when it came.
+    moved: usize,
+    dropped: usize,
+    refused: usize,
+    unavailable: usize,
+    calls: usize,
+    most: usize,
+    busiest: usize,
+}
+
+impl Weather {
+    fn of(rng: &mut Rng) -> Self {
+        Self {
+            age: [Age::V1_34, Age::V1_34, Age::V1_37, Age::V1_29, Age::V1_23][rng.usize(..5)],
+            proxys: rng.usize(2..12),
+            agent: rng.bool(),
+            refusals: rng.bool(),
+            storms: rng.u8(..3) == 0,
+        }
+    }
+}
+
+impl World {
+    fn start(spec: &MachineSpec, root: &Path, weather: Weather, seen: &Arc<Seen>) -> Self {
+        let options = Options {
+            age: weather.age,
+            release_lag: Duration::ZERO,
+            // Its clock is the real one; refusals come as faults.
+            limited: false,
+            ..Options::default()
+        };
+        let kubelet = SimKubelet::start(spec, root, options).unwrap();
+        kubelet.traffic();
+        let upstream = Upstream::start(kubelet.socket(), TIMEOUT, seen.clone());
+        let history = RefCell::new(vec![State::default()]);
+        let world = Self {
+            kubelet,
+            upstream,
+            weather,
+            history,
+            ends: Instant::now() + LENGTH,
+            tally: Cell::default(),
+        };
+        world.change(&mut Rng::with_seed(0), true);
+        world
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.ends
+    }
+
+    fn count(&self, what: impl FnOnce(&mut Tally)) {
+        let mut tally = self.tally.get();
+        what(&mut tally);
+        self.tally.set(tally);
+    }
+
+    /// A pod comes or goes, or a device is another; at one moment, as far as anybody can see.
+    fn change(&self, rng: &mut Rng, device: bool) {
+        let mut history = self.history.borrow_mut();
+        let number = history.len() as u64;
+        let mut state = history.last().cloned().unwrap_or_default();
+        let name = format!("pod-{}", rng.u64(..PODS));
+        if device {
+            state.device = number;
+            self.offer(number);
+        } else if state.pods.remove(&name).is_some() {
+            assert!(self.kubelet.stop_pod("default", &name));
+        } else {
+            let mut pod = PodSpec::new(&name);
+            pod.uid = format!("uid-{number}");
+            pod.containers[0].name = format!("made-{number}");
+            self.kubelet.announce_pod(pod).unwrap();
+            state.pods.insert(name, number);
+        }
+        history.push(state);
+    }
+
+    fn offer(&self, number: u64) {
+        let device = Device { id: format!("made-{number}"), numa: vec![0], ..Device::default() };
+        self.kubelet.offer_devices(STAMP, &[device]);
+    }
+
+    /// What becomes of the node.
+    async fn go_on(&self, mut rng: Rng) {
+        while !self.is_over() {
+            sleep(Duration::from_micros(rng.u64(..60_000))).await;
+            match rng.u8(..12) {
+                0..5 => self.change(&mut rng, false),
+                5..7 => self.change(&mut rng, true),
+                7..10 => self.delay(&mut rng),
+                10 if self.weather.refusals => {
+                    let words = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
+                    self.kubelet.fail_next(any_call(&mut rng), rng.usize(1..4), &words);
+                }
+                11 if self.weather.storms => self.storm(&mut rng).await,
+                _ => {}
+            }
+        }
+    }
+
+    fn delay(&self, rng: &mut Rng) {
+        let delay = Duration::from_micros(rng.u64(..150_000));
+        let fault = if rng.bool() { Fault::Late(delay) } else { Fault::Delay(delay) };
+        self.kubelet.fail_next(any_call(rng), rng.usize(1..4), &fault);
+    }
+
+    async fn storm(&self, rng: &mut Rng) {
+        match rng.u8(..4) {
+            0 => self.kubelet.cut_connections(),
+            1 => self.kubelet.fail_next(any_call(rng), 1, &Fault::CutShort),
+            2 => self.kubelet.fail_next(any_call(rng), 1, &Fault::Hang),
+            _ => {
+                if rng.bool() {
+                    self.kubelet.stop()
+                } else {
+                    self.kubelet.kill()
+                }
+                sleep(Duration::from_micros(rng.u64(..100_000))).await;
+                if rng.bool() {
+                    self.kubelet.set_age([Age::V1_34, Age::V1_29][rng.usize(..2)]);
+                }
+                self.kubelet.boot().unwrap();
+                self.kubelet.set_ready(true, true);
+                // Its plugin registers at once, as far as anybody can see.
+                self.offer(self.history.borrow().last().unwrap().device);
+            }
+        }
+    }
+
+    async fn ask_on(&self, mut rng: Rng, asker: Asker) {
+        while !self.is_over() {
+            let pause = match asker {
+                Asker::Proxy => rng.u64(..40_000) * u64::from(rng.bool()),
+                Asker::Agent => 100_000 + rng.u64(..100_000),
+            };
+            sleep(Duration::from_micros(pause)).await;
+            self.ask_once(&mut rng, asker).await;
+        }
+    }
+
+    async fn ask_once(&self, rng: &mut Rng, asker: Asker) {
+        let ask = match rng.u8(..8) {
+            0..3 => Ask::List,
+            3..6 => super::get(&format!("pod-{}", rng.u64(..PODS))),
+            6 => Ask::ListV1alpha1,
+            _ => Ask::Allocatable,
+        };
+        let patience = if rng.u8(..6) == 0 { rng.u64(..30_000) } else { u64::MAX >> 1 };
+        let (asked, before) = (Instant::now(), self.history.borrow().len() - 1);
+        let answer = self.upstream.ask(ask.clone(), asker);
+        let Ok(answer) = timeout(Duration::from_micros(patience), answer).await else {
+            return self.count(|tally| tally.dropped += 1);
+        };
+        assert!(asked.elapsed() <= 2 * TIMEOUT, "{ask:?} took {:?}", asked.elapsed());
+        match told(&ask, answer) {
+            Told::Answer(matches, started) => {
+                assert!(started >= asked, "{ask:?} is answered by a call from before");
+                let history = self.history.borrow();
+                let fits: Vec<bool> = history[before..].iter().map(|state| matches(state)).collect();
+                assert!(fits.contains(&true), "{ask:?}: an answer that was not true since it was asked");
+                let moved = fits.contains(&false);
+                self.count(|tally| tally.moved += usize::from(moved));
+                self.count(|tally| tally.answers += 1);
+            }
+            Told::Limited => {
+                assert_eq!(asker, Asker::Agent, "the proxy's clients do not hear of the limiter");
+                self.count(|tally| tally.refused += 1);
+            }
+            Told::Unavailable(sentence) => {
+                assert!(self.weather.storms, "{ask:?}: {sentence}");
+                self.count(|tally| tally.unavailable += 1);
+            }
+        }
+    }
+}
+
+enum Told {
+    /// Which states it fits, and when its call started.
+    Answer(Box<dyn Fn(&State) -> bool>, Instant),
+    Limited,
+    Unavailable(String),
+}
+
+fn told(ask: &Ask, answer: Result<Arc<Flight>, Refusal>) -> Told {
+    match (ask, answer) {
+        (Ask::List | Ask::ListV1alpha1, Ok(flight)) => {
+            let pods = pods(&flight);
+            Told::Answer(Box::new(move |state| state.pods == pods), flight.started)
+        }
+        (Ask::Get { name, .. }, Ok(flight)) => {
+            let (pods, name) = (pods(&flight), name.clone());
+            assert_eq!(pods.len(), 1);
+            let fits =
+                move |state: &State| state.pods.get(&name) == pods.get(&name) && pods.contains_key(&name);
+            Told::Answer(Box::new(fits), flight.started)
+        }
+        (Ask::Allocatable, Ok(flight)) => {
+            let devices = allocatable_of(flight.bytes.clone()).unwrap().devices;
+            let stamp = devices.iter().find(|group| group.resource == STAMP).map(|group| made(&group.ids[0]));
+            Told::Answer(Box::new(move |state| Some(state.device) == stamp), flight.started)
+        }
+        (_, Err(Refusal { error: ClientError::RateLimited(_), .. })) => Told::Limited,
+        (_, Err(refusal)) if refusal.status.code() == Code::Unavailable => {
+            Told::Unavailable(refusal.status.message().to_owned())
+        }
+        (Ask::Get { name, .. }, Err(refusal)) => {
+            let words = format!("pod {name} in namespace default not found");
+            assert_eq!((refusal.status.code(), refusal.status.message()), (Code::Unknown, &*words));
+            let name = name.clone();
+            // It does not say when.
+            Told::Answer(Box::new(move |state| !state.pods.contains_key(&name)), Instant::now())
+        }
+        (ask, Err(refusal)) => panic!("{ask:?}: {refusal:?}"),
+    }
+}
+
+fn pods(flight: &Flight) -> BTreeMap<String, u64> {
+    let pods = usage_of(flight.bytes.clone()).unwrap().pods;
+    pods.into_iter().map(|pod| (pod.name, made(&pod.containers[0].name))).collect()
+}
+
+fn made(text: &str) -> u64 {
+    text.strip_prefix("made-").unwrap().parse().unwrap()
+}
+
+fn any_call(rng: &mut Rng) -> Call {
+    [Call::List, Call::Allocatable, Call::Get][rng.usize(..3)]
+}
+
+async fn run(spec: &MachineSpec, seed: u64) -> Tally {
+    let mut rng = Rng::with_seed(seed);
+    // For what waits a random time.
+    fastrand::seed(seed);
+    let (dir, seen) = (tempfile::tempdir().unwrap(), Arc::new(Seen::default()));
+    let world = World::start(spec, dir.path(), Weather::of(&mut rng), &seen);
+    let agents = usize::from(world.weather.agent);
+    let askers = [vec![Asker::Proxy; world.weather.proxys], vec![Asker::Agent; agents]].concat();
+    let askers = join_all(askers.into_iter().map(|asker| world.ask_on(rng.fork(), asker)));
+    let changes = Rng::with_seed(seed ^ 1);
+    tokio::join!(world.go_on(changes), askers);
+    let (traffic, mut tally) = (world.kubelet.traffic(), world.tally.get());
+    tally.most = seen.calls().most;
+    assert!(tally.most <= 2, "{} calls in flight", tally.most);
+    // A connection that was given up may have calls on it that its kubelet has not heard the end of.
+    if !world.weather.storms {
+        assert!(traffic.all_at_once <= 2, "{} calls at once", traffic.all_at_once);
+        assert!(traffic.at_once.values().all(|at_once| *at_once <= 1), "{:?}", traffic.at_once);
+    }
+    tally.calls = traffic.calls.len();
+    tally.busiest = busiest_second(&traffic.calls.into_iter().map(|(_, at)| at).collect::<Vec<_>>());
+    // The agent has a budget of its own: here it asks ten times a second at most, each time twice if need be.
+    let agents = if world.weather.agent { 20 } else { 0 };
+    assert!(tally.busiest <= 30 + agents, "{} calls in one second", tally.busiest);
+    tally
+}
+
+#[test]
+fn no_answer_is_older_than_its_question() {
+    let seed =
+        std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
+    let schedules = std::env::var("NUMACAST_SCHEDULES").map_or(SCHEDULES, |text| text.parse().unwrap());
+    let spec = machine("two-by-eight");
+    let mut sum = Tally::default();
+    for number in 0..schedules {
+        let seed = seed.wrapping_add(number);
+        eprintln!("NUMACAST_SEED={seed}");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let tally = runtime.block_on(run(&spec, seed));
+        sum = Tally {
+            answers: sum.answers + tally.answers,
+            moved: sum.moved + tally.moved,
+            dropped: sum.dropped + tally.dropped,
+            refused: sum.refused + tally.refused,
+            unavailable: sum.unavailable + tally.unavailable,
+            calls: sum.calls + tally.calls,
+            most: sum.most.max(tally.most),
+            busiest: sum.busiest.max(tally.busiest),
+        };
+    }
+    eprintln!("{schedules} schedules: {sum:?}");
+    if schedules >= SCHEDULES {
+        // It was no calm sea.
+        assert!(sum.moved * 20 > sum.answers, "{sum:?}");
+        assert!(sum.dropped > 0 && sum.unavailable > 0 && sum.most == 2, "{sum:?}");
+    }
+}
