@@ -115,7 +115,8 @@ async fn main() -> Result<ExitCode> {
         best = best.min(figures.accepted_per_second);
         large(&options, &clients, &node, place, &mut out).await?;
     }
-    let alone = load(&options, &clients, &node.socket(), &["--limit", "16777216"]).await?;
+    mixed(&options, &clients, &node, &mut out).await?;
+    let alone = load(&options, &clients, &node.socket(), &[]).await?;
     writeln!(out, "{}", alone.row("the kubelet itself", ""))?;
     writeln!(out, "what it said besides: {:?}, {:?}\n", alone.codes, alone.texts)?;
     let times = best / alone.accepted_per_second;
@@ -218,6 +219,25 @@ async fn of_the_proxy(
     ensure!(in_flight <= IN_FLIGHT as f64, "{what}: {in_flight} calls in flight");
     ensure!(per_second <= CALLS_PER_SECOND, "{what}: {per_second} calls per second");
     Ok(figures)
+}
+
+/// Every tenth question is a Get.
+async fn mixed(options: &Options, clients: &Clients, node: &RealNode, out: &mut impl Write) -> Result<()> {
+    let what = "`numacast proxy`, every tenth a Get";
+    let mut proxy = Proxy::start_of(&options.binary, node, Place::Alone, &[]).await?;
+    merges(&proxy, clients, options).await?;
+    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await?;
+    let figures = load(options, clients, &proxy.socket(), &["--mix", "get:default/pod-0:10"]).await?;
+    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await? - calls;
+    let in_flight = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
+    let per_second = calls / f64::from(options.seconds);
+    let more = format!("{per_second:.1} calls of the kubelet per second, {in_flight} at once");
+    writeln!(out, "{}", figures.row(what, &more))?;
+    figures.check(what)?;
+    proxy.still_runs()?;
+    ensure!(in_flight <= IN_FLIGHT as f64, "{what}: {in_flight} calls in flight");
+    ensure!(per_second <= CALLS_PER_SECOND, "{what}: {per_second} calls per second");
+    Ok(())
 }
 
 /// The proxy knows of every annotation.
