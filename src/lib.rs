@@ -16,6 +16,7 @@ pub mod controller;
 #[cfg(test)]
 mod generated;
 pub mod grpc;
+pub mod json_path;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;

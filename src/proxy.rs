@@ -83,8 +83,6 @@ pub struct Proxy {
     upstream: Upstream,
     knowledge: Option<Arc<Knowledge>>,
     metrics: Metrics,
-    /// Who reads the node's devices.
-    devices: Option<devices::Follower>,
 }
 
 impl Settings {
@@ -97,10 +95,7 @@ impl Settings {
         let config::Proxy { mode, group, annotations, .. } = &config.proxy;
         let socket = Socket { path: config.proxy.socket(), mode: mode.get(), group: *group };
         let rules = match annotations.are_wanted() {
-            true => Some(Rules::new(&merge::Settings::from_config(
-                annotations,
-                config.proxy.zones || config.proxy.allocatable,
-            ))?),
+            true => Some(Rules::new(annotations, config.proxy.zones || config.proxy.allocatable)?),
             false => None,
         };
         Ok(Self {
@@ -134,7 +129,7 @@ impl Proxy {
         let metrics = Metrics::new(Arc::new(Health::new(settings.rules.is_some())));
         let counted = Arc::new(Counted::new(metrics.clone()));
         let upstream = Upstream::start(settings.kubelet.clone(), settings.timeout, counted);
-        let (node, devices) = devices::follow(&settings, cluster.clone(), &metrics);
+        let node = devices::follow(&settings, cluster.clone(), &metrics);
         let asking = cluster.filter(|_| settings.asks_for_pods).map(|cluster| Asking {
             cluster,
             node: settings.node.clone(),
@@ -145,7 +140,7 @@ impl Proxy {
             .rules
             .clone()
             .map(|rules| Arc::new(Knowledge::new(rules, pods, asking, node, times, metrics.clone())));
-        Self { settings, upstream, knowledge, metrics, devices }
+        Self { settings, upstream, knowledge, metrics }
     }
 
     /// The connection to the kubelet, for others who ask it.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::exclude::check_device;
 use super::{Config, Period, PodSource};
+use crate::json_path::{JsonPath, Template};
 
 /// The podresources proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -65,24 +66,24 @@ pub struct ProxyMapping {
     pub annotation: String,
     /// Which values in its JSON; its text is a list of ids, separated by commas, when not set.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub path: Option<String>,
+    pub path: Option<JsonPath>,
     /// What these devices are.
     pub resource: String,
     /// What the id is made of.
-    pub id: String,
+    pub id: Template,
     /// What the container's name is made of; it is found by what containers ask for when not set.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub container: Option<String>,
+    pub container: Option<Template>,
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RawMapping {
     annotation: String,
-    path: Option<String>,
+    path: Option<JsonPath>,
     resource: String,
-    id: Option<String>,
-    container: Option<String>,
+    id: Option<Template>,
+    container: Option<Template>,
 }
 
 impl TryFrom<RawMapping> for ProxyMapping {
@@ -92,7 +93,17 @@ impl TryFrom<RawMapping> for ProxyMapping {
         let RawMapping { annotation, path, resource, id, container } = raw;
         check_annotation(&annotation)?;
         check_device(&resource)?;
-        Ok(Self { annotation, path, resource, id: id.unwrap_or_else(|| "{}".to_owned()), container })
+        let id = id.unwrap_or_default();
+        if id.is_fixed() {
+            return Err(format!("with the id `{id}` all devices are one; write a placeholder such as {{}}"));
+        }
+        let wildcards = path.as_ref().map_or(0, JsonPath::wildcards);
+        let too_high = |template: &&Template| template.wildcards() > wildcards;
+        if let Some(template) = [Some(&id), container.as_ref()].into_iter().flatten().find(too_high) {
+            let named = template.wildcards();
+            return Err(format!("`{template}` names wildcard {named} of the path, which has {wildcards}"));
+        }
+        Ok(Self { annotation, path, resource, id, container })
     }
 }
 
@@ -313,6 +324,18 @@ mod tests {
             ("annotations: {mappings: [{annotation: a.b/c, resource: memory}]}", "`memory` is no device"),
             ("annotations: {mappings: [{resource: a.b/c}]}", "annotation"),
             ("annotations: {mappings: [{annotation: a.b/c, resource: a.b/c, ids: x}]}", "ids"),
+            (
+                "annotations: {mappings: [{annotation: a, resource: a.b/c, path: '$.a['}]}",
+                "`$.a[` is no path: in brackets is a name in quotes, a position such as `[0]`, or `*`, at character 5",
+            ),
+            (
+                "annotations: {mappings: [{annotation: a, resource: a.b/c, id: 'x'}]}",
+                "with the id `x` all devices are one",
+            ),
+            (
+                "annotations: {mappings: [{annotation: a, resource: a.b/c, path: '$.*', container: 'c{2}'}]}",
+                "`c{2}` names wildcard 2 of the path, which has 1",
+            ),
         ] {
             let error = read(yaml).unwrap_err();
             assert!(error.contains(reason), "{yaml}: {error}");
@@ -320,7 +343,7 @@ mod tests {
         let fine = read(
             "annotations: {resources: {gpu/huawei: huawei.com/npu}, mappings: [{annotation: a, resource: a.b/c}]}",
         );
-        assert_eq!(fine.unwrap().annotations.mappings[0].id, "{}");
+        assert_eq!(fine.unwrap().annotations.mappings[0].id.to_string(), "{}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use super::{Address, Endpoint, Nudge, Percent, Period, SocketMode};
+use crate::json_path::{JsonPath, Template};
 
 /// The JSON Schema (draft 7) of a configuration file. It knows the keys and the types; what cannot work together only
 /// the model itself knows (`numacast config check`).
@@ -32,6 +33,8 @@ text! {
     Address: {"type": "string", "minLength": 1},
     Percent: {"type": "integer", "minimum": 0, "maximum": 100},
     SocketMode: {"type": "string", "pattern": "^0?[0-7]{3}$"},
+    JsonPath: {"type": "string", "pattern": "^\\$"},
+    Template: {"type": "string", "minLength": 1},
     // YAML takes a bare `off` for a boolean.
     Nudge: {"type": ["string", "boolean"]},
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use futures::future::join_all;
 use prost::bytes::Bytes;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
 
+use super::devices::Follower;
 use super::merge::{Merged, Node, Plan, Rules, Version, WireError};
 use crate::cluster::Cluster;
 use crate::pod::{Pod, PodName, Wanted};
@@ -51,6 +52,7 @@ pub(super) struct Knowledge {
     rules: Rules,
     pods: PodSource,
     asking: Option<Asking>,
+    devices: Option<Follower>,
     wait: Duration,
     last_known: Duration,
     state: Mutex<State>,
@@ -60,7 +62,7 @@ pub(super) struct Knowledge {
 }
 
 struct State {
-    devices: watch::Receiver<Node>,
+    node: watch::Receiver<Node>,
     /// What the plan was made of: the version of the pods, that of the devices, and the number of pods asked for.
     made_of: Option<(u64, u64, u64)>,
     plan: Arc<Plan>,
@@ -85,12 +87,12 @@ impl Knowledge {
         rules: Rules,
         pods: PodSource,
         asking: Option<Asking>,
-        devices: watch::Receiver<Node>,
+        (node, devices): (watch::Receiver<Node>, Option<Follower>),
         (wait, last_known): (Duration, Duration),
         metrics: Metrics,
     ) -> Self {
         let state = Mutex::new(State {
-            devices,
+            node,
             made_of: None,
             plan: Arc::default(),
             looks: 0,
@@ -99,7 +101,7 @@ impl Knowledge {
             told: Vec::new(),
         });
         let learning = tokio::sync::Mutex::default();
-        Self { rules, pods, asking, wait, last_known, state, learning, metrics }
+        Self { rules, pods, asking, devices, wait, last_known, state, learning, metrics }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -120,22 +122,24 @@ impl Knowledge {
         }
     }
 
-    /// Waits for the first list of pods, but not for ever.
-    pub(super) async fn first_list(&self) {
-        let deadline = Instant::now() + self.wait;
+    /// Waits for the first list of pods and for the first look at the node's devices, but not for ever.
+    pub(super) async fn first_words(&self) {
         let mut pods = self.pods.clone();
-        while !pods.has_told() {
-            tokio::select! {
-                () = pods.changed() => {}
-                () = sleep_until(deadline) => return,
+        let told = async {
+            while !pods.has_told() {
+                pods.changed().await;
             }
-        }
+            if let Some(devices) = &self.devices {
+                devices.first_look().await;
+            }
+        };
+        let _ = timeout(self.wait, told).await;
     }
 
     /// What has to be put into answers now.
     pub(super) fn plan(&self) -> Arc<Plan> {
         let mut state = self.state();
-        if state.devices.has_changed().unwrap_or(false) {
+        if state.node.has_changed().unwrap_or(false) {
             state.looks += 1;
         }
         let now = Instant::now();
@@ -148,7 +152,7 @@ impl Knowledge {
         if state.made_of == Some(made_of) {
             return Arc::clone(&state.plan);
         }
-        let node = state.devices.borrow_and_update().clone();
+        let node = state.node.borrow_and_update().clone();
         // There are some for a moment at most.
         let asked: Vec<Pod> = state.asked.values().filter_map(|answer| answer.pod.clone()?).collect();
         let plan = self.pods.with(|pods| match pods {
@@ -160,6 +164,9 @@ impl Knowledge {
         });
         let plan = Arc::new(plan);
         self.report(&mut state, &plan);
+        if let Some(devices) = self.devices.as_ref().filter(|_| plan.misses_devices()) {
+            devices.prompt();
+        }
         state.made_of = Some(made_of);
         state.plan = Arc::clone(&plan);
         plan

@@ -7,7 +7,6 @@ mod attribution;
 mod koordinator;
 mod names;
 mod node;
-mod path;
 mod plan;
 mod problem;
 mod rules;
@@ -18,8 +17,8 @@ mod tests;
 pub use node::{Node, Pci};
 pub use plan::Plan;
 pub use problem::{Kind, Problem};
-pub use rules::{MappingSettings, Rules, Settings};
-pub use splice::{LeftOut, Listed, Merged, Version, pod_of};
+pub use rules::Rules;
+pub use splice::{LeftOut, Listed, Merged, Version};
 
 pub use crate::wire::WireError;
 

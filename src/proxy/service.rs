@@ -144,9 +144,7 @@ impl Service {
 
     /// Does anybody know what has to be merged? Where nobody does the answer is refused, if it is to be.
     async fn may_merge(&self, knowledge: &Knowledge) -> Result<bool, Status> {
-        if knowledge.standing() == Standing::Untold {
-            knowledge.first_list().await;
-        }
+        knowledge.first_words().await;
         let standing = knowledge.standing();
         self.metrics.passing_through(standing != Standing::Good);
         self.notices.standing(standing, self.fail_closed);
@@ -215,11 +213,18 @@ mod tests {
     use tonic::Code;
 
     use super::*;
+    use crate::grpc::Peer;
+
+    fn call(path: &str, message: Bytes) -> Call {
+        let peer = Arc::new(Peer { pid: None, uid: 0, name: "test".into() });
+        Call { path: path.to_owned(), message, peer, deadline: None }
+    }
 
     #[test]
     fn every_method_is_read_and_others_are_refused_as_the_kubelet_refuses_them() {
         let read = |path: &str| {
-            Question::read(path, &Bytes::new()).map_err(|status| (status.code(), status.message().to_owned()))
+            let question = Question::read(&call(path, Bytes::new()));
+            question.map_err(|status| (status.code(), status.message().to_owned()))
         };
         let nobody = Question::Get { namespace: String::new(), name: String::new() };
         for (path, question) in [
@@ -241,10 +246,10 @@ mod tests {
             assert_eq!(read(path), Err((Code::Unimplemented, text.to_owned())), "{path}");
         }
         let request = GetPodResourcesRequest { pod_name: "a".into(), pod_namespace: "ns".into() };
-        let get = Question::read("/v1.PodResourcesLister/Get", &request.encode_to_vec().into());
+        let get = Question::read(&call("/v1.PodResourcesLister/Get", request.encode_to_vec().into()));
         assert_eq!(get.unwrap(), Question::Get { namespace: "ns".into(), name: "a".into() });
         let garbage =
-            Question::read("/v1.PodResourcesLister/Get", &Bytes::from_static(b"\xff\xff")).unwrap_err();
+            Question::read(&call("/v1.PodResourcesLister/Get", Bytes::from_static(b"\xff\xff"))).unwrap_err();
         assert_eq!(garbage.code(), Code::Internal);
         assert!(garbage.message().starts_with("grpc: error unmarshalling request: "), "{garbage}");
     }

@@ -11,10 +11,10 @@ use super::attribution::distribute;
 use super::koordinator::{self, Allocated, DEVICES, STATUS, Status};
 use super::names;
 use super::node::{Known, Node};
-use super::path::{Match, Template};
 use super::problem::{Kind, Problem, Problems};
 use super::rules::{Mapping, Rules};
 use super::{ID_LIMIT, IDS_LIMIT};
+use crate::json_path::{Match, Template};
 use crate::machine::IdSet;
 use crate::pod::{Annotation, Pod, PodName};
 

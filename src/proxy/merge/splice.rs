@@ -259,22 +259,6 @@ impl Merged {
     }
 }
 
-/// One pod of a `ListPodResourcesResponse`, as a `GetPodResourcesResponse` of the same bytes: for kubelets that do not
-/// serve Get.
-///
-/// # Errors
-/// The bytes are no such message.
-pub fn pod_of(bytes: &Bytes, namespace: &str, name: &str) -> Result<Option<Bytes>, WireError> {
-    for part in messages(bytes, 0..bytes.len(), number::PODS) {
-        let part = part?;
-        let names = names_of(bytes, std::slice::from_ref(&part))?;
-        if bytes[names.0] == *namespace.as_bytes() && bytes[names.1] == *name.as_bytes() {
-            return Ok(Some(bytes.slice(part.record)));
-        }
-    }
-    Ok(None)
-}
-
 /// The messages that a field has.
 fn messages(
     bytes: &[u8],

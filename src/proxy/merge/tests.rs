@@ -8,6 +8,7 @@ use prost::bytes::Bytes;
 
 use super::*;
 use crate::cluster::{Device, Devices};
+use crate::config::ProxyAnnotations;
 use crate::kubelet::proto::{v1, v1alpha1};
 use crate::machine::RecordedFiles;
 use crate::pod::{Annotation, Container, ContainerKind, Phase, Pod};
@@ -84,7 +85,7 @@ pub(super) fn bytes(message: &impl Message) -> Bytes {
 }
 
 fn rules() -> Rules {
-    Rules::new(&Settings::default()).unwrap()
+    Rules::new(&ProxyAnnotations::default(), false).unwrap()
 }
 
 /// What the List shows of pods with one container `main` each, by this annotation.

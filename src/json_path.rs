@@ -1,8 +1,11 @@
-//! Where in an annotation the devices are: a part of JSON path (RFC 9535), and templates that make texts of what lies
-//! there. Both are read when the configuration is; errors say at which character.
+//! Paths into JSON, as far as annotations need them: a part of JSON path (RFC 9535), and templates that make texts of what
+//! lies there. Both are read when the configuration is; errors say at which character.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 /// So many steps a path may have, and so many parts a template.
@@ -10,7 +13,10 @@ const STEPS: usize = 32;
 
 /// A path: `$`, `.name`, `['name']`, `[0]`, and the wildcards `.*` and `[*]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Path(Vec<Step>);
+pub struct JsonPath {
+    text: Box<str>,
+    steps: Vec<Step>,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
@@ -21,58 +27,77 @@ enum Step {
 
 /// A text with `{}`, `{.a.b}` and `{1}` in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Template(Vec<Piece>);
+pub struct Template {
+    text: Box<str>,
+    pieces: Vec<Piece>,
+}
+
+/// The text is no path or no template.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no {what}: {reason}, at character {position}")]
+pub struct PathError {
+    text: String,
+    what: &'static str,
+    reason: &'static str,
+    position: usize,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Piece {
     Text(Box<str>),
     /// What lies there below the node; no step is a wildcard.
-    Below(Path),
+    Below(Vec<Step>),
     /// What this wildcard matched, counted from 0.
     Matched(usize),
 }
 
 /// What a wildcard matched: a key or a position.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Match<'a> {
+pub enum Match<'a> {
+    /// The key of a field.
     Key(&'a str),
+    /// The position in a list.
     Position(usize),
 }
 
 /// Text that is read from left to right.
 struct Reader<'a> {
     text: &'a str,
+    /// What it should be.
+    what: &'static str,
     at: usize,
 }
 
-impl Path {
-    /// Reads one; the error says what is wrong, and where.
-    pub(super) fn new(text: &str) -> Result<Self, String> {
-        let mut reader = Reader { text, at: 0 };
-        if !reader.take("$") {
-            return Err(reader.wrong("a path starts with `$`"));
-        }
-        reader.path()
-    }
-
+impl JsonPath {
     /// How many wildcards it has.
-    pub(super) fn wildcards(&self) -> usize {
-        self.0.iter().filter(|step| **step == Step::Any).count()
+    #[must_use]
+    pub fn wildcards(&self) -> usize {
+        self.steps.iter().filter(|step| **step == Step::Any).count()
     }
 
     /// Everything that it selects in a document, in the document's order, until `each` has enough. Steps only ever lead
     /// down, so no part of the document is met twice.
-    pub(super) fn select<'a>(&self, root: &'a Value, each: &mut dyn FnMut(&'a Value, &[Match<'a>]) -> bool) {
-        select(&self.0, root, &mut Vec::new(), each);
+    pub fn select<'a>(&self, root: &'a Value, each: &mut dyn FnMut(&'a Value, &[Match<'a>]) -> bool) {
+        select(&self.steps, root, &mut Vec::new(), each);
     }
+}
 
-    /// What lies at a path without wildcards.
-    fn at<'a>(&self, root: &'a Value) -> Option<&'a Value> {
-        self.0.iter().try_fold(root, |node, step| match step {
-            Step::Name(name) => node.as_object()?.get(&**name),
-            Step::Index(index) => node.as_array()?.get(*index),
-            Step::Any => None,
-        })
+impl FromStr for JsonPath {
+    type Err = PathError;
+
+    fn from_str(text: &str) -> Result<Self, PathError> {
+        let mut reader = Reader { text, what: "path", at: 0 };
+        if !reader.take("$") {
+            return Err(reader.wrong("it starts with `$`"));
+        }
+        let mut steps = Vec::new();
+        while !reader.rest().is_empty() {
+            steps.push(reader.step()?);
+            if steps.len() > STEPS {
+                return Err(reader.wrong("it has too many steps"));
+            }
+        }
+        Ok(Self { text: text.into(), steps })
     }
 }
 
@@ -108,9 +133,49 @@ fn select<'a>(
 }
 
 impl Template {
-    /// Reads one, for a path with so many wildcards; the error says what is wrong, and where.
-    pub(super) fn new(text: &str, wildcards: usize) -> Result<Self, String> {
-        let mut reader = Reader { text, at: 0 };
+    /// The highest number of a wildcard that it names; 0 if it names none.
+    #[must_use]
+    pub fn wildcards(&self) -> usize {
+        let number = |piece: &Piece| if let Piece::Matched(index) = piece { index + 1 } else { 0 };
+        self.pieces.iter().map(number).max().unwrap_or(0)
+    }
+
+    /// Does it make the same text of everything?
+    #[must_use]
+    pub fn is_fixed(&self) -> bool {
+        self.pieces.iter().all(|piece| matches!(piece, Piece::Text(_)))
+    }
+
+    /// The text; `None` where something that it is made of is missing, or neither a text nor a number.
+    #[must_use]
+    pub fn fill(&self, node: &Value, matched: &[Match<'_>]) -> Option<String> {
+        let mut text = String::new();
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(plain) => text.push_str(plain),
+                Piece::Below(steps) => text.push_str(&plain(below(steps, node)?)?),
+                Piece::Matched(index) => match matched.get(*index)? {
+                    Match::Key(key) => text.push_str(key),
+                    Match::Position(position) => text.push_str(&position.to_string()),
+                },
+            }
+        }
+        Some(text)
+    }
+}
+
+impl Default for Template {
+    /// `{}`: the node itself.
+    fn default() -> Self {
+        Self { text: "{}".into(), pieces: vec![Piece::Below(Vec::new())] }
+    }
+}
+
+impl FromStr for Template {
+    type Err = PathError;
+
+    fn from_str(text: &str) -> Result<Self, PathError> {
+        let mut reader = Reader { text, what: "template", at: 0 };
         let mut pieces = Vec::new();
         while !reader.rest().is_empty() {
             let plain = reader.rest().find(['{', '}']).unwrap_or(reader.rest().len());
@@ -122,42 +187,53 @@ impl Template {
             if !reader.take("{") {
                 return Err(reader.wrong("a `}` without a `{`"));
             }
-            pieces.push(reader.placeholder(wildcards)?);
+            pieces.push(reader.placeholder()?);
             if !reader.take("}") {
-                return Err(reader.wrong("a placeholder ends with `}`"));
+                return Err(reader.wrong("a placeholder is `{}`, `{.name}` or `{1}`"));
             }
             if pieces.len() > STEPS {
-                return Err(reader.wrong("too many parts"));
+                return Err(reader.wrong("it has too many parts"));
             }
         }
-        Ok(Self(pieces))
+        match pieces.is_empty() {
+            true => Err(reader.wrong("it is empty")),
+            false => Ok(Self { text: text.into(), pieces }),
+        }
     }
+}
 
-    /// Does it make the same text of everything?
-    pub(super) fn is_fixed(&self) -> bool {
-        self.0.iter().all(|piece| matches!(piece, Piece::Text(_)))
-    }
-
-    /// The node itself.
-    pub(super) fn itself() -> Self {
-        Self(vec![Piece::Below(Path(Vec::new()))])
-    }
-
-    /// The text; `None` where something that it is made of is missing, or neither a text nor a number.
-    pub(super) fn fill(&self, node: &Value, matched: &[Match<'_>]) -> Option<String> {
-        let mut text = String::new();
-        for piece in &self.0 {
-            match piece {
-                Piece::Text(plain) => text.push_str(plain),
-                Piece::Below(path) => text.push_str(&plain(path.at(node)?)?),
-                Piece::Matched(index) => match matched.get(*index)? {
-                    Match::Key(key) => text.push_str(key),
-                    Match::Position(position) => text.push_str(&position.to_string()),
-                },
+/// Both are written as text.
+macro_rules! written {
+    ($($value:ty),*) => {$(
+        impl fmt::Display for $value {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.text)
             }
         }
-        Some(text)
-    }
+
+        impl Serialize for $value {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.text)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $value {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+written!(JsonPath, Template);
+
+/// What lies below a node; no step is a wildcard.
+fn below<'a>(steps: &[Step], node: &'a Value) -> Option<&'a Value> {
+    steps.iter().try_fold(node, |node, step| match step {
+        Step::Name(name) => node.as_object()?.get(&**name),
+        Step::Index(index) => node.as_array()?.get(*index),
+        Step::Any => None,
+    })
 }
 
 /// A text or a number as text.
@@ -180,25 +256,13 @@ impl<'a> Reader<'a> {
         found
     }
 
-    /// `what` at this character.
-    fn wrong(&self, what: &str) -> String {
+    /// What is wrong at this character.
+    fn wrong(&self, reason: &'static str) -> PathError {
         let position = self.text[..self.at].chars().count() + 1;
-        format!("{what}, at character {position} of `{}`", self.text)
+        PathError { text: self.text.to_owned(), what: self.what, reason, position }
     }
 
-    /// All steps up to the end.
-    fn path(&mut self) -> Result<Path, String> {
-        let mut steps = Vec::new();
-        while !self.rest().is_empty() {
-            steps.push(self.step()?);
-            if steps.len() > STEPS {
-                return Err(self.wrong("too many steps"));
-            }
-        }
-        Ok(Path(steps))
-    }
-
-    fn step(&mut self) -> Result<Step, String> {
+    fn step(&mut self) -> Result<Step, PathError> {
         if self.rest().starts_with("..") {
             return Err(self.wrong("`..` is not supported"));
         }
@@ -225,7 +289,7 @@ impl<'a> Reader<'a> {
         Ok(step)
     }
 
-    fn bracketed(&mut self) -> Result<Step, String> {
+    fn bracketed(&mut self) -> Result<Step, PathError> {
         for quote in ["'", "\""] {
             if !self.take(quote) {
                 continue;
@@ -251,27 +315,27 @@ impl<'a> Reader<'a> {
     }
 
     /// What is between `{` and `}`.
-    fn placeholder(&mut self, wildcards: usize) -> Result<Piece, String> {
+    fn placeholder(&mut self) -> Result<Piece, PathError> {
         let digits = self.rest().bytes().take_while(u8::is_ascii_digit).count();
         if digits > 0 {
             return match self.rest()[..digits].parse::<usize>() {
-                Ok(number) if (1..=wildcards).contains(&number) => {
+                Ok(number) if (1..=STEPS).contains(&number) => {
                     self.at += digits;
                     Ok(Piece::Matched(number - 1))
                 }
-                _ => Err(self.wrong(&format!("the path has {wildcards} wildcards, counted from 1"))),
+                _ => Err(self.wrong("wildcards are counted from 1")),
             };
         }
         let mut steps = Vec::new();
-        while !self.rest().is_empty() && !self.rest().starts_with('}') {
+        while self.rest().starts_with(['.', '[']) {
             match self.step()? {
                 Step::Any => return Err(self.wrong("a placeholder has no wildcard")),
                 step => steps.push(step),
             }
             if steps.len() > STEPS {
-                return Err(self.wrong("too many steps"));
+                return Err(self.wrong("it has too many steps"));
             }
         }
-        Ok(Piece::Below(Path(steps)))
+        Ok(Piece::Below(steps))
     }
 }
