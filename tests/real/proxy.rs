@@ -371,17 +371,18 @@ async fn zones_count_what_is_merged() -> Result<()> {
     let mut world = World::start(&parts, Place::Agent, &["proxy.zones=true"]).await?;
     world.node.run(pod("plain").cpus(2).memory("1Gi").device(NIC, 1)).await?;
     let free = |capacity: u64, available: u64| Figures { capacity, allocatable: capacity, available };
-    let all = [("node-0", GPU, free(2, 2)), ("node-1", GPU, free(2, 2)), ("node-1", RDMA, free(1, 1))];
+    // Of a card with virtual functions these are what is given away.
+    let all = [("node-0", GPU, free(2, 2)), ("node-1", GPU, free(2, 2)), ("node-1", RDMA, free(3, 3))];
     world.zones_have(&all).await.context("nobody has any")?;
     for (spec, _) in koordinated().into_iter().take(3) {
         world.node.run(spec).await?;
     }
     // Two pods share a GPU, which is gone once.
-    let left = [("node-0", GPU, free(2, 1)), ("node-1", GPU, free(2, 1)), ("node-1", RDMA, free(1, 1))];
+    let left = [("node-0", GPU, free(2, 1)), ("node-1", GPU, free(2, 1)), ("node-1", RDMA, free(3, 3))];
     world.zones_have(&left).await.context("three pods have some")?;
     world.node.delete("half").await?;
     world.node.delete("whole").await?;
-    let left = [("node-0", GPU, free(2, 2)), ("node-1", GPU, free(2, 1)), ("node-1", RDMA, free(1, 1))];
+    let left = [("node-0", GPU, free(2, 2)), ("node-1", GPU, free(2, 1)), ("node-1", RDMA, free(3, 3))];
     world.zones_have(&left).await.context("one pod has one")?;
     world.proxy.still_runs()
 }
