@@ -374,8 +374,10 @@ async fn zones_count_what_is_merged() -> Result<()> {
     // Of a card with virtual functions these are what is given away.
     let all = [("node-0", GPU, free(2, 2)), ("node-1", GPU, free(2, 2)), ("node-1", RDMA, free(3, 3))];
     world.zones_have(&all).await.context("nobody has any")?;
-    for (spec, _) in koordinated().into_iter().take(3) {
-        world.node.run(spec).await?;
+    // None asks for what it is given: the oracle would look for that in the kubelet's books.
+    for (name, gpu) in [("whole", "GPU-a"), ("half", "GPU-b"), ("other-half", "GPU-b")] {
+        let given = json!({"gpu": [{"minor": 0, "id": gpu}]}).to_string();
+        world.node.run(pod(name).annotation(DEVICE_ALLOCATED, &given)).await?;
     }
     // Two pods share a GPU, which is gone once.
     let left = [("node-0", GPU, free(2, 1)), ("node-1", GPU, free(2, 1)), ("node-1", RDMA, free(3, 3))];
