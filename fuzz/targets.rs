@@ -5,23 +5,29 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use numacast::agent::{self, Recording};
-use numacast::config::{Config, Layers};
+use numacast::cluster::Devices;
+use numacast::config::{Config, Layers, ProxyAnnotations, ProxyMapping};
+use numacast::grpc;
+use numacast::json_path::{JsonPath, Template};
 use numacast::kubelet::proto::{v1, v1alpha1};
 use numacast::kubelet::{
     self, Allocatable, ContainerUsage, KubeletConfig, ManagerState, MemoryBlock, PodUsage, Usage,
 };
 use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recorder};
-use numacast::pod::{ContainerKind, Life, Pod};
+use numacast::pod::{Annotation, Container, ContainerKind, Life, Pod};
+use numacast::proxy::merge::{self, Merged, Plan, Version};
 use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
 use prost::Message;
+use prost::bytes::Bytes;
 
 /// One entrance.
 pub(crate) type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub(crate) const TARGETS: [(&str, Target); 7] = [
+pub(crate) const TARGETS: [(&str, Target); 10] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
     ("state", state),
@@ -29,6 +35,9 @@ pub(crate) const TARGETS: [(&str, Target); 7] = [
     ("config", config),
     ("recording", recording),
     ("pods", pods),
+    ("grpc_frames", grpc_frames),
+    ("splice", splice),
+    ("annotations", annotations),
 ];
 
 /// Files of the host: a line `@path` starts a file, `!path reason` is one that the kernel refuses to read, and
@@ -194,6 +203,16 @@ pub(crate) fn pods(data: &[u8]) {
     whole.iter().flatten().for_each(check_pod);
 }
 
+/// What a client of our sockets sends: a size for the pieces it comes in, then HTTP/2. As much goes out as came in, in
+/// whatever pieces, and what went out is fit to go out.
+pub(crate) fn grpc_frames(data: &[u8]) {
+    let Some((chunk, sent)) = data.split_first() else { return };
+    let given = grpc::made_acceptable(sent, usize::MAX);
+    assert_eq!(given.len(), sent.len());
+    assert_eq!(grpc::made_acceptable(sent, usize::from(*chunk)), given, "in whatever pieces it comes");
+    assert_eq!(grpc::made_acceptable(&given, usize::MAX), given, "it is acceptable now");
+}
+
 fn check_pod(pod: &Pod) {
     assert!(!pod.name.is_empty() && !pod.namespace.is_empty(), "{pod:?}");
     assert_eq!(pod.life == Life::Ended, pod.phase.is_terminal(), "{pod:?}");
@@ -203,6 +222,275 @@ fn check_pod(pod: &Pod) {
     for container in &pod.containers {
         assert!(container.others.windows(2).all(|pair| pair[0].0 < pair[1].0), "{container:?}");
         assert!(container.others.iter().all(|(_, amount)| *amount > 0), "{container:?}");
+    }
+}
+
+/// What is put into the kubelet's answers: two bytes with the length of a text, that text, an answer. Of the text each of the
+/// first three lines is what Koordinator's scheduler wrote to one pod, the fourth what it says of CPUs and memory to all of
+/// them, the rest its Device.
+pub(crate) fn splice(data: &[u8]) {
+    let Some((length, rest)) = data.split_at_checked(2) else { return };
+    let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
+    let (text, answer) = rest.split_at(length.min(rest.len()));
+    let answer = Bytes::copy_from_slice(answer);
+    let text = String::from_utf8_lossy(text);
+    let mut lines = text.splitn(5, '\n');
+    let mut line = || lines.next().unwrap_or_default();
+    let (written, status) = ([line(), line(), line()], line());
+    let devices: Option<Devices> = serde_json::from_str(line()).ok();
+    let pods: Vec<Pod> = NAMES
+        .iter()
+        .zip(written)
+        .map(|(name, text)| annotated(name, &[(DEVICES, text), (STATUS, status)]))
+        .collect();
+    let wanted =
+        ProxyAnnotations { cpus: true, shared_ids: text.len() % 2 == 1, ..ProxyAnnotations::default() };
+    let rules = merge::Rules::new(&wanted, true).expect("nothing in it can be wrong");
+    let node = merge::Node::new(devices.map(Arc::new), Arc::default());
+    let plan = rules.plan(pods.iter(), &node);
+    check_splice(&plan, &answer, Version::V1);
+    check_splice(&plan, &answer, Version::V1alpha1);
+    check_get(&plan, &answer);
+    check_allocatable(&plan, &answer);
+    let nothing = Plan::default();
+    for merged in [nothing.list(&answer, Version::V1), nothing.get(&answer), nothing.allocatable(&answer)] {
+        assert!(merged.is_err() || merged.is_ok_and(|merged| merged.bytes == answer && merged.devices == 0));
+    }
+}
+
+const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
+const STATUS: &str = "scheduling.koordinator.sh/resource-status";
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// A pod of three containers, two of which ask for something.
+fn annotated(name: &str, annotations: &[(&str, &str)]) -> Pod {
+    let container = |name: &str, kind, others: &[(&str, u64)]| Container {
+        name: name.into(),
+        kind,
+        others: others.iter().map(|(name, amount)| ((*name).into(), *amount)).collect(),
+        ..Container::default()
+    };
+    let all = annotations.iter().map(|(key, text)| (Box::from(*key), Annotation::of(text)));
+    Pod {
+        namespace: "ns".into(),
+        name: name.into(),
+        containers: [
+            container("sidecar", ContainerKind::Sidecar, &[]),
+            container(
+                "main",
+                ContainerKind::App,
+                &[("koordinator.sh/gpu", 100), ("koordinator.sh/rdma", 100)],
+            ),
+            container("next", ContainerKind::App, &[("nvidia.com/gpu", 2)]),
+        ]
+        .into(),
+        annotations: all.collect(),
+        ..Pod::default()
+    }
+}
+
+/// A device with the nodes that it is at.
+type Placed = (String, String, Vec<i64>);
+
+fn placed(groups: &[v1::ContainerDevices]) -> Vec<Placed> {
+    let of = |group: &v1::ContainerDevices| {
+        let nodes: Vec<i64> =
+            group.topology.iter().flat_map(|topology| &topology.nodes).map(|node| node.id).collect();
+        let name = group.resource_name.clone();
+        group.device_ids.iter().map(move |id| (name.clone(), id.clone(), nodes.clone())).collect::<Vec<_>>()
+    };
+    groups.iter().flat_map(of).collect()
+}
+
+fn all_placed(pods: &[v1::PodResources]) -> Vec<Placed> {
+    let containers = pods.iter().flat_map(|pod| &pod.containers);
+    containers.flat_map(|container| placed(&container.devices)).collect()
+}
+
+/// What the plan has for a pod, as an answer shows it in which nothing was allocated.
+fn planned(plan: &Plan, name: &str, version: Version) -> v1::PodResources {
+    let container = |name: &str| v1::ContainerResources { name: name.into(), ..Default::default() };
+    let bare = v1::PodResources {
+        name: name.into(),
+        namespace: "ns".into(),
+        containers: ["sidecar", "main", "next"].map(container).into(),
+        ..Default::default()
+    };
+    let bare = v1::ListPodResourcesResponse { pod_resources: vec![bare] }.encode_to_vec();
+    let merged = plan.list(&bare.into(), version).expect("an answer");
+    let mut decoded = v1::ListPodResourcesResponse::decode(merged.bytes).expect("a message");
+    decoded.pod_resources.remove(0)
+}
+
+/// Puts into a pod what the plan has for it; was it the one that is meant?
+fn put(plan: &v1::PodResources, pod: &mut v1::PodResources, taken: &[Placed]) -> bool {
+    let own = all_placed(std::slice::from_ref(pod));
+    let claims = pod.containers.iter().flat_map(|container| &container.dynamic_resources);
+    let devices = claims.flat_map(|claim| &claim.claim_resources).flat_map(|device| &device.cdi_devices);
+    let claimed: BTreeSet<String> = devices.map(|cdi| cdi.name.clone()).collect();
+    let has_cpus = !pod.cpu_ids.is_empty() || pod.containers.iter().any(|one| !one.cpu_ids.is_empty());
+    let has_memory = !pod.memory.is_empty() || pod.containers.iter().any(|one| !one.memory.is_empty());
+    let mut found = plan.containers.iter().all(|container| container.devices.is_empty());
+    for planned in plan.containers.iter().filter(|planned| !planned.devices.is_empty()) {
+        let Some(container) = pod.containers.iter_mut().find(|one| one.name == planned.name) else {
+            continue;
+        };
+        found = true;
+        for (name, id, nodes) in placed(&planned.devices) {
+            let listed = taken.iter().any(|(known, same, _)| (known, same) == (&name, &id));
+            let allocated = own.iter().any(|(known, ..)| *known == name);
+            if listed || allocated || claimed.contains(&format!("{name}={id}")) {
+                continue;
+            }
+            let nodes = nodes.into_iter().map(|id| v1::NumaNode { id }).collect();
+            let topology = Some(v1::TopologyInfo { nodes });
+            container.devices.push(v1::ContainerDevices {
+                resource_name: name,
+                device_ids: vec![id],
+                topology,
+            });
+        }
+    }
+    if !has_cpus {
+        pod.cpu_ids.clone_from(&plan.cpu_ids);
+    }
+    if !has_memory {
+        pod.memory.clone_from(&plan.memory);
+    }
+    found
+}
+
+/// Devices one by one, so that it does not matter which came together.
+fn one_by_one(pods: &mut [v1::PodResources]) {
+    for container in pods.iter_mut().flat_map(|pod| &mut pod.containers) {
+        let alone = |(resource_name, id, nodes): Placed| v1::ContainerDevices {
+            resource_name,
+            device_ids: vec![id],
+            topology: Some(v1::TopologyInfo {
+                nodes: nodes.into_iter().map(|id| v1::NumaNode { id }).collect(),
+            }),
+        };
+        container.devices = placed(&container.devices).into_iter().map(alone).collect();
+    }
+}
+
+fn decoded(merged: &Merged) -> Vec<v1::PodResources> {
+    let answer = v1::ListPodResourcesResponse::decode(merged.bytes.clone()).expect("still a message");
+    answer.pod_resources
+}
+
+fn check_splice(plan: &Plan, answer: &Bytes, version: Version) {
+    let merged = plan.list(answer, version);
+    let Ok(before) = v1::ListPodResourcesResponse::decode(answer.clone()) else { return };
+    let merged = merged.expect("what is an answer to prost is one to us");
+    assert_eq!(merged.bytes == *answer, merged.pods == 0);
+    let (mut expected, mut after) = (before.pod_resources, decoded(&merged));
+    let taken = all_placed(&expected);
+    for name in NAMES {
+        let plan = planned(plan, name, version);
+        let mut named =
+            expected.iter_mut().filter(|pod| (pod.namespace.as_str(), pod.name.as_str()) == ("ns", name));
+        // Where two have the name one of them has it all.
+        named.any(|pod| put(&plan, pod, &taken));
+    }
+    one_by_one(&mut expected);
+    one_by_one(&mut after);
+    assert_eq!(after, expected);
+}
+
+fn check_get(plan: &Plan, answer: &Bytes) {
+    let merged = plan.get(answer);
+    let Ok(before) = v1::GetPodResourcesResponse::decode(answer.clone()) else { return };
+    let merged = merged.expect("what is an answer to prost is one to us");
+    let after = v1::GetPodResourcesResponse::decode(merged.bytes).expect("still a message");
+    let (Some(mut expected), Some(mut after)) = (before.pod_resources, after.pod_resources) else {
+        return assert_eq!(merged.devices, 0);
+    };
+    if expected.namespace == "ns" && NAMES.contains(&expected.name.as_str()) {
+        let taken = all_placed(std::slice::from_ref(&expected));
+        put(&planned(plan, &expected.name, Version::V1), &mut expected, &taken);
+    }
+    one_by_one(std::slice::from_mut(&mut expected));
+    one_by_one(std::slice::from_mut(&mut after));
+    assert_eq!(after, expected);
+}
+
+fn check_allocatable(plan: &Plan, answer: &Bytes) {
+    let merged = plan.allocatable(answer);
+    let Ok(before) = v1::AllocatableResourcesResponse::decode(answer.clone()) else { return };
+    let merged = merged.expect("what is an answer to prost is one to us");
+    let after = v1::AllocatableResourcesResponse::decode(merged.bytes).expect("still a message");
+    assert_eq!((&after.cpu_ids, &after.memory), (&before.cpu_ids, &before.memory));
+    let (before, after) = (placed(&before.devices), placed(&after.devices));
+    assert_eq!(after[..before.len()], before);
+    assert_eq!(after.len() - before.len(), merged.devices);
+    let known: BTreeSet<(&str, &str)> =
+        before.iter().map(|(name, id, _)| (name.as_str(), id.as_str())).collect();
+    assert!(after[before.len()..].iter().all(|(name, id, _)| !known.contains(&(name.as_str(), id.as_str()))));
+}
+
+/// Annotations: a line with a path, two with templates, and the text that every parser gets.
+pub(crate) fn annotations(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let mut lines = text.splitn(4, '\n');
+    let mut line = || lines.next().unwrap_or_default();
+    let path: Option<JsonPath> = read_and_written(line());
+    let (id, container): (Option<Template>, Option<Template>) =
+        (read_and_written(line()), read_and_written(line()));
+    let mapping = ProxyMapping {
+        annotation: "other".into(),
+        path,
+        resource: "example.com/nic".into(),
+        id: id.unwrap_or_default(),
+        container,
+    };
+    let plain = ProxyMapping { path: None, container: None, ..mapping.clone() };
+    let wanted = ProxyAnnotations {
+        cpus: true,
+        shared_ids: text.len() % 2 == 1,
+        mappings: vec![mapping, plain],
+        ..ProxyAnnotations::default()
+    };
+    let rules = merge::Rules::new(&wanted, true).expect("nothing in it can be wrong");
+    let text = line();
+    let pods = ["a", "b"].map(|name| annotated(name, &[("other", text), (DEVICES, text), (STATUS, text)]));
+    let device: Option<Devices> = serde_json::from_str(text).ok();
+    for devices in [None, device.map(Arc::new)] {
+        let node = merge::Node::new(devices, Arc::default());
+        let plan = rules.plan(pods.iter(), &node);
+        assert_eq!(plan, rules.plan(pods.iter(), &node), "the same of the same");
+        assert!(
+            plan.problems()
+                .iter()
+                .all(|problem| !problem.sentence.is_empty() && problem.sentence.len() < 2000)
+        );
+        for name in ["a", "b"] {
+            let all = all_placed(&[planned(&plan, name, Version::V1)]);
+            assert!(all.len() <= 1024);
+            for (resource, id, _) in &all {
+                assert!(resource.contains('/'), "{resource:?}");
+                assert!(
+                    (1..300).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()),
+                    "{id:?}"
+                );
+            }
+            let each: BTreeSet<_> = all.iter().map(|(resource, id, _)| (resource, id)).collect();
+            assert_eq!(each.len(), all.len(), "each once");
+        }
+    }
+}
+
+/// What can be read is written as it was.
+fn read_and_written<T: std::str::FromStr<Err: ToString> + ToString>(text: &str) -> Option<T> {
+    match text.parse::<T>() {
+        Ok(read) => {
+            assert_eq!(read.to_string(), text);
+            Some(read)
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            None
+        }
     }
 }
 

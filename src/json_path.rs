@@ -339,3 +339,135 @@ impl<'a> Reader<'a> {
         Ok(Piece::Below(steps))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What a path selects, each by a template.
+    fn found(path: &str, template: &str, document: &Value) -> Vec<Option<String>> {
+        let (path, template): (JsonPath, Template) = (path.parse().unwrap(), template.parse().unwrap());
+        let mut found = Vec::new();
+        path.select(document, &mut |node, matched| {
+            found.push(template.fill(node, matched));
+            true
+        });
+        found
+    }
+
+    fn texts(path: &str, template: &str, document: &Value) -> Vec<String> {
+        found(path, template, document).into_iter().map(|text| text.unwrap_or("-".into())).collect()
+    }
+
+    #[test]
+    fn paths_select_in_the_order_of_the_document() {
+        let document = json!({
+            "gpus": [{"uuid": "GPU-a", "n": 0}, {"uuid": "GPU-b", "n": 1}],
+            "by/name": {"main": ["x", "y"], "other": ["z"]},
+            "plain": "p", "number": 7, "none": null,
+        });
+        let of = |path: &str, template: &str| texts(path, template, &document);
+        assert_eq!(of("$.plain", "{}"), ["p"]);
+        assert_eq!(of("$.number", "n{}"), ["n7"]);
+        assert_eq!(of("$.none", "{}"), ["-"]);
+        assert_eq!(of("$.gpus[1].uuid", "{}"), ["GPU-b"]);
+        assert_eq!(of("$.gpus[*].uuid", "{}"), ["GPU-a", "GPU-b"]);
+        assert_eq!(of("$.gpus[*]", "{.uuid}::{.n}/{1}"), ["GPU-a::0/0", "GPU-b::1/1"]);
+        assert_eq!(of("$['by/name'].*[*]", "{1}-{2}-{}"), ["main-0-x", "main-1-y", "other-0-z"]);
+        assert_eq!(of("$[\"by/name\"].main[0]", "{}"), ["x"]);
+        assert_eq!(of("$['by/name'].*", "{[0]}"), ["x", "z"]);
+        assert_eq!(of("$.gpus[*]", "{['uuid']}"), ["GPU-a", "GPU-b"]);
+        assert_eq!(of("$.gpus[*]", "{.uuid.deeper}"), ["-", "-"]);
+        assert_eq!(of("$", "{.plain}"), ["p"]);
+        for nothing in ["$.missing", "$.plain.x", "$.gpus.uuid", "$.gpus[2]", "$.number[0]", "$.plain[*]"] {
+            assert!(of(nothing, "{}").is_empty(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn whoever_has_enough_ends_it() {
+        let document = json!({"a": [[1, 2, 3], [4, 5, 6]]});
+        let path: JsonPath = "$.a[*][*]".parse().unwrap();
+        let mut seen = 0;
+        path.select(&document, &mut |_, _| {
+            seen += 1;
+            seen < 4
+        });
+        assert_eq!(seen, 4);
+    }
+
+    #[test]
+    fn what_is_no_path_is_refused_and_the_place_named() {
+        let error = |text: &str| text.parse::<JsonPath>().unwrap_err().to_string();
+        for (text, reason) in [
+            ("", "`` is no path: it starts with `$`, at character 1"),
+            ("a.b", "`a.b` is no path: it starts with `$`, at character 1"),
+            ("$a", "`$a` is no path: a step is `.name`, `['name']`, `[0]`, `.*` or `[*]`, at character 2"),
+            ("$..a", "`$..a` is no path: `..` is not supported, at character 2"),
+            (
+                "$.a.",
+                "`$.a.` is no path: a name such as `.gpu`; others are written like `['a/b']`, at character 5",
+            ),
+            (
+                "$.a-b",
+                "`$.a-b` is no path: a step is `.name`, `['name']`, `[0]`, `.*` or `[*]`, at character 4",
+            ),
+            (
+                "$.0",
+                "`$.0` is no path: a name such as `.gpu`; others are written like `['a/b']`, at character 3",
+            ),
+            ("$['ä", "`$['ä` is no path: a name that is not closed, at character 4"),
+            ("$['a'", "`$['a'` is no path: a `[` is closed by `]`, at character 6"),
+            ("$['a\\n']", "`$['a\\n']` is no path: `\\` in a name is not supported, at character 4"),
+        ] {
+            assert_eq!(error(text), reason);
+        }
+        for text in
+            ["$[", "$[]", "$[-1]", "$[1:2]", "$[?@.a]", "$[99999999999999999999]", "$[1", "$.*.", "$[*"]
+        {
+            assert!(error(text).contains("is no path: "), "{text}");
+        }
+        assert!(error(&format!("${}", ".a".repeat(33))).contains("too many steps"));
+        assert!(format!("${}", ".a".repeat(32)).parse::<JsonPath>().is_ok());
+    }
+
+    #[test]
+    fn what_is_no_template_is_refused_and_the_place_named() {
+        let error = |text: &str| text.parse::<Template>().unwrap_err().to_string();
+        for (text, reason) in [
+            ("", "`` is no template: it is empty, at character 1"),
+            ("a}", "`a}` is no template: a `}` without a `{`, at character 2"),
+            ("a{", "`a{` is no template: a placeholder is `{}`, `{.name}` or `{1}`, at character 3"),
+            ("{a}", "`{a}` is no template: a placeholder is `{}`, `{.name}` or `{1}`, at character 2"),
+            ("{0}", "`{0}` is no template: wildcards are counted from 1, at character 2"),
+            ("{.*}", "`{.*}` is no template: a placeholder has no wildcard, at character 4"),
+            ("{.a", "`{.a` is no template: a placeholder is `{}`, `{.name}` or `{1}`, at character 4"),
+        ] {
+            assert_eq!(error(text), reason);
+        }
+        for text in ["{99999999999999999999}", "{{}}", "{1", "{.}", "{[}"] {
+            assert!(error(text).contains("is no template: "), "{text}");
+        }
+        assert!(error(&"{}".repeat(33)).contains("too many parts"));
+        let template = |text: &str| text.parse::<Template>().unwrap();
+        assert_eq!((template("a{2}b{1}").wildcards(), template("{}").wildcards()), (2, 0));
+        assert!(template("main").is_fixed() && !template("x{}").is_fixed());
+        assert_eq!(Template::default(), template("{}"));
+    }
+
+    #[test]
+    fn both_are_written_as_they_were_read() {
+        for text in ["$", "$.a['b c'][0].*[*]", "$[\"a\"]"] {
+            let path: JsonPath = serde_json::from_value(text.into()).unwrap();
+            assert_eq!(
+                (path.to_string().as_str(), serde_json::to_value(&path).unwrap()),
+                (text, text.into())
+            );
+        }
+        let template: Template = serde_json::from_value("{.a}-{1}".into()).unwrap();
+        assert_eq!(serde_json::to_value(&template).unwrap(), "{.a}-{1}");
+        assert!(serde_json::from_value::<Template>(json!(3)).is_err());
+    }
+}

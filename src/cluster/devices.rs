@@ -164,3 +164,54 @@ impl From<RawDevice> for Device {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_cut_down_while_it_is_read() {
+        let devices: Devices = serde_json::from_value(json!({
+            "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
+            "metadata": {"name": "w", "labels": {"node.koordinator.sh/gpu-vendor": "huawei", "x": "y"}, "annotations": {}},
+            "spec": {"devices": [
+                {"type": "gpu", "id": "GPU-a", "minor": 0, "moduleID": 1, "health": true, "labels": {"a": "b"},
+                 "resources": {"koordinator.sh/gpu-core": "100"},
+                 "topology": {"socketID": -1, "nodeID": 1, "pcieID": "pci0000:3a", "busID": "0000:3b:00.0"},
+                 "conditions": [{"type": "Healthy", "status": "True"}]},
+                {"type": "rdma", "id": "0000:09:00.0", "minor": 0, "health": false, "topology": {"nodeID": -1},
+                 "vfGroups": [{"labels": null, "vfs": [{"minor": -1, "busID": "0000:09:00.2"}, {"minor": 0}]},
+                              {"vfs": null}, {"vfs": [{"busID": "0000:09:00.3"}]}]},
+                {},
+            ]},
+            "status": {"allocations": [{"type": "gpu", "entries": []}]},
+        }))
+        .unwrap();
+        let gpu = Device {
+            kind: "gpu".into(),
+            id: "GPU-a".into(),
+            minor: Some(0),
+            healthy: true,
+            node: Some(1),
+            bus: "0000:3b:00.0".into(),
+            functions: Box::default(),
+        };
+        let card = Device {
+            kind: "rdma".into(),
+            id: "0000:09:00.0".into(),
+            minor: Some(0),
+            functions: ["0000:09:00.2".into(), "0000:09:00.3".into()].into(),
+            ..Device::default()
+        };
+        assert_eq!((&*devices.vendor, &*devices.devices), ("huawei", &[gpu, card, Device::default()][..]));
+        for bare in [
+            json!({}),
+            json!({"metadata": null, "spec": null}),
+            json!({"metadata": {}, "spec": {"devices": null}}),
+        ] {
+            assert_eq!(serde_json::from_value::<Devices>(bare).unwrap(), Devices::default());
+        }
+    }
+}

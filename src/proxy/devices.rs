@@ -1,6 +1,7 @@
 //! Follows what Koordinator reports of the node's devices. It changes when a card is put in or breaks: a look now and then
 //! does, and one more as soon as an annotation names what nobody knows.
 
+use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,15 +66,20 @@ pub fn follow(
     let Some(cluster) = cluster.filter(|_| settings.reads_devices) else { return (nodes, None) };
     let prompt = Arc::new(Notify::new());
     let (looked, look) = watch::channel(false);
-    let (name, metrics, prompted) = (settings.node.clone(), metrics.clone(), Arc::clone(&prompt));
-    let looking = Looking { cluster, name, pci, node, devices: None, metrics, complaint: None };
-    let task = tokio::spawn(looking.run(looked, prompted));
+    let looking = Looking { pci, node, devices: None, metrics: metrics.clone(), complaint: None };
+    let name = settings.node.clone();
+    let read = move || {
+        let (cluster, name) = (cluster.clone(), name.clone());
+        async move { cluster.devices_of(&name).await }
+    };
+    let task = tokio::spawn(looking.run(read, looked, Arc::clone(&prompt)));
     (nodes, Some(Follower(Arc::new(Task { prompt, looked: look, task }))))
 }
 
+/// What was read, or why it could not be.
+type Read = Result<Option<Devices>, ClusterError>;
+
 struct Looking {
-    cluster: Cluster,
-    name: String,
     pci: Arc<Pci>,
     node: watch::Sender<Node>,
     /// What was reported last.
@@ -84,29 +90,33 @@ struct Looking {
 }
 
 impl Looking {
-    async fn run(mut self, looked: watch::Sender<bool>, prompt: Arc<Notify>) {
+    async fn run<F: Future<Output = Read>>(
+        mut self,
+        read: impl Fn() -> F,
+        looked: watch::Sender<bool>,
+        prompt: Arc<Notify>,
+    ) {
         let mut in_vain = 0;
         loop {
             let start = Instant::now();
-            let outcome = self.look().await;
+            let outcome = self.digest(read().await);
             looked.send_replace(true);
-            match outcome {
-                Outcome::Changed => in_vain = 0,
-                // Twice as long each time, however often somebody asks.
-                Outcome::Failed => sleep_until(Instant::now() + back_off(&mut in_vain, SOON, PERIOD)).await,
-                Outcome::Same => {}
+            if outcome == Outcome::Changed {
+                in_vain = 0;
             }
-            if outcome == Outcome::Failed {
-                continue;
-            }
-            if timeout_at(start + jittered(PERIOD), prompt.notified()).await.is_ok() {
+            let asked_for = match outcome {
+                Outcome::Failed => true,
+                _ => timeout_at(start + jittered(PERIOD), prompt.notified()).await.is_ok(),
+            };
+            // Twice as long each time, however often somebody asks.
+            if asked_for {
                 sleep_until(start + back_off(&mut in_vain, SOON, PERIOD)).await;
             }
         }
     }
 
-    async fn look(&mut self) -> Outcome {
-        let devices = match self.cluster.devices_of(&self.name).await {
+    fn digest(&mut self, read: Read) -> Outcome {
+        let devices = match read {
             Ok(devices) => devices.map(Arc::new),
             Err(error) => {
                 self.fail(&error);
@@ -148,4 +158,95 @@ enum Outcome {
     Changed,
     Same,
     Failed,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::cluster::Device;
+    use crate::telemetry::proxy::Health;
+
+    /// Who is asked, and when that was.
+    struct Asked {
+        answer: Mutex<Read>,
+        at: Mutex<Vec<Duration>>,
+    }
+
+    impl Asked {
+        fn times(&self) -> Vec<u64> {
+            self.at.lock().unwrap().iter().map(Duration::as_secs).collect()
+        }
+    }
+
+    /// A follower of what `Asked` says, on the paused clock.
+    fn follower(answer: Read) -> (Arc<Asked>, watch::Receiver<Node>, Follower) {
+        let asked = Arc::new(Asked { answer: Mutex::new(answer), at: Mutex::default() });
+        let (node, nodes) = watch::channel(Node::default());
+        let metrics = Metrics::new(Arc::new(Health::new(true)));
+        let looking = Looking { pci: Arc::default(), node, devices: None, metrics, complaint: None };
+        let (start, whom, prompt) = (Instant::now(), Arc::clone(&asked), Arc::new(Notify::new()));
+        let read = move || {
+            whom.at.lock().unwrap().push(start.elapsed());
+            let answer = whom.answer.lock().unwrap().clone();
+            async move { answer }
+        };
+        let (looked, look) = watch::channel(false);
+        let task = tokio::spawn(looking.run(read, looked, Arc::clone(&prompt)));
+        (asked, nodes, Follower(Arc::new(Task { prompt, looked: look, task })))
+    }
+
+    fn one() -> Option<Devices> {
+        let device = Device { kind: "gpu".into(), id: "GPU-a".into(), ..Device::default() };
+        Some(Devices { devices: [device].into(), ..Devices::default() })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_looked_now_and_then_and_sooner_when_somebody_asks() {
+        let (asked, mut nodes, follower) = follower(Ok(None));
+        follower.first_look().await;
+        assert_eq!(asked.times(), [0]);
+        assert!(!nodes.borrow().is_reported());
+        tokio::time::sleep(Duration::from_secs(50)).await;
+        assert_eq!(asked.times(), [0], "a minute, give or take a tenth");
+        *asked.answer.lock().unwrap() = Ok(one());
+        nodes.changed().await.unwrap();
+        assert!(nodes.borrow_and_update().is_reported());
+        let times = asked.times();
+        assert!(times.len() == 2 && (54..=66).contains(&times[1]), "{times:?}");
+        // Asked for at once: a few seconds after the last look. Nothing has changed, so it takes ever longer.
+        for _ in 0..500 {
+            follower.prompt();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let gaps: Vec<u64> = asked.times().windows(2).skip(1).map(|pair| pair[1] - pair[0]).collect();
+        assert!(
+            (4..=6).contains(&gaps[0]) && (9..=12).contains(&gaps[1]) && (18..=23).contains(&gaps[2]),
+            "{gaps:?}"
+        );
+        assert!(gaps[4..].iter().all(|gap| (53..=67).contains(gap)), "{gaps:?}");
+        assert!(!nodes.has_changed().unwrap(), "nobody is told the same twice");
+        let before = asked.times().len();
+        drop(follower);
+        tokio::time::sleep(Duration::from_secs(500)).await;
+        assert!(asked.times().len() == before, "nobody looks for nobody");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_reported_last_stays_while_nobody_answers() {
+        let (asked, mut nodes, follower) = follower(Err(ClusterError::Forbidden("no".into())));
+        follower.first_look().await;
+        assert!(!nodes.borrow().is_reported());
+        *asked.answer.lock().unwrap() = Ok(one());
+        nodes.changed().await.unwrap();
+        assert_eq!(asked.times().len(), 2);
+        assert!((4..=6).contains(&asked.times()[1]), "soon after a failure");
+        *asked.answer.lock().unwrap() = Err(ClusterError::Forbidden("no".into()));
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        assert!(nodes.borrow_and_update().is_reported());
+        *asked.answer.lock().unwrap() = Ok(None);
+        nodes.changed().await.unwrap();
+        assert!(!nodes.borrow().is_reported(), "Koordinator is gone");
+    }
 }

@@ -1,7 +1,7 @@
 //! A Kubernetes API server in miniature, over real HTTP: enough for kube, for the agent and for a person's own
 //! `kubectl`, with the words of a real one and with faults on demand ([`Fault`]).
 //!
-//! It serves nodes, pods, namespaces, events, leases and `NodeResourceTopology` objects with get, list, watch,
+//! It serves nodes, pods, namespaces, events, leases, `NodeResourceTopology` and `Device` objects with get, list, watch,
 //! create, update, merge patch, server-side apply and delete, and collects garbage by owner. It has no
 //! authentication, no JSON patch, no protocol buffers and no tables (`kubectl` prints names and ages then).
 
@@ -27,7 +27,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{broadcast, watch};
 
 pub use faults::{Fault, Rule};
-pub use kinds::{CORE_EVENTS, EVENTS, Kind, LEASES, NAMESPACES, NODES, PODS, TOPOLOGIES};
+pub use kinds::{CORE_EVENTS, DEVICES, EVENTS, Kind, LEASES, NAMESPACES, NODES, PODS, TOPOLOGIES};
 pub use store::{Change, ChangeKind};
 
 use self::faults::Faults;
@@ -71,6 +71,7 @@ struct State {
     store: Store,
     faults: Faults,
     installed: bool,
+    koordinator: bool,
     denied: BTreeSet<(&'static str, &'static str)>,
     user: String,
     writes: Writes,
@@ -103,6 +104,11 @@ impl State {
         }
     }
 
+    /// Is a kind there?
+    fn serves(&self, kind: &Kind) -> bool {
+        (self.installed || !kind.is_custom()) && (self.koordinator || kind != &DEVICES)
+    }
+
     fn generated_name(&mut self, prefix: &str) -> String {
         self.generated += 1;
         format!("{prefix}{:05x}", self.generated)
@@ -127,6 +133,7 @@ impl ApiServer {
             store,
             faults: Faults::default(),
             installed: true,
+            koordinator: false,
             denied: BTreeSet::new(),
             user: "system:serviceaccount:numacast:numacast".into(),
             writes: Writes::default(),
@@ -221,6 +228,11 @@ impl ApiServer {
     /// Is the CRD of `NodeResourceTopology` installed?
     pub fn set_installed(&self, installed: bool) {
         self.shared.lock().installed = installed;
+    }
+
+    /// Is the CRD of Koordinator's `Device` installed? It is not at first.
+    pub fn set_koordinator(&self, installed: bool) {
+        self.shared.lock().koordinator = installed;
     }
 
     /// RBAC denies a verb on a resource, or allows it again.

@@ -67,6 +67,21 @@ fn pods() {
     replay("pods");
 }
 
+#[test]
+fn grpc_frames() {
+    replay("grpc_frames");
+}
+
+#[test]
+fn splice() {
+    replay("splice");
+}
+
+#[test]
+fn annotations() {
+    replay("annotations");
+}
+
 /// The same pods in JSON and in protocol buffers, both written by Kubernetes' own types.
 #[test]
 fn both_forms_of_a_pod_are_one_record() {

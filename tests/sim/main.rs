@@ -8,6 +8,7 @@ mod annotated;
 mod client;
 mod contract;
 mod demo;
+mod devices;
 mod faults;
 mod health;
 mod metrics;

@@ -32,6 +32,9 @@ pub(super) fn resource(
     kind: &str,
     vendor: &str,
 ) -> Option<Arc<str>> {
+    if kind.contains('/') {
+        return None;
+    }
     let vendor = vendor.to_ascii_lowercase();
     let exact = configured.get(&format!("{kind}/{vendor}"));
     if let Some(name) = exact.or_else(|| configured.get(kind)) {

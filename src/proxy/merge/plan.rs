@@ -26,7 +26,7 @@ pub struct Plan {
     pub(super) pods: Vec<PodPlan>,
     /// What the node has, if that is told.
     pub(super) allocatable: Table,
-    problems: Vec<Problem>,
+    pub(super) problems: Vec<Problem>,
 }
 
 /// Devices, each once.

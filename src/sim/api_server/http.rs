@@ -79,8 +79,8 @@ fn elsewhere(shared: &Shared, segments: &[&str]) -> Response<Body> {
     if matches!(segments, ["healthz" | "readyz" | "livez", ..]) {
         return plain(StatusCode::OK, "ok");
     }
-    let installed = shared.lock().installed;
-    match discovery(segments, |kind| installed || !kind.is_custom()) {
+    let state = shared.lock();
+    match discovery(segments, |kind| state.serves(kind)) {
         Some(document) => reply(StatusCode::OK, &document),
         None => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
     }
@@ -141,7 +141,7 @@ async fn respond(
 ) -> Result<Response<Body>, Failure> {
     {
         let state = shared.lock();
-        if target.kind.is_custom() && !state.installed {
+        if !state.serves(target.kind) {
             return Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n"));
         }
         if state.denied.contains(&(verb, target.kind.plural)) {

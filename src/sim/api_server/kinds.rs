@@ -59,9 +59,19 @@ pub static TOPOLOGIES: Kind = Kind {
     namespaced: false,
     short: &["node-res-topo"],
 };
+/// `devices.scheduling.koordinator.sh`, taken as they come. Not there unless Koordinator is.
+pub static DEVICES: Kind = Kind {
+    group: "scheduling.koordinator.sh",
+    versions: &["v1alpha1"],
+    plural: "devices",
+    singular: "device",
+    kind: "Device",
+    namespaced: false,
+    short: &[],
+};
 
-pub(super) static KINDS: [&Kind; 7] =
-    [&NODES, &PODS, &NAMESPACES, &CORE_EVENTS, &EVENTS, &LEASES, &TOPOLOGIES];
+pub(super) static KINDS: [&Kind; 8] =
+    [&NODES, &PODS, &NAMESPACES, &CORE_EVENTS, &EVENTS, &LEASES, &TOPOLOGIES, &DEVICES];
 
 const fn core(
     plural: &'static str,
