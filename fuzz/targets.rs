@@ -10,6 +10,7 @@ use std::sync::Arc;
 use numacast::agent::{self, Recording};
 use numacast::cluster::Devices;
 use numacast::config::{Config, Layers, ProxyAnnotations, ProxyMapping};
+use numacast::grpc;
 use numacast::json_path::{JsonPath, Template};
 use numacast::kubelet::proto::{v1, v1alpha1};
 use numacast::kubelet::{
@@ -26,7 +27,7 @@ use prost::bytes::Bytes;
 pub(crate) type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub(crate) const TARGETS: [(&str, Target); 9] = [
+pub(crate) const TARGETS: [(&str, Target); 10] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
     ("state", state),
@@ -36,6 +37,7 @@ pub(crate) const TARGETS: [(&str, Target); 9] = [
     ("pods", pods),
     ("splice", splice),
     ("annotations", annotations),
+    ("grpc_frames", grpc_frames),
 ];
 
 /// Files of the host: a line `@path` starts a file, `!path reason` is one that the kernel refuses to read, and
@@ -199,6 +201,16 @@ pub(crate) fn pods(data: &[u8]) {
     let whole = kubelet::split_pods([data]);
     assert_eq!(kubelet::split_pods(data.chunks(3)), whole, "however it comes in");
     whole.iter().flatten().for_each(check_pod);
+}
+
+/// What a client of our sockets sends: a size for the pieces it comes in, then HTTP/2. As much goes out as came in, in
+/// whatever pieces, and what went out is fit to go out.
+pub(crate) fn grpc_frames(data: &[u8]) {
+    let Some((chunk, sent)) = data.split_first() else { return };
+    let given = grpc::made_acceptable(sent, usize::MAX);
+    assert_eq!(given.len(), sent.len());
+    assert_eq!(grpc::made_acceptable(sent, usize::from(*chunk)), given, "in whatever pieces it comes");
+    assert_eq!(grpc::made_acceptable(&given, usize::MAX), given, "it is acceptable now");
 }
 
 fn check_pod(pod: &Pod) {

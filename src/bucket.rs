@@ -38,8 +38,13 @@ impl Bucket {
 
     /// Takes a token, perhaps one of the future: wait this long before using it.
     pub(crate) fn take(&mut self, now: Instant) -> Duration {
+        self.take_many(1, now)
+    }
+
+    /// Takes so many of them.
+    pub(crate) fn take_many(&mut self, count: u32, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
-        self.tokens = (self.tokens + earned).min(self.burst) - 1.0;
+        self.tokens = (self.tokens + earned).min(self.burst) - f64::from(count);
         self.at = now;
         if self.tokens >= 0.0 {
             Duration::ZERO

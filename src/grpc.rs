@@ -30,6 +30,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tonic::{Code, Status};
 use tracing::warn;
 
+pub use incoming::made_acceptable;
+
 use answers::Answers;
 use clients::{Admission, Clients, Connection, Order};
 use notices::Notices;
@@ -38,6 +40,8 @@ use turns::{Share, Turns};
 
 /// Between two looks at the socket's file and at answers that do not move.
 const LOOK: Duration = Duration::from_secs(1);
+/// Whoever looks less often than this was stopped itself, and cannot tell who stalled meanwhile.
+const ATTENTION: Duration = Duration::from_secs(3);
 /// After a connection could not be accepted, say for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long calls that run when the server stops may go on.
@@ -129,7 +133,7 @@ pub enum Offence {
     Silent,
     /// It broke the protocol.
     Garbage,
-    /// It sent control frames by the thousand.
+    /// It sends control frames by the ten thousand.
     Flood,
     /// It did not read its answer.
     Stalled,
@@ -170,7 +174,7 @@ impl Offence {
     /// Was a connection closed for it? Else calls were refused or slowed down.
     #[must_use]
     pub const fn cuts(self) -> bool {
-        !matches!(self, Self::Calls | Self::Failures)
+        !matches!(self, Self::Flood | Self::Calls | Self::Failures)
     }
 }
 
@@ -233,7 +237,8 @@ impl Default for Limits {
             // A node has some dozen clients, most with one connection; 200 of one process are to be served.
             connections: 512,
             connections_each: 256,
-            streams: 64,
+            // As many as RFC 9113 recommends (6.5.2); Python's clients may make more before they know the limit.
+            streams: 128,
             // Those that ask together are answered together, so that few at a time means few in a second.
             running: 1024,
             running_each: 256,
@@ -293,6 +298,7 @@ impl Server {
         service: Arc<dyn Service>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, ServeError> {
+        let path = socket.path.clone();
         let place = Place::take(socket)?;
         let (running, running_each) = (limits.running, limits.running_each);
         let share = Share { running, running_each, open: limits.open, open_each: limits.open_each };
@@ -303,7 +309,7 @@ impl Server {
             clients: Clients::new(limits.connections, limits.connections_each),
             turns: Turns::new(share),
             answers: Answers::new(limits.answers),
-            notices: Notices::default(),
+            notices: Notices::new(path),
             long: Semaphore::new(call::LONG),
         });
         let (stop, stopped) = watch::channel(false);
@@ -329,16 +335,18 @@ async fn serve(mut place: Place, inner: Arc<Inner>, mut stopped: watch::Receiver
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Those that were told to leave take a moment.
     let most = inner.limits.connections + inner.limits.connections / 4 + 1;
+    let (mut looked, mut complained) = (Instant::now(), None);
     loop {
         tokio::select! {
             accepted = place.listener.accept(), if connections.len() < most => match accepted {
                 Ok((stream, _)) => accept(stream, &inner, &mut connections),
-                Err(error) => pause(&error).await,
+                Err(error) => pause(&error, &mut complained).await,
             },
             Some(_) = connections.join_next() => inner.observer.connections(connections.len()),
             _ = look.tick() => {
                 place.look();
-                cut_stalled(&inner);
+                cut_stalled(&inner, looked.elapsed() <= ATTENTION);
+                looked = Instant::now();
             }
             // Gone with its server, or told to.
             _ = stopped.changed() => break,
@@ -351,7 +359,7 @@ async fn serve(mut place: Place, inner: Arc<Inner>, mut stopped: watch::Receiver
 }
 
 fn accept(stream: UnixStream, inner: &Arc<Inner>, connections: &mut JoinSet<()>) {
-    match inner.clients.admit(stream.peer_cred().ok()) {
+    match inner.clients.admit(clients::peer(stream.peer_cred().ok())) {
         Admission::In(seat, gone) => {
             if let Some(gone) = gone {
                 let what = || "has the most connections: its oldest one was closed for a new one".into();
@@ -368,13 +376,17 @@ fn accept(stream: UnixStream, inner: &Arc<Inner>, connections: &mut JoinSet<()>)
 }
 
 /// Out of descriptors, most likely: others give some back.
-async fn pause(error: &io::Error) {
-    warn!("cannot accept a connection: {error}");
+async fn pause(error: &io::Error, complained: &mut Option<Instant>) {
+    if complained.is_none_or(|complained| complained.elapsed() >= notices::PERIOD) {
+        warn!("cannot accept a connection of a gRPC client for now: {error}");
+        *complained = Some(Instant::now());
+    }
     sleep(PAUSE).await;
 }
 
-fn cut_stalled(inner: &Inner) {
-    for connection in inner.answers.stalled() {
+fn cut_stalled(inner: &Inner, attentive: bool) {
+    let unread = inner.clients.unread(answers::PATIENCE, attentive);
+    for connection in inner.answers.stalled(attentive).into_iter().chain(unread) {
         let what = || "does not read its answer: its connection was cut".into();
         inner.blame(Offence::Stalled, &connection, what);
         connection.tell(Order::Drop);
@@ -392,3 +404,6 @@ impl Inner {
         self.notices.tell(offence, peer, what);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,10 +14,9 @@ use tokio::time::Instant;
 use super::clients::Connection;
 
 /// How long an answer may make no progress while there is room.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same while others wait for room; and how much progress counts as such then.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// The same where others wait for room. Nothing is sent for longer than [`PATIENCE`] then, whatever its progress is.
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
-const SHARE: usize = 256 << 10;
 
 /// The length and the flag before each message.
 pub(super) const PREFIX: usize = 5;
@@ -79,11 +78,16 @@ impl Answers {
         loop {
             let mut freed = std::pin::pin!(self.freed.notified());
             freed.as_mut().enable();
-            if !self.short(&self.state(), client) {
+            if self.has_room(client) {
                 return;
             }
             freed.await;
         }
+    }
+
+    /// Is there room for another answer to this client?
+    pub(super) fn has_room(&self, client: u64) -> bool {
+        !self.short(&self.state(), client)
     }
 
     /// Takes an answer in. What is sent of it comes with the pin.
@@ -101,10 +105,14 @@ impl Answers {
         Arc::new(Pin { answers: Arc::clone(self), id, client, key, left })
     }
 
-    /// The connections whose answers do not move. To be called now and then, at least each second.
-    pub(super) fn stalled(&self) -> Vec<Arc<Connection>> {
+    /// The connections whose answers do not move. To be called each second; whoever was not attentive, being stopped
+    /// itself perhaps, gives everybody all the time again.
+    pub(super) fn stalled(&self, attentive: bool) -> Vec<Arc<Connection>> {
         let (mut state, now) = (self.state(), Instant::now());
         let mut sent = std::mem::take(&mut state.sent);
+        if !attentive {
+            sent.values_mut().for_each(|sent| (sent.since, sent.mark.1) = (now, now));
+        }
         let stalled = |sent: &mut Sent| sent.stalled(self.short(&state, sent.connection.client), now);
         let connections = sent.values_mut().filter_map(|sent| stalled(sent).then(|| sent.connection.clone()));
         let connections = connections.collect();
@@ -142,13 +150,12 @@ impl Held {
 }
 
 impl Sent {
-    /// Where there is no room, a trickle is no progress, and nothing lasts longer than [`PATIENCE`].
     fn stalled(&mut self, short: bool, now: Instant) -> bool {
         let left = self.left.load(Ordering::Relaxed);
-        let (share, patience) = if short { (SHARE, SHORT_PATIENCE) } else { (1, PATIENCE) };
-        if self.mark.0 - left >= share {
+        if self.mark.0 != left {
             self.mark = (left, now);
         }
+        let patience = if short { SHORT_PATIENCE } else { PATIENCE };
         now - self.mark.1 >= patience || short && now - self.since >= PATIENCE
     }
 }

@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 use super::answers::{PREFIX, Slice};
 use super::clients::Connection;
 use super::connection::SEND_BUFFER;
-use super::turns::Place;
+use super::turns::Admitted;
 use super::{Call, Inner, Offence, Reply};
 
 /// How long a client may take to send its message.
@@ -124,7 +124,7 @@ impl<'a> Work<'a> {
 
     /// Answers: the code that the client was told, and the bytes of messages it was sent.
     async fn run(&self, body: RecvStream, respond: &mut SendResponse<Slice>) -> (Code, usize) {
-        let Some(place) = self.inner.turns.enter(self.connection.client) else {
+        let Some(admitted) = self.inner.turns.enter(self.connection.client) else {
             let what = || "has thousands of calls open: further ones are refused".into();
             self.inner.blame(Offence::Calls, self.connection, what);
             let status = Status::resource_exhausted("too many calls are open");
@@ -132,7 +132,7 @@ impl<'a> Work<'a> {
             return (status.code(), 0);
         };
         let reply = tokio::select! {
-            reply = self.reply(body, &place) => reply,
+            reply = self.reply(body, &admitted) => reply,
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return (Code::Cancelled, 0),
         };
         match reply {
@@ -145,9 +145,9 @@ impl<'a> Work<'a> {
     }
 
     /// The answer, once it is this call's turn, and within its deadline. Where much fails, what failed waits.
-    async fn reply(&self, body: RecvStream, place: &Place) -> Result<Reply, Status> {
+    async fn reply(&self, body: RecvStream, admitted: &Admitted) -> Result<Reply, Status> {
         let reply = async {
-            let reply = self.ask(body, place).await;
+            let reply = self.ask(body, admitted).await;
             if reply.is_err() {
                 delay(self.connection, self.inner).await;
             }
@@ -158,13 +158,18 @@ impl<'a> Work<'a> {
         timeout_at(deadline, reply).await.unwrap_or_else(late)
     }
 
-    async fn ask(&self, body: RecvStream, place: &Place) -> Result<Reply, Status> {
+    async fn ask(&self, body: RecvStream, admitted: &Admitted) -> Result<Reply, Status> {
         let (message, _room) = self.message(body).await?;
         let client = self.connection.client;
         let turn = async {
-            let turn = place.turn().await;
-            self.inner.answers.room(client).await;
-            turn
+            loop {
+                // Who waits for room keeps nobody else from a turn.
+                self.inner.answers.room(client).await;
+                let turn = admitted.turn().await;
+                if self.inner.answers.has_room(client) {
+                    return turn;
+                }
+            }
         };
         let patience = self.inner.limits.patience;
         let Ok(_turn) = timeout(patience, turn).await else {
@@ -354,7 +359,7 @@ fn length(received: &[u8]) -> Result<Option<usize>, Status> {
 }
 
 /// The value of `grpc-timeout`: at most 8 digits and a unit.
-fn decode_timeout(text: &str) -> Result<Duration, String> {
+pub(super) fn decode_timeout(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.len() {
         0 | 1 => return Err(format!("string is too short: {text:?}")),
         2..=9 => text.split_at_checked(text.len() - 1).unwrap_or((text, "")),

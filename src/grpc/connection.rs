@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::answers::Slice;
 use super::clients::{Connection, Order, Seat};
-use super::incoming::{FLOOD, Incoming};
+use super::incoming::{Incoming, Pace};
 use super::{Inner, Offence, call};
 
 /// How long whoever connects may say nothing. After that it may be silent for ever: some clients keep one connection.
@@ -32,6 +32,9 @@ const CANCELLED: usize = 20;
 /// Requests that are no HTTP/2: a client that works makes none, and h2 allows 1,024.
 const MALFORMED: usize = 100;
 
+/// A client that is slowed down by this much floods.
+const FLOOD: Duration = Duration::from_millis(500);
+
 /// Serves a connection until either end has had enough.
 pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
     let connection = &seat.connection;
@@ -43,7 +46,10 @@ pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
         .max_send_buffer_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(CANCELLED)
         .max_local_error_reset_streams(Some(MALFORMED));
-    let handshake = builder.handshake::<_, Slice>(Incoming::new(stream));
+    let handshake = builder.handshake::<_, Slice>(Incoming::new(
+        stream,
+        Reader { connection: connection.clone(), inner: inner.clone() },
+    ));
     let greeted = tokio::select! {
         greeted = timeout(PREFACE, handshake) => greeted,
         // Whatever the order is: nothing was begun.
@@ -61,8 +67,29 @@ pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
     }
 }
 
+/// Who reads from a connection.
+struct Reader {
+    connection: Arc<Connection>,
+    inner: Arc<Inner>,
+}
+
+impl Pace for Reader {
+    fn pace(&self, cost: u32) -> Duration {
+        let wait = self.inner.clients.pace(&self.connection, cost);
+        if wait >= FLOOD {
+            let what = || "sends control frames by the ten thousand in a second: they are read later".into();
+            self.inner.blame(Offence::Flood, &self.connection, what);
+        }
+        wait
+    }
+
+    fn blocked(&self, blocked: bool) {
+        self.connection.block(blocked);
+    }
+}
+
 async fn converse(
-    mut h2: server::Connection<Incoming<UnixStream>, Slice>,
+    mut h2: server::Connection<Incoming<UnixStream, Reader>, Slice>,
     connection: &Arc<Connection>,
     inner: &Arc<Inner>,
 ) {
@@ -96,10 +123,7 @@ async fn converse(
 
 /// A client that vanished is nobody's fault; one that broke the protocol is told of.
 fn accuse(error: &Error, connection: &Connection, inner: &Inner) {
-    let flood = error.get_io().is_some_and(|error| error.to_string() == FLOOD);
-    if flood {
-        inner.blame(Offence::Flood, connection, || format!("was cut off: {FLOOD}"));
-    } else if !error.is_io() && !error.is_remote() {
+    if !error.is_io() && !error.is_remote() {
         inner.blame(Offence::Garbage, connection, || format!("was cut off: {error}"));
     }
 }

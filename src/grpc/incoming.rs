@@ -16,7 +16,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Instant;
+use tokio::time::{Sleep, sleep};
 
 /// `PRI * HTTP/2.0` and what follows (RFC 9113, 3.4).
 const PREFACE: usize = 24;
@@ -33,17 +33,16 @@ const WINDOW_UPDATE: u8 = 8;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// What frames may cost in a second. A request costs one, as does every grant of a window, of which there is one or two
-/// for each 16 KiB of an answer: 65,536 is an answer of 5 MiB a hundred times over.
-const COST: u32 = 65_536;
-/// PING, SETTINGS, RST_STREAM and whatever else has to be answered or is for nothing: 4,096 in a second. grpc-go measures
-/// its bandwidth with one PING for each round trip at most.
-const DEAR: u32 = 16;
+/// PING, SETTINGS, RST_STREAM and whatever else has to be answered or is for nothing costs more than a request or a grant
+/// of a window.
+const DEAR: u32 = 4;
 
-/// A client's stream, with every `:authority` made harmless. Ends with an error when frames flood.
+/// A client's stream, with every `:authority` made harmless. Where frames flood it is read no faster than
+/// [`Connection::pace`] allows.
 #[derive(Debug)]
-pub(super) struct Incoming<T> {
+pub(super) struct Incoming<T, P> {
     inner: T,
+    pace: P,
     /// Received and not handed out. At most a frame of HEADERS and what came with its end; free when there is nothing.
     held: Vec<u8>,
     /// Of these, handed out.
@@ -52,59 +51,63 @@ pub(super) struct Incoming<T> {
     seen: usize,
     /// Bytes to come that pass as they are.
     pass: usize,
-    cost: u32,
-    /// Since when `cost` counts.
-    since: Instant,
+    /// Nothing is read before its end.
+    pause: Option<Pin<Box<Sleep>>>,
+    /// The last write found no room.
+    blocked: bool,
 }
 
-/// The text of the error by which a flood ends a connection.
-pub(super) const FLOOD: &str = "more than 4096 control frames in a second";
+/// Whose stream it is.
+pub(super) trait Pace {
+    /// Frames that cost so much came: how long to wait before more are read.
+    fn pace(&self, cost: u32) -> Duration;
 
-impl<T> Incoming<T> {
-    pub(super) fn new(inner: T) -> Self {
-        let since = Instant::now();
-        Self { inner, held: Vec::new(), given: 0, seen: 0, pass: PREFACE, cost: 0, since }
+    /// A write was waiting for the client to read, or is not any more.
+    fn blocked(&self, blocked: bool);
+}
+
+impl<T, P: Pace> Incoming<T, P> {
+    pub(super) fn new(inner: T, pace: P) -> Self {
+        Self { inner, pace, held: Vec::new(), given: 0, seen: 0, pass: PREFACE, pause: None, blocked: false }
     }
 
-    /// Looks at what came.
-    fn look(&mut self) -> io::Result<()> {
+    /// Looks at what came: what it cost.
+    fn look(&mut self) -> u32 {
+        let mut cost = 0;
         loop {
             let passing = self.pass.min(self.held.len() - self.seen);
             self.seen += passing;
             self.pass -= passing;
             if self.pass > 0 {
-                return Ok(());
+                return cost;
             }
-            let Some(frame) = self.held.get_mut(self.seen..) else { return Ok(()) };
-            let [a, b, c, kind, flags, _, _, _, _, payload @ ..] = frame else { return Ok(()) };
+            let [a, b, c, kind, flags, _, _, _, _, payload @ ..] = &mut self.held[self.seen..] else {
+                return cost;
+            };
             let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
-            let (kind, flags) = (*kind, *flags);
-            if kind == HEADERS && length <= MAX_FRAME {
+            if *kind == HEADERS && length <= MAX_FRAME {
                 // The rest is to come.
-                let Some(payload) = payload.get_mut(..length) else { return Ok(()) };
-                if let Some(block) = block(payload, flags) {
+                let Some(payload) = payload.get_mut(..length) else { return cost };
+                if let Some(block) = block(payload, *flags) {
                     overwrite(block);
                 }
             }
+            cost += match *kind {
+                DATA if length > 0 => 0,
+                HEADERS | WINDOW_UPDATE => 1,
+                _ => DEAR,
+            };
             self.pass = HEAD + length;
-            self.count(kind, length)?;
         }
     }
 
-    fn count(&mut self, kind: u8, length: usize) -> io::Result<()> {
-        self.cost += match kind {
-            DATA if length > 0 => 0,
-            HEADERS | WINDOW_UPDATE => 1,
-            _ => DEAR,
-        };
-        if self.cost <= COST {
-            return Ok(());
+    /// Whether the client reads is seen by what becomes of a write.
+    fn written<R>(&mut self, written: Poll<R>) -> Poll<R> {
+        if self.blocked != written.is_pending() {
+            self.blocked = written.is_pending();
+            self.pace.blocked(self.blocked);
         }
-        if self.since.elapsed() < Duration::from_secs(1) {
-            return Err(io::Error::other(FLOOD));
-        }
-        (self.cost, self.since) = (0, Instant::now());
-        Ok(())
+        written
     }
 
     /// Hands out what may go.
@@ -122,13 +125,17 @@ impl<T> Incoming<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Incoming<T> {
+impl<T: AsyncRead + Unpin, P: Pace + Unpin> AsyncRead for Incoming<T, P> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         while self.given == self.seen {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
             let mut chunk = [0; CHUNK];
             let mut chunk = ReadBuf::new(&mut chunk);
             ready!(Pin::new(&mut self.inner).poll_read(cx, &mut chunk))?;
@@ -138,16 +145,19 @@ impl<T: AsyncRead + Unpin> AsyncRead for Incoming<T> {
                 break;
             }
             self.held.extend_from_slice(chunk.filled());
-            self.look()?;
+            let cost = self.look();
+            let pause = self.pace.pace(cost);
+            self.pause = (!pause.is_zero()).then(|| Box::pin(sleep(pause)));
         }
         self.give(out);
         Poll::Ready(Ok(()))
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Incoming<T> {
+impl<T: AsyncWrite + Unpin, P: Pace + Unpin> AsyncWrite for Incoming<T, P> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, bytes)
+        let written = Pin::new(&mut self.inner).poll_write(cx, bytes);
+        self.written(written)
     }
 
     fn poll_write_vectored(
@@ -155,7 +165,8 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Incoming<T> {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bytes)
+        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bytes);
+        self.written(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -304,3 +315,31 @@ fn encode_letters(bytes: &mut [u8], characters: usize) {
         *byte = bits.by_ref().take(8).fold(0, |byte, bit| byte << 1 | bit);
     }
 }
+
+/// What h2 is given of a client's first bytes. For the fuzzer, which cannot connect.
+#[must_use]
+pub fn made_acceptable(sent: &[u8], chunk: usize) -> Vec<u8> {
+    let mut incoming = Incoming::new((), ());
+    let mut given = Vec::new();
+    for chunk in sent.chunks(chunk.max(1)) {
+        incoming.held.extend_from_slice(chunk);
+        incoming.look();
+        let mut out = vec![0; incoming.held.len()];
+        let mut out = ReadBuf::new(&mut out);
+        incoming.give(&mut out);
+        given.extend_from_slice(out.filled());
+    }
+    given.extend_from_slice(&incoming.held[incoming.given..]);
+    given
+}
+
+impl Pace for () {
+    fn pace(&self, _: u32) -> Duration {
+        Duration::ZERO
+    }
+
+    fn blocked(&self, _: bool) {}
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! What clients do wrong, one line at most each minute for each kind of it.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,11 +9,14 @@ use tracing::warn;
 
 use super::{Offence, Peer};
 
-const PERIOD: Duration = Duration::from_secs(60);
+pub(super) const PERIOD: Duration = Duration::from_secs(60);
 
 /// When a line of each kind was written, and what happened since without one.
-#[derive(Debug, Default)]
-pub(super) struct Notices([Mutex<Kind>; Offence::ALL.len()]);
+#[derive(Debug)]
+pub(super) struct Notices {
+    socket: PathBuf,
+    kinds: [Mutex<Kind>; Offence::ALL.len()],
+}
 
 #[derive(Debug, Default)]
 struct Kind {
@@ -21,11 +25,15 @@ struct Kind {
 }
 
 impl Notices {
+    pub(super) fn new(socket: PathBuf) -> Self {
+        Self { socket, kinds: Default::default() }
+    }
+
     /// Writes a line, unless there was one of this kind within the minute. What is said is the rest of a sentence that
     /// begins with the client.
     pub(super) fn tell(&self, kind: Offence, peer: &Peer, what: impl FnOnce() -> String) {
         let now = Instant::now();
-        let mut state = self.0[kind as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.kinds[kind as usize].lock().unwrap_or_else(PoisonError::into_inner);
         if state.written.is_some_and(|written| now - written < PERIOD) {
             state.kept += 1;
             return;
@@ -36,6 +44,6 @@ impl Notices {
         };
         state.written = Some(now);
         drop(state);
-        warn!("{peer} {}{others}", what());
+        warn!("{}: {peer} {}{others}", self.socket.display(), what());
     }
 }

@@ -140,14 +140,24 @@ fn bind(socket: &Socket) -> Result<(UnixListener, Inode), ServeError> {
 fn listen(socket: &Socket, temporary: &Path) -> io::Result<(UnixListener, Inode)> {
     let listener = StdListener::bind(temporary)?;
     listener.set_nonblocking(true)?;
-    if socket.group.is_some() {
-        std::os::unix::fs::chown(temporary, None, socket.group)?;
+    if let Some(group) = socket.group {
+        std::os::unix::fs::chown(temporary, None, Some(group))
+            .map_err(|error| explain_group(group, error))?;
     }
     fs::set_permissions(temporary, Permissions::from_mode(socket.mode))?;
     let inode = inode(&fs::symlink_metadata(temporary)?);
     let listener = UnixListener::from_std(listener)?;
     fs::rename(temporary, &socket.path)?;
     Ok((listener, inode))
+}
+
+fn explain_group(group: u32, error: io::Error) -> io::Error {
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return error;
+    }
+    let what = "cannot be given to group";
+    let help = "make us a member of it (in a pod: supplementalGroups), or allow CAP_CHOWN";
+    io::Error::new(error.kind(), format!("the socket {what} {group}: {error}; {help}"))
 }
 
 /// Makes a directory and those above it, as far as they are missing, whatever the umask is.
@@ -182,5 +192,132 @@ fn sweep(directory: &Path) {
         if ours && entry.file_type().is_ok_and(|kind| kind.is_socket()) && !is_alive(&entry.path()) {
             let _ = fs::remove_file(entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn place(dir: &TempDir) -> Socket {
+        Socket { path: dir.path().join("a/b/kubelet.sock"), mode: 0o755, group: None }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    fn names(socket: &Socket) -> Vec<String> {
+        let entries = fs::read_dir(socket.path.parent().unwrap()).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[tokio::test]
+    async fn it_is_put_in_place_with_its_mode_and_stays() {
+        let dir = TempDir::new().unwrap();
+        for wanted in [0o755, 0o660] {
+            let socket =
+                Socket { mode: wanted, group: Some(rustix::process::getgid().as_raw()), ..place(&dir) };
+            let place = Place::take(socket.clone()).unwrap();
+            assert_eq!(mode(&socket.path), wanted);
+            assert_eq!((mode(&dir.path().join("a")), mode(&dir.path().join("a/b"))), (0o755, 0o750));
+            UnixStream::connect(&socket.path).unwrap();
+            assert_eq!(names(&socket), ["kubelet.sock"]);
+            drop(place);
+            // Dead, not gone.
+            let refused = UnixStream::connect(&socket.path).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_crash_left_behind_is_removed_and_nothing_else() {
+        let dir = TempDir::new().unwrap();
+        let socket = place(&dir);
+        fs::create_dir_all(socket.path.parent().unwrap()).unwrap();
+        let beside = |name: &str| socket.path.with_file_name(name);
+        drop(StdListener::bind(beside(".numa-0123af")).unwrap());
+        drop(StdListener::bind(beside(".numa-0123ag")).unwrap());
+        fs::write(beside(".numa-000000"), "a file").unwrap();
+        let alive = StdListener::bind(beside(".numa-aaaaaa")).unwrap();
+        let _place = Place::take(socket.clone()).unwrap();
+        assert_eq!(names(&socket), [".numa-000000", ".numa-0123ag", ".numa-aaaaaa", "kubelet.sock"]);
+        drop(alive);
+    }
+
+    #[tokio::test]
+    async fn a_path_that_is_gone_is_taken_again() {
+        let dir = TempDir::new().unwrap();
+        let socket = place(&dir);
+        let mut place = Place::take(socket.clone()).unwrap();
+        place.look();
+        let inode = place.inode;
+        fs::remove_file(&socket.path).unwrap();
+        place.look();
+        UnixStream::connect(&socket.path).unwrap();
+        assert_ne!(place.inode, inode);
+        fs::remove_dir_all(dir.path().join("a")).unwrap();
+        place.look();
+        UnixStream::connect(&socket.path).unwrap();
+        let inode = place.inode;
+        place.look();
+        assert_eq!(place.inode, inode, "all is well");
+    }
+
+    #[tokio::test]
+    async fn another_process_is_left_alone_while_it_lives() {
+        let dir = TempDir::new().unwrap();
+        let socket = place(&dir);
+        let mut old = Place::take(socket.clone()).unwrap();
+        let mut new = Place::take(socket.clone()).unwrap();
+        for _ in 0..2 * SELDOM {
+            old.look();
+            new.look();
+        }
+        assert_eq!(inode(&fs::symlink_metadata(&socket.path).unwrap()), new.inode);
+        drop(new);
+        (0..SELDOM).for_each(|_| old.look());
+        assert_eq!(inode(&fs::symlink_metadata(&socket.path).unwrap()), old.inode, "it died");
+        // A file is not ours to remove.
+        fs::remove_file(&socket.path).unwrap();
+        fs::write(&socket.path, "mine").unwrap();
+        (0..2 * SELDOM).for_each(|_| old.look());
+        assert_eq!(fs::read(&socket.path).unwrap(), b"mine");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_is_one_sentence() {
+        let dir = TempDir::new().unwrap();
+        let refused = |path: PathBuf, group| {
+            let error = Place::take(Socket { path, mode: 0o755, group }).unwrap_err().to_string();
+            error.replace(dir.path().to_str().unwrap(), "/run")
+        };
+        let long = dir.path().join("x".repeat(100)).join("kubelet.sock");
+        let length = long.as_os_str().len();
+        assert!(refused(long, None).ends_with(&format!(
+            "a socket's path has at most 107 bytes, this needs {length}; give it a shorter directory"
+        )));
+        fs::write(dir.path().join("file"), "").unwrap();
+        assert_eq!(
+            refused(dir.path().join("file"), None),
+            "cannot serve /run/file: something that is no socket lies there; remove it, or give another directory"
+        );
+        assert_eq!(
+            refused(dir.path().join("file/kubelet.sock"), None),
+            "cannot serve /run/file/kubelet.sock: cannot listen there: Not a directory (os error 20)"
+        );
+        assert_eq!(
+            refused("/proc/numacast/kubelet.sock".into(), None),
+            "cannot serve /proc/numacast/kubelet.sock: cannot make its directory: No such file or directory (os error 2)"
+        );
+        assert!(refused("/proc/kubelet.sock".into(), None).contains("cannot listen there"));
+        assert_eq!(refused("/".into(), None), "cannot serve /: this is no name of a file");
     }
 }

@@ -43,24 +43,24 @@ struct Client {
     in_ring: bool,
 }
 
-/// A call's place among the open ones.
+/// A call that is among the open ones.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Admitted {
     turns: Arc<Turns>,
     client: u64,
 }
 
 /// A call may work while this lives.
 #[derive(Debug)]
-pub(super) struct Turn<'a>(&'a Place);
+pub(super) struct Turn<'a>(&'a Admitted);
 
 impl Turns {
     pub(super) fn new(share: Share) -> Arc<Self> {
         Arc::new(Self { share, state: Mutex::default() })
     }
 
-    /// A place for a call of this client, if there is one.
-    pub(super) fn enter(self: &Arc<Self>, client: u64) -> Option<Place> {
+    /// Takes a call of this client in, if there is room for it.
+    pub(super) fn enter(self: &Arc<Self>, client: u64) -> Option<Admitted> {
         let state = &mut *self.state();
         let calls = state.clients.get(&client).map_or(0, |client| client.open);
         if state.open >= self.share.open || calls >= self.share.open_each {
@@ -68,7 +68,7 @@ impl Turns {
         }
         state.open += 1;
         state.clients.entry(client).or_default().open += 1;
-        Some(Place { turns: Arc::clone(self), client })
+        Some(Admitted { turns: Arc::clone(self), client })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -76,7 +76,7 @@ impl Turns {
     }
 }
 
-impl Place {
+impl Admitted {
     /// Waits for the call's turn.
     pub(super) async fn turn(&self) -> Turn<'_> {
         let (ticket, granted) = {
@@ -91,7 +91,7 @@ impl Place {
             state.grant(self.turns.share);
             (ticket, granted)
         };
-        let mut waiting = Waiting { place: self, ticket, over: false };
+        let mut waiting = Waiting { call: self, ticket, over: false };
         // The sender goes with the grant only.
         let _ = granted.await;
         waiting.over = true;
@@ -137,14 +137,14 @@ impl State {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let Place { turns, client } = self.0;
+        let Admitted { turns, client } = self.0;
         turns.state().give_back(*client, turns.share);
     }
 }
 
 /// A call that waits, and may leave meanwhile.
 struct Waiting<'a> {
-    place: &'a Place,
+    call: &'a Admitted,
     ticket: u64,
     over: bool,
 }
@@ -154,7 +154,7 @@ impl Drop for Waiting<'_> {
         if self.over {
             return;
         }
-        let Place { turns, client } = self.place;
+        let Admitted { turns, client } = self.call;
         let mut state = turns.state();
         let waited = state.clients.get_mut(client).and_then(|client| client.waiting.remove(&self.ticket));
         if waited.is_none() {
@@ -163,7 +163,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Drop for Place {
+impl Drop for Admitted {
     fn drop(&mut self) {
         let mut state = self.turns.state();
         state.open -= 1;
@@ -172,5 +172,88 @@ impl Drop for Place {
         if client.open == 0 {
             state.clients.remove(&self.client);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    const SHARE: Share = Share { running: 4, running_each: 2, open: 8, open_each: 6 };
+
+    /// A call of a client that has its turn, or waits.
+    type Call<'a> = std::pin::Pin<Box<dyn Future<Output = Turn<'a>> + 'a>>;
+
+    fn poll<'a>(call: &mut Call<'a>) -> Option<Turn<'a>> {
+        match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            std::task::Poll::Ready(turn) => Some(turn),
+            std::task::Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn one_that_floods_does_not_delay_the_others() {
+        let turns = Turns::new(SHARE);
+        let flood: Vec<_> = (0..6).map(|_| turns.enter(1).unwrap()).collect();
+        let other: Vec<_> = (0..2).map(|_| turns.enter(2).unwrap()).collect();
+        let mut flood: Vec<Call<'_>> = flood.iter().map(|call| Box::pin(call.turn()) as _).collect();
+        let mut running: Vec<_> = flood.iter_mut().filter_map(poll).collect();
+        assert_eq!(running.len(), 2, "its share");
+        let mut other: Vec<Call<'_>> = other.iter().map(|call| Box::pin(call.turn()) as _).collect();
+        assert_eq!(other.iter_mut().filter_map(poll).count(), 2, "at once");
+        running.clear();
+        assert_eq!(flood[2..].iter_mut().filter_map(poll).collect::<Vec<_>>().len(), 2, "its next ones");
+    }
+
+    #[test]
+    fn clients_take_turns() {
+        let turns = Turns::new(Share { running: 1, running_each: 1, ..SHARE });
+        let calls: Vec<_> = [1, 1, 1, 2, 2, 3].iter().map(|client| turns.enter(*client).unwrap()).collect();
+        let mut waiting: Vec<(u64, Call<'_>)> =
+            calls.iter().map(|call| (call.client, Box::pin(call.turn()) as _)).collect();
+        let mut order = Vec::new();
+        while !waiting.is_empty() {
+            let polled = waiting.iter_mut().enumerate().filter_map(|(at, (_, call))| Some((at, poll(call)?)));
+            let ready: Vec<_> = polled.collect();
+            let [(at, _)] = ready[..] else { panic!("{ready:?}") };
+            order.push(waiting[at].0);
+            drop(waiting.remove(at));
+        }
+        assert_eq!(order, [1, 2, 3, 1, 2, 1]);
+    }
+
+    #[test]
+    fn who_leaves_is_not_waited_for() {
+        let turns = Turns::new(Share { running: 1, running_each: 1, ..SHARE });
+        let calls: Vec<_> = (0..4).map(|_| turns.enter(1).unwrap()).collect();
+        let mut waiting: Vec<Call<'_>> = calls.iter().map(|call| Box::pin(call.turn()) as _).collect();
+        let first = poll(&mut waiting[0]);
+        assert!(first.is_some());
+        assert!(waiting.iter_mut().skip(1).all(|call| poll(call).is_none()));
+        // One leaves while it waits, one when its turn has come and it does not know yet.
+        drop(waiting.remove(1));
+        drop(first);
+        drop(waiting.remove(1));
+        assert!(poll(&mut waiting[1]).is_some());
+        drop(waiting);
+        drop(calls);
+        let state = turns.state();
+        assert_eq!((state.open, state.running, state.clients.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn open_calls_are_bounded() {
+        let turns = Turns::new(SHARE);
+        let mut calls: Vec<_> = (0..6).map(|_| turns.enter(1).unwrap()).collect();
+        assert!(turns.enter(1).is_none(), "of one client");
+        calls.extend((0..2).map(|_| turns.enter(2).unwrap()));
+        assert!(turns.enter(3).is_none(), "of all");
+        calls.pop();
+        assert!(turns.enter(3).is_some());
+        let mut future = pin!(calls[0].turn());
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     }
 }

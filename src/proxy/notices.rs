@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn a_large_answer_is_told_once_until_it_has_shrunk() {
         let notices = Notices::default();
-        let mut large = |bytes| {
+        let large = |bytes| {
             notices.size(bytes);
             notices.told().large
         };

@@ -77,6 +77,11 @@ fn annotations() {
     replay("annotations");
 }
 
+#[test]
+fn grpc_frames() {
+    replay("grpc_frames");
+}
+
 /// The same pods in JSON and in protocol buffers, both written by Kubernetes' own types.
 #[test]
 fn both_forms_of_a_pod_are_one_record() {
