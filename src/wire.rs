@@ -184,10 +184,18 @@ impl Fields<'_> {
             }
             let (number, kind) = self.key()?;
             match kind {
-                BYTES => drop(self.delimited()?),
-                VARINT => drop(self.varint()?),
-                FIXED64 => drop(self.fixed::<8>()?),
-                FIXED32 => drop(self.fixed::<4>()?),
+                BYTES => {
+                    self.delimited()?;
+                }
+                VARINT => {
+                    self.varint()?;
+                }
+                FIXED64 => {
+                    self.fixed::<8>()?;
+                }
+                FIXED32 => {
+                    self.fixed::<4>()?;
+                }
                 GROUP if open.len() < GROUPS => open.push(number),
                 GROUP => return Err(WireError { reason: "too many groups in each other", at }),
                 GROUP_END if open.pop() == Some(number) => {

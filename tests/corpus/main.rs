@@ -68,11 +68,14 @@ fn pods() {
 }
 
 #[test]
+<<<<<<< HEAD
 fn grpc_frames() {
     replay("grpc_frames");
 }
 
 #[test]
+=======
+>>>>>>> merge
 fn splice() {
     replay("splice");
 }
@@ -80,6 +83,14 @@ fn splice() {
 #[test]
 fn annotations() {
     replay("annotations");
+<<<<<<< HEAD
+=======
+}
+
+#[test]
+fn grpc_frames() {
+    replay("grpc_frames");
+>>>>>>> merge
 }
 
 /// The same pods in JSON and in protocol buffers, both written by Kubernetes' own types.

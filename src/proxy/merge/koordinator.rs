@@ -46,33 +46,36 @@ pub(super) fn own(name: &str) -> Option<&str> {
 
 /// The devices of each type. What cannot be read is left out and told of.
 pub(super) fn devices(text: &str, problems: &mut Problems) -> Vec<(String, Vec<Allocated>)> {
-    let types = match parse(text) {
-        Ok(Value::Object(types)) => types,
+    let reason = match parse(text) {
+        Ok(Value::Object(types)) => {
+            return types.into_iter().map(|(kind, items)| (kind, of_type(items, problems))).collect();
+        }
         // As Go writes a map that is not there.
         Ok(Value::Null) => return Vec::new(),
-        Ok(_) => return malformed(problems, DEVICES, "it is no JSON object"),
-        Err(error) => return malformed(problems, DEVICES, &error),
+        Ok(_) => "it is no JSON object".to_owned(),
+        Err(error) => error,
     };
-    let mut all = Vec::new();
-    for (kind, items) in types {
-        let items = match items {
-            Value::Array(items) => items,
-            Value::Null => continue,
-            _ => {
-                malformed::<()>(problems, DEVICES, "the devices of a type are no list");
-                continue;
-            }
-        };
-        let mut devices = Vec::with_capacity(items.len());
-        for item in &items {
-            match device(item) {
-                Ok(device) => devices.push(device),
-                Err(reason) => drop(malformed::<()>(problems, DEVICES, reason)),
-            }
+    malformed(problems, DEVICES, &reason);
+    Vec::new()
+}
+
+fn of_type(items: Value, problems: &mut Problems) -> Vec<Allocated> {
+    let items = match items {
+        Value::Array(items) => items,
+        Value::Null => Vec::new(),
+        _ => {
+            malformed(problems, DEVICES, "the devices of a type are no list");
+            Vec::new()
         }
-        all.push((kind, devices));
+    };
+    let mut devices = Vec::with_capacity(items.len());
+    for item in &items {
+        match device(item) {
+            Ok(device) => devices.push(device),
+            Err(reason) => malformed(problems, DEVICES, reason),
+        }
     }
-    all
+    devices
 }
 
 fn device(item: &Value) -> Result<Allocated, &'static str> {
@@ -125,35 +128,43 @@ fn quantity(amount: &Value) -> Option<Quantity> {
 
 /// The CPUs and the memory. What cannot be read is left out and told of.
 pub(super) fn status(text: &str, problems: &mut Problems) -> Status {
-    let value = match parse(text) {
-        Ok(value @ (Value::Object(_) | Value::Null)) => value,
-        Ok(_) => return malformed(problems, STATUS, "it is no JSON object"),
-        Err(error) => return malformed(problems, STATUS, &error),
-    };
     let mut status = Status::default();
-    match value.get("cpuset") {
-        None | Some(Value::Null) => {}
-        Some(Value::String(list)) => match list.parse::<IdSet>() {
-            Ok(cpus) if cpus.last().is_none_or(|last| last <= HIGHEST_CPU) => status.cpus = cpus,
-            _ => malformed(problems, STATUS, "its cpuset is no list of CPUs"),
-        },
-        Some(_) => malformed(problems, STATUS, "its cpuset is no text"),
-    }
-    let nodes = match value.get("numaNodeResources") {
-        None | Some(Value::Null) => return status,
-        Some(Value::Array(nodes)) => nodes,
-        Some(_) => {
-            malformed::<()>(problems, STATUS, "its numaNodeResources are no list");
+    let reason = match parse(text) {
+        Ok(Value::Object(fields)) => {
+            let field = |name: &str| fields.get(name).unwrap_or(&Value::Null);
+            match cpus(field("cpuset")) {
+                Ok(cpus) => status.cpus = cpus,
+                Err(reason) => malformed(problems, STATUS, reason),
+            }
+            let nodes = match field("numaNodeResources") {
+                Value::Array(nodes) => nodes.as_slice(),
+                Value::Null => &[],
+                _ => {
+                    malformed(problems, STATUS, "its numaNodeResources are no list");
+                    &[]
+                }
+            };
+            for node in nodes {
+                memory(node, &mut status.memory).unwrap_or_else(|reason| malformed(problems, STATUS, reason));
+            }
             return status;
         }
+        Ok(Value::Null) => return status,
+        Ok(_) => "it is no JSON object".to_owned(),
+        Err(error) => error,
     };
-    for node in nodes {
-        match memory(node, &mut status.memory) {
-            Ok(()) => {}
-            Err(reason) => malformed(problems, STATUS, reason),
-        }
-    }
+    malformed(problems, STATUS, &reason);
     status
+}
+
+fn cpus(list: &Value) -> Result<IdSet, &'static str> {
+    let list = match list {
+        Value::Null => return Ok(IdSet::new()),
+        Value::String(list) => list.parse::<IdSet>().ok(),
+        _ => None,
+    };
+    let known = list.filter(|cpus| cpus.last().is_none_or(|last| last <= HIGHEST_CPU));
+    known.ok_or("its cpuset is no list of CPUs")
 }
 
 /// The memory of one NUMA node. A node is there once.
@@ -185,8 +196,7 @@ pub(super) fn parse(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("it is no JSON ({error})"))
 }
 
-/// Tells that something in an annotation cannot be read, and gives nothing for it.
-pub(super) fn malformed<T: Default>(problems: &mut Problems, annotation: &str, reason: &str) -> T {
+/// Tells that something in an annotation cannot be read.
+pub(super) fn malformed(problems: &mut Problems, annotation: &str, reason: &str) {
     problems.add(Kind::Malformed, 0, || format!("annotation `{annotation}` is not understood: {reason}"));
-    T::default()
 }

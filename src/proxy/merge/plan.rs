@@ -178,6 +178,9 @@ fn living<'a>(pods: impl Iterator<Item = &'a Pod>) -> impl Iterator<Item = &'a P
     all.into_values()
 }
 
+/// A device by its resource and its id.
+type Named = (Arc<str>, Box<str>);
+
 /// A pod whose annotations are being read.
 struct Draft<'a> {
     pod: &'a Pod,
@@ -185,7 +188,7 @@ struct Draft<'a> {
     node: &'a Node,
     /// In the order in which they were allocated.
     wanted: Vec<Wanted>,
-    seen: BTreeSet<(Arc<str>, Box<str>)>,
+    seen: BTreeSet<Named>,
     status: Status,
     problems: Problems,
 }
@@ -208,6 +211,12 @@ enum Share {
     Part,
     /// A part of an accelerator, which may have an id of its own.
     Accelerator,
+}
+
+impl Wanted {
+    fn named(&self) -> Named {
+        (self.resource.clone(), self.id.clone())
+    }
 }
 
 /// Devices that belong together: one, or the functions of one.
@@ -454,26 +463,23 @@ fn shown(text: &str) -> String {
 
 /// Gives each part of a device an id of its own, which the pod keeps whoever comes and goes: it is made of the pod's UID.
 fn number_parts(drafts: &mut [Draft<'_>]) {
-    let mut parts: Vec<(Arc<str>, Box<str>, u64, usize, usize)> = Vec::new();
+    let mut parts: Vec<(Named, u64, usize, usize)> = Vec::new();
     for (pod, draft) in drafts.iter().enumerate() {
         for (at, wanted) in
             draft.wanted.iter().enumerate().filter(|(_, wanted)| wanted.share == Share::Accelerator)
         {
-            let number = number_of(draft.pod);
-            parts.push((wanted.resource.clone(), wanted.id.clone(), number, pod, at));
+            parts.push((wanted.named(), number_of(draft.pod), pod, at));
         }
     }
     parts.sort_unstable();
-    let mut last: Option<(Arc<str>, Box<str>, u64)> = None;
-    for (resource, id, mut number, pod, at) in parts {
+    let mut last: Option<(Named, u64)> = None;
+    for (device, mut number, pod, at) in parts {
         // Two of a thousand million that are the same: the later one takes the next.
-        if let Some((_, _, taken)) =
-            last.as_ref().filter(|(known, same, _)| (known, same) == (&resource, &id))
-        {
+        if let Some((_, taken)) = last.as_ref().filter(|(known, _)| *known == device) {
             number = number.max(taken + 1);
         }
-        drafts[pod].wanted[at].id = format!("{id}::{number}").into();
-        last = Some((resource, id, number));
+        drafts[pod].wanted[at].id = format!("{}::{number}", device.1).into();
+        last = Some((device, number));
     }
 }
 
@@ -486,16 +492,18 @@ fn number_of(pod: &Pod) -> u64 {
     hasher.finish() % (1 << 31)
 }
 
+/// The pods that have a device, and how much of it.
+type Holders = Vec<(usize, Share)>;
+
 /// Tells of devices that two pods have, one of them the whole. Nobody but the scheduler knows which is right.
 fn claimed_twice(drafts: &mut [Draft<'_>]) {
-    let mut holders: BTreeMap<(Arc<str>, Box<str>), Vec<(usize, Share)>> = BTreeMap::new();
+    let mut all: BTreeMap<Named, Holders> = BTreeMap::new();
     for (pod, draft) in drafts.iter().enumerate() {
         for wanted in &draft.wanted {
-            let device = (wanted.resource.clone(), wanted.id.clone());
-            holders.entry(device).or_default().push((pod, wanted.share));
+            all.entry(wanted.named()).or_default().push((pod, wanted.share));
         }
     }
-    for ((resource, id), holders) in holders {
+    for ((resource, id), holders) in all {
         if holders.len() < 2 || holders.iter().all(|(_, share)| *share != Share::All) {
             continue;
         }

@@ -197,7 +197,9 @@ fn defect_2_every_container_gets_as_many_as_it_asks_for() {
         let all: Vec<String> = (0..count).map(|n| format!(r#"{{"minor":{n},"id":"{n}"}}"#)).collect();
         format!(r#"{{"gpu":[{}]}}"#, all.join(","))
     };
-    let asks: [(&[&[(&str, u64)]], usize, &[&str]); 12] = [
+    /// What each container asks for, how many there are, and what each gets.
+    type Case<'a> = (&'a [&'a [(&'a str, u64)]], usize, &'a [&'a str]);
+    let asks: [Case<'_>; 12] = [
         (&[&[("koordinator.sh/gpu", 100)], &[("koordinator.sh/gpu", 200)]], 3, &["0", "1,2"]),
         (
             &[
