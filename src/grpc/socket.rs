@@ -55,7 +55,7 @@ impl Place {
         match fs::symlink_metadata(path) {
             Ok(found) if inode(&found) == self.inode => (self.taken, self.told) = (0, false),
             Ok(found) => {
-                let (first, look) = (self.taken == 0, self.taken % SELDOM == 0);
+                let (first, look) = (self.taken == 0, self.taken.is_multiple_of(SELDOM));
                 self.taken = self.taken.wrapping_add(1);
                 if look && is_socket(&found) && !is_alive(path) {
                     self.retake("a socket that nobody listens on took the place of");
