@@ -35,15 +35,9 @@ pub(crate) const TARGETS: [(&str, Target); 10] = [
     ("config", config),
     ("recording", recording),
     ("pods", pods),
-<<<<<<< HEAD
-    ("grpc_frames", grpc_frames),
-    ("splice", splice),
-    ("annotations", annotations),
-=======
     ("splice", splice),
     ("annotations", annotations),
     ("grpc_frames", grpc_frames),
->>>>>>> merge
 ];
 
 /// Files of the host: a line `@path` starts a file, `!path reason` is one that the kernel refuses to read, and

@@ -68,14 +68,6 @@ fn pods() {
 }
 
 #[test]
-<<<<<<< HEAD
-fn grpc_frames() {
-    replay("grpc_frames");
-}
-
-#[test]
-=======
->>>>>>> merge
 fn splice() {
     replay("splice");
 }
@@ -83,14 +75,11 @@ fn splice() {
 #[test]
 fn annotations() {
     replay("annotations");
-<<<<<<< HEAD
-=======
 }
 
 #[test]
 fn grpc_frames() {
     replay("grpc_frames");
->>>>>>> merge
 }
 
 /// The same pods in JSON and in protocol buffers, both written by Kubernetes' own types.
