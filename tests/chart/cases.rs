@@ -43,7 +43,7 @@ const EVERYTHING: [&str; 14] = [
 ];
 
 /// One switch, or a few that have to do with each other.
-const SWITCHES: [&[&str]; 48] = [
+const SWITCHES: [&[&str]; 52] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -80,6 +80,15 @@ const SWITCHES: [&[&str]; 48] = [
     &["kubelet.mountDir=true", "kubelet.dir=/data/kubelet", "kubelet.configFile=/etc/kubelet.yaml"],
     &["kubelet.dir=/var/snap/microk8s/common/var/lib/kubelet"],
     &["kubelet.devicePluginsDir="],
+    &["config.proxy.enabled=true"],
+    &["config.proxy.enabled=true", "config.proxy.annotations.koordinator=false", "kubelet.mountDir=true"],
+    &[
+        "config.proxy.enabled=true",
+        "config.proxy.dir=/var/run/shared/lister",
+        "config.proxy.group=1500",
+        "config.proxy.mode=0660",
+    ],
+    &["config.proxy.dir=/run/unused", "config.proxy.group=1500", "config.proxy.mode=0660"],
     &["config.publish.apiVersion=v1alpha1"],
     &["agent.priorityClassName=", "agent.tolerations=null", "agent.nodeSelector=null", "agent.affinity=null"],
     &["agent.updateStrategy.type=OnDelete", "controller.updateStrategy.type=Recreate"],

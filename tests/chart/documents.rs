@@ -245,7 +245,7 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
         Ok(answer["info"]["notes"].as_str().context("no notes")?.to_owned())
     };
     let usual = notes("")?;
-    ensure!(!usual.contains("WARNING"), "{usual}");
+    ensure!(!usual.contains("WARNING") && !usual.contains("proxy"), "{usual}");
     for words in
         ["rollout status daemonset/numacast-agent", "helm --namespace default test numacast", "keeps the CRD"]
     {
@@ -257,6 +257,8 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
         ("kubelet.mountDir=true", "WARNING: the agents can read, and write, the volumes of every pod"),
         ("rbac.create=false,purge.enabled=false", "WARNING: no roles are made"),
         ("purge.enabled=false", "steer the scheduler"),
+        ("config.proxy.enabled=true", "on each node /run/numacast/pod-resources/kubelet.sock."),
+        ("config.proxy.enabled=true,config.proxy.dir=/run/a/b", "on each node /run/a/b/kubelet.sock."),
     ] {
         let told = notes(values)?;
         ensure!(told.contains(words), "{values}: {told}");

@@ -51,7 +51,7 @@ const BY_THE_SCHEMA: [(&str, &str); 36] = [
 ];
 
 /// What no schema can know.
-const BY_THE_TEMPLATES: [(&str, &str); 17] = [
+const BY_THE_TEMPLATES: [(&str, &str); 25] = [
     (
         "controller.config.controller.namespace=a",
         "controller.config.controller.namespace: it is the release's",
@@ -76,6 +76,23 @@ const BY_THE_TEMPLATES: [(&str, &str); 17] = [
         "config.kubelet.devicePlugins=/data",
         "config.kubelet.devicePlugins: set kubelet.devicePluginsDir instead",
     ),
+    (
+        "config.proxy.enabled=true,config.proxy.dir=run/numacast",
+        "config.proxy.dir: run/numacast is mounted from the host",
+    ),
+    ("config.proxy.enabled=true,config.proxy.dir=/run", "an absolute path of two parts or more"),
+    ("config.proxy.enabled=true,config.proxy.dir=/run/numacast/", "without a slash at its end"),
+    ("config.proxy.enabled=true,config.proxy.dir=/run/../etc/a", "no host path may have . or .. in it"),
+    (
+        "config.proxy.enabled=true,config.proxy.dir=/var/lib/kubelet/pod-resources",
+        "/var/lib/kubelet/pod-resources is the kubelet's, or holds what is (kubelet.dir: /var/lib/kubelet)",
+    ),
+    ("config.proxy.enabled=true,config.proxy.dir=/var/lib", "the proxy needs a directory of its own"),
+    (
+        "config.proxy.enabled=true,kubelet.dir=/data/kubelet,config.proxy.dir=/var/lib/kubelet/device-plugins/a",
+        "(kubelet.devicePluginsDir: /var/lib/kubelet/device-plugins)",
+    ),
+    ("config.proxy.enabled=true,config.proxy.dir=/etc/cni", "is in /etc, where the agent must not"),
     ("config.kubelet.config.source=file", "no file is mounted; set kubelet.configFile"),
     (
         "config.health.address=127.0.0.1:9743",

@@ -113,6 +113,7 @@ fn pods_are_replaced_for_their_own_configuration_and_for_nothing_else() -> Resul
         ("config.scan.poll=2s", true, false),
         ("kubelet.configFile=/etc/kubelet.yaml", true, false),
         ("kubelet.dir=/data/kubelet", true, false),
+        ("config.proxy.enabled=true", true, false),
         ("controller.config.log.level=debug", false, true),
         ("metricsTls.secretName=certificate", true, true),
         ("image.tag=v9", false, false),
@@ -202,6 +203,16 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
         ("kubelet.configFile=/etc/kubelet.yaml", usual(&["/etc/kubelet.yaml"])),
         ("kubelet.configFile=/etc/a,kubelet.configDir=/etc/b.d", usual(&["/etc/a", "/etc/b.d"])),
         ("kubelet.devicePluginsDir=", hardware(&["/var/lib/kubelet/pod-resources"])),
+        (
+            "config.proxy.enabled=true",
+            hardware(&[
+                "/sys/bus/pci/devices",
+                "/run/numacast/pod-resources",
+                "/var/lib/kubelet/pod-resources",
+                devices,
+            ]),
+        ),
+        ("config.proxy.dir=/run/elsewhere", usual(&[])),
         ("kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet/config.yaml", hardware(&[kubelet])),
         ("kubelet.mountDir=true,kubelet.dir=/data/kubelet", hardware(&["/data/kubelet", devices])),
         (

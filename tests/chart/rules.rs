@@ -111,7 +111,9 @@ fn mounts_fit(pod: &Value) -> Result<()> {
         let volume = volumes.get(name).with_context(|| format!("the mount {name} has no volume"))?;
         ensure!(mounted.insert(mount["mountPath"].to_string()), "two mounts at {}", mount["mountPath"]);
         let host = &volume["hostPath"];
-        ensure!(mount["readOnly"] == true || volume["emptyDir"].is_object(), "{name} can be written");
+        let proxy = name == "proxy" && !host.is_null();
+        let writable = volume["emptyDir"].is_object() || proxy;
+        ensure!(mount["readOnly"] == true || writable, "{name} can be written");
         if host.is_null() {
             continue;
         }
@@ -129,7 +131,9 @@ fn mounts_fit(pod: &Value) -> Result<()> {
             whole == (name == "kubelet"),
             "{path}: volumes of pods that are gone would stay, or others come"
         );
-        ensure!(mount["mountPath"] == format!("/host{path}"), "{path} is at {}", mount["mountPath"]);
+        // Consumers and the agent name the proxy's directory alike.
+        let place = if proxy { path.to_owned() } else { format!("/host{path}") };
+        ensure!(mount["mountPath"] == place, "{path} is at {}", mount["mountPath"]);
     }
     let unused = volumes.keys().find(|name| {
         !items(&spec["containers"])
@@ -221,6 +225,14 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             for path in [&cpus, &pages, &config.kubelet.socket.context("no socket")?] {
                 ensure!(is_mounted(path), "{name}: {} is not mounted", path.display());
             }
+            let dir = config.proxy.dir.context("no directory of the proxy")?;
+            let devices = sys.join("bus/pci/devices");
+            for path in [&dir, &devices] {
+                ensure!(is_mounted(path) == config.proxy.enabled, "{name}: {}", path.display());
+            }
+            let groups = &pod["spec"]["securityContext"]["supplementalGroups"];
+            let joined = config.proxy.group.filter(|_| config.proxy.enabled);
+            ensure!(*groups == joined.map_or(Value::Null, |group| json!([group])), "it is in {groups}");
         }
     }
     Ok(())

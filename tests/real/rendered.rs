@@ -3,6 +3,7 @@
 //! `tests/parts/in-pod` does that with the binary under test, in a root that holds nothing else. The kubelet probes it.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,10 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchE
 use serde_json::{Value, json};
 
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
+use crate::support::koordinator::{self, DEVICE_ALLOCATED};
+use crate::support::podresources::{Clients, Held, Rpc, Who, held};
 use crate::support::wait::{Hopeless, until};
-use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, oracle, pod, tokens};
+use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, oracle, parts, pod, tokens};
 
 const NODE: &str = "two-by-eight";
 const NIC: &str = "example.com/nic";
@@ -194,6 +197,11 @@ impl Running<'_> {
 
     /// It has no rights on the host, no way to any, and sees nothing that it was not given.
     fn is_confined(&self, user: u32, beyond: Option<&str>) -> Result<()> {
+        self.is_confined_but_for(user, beyond, None)
+    }
+
+    /// As [`Running::is_confined`], but for one directory that it may write.
+    fn is_confined_but_for(&self, user: u32, beyond: Option<&str>, writes: Option<&Path>) -> Result<()> {
         let process = self.process()?;
         let status = std::fs::read_to_string(process.join("status"))?;
         let of = |key: &str| {
@@ -221,7 +229,8 @@ impl Running<'_> {
             let inherited =
                 ["/host/sys/devices/system", "/host/sys/kernel/mm"].into_iter().chain(beyond).any(below);
             let read_only = options.split(',').any(|option| option == "ro") || place == "/etc/hosts";
-            ensure!(own || inherited || read_only, "{place} may be written: {options}");
+            let given = writes.is_some_and(|dir| Path::new(place) == dir);
+            ensure!(own || inherited || read_only || given, "{place} may be written: {options}");
         }
         Ok(())
     }
@@ -411,6 +420,64 @@ async fn the_agent_works_with_the_kubelets_directory() -> Result<()> {
     let mut world = World::start(&parts, &with_directory()).await?;
     works(&world, Some("/host/var/lib/kubelet")).await?;
     survives_a_kubelet(&mut world).await
+}
+
+/// The proxy's socket, where consumers on the host find it.
+#[tokio::test]
+async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
+    const GROUP: u32 = 4711;
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    parts::fetched(&["podresources"])?.context("no clients")?;
+    let clients = Clients::of(&parts);
+    let host = tempfile::tempdir()?;
+    // Nobody has made it.
+    let dir = host.path().join("run/pod-resources");
+    let mut values = with_kubelet_ca();
+    values["config"]["proxy"] = json!({"enabled": true, "dir": dir, "mode": "0660", "group": GROUP});
+    let world = World::start(&parts, &values).await?;
+    let admin = world.cluster.client();
+    koordinator::install(&admin).await?;
+    let topology = json!({"socketID": 0, "nodeID": 1, "pcieID": "", "busID": ""});
+    let gpu = json!({"type": "gpu", "id": "GPU-a", "minor": 0, "health": true, "topology": topology});
+    koordinator::describe(&admin, NODE, json!([gpu])).await?;
+    let given = json!({"gpu": [{"minor": 0, "id": "GPU-a"}]}).to_string();
+    world.node.run(pod("given").device(NIC, 1).annotation(DEVICE_ALLOCATED, &given)).await?;
+
+    let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;
+    agent.is_ready().await?;
+    world.is_true(&agent).await?;
+    agent.is_confined_but_for(0, None, Some(&dir))?;
+    let socket = dir.join("kubelet.sock");
+    let file = std::fs::metadata(&socket)?;
+    ensure!((file.uid(), file.gid(), file.mode() & 0o777) == (0, GROUP, 0o660), "{file:?}");
+    let right = Held {
+        pod: "default/given".to_owned(),
+        container: "main".to_owned(),
+        resource: "nvidia.com/gpu".to_owned(),
+        id: "GPU-a".to_owned(),
+        nodes: vec![1],
+    };
+    let has_it = async |agent: &Running<'_>| {
+        let listed = until("the pod is listed with its device", async || {
+            agent.still_runs().await?;
+            let heard = clients.ask(Who::Go, &socket, &Rpc::List).await?.ok()?;
+            ensure!(held(&heard.answer)?.contains(&right), "{}", heard.answer);
+            Ok(())
+        });
+        listed.await.with_context(|| agent.last_words())
+    };
+    has_it(&agent).await?;
+    let words = agent.log();
+    ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
+
+    // While the agent is replaced the socket stays, and nobody takes it for one that there never was.
+    agent.delete().await?;
+    ensure!(socket.exists(), "the socket is gone");
+    let heard = clients.ask(Who::Go, &socket, &Rpc::List).await?;
+    ensure!(heard.code == "Unavailable", "{heard:?}");
+    let next = world.start_pod("DaemonSet", AGENT, "agent-2").await?;
+    next.is_ready().await?;
+    has_it(&next).await
 }
 
 /// What a pod answers at one of its ports.

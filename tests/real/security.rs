@@ -18,7 +18,7 @@ use tonic::codegen::http::Request;
 use crate::support::chart::{AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::parts::repository;
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts, tokens};
+use crate::support::{Cluster, Needs, Parts, koordinator, tokens};
 
 const V1ALPHA1: &str = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies";
 const V1ALPHA2: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
@@ -410,6 +410,9 @@ fn of_the_rest() -> Vec<Attempt> {
         no("change the CRD", merge(crd, label.clone())),
         no("request a certificate", create("/apis/certificates.k8s.io/v1/certificatesigningrequests", csr)),
         no("list Leases", get("/apis/coordination.k8s.io/v1/leases")),
+        yes("read the Device of any node (only with the proxy)", get(at(DEVICES_OF_ALL, "beta"))),
+        no("list Devices", get(DEVICES_OF_ALL)),
+        no("change the Device of its node", merge(at(DEVICES_OF_ALL, "alpha"), label)),
     ]
 }
 
@@ -515,9 +518,11 @@ struct World {
 impl World {
     async fn start(parts: &Parts) -> Result<Self> {
         let cluster = Cluster::start(parts).await?;
-        let chart = Chart::render(parts, &json!({}))?;
+        // The agents have every right that they may be given for what the chart can turn on.
+        let chart = Chart::render(parts, &json!({"config": {"proxy": {"enabled": true}}}))?;
         let admin = cluster.client();
         tokens::namespace(&admin, RELEASE).await?;
+        koordinator::install(&admin).await?;
         chart.install(&admin, &RIGHTS).await?;
         chart.install(&admin, &["Lease"]).await?;
         let mut uids = BTreeMap::new();
@@ -525,6 +530,7 @@ impl World {
             let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
             let node = Api::<Node>::all(admin.clone()).create(&PostParams::default(), &node).await?;
             uids.insert(name, node.metadata.uid.context("a Node without a UID")?);
+            koordinator::describe(&admin, name, json!([])).await?;
         }
         let mut clients = BTreeMap::new();
         for (who, account, node) in [
@@ -775,6 +781,8 @@ const NODES: &str = "get nodes";
 const POST: &str = "create events.events.k8s.io in default";
 const LIST_PODS: [&str; 2] = ["list pods", "watch pods"];
 const CONFIGZ: &str = "get nodes/configz";
+const DEVICES_OF_ALL: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
+const DEVICES: &str = "get devices.scheduling.koordinator.sh";
 const PODS_PAGE: &str = "get nodes/pods";
 
 #[tokio::test]
@@ -786,6 +794,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     };
     let pods = |source: &str| json!({"config": {"pods": {"source": source}}});
     let kubelet = |source: &str| json!({"config": {"kubelet": {"config": {"source": source}}}});
+    let proxy = |proxy: Value| json!({"config": {"proxy": proxy}});
     for (values, expected) in [
         (json!({}), all.clone()),
         (json!({"config": {"publish": {"watch": false}}}), without(&[WATCH])),
@@ -800,6 +809,9 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
             json!({"config": {"fingerprint": {"view": "none"}, "pods": {"source": "none"}}}),
             without(&LIST_PODS),
         ),
+        (proxy(json!({"enabled": true})), [&all[..], &[DEVICES]].concat()),
+        (proxy(json!({"enabled": true, "annotations": {"koordinator": false}})), all.clone()),
+        (proxy(json!({"enabled": false, "annotations": {"koordinator": true}})), all.clone()),
         (kubelet("configz"), all.clone()),
         (kubelet("auto"), all.clone()),
         (kubelet("none"), without(&[CONFIGZ])),

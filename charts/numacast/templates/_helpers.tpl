@@ -91,6 +91,26 @@ annotations:
 {{- if or $pods (has (dig "kubelet" "config" "source" "auto" $config) (list "auto" "configz")) }}true{{ end }}
 {{- end }}
 
+{{/* "true" where the agent serves the podresources proxy. */}}
+{{- define "numacast.proxies" -}}
+{{- if dig "proxy" "enabled" false (.Values.config | default dict) }}true{{ end }}
+{{- end }}
+
+{{/* The proxy's directory, on the host and in the agent's container alike. */}}
+{{- define "numacast.proxyDir" -}}
+{{- dig "proxy" "dir" "" (.Values.config | default dict) | default "/run/numacast/pod-resources" }}
+{{- end }}
+
+{{/* The agent's pod is in the group that the proxy gives its socket to: without capabilities root can give a file to no other. */}}
+{{- define "numacast.agentPodSecurityContext" -}}
+{{- $context := deepCopy (.Values.agent.podSecurityContext | default dict) }}
+{{- $group := dig "proxy" "group" nil (.Values.config | default dict) }}
+{{- if and (include "numacast.proxies" .) (not (kindIs "invalid" $group)) }}
+{{- $_ := set $context "supplementalGroups" (append (get $context "supplementalGroups" | default list) (int64 $group) | uniq) }}
+{{- end }}
+{{- toYaml $context }}
+{{- end }}
+
 {{/* Health and metrics on the pod's address, which the kubelet and a scraper reach. */}}
 {{- define "numacast.endpoints" -}}
 health:
@@ -125,6 +145,9 @@ metrics:
 {{- $_ := set $own "kubelet" (dict "dir" (printf "%s%s" $root .Values.kubelet.dir) "config" $kubelet) }}
 {{- with .Values.kubelet.devicePluginsDir }}
 {{- $_ := set $own.kubelet "devicePlugins" (printf "%s%s" $root .) }}
+{{- end }}
+{{- if include "numacast.proxies" . }}
+{{- $_ := set $own "proxy" (dict "dir" (include "numacast.proxyDir" .)) }}
 {{- end }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.config | default dict)) }}
 {{- include "numacast.refuseShared" (dict "config" $config "of" "config") }}
@@ -206,7 +229,8 @@ projected:
 {{- if hasPrefix (printf "%s/" (index . 1)) (printf "%s/" (index . 0)) }}true{{ end }}
 {{- end }}
 
-{{/* The host paths that the agent sees, as a YAML list of {name, path, type, mount}, every one read-only. */}}
+{{/* The host paths that the agent sees, as a YAML list of {name, path, type, mount}; `mount` is what is not as it is with most:
+     read-only and below /host. */}}
 {{- define "numacast.hostPaths" -}}
 {{- $kubelet := .Values.kubelet }}
 {{- /* Not /sys itself: a mount is read-only for what is mounted below it only where runtime and kernel know how, and root
@@ -215,6 +239,13 @@ projected:
 {{- if $kubelet.mountDir }}
 {{- /* A mount that did not follow the host's would keep the volumes of pods that are gone. */}}
 {{- $paths = append $paths (dict "name" "kubelet" "path" $kubelet.dir "type" "Directory" "mount" (dict "mountPropagation" "HostToContainer")) }}
+{{- end }}
+{{- if include "numacast.proxies" . }}
+{{- /* Where PCI addresses are found; what they link to is below /sys/devices. */}}
+{{- $paths = append $paths (dict "name" "sys-pci" "path" "/sys/bus/pci/devices" "type" "Directory") }}
+{{- /* The only directory of the host in which anything is made: consumers mount it too, and find one path everywhere. */}}
+{{- $dir := include "numacast.proxyDir" . }}
+{{- $paths = append $paths (dict "name" "proxy" "path" $dir "type" "DirectoryOrCreate" "mount" (dict "mountPath" $dir "readOnly" false)) }}
 {{- end }}
 {{- $wanted := list (dict "name" "pod-resources" "path" (printf "%s/pod-resources" $kubelet.dir) "type" "Directory") }}
 {{- with $kubelet.devicePluginsDir }}
@@ -364,9 +395,33 @@ securityContext:
 {{- fail (printf "config.kubelet.%s: set %s instead, which moves the mount as well" $key $value) }}
 {{- end }}
 {{- end }}
+{{- if include "numacast.proxies" . }}
+{{- include "numacast.refuseProxyDir" . }}
+{{- end }}
 {{- $kubelet := dig "kubelet" "config" (dict) $config }}
 {{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
 {{- fail "config.kubelet.config.source: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
+{{- end }}
+{{- end }}
+
+{{/* Fails for a directory of the proxy that is no directory of its own: the agent may write there. */}}
+{{- define "numacast.refuseProxyDir" -}}
+{{- $dir := include "numacast.proxyDir" . }}
+{{- if not (regexMatch "^(/[^/]+){2,}$" $dir) }}
+{{- fail (printf "config.proxy.dir: %s is mounted from the host, where the agent may write then; it has to be an absolute path of two parts or more, without a slash at its end" $dir) }}
+{{- end }}
+{{- if regexMatch "/\\.\\.?(/|$)" $dir }}
+{{- fail (printf "config.proxy.dir: %s: no host path may have . or .. in it" $dir) }}
+{{- end }}
+{{- range $key, $other := dict "kubelet.dir" .Values.kubelet.dir "kubelet.devicePluginsDir" .Values.kubelet.devicePluginsDir }}
+{{- if and $other (or (include "numacast.below" (list $dir $other)) (include "numacast.below" (list $other $dir))) }}
+{{- fail (printf "config.proxy.dir: %s is the kubelet's, or holds what is (%s: %s); the proxy needs a directory of its own" $dir $key $other) }}
+{{- end }}
+{{- end }}
+{{- range list "/sys" "/proc" "/dev" "/etc" "/boot" }}
+{{- if include "numacast.below" (list $dir .) }}
+{{- fail (printf "config.proxy.dir: %s is in %s, where the agent must not be able to write" $dir .) }}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -9,14 +9,20 @@ pub(crate) mod cluster;
 pub(crate) mod faults;
 pub(crate) mod fingerprint;
 pub(crate) mod history;
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) mod koordinator;
 pub(crate) mod node;
 pub(crate) mod nrt;
 pub(crate) mod operator;
 pub(crate) mod oracle;
 pub(crate) mod parts;
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) mod podresources;
 pub(crate) mod pods;
 pub(crate) mod prober;
 pub(crate) mod process;
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) mod proxy;
 pub(crate) mod tokens;
 pub(crate) mod wait;
 pub(crate) mod walk;

@@ -1,0 +1,32 @@
+// Command podresources is what clients of a kubelet's podresources socket written
+// in Go are: the client library of Kubernetes itself over grpc-go. Three commands,
+// each of which prints JSON lines on standard output:
+//
+//	podresources ask --socket S --rpc list [--limit 4194304] [--dial library] [--times 3]
+//	podresources load --socket S --clients 200 --seconds 60 [--mix get:default/a:10]
+//	podresources record --upstream S --listen T [--plain] [--pad 5242880]
+//
+// "ask" prints one line per answer: the code and text of its status, the bytes as
+// they came and what the library makes of them. "load" has clients with a
+// connection each ask in closed loop, and prints one line of figures. "record"
+// forwards every call to another socket, adds unknown fields at every level of
+// what comes back, and prints what it sent.
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+func main() {
+	commands := map[string]func([]string) error{"ask": ask, "load": load, "record": record}
+	run := func([]string) error { return fmt.Errorf("the first argument is ask, load or record") }
+	arguments := os.Args[1:]
+	if len(arguments) > 0 && commands[arguments[0]] != nil {
+		run, arguments = commands[arguments[0]], arguments[1:]
+	}
+	if err := run(arguments); err != nil {
+		fmt.Fprintf(os.Stderr, "podresources: %v\n", err)
+		os.Exit(1)
+	}
+}

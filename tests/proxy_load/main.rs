@@ -1,0 +1,302 @@
+//! The podresources proxy under load, over real parts: `make proxy-load`.
+//!
+//! Clients of Kubernetes' own library in Go ask in closed loop, first the proxy before a real kubelet, then that kubelet itself.
+
+#[path = "../real/support/mod.rs"]
+#[allow(dead_code, unused_imports)] // the tests use the rest
+mod support;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::BTreeMap;
+
+use support::koordinator::{self, DEVICE_ALLOCATED};
+use support::podresources::{Clients, Recorder, Rpc, Sent, Who};
+use support::proxy::{Place, Proxy};
+use support::wait::until;
+use support::{Cluster, Needs, Parts, RealNode, parts, pod};
+
+/// Clients in closed loop before the proxy and before the kubelet itself, with one table at the end.
+#[derive(Debug, Parser)]
+#[command(name = "proxy-load")]
+struct Options {
+    /// How many clients.
+    #[arg(long, default_value_t = 200)]
+    clients: u32,
+    /// How long each load is, in seconds.
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+    /// How many pods the node has; every fourth has a device by annotation, every fourth one of a plugin.
+    #[arg(long, default_value_t = 40)]
+    pods: usize,
+    /// How large the large answers are, in bytes.
+    #[arg(long, default_value_t = 5 << 20)]
+    large: usize,
+    /// The binary under test.
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_numacast"))]
+    binary: PathBuf,
+}
+
+/// The proxy starts no more calls per second.
+const CALLS_PER_SECOND: f64 = 30.0;
+/// Of all kinds.
+const IN_FLIGHT: usize = 2;
+/// So many times as many answers as the kubelet alone gives.
+const BETTER: f64 = 20.0;
+
+/// What `podresources load` prints.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Figures {
+    calls: u64,
+    accepted: u64,
+    accepted_per_second: f64,
+    p50: f64,
+    p99: f64,
+    max: f64,
+    bytes: usize,
+    codes: BTreeMap<String, u64>,
+    texts: Vec<String>,
+}
+
+impl Figures {
+    fn row(&self, what: &str, more: &str) -> String {
+        let Self { accepted_per_second, p50, p99, max, bytes, .. } = self;
+        let refused = 100.0 * (self.calls - self.accepted) as f64 / self.calls.max(1) as f64;
+        format!(
+            "| {what} | {accepted_per_second:.0} | {refused:.2} % | {p50:.1} | {p99:.1} | {max:.0} | {} | {more} |",
+            size(*bytes)
+        )
+    }
+
+    fn check(&self, what: &str) -> Result<()> {
+        ensure!(
+            self.accepted == self.calls && self.accepted > 0,
+            "{what}: {:?}, {:?}",
+            self.codes,
+            self.texts
+        );
+        Ok(())
+    }
+}
+
+fn size(bytes: usize) -> String {
+    if bytes >= 1 << 20 {
+        format!("{:.1} MiB", bytes as f64 / 1048576.0)
+    } else {
+        format!("{} KiB", bytes >> 10)
+    }
+}
+
+const HEAD: &str = "| asked | answers per second | refused | p50 ms | p99 ms | max ms | answer | the process meanwhile |\n\
+                    |---|---|---|---|---|---|---|---|";
+
+#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+async fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let mut out = std::io::stdout();
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    parts::fetched(&["podresources"])?.context("no clients")?;
+    let clients = Clients::of(&parts);
+    let cluster = Cluster::start(&parts).await?;
+    let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+    furnish(&options, &cluster, &node).await?;
+    writeln!(out, "{} clients for {} s, {} pods\n\n{HEAD}", options.clients, options.seconds, options.pods)?;
+
+    let mut best = f64::INFINITY;
+    for place in [Place::Alone, Place::Agent] {
+        let figures = of_the_proxy(&options, &clients, &node, place, &mut out).await?;
+        best = best.min(figures.accepted_per_second);
+        large(&options, &clients, &node, place, &mut out).await?;
+    }
+    mixed(&options, &clients, &node, &mut out).await?;
+    let alone = load(&options, &clients, &node.socket(), &[]).await?;
+    writeln!(out, "{}", alone.row("the kubelet itself", ""))?;
+    writeln!(out, "what it said besides: {:?}, {:?}\n", alone.codes, alone.texts)?;
+    let times = best / alone.accepted_per_second;
+    writeln!(out, "The proxy answers {times:.0} times as often.")?;
+    ensure!(times >= BETTER, "that is less than {BETTER}");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Pods on the node, some with devices of plugins and some by annotation.
+async fn furnish(options: &Options, cluster: &Cluster, node: &RealNode) -> Result<()> {
+    let admin = cluster.client();
+    koordinator::install(&admin).await?;
+    let gpus = (0..options.pods).map(|minor| {
+        json!({
+            "type": "gpu", "id": format!("GPU-{minor:08x}"), "minor": minor, "health": true,
+            "topology": {"socketID": 0, "nodeID": minor % 2, "pcieID": "pci0000:3a", "busID": ""},
+        })
+    });
+    koordinator::describe(&admin, node.name(), gpus.collect()).await?;
+    for number in 0..options.pods {
+        let mut one = pod(&format!("pod-{number}"));
+        if number % 4 == 0 {
+            let gpu = json!({"gpu": [{"minor": number, "id": format!("GPU-{number:08x}")}]});
+            one = one.annotation(DEVICE_ALLOCATED, &gpu.to_string());
+        }
+        if number < 4 {
+            one = one.device("example.com/nic", 1);
+        }
+        node.submit(&one).await?;
+    }
+    for number in 0..options.pods {
+        node.fate_of(&format!("pod-{number}")).await?;
+    }
+    Ok(())
+}
+
+/// One load.
+async fn load(options: &Options, clients: &Clients, socket: &Path, more: &[&str]) -> Result<Figures> {
+    let mut command = tokio::process::Command::new(clients.go());
+    command.arg("load").arg("--socket").arg(socket).args(more).kill_on_drop(true);
+    command.args(["--clients", &options.clients.to_string(), "--seconds", &options.seconds.to_string()]);
+    let output = command.output().await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Resident memory now and at most, in KiB.
+fn memory(process: u32) -> Result<(u64, u64)> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let of = |key: &str| -> Result<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).context("no such line")?;
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    };
+    Ok((of("VmRSS:")?, of("VmHWM:")?))
+}
+
+/// User and system time so far, in seconds.
+fn time(process: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let words: Vec<&str> = stat.rsplit_once(')').context("no stat")?.1.split_whitespace().collect();
+    Ok((words[11].parse::<f64>()? + words[12].parse::<f64>()?) / 100.0)
+}
+
+fn name(place: Place) -> &'static str {
+    match place {
+        Place::Alone => "`numacast proxy`",
+        Place::Agent => "the agent with the proxy",
+    }
+}
+
+async fn of_the_proxy(
+    options: &Options,
+    clients: &Clients,
+    node: &RealNode,
+    place: Place,
+    out: &mut impl Write,
+) -> Result<Figures> {
+    let what = name(place);
+    let mut proxy = Proxy::start_of(&options.binary, node, place, &[]).await?;
+    merges(&proxy, clients, options).await?;
+    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await?;
+    let (resident, _) = memory(proxy.id())?;
+    let spent = time(proxy.id())?;
+    let figures = load(options, clients, &proxy.socket(), &[]).await?;
+    let spent = time(proxy.id())? - spent;
+    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await? - calls;
+    let per_second = calls / f64::from(options.seconds);
+    let (after, peak) = memory(proxy.id())?;
+    let in_flight = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
+    let more = format!(
+        "{per_second:.1} calls of the kubelet per second, {in_flight} at once; {:.1} MiB before, {:.1} after, {:.1} at most; {:.0} % of a core",
+        resident as f64 / 1024.0,
+        after as f64 / 1024.0,
+        peak as f64 / 1024.0,
+        100.0 * spent / f64::from(options.seconds),
+    );
+    writeln!(out, "{}", figures.row(what, &more))?;
+    figures.check(what)?;
+    proxy.still_runs()?;
+    ensure!(in_flight <= IN_FLIGHT as f64, "{what}: {in_flight} calls in flight");
+    ensure!(per_second <= CALLS_PER_SECOND, "{what}: {per_second} calls per second");
+    Ok(figures)
+}
+
+/// Every tenth question is a Get.
+async fn mixed(options: &Options, clients: &Clients, node: &RealNode, out: &mut impl Write) -> Result<()> {
+    let what = "`numacast proxy`, every tenth a Get";
+    let mut proxy = Proxy::start_of(&options.binary, node, Place::Alone, &[]).await?;
+    merges(&proxy, clients, options).await?;
+    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await?;
+    let figures = load(options, clients, &proxy.socket(), &["--mix", "get:default/pod-0:10"]).await?;
+    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await? - calls;
+    let in_flight = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
+    let per_second = calls / f64::from(options.seconds);
+    let more = format!("{per_second:.1} calls of the kubelet per second, {in_flight} at once");
+    writeln!(out, "{}", figures.row(what, &more))?;
+    figures.check(what)?;
+    proxy.still_runs()?;
+    ensure!(in_flight <= IN_FLIGHT as f64, "{what}: {in_flight} calls in flight");
+    ensure!(per_second <= CALLS_PER_SECOND, "{what}: {per_second} calls per second");
+    Ok(())
+}
+
+/// The proxy knows of every annotation.
+async fn merges(proxy: &Proxy, clients: &Clients, options: &Options) -> Result<()> {
+    let right = options.pods.div_ceil(4) as f64;
+    until("the proxy merges", async || {
+        clients.ask(Who::Go, &proxy.socket(), &Rpc::List).await?.ok()?;
+        let merged = proxy.sum("numacast_proxy_merged_pods", &[]).await?;
+        ensure!(merged == right, "{merged} pods, not {right}");
+        Ok(())
+    })
+    .await
+    .with_context(|| proxy.last_words())
+}
+
+/// Large answers, over a recorder, which sees what the kubelet is asked.
+async fn large(
+    options: &Options,
+    clients: &Clients,
+    node: &RealNode,
+    place: Place,
+    out: &mut impl Write,
+) -> Result<()> {
+    let what = format!("{}, large answers", name(place));
+    let dir = node.dir().join(format!("recorder-{place:?}"));
+    let pad = options.large.to_string();
+    let recorder =
+        Recorder::start(clients, &node.socket(), &dir, &["--plain", "--quiet", "--pad", &pad]).await?;
+    let upstream = format!("kubelet.socket={}", recorder.socket().display());
+    let mut proxy = Proxy::start_of(&options.binary, node, place, &[&upstream]).await?;
+    let known = recorder.count()?;
+    // They would be busy with nothing but decoding.
+    let figures = load(options, clients, &proxy.socket(), &["--limit", "16777216", "--decode=false"]).await?;
+    let (after, peak) = memory(proxy.id())?;
+    let sent = recorder.sent_since(known)?;
+    let (per_second, in_flight) = (most_per_second(&sent), most_in_flight(&sent));
+    let more = format!(
+        "at most {per_second} calls of the kubelet in any second, {in_flight} at once; {:.1} MiB after, {:.1} at most",
+        after as f64 / 1024.0,
+        peak as f64 / 1024.0,
+    );
+    writeln!(out, "{}", figures.row(&what, &more))?;
+    figures.check(&what)?;
+    proxy.still_runs()?;
+    ensure!(in_flight <= IN_FLIGHT, "{what}: {in_flight} calls in flight");
+    ensure!(figures.bytes >= options.large, "{what}: {} bytes", figures.bytes);
+    Ok(())
+}
+
+/// How many calls came within any second.
+fn most_per_second(sent: &[Sent]) -> usize {
+    let mut times: Vec<u64> = sent.iter().map(|one| one.received).collect();
+    times.sort_unstable();
+    let within = |at: &u64| times.iter().filter(|other| (*at..*at + 1_000_000_000).contains(other)).count();
+    times.iter().map(within).max().unwrap_or(0)
+}
+
+/// How many calls were under way at once.
+fn most_in_flight(sent: &[Sent]) -> usize {
+    let at = |moment: u64| sent.iter().filter(|one| (one.received..one.answered).contains(&moment)).count();
+    sent.iter().map(|one| at(one.received)).max().unwrap_or(0)
+}

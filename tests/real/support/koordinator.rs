@@ -1,0 +1,50 @@
+//! What Koordinator writes: the Device of a node, and the annotation by which its scheduler gives devices to a pod.
+
+use anyhow::Result;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use super::wait::until;
+
+/// The annotation with a pod's devices.
+pub(crate) const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
+
+const CRD: &str = include_str!("device.crd.yaml");
+
+fn resource() -> ApiResource {
+    let kind = GroupVersionKind::gvk("scheduling.koordinator.sh", "v1alpha1", "Device");
+    ApiResource::from_gvk_with_plural(&kind, "devices")
+}
+
+/// Makes the kind known to the API server.
+pub(crate) async fn install(client: &Client) -> Result<()> {
+    let crd: CustomResourceDefinition = serde_json::from_value(serde_saphyr::from_str::<Value>(CRD)?)?;
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let params = PatchParams::apply("tests");
+    crds.patch("devices.scheduling.koordinator.sh", &params, &Patch::Apply(&crd)).await?;
+    until("Devices are served", async || {
+        devices(client).list(&kube::api::ListParams::default()).await?;
+        Ok(())
+    })
+    .await
+}
+
+/// All Devices.
+pub(crate) fn devices(client: &Client) -> Api<DynamicObject> {
+    Api::all_with(client.clone(), &resource())
+}
+
+/// Says which devices a node has.
+pub(crate) async fn describe(client: &Client, node: &str, has: Value) -> Result<()> {
+    let object = json!({
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1",
+        "kind": "Device",
+        "metadata": {"name": node},
+        "spec": {"devices": has},
+    });
+    devices(client).patch(node, &PatchParams::apply("koordlet").force(), &Patch::Apply(object)).await?;
+    Ok(())
+}

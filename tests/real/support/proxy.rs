@@ -1,0 +1,120 @@
+//! The podresources proxy under test: the real binary, alone or as a part of the agent, before a real node's kubelet.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::cluster::free_port;
+use super::node::RealNode;
+use super::process::{Process, tethered};
+use super::wait::until;
+
+/// A running proxy.
+pub(crate) struct Proxy {
+    process: Process,
+    dir: PathBuf,
+    metrics: String,
+}
+
+/// Where a proxy runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// `numacast agent` with `proxy.enabled`.
+    Agent,
+    /// `numacast proxy`.
+    Alone,
+}
+
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+impl Proxy {
+    /// Starts it on a node, with further settings, and waits until it serves.
+    pub(crate) async fn start(node: &RealNode, place: Place, settings: &[&str]) -> Result<Self> {
+        Self::start_of(Path::new(env!("CARGO_BIN_EXE_numacast")), node, place, settings).await
+    }
+
+    /// As [`Proxy::start`], of another binary.
+    pub(crate) async fn start_of(
+        binary: &Path,
+        node: &RealNode,
+        place: Place,
+        settings: &[&str],
+    ) -> Result<Self> {
+        let dir = node.dir().join("proxy");
+        let metrics = format!("127.0.0.1:{}", free_port()?);
+        let mut command = tethered(binary);
+        command.arg(if place == Place::Agent { "agent" } else { "proxy" }).args(["--node-name", node.name()]);
+        command.arg("--kubeconfig").arg(node.agent_kubeconfig());
+        command.args(["--metrics-address", &metrics, "--health-address", "none"]);
+        let at = |key: &str, path: PathBuf| format!("{key}={}", path.display());
+        let own = [
+            at("host.sys", node.dir().join("sys")),
+            at("host.proc", node.dir().join("proc")),
+            at("kubelet.dir", node.kubelet_dir()),
+            at("proxy.dir", dir.clone()),
+            "proxy.enabled=true".to_owned(),
+        ];
+        for setting in own.iter().map(String::as_str).chain(settings.iter().copied()) {
+            command.args([OsString::from("--set"), setting.into()]);
+        }
+        let process = Process::start("proxy", node.dir(), command)?;
+        let mut proxy = Self { process, dir, metrics };
+        proxy.serves().await?;
+        Ok(proxy)
+    }
+
+    /// Waits until somebody listens.
+    pub(crate) async fn serves(&mut self) -> Result<()> {
+        until("the proxy serves", async || {
+            self.process.still_runs()?;
+            ensure!(std::os::unix::net::UnixStream::connect(self.socket()).is_ok());
+            Ok(())
+        })
+        .await
+    }
+
+    /// Where it serves.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.join("kubelet.sock")
+    }
+
+    /// Fails when it has ended.
+    pub(crate) fn still_runs(&mut self) -> Result<()> {
+        self.process.still_runs()
+    }
+
+    /// The end of its log.
+    pub(crate) fn last_words(&self) -> String {
+        self.process.last_words()
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it counts.
+    pub(crate) async fn metrics(&self) -> Result<String> {
+        let mut stream = tokio::net::TcpStream::connect(&self.metrics).await?;
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.metrics);
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer.split_once("\r\n\r\n").context("no answer of HTTP")?.1.to_owned())
+    }
+
+    /// The sum of a metric over those of its labels that have all of `labels` in them.
+    pub(crate) async fn sum(&self, metric: &str, labels: &[&str]) -> Result<f64> {
+        let text = self.metrics().await?;
+        let mut sum = 0.0;
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let Some((name, value)) = line.rsplit_once(' ') else { continue };
+            let of = name.split('{').next().unwrap_or_default();
+            if of == metric && labels.iter().all(|label| name.contains(label)) {
+                sum += value.parse::<f64>()?;
+            }
+        }
+        Ok(sum)
+    }
+}
