@@ -134,9 +134,8 @@ impl Waiting {
         };
         // Nothing is copied but what comes next: names may be long, and many wait.
         let next = self.queued.iter().filter_map(|queued| Some((turn(queued)?, queued.0)));
-        let ((unpaid, served, first, kind), ask) = next.min_by_key(|((unpaid, served, first, _), _)| {
-            (*unpaid, *served, *first)
-        })?;
+        let ((unpaid, served, first, kind), ask) =
+            next.min_by_key(|((unpaid, served, first, _), _)| (*unpaid, *served, *first))?;
         let ask = if lane == Lane::List { Ask::List } else { ask.clone() };
         Some(Due { ask, lane, paid: !unpaid, kind, served, first })
     }
