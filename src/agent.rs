@@ -180,6 +180,7 @@ async fn listed_pods(settings: &Settings, cluster: &Cluster) -> Option<Vec<Pod>>
             Ok(PodEvent::Listed(pod) | PodEvent::Is(pod)) => pods.push(pod),
             Ok(PodEvent::Complete) => return Some(pods),
             Ok(PodEvent::Gone(gone)) => pods.retain(|pod| pod.uid != gone.uid),
+            Ok(PodEvent::Again) => {}
             Err(sentence) => {
                 warn!("{sentence}");
                 return None;

@@ -18,6 +18,7 @@ use std::fmt::{self, Debug, Display};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -218,13 +219,15 @@ pub struct Limits {
     pub running: usize,
     /// See above.
     pub running_each: usize,
-    /// Calls that wait, run, or are being answered, those of [`Reply::Many`] among them; more are refused. Each keeps
-    /// some 2 KiB.
+    /// Calls that wait, run, or are being answered, those of [`Reply::Many`] among them; more are refused, but for a few
+    /// of each client. Each keeps some 2 KiB.
     pub open: usize,
     /// See above.
     pub open_each: usize,
     /// How long a call waits for its turn before it is refused.
     pub patience: Duration,
+    /// How long a call may take until its answer begins, its turn included; the client may have less patience.
+    pub answer: Duration,
     /// Bytes of distinct answers that are being sent. Above it calls wait before they are begun, and so do those of a
     /// client that is sent half of it itself. What runs then still gets its answer: with one answer each of two RPCs
     /// under way, `bound + 2 answers` are the most.
@@ -246,6 +249,7 @@ impl Default for Limits {
             open_each: 2048,
             // The clients' own deadlines are 5 s and 10 s.
             patience: Duration::from_secs(5),
+            answer: Duration::from_secs(8),
             // Three answers of 5 MiB, which are the largest ones known: one that goes, one that comes, one for a slow client.
             answers: 16 << 20,
         }
@@ -272,6 +276,7 @@ impl ServeError {
 pub struct Server {
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
+    in_place: Arc<AtomicBool>,
 }
 
 /// What all connections share.
@@ -313,7 +318,16 @@ impl Server {
             long: Semaphore::new(call::LONG),
         });
         let (stop, stopped) = watch::channel(false);
-        Ok(Self { stop, task: tokio::spawn(serve(place, inner, stopped)) })
+        let in_place = Arc::new(AtomicBool::new(true));
+        let task = tokio::spawn(serve(place, inner, stopped, Arc::clone(&in_place)));
+        Ok(Self { stop, task, in_place })
+    }
+
+    /// Does the path lead here? As of a second ago at most: the file may be gone and not have come back, or be somebody
+    /// else's.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.in_place.load(Ordering::Relaxed) && !self.task.is_finished()
     }
 
     /// Takes no more connections, tells clients to go elsewhere, and gives calls that run two seconds.
@@ -329,7 +343,12 @@ impl Drop for Server {
     }
 }
 
-async fn serve(mut place: Place, inner: Arc<Inner>, mut stopped: watch::Receiver<bool>) {
+async fn serve(
+    mut place: Place,
+    inner: Arc<Inner>,
+    mut stopped: watch::Receiver<bool>,
+    in_place: Arc<AtomicBool>,
+) {
     let mut connections = JoinSet::new();
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -344,7 +363,7 @@ async fn serve(mut place: Place, inner: Arc<Inner>, mut stopped: watch::Receiver
             },
             Some(_) = connections.join_next() => inner.observer.connections(connections.len()),
             _ = look.tick() => {
-                place.look();
+                in_place.store(place.look(), Ordering::Relaxed);
                 cut_stalled(&inner, looked.elapsed() <= ATTENTION);
                 looked = Instant::now();
             }

@@ -189,8 +189,9 @@ impl Proxy {
             notices: Notices::default(),
         });
         let counted = Arc::new(Counted::new(self.metrics.clone()));
-        let server =
-            Server::start(self.settings.socket.clone(), Limits::default(), Arc::new(service), counted)?;
+        // The kubelet's turn to be asked, and its answer.
+        let limits = Limits { answer: 2 * self.settings.timeout, ..Limits::default() };
+        let server = Server::start(self.settings.socket.clone(), limits, Arc::new(service), counted)?;
         info!("podresources proxy at {}", self.settings.socket.path.display());
         Ok(server)
     }
@@ -215,7 +216,7 @@ impl Proxy {
             }
         }
         tokio::select! {
-            () = self.look_after() => {}
+            () = self.look_after(server.as_ref()) => {}
             () = &mut shutdown => {}
         }
         if let Some(server) = server {
@@ -229,12 +230,12 @@ impl Proxy {
     }
 
     /// Stamps that all is well, and asks the kubelet where nobody else does.
-    async fn look_after(&self) {
+    async fn look_after(&self, server: Option<&Server>) {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             look.tick().await;
-            self.beat(true);
+            self.beat(server.is_some_and(Server::serves));
             if self.metrics.health().kubelet_age().is_none_or(|age| age > UNASKED) {
                 // What comes of it is counted and stamped by who counts calls.
                 let start = Instant::now();

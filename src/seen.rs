@@ -14,6 +14,8 @@ pub enum Seen<T> {
     Is(T),
     /// It is gone; of what it was only what names it need be true.
     Gone(T),
+    /// After a failure: whoever tells is heard again, and nothing was missed.
+    Again,
 }
 
 impl<T> Seen<T> {
@@ -25,12 +27,13 @@ impl<T> Seen<T> {
             Self::Complete => Seen::Complete,
             Self::Is(object) => Seen::Is(change(object)),
             Self::Gone(object) => Seen::Gone(change(object)),
+            Self::Again => Seen::Again,
         }
     }
 
     /// Does it prove that the watch works? A list that has begun may fail as the one before did.
     #[must_use]
     pub const fn is_proof(&self) -> bool {
-        matches!(self, Self::Complete | Self::Is(_) | Self::Gone(_))
+        matches!(self, Self::Complete | Self::Is(_) | Self::Gone(_) | Self::Again)
     }
 }

@@ -66,6 +66,7 @@ impl<T> Followed<T> {
                 self.known.remove(&name);
                 return Change::Gone(vec![name]);
             }
+            Seen::Again => {}
         }
         Change::None
     }

@@ -160,6 +160,12 @@ impl<'a> Work<'a> {
 
     async fn ask(&self, body: RecvStream, admitted: &Admitted) -> Result<Reply, Status> {
         let (message, _room) = self.message(body).await?;
+        let most = self.inner.limits.answer;
+        let late = |_| Err(Status::unavailable(format!("numacast: no answer in {most:?}")));
+        timeout(most, self.ask_in_turn(message, admitted)).await.unwrap_or_else(late)
+    }
+
+    async fn ask_in_turn(&self, message: Bytes, admitted: &Admitted) -> Result<Reply, Status> {
         let client = self.connection.client;
         let turn = async {
             loop {

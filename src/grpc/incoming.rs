@@ -302,8 +302,9 @@ const LETTERS: [u8; 4] = [0b0_0011, 0b10_0011, 0b101_1101, 0b1111_1100];
 /// So many letters in just these bytes.
 fn encode_letters(bytes: &mut [u8], characters: usize) {
     let bits = (8 * bytes.len()).min(8 * characters);
-    // More bytes than characters cannot be filled, fewer than 5 bits for each do not exist.
-    if bytes.len() > characters || bits < 5 * characters {
+    // An empty value has nothing to fill, more bytes than characters cannot be filled, fewer than 5 bits for each do not
+    // exist.
+    if characters == 0 || bytes.len() > characters || bits < 5 * characters {
         return;
     }
     let (each, longer) = (bits / characters, bits % characters);

@@ -15,7 +15,7 @@ use super::{ServeError, Socket};
 
 /// What `sockaddr_un` has room for, without the zero behind it (unix(7)).
 const LONGEST: usize = 107;
-/// Of a directory that we make: what stands in the kubelet's place is for root and a group.
+/// Of a directory that we make: what stands in the kubelet's place is for root and the socket's group.
 const OWN: u32 = 0o750;
 /// Of those above it.
 const ABOVE: u32 = 0o755;
@@ -39,22 +39,27 @@ pub(super) struct Place {
     taken: u32,
     /// It cannot be put back: said once.
     told: bool,
+    /// As of the last look, the path leads here.
+    held: bool,
 }
 
 impl Place {
     /// Binds and puts in place.
     pub(super) fn take(socket: Socket) -> Result<Self, ServeError> {
         let (listener, inode) = bind(&socket)?;
-        Ok(Self { socket, listener, inode, taken: 0, told: false })
+        Ok(Self { socket, listener, inode, taken: 0, told: false, held: true })
     }
 
     /// Looks whether the file is still ours; to be called each second. A path that is gone, or that leads to a socket
-    /// nobody listens on, is taken again; another process that serves there is left alone.
-    pub(super) fn look(&mut self) {
+    /// nobody listens on, is taken again; another process that serves there is left alone. Does the path lead here now?
+    pub(super) fn look(&mut self) -> bool {
         let path = &self.socket.path;
         match fs::symlink_metadata(path) {
-            Ok(found) if inode(&found) == self.inode => (self.taken, self.told) = (0, false),
+            Ok(found) if inode(&found) == self.inode => {
+                (self.taken, self.told, self.held) = (0, false, true);
+            }
             Ok(found) => {
+                self.held = false;
                 let (first, look) = (self.taken == 0, self.taken.is_multiple_of(SELDOM));
                 self.taken = self.taken.wrapping_add(1);
                 if look && is_socket(&found) && !is_alive(path) {
@@ -67,17 +72,22 @@ impl Place {
                     );
                 }
             }
-            Err(error) if is_gone(&error) => self.retake("somebody removed"),
+            Err(error) if is_gone(&error) => {
+                self.held = false;
+                self.retake("somebody removed");
+            }
             // It may be there: no reason to do anything.
             Err(_) => {}
         }
+        self.held
     }
 
     fn retake(&mut self, why: &str) {
         match bind(&self.socket) {
             Ok((listener, inode)) => {
                 info!("{why} {}; it is back", self.socket.path.display());
-                *self = Self { socket: self.socket.clone(), listener, inode, taken: 0, told: false };
+                let socket = self.socket.clone();
+                *self = Self { socket, listener, inode, taken: 0, told: false, held: true };
             }
             Err(error) if !self.told => {
                 warn!("{why} the socket: {error}");
@@ -127,7 +137,7 @@ fn bind(socket: &Socket) -> Result<(UnixListener, Inode), ServeError> {
         }
         _ => {}
     }
-    make(directory).map_err(|error| explain("cannot make its directory", error))?;
+    make(directory, socket.group).map_err(|error| explain("cannot make its directory", error))?;
     sweep(directory);
     let temporary = directory.join(temporary());
     let bound = listen(socket, &temporary).map_err(|error| explain("cannot listen there", error));
@@ -140,15 +150,18 @@ fn bind(socket: &Socket) -> Result<(UnixListener, Inode), ServeError> {
 fn listen(socket: &Socket, temporary: &Path) -> io::Result<(UnixListener, Inode)> {
     let listener = StdListener::bind(temporary)?;
     listener.set_nonblocking(true)?;
-    if let Some(group) = socket.group {
-        std::os::unix::fs::chown(temporary, None, Some(group))
-            .map_err(|error| explain_group(group, error))?;
-    }
+    give(temporary, socket.group)?;
     fs::set_permissions(temporary, Permissions::from_mode(socket.mode))?;
     let inode = inode(&fs::symlink_metadata(temporary)?);
     let listener = UnixListener::from_std(listener)?;
     fs::rename(temporary, &socket.path)?;
     Ok((listener, inode))
+}
+
+/// Gives the socket or its directory to the group, if there is one.
+fn give(path: &Path, group: Option<u32>) -> io::Result<()> {
+    let Some(group) = group else { return Ok(()) };
+    std::os::unix::fs::chown(path, None, Some(group)).map_err(|error| explain_group(group, error))
 }
 
 fn explain_group(group: u32, error: io::Error) -> io::Error {
@@ -160,8 +173,9 @@ fn explain_group(group: u32, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("the socket {what} {group}: {error}; {help}"))
 }
 
-/// Makes a directory and those above it, as far as they are missing, whatever the umask is.
-fn make(directory: &Path) -> io::Result<()> {
+/// Makes a directory and those above it, as far as they are missing, whatever the umask is. Who is in the group may go into
+/// it: one that cannot be given to the group is not left behind.
+fn make(directory: &Path, group: Option<u32>) -> io::Result<()> {
     let missing = directory.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let missing: Vec<_> = missing.map(Path::to_owned).collect();
     for path in missing.iter().rev() {
@@ -169,8 +183,12 @@ fn make(directory: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             made => made?,
         }
-        let mode = if path == directory { OWN } else { ABOVE };
-        fs::set_permissions(path, Permissions::from_mode(mode))?;
+        let is_own = path == directory;
+        if is_own && let Err(error) = give(path, group) {
+            let _ = fs::remove_dir(path);
+            return Err(error);
+        }
+        fs::set_permissions(path, Permissions::from_mode(if is_own { OWN } else { ABOVE }))?;
     }
     Ok(())
 }
@@ -238,6 +256,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_group_gets_to_the_socket() {
+        let dir = TempDir::new().unwrap();
+        let own = rustix::process::getgid().as_raw();
+        // Only root may give it to any.
+        let group = if rustix::process::geteuid().is_root() { own + 2000 } else { own };
+        let socket = Socket { mode: 0o660, group: Some(group), ..place(&dir) };
+        let _place = Place::take(socket.clone()).unwrap();
+        let owners = [&*dir.path().join("a"), socket.path.parent().unwrap(), &socket.path];
+        let groups = owners.map(|path| fs::metadata(path).unwrap().gid());
+        assert_eq!(groups, [own, group, group]);
+        assert_eq!(mode(&dir.path().join("a/b")), 0o750);
+        // One that was there already keeps its owners.
+        let socket = Socket { path: dir.path().join("a/kubelet.sock"), ..socket };
+        let _other = Place::take(socket).unwrap();
+        assert_eq!(fs::metadata(dir.path().join("a")).unwrap().gid(), own);
+    }
+
+    #[tokio::test]
     async fn what_a_crash_left_behind_is_removed_and_nothing_else() {
         let dir = TempDir::new().unwrap();
         let socket = place(&dir);
@@ -257,10 +293,10 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let socket = place(&dir);
         let mut place = Place::take(socket.clone()).unwrap();
-        place.look();
+        assert!(place.look());
         let inode = place.inode;
         fs::remove_file(&socket.path).unwrap();
-        place.look();
+        assert!(place.look());
         UnixStream::connect(&socket.path).unwrap();
         assert_ne!(place.inode, inode);
         fs::remove_dir_all(dir.path().join("a")).unwrap();
@@ -277,15 +313,15 @@ mod tests {
         let socket = place(&dir);
         let mut old = Place::take(socket.clone()).unwrap();
         let new = Place::take(socket.clone()).unwrap();
-        (0..2 * SELDOM).for_each(|_| old.look());
+        assert!((0..2 * SELDOM).all(|_| !old.look()), "it does not lead here");
         assert_eq!(inode(&fs::symlink_metadata(&socket.path).unwrap()), new.inode);
         drop(new);
-        (0..SELDOM).for_each(|_| old.look());
+        assert!((0..SELDOM).any(|_| old.look()));
         assert_eq!(inode(&fs::symlink_metadata(&socket.path).unwrap()), old.inode, "it died");
         // A file is not ours to remove.
         fs::remove_file(&socket.path).unwrap();
         fs::write(&socket.path, "mine").unwrap();
-        (0..2 * SELDOM).for_each(|_| old.look());
+        assert!((0..2 * SELDOM).all(|_| !old.look()));
         assert_eq!(fs::read(&socket.path).unwrap(), b"mine");
     }
 

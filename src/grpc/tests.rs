@@ -673,6 +673,39 @@ async fn the_path_comes_back_when_it_is_removed() {
     assert_eq!(server.call("/t/Echo", b"x").await, Answer::ok(b"x"));
 }
 
+#[tokio::test]
+async fn it_is_known_whether_the_path_leads_here() {
+    let server = start(Limits::default());
+    assert!(server.server.serves());
+    std::fs::remove_file(server.path()).unwrap();
+    let other = std::os::unix::net::UnixListener::bind(server.path()).unwrap();
+    until(|| !server.server.serves()).await;
+    drop(other);
+    std::fs::remove_file(server.path()).unwrap();
+    until(|| server.server.serves()).await;
+    assert_eq!(server.call("/t/Echo", b"x").await, Answer::ok(b"x"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_not_waited_for_for_ever_its_turn_included() {
+    let server = start(Limits { running_each: 1, ..Limits::default() });
+    let mut client = server.client().await;
+    let first = send(&mut client, request("/t/Hang").body(()).unwrap(), framed(b""));
+    until(|| server.hanging() == 1).await;
+    // The turn of the second comes when the first is given up.
+    sleep(Duration::from_secs(4)).await;
+    let begun = Instant::now();
+    let second = send(&mut client, request("/t/Hang").body(()).unwrap(), framed(b""));
+    for (response, seconds) in [(first, 4_u128), (second, 8)] {
+        let head = response.await.unwrap();
+        assert_eq!(head.headers()["grpc-status"], "14");
+        assert_eq!(head.headers()["grpc-message"], "numacast:%20no%20answer%20in%208s");
+        let took = begun.elapsed().as_millis().abs_diff(1000 * seconds);
+        assert!(took < 500, "{:?}", begun.elapsed());
+    }
+    assert_eq!(server.hanging(), 0);
+}
+
 /// Beside these there are h2's buffers: 24 KiB for each connection, of which an idle one uses the first pages.
 #[test]
 fn a_connection_and_a_call_keep_little() {

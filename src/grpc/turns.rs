@@ -6,13 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
+/// A client with fewer calls than this is let in however many others have. At most all connections have so many.
+const FEW: usize = 8;
+
 /// How many calls there may be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
     /// At work, of all clients and of one.
     pub(super) running: usize,
     pub(super) running_each: usize,
-    /// At work, waiting, and being sent to the client; those beyond it are refused at once.
+    /// At work, waiting, and being sent to the client; those beyond it are refused at once, but for [`FEW`] of each client.
     pub(super) open: usize,
     pub(super) open_each: usize,
 }
@@ -59,11 +62,12 @@ impl Turns {
         Arc::new(Self { share, state: Mutex::default() })
     }
 
-    /// Takes a call of this client in, if there is room for it.
+    /// Takes a call of this client in, if there is room for it. Where processes cannot be told apart one has as many
+    /// shares as connections, and takes all the room there is: who has few calls is not refused for that.
     pub(super) fn enter(self: &Arc<Self>, client: u64) -> Option<Admitted> {
         let state = &mut *self.state();
         let calls = state.clients.get(&client).map_or(0, |client| client.open);
-        if state.open >= self.share.open || calls >= self.share.open_each {
+        if state.open >= self.share.open && calls >= FEW || calls >= self.share.open_each {
             return None;
         }
         state.open += 1;
@@ -182,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    const SHARE: Share = Share { running: 4, running_each: 2, open: 8, open_each: 6 };
+    const SHARE: Share = Share { running: 4, running_each: 2, open: 20, open_each: 12 };
 
     /// A call of a client that has its turn, or waits.
     type Call<'a> = std::pin::Pin<Box<dyn Future<Output = Turn<'a>> + 'a>>;
@@ -247,12 +251,17 @@ mod tests {
     #[test]
     fn open_calls_are_bounded() {
         let turns = Turns::new(SHARE);
-        let mut calls: Vec<_> = (0..6).map(|_| turns.enter(1).unwrap()).collect();
+        let mut calls: Vec<_> = (0..12).map(|_| turns.enter(1).unwrap()).collect();
         assert!(turns.enter(1).is_none(), "of one client");
-        calls.extend((0..2).map(|_| turns.enter(2).unwrap()));
-        assert!(turns.enter(3).is_none(), "of all");
-        calls.pop();
-        assert!(turns.enter(3).is_some());
+        calls.extend((0..8).map(|_| turns.enter(2).unwrap()));
+        assert!(turns.enter(2).is_none(), "of all");
+        // Whoever has few is let in nevertheless.
+        let few: Vec<_> = (0..FEW).map(|_| turns.enter(3).unwrap()).collect();
+        assert!(turns.enter(3).is_none());
+        drop(few);
+        drop(calls.remove(0));
+        calls.push(turns.enter(1).unwrap());
+        assert!(turns.enter(1).is_none());
         let mut future = pin!(calls[0].turn());
         assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     }

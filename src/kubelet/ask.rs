@@ -1,12 +1,14 @@
 //! One question to the kubelet, and its answer in bytes, as they came.
 
+use std::borrow::Cow;
+
 use prost::Message;
 use prost::bytes::{Buf as _, BufMut as _, Bytes};
-use tonic::Status;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 use super::client::ClientError;
 use super::proto::v1::GetPodResourcesRequest;
@@ -80,6 +82,38 @@ impl Ask {
             client.unary(tonic::Request::new(message), path, Raw).await.map(tonic::Response::into_inner)
         }
     }
+}
+
+/// The longest name of a pod, and more than one of a namespace can have (RFC 1123; Kubernetes allows no longer ones).
+const NAME_LIMIT: usize = 253;
+
+impl Ask {
+    /// The answer, where the kubelet need not be asked for it: a pod of such a name does not exist, and the kubelet's
+    /// answer, which repeats the name, would not fit into its headers.
+    pub(super) fn answer(&self) -> Option<Refusal> {
+        match self {
+            Self::Get { namespace, name } if name.len().max(namespace.len()) > NAME_LIMIT => {
+                Some(not_found(namespace, name))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// In the kubelet's words (kubelet.md 3.9), with no more of the names than there can be.
+pub(super) fn not_found(namespace: &str, name: &str) -> Refusal {
+    let message = format!("pod {} in namespace {} not found", cut(name), cut(namespace));
+    let status = Status::unknown(message.clone());
+    let code = format!("{:?}", Code::Unknown);
+    Refusal { error: ClientError::Status { call: "Get", code, message }, status }
+}
+
+fn cut(name: &str) -> Cow<'_, str> {
+    if name.len() <= NAME_LIMIT {
+        return name.into();
+    }
+    let end = (0..=NAME_LIMIT).rev().find(|end| name.is_char_boundary(*end));
+    format!("{}...", &name[..end.unwrap_or(0)]).into()
 }
 
 impl From<ClientError> for Refusal {

@@ -144,6 +144,7 @@ mod tests {
             PodEvent::Complete => "]".to_owned(),
             PodEvent::Listed(pod) | PodEvent::Is(pod) => pod.name.clone(),
             PodEvent::Gone(pod) => format!("-{}", pod.name),
+            PodEvent::Again => "+".to_owned(),
         };
         events.iter().map(word).collect()
     }

@@ -119,6 +119,9 @@ impl Upstream {
     /// # Errors
     /// The kubelet's refusal as it came. `Unavailable` when it cannot be reached or is late.
     pub async fn ask(&self, ask: Ask, asker: Asker) -> Result<Arc<Flight>, Refusal> {
+        if let Some(refusal) = ask.answer() {
+            return Err(refusal);
+        }
         let method = ask.method();
         let mut place = self.shared.join(ask, asker);
         match (&mut place.answer).await {

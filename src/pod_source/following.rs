@@ -346,6 +346,7 @@ impl Pods {
             PodEvent::Complete => self.replace(at),
             PodEvent::Is(pod) => self.put(pod.full_name(), pod, at),
             PodEvent::Gone(pod) => self.remove(pod.full_name(), &pod.uid, at),
+            PodEvent::Again => {}
         }
     }
 

@@ -52,6 +52,7 @@ impl Known {
                 self.pods.remove(&pod.name);
                 self.lost.insert(pod.name);
             }
+            Ok(PodEvent::Again) => {}
             Err(sentence) => self.errors.push(sentence),
         }
     }

@@ -57,6 +57,7 @@ impl Listener {
                 }
                 Ok(PodEvent::Is(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
                 Ok(PodEvent::Gone(pod)) => drop(self.pods.remove(&pod.name)),
+                Ok(PodEvent::Again) => {}
                 Err(error) => self.errors.push(error),
             }
         }

@@ -193,6 +193,56 @@ async fn several_pods_at_once_cost_one_list() {
     assert_eq!(asked.seen.calls().shared_by, [(Ask::List, 4)]);
 }
 
+/// Each of 256 callers asks for a pod that does not exist, and for another one as soon as it has an answer.
+async fn make_up_names(upstream: Upstream) {
+    join_all((0..256).map(async |caller| {
+        for count in 0.. {
+            let _ = upstream.ask(get(&format!("nobody-{caller}-{count}")), Asker::Proxy).await;
+        }
+    }))
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_makes_up_names_does_not_delay_the_others() {
+    let asked = Asked::start();
+    asked.run(&["a"]).await;
+    let flood = tokio::spawn(make_up_names(asked.upstream.clone()));
+    sleep(Duration::from_secs(10)).await;
+    let (before, begun) = (asked.paths().len(), Instant::now());
+    while begun.elapsed() < Duration::from_secs(20) {
+        for ask in [Ask::List, Ask::Allocatable, Ask::ListV1alpha1, get("a")] {
+            let start = Instant::now();
+            asked.ask(ask.clone()).await.unwrap();
+            let took = start.elapsed();
+            assert!(took < Duration::from_secs(1), "{ask:?} took {took:?}");
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    flood.abort();
+    let paths = asked.paths().split_off(before);
+    let gets = paths.iter().filter(|path| *path == "v1 Get").count() as f64;
+    let calls = paths.len() as f64;
+    assert!(calls <= 25.0 * seconds + 5.0, "{calls} calls in {seconds} s");
+    // Those for pods that do not exist, and ours.
+    assert!(gets <= 5.0 * seconds + 5.0 + seconds * 25.0 / 4.0, "{gets} calls of Get in {seconds} s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_cannot_be_is_not_asked_for() {
+    let asked = Asked::start();
+    let most = "x".repeat(253);
+    assert_not_found(asked.ask(get(&most)).await, &most);
+    assert_eq!(asked.paths(), ["v1 Get"]);
+    let told = asked.ask(get(&"ü".repeat(1 << 20))).await;
+    assert_not_found(told, &format!("{}...", "ü".repeat(126)));
+    let ask = Ask::Get { namespace: "y".repeat(4 << 20), name: "a".to_owned() };
+    let told = asked.ask(ask).await.unwrap_err();
+    let expected = format!("pod a in namespace {}... not found", "y".repeat(253));
+    assert_eq!((told.status.code(), told.status.message()), (Code::Unknown, &*expected));
+    assert_eq!(asked.paths(), ["v1 Get"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn where_get_is_not_served_pods_are_looked_up_in_a_list() {
     for (age, said) in [(Age::V1_29, 1), (Age::V1_23, 1)] {

@@ -111,6 +111,20 @@ fn letters_fill_what_they_are_given() {
     }
 }
 
+#[tokio::test]
+async fn an_empty_code_is_left_to_h2() {
+    let name = [&[0x40, 0x80 | CODED_NAME.len() as u8], CODED_NAME].concat();
+    for before in [vec![0x41], vec![0x01], vec![0x11], name, [&b"\x40\x0a"[..], NAME].concat()] {
+        let mut bytes = requests(GO, &[]);
+        // `:method: POST`, `:scheme: http` and `:path: /` of the static table, and an `:authority` of no characters.
+        let block = [&[0x83, 0x86, 0x84], &before[..], &[0x80]].concat();
+        bytes.extend(frame(HEADERS, 0x5, 1, &block));
+        assert_eq!(made_acceptable(&bytes, usize::MAX), bytes, "{before:x?}");
+        let (requests, reset) = taken(bytes, true).await;
+        assert_eq!((requests.len(), reset), (0, vec![1]), "{before:x?}");
+    }
+}
+
 #[test]
 fn integers_are_those_of_the_rfc() {
     // RFC 7541, C.1.

@@ -7,14 +7,13 @@ use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use prost::bytes::Bytes;
 use tokio::time::{Instant, sleep_until};
-use tonic::{Code, Status};
 
 use super::records::Records;
-use super::waiting::{Due, Lane, Question, Questions, Waiter};
+use super::waiting::{Due, Kind, Lane, May, Question, Questions, Waiter};
 use super::{Asker, Ended, Flight, Observer, Shared};
 use crate::backoff::back_off;
 use crate::bucket::Bucket;
-use crate::kubelet::ask::{Ask, Refusal};
+use crate::kubelet::ask::{Ask, Refusal, not_found};
 use crate::kubelet::client::{ClientError, Connection, Line, Open, Outcome};
 
 /// Calls for the proxy. In no second are there more than the burst and what one second earns, which makes 30
@@ -22,6 +21,9 @@ use crate::kubelet::client::{ClientError, Connection, Line, Open, Outcome};
 const CALLS_PER_SECOND: f64 = 25.0;
 /// Calls at once after a rest; half of what the kubelet allows.
 const CALL_BURST: f64 = 5.0;
+/// Of these, for pods that a List did not have, each of which costs a call of its own: anybody can make up names.
+const UNLISTED_PER_SECOND: f64 = 5.0;
+const UNLISTED_BURST: f64 = 5.0;
 
 /// How soon to try again what the kubelet's limiter refused: it lets a call through every 10 ms, and others wait too.
 const LIMITED: Duration = Duration::from_millis(20);
@@ -33,6 +35,7 @@ pub(super) struct Driver {
     line: Line,
     observer: Arc<dyn Observer>,
     bucket: Bucket,
+    unlisted: Bucket,
     /// At most one in each lane.
     flights: FuturesUnordered<BoxFuture<'static, Landed>>,
     busy: [bool; 2],
@@ -60,6 +63,7 @@ impl Driver {
             line,
             observer,
             bucket: Bucket::new(CALLS_PER_SECOND, CALL_BURST, now),
+            unlisted: Bucket::new(UNLISTED_PER_SECOND, UNLISTED_BURST, now),
             flights: FuturesUnordered::new(),
             busy: [false; 2],
             without_get: None,
@@ -104,7 +108,10 @@ impl Driver {
                 (None, _) => {}
             }
         }
-        self.shared.lock().next_expiry()
+        let (now, expiry) = (Instant::now(), self.shared.lock().next_expiry()?);
+        // Those that are left may be waiting for their share of the budget.
+        let wait = self.unlisted.wait(now);
+        Some(if wait.is_zero() { expiry } else { expiry.min(now + wait) })
     }
 
     /// What may start, of whatever lane has its turn.
@@ -114,7 +121,16 @@ impl Driver {
     }
 
     fn due(&self, lane: Lane) -> Option<Due> {
-        self.shared.lock().due(lane, self.serves_get())
+        let unlisted = self.unlisted.wait(Instant::now()).is_zero();
+        self.shared.lock().due(lane, May { gets: self.serves_get(), unlisted })
+    }
+
+    /// The call for `due` is made, or fails before.
+    fn take_off(&mut self, due: &Due) {
+        if due.kind == Kind::Unlisted {
+            let _ = self.unlisted.take(Instant::now());
+        }
+        self.shared.lock().take_off(due, self.serves_get());
     }
 
     /// Does the kubelet serve `Get`, as far as it has said?
@@ -123,7 +139,7 @@ impl Driver {
     }
 
     fn start(&mut self, due: Due, open: Open) {
-        self.shared.lock().take_off(&due, self.serves_get());
+        self.take_off(&due);
         self.busy[due.lane as usize] = true;
         self.observer.started(&due.ask, self.flights.len() + 1);
         let (started, answer) = (Instant::now(), open.call(&due.ask));
@@ -135,11 +151,8 @@ impl Driver {
 
     /// There is no connection for a call that was due.
     fn fail(&mut self, due: &Due, error: ClientError) {
-        let waited = {
-            let mut waiting = self.shared.lock();
-            waiting.take_off(due, self.serves_get());
-            waiting.land(due.lane)
-        };
+        self.take_off(due);
+        let waited = self.shared.lock().land(due.lane);
         self.ended(&due.ask, Duration::ZERO, Some(&error), 0);
         let refusal = Refusal::from(error);
         waited.into_values().for_each(|question| tell(question, &refusal));
@@ -263,12 +276,4 @@ fn tell(question: Question, refusal: &Refusal) {
         // Whoever has gone does not hear it.
         let _ = waiter.answer.send(Err(refusal.clone()));
     }
-}
-
-/// In the kubelet's words (kubelet.md 3.9).
-fn not_found(namespace: &str, name: &str) -> Refusal {
-    let message = format!("pod {name} in namespace {namespace} not found");
-    let status = Status::unknown(message.clone());
-    let code = format!("{:?}", Code::Unknown);
-    Refusal { error: ClientError::Status { call: "Get", code, message }, status }
 }

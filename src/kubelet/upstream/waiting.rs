@@ -18,6 +18,29 @@ pub(super) enum Lane {
     Rest,
 }
 
+/// What is called. The kinds take turns: calls that are shared are not held up by those that are not, of which there may
+/// be any number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    List,
+    ListV1alpha1,
+    Allocatable,
+    Get,
+    /// `Get` of a pod that a List did not have.
+    Unlisted,
+}
+
+const KINDS: usize = Kind::Unlisted as usize + 1;
+
+/// What the kubelet may be asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct May {
+    /// It serves `Get`.
+    pub(super) gets: bool,
+    /// It may be asked now for a pod that a List did not have.
+    pub(super) unlisted: bool,
+}
+
 /// Everybody who waits, by question.
 #[derive(Default)]
 pub(super) struct Waiting {
@@ -27,6 +50,9 @@ pub(super) struct Waiting {
     /// Of the call that is under way in each lane.
     flying: [Questions; 2],
     next: u64,
+    /// How many calls had started when the last of each kind did.
+    served: [u64; KINDS],
+    calls: u64,
 }
 
 pub(super) type Questions = BTreeMap<Ask, Question>;
@@ -59,6 +85,9 @@ pub(super) struct Due {
     pub(super) lane: Lane,
     /// For the agent, who has paid for it already?
     pub(super) paid: bool,
+    pub(super) kind: Kind,
+    /// When its kind had its last turn.
+    served: u64,
     /// When the first of those came who wait for it.
     first: u64,
 }
@@ -90,20 +119,25 @@ impl Waiting {
         }
     }
 
-    /// What comes next in a lane in which nothing is under way; `gets` if the kubelet serves `Get`.
-    pub(super) fn due(&self, lane: Lane, gets: bool) -> Option<Due> {
-        let due = |(ask, question): (&Ask, &Question)| {
+    /// What comes next in a lane in which nothing is under way.
+    pub(super) fn due(&self, lane: Lane, may: May) -> Option<Due> {
+        let alone = self.is_alone(may.gets);
+        let turn = |(ask, question): (&Ask, &Question)| {
+            if question.lane(ask, may.gets, alone) != lane {
+                return None;
+            }
             let (first, _) = question.waiters.first_key_value()?;
             let paid = question.waiters.values().any(|waiter| waiter.asker == Asker::Agent);
-            Some(Due { ask: ask.clone(), lane, paid, first: *first })
+            let kind = question.kind(ask, lane);
+            let may = paid || kind != Kind::Unlisted || may.unlisted;
+            may.then_some((!paid, self.served[kind as usize], *first, kind))
         };
-        let alone = self.is_alone(gets);
-        let own = |(ask, question): &(&Ask, &Question)| lane == question.lane(ask, gets, alone);
-        let next = self.queued.iter().filter(own).filter_map(due).min_by_key(Due::turn)?;
-        Some(match lane {
-            Lane::List => Due { ask: Ask::List, ..next },
-            Lane::Rest => next,
-        })
+        // Nothing is copied but what comes next: names may be long, and many wait.
+        let next = self.queued.iter().filter_map(|queued| Some((turn(queued)?, queued.0)));
+        let ((unpaid, served, first, kind), ask) =
+            next.min_by_key(|((unpaid, served, first, _), _)| (*unpaid, *served, *first))?;
+        let ask = if lane == Lane::List { Ask::List } else { ask.clone() };
+        Some(Due { ask, lane, paid: !unpaid, kind, served, first })
     }
 
     /// Is there at most one pod that might be looked up in a List?
@@ -116,6 +150,8 @@ impl Waiting {
 
     /// The call for `due` starts: those who wait for it do not wait for another.
     pub(super) fn take_off(&mut self, due: &Due, gets: bool) {
+        self.calls += 1;
+        self.served[due.kind as usize] = self.calls;
         let alone = self.is_alone(gets);
         let (mut taken, mut left) = (Questions::new(), Questions::new());
         for (ask, question) in std::mem::take(&mut self.queued) {
@@ -182,12 +218,24 @@ impl Question {
             _ => Lane::Rest,
         }
     }
+
+    /// What is called for it in `lane`.
+    fn kind(&self, ask: &Ask, lane: Lane) -> Kind {
+        match ask {
+            Ask::List => Kind::List,
+            Ask::Get { .. } if lane == Lane::List => Kind::List,
+            Ask::ListV1alpha1 => Kind::ListV1alpha1,
+            Ask::Allocatable => Kind::Allocatable,
+            Ask::Get { .. } if self.unlisted => Kind::Unlisted,
+            Ask::Get { .. } => Kind::Get,
+        }
+    }
 }
 
 impl Due {
-    /// What is paid for comes first, then who came first.
-    pub(super) fn turn(&self) -> (bool, u64) {
-        (!self.paid, self.first)
+    /// What is paid for comes first, then the kind that has waited longest for a turn, then who came first.
+    pub(super) fn turn(&self) -> (bool, u64, u64) {
+        (!self.paid, self.served, self.first)
     }
 }
 
@@ -199,6 +247,10 @@ mod tests {
         Ask::Get { namespace: "default".to_owned(), name: name.to_owned() }
     }
 
+    fn all(gets: bool) -> May {
+        May { gets, unlisted: true }
+    }
+
     /// Those who asked, in this order, and what they wait for.
     fn asked(asks: &[Ask]) -> (Waiting, Vec<oneshot::Receiver<Answer>>) {
         let mut waiting = Waiting::new(Duration::from_secs(4));
@@ -208,7 +260,7 @@ mod tests {
     }
 
     fn next(waiting: &Waiting, lane: Lane, gets: bool) -> Option<Ask> {
-        waiting.due(lane, gets).map(|due| due.ask)
+        waiting.due(lane, all(gets)).map(|due| due.ask)
     }
 
     #[test]
@@ -221,7 +273,7 @@ mod tests {
 
         let (mut waiting, _answers) = asked(&[get("a"), Ask::Allocatable, get("b")]);
         assert_eq!(next(&waiting, Lane::Rest, true), Some(Ask::Allocatable));
-        let due = waiting.due(Lane::List, true).unwrap();
+        let due = waiting.due(Lane::List, all(true)).unwrap();
         assert_eq!((due.ask.clone(), due.first), (Ask::List, 0));
         waiting.take_off(&due, true);
         let landed = waiting.land(Lane::List);
@@ -240,10 +292,43 @@ mod tests {
         let (mut waiting, _answers) = asked(&[Ask::ListV1alpha1, Ask::Allocatable]);
         assert_eq!(next(&waiting, Lane::Rest, true), Some(Ask::ListV1alpha1));
         let _answer = waiting.join(&Ask::Allocatable, Asker::Agent, Instant::now());
-        let due = waiting.due(Lane::Rest, true).unwrap();
+        let due = waiting.due(Lane::Rest, all(true)).unwrap();
         assert!(due.paid && due.ask == Ask::Allocatable);
         waiting.take_off(&due, true);
         assert_eq!(waiting.land(Lane::Rest)[&Ask::Allocatable].waiters.len(), 2, "the proxy's rides along");
+    }
+
+    #[test]
+    fn the_kinds_take_turns_however_many_pods_are_asked_for() {
+        let pods: Vec<_> = (0..100).map(|number| get(&number.to_string())).collect();
+        let (mut waiting, mut answers) = asked(&pods);
+        let list = waiting.due(Lane::List, all(true)).unwrap();
+        waiting.take_off(&list, true);
+        for (ask, question) in waiting.land(Lane::List) {
+            waiting.put_back(ask, Question { unlisted: true, ..question });
+        }
+        let mut order = Vec::new();
+        for _ in 0..8 {
+            // Whoever has an answer asks again.
+            let others = [Ask::List, Ask::Allocatable, Ask::ListV1alpha1, get("here")];
+            for ask in others {
+                if !waiting.queued.contains_key(&ask) {
+                    answers.push(waiting.join(&ask, Asker::Proxy, Instant::now()).1);
+                }
+            }
+            let lanes = [Lane::List, Lane::Rest].map(|lane| waiting.due(lane, all(true)));
+            let due = lanes.into_iter().flatten().min_by_key(Due::turn).unwrap();
+            order.push(due.kind);
+            waiting.take_off(&due, true);
+            waiting.land(due.lane);
+        }
+        use Kind::{Allocatable, Get, List, ListV1alpha1, Unlisted};
+        // The List was called last.
+        assert_eq!(order[..4], [Unlisted, Allocatable, ListV1alpha1, Get]);
+        assert_eq!(order[4..], [List, Unlisted, Allocatable, ListV1alpha1]);
+        // Where no more of them may be asked for now, the others go on.
+        let may = May { gets: true, unlisted: false };
+        assert_eq!(waiting.due(Lane::Rest, may).unwrap().kind, Get);
     }
 
     #[test]
@@ -270,7 +355,7 @@ mod tests {
                     let lane = if rng.bool() { Lane::List } else { Lane::Rest };
                     let back = waiting.land(lane);
                     back.into_iter().for_each(|(ask, question)| waiting.put_back(ask, question));
-                    if let Some(due) = waiting.due(lane, gets) {
+                    if let Some(due) = waiting.due(lane, all(gets)) {
                         waiting.take_off(&due, gets);
                     }
                 }
