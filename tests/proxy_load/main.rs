@@ -230,7 +230,10 @@ impl Load {
         let spent = time(proxy.id())? - spent;
         let (after, peak) = memory(proxy.id())?;
         let sent = recorder.sent_since(known)?;
-        let (per_second, in_flight) = (most_per_second(&sent), most_in_flight(&sent));
+        let per_second = most_per_second(&sent);
+        // The proxy's own count has no gaps: the recorder's ends before the proxy has the answer.
+        let own = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
+        let in_flight = most_in_flight(&sent).max(own as usize);
         let bound = most_resident(options, place, figures.bytes);
         let mib = |bytes: usize| bytes as f64 / 1048576.0;
         let more = format!(
