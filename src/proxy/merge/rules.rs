@@ -54,6 +54,12 @@ impl Rules {
         })
     }
 
+    /// The same, with parts of devices under the devices' own ids: for whoever counts devices.
+    #[must_use]
+    pub fn without_shared_ids(&self) -> Self {
+        Self { shared_ids: false, ..self.clone() }
+    }
+
     /// The keys of the annotations that are read, each once, sorted.
     #[must_use]
     pub fn wanted(&self) -> Vec<String> {
