@@ -208,7 +208,9 @@ mod tests {
     fn what_is_not_there_is_looked_for_once_a_minute() {
         let files = Odd::default();
         let (pci, start) = (Pci::new(files.clone()), Instant::now());
-        for (after, node_0, node_1, reads) in [(0, None, Some(1), 2), (59, None, Some(1), 2), (60, None, Some(1), 3)] {
+        for (after, node_0, node_1, reads) in
+            [(0, None, Some(1), 2), (59, None, Some(1), 2), (60, None, Some(1), 3)]
+        {
             let now = start + Duration::from_secs(after);
             assert_eq!(pci.node_at("0000:01:00.0", now), node_0);
             assert_eq!(pci.node_at("0000:01:00.1", now), node_1);

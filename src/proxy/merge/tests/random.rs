@@ -177,8 +177,9 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         let pods = pods.into_iter().zip(PODS).map(|((containers, cpus, memory), name)| {
             let mut plan = PodPlan { name: ("ns".into(), name.into()), ..PodPlan::default() };
             for (devices_of, name) in containers.into_iter().zip(CONTAINERS) {
-                let given = |(index, part): &(prop::sample::Index, _)| {
-                    Given { device: index.index(devices.len()), part: *part }
+                let given = |(index, part): &(prop::sample::Index, _)| Given {
+                    device: index.index(devices.len()),
+                    part: *part,
                 };
                 let devices = devices_of.iter().map(given).collect::<Vec<_>>();
                 if !devices.is_empty() {
@@ -248,7 +249,9 @@ fn model_pod(
             let name = table.resources[*resource].to_string();
             let allocated = own.iter().any(|(known, _)| *known == name);
             let listed = taken.iter().any(|(known, other)| *known == name && same(other, id));
-            let cdi = |cdi: &String| cdi.split_once('=').is_some_and(|(known, other)| known == name && same(other, id));
+            let cdi = |cdi: &String| {
+                cdi.split_once('=').is_some_and(|(known, other)| known == name && same(other, id))
+            };
             if allocated || listed || claimed.iter().any(cdi) {
                 continue;
             }
