@@ -672,7 +672,8 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     (
         "proxy.zones",
-        "The agent's own zones count the merged devices, and the healthy ones of Koordinator's Device object as theirs.",
+        "The agent's own zones count the merged devices, and the healthy ones of Koordinator's Device object as theirs. With \
+         proxy.annotations.cpus the CPUs and the memory as well.",
     ),
     (
         "proxy.annotations.koordinator",
@@ -684,11 +685,13 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     (
         "proxy.annotations.cpus",
-        "Merge CPUs and memory of scheduling.koordinator.sh/resource-status, as those of the pod as a whole.",
+        "Merge CPUs and memory of scheduling.koordinator.sh/resource-status, as those of the pod as a whole. With proxy.zones \
+         they leave the zones, too.",
     ),
     (
         "proxy.annotations.sharedIds",
-        "Where a pod has a part of a device the id gets a number, GPU-...::0, so that no two pods have the same.",
+        "Where a pod has a part of an accelerator its id gets a number, GPU-...::1804289383, made of the pod's UID, so that no \
+         two pods have the same. Zones count devices as ever.",
     ),
     (
         "proxy.annotations.mappings",

@@ -95,7 +95,7 @@ impl Settings {
         let config::Proxy { mode, group, annotations, .. } = &config.proxy;
         let socket = Socket { path: config.proxy.socket(), mode: mode.get(), group: *group };
         let rules = match annotations.are_wanted() {
-            true => Some(Rules::new(annotations, config.proxy.zones || config.proxy.allocatable)?),
+            true => Some(Rules::new(annotations, config.proxy.zones || config.proxy.allocatable)),
             false => None,
         };
         Ok(Self {

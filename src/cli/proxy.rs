@@ -119,6 +119,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
              `nodeName` or --node-name; or merge nothing: --set proxy.annotations.koordinator=false"
         );
     }
+    if let Some((key, reason)) = config.proxy.needs_pods(&config) {
+        bail!("{key}: {reason}");
+    }
     super::block_on(serve_alone(config, settings, tellers))
 }
 
