@@ -160,8 +160,8 @@ impl Proxy {
     pub fn merging_lists(&self) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
         let knowledge = Arc::clone(self.knowledge.as_ref()?);
         Some(move |bytes: &Bytes| {
-            let merged = knowledge.plan().list(bytes, merge::Version::V1);
-            merged.map_or_else(|_| bytes.clone(), |merged| merged.bytes)
+            let merged = knowledge.plan_of_zones().map(|plan| plan.list(bytes, merge::Version::V1));
+            merged.and_then(Result::ok).map_or_else(|| bytes.clone(), |merged| merged.bytes)
         })
     }
 
@@ -170,7 +170,8 @@ impl Proxy {
     pub fn merging_allocatable(&self) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
         let knowledge = Arc::clone(self.knowledge.as_ref()?);
         Some(move |bytes: &Bytes| {
-            knowledge.plan().allocatable(bytes).map_or_else(|_| bytes.clone(), |merged| merged.bytes)
+            let merged = knowledge.plan_of_zones().map(|plan| plan.allocatable(bytes));
+            merged.and_then(Result::ok).map_or_else(|| bytes.clone(), |merged| merged.bytes)
         })
     }
 

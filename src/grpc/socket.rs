@@ -55,7 +55,7 @@ impl Place {
         match fs::symlink_metadata(path) {
             Ok(found) if inode(&found) == self.inode => (self.taken, self.told) = (0, false),
             Ok(found) => {
-                let (first, look) = (self.taken == 0, self.taken % SELDOM == 0);
+                let (first, look) = (self.taken == 0, self.taken.is_multiple_of(SELDOM));
                 self.taken = self.taken.wrapping_add(1);
                 if look && is_socket(&found) && !is_alive(path) {
                     self.retake("a socket that nobody listens on took the place of");
@@ -276,11 +276,8 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let socket = place(&dir);
         let mut old = Place::take(socket.clone()).unwrap();
-        let mut new = Place::take(socket.clone()).unwrap();
-        for _ in 0..2 * SELDOM {
-            old.look();
-            new.look();
-        }
+        let new = Place::take(socket.clone()).unwrap();
+        (0..2 * SELDOM).for_each(|_| old.look());
         assert_eq!(inode(&fs::symlink_metadata(&socket.path).unwrap()), new.inode);
         drop(new);
         (0..SELDOM).for_each(|_| old.look());

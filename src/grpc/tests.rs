@@ -672,3 +672,16 @@ async fn the_path_comes_back_when_it_is_removed() {
     until(|| server.path().exists()).await;
     assert_eq!(server.call("/t/Echo", b"x").await, Answer::ok(b"x"));
 }
+
+/// Beside these there are h2's buffers: 24 KiB for each connection, of which an idle one uses the first pages.
+#[test]
+fn a_connection_and_a_call_keep_little() {
+    fn connection<F, A, B, C>(_: impl Fn(A, B, C) -> F) -> usize {
+        size_of::<F>()
+    }
+    fn call<F, A, B, C, D>(_: impl Fn(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+    let sizes = (connection(super::connection::serve), call(super::call::serve));
+    assert!(sizes.0 <= 6 << 10 && sizes.1 <= 2 << 10, "{sizes:?}");
+}

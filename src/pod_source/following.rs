@@ -238,8 +238,8 @@ impl Follower {
     fn take(&mut self, event: Result<PodEvent, String>, teller: PodTeller) {
         match event {
             Ok(event) => {
-                // That a list begins says nothing: the request is still to come.
-                if event != PodEvent::Listing {
+                // A list that has begun may fail as the one before did.
+                if event.is_proof() {
                     self.broken = None;
                     self.told = None;
                 }

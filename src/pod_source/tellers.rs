@@ -211,7 +211,8 @@ impl Telling {
     /// One that was chosen and is lost for long is no longer.
     fn note(&mut self, told: &Result<PodEvent, String>) {
         match told {
-            Ok(_) => self.lost = None,
+            Ok(event) if event.is_proof() => self.lost = None,
+            Ok(_) => {}
             Err(_) => {
                 let since = *self.lost.get_or_insert_with(Instant::now);
                 if since.elapsed() > FORSAKEN && !self.is_only_one() {

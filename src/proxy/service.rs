@@ -1,12 +1,13 @@
 //! The podresources API once more: the kubelet's answers, with what annotations have for them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prost::Message;
 use prost::bytes::Bytes;
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 use tonic::Status;
 
 use super::knowledge::{Knowledge, Standing};
@@ -41,7 +42,11 @@ enum Question {
 
 /// What all who share a kubelet's answer share as well.
 #[derive(Default)]
-struct Shared(OnceCell<Result<Bytes, Status>>);
+struct Shared {
+    answer: OnceCell<Result<Bytes, Status>>,
+    /// How long may be waited before it is made, whoever makes it.
+    deadline: OnceLock<Instant>,
+}
 
 impl grpc::Service for Arc<Service> {
     fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
@@ -106,7 +111,9 @@ impl Service {
     ) -> Result<Bytes, Status> {
         let shared = flight.slot::<Shared>();
         // Who makes it may go away in the middle: then the next one does.
-        shared.0.get_or_init(|| self.merge(question, &flight.bytes, knowledge)).await.clone()
+        let deadline = *shared.deadline.get_or_init(|| knowledge.deadline());
+        let merge = || self.merge(question, &flight.bytes, knowledge, deadline);
+        shared.answer.get_or_init(merge).await.clone()
     }
 
     async fn merge(
@@ -114,51 +121,39 @@ impl Service {
         question: &Question,
         bytes: &Bytes,
         knowledge: &Knowledge,
+        deadline: Instant,
     ) -> Result<Bytes, Status> {
-        if *question == Question::Allocatable {
-            return Ok(self.merge_allocatable(bytes, knowledge));
+        if *question == Question::Allocatable && !self.allocatable {
+            return Ok(bytes.clone());
         }
-        if !self.may_merge(knowledge).await? {
+        if !self.may_merge(knowledge, deadline).await? {
             self.note_plain(question, bytes);
             return Ok(bytes.clone());
         }
         let merged = match question {
-            Question::List(version) => knowledge.merge_list(bytes, *version).await,
-            Question::Get { .. } | Question::Allocatable => knowledge.merge_get(bytes).await,
+            Question::List(version) => knowledge.merge_list(bytes, *version, deadline).await,
+            Question::Get { .. } => knowledge.merge_get(bytes, deadline).await,
+            Question::Allocatable => knowledge.plan().allocatable(bytes).map(|merged| (merged, 0)),
         };
         self.digest(question, bytes, merged)
     }
 
-    fn merge_allocatable(&self, bytes: &Bytes, knowledge: &Knowledge) -> Bytes {
-        if !self.allocatable {
-            return bytes.clone();
-        }
-        match knowledge.plan().allocatable(bytes) {
-            Ok(merged) => merged.bytes,
-            Err(error) => {
-                self.notices.malformed("GetAllocatableResources", &error);
-                bytes.clone()
-            }
-        }
-    }
-
     /// Does anybody know what has to be merged? Where nobody does the answer is refused, if it is to be.
-    async fn may_merge(&self, knowledge: &Knowledge) -> Result<bool, Status> {
-        knowledge.first_words().await;
+    async fn may_merge(&self, knowledge: &Knowledge, deadline: Instant) -> Result<bool, Status> {
+        knowledge.first_words(deadline).await;
         let standing = knowledge.standing();
         self.metrics.passing_through(standing != Standing::Good);
         self.notices.standing(standing, self.fail_closed);
         match standing {
             Standing::Good => Ok(true),
             _ if !self.fail_closed => Ok(false),
-            Standing::Untold => Err(Status::unavailable(
-                "numacast: nobody has told about the node's pods yet, and the answer may lack devices (proxy.failClosed)",
-            )),
-            Standing::Stale => Err(Status::unavailable(
-                "numacast: nobody has told about the node's pods for too long, and the answer may lack devices \
-                 (proxy.failClosed)",
-            )),
+            Standing::Untold => Err(self.refusal("nobody has told about the node's pods and devices yet")),
+            Standing::Stale => Err(self.refusal("nobody has told about the node's pods for too long")),
         }
+    }
+
+    fn refusal(&self, why: &str) -> Status {
+        Status::unavailable(format!("numacast: {why}, and the answer may lack devices (proxy.failClosed)"))
     }
 
     /// The answer that goes out.
@@ -170,9 +165,12 @@ impl Service {
     ) -> Result<Bytes, Status> {
         let (merged, unknown) = match merged {
             Ok(merged) => merged,
-            // The kubelet said it; who asked may understand it.
             Err(error) => {
-                self.notices.malformed("List", &error);
+                self.notices.malformed(question.ask().method(), &error);
+                if self.fail_closed {
+                    return Err(self.refusal("the kubelet's answer is not understood"));
+                }
+                // The kubelet said it; who asked may understand it.
                 return Ok(bytes.clone());
             }
         };
@@ -180,10 +178,8 @@ impl Service {
             self.note(&merged, unknown);
         }
         if unknown > 0 && self.fail_closed {
-            return Err(Status::unavailable(format!(
-                "numacast: the kubelet names {unknown} pods that nobody has told about yet, and the answer may lack devices \
-                 (proxy.failClosed)"
-            )));
+            let why = format!("the kubelet names {unknown} pods that nobody has told about yet");
+            return Err(self.refusal(&why));
         }
         Ok(merged.bytes)
     }

@@ -176,7 +176,10 @@ impl ApiServer {
             .url()
             .parse()
             .map_err(|error: axum::http::uri::InvalidUri| kube::Error::HttpError(error.into()))?;
-        kube::Client::try_from(kube::Config::new(url))
+        let mut config = kube::Config::new(url);
+        // As `Cluster::new` has it: what fails is told at once.
+        config.default_retry = false;
+        kube::Client::try_from(config)
     }
 
     /// The server is away: connections break and new ones are refused. Its objects outlive it.

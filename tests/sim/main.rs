@@ -17,6 +17,7 @@ mod pods_api;
 mod publisher;
 mod release;
 mod reload;
+mod restarts;
 mod snapshot;
 mod sources;
 mod starved;

@@ -190,3 +190,95 @@ impl Due {
         (!self.paid, self.first)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn get(name: &str) -> Ask {
+        Ask::Get { namespace: "default".to_owned(), name: name.to_owned() }
+    }
+
+    /// Those who asked, in this order, and what they wait for.
+    fn asked(asks: &[Ask]) -> (Waiting, Vec<oneshot::Receiver<Answer>>) {
+        let mut waiting = Waiting::new(Duration::from_secs(4));
+        let now = Instant::now();
+        let answers = asks.iter().map(|ask| waiting.join(ask, Asker::Proxy, now).1).collect();
+        (waiting, answers)
+    }
+
+    fn next(waiting: &Waiting, lane: Lane, gets: bool) -> Option<Ask> {
+        waiting.due(lane, gets).map(|due| due.ask)
+    }
+
+    #[test]
+    fn pods_are_looked_up_in_a_list_where_there_are_several_or_nothing_else() {
+        let (waiting, _answers) = asked(&[get("a"), get("a")]);
+        assert_eq!(next(&waiting, Lane::List, true), None);
+        assert_eq!(next(&waiting, Lane::Rest, true), Some(get("a")));
+        assert_eq!(next(&waiting, Lane::List, false), Some(Ask::List));
+        assert_eq!(next(&waiting, Lane::Rest, false), None);
+
+        let (mut waiting, _answers) = asked(&[get("a"), Ask::Allocatable, get("b")]);
+        assert_eq!(next(&waiting, Lane::Rest, true), Some(Ask::Allocatable));
+        let due = waiting.due(Lane::List, true).unwrap();
+        assert_eq!((due.ask.clone(), due.first), (Ask::List, 0));
+        waiting.take_off(&due, true);
+        let landed = waiting.land(Lane::List);
+        assert_eq!(landed.keys().cloned().collect::<Vec<_>>(), [get("a"), get("b")]);
+        // What a List did not have is asked for by its name, unless that is not served.
+        for (ask, question) in landed {
+            waiting.put_back(ask, Question { unlisted: true, ..question });
+        }
+        assert_eq!(next(&waiting, Lane::List, true), None);
+        assert_eq!(next(&waiting, Lane::Rest, true), Some(get("a")));
+        assert_eq!(next(&waiting, Lane::List, false), Some(Ask::List));
+    }
+
+    #[test]
+    fn the_agent_comes_first_and_then_who_came_first() {
+        let (mut waiting, _answers) = asked(&[Ask::ListV1alpha1, Ask::Allocatable]);
+        assert_eq!(next(&waiting, Lane::Rest, true), Some(Ask::ListV1alpha1));
+        let _answer = waiting.join(&Ask::Allocatable, Asker::Agent, Instant::now());
+        let due = waiting.due(Lane::Rest, true).unwrap();
+        assert!(due.paid && due.ask == Ask::Allocatable);
+        waiting.take_off(&due, true);
+        assert_eq!(waiting.land(Lane::Rest)[&Ask::Allocatable].waiters.len(), 2, "the proxy's rides along");
+    }
+
+    #[test]
+    fn whoever_leaves_is_forgotten_wherever_he_waits() {
+        let given = std::env::var("NUMACAST_SEED").ok();
+        let seed = given.map_or_else(|| fastrand::u64(..), |text| text.parse().unwrap());
+        println!("NUMACAST_SEED={seed}");
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let asks = [Ask::List, Ask::ListV1alpha1, Ask::Allocatable, get("a"), get("b"), get("c")];
+        let (mut waiting, mut here) = (Waiting::new(Duration::from_secs(4)), Vec::new());
+        for _ in 0..10_000 {
+            let gets = rng.bool();
+            match rng.u8(..4) {
+                0 | 1 => {
+                    let ask = &asks[rng.usize(..asks.len())];
+                    let (number, answer) = waiting.join(ask, Asker::Proxy, Instant::now());
+                    here.push((ask.clone(), number, answer));
+                }
+                2 if !here.is_empty() => {
+                    let (ask, number, _) = here.swap_remove(rng.usize(..here.len()));
+                    waiting.leave(&ask, number);
+                }
+                _ => {
+                    let lane = if rng.bool() { Lane::List } else { Lane::Rest };
+                    let back = waiting.land(lane);
+                    back.into_iter().for_each(|(ask, question)| waiting.put_back(ask, question));
+                    if let Some(due) = waiting.due(lane, gets) {
+                        waiting.take_off(&due, gets);
+                    }
+                }
+            }
+            let known = waiting.flying.iter().chain([&waiting.queued]).flat_map(BTreeMap::values);
+            assert_eq!(known.map(|question| question.waiters.len()).sum::<usize>(), here.len());
+        }
+        here.into_iter().for_each(|(ask, number, _)| waiting.leave(&ask, number));
+        assert!(waiting.is_empty());
+    }
+}

@@ -36,6 +36,12 @@ impl Kind {
         Self::ClaimedTwice,
     ];
 
+    /// Would another look at the node's devices tell more?
+    #[must_use]
+    pub const fn is_about_devices(self) -> bool {
+        matches!(self, Self::NoId | Self::UnknownId)
+    }
+
     /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -37,6 +37,8 @@ pub enum Fault {
     Late(Duration),
     /// These bytes instead of an answer in gRPC's frame.
     Bytes(Vec<u8>),
+    /// A good answer whose message is these bytes.
+    Message(Vec<u8>),
     /// Half of the true answer; then the connection breaks, with all others.
     CutShort,
 }
@@ -44,7 +46,7 @@ pub enum Fault {
 impl Fault {
     /// Is the answer no message at all?
     pub(super) fn is_raw(&self) -> bool {
-        matches!(self, Self::Bytes(_) | Self::CutShort)
+        matches!(self, Self::Bytes(_) | Self::Message(_) | Self::CutShort)
     }
 }
 

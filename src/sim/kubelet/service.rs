@@ -8,7 +8,9 @@ use axum::Router;
 use axum::body::Body;
 use axum::http;
 use futures::StreamExt;
+use http_body_util::{BodyExt as _, Full};
 use prost::Message;
+use prost::bytes::Bytes;
 use tonic::{Code, Request, Response, Status};
 use tower::Service as _;
 
@@ -148,6 +150,7 @@ pub(super) async fn answer(
     };
     let message = match fault {
         Fault::Bytes(bytes) => return Ok(grpc(Body::from(framed(&bytes)))),
+        Fault::Message(bytes) => return Ok(grpc(finished(framed(&bytes)))),
         _ => shared.lock().encoded(call),
     };
     let mut half = framed(&message);
@@ -168,6 +171,13 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&[0], &length.to_be_bytes()[..], message].concat()
 }
 
+/// With the word behind it that all went well.
+fn finished(frame: Vec<u8>) -> Body {
+    let trailers = [(http::HeaderName::from_static("grpc-status"), http::HeaderValue::from_static("0"))];
+    let trailers = std::future::ready(Some(Ok(trailers.into_iter().collect())));
+    Body::new(Full::<Bytes>::from(frame).with_trailers(trailers))
+}
+
 fn grpc(body: Body) -> http::Response<Body> {
     let mut response = http::Response::new(body);
     let kind = http::HeaderValue::from_static("application/grpc");
@@ -180,13 +190,15 @@ impl Shared {
         let call = match path {
             "/v1.PodResourcesLister/List" => Call::List,
             "/v1.PodResourcesLister/GetAllocatableResources" => Call::Allocatable,
+            "/v1.PodResourcesLister/Get" => Call::Get,
             _ => return None,
         };
         let mut state = self.lock();
         let fault = state.faults.take_raw(call)?;
         match call {
             Call::List => state.calls.list += 1,
-            _ => state.calls.allocatable += 1,
+            Call::Allocatable => state.calls.allocatable += 1,
+            Call::Get => state.calls.get += 1,
         }
         Some((call, fault))
     }

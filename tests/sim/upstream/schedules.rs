@@ -217,14 +217,16 @@ impl World {
             Told::Answer(matches, started) => {
                 assert!(started >= asked, "{ask:?} is answered by a call from before");
                 let history = self.history.borrow();
-                let fits: Vec<bool> = history[before..].iter().map(|state| matches(state)).collect();
+                let fits: Vec<bool> = history[before..].iter().map(matches).collect();
                 assert!(fits.contains(&true), "{ask:?}: an answer that was not true since it was asked");
                 let moved = fits.contains(&false);
                 self.count(|tally| tally.moved += usize::from(moved));
                 self.count(|tally| tally.answers += 1);
             }
             Told::Limited => {
-                assert_eq!(asker, Asker::Agent, "the proxy's clients do not hear of the limiter");
+                // Behind a call that hung there was no time to wait for it.
+                let heard = asker == Asker::Agent || self.weather.storms;
+                assert!(heard, "the proxy's clients do not hear of the limiter");
                 self.count(|tally| tally.refused += 1);
             }
             Told::Unavailable(sentence) => {

@@ -1,0 +1,369 @@
+//! Proxy, kubelet and the source of pods restart in any order while clients ask: these see `Unavailable` and right
+//! answers, nothing else, and the socket is always there. `NUMACAST_RESTARTS` makes more rounds of it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fastrand::Rng;
+use futures::future::join_all;
+use numacast::cluster::Cluster;
+use numacast::config::Config;
+use numacast::kubelet::{Ask, Client, ClientError, usage_of};
+use numacast::pod_source::{KubeletPort, PodSource, PodTellers};
+use numacast::proxy::{Proxy, Settings};
+use numacast::sim::api_server::{ApiServer, PODS};
+use numacast::sim::kubelet::PodSpec;
+use numacast::telemetry::pods::PodSourceCounts;
+use serde_json::json;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tonic::Code;
+
+use crate::support::SimNode;
+
+/// How many if nobody says.
+const ROUNDS: usize = 24;
+/// Clients that ask one after another, all the time.
+const CLIENTS: usize = 8;
+/// How many pods the node has, about.
+const PODS_AT_ONCE: usize = 6;
+/// When everything is up again, answers are right soon; this only ends what is hopeless.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const GPUS: &str = "scheduling.koordinator.sh/device-allocated";
+
+/// Pods by name, with the device that each has by annotation.
+type State = BTreeMap<String, Option<String>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Proxy,
+    Kubelet,
+    Source,
+}
+
+struct World {
+    node: SimNode,
+    server: ApiServer,
+    config: Config,
+    socket: PathBuf,
+    running: RefCell<Option<Running>>,
+    /// Every state there was, the present one last.
+    history: RefCell<Vec<State>>,
+    right: RefCell<[usize; 4]>,
+    unavailable: RefCell<BTreeMap<&'static str, usize>>,
+}
+
+/// A proxy that serves.
+struct Running {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl World {
+    async fn start() -> Self {
+        let server = ApiServer::start_anywhere(0).await.unwrap();
+        server.add_node("worker").unwrap();
+        let node = SimNode::start();
+        let mut config = Config { node_name: "worker".into(), ..Config::default() };
+        config.host.root = node.root().to_owned();
+        config.proxy.fail_closed = true;
+        let config = config.resolved();
+        let world = Self {
+            socket: config.proxy.socket(),
+            node,
+            server,
+            config,
+            running: RefCell::default(),
+            history: RefCell::new(vec![State::default()]),
+            right: RefCell::default(),
+            unavailable: RefCell::default(),
+        };
+        for _ in 0..PODS_AT_ONCE {
+            world.add();
+        }
+        let first = world.serve();
+        world.running.replace(Some(first));
+        world
+    }
+
+    /// Another process, as far as that can be told from outside.
+    fn serve(&self) -> Running {
+        let tellers = PodTellers::from_config(&self.config, KubeletPort::from_config(&self.config));
+        let settings = Settings::from_config(&self.config, &tellers.order).unwrap();
+        let client = self.server.client().unwrap();
+        let cluster = Cluster::with_client(client, self.server.url(), Duration::from_secs(5));
+        let tellers = PodTellers { wanted: settings.wanted(), ..tellers };
+        let counts = Arc::new(PodSourceCounts::default());
+        let pods = PodSource::follow(tellers, "worker".to_owned(), cluster.clone(), counts);
+        let proxy = Proxy::new(settings, pods, Some(cluster));
+        let server = proxy.start().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(proxy.run(Some(server), async { drop(stopped.await) }));
+        Running { stop, task }
+    }
+
+    /// A pod that no other had the name of; every second one has a device by annotation.
+    fn add(&self) {
+        let mut history = self.history.borrow_mut();
+        let number = history.len();
+        let name = format!("pod-{number}");
+        let id = number.is_multiple_of(2).then(|| format!("GPU-{number}"));
+        let mut object = PodSpec::new(&name).object("worker", "Running");
+        if let Some(id) = &id {
+            let text = json!({"gpu": [{"minor": 0, "id": id}]}).to_string();
+            object["metadata"]["annotations"] = json!({ GPUS: text });
+        }
+        self.server.put(&PODS, object).unwrap();
+        self.node.kubelet.announce_pod(PodSpec::new(&name)).unwrap();
+        let mut state = history.last().cloned().unwrap_or_default();
+        state.insert(name, id);
+        history.push(state);
+    }
+
+    fn remove(&self, rng: &mut Rng) {
+        let mut history = self.history.borrow_mut();
+        let mut state = history.last().cloned().unwrap_or_default();
+        let Some(name) = rng.choice(state.keys().cloned().collect::<Vec<_>>()) else { return };
+        assert!(self.node.kubelet.stop_pod("default", &name));
+        self.server.delete(&PODS, "default", &name);
+        state.remove(&name);
+        history.push(state);
+    }
+
+    async fn change(&self, rng: &mut Rng) {
+        for _ in 0..rng.usize(1..5) {
+            sleep(Duration::from_millis(rng.u64(..60))).await;
+            let many = self.history.borrow().last().map_or(0, BTreeMap::len) >= PODS_AT_ONCE;
+            if many { self.remove(rng) } else { self.add() }
+        }
+    }
+
+    async fn restart(&self, part: Part, rng: &mut Rng) {
+        sleep(Duration::from_millis(rng.u64(..80))).await;
+        let down = Duration::from_millis(if rng.bool() { rng.u64(..150) } else { 0 });
+        match part {
+            Part::Proxy => self.restart_proxy(down, rng).await,
+            Part::Kubelet => {
+                if rng.bool() {
+                    self.node.kubelet.stop()
+                } else {
+                    self.node.kubelet.kill()
+                }
+                sleep(down).await;
+                self.node.kubelet.boot().unwrap();
+                // What it does not know yet it would not tell: that is its truth, but not what is looked at here.
+                self.node.kubelet.set_ready(true, true);
+            }
+            Part::Source => {
+                self.server.stop();
+                sleep(down).await;
+                self.server.resume().await.unwrap();
+            }
+        }
+    }
+
+    async fn restart_proxy(&self, down: Duration, rng: &mut Rng) {
+        let old = self.running.take().unwrap();
+        match rng.u8(..3) {
+            0 => {
+                drop(old.stop);
+                old.task.await.unwrap();
+                sleep(down).await;
+                self.running.replace(Some(self.serve()));
+            }
+            1 => {
+                old.task.abort();
+                sleep(down).await;
+                self.running.replace(Some(self.serve()));
+            }
+            _ => {
+                // The next one is there before this one ends.
+                self.running.replace(Some(self.serve()));
+                sleep(down).await;
+                drop(old.stop);
+                old.task.await.unwrap();
+            }
+        }
+    }
+
+    /// One who asks all the time, now and then on a new connection.
+    async fn ask_on(&self, mut rng: Rng) {
+        loop {
+            let mut client = Client::new(self.socket.clone(), Duration::from_secs(20));
+            for _ in 0..rng.usize(1..30) {
+                self.ask_once(&mut client, &mut rng).await;
+                sleep(Duration::from_millis(rng.u64(..20))).await;
+            }
+        }
+    }
+
+    /// Was there an answer? If so it is right.
+    async fn ask_once(&self, client: &mut Client, rng: &mut Rng) -> bool {
+        let before = self.history.borrow().len() - 1;
+        let (kind, name) = (rng.usize(..4), rng.choice(self.known()));
+        let ask = match (kind, &name) {
+            (0, _) | (2, None) => Ask::List,
+            (1, _) => Ask::ListV1alpha1,
+            (2, Some(name)) => Ask::Get { namespace: "default".to_owned(), name: name.clone() },
+            _ => Ask::Allocatable,
+        };
+        let answer = client.ask(&ask).await;
+        let history = self.history.borrow();
+        let states = &history[before..];
+        match answer {
+            Ok((bytes, _)) => match &ask {
+                Ask::Allocatable => assert!(!bytes.is_empty()),
+                Ask::Get { name, .. } => assert_one(name, &told(&bytes), states),
+                _ => assert_one_of(&told(&bytes), states),
+            },
+            Err(refusal) => {
+                let status = &refusal.status;
+                let gone = |name: &String| states.iter().any(|state| !state.contains_key(name));
+                match (&ask, status.code()) {
+                    (Ask::Get { name, .. }, Code::Unknown) if status.message().ends_with("not found") => {
+                        assert!(gone(name), "{name} is there: {status:?}");
+                    }
+                    (_, Code::Unavailable) => {
+                        // The file is always there, and nobody is kept waiting.
+                        let late = ClientError::Deadline {
+                            path: self.socket.clone(),
+                            call: ask.method(),
+                            after: Duration::from_secs(20),
+                        };
+                        assert_ne!(refusal.error, late);
+                        assert_ne!(refusal.error, ClientError::NoSocket(self.socket.clone()));
+                        *self.unavailable.borrow_mut().entry(refusal.error.kind()).or_default() += 1;
+                        return false;
+                    }
+                    _ => panic!("{ask:?}: {refusal:?}"),
+                }
+            }
+        }
+        self.right.borrow_mut()[kind] += 1;
+        true
+    }
+
+    fn known(&self) -> Vec<String> {
+        self.history.borrow().last().map_or_else(Vec::new, |state| state.keys().cloned().collect())
+    }
+
+    /// Everything is up: every question has its answer again.
+    async fn recovered(&self, rng: &mut Rng) {
+        let start = Instant::now();
+        let mut client = Client::new(self.socket.clone(), Duration::from_secs(20));
+        let mut good = 0;
+        while good < 8 {
+            assert!(start.elapsed() < PATIENCE, "no answer for {PATIENCE:?}: {:?}", client.list().await);
+            good = if self.ask_once(&mut client, rng).await { good + 1 } else { 0 };
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn go_through(&self, rounds: usize, seed: u64) {
+        for round in 0..rounds {
+            let seed = seed.wrapping_add(round as u64);
+            eprintln!("NUMACAST_SEED={seed}");
+            let mut rng = Rng::with_seed(seed);
+            let mut parts = vec![Part::Proxy, Part::Kubelet, Part::Source];
+            rng.shuffle(&mut parts);
+            parts.truncate(rng.usize(1..=3));
+            let mut of_changes = rng.fork();
+            let restarts = parts.into_iter().map(|part| {
+                let mut rng = rng.fork();
+                async move { self.restart(part, &mut rng).await }
+            });
+            let restarts = join_all(restarts.collect::<Vec<_>>());
+            tokio::join!(restarts, self.change(&mut of_changes));
+            self.recovered(&mut rng).await;
+        }
+    }
+}
+
+/// Pods and their devices, as they are told.
+fn told(bytes: &prost::bytes::Bytes) -> State {
+    let pods = usage_of(bytes.clone()).unwrap().pods;
+    let device = |pod: &numacast::kubelet::PodUsage| {
+        let ids: Vec<&String> = pod
+            .containers
+            .iter()
+            .flat_map(|container| &container.devices)
+            .flat_map(|group| &group.ids)
+            .collect();
+        assert!(ids.len() <= 1, "{pod:?}");
+        ids.first().map(|id| (*id).clone())
+    };
+    pods.iter().map(|pod| (pod.name.clone(), device(pod))).collect()
+}
+
+/// Of a pod that is going its source may have forgotten what it had.
+fn fits(told: Option<&String>, was: Option<&String>, is_going: bool) -> bool {
+    told == was || (is_going && told.is_none())
+}
+
+fn assert_one(name: &String, told: &State, states: &[State]) {
+    let going = states.iter().any(|state| !state.contains_key(name));
+    let was = states.iter().find_map(|state| state.get(name)).unwrap();
+    assert_eq!(told.keys().collect::<Vec<_>>(), [name]);
+    assert!(fits(told[name].as_ref(), was.as_ref(), going), "{name}: {:?} is told, not {was:?}", told[name]);
+}
+
+fn assert_one_of(told: &State, states: &[State]) {
+    let matches = |state: &State| {
+        state.len() == told.len()
+            && state.iter().all(|(name, was)| {
+                let going = states.iter().any(|state| !state.contains_key(name));
+                told.get(name).is_some_and(|told| fits(told.as_ref(), was.as_ref(), going))
+            })
+    };
+    assert!(states.iter().any(matches), "{told:?} was never true since it was asked for: {states:?}");
+}
+
+/// Looks at the socket all the time; how often was it not there?
+fn watch(socket: &Path, done: &AtomicBool) -> (usize, usize) {
+    let (mut looks, mut missing) = (0, 0);
+    while !done.load(Ordering::Relaxed) {
+        let is_there = std::fs::symlink_metadata(socket).is_ok_and(|meta| meta.file_type().is_socket());
+        looks += 1;
+        missing += usize::from(!is_there);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    (looks, missing)
+}
+
+#[tokio::test]
+async fn clients_see_unavailable_and_right_answers_whatever_restarts() {
+    let seed =
+        std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
+    let rounds = std::env::var("NUMACAST_RESTARTS").map_or(ROUNDS, |text| text.parse().unwrap());
+    let world = World::start().await;
+    let mut rng = Rng::with_seed(seed);
+    let done = Arc::new(AtomicBool::new(false));
+    let watcher = std::thread::spawn({
+        let (socket, done) = (world.socket.clone(), Arc::clone(&done));
+        move || watch(&socket, &done)
+    });
+    world.recovered(&mut rng).await;
+    let start = Instant::now();
+    let clients = join_all((0..CLIENTS).map(|_| world.ask_on(rng.fork())));
+    tokio::select! {
+        _ = clients => {}
+        () = world.go_through(rounds, seed) => {}
+    }
+    done.store(true, Ordering::Relaxed);
+    let (looks, missing) = watcher.join().unwrap();
+    assert_eq!(missing, 0, "of {looks} looks at the socket so many found none");
+    let (right, unavailable) = (world.right.borrow(), world.unavailable.borrow());
+    eprintln!(
+        "{rounds} rounds in {:?}: right answers to List, v1alpha1 List, Get and Allocatable {right:?}; unavailable \
+         {unavailable:?}; {looks} looks at the socket",
+        start.elapsed()
+    );
+    assert!(right.iter().all(|count| *count > rounds) && !unavailable.is_empty());
+}
