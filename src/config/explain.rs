@@ -310,8 +310,8 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "It is one switch for all clients, exporters and CNI plugins alike, and one pod that nobody can tell of refuses \
              every client's List. So metrics have gaps while the API server is away for longer than `proxy.lastKnown`, and \
              from the start of the agent until it was reached once.",
-            "A static pod is known by its mirror: one whose mirror the API server does not have, since it is away or refuses \
-             it, is a pod that nobody has told about. With `pods.source` podsApi or kubelet the kubelet itself tells of it.",
+            "A static pod is known by its mirror: one that starts while the API server is away is a pod that nobody has told \
+             about. With `pods.source` podsApi or kubelet the kubelet itself tells of it.",
             "It does not cover annotations that make no sense: the devices of such a pod are left out all the same and \
              counted (numacast_proxy_annotation_problems). Whoever makes a pod could have everybody refused otherwise.",
         ],

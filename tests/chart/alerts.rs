@@ -292,9 +292,18 @@ pub(crate) const CASES: &[Case] = &[
         at: 20,
         not_at: Some(10),
         fires: &[
-            (r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="OK", client="dcgm-exporter"}"#, "0+6x40"),
-            (r#"numacast_proxy_requests_total{A, rpc="Get", version="v1", code="Unavailable", client="kata"}"#, "0+1x40"),
-            (r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Unknown", client="other"}"#, "0+1x40"),
+            (
+                r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="OK", client="dcgm-exporter"}"#,
+                "0+6x40",
+            ),
+            (
+                r#"numacast_proxy_requests_total{A, rpc="Get", version="v1", code="Unavailable", client="kata"}"#,
+                "0+1x40",
+            ),
+            (
+                r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Unknown", client="other"}"#,
+                "0+1x40",
+            ),
         ],
         // A tenth all the time, and a kubelet that is away for five minutes.
         quiet: &[
@@ -315,8 +324,14 @@ pub(crate) const CASES: &[Case] = &[
         alert: "NumacastProxyErrors",
         at: 20,
         not_at: None,
-        fires: &[(r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Internal", client="other"}"#, "0+1x40")],
-        quiet: &[(r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Internal", client="other"}"#, "7x40")],
+        fires: &[(
+            r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Internal", client="other"}"#,
+            "0+1x40",
+        )],
+        quiet: &[(
+            r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Internal", client="other"}"#,
+            "7x40",
+        )],
         of: Of::Agent,
         more: &[],
     },
