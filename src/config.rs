@@ -653,7 +653,11 @@ pub const DOCS: &[(&str, &str)] = &[
         "The number of the group that the socket belongs to, for clients that are not root; with a mode such as \"0660\". \
          Not set: that of the process",
     ),
-    ("proxy.timeout", "The deadline of one call to the kubelet; clients wait for 5 or 10 s themselves."),
+    (
+        "proxy.timeout",
+        "The deadline of one call to the kubelet; clients wait for 5 or 10 s themselves. While the agent serves the proxy its \
+         scans have this one too, since both share a connection, and not that of kubelet.timeout.",
+    ),
     (
         "proxy.wait",
         "How long an answer waits for the annotations of a pod that the kubelet lists and pods.source has not told of.",

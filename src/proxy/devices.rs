@@ -101,21 +101,6 @@ impl Follower {
         self.0.looks.borrow().answered
     }
 
-    /// Was it looked once, with whatever result?
-    #[must_use]
-    pub fn has_looked(&self) -> bool {
-        *self.0.looked.borrow()
-    }
-
-    /// Did a look begin after this?
-    #[must_use]
-    pub fn looked_since(&self, _: Instant) -> bool {
-        true
-    }
-
-    /// Waits for a look that begins now.
-    pub async fn look_now(&self) {}
-
     /// Waits until it was looked once, with whatever result. Before, even the names of the resources may be others.
     pub async fn first_look(&self) {
         self.looked(|looks| looks.ended > 0).await;

@@ -149,7 +149,7 @@ impl Knowledge {
 
     /// May what is known be put into answers?
     pub(super) fn standing(&self) -> Standing {
-        let looked = self.devices.as_ref().is_none_or(Follower::has_looked);
+        let looked = self.devices.as_ref().is_none_or(Follower::was_answered);
         match self.pods.silent_for() {
             _ if !self.pods.has_told() || !looked => Standing::Untold,
             Some(silent) if silent > self.last_known => Standing::Stale,
