@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
+use numacast::grpc::Limits;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -43,10 +44,14 @@ struct Options {
     binary: PathBuf,
 }
 
-/// The proxy starts no more calls per second.
-const CALLS_PER_SECOND: f64 = 30.0;
+/// No more calls come to the kubelet in any second.
+const CALLS_PER_SECOND: usize = 30;
 /// Of all kinds.
 const IN_FLIGHT: usize = 2;
+/// What the agent with the proxy may take as long as nobody asks.
+const AT_REST: usize = 16 << 20;
+/// What a connection that is being answered takes.
+const CONNECTION: usize = 48 << 10;
 /// So many times as many answers as the kubelet alone gives.
 const BETTER: f64 = 20.0;
 
@@ -76,6 +81,7 @@ impl Figures {
     }
 
     fn check(&self, what: &str) -> Result<()> {
+        ensure!(!self.codes.contains_key("ResourceExhausted"), "{what}: {:?}", self.texts);
         ensure!(
             self.accepted == self.calls && self.accepted > 0,
             "{what}: {:?}, {:?}",
@@ -111,11 +117,17 @@ async fn main() -> Result<ExitCode> {
 
     let mut best = f64::INFINITY;
     for place in [Place::Alone, Place::Agent] {
-        let figures = of_the_proxy(&options, &clients, &node, place, &mut out).await?;
+        let small = Load { what: "", pad: 0, more: &[] };
+        let figures = small.run(&options, &clients, &node, place, &mut out).await?;
         best = best.min(figures.accepted_per_second);
-        large(&options, &clients, &node, place, &mut out).await?;
+        // They would be busy with nothing but decoding.
+        let more: &[_] = &["--limit", "16777216", "--decode=false"];
+        let large = Load { what: ", large answers", pad: options.large, more };
+        let figures = large.run(&options, &clients, &node, place, &mut out).await?;
+        ensure!(figures.bytes >= options.large, "large answers have {} bytes", figures.bytes);
     }
-    mixed(&options, &clients, &node, &mut out).await?;
+    let mixed = Load { what: ", every tenth a Get", pad: 0, more: &["--mix", "get:default/pod-0:10"] };
+    mixed.run(&options, &clients, &node, Place::Alone, &mut out).await?;
     let alone = load(&options, &clients, &node.socket(), &[]).await?;
     writeln!(out, "{}", alone.row("the kubelet itself", ""))?;
     writeln!(out, "what it said besides: {:?}, {:?}\n", alone.codes, alone.texts)?;
@@ -163,12 +175,12 @@ async fn load(options: &Options, clients: &Clients, socket: &Path, more: &[&str]
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Resident memory now and at most, in KiB.
-fn memory(process: u32) -> Result<(u64, u64)> {
+/// Resident memory now and at most, in bytes.
+fn memory(process: u32) -> Result<(usize, usize)> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-    let of = |key: &str| -> Result<u64> {
+    let of = |key: &str| -> Result<usize> {
         let line = status.lines().find_map(|line| line.strip_prefix(key)).context("no such line")?;
-        Ok(line.trim().trim_end_matches(" kB").parse()?)
+        Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? << 10)
     };
     Ok((of("VmRSS:")?, of("VmHWM:")?))
 }
@@ -187,104 +199,84 @@ fn name(place: Place) -> &'static str {
     }
 }
 
-async fn of_the_proxy(
-    options: &Options,
-    clients: &Clients,
-    node: &RealNode,
-    place: Place,
-    out: &mut impl Write,
-) -> Result<Figures> {
-    let what = name(place);
-    let mut proxy = Proxy::start_of(&options.binary, node, place, &[]).await?;
-    merges(&proxy, clients, options).await?;
-    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await?;
-    let (resident, _) = memory(proxy.id())?;
-    let spent = time(proxy.id())?;
-    let figures = load(options, clients, &proxy.socket(), &[]).await?;
-    let spent = time(proxy.id())? - spent;
-    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await? - calls;
-    let per_second = calls / f64::from(options.seconds);
-    let (after, peak) = memory(proxy.id())?;
-    let in_flight = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
-    let more = format!(
-        "{per_second:.1} calls of the kubelet per second, {in_flight} at once; {:.1} MiB before, {:.1} after, {:.1} at most; {:.0} % of a core",
-        resident as f64 / 1024.0,
-        after as f64 / 1024.0,
-        peak as f64 / 1024.0,
-        100.0 * spent / f64::from(options.seconds),
-    );
-    writeln!(out, "{}", figures.row(what, &more))?;
-    figures.check(what)?;
-    proxy.still_runs()?;
-    ensure!(in_flight <= IN_FLIGHT as f64, "{what}: {in_flight} calls in flight");
-    ensure!(per_second <= CALLS_PER_SECOND, "{what}: {per_second} calls per second");
-    Ok(figures)
+/// What the proxy's clients do. A recorder before the kubelet sees what that is asked.
+struct Load {
+    what: &'static str,
+    /// So many bytes more are in each answer.
+    pad: usize,
+    more: &'static [&'static str],
 }
 
-/// Every tenth question is a Get.
-async fn mixed(options: &Options, clients: &Clients, node: &RealNode, out: &mut impl Write) -> Result<()> {
-    let what = "`numacast proxy`, every tenth a Get";
-    let mut proxy = Proxy::start_of(&options.binary, node, Place::Alone, &[]).await?;
-    merges(&proxy, clients, options).await?;
-    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await?;
-    let figures = load(options, clients, &proxy.socket(), &["--mix", "get:default/pod-0:10"]).await?;
-    let calls = proxy.sum("numacast_proxy_upstream_calls_total", &[]).await? - calls;
-    let in_flight = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
-    let per_second = calls / f64::from(options.seconds);
-    let more = format!("{per_second:.1} calls of the kubelet per second, {in_flight} at once");
-    writeln!(out, "{}", figures.row(what, &more))?;
-    figures.check(what)?;
-    proxy.still_runs()?;
-    ensure!(in_flight <= IN_FLIGHT as f64, "{what}: {in_flight} calls in flight");
-    ensure!(per_second <= CALLS_PER_SECOND, "{what}: {per_second} calls per second");
-    Ok(())
+impl Load {
+    async fn run(
+        &self,
+        options: &Options,
+        clients: &Clients,
+        node: &RealNode,
+        place: Place,
+        out: &mut impl Write,
+    ) -> Result<Figures> {
+        let what = format!("{}{}", name(place), self.what);
+        let dir = node.dir().join(format!("recorder of {what}"));
+        let pad = self.pad.to_string();
+        let recorder =
+            Recorder::start(clients, &node.socket(), &dir, &["--plain", "--quiet", "--pad", &pad]).await?;
+        let upstream = format!("kubelet.socket={}", recorder.socket().display());
+        let mut proxy = Proxy::start_of(&options.binary, node, place, &[&upstream]).await?;
+        merges(&proxy, clients, options).await?;
+        let known = recorder.count()?;
+        let ((resident, _), spent) = (memory(proxy.id())?, time(proxy.id())?);
+        let figures = load(options, clients, &proxy.socket(), self.more).await?;
+        let spent = time(proxy.id())? - spent;
+        let (after, peak) = memory(proxy.id())?;
+        let sent = recorder.sent_since(known)?;
+        let (per_second, in_flight) = (most_per_second(&sent), most_in_flight(&sent));
+        let bound = most_resident(options, place, figures.bytes);
+        let mib = |bytes: usize| bytes as f64 / 1048576.0;
+        let more = format!(
+            "{:.1} calls of the kubelet per second, at most {per_second} in any, {in_flight} at once; {:.1} MiB before, {:.1} \
+             after, {:.1} at most (bound {:.0}); {:.0} % of a core",
+            sent.len() as f64 / f64::from(options.seconds),
+            mib(resident),
+            mib(after),
+            mib(peak),
+            mib(bound),
+            100.0 * spent / f64::from(options.seconds),
+        );
+        writeln!(out, "{}", figures.row(&what, &more))?;
+        figures.check(&what)?;
+        proxy.still_runs()?;
+        ensure!(per_second <= CALLS_PER_SECOND, "{what}: {per_second} calls in a second");
+        ensure!(in_flight <= IN_FLIGHT, "{what}: {in_flight} calls in flight");
+        ensure!(peak <= bound, "{what}: {:.1} MiB, more than {:.1}", mib(peak), mib(bound));
+        Ok(figures)
+    }
+}
+
+/// How much may be resident with answers of so many bytes. Besides what there is at rest and the connections that is
+/// - what is being sent: the server's bound for it, and an answer of each call that was under way when that was reached;
+/// - of each call the answer as it comes: what is made of it is among those that are sent;
+/// - in the agent, what it decoded last, and what it decodes.
+///
+/// With more clients only the connections are more: if each had an answer of its own, 200 would have 1 GiB.
+fn most_resident(options: &Options, place: Place, answer: usize) -> usize {
+    let clients = options.clients as usize;
+    let sent = Limits::default().answers.min(clients * answer) + IN_FLIGHT * answer;
+    let decoded = if place == Place::Agent { 2 * answer } else { 0 };
+    AT_REST + clients * CONNECTION + sent + IN_FLIGHT * answer + decoded
 }
 
 /// The proxy knows of every annotation.
 async fn merges(proxy: &Proxy, clients: &Clients, options: &Options) -> Result<()> {
     let right = options.pods.div_ceil(4) as f64;
     until("the proxy merges", async || {
-        clients.ask(Who::Go, &proxy.socket(), &Rpc::List).await?.ok()?;
+        clients.ask_with(Who::Go, &proxy.socket(), &Rpc::List, &["--limit", "16777216"]).await?.ok()?;
         let merged = proxy.sum("numacast_proxy_merged_pods", &[]).await?;
         ensure!(merged == right, "{merged} pods, not {right}");
         Ok(())
     })
     .await
     .with_context(|| proxy.last_words())
-}
-
-/// Large answers, over a recorder, which sees what the kubelet is asked.
-async fn large(
-    options: &Options,
-    clients: &Clients,
-    node: &RealNode,
-    place: Place,
-    out: &mut impl Write,
-) -> Result<()> {
-    let what = format!("{}, large answers", name(place));
-    let dir = node.dir().join(format!("recorder-{place:?}"));
-    let pad = options.large.to_string();
-    let recorder =
-        Recorder::start(clients, &node.socket(), &dir, &["--plain", "--quiet", "--pad", &pad]).await?;
-    let upstream = format!("kubelet.socket={}", recorder.socket().display());
-    let mut proxy = Proxy::start_of(&options.binary, node, place, &[&upstream]).await?;
-    let known = recorder.count()?;
-    // They would be busy with nothing but decoding.
-    let figures = load(options, clients, &proxy.socket(), &["--limit", "16777216", "--decode=false"]).await?;
-    let (after, peak) = memory(proxy.id())?;
-    let sent = recorder.sent_since(known)?;
-    let (per_second, in_flight) = (most_per_second(&sent), most_in_flight(&sent));
-    let more = format!(
-        "at most {per_second} calls of the kubelet in any second, {in_flight} at once; {:.1} MiB after, {:.1} at most",
-        after as f64 / 1024.0,
-        peak as f64 / 1024.0,
-    );
-    writeln!(out, "{}", figures.row(&what, &more))?;
-    figures.check(&what)?;
-    proxy.still_runs()?;
-    ensure!(in_flight <= IN_FLIGHT, "{what}: {in_flight} calls in flight");
-    ensure!(figures.bytes >= options.large, "{what}: {} bytes", figures.bytes);
-    Ok(())
 }
 
 /// How many calls came within any second.

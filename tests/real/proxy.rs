@@ -1,17 +1,18 @@
 //! The podresources proxy between a real kubelet and real clients.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use numacast::kubelet::Client;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::support::koordinator::{self, DEVICE_ALLOCATED};
+use crate::support::koordinator::{self, DEVICE_ALLOCATED, RESOURCE_STATUS};
 use crate::support::nrt::Figures;
 use crate::support::podresources::{
-    Clients, EVERYBODY, Heard, Held, Recorder, Rpc, Who, added, held, held_of, in_order,
+    Added, Clients, EVERYBODY, Held, Recorder, Rpc, Share, Who, added, added_to_allocatable, held, held_in,
+    held_of, in_order,
 };
 use crate::support::pods::PodSpec;
 use crate::support::proxy::{Place, Proxy};
@@ -39,7 +40,7 @@ async fn everybody_hears_the_same(clients: &Clients, socket: &Path) -> Result<()
             Rpc::ListV1alpha1 => ours.iter().map(|one| Held { nodes: Vec::new(), ..one.clone() }).collect(),
             _ => ours.clone(),
         };
-        let theirs = held(&first)?;
+        let theirs = BTreeSet::from_iter(held(&first)?);
         ensure!(!right.is_empty(), "nobody has a device");
         ensure!(rpc == Rpc::Allocatable || theirs == right, "{rpc:?}: {first}, and we hear {right:?}");
     }
@@ -64,7 +65,7 @@ async fn clients_of_every_kind_agree_about_a_kubelet() -> Result<()> {
     let sent = recorder.sent_since(known)?;
     let [sent] = sent.as_slice() else { anyhow::bail!("{} answers to one question", sent.len()) };
     ensure!(sent.path == Rpc::List.path() && sent.sent == heard.bytes);
-    ensure!(added(&sent.sent, &heard.bytes)?.is_empty());
+    ensure!(added(&sent.sent, &heard.bytes)?.is_nothing());
 
     // What a client refuses by itself, it refuses in words of its own, and others do not notice.
     let large = ["--pad", "5242880"];
@@ -88,36 +89,83 @@ struct World {
     recorder: Recorder,
     clients: Clients,
     node: RealNode,
-    _cluster: Cluster,
+    cluster: Cluster,
+}
+
+/// The devices of each container of each pod, in the order in which they are listed: who wants the nth counts.
+type Listed = BTreeMap<(String, String), Vec<Held>>;
+
+fn listed(devices: impl IntoIterator<Item = Held>) -> Listed {
+    let mut all = Listed::new();
+    for device in devices {
+        all.entry((device.pod.clone(), device.container.clone())).or_default().push(device);
+    }
+    all
+}
+
+/// As v1alpha1 has it: without NUMA nodes.
+fn nowhere(devices: &[Held]) -> Vec<Held> {
+    devices.iter().map(|one| Held { nodes: Vec::new(), ..one.clone() }).collect()
+}
+
+/// What has to be in answers beyond what the kubelet says.
+#[derive(Clone, Debug, Default)]
+struct Right {
+    /// Of each container in the order of its annotation.
+    devices: Vec<Held>,
+    shares: BTreeMap<String, Share>,
+    /// Of `GetAllocatableResources`, sorted.
+    allocatable: Vec<Held>,
 }
 
 impl World {
     async fn start(parts: &Parts, place: Place, settings: &[&str]) -> Result<Self> {
+        Self::start_with(parts, place, settings, json!({}), devices()).await
+    }
+
+    /// With these labels and devices of the node's Device.
+    async fn start_with(
+        parts: &Parts,
+        place: Place,
+        settings: &[&str],
+        labels: Value,
+        devices: Value,
+    ) -> Result<Self> {
         let clients = Clients::of(parts);
         let cluster = Cluster::start(parts).await?;
         koordinator::install(&cluster.client()).await?;
         let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
-        koordinator::describe(&cluster.client(), node.name(), devices()).await?;
+        koordinator::describe_labelled(&cluster.client(), node.name(), labels, devices).await?;
         let dir = cluster.dir().join("recorder");
         let recorder = Recorder::start(&clients, &node.socket(), &dir, &[]).await?;
         let upstream = format!("kubelet.socket={}", recorder.socket().display());
         let proxy = Proxy::start(&node, place, &[&[upstream.as_str()], settings].concat()).await?;
-        Ok(Self { proxy, recorder, clients, node, _cluster: cluster })
+        Ok(Self { proxy, recorder, clients, node, cluster })
     }
 
-    /// What a client hears, and what that has beyond what the kubelet said.
-    async fn ask(&self, who: Who, rpc: &Rpc) -> Result<(Heard, BTreeSet<Held>)> {
+    /// What a client hears beyond what the kubelet said. Whoever decodes the answer finds, in each container, the kubelet's own
+    /// devices as the kubelet lists them, and these behind them.
+    async fn ask(&self, who: Who, rpc: &Rpc) -> Result<Added> {
         let known = self.recorder.count()?;
         let heard = self.clients.ask(who, &self.proxy.socket(), rpc).await?.ok()?;
         let mut reasons = Vec::new();
         // Unknown fields have a number of the answer in them: only one of these can be what was heard.
         for sent in self.recorder.sent_since(known)?.iter().filter(|sent| sent.path == rpc.path()) {
-            match added(&sent.sent, &heard.bytes) {
+            let more = match rpc {
+                Rpc::Allocatable => added_to_allocatable(&sent.sent, &heard.bytes)
+                    .map(|devices| Added { devices, ..Added::default() }),
+                _ => added(&sent.sent, &heard.bytes),
+            };
+            match more {
+                Ok(more) if *rpc == Rpc::Allocatable => return Ok(more),
                 Ok(more) => {
-                    let count = more.len();
-                    let more: BTreeSet<Held> = more.into_iter().collect();
-                    ensure!(more.len() == count, "a device is there twice: {more:?}");
-                    return Ok((heard, more));
+                    let mut all = listed(held_in(&sent.sent)?);
+                    for (container, devices) in listed(more.devices.clone()) {
+                        all.entry(container).or_default().extend(devices);
+                    }
+                    let theirs = listed(held(&heard.answer)?);
+                    ensure!(theirs == all, "{who:?} {rpc:?} makes of it {theirs:#?}, not {all:#?}");
+                    return Ok(more);
                 }
                 Err(error) => reasons.push(error.to_string()),
             }
@@ -126,23 +174,42 @@ impl World {
     }
 
     /// Everybody hears what the kubelet said and exactly these devices besides.
-    async fn adds(&self, right: &BTreeSet<Held>) -> Result<()> {
+    async fn adds(&self, right: &[Held]) -> Result<()> {
+        let right = Right { devices: right.to_vec(), ..Right::default() };
         for who in EVERYBODY {
-            let (heard, more) = self.ask(who, &Rpc::List).await?;
-            ensure!(more == *right, "{who:?}: {more:#?}, not {right:#?}");
-            // Who decodes it finds them, where there are others, too.
-            ensure!(held(&heard.answer)?.is_superset(right), "{who:?} does not see all of {right:?}");
-            let (_, more) = self.ask(who, &Rpc::ListV1alpha1).await?;
-            let without: BTreeSet<Held> =
-                right.iter().map(|one| Held { nodes: Vec::new(), ..one.clone() }).collect();
-            ensure!(more == without, "{who:?}, v1alpha1: {more:#?}, not {without:#?}");
-            let (_, more) = self.ask(who, &Rpc::Allocatable).await?;
-            ensure!(more.is_empty(), "{who:?}, allocatable: {more:#?}");
+            self.adds_to(who, &right).await?;
         }
+        self.adds_to_each_pod(&right).await
+    }
+
+    /// One client hears what the kubelet said and exactly this besides.
+    async fn adds_to(&self, who: Who, right: &Right) -> Result<()> {
+        for (rpc, devices, shares) in [
+            (Rpc::List, right.devices.clone(), right.shares.clone()),
+            (Rpc::ListV1alpha1, nowhere(&right.devices), BTreeMap::new()),
+        ] {
+            let more = self.ask(who, &rpc).await?;
+            let (more, theirs) = (listed(more.devices), more.shares);
+            ensure!(more == listed(devices.clone()), "{who:?} {rpc:?}: {more:#?}, not {devices:#?}");
+            let count = theirs.len();
+            let theirs = BTreeMap::from_iter(theirs);
+            ensure!(theirs == shares && count == shares.len(), "{who:?} {rpc:?}: {theirs:?}, not {shares:?}");
+        }
+        let mut more = self.ask(who, &Rpc::Allocatable).await?.devices;
+        more.sort();
+        ensure!(more == right.allocatable, "{who:?}, allocatable: {more:#?}, not {:#?}", right.allocatable);
+        Ok(())
+    }
+
+    /// As [`World::adds_to`], asking for each pod by its name.
+    async fn adds_to_each_pod(&self, right: &Right) -> Result<()> {
         for name in self.names().await? {
-            let (_, more) = self.ask(Who::Go, &Rpc::Get(name.clone())).await?;
-            let right: BTreeSet<Held> = right.iter().filter(|one| one.pod == name).cloned().collect();
-            ensure!(more == right, "{name}: {more:?}, not {right:?}");
+            let more = self.ask(Who::Go, &Rpc::Get(name.clone())).await?;
+            let devices = right.devices.iter().filter(|one| one.pod == name).cloned();
+            let devices = listed(devices);
+            ensure!(listed(more.devices.clone()) == devices, "{name}: {more:?}, not {devices:?}");
+            let share = right.shares.get(&name).map(|share| (name.clone(), share.clone()));
+            ensure!(more.shares.iter().eq(&share), "{name}: {more:?}, not {share:?}");
         }
         Ok(())
     }
@@ -174,7 +241,7 @@ impl World {
 }
 
 /// The devices of the node as Koordinator reports them.
-fn devices() -> serde_json::Value {
+fn devices() -> Value {
     let at = |node: i32, bus: &str| json!({"socketID": node, "nodeID": node, "pcieID": "pci0000:3a", "busID": bus});
     let gpu = |minor: i32, id: &str, node: i32| json!({"type": "gpu", "id": id, "minor": minor, "health": true, "topology": at(node, "")});
     json!([
@@ -206,8 +273,7 @@ fn of(pod: &str, container: &str, resource: &str, id: &str, node: i64) -> Held {
 /// Pods as Koordinator's scheduler leaves them, and the devices that they have by that.
 fn koordinated() -> Vec<(PodSpec, Vec<Held>)> {
     const GPU: &str = "nvidia.com/gpu";
-    let given =
-        |spec: PodSpec, devices: serde_json::Value| spec.annotation(DEVICE_ALLOCATED, &devices.to_string());
+    let given = |spec: PodSpec, devices: Value| spec.annotation(DEVICE_ALLOCATED, &devices.to_string());
     let core = |minor: i32, id: &str, core: &str| json!({"minor": minor, "id": id, "resources": {"koordinator.sh/gpu-core": core}});
     vec![
         // Beside a device of a plugin, which stays where it is.
@@ -308,10 +374,10 @@ async fn merges_what_is_annotated_and_nothing_else(place: Place) -> Result<()> {
         .run(pod("plain").cpus(1).memory("1Gi").device(NIC, 1).container("b").cpus(1).memory("64Mi"))
         .await?;
     world.node.run(pod("best-effort")).await?;
-    world.adds(&BTreeSet::new()).await.context("nobody has an annotation")?;
+    world.adds(&[]).await.context("nobody has an annotation")?;
     errors_are_the_kubelets(&world).await?;
 
-    let mut right = BTreeSet::new();
+    let mut right = Vec::new();
     for (spec, devices) in koordinated() {
         world.binds(&spec, &devices).await?;
         right.extend(devices);
@@ -323,7 +389,7 @@ async fn merges_what_is_annotated_and_nothing_else(place: Place) -> Result<()> {
     for (spec, _) in koordinated() {
         world.node.delete(spec.name()).await?;
     }
-    world.adds(&BTreeSet::new()).await.context("they are gone")?;
+    world.adds(&[]).await.context("they are gone")?;
     world.proxy.still_runs()
 }
 
@@ -335,6 +401,197 @@ async fn the_proxy_merges_what_is_annotated_and_nothing_else() -> Result<()> {
 #[tokio::test]
 async fn the_agents_proxy_merges_what_is_annotated_and_nothing_else() -> Result<()> {
     merges_what_is_annotated_and_nothing_else(Place::Agent).await
+}
+
+/// The devices of a node with accelerators of Huawei, one of them broken, and the card of [`devices`].
+fn accelerators() -> Value {
+    let npu = |minor: i32, id: &str, node: i32, health: bool| {
+        json!({
+            "type": "gpu", "id": id, "minor": minor, "health": health,
+            "topology": {"socketID": node, "nodeID": node, "pcieID": "pci0000:3a", "busID": ""},
+        })
+    };
+    json!([
+        npu(0, "NPU-a", 0, true),
+        npu(1, "NPU-b", 1, true),
+        npu(2, "NPU-c", 1, true),
+        npu(3, "NPU-broken", 0, false),
+        devices()[4],
+    ])
+}
+
+/// Whole devices of theirs, mapped ones, and CPUs: what each setting beyond the defaults has for an answer.
+fn by_every_setting() -> (Vec<PodSpec>, Right) {
+    const NPU: &str = "huawei.com/npu";
+    const RDMA: &str = "koordinator.sh/rdma";
+    let function = |bus: &str| json!({"minor": -1, "busID": bus});
+    let given = json!({
+        "gpu": [{"minor": 2}, {"minor": 0, "id": "NPU-a", "resources": {"koordinator.sh/gpu-core": "100"}}],
+        "rdma": [{
+            "minor": 0, "id": "0000:1f:00.0",
+            "extension": {"vfs": [function("0000:1f:00.4"), function("0000:1f:00.2")]},
+        }],
+    });
+    let mapped =
+        json!({"side": [{"uuid": "ACC-3"}], "main": [{"uuid": "ACC-2"}, {"uuid": "ACC-1"}], "nobody": []});
+    let status = json!({
+        "cpuset": "2-3,10",
+        "numaNodeResources": [
+            {"node": 1, "resources": {"cpu": "2", "memory": "1Gi", "hugepages-2Mi": "64Mi"}},
+            {"node": 0, "resources": {"memory": "1k"}},
+        ],
+    });
+    let specs = vec![
+        pod("whole").device(NIC, 2).annotation(DEVICE_ALLOCATED, &given.to_string()),
+        pod("mapped").container("side").device(NIC, 1).annotation(ACCELERATORS, &mapped.to_string()),
+        pod("cards").annotation(CARDS, "card-7, card-3"),
+        pod("pinned").annotation(RESOURCE_STATUS, &status.to_string()),
+        // The kubelet has said which CPUs and which memory it has.
+        pod("exclusive").cpus(2).memory("1Gi").annotation(RESOURCE_STATUS, &status.to_string()),
+    ];
+    let free = |pod: &str, container: &str, resource: &str, id: &str| Held {
+        nodes: Vec::new(),
+        ..of(pod, container, resource, id, 0)
+    };
+    let devices = vec![
+        of("whole", "main", NPU, "NPU-c", 1),
+        of("whole", "main", NPU, "NPU-a", 0),
+        of("whole", "main", RDMA, "0000:1f:00.4", 1),
+        of("whole", "main", RDMA, "0000:1f:00.2", 1),
+        free("mapped", "main", "example.com/accelerator", "ACC-2"),
+        free("mapped", "main", "example.com/accelerator", "ACC-1"),
+        free("mapped", "side", "example.com/accelerator", "ACC-3"),
+        free("cards", "main", "example.com/card", "card-7"),
+        free("cards", "main", "example.com/card", "card-3"),
+    ];
+    let memory = [("hugepages-2Mi", 64 << 20, 1), ("memory", 1 << 30, 1), ("memory", 1000, 0)];
+    let memory = memory.map(|(kind, bytes, node)| (kind.to_owned(), bytes, vec![node])).to_vec();
+    let shares = BTreeMap::from([("default/pinned".to_owned(), Share { cpus: vec![2, 3, 10], memory })]);
+    let of_node =
+        |resource: &str, id: &str, node| Held { pod: String::new(), ..of("", "", resource, id, node) };
+    let allocatable = vec![
+        of_node(NPU, "NPU-a", 0),
+        of_node(NPU, "NPU-b", 1),
+        of_node(NPU, "NPU-c", 1),
+        // Of a card with virtual functions these are what is given away.
+        of_node(RDMA, "0000:1f:00.2", 1),
+        of_node(RDMA, "0000:1f:00.3", 1),
+        of_node(RDMA, "0000:1f:00.4", 1),
+    ];
+    (specs, Right { devices, shares, allocatable })
+}
+
+const ACCELERATORS: &str = "example.com/accelerators";
+const CARDS: &str = "example.com/cards";
+
+/// Everything that is off by default, at once.
+const EVERYTHING: [&str; 6] = [
+    "proxy.allocatable=true",
+    "proxy.failClosed=true",
+    "proxy.lastKnown=2s",
+    "proxy.annotations.sharedIds=true",
+    "proxy.annotations.cpus=true",
+    concat!(
+        "proxy.annotations.mappings=[",
+        "{annotation: example.com/accelerators, path: '$.*[*]', resource: example.com/accelerator, ",
+        "id: '{.uuid}', container: '{1}'}, ",
+        "{annotation: example.com/cards, resource: example.com/card}]"
+    ),
+];
+
+#[tokio::test]
+async fn everything_that_is_off_by_default_is_right_when_it_is_on() -> Result<()> {
+    let Some(parts) = Parts::with_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let vendor = json!({"node.koordinator.sh/gpu-vendor": "huawei"});
+    let mut world = World::start_with(&parts, Place::Alone, &EVERYTHING, vendor, accelerators()).await?;
+    let (specs, mut right) = by_every_setting();
+    for spec in &specs {
+        let name = format!("default/{}", spec.name());
+        let devices: Vec<Held> = right.devices.iter().filter(|one| one.pod == name).cloned().collect();
+        world.binds(spec, &devices).await?;
+    }
+    world.is_right(&right).await.context("before anything is shared")?;
+
+    for name in ["half", "other-half"] {
+        let part = json!({"minor": 1, "id": "NPU-b", "resources": {"koordinator.sh/gpu-core": "50"}});
+        let given = json!({"gpu": [part]}).to_string();
+        world.node.run(pod(name).annotation(DEVICE_ALLOCATED, &given)).await?;
+    }
+    let halves = [world.part("half", "NPU-b").await?, world.part("other-half", "NPU-b").await?];
+    ensure!(halves[0].id != halves[1].id, "{halves:?}");
+    right.devices.extend(halves);
+    world.is_right(&right).await.context("two pods share one")?;
+
+    world.cluster.kill_api_server()?;
+    world.is_refused(&right).await?;
+    world.cluster.restart_api_server().await?;
+    until("it is answered again", async || world.is_right_or_refused(&right).await).await?;
+    world.is_right(&right).await.context("the API server is back")?;
+
+    // Whoever comes and goes, the other's stays.
+    world.node.delete("half").await?;
+    right.devices.retain(|one| one.pod != "default/half");
+    let more = json!({"gpu": [{"minor": 0, "id": "NPU-a"}]}).to_string();
+    let late = [of("late", "main", "huawei.com/npu", "NPU-a", 0)];
+    world.node.delete("whole").await?;
+    right.devices.retain(|one| one.pod != "default/whole");
+    world.binds(&pod("late").annotation(DEVICE_ALLOCATED, &more), &late).await?;
+    right.devices.extend(late);
+    world.is_right(&right).await.context("some have gone, and one has come")?;
+    world.proxy.still_runs()
+}
+
+impl World {
+    /// What Kubernetes' own client library hears by every method.
+    async fn is_right(&self, right: &Right) -> Result<()> {
+        self.adds_to(Who::Go, right).await?;
+        self.adds_to_each_pod(right).await
+    }
+
+    /// The pod's part of an accelerator at NUMA node 1 that others have parts of.
+    async fn part(&self, pod: &str, device: &str) -> Result<Held> {
+        let more = self.ask(Who::Go, &Rpc::List).await?.devices;
+        let mut its = more.into_iter().filter(|one| one.pod == format!("default/{pod}"));
+        let one = its.next().context("it has none")?;
+        let number = one.id.strip_prefix(device).and_then(|rest| rest.strip_prefix("::"));
+        let number: u32 = number.with_context(|| format!("{one:?}"))?.parse()?;
+        ensure!(number < 1 << 31 && its.next().is_none(), "{one:?}");
+        let right = of(pod, "main", "huawei.com/npu", &one.id, 1);
+        ensure!(one == right, "{one:?}, not {right:?}");
+        Ok(one)
+    }
+
+    /// Nobody tells of pods any more: until that has been so for `lastKnown` answers are right, and from then on there are none.
+    async fn is_refused(&self, right: &Right) -> Result<()> {
+        until("answers are refused", async || match self.is_right_or_refused(right).await {
+            Err(error) if error.is::<Hopeless>() => Err(error),
+            Err(_) => Ok(()),
+            Ok(()) => bail!("they are given"),
+        })
+        .await?;
+        for rpc in [Rpc::List, Rpc::ListV1alpha1, Rpc::Allocatable, Rpc::Get("default/half".to_owned())] {
+            let heard = self.clients.ask(Who::Go, &self.proxy.socket(), &rpc).await?;
+            let refused = heard.code == "Unavailable" && heard.text.contains("proxy.failClosed");
+            ensure!(refused, "{rpc:?}: {heard:?}");
+        }
+        Ok(())
+    }
+
+    /// Fails where a List is refused; no wait mends one that lacks anything.
+    async fn is_right_or_refused(&self, right: &Right) -> Result<()> {
+        let heard = self.clients.ask(Who::Go, &self.proxy.socket(), &Rpc::List).await?;
+        ensure!(heard.code == "OK", "{}: {}", heard.code, heard.text);
+        let found = listed(held(&heard.answer)?);
+        for (container, devices) in listed(right.devices.clone()) {
+            // The kubelet's own come first.
+            let whole = found.get(&container).is_some_and(|found| found.ends_with(&devices));
+            ensure!(
+                whole,
+                Hopeless(format!("{container:?} has {:?}, not {devices:?}", found.get(&container)))
+            );
+        }
+        Ok(())
+    }
 }
 
 /// A client that takes 4 MiB refuses more by itself; it and everybody else go on.

@@ -12,6 +12,10 @@ use super::wait::until;
 /// The annotation with a pod's devices.
 pub(crate) const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 
+/// The annotation with a pod's CPUs and memory.
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) const RESOURCE_STATUS: &str = "scheduling.koordinator.sh/resource-status";
+
 const CRD: &str = include_str!("device.crd.yaml");
 
 fn resource() -> ApiResource {
@@ -39,10 +43,15 @@ pub(crate) fn devices(client: &Client) -> Api<DynamicObject> {
 
 /// Says which devices a node has.
 pub(crate) async fn describe(client: &Client, node: &str, has: Value) -> Result<()> {
+    describe_labelled(client, node, json!({}), has).await
+}
+
+/// As [`describe`], with labels: `node.koordinator.sh/gpu-vendor` is one.
+pub(crate) async fn describe_labelled(client: &Client, node: &str, labels: Value, has: Value) -> Result<()> {
     let object = json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1",
         "kind": "Device",
-        "metadata": {"name": node},
+        "metadata": {"name": node, "labels": labels},
         "spec": {"devices": has},
     });
     devices(client).patch(node, &PatchParams::apply("koordlet").force(), &Patch::Apply(object)).await?;

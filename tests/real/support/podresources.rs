@@ -209,15 +209,15 @@ pub(crate) struct Held {
     pub(crate) nodes: Vec<i64>,
 }
 
-/// Every device in the answer of a List or a Get, as a client decoded it.
-pub(crate) fn held(answer: &Value) -> Result<BTreeSet<Held>> {
+/// Every device in the answer of a List or a Get, as a client decoded it, in its order.
+pub(crate) fn held(answer: &Value) -> Result<Vec<Held>> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let pods = match &answer["podResources"] {
         Value::Object(pod) => vec![Value::Object(pod.clone())],
         pods => list(pods),
     };
-    let mut all = BTreeSet::new();
+    let mut all = Vec::new();
     for pod in pods {
         let name = format!("{}/{}", text(&pod["namespace"]), text(&pod["name"]));
         for container in list(&pod["containers"]) {
@@ -227,7 +227,7 @@ pub(crate) fn held(answer: &Value) -> Result<BTreeSet<Held>> {
                 let nodes = nodes.iter().map(|node| node["ID"].as_str().unwrap_or("0").parse());
                 let nodes = nodes.collect::<Result<Vec<i64>, _>>()?;
                 for id in list(&device["deviceIds"]) {
-                    all.insert(Held {
+                    all.push(Held {
                         pod: name.clone(),
                         container: text(&container["name"]),
                         resource: text(&device["resourceName"]),
@@ -319,10 +319,61 @@ fn records(mut bytes: &[u8]) -> Result<Vec<Record<'_>>> {
     Ok(all)
 }
 
+/// Every device in the bytes of a List or a Get of either version, in their order.
+pub(crate) fn held_in(answer: &[u8]) -> Result<Vec<Held>> {
+    // A Get has one pod where a List has several.
+    let answer = v1::ListPodResourcesResponse::decode(answer)?;
+    let mut all = Vec::new();
+    for pod in answer.pod_resources {
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        for container in pod.containers {
+            container
+                .devices
+                .into_iter()
+                .for_each(|group| all.extend(held_of_group(&name, &container.name, group)));
+        }
+    }
+    Ok(all)
+}
+
+fn held_of_group(pod: &str, container: &str, group: v1::ContainerDevices) -> impl Iterator<Item = Held> {
+    let nodes: Vec<i64> = group.topology.into_iter().flat_map(|t| t.nodes).map(|node| node.id).collect();
+    group.device_ids.into_iter().map(move |id| Held {
+        pod: pod.to_owned(),
+        container: container.to_owned(),
+        resource: group.resource_name.clone(),
+        id,
+        nodes: nodes.clone(),
+    })
+}
+
+/// What an answer has beyond another, in its order.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Added {
+    pub(crate) devices: Vec<Held>,
+    /// `namespace/name` of pods that have CPUs or memory as a whole.
+    pub(crate) shares: Vec<(String, Share)>,
+}
+
+/// What a pod has as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) cpus: Vec<i64>,
+    /// Kind, bytes, NUMA nodes.
+    pub(crate) memory: Vec<(String, u64, Vec<i64>)>,
+}
+
+impl Added {
+    /// Is there nothing?
+    pub(crate) fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// What the answer `got` of a List or a Get has beyond `sent`. Fails unless everything else is the same, byte for byte and in the
 /// same order, but for the lengths of what holds the additions.
-pub(crate) fn added(sent: &[u8], got: &[u8]) -> Result<Vec<Held>> {
-    let mut all = Vec::new();
+pub(crate) fn added(sent: &[u8], got: &[u8]) -> Result<Added> {
+    let mut all = Added::default();
     let (before, after) = (records(sent)?, records(got)?);
     ensure!(before.len() == after.len(), "{} fields became {}", before.len(), after.len());
     for (before, after) in before.into_iter().zip(after) {
@@ -334,47 +385,73 @@ pub(crate) fn added(sent: &[u8], got: &[u8]) -> Result<Vec<Held>> {
     Ok(all)
 }
 
-fn added_to_pod(sent: &[u8], got: &[u8], all: &mut Vec<Held>) -> Result<()> {
-    let (before, after) = (records(sent)?, records(got)?);
+/// As [`added`], of `GetAllocatableResources`. Its devices are of no pod and no container.
+pub(crate) fn added_to_allocatable(sent: &[u8], got: &[u8]) -> Result<Vec<Held>> {
+    added_groups(("", ""), 1, sent, got)
+}
+
+fn added_to_pod(sent: &[u8], got: &[u8], all: &mut Added) -> Result<()> {
+    let before = records(sent)?;
     let text = |number: u64| -> String {
         let field = before.iter().find(|record| record.number == number).and_then(|record| record.inner);
         String::from_utf8_lossy(field.unwrap_or_default()).into_owned()
     };
     let pod = format!("{}/{}", text(2), text(1));
-    ensure!(before.len() == after.len(), "{pod}: {} fields became {}", before.len(), after.len());
-    for (before, after) in before.iter().zip(after) {
-        match (before.number, before.inner.zip(after.inner)) {
-            (3, Some((before, after))) => added_to_container(&pod, before, after, all)?,
-            _ => ensure!(before.whole == after.whole, "{pod}: {before:?} became {after:?}"),
+    let mut before = before.iter().peekable();
+    let mut share = Vec::new();
+    for after in records(got)? {
+        if before.next_if(|before| before.whole == after.whole).is_some() {
+            continue;
+        }
+        let grown = before.next_if(|before| (before.number, after.number) == (3, 3));
+        match grown.and_then(|before| before.inner).zip(after.inner) {
+            Some((before, after)) => added_to_container(&pod, before, after, &mut all.devices)?,
+            None => {
+                ensure!([4, 5].contains(&after.number), "{pod}: {after:?} was not there");
+                share.extend_from_slice(after.whole);
+            }
         }
     }
+    ensure!(before.next().is_none(), "{pod}: something is missing");
+    if !share.is_empty() {
+        all.shares.push((pod, share_of(&share)?));
+    }
     Ok(())
+}
+
+fn share_of(fields: &[u8]) -> Result<Share> {
+    let v1::PodResources { cpu_ids, memory, .. } = v1::PodResources::decode(fields)?;
+    let nodes =
+        |topology: Option<v1::TopologyInfo>| topology.into_iter().flat_map(|t| t.nodes).map(|node| node.id);
+    let memory =
+        memory.into_iter().map(|block| (block.memory_type, block.size, nodes(block.topology).collect()));
+    Ok(Share { cpus: cpu_ids, memory: memory.collect() })
 }
 
 fn added_to_container(pod: &str, sent: &[u8], got: &[u8], all: &mut Vec<Held>) -> Result<()> {
     let before = records(sent)?;
     let name = before.iter().find(|record| record.number == 1).and_then(|record| record.inner);
     let container = String::from_utf8_lossy(name.unwrap_or_default()).into_owned();
-    let mut before = before.iter().peekable();
+    all.extend(added_groups((pod, &container), 2, sent, got)?);
+    Ok(())
+}
+
+/// The devices, of this field, that one message has beyond another.
+fn added_groups((pod, container): (&str, &str), number: u64, sent: &[u8], got: &[u8]) -> Result<Vec<Held>> {
+    let mut all = Vec::new();
+    let mut before = records(sent)?.into_iter().peekable();
     for after in records(got)? {
         if before.next_if(|before| before.whole == after.whole).is_some() {
             continue;
         }
-        let inner = after.inner.filter(|_| after.number == 2);
+        let inner = after.inner.filter(|_| after.number == number);
         let inner = inner.with_context(|| format!("{pod} {container}: {after:?} was not there"))?;
         let group = v1::ContainerDevices::decode(inner)?;
         ensure!(!group.resource_name.is_empty() && !group.device_ids.is_empty(), "{group:?}");
-        let nodes: Vec<i64> = group.topology.into_iter().flat_map(|t| t.nodes).map(|node| node.id).collect();
-        all.extend(group.device_ids.into_iter().map(|id| Held {
-            pod: pod.to_owned(),
-            container: container.clone(),
-            resource: group.resource_name.clone(),
-            id,
-            nodes: nodes.clone(),
-        }));
+        all.extend(held_of_group(pod, container, group));
     }
     ensure!(before.next().is_none(), "{pod} {container}: something is missing");
-    Ok(())
+    Ok(all)
 }
 
 /// What JSON has of bytes.
@@ -432,7 +509,7 @@ fn what_is_added_is_found_and_anything_else_is_an_error() -> Result<()> {
         0xa0, 0x1f, 0x2a, 0xa2, 0x1f, 0x01, 0x07, 0xa5, 0x1f, 1, 2, 3, 4, 0xa1, 0x1f, 1, 2, 3, 4, 5, 6, 7, 8,
     ];
     let sent = [answer.encode_to_vec(), salt.to_vec()].concat();
-    ensure!(added(&sent, &sent)?.is_empty());
+    ensure!(added(&sent, &sent)?.is_nothing());
     let containers = &mut answer.pod_resources[0].containers;
     containers[0].devices.push(devices("n/gpu", "GPU-1"));
     containers[1].devices.insert(0, devices("n/gpu", "GPU-2"));
@@ -444,7 +521,34 @@ fn what_is_added_is_found_and_anything_else_is_an_error() -> Result<()> {
         id: id.to_owned(),
         nodes: vec![1],
     };
-    ensure!(added(&sent, &got)? == [of("one", "GPU-1"), of("two", "GPU-2")]);
+    ensure!(added(&sent, &got)?.devices == [of("one", "GPU-1"), of("two", "GPU-2")]);
+    let own = Held { resource: "x/y".to_owned(), ..of("two", "0") };
+    ensure!(held_in(&got)? == [of("one", "GPU-1"), of("two", "GPU-2"), own]);
+    let whole = v1::PodResources {
+        cpu_ids: vec![2, 300],
+        memory: vec![v1::ContainerMemory {
+            memory_type: "memory".to_owned(),
+            size: 7,
+            topology: topology(1),
+        }],
+        ..v1::PodResources::default()
+    };
+    let share = Share { cpus: vec![2, 300], memory: vec![("memory".to_owned(), 7, vec![1])] };
+    let pod = |more: &[u8]| {
+        let pod = [answer.pod_resources[0].encode_to_vec(), salt.to_vec(), more.to_vec()].concat();
+        let mut list = vec![0x0a];
+        prost::encoding::encode_varint(pod.len() as u64, &mut list);
+        [list, pod].concat()
+    };
+    let with = added(&pod(&[]), &pod(&whole.encode_to_vec()))?;
+    ensure!(with == Added { devices: Vec::new(), shares: vec![("b/a".to_owned(), share)] }, "{with:?}");
+    ensure!(added(&pod(&whole.encode_to_vec()), &pod(&[])).is_err(), "CPUs are gone");
+    let has = v1::AllocatableResourcesResponse { devices: vec![devices("x/y", "0")], ..Default::default() };
+    let mut more = has.clone();
+    more.devices.push(devices("n/gpu", "GPU-1"));
+    let new = added_to_allocatable(&has.encode_to_vec(), &more.encode_to_vec())?;
+    ensure!(new == [Held { pod: String::new(), ..of("", "GPU-1") }], "{new:?}");
+    ensure!(added_to_allocatable(&more.encode_to_vec(), &has.encode_to_vec()).is_err(), "a device is gone");
     ensure!(added(&got, &sent).is_err(), "devices are gone");
     ensure!(added(&sent, &answer.encode_to_vec()).is_err(), "unknown fields are gone");
     answer.pod_resources[0].containers.swap(0, 1);
