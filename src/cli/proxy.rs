@@ -112,7 +112,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = SettingsArgs::from(args).effective()?.config.resolved();
     let _logs = telemetry::start_logs(&config.log);
     let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
-    let settings = Settings::from_config(&config, &tellers.order).map_err(anyhow::Error::msg)?;
+    let settings = Settings::from_config(&config, &tellers.order);
     if settings.rules.is_some() && settings.node.is_empty() {
         bail!(
             "the node's name is not known, by which its pods are found: set NODE_NAME (in a pod, from spec.nodeName), \

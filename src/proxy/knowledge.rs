@@ -133,7 +133,7 @@ impl Knowledge {
             missing_since: None,
             told: Told { problems: BTreeMap::new(), lines, complaints: Vec::new() },
         });
-        let rules_of_zones = rules.clone();
+        let rules_of_zones = rules.without_shared_ids();
         let learning = tokio::sync::Mutex::default();
         Self { rules, rules_of_zones, pods, asking, devices, wait, last_known, state, learning, metrics }
     }
