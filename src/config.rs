@@ -653,7 +653,11 @@ pub const DOCS: &[(&str, &str)] = &[
         "The number of the group that the socket belongs to, for clients that are not root; with a mode such as \"0660\". \
          Not set: that of the process",
     ),
-    ("proxy.timeout", "The deadline of one call to the kubelet; clients wait for 5 or 10 s themselves."),
+    (
+        "proxy.timeout",
+        "The deadline of one call to the kubelet; clients wait for 5 or 10 s themselves. While the agent serves the proxy its \
+         scans have this one too, since both share a connection, and not that of kubelet.timeout.",
+    ),
     (
         "proxy.wait",
         "How long an answer waits for the annotations of a pod that the kubelet lists and pods.source has not told of.",
@@ -672,7 +676,8 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     (
         "proxy.zones",
-        "The agent's own zones count the merged devices, and the healthy ones of Koordinator's Device object as theirs.",
+        "The agent's own zones count the merged devices, and the healthy ones of Koordinator's Device object as theirs. With \
+         proxy.annotations.cpus the CPUs and the memory as well.",
     ),
     (
         "proxy.annotations.koordinator",
@@ -684,11 +689,13 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     (
         "proxy.annotations.cpus",
-        "Merge CPUs and memory of scheduling.koordinator.sh/resource-status, as those of the pod as a whole.",
+        "Merge CPUs and memory of scheduling.koordinator.sh/resource-status, as those of the pod as a whole. With proxy.zones \
+         they leave the zones, too.",
     ),
     (
         "proxy.annotations.sharedIds",
-        "Where a pod has a part of a device the id gets a number, GPU-...::0, so that no two pods have the same.",
+        "Where a pod has a part of an accelerator its id gets a number, GPU-...::1804289383, made of the pod's UID, so that no \
+         two pods have the same. Zones count devices as ever.",
     ),
     (
         "proxy.annotations.mappings",

@@ -75,7 +75,8 @@ impl JsonPath {
         self.steps.iter().filter(|step| **step == Step::Any).count()
     }
 
-    /// Everything that it selects in a document, in the document's order, until `each` has enough. Steps only ever lead
+    /// Everything that it selects in a document, lists in their order and fields in that of
+    /// their keys, until `each` has enough. Steps only ever lead
     /// down, so no part of the document is met twice.
     pub fn select<'a>(&self, root: &'a Value, each: &mut dyn FnMut(&'a Value, &[Match<'a>]) -> bool) {
         select(&self.steps, root, &mut Vec::new(), each);
@@ -133,6 +134,9 @@ fn select<'a>(
 }
 
 impl Template {
+    /// So many bytes a text is of use with, for any purpose.
+    pub const LONGEST: usize = 256;
+
     /// The highest number of a wildcard that it names; 0 if it names none.
     #[must_use]
     pub fn wildcards(&self) -> usize {
@@ -146,17 +150,18 @@ impl Template {
         self.pieces.iter().all(|piece| matches!(piece, Piece::Text(_)))
     }
 
-    /// The text; `None` where something that it is made of is missing, or neither a text nor a number.
+    /// The text; `None` where something that it is made of is missing, or neither a text nor a number. One that is longer
+    /// than [`Self::LONGEST`] bytes ends soon after, so it is seen to be too long.
     #[must_use]
     pub fn fill(&self, node: &Value, matched: &[Match<'_>]) -> Option<String> {
         let mut text = String::new();
         for piece in &self.pieces {
             match piece {
-                Piece::Text(plain) => text.push_str(plain),
-                Piece::Below(steps) => text.push_str(&plain(below(steps, node)?)?),
+                Piece::Text(plain) => add(&mut text, plain),
+                Piece::Below(steps) => add(&mut text, &plain(below(steps, node)?)?),
                 Piece::Matched(index) => match matched.get(*index)? {
-                    Match::Key(key) => text.push_str(key),
-                    Match::Position(position) => text.push_str(&position.to_string()),
+                    Match::Key(key) => add(&mut text, key),
+                    Match::Position(position) => add(&mut text, &position.to_string()),
                 },
             }
         }
@@ -226,6 +231,13 @@ macro_rules! written {
     )*};
 }
 written!(JsonPath, Template);
+
+/// Appends as much as it takes to see that the whole is too long.
+fn add(text: &mut String, more: &str) {
+    let Some(room) = Template::LONGEST.checked_sub(text.len()) else { return };
+    let mut ends = more.char_indices().map(|(at, c)| at + c.len_utf8());
+    text.push_str(&more[..ends.find(|end| *end > room).unwrap_or(more.len())]);
+}
 
 /// What lies below a node; no step is a wildcard.
 fn below<'a>(steps: &[Step], node: &'a Value) -> Option<&'a Value> {
@@ -362,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_select_in_the_order_of_the_document() {
+    fn paths_select_lists_in_order_and_fields_by_their_keys() {
         let document = json!({
             "gpus": [{"uuid": "GPU-a", "n": 0}, {"uuid": "GPU-b", "n": 1}],
             "by/name": {"main": ["x", "y"], "other": ["z"]},
@@ -376,6 +388,8 @@ mod tests {
         assert_eq!(of("$.gpus[*].uuid", "{}"), ["GPU-a", "GPU-b"]);
         assert_eq!(of("$.gpus[*]", "{.uuid}::{.n}/{1}"), ["GPU-a::0/0", "GPU-b::1/1"]);
         assert_eq!(of("$['by/name'].*[*]", "{1}-{2}-{}"), ["main-0-x", "main-1-y", "other-0-z"]);
+        let parsed = serde_json::from_str(r#"{"b": ["2", "1"], "a": ["3"]}"#).unwrap();
+        assert_eq!(texts("$.*[*]", "{}", &parsed), ["3", "2", "1"]);
         assert_eq!(of("$[\"by/name\"].main[0]", "{}"), ["x"]);
         assert_eq!(of("$['by/name'].*", "{[0]}"), ["x", "z"]);
         assert_eq!(of("$.gpus[*]", "{['uuid']}"), ["GPU-a", "GPU-b"]);
@@ -396,6 +410,20 @@ mod tests {
             seen < 4
         });
         assert_eq!(seen, 4);
+    }
+
+    #[test]
+    fn texts_that_are_too_long_end_where_that_is_seen() {
+        let key = "ä".repeat(30_000);
+        let document = json!({ key.as_str(): ["x", "x"] });
+        for (template, longest) in [("{1}", 258), ("{}{1}", 257), ("{1}{1}{1}{}", 258)] {
+            for text in texts("$.*[*]", template, &document) {
+                assert_eq!(text.len(), longest, "{template}");
+            }
+        }
+        let exact = "x".repeat(Template::LONGEST);
+        assert_eq!(texts("$", "{}", &json!(exact)), [exact.as_str()]);
+        assert_eq!(texts("$", "{.a}{.b}", &json!({"a": exact, "b": "ü"})), [format!("{exact}ü")]);
     }
 
     #[test]

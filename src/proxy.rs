@@ -32,7 +32,7 @@ use crate::pod_source::{PodSource, PodTeller};
 use crate::telemetry::proxy::{Health, Metrics};
 
 use counted::Counted;
-use knowledge::{Asking, Knowledge};
+use knowledge::{Asking, Knowledge, Standing};
 use merge::Rules;
 use notices::Notices;
 use service::Service;
@@ -87,18 +87,16 @@ pub struct Proxy {
 
 impl Settings {
     /// The proxy's part of a resolved configuration.
-    ///
-    /// # Errors
-    /// One sentence: a mapping that makes no sense.
-    pub fn from_config(config: &Config, tellers: &[PodTeller]) -> Result<Self, String> {
+    #[must_use]
+    pub fn from_config(config: &Config, tellers: &[PodTeller]) -> Self {
         let config = config.clone().resolved();
         let config::Proxy { mode, group, annotations, .. } = &config.proxy;
         let socket = Socket { path: config.proxy.socket(), mode: mode.get(), group: *group };
         let rules = match annotations.are_wanted() {
-            true => Some(Rules::new(annotations, config.proxy.zones || config.proxy.allocatable)?),
+            true => Some(Rules::new(annotations, config.proxy.zones || config.proxy.allocatable)),
             false => None,
         };
-        Ok(Self {
+        Self {
             node: config.node_name.clone(),
             socket,
             kubelet: config.kubelet.socket.clone().unwrap_or_default(),
@@ -112,7 +110,7 @@ impl Settings {
             asks_for_pods: tellers.contains(&PodTeller::ApiServer),
             rules,
             sys: config.host.sys.unwrap_or_default(),
-        })
+        }
     }
 
     /// The annotations that a source of pods has to keep.
@@ -227,6 +225,9 @@ impl Proxy {
     fn beat(&self, served: bool) {
         let told = self.knowledge.as_ref().is_some_and(|knowledge| knowledge.has_told());
         self.metrics.health().beat(served, told);
+        if let Some(knowledge) = &self.knowledge {
+            self.metrics.passing_through(knowledge.standing() != Standing::Good);
+        }
     }
 
     /// Stamps that all is well, and asks the kubelet where nobody else does.

@@ -39,12 +39,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     let mut settings = Settings::from_config(&config);
-    let proxy = match config.proxy.enabled && !once {
-        true => {
-            Some(proxy::Settings::from_config(&config, &settings.pods.order).map_err(anyhow::Error::msg)?)
-        }
-        false => None,
-    };
+    let serves = config.proxy.enabled && !once;
+    let proxy = serves.then(|| proxy::Settings::from_config(&config, &settings.pods.order));
     if let Some(proxy) = &proxy {
         settings.pods.wanted = proxy.wanted();
     }

@@ -112,12 +112,15 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = SettingsArgs::from(args).effective()?.config.resolved();
     let _logs = telemetry::start_logs(&config.log);
     let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
-    let settings = Settings::from_config(&config, &tellers.order).map_err(anyhow::Error::msg)?;
+    let settings = Settings::from_config(&config, &tellers.order);
     if settings.rules.is_some() && settings.node.is_empty() {
         bail!(
             "the node's name is not known, by which its pods are found: set NODE_NAME (in a pod, from spec.nodeName), \
              `nodeName` or --node-name; or merge nothing: --set proxy.annotations.koordinator=false"
         );
+    }
+    if let Some((key, reason)) = config.proxy.needs_pods(&config) {
+        bail!("{key}: {reason}");
     }
     super::block_on(serve_alone(config, settings, tellers))
 }

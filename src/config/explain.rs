@@ -252,6 +252,113 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "proxy.enabled",
+        &[
+            "true: the agent serves docs/proxy.md's socket from its own process, with the connection to the kubelet and the \
+             pods that it has anyway. It is ready only if the proxy is too: the socket is served, the kubelet answers and all \
+             pods were told once. It must be allowed to get devices.scheduling.koordinator.sh \
+             (`proxy.annotations.koordinator`) and to list and watch pods, and to write to `proxy.dir`; it needs more memory \
+             where answers are large.",
+            "false, where it was true: the socket's file stays, so that clients are told \"connection refused\" and not that \
+             there is none. Move clients back to the kubelet's socket first.",
+        ],
+    ),
+    (
+        "proxy.dir",
+        &[
+            "Clients mount the directory, never the file in it, which is another one after each restart. It must be on the \
+             host and may not be the kubelet's. Another value leaves the old socket behind, and whoever mounts the old \
+             directory is refused from then on.",
+        ],
+    ),
+    (
+        "proxy.mode",
+        &[
+            "\"0755\": root alone connects, as with the kubelet's. \"0660\" with `proxy.group`: the members of that group \
+             too. Whoever connects learns which pods, devices and CPUs there are on the node, and takes a share of the \
+             kubelet's limit. A mode that lets everybody write is refused.",
+        ],
+    ),
+    (
+        "proxy.group",
+        &[
+            "The process must be in the group itself unless it has CAP_CHOWN; the chart puts the agent's pod into it \
+             (supplementalGroups). Clients that are not root need the same number in theirs.",
+        ],
+    ),
+    (
+        "proxy.wait",
+        &[
+            "A pod that nobody could tell of is not waited for again for a second, and twice as long each time, up to 30 s. \
+             Longer: fewer answers without devices while the API server is slow, but a CNI plugin waits for as long, and it \
+             does not try again. Shorter: the other way round; with `proxy.failClosed` more requests are refused.",
+        ],
+    ),
+    (
+        "proxy.lastKnown",
+        &[
+            "What was told last is true until a pod comes or goes. Longer: pods that have gone are harmless, since only what \
+             the kubelet lists gets devices; new ones lack theirs for as long. Shorter: an API server that is away for that \
+             long takes all devices from annotations out of the answers, or with `proxy.failClosed` has them refused.",
+        ],
+    ),
+    (
+        "proxy.failClosed",
+        &[
+            "true: no client gets an answer of which it is known that it may lack devices. It is right where a pod without its \
+             device is worse than none, as with Multus, whose pods are then tried again by the kubelet.",
+            "It is one switch for all clients, exporters and CNI plugins alike, and one pod that nobody can tell of refuses \
+             every client's List. So metrics have gaps while the API server is away for longer than `proxy.lastKnown`, and \
+             from the start of the agent until it was reached once.",
+            "A static pod is known by its mirror: one that starts while the API server is away is a pod that nobody has told \
+             about. With `pods.source` podsApi or kubelet the kubelet itself tells of it.",
+            "It does not cover annotations that make no sense: the devices of such a pod are left out all the same and \
+             counted (numacast_proxy_annotation_problems). Whoever makes a pod could have everybody refused otherwise.",
+        ],
+    ),
+    (
+        "proxy.allocatable",
+        &[
+            "true: clients that take what is allocatable and take off what pods have, as exporters of topology do, get both \
+             from one hand. Where a device plugin offers the same cards under another resource they are counted twice.",
+            "false: they see devices in use that are nowhere allocatable.",
+        ],
+    ),
+    (
+        "proxy.zones",
+        &[
+            "true: zones have the devices that Koordinator gives out, as capacity, allocatable and available, and what pods \
+             hold of them is taken off: a scheduler plugin that a pod asks for a resource of such a name goes by it. What is \
+             merged is what clients get, CPUs and memory too (`proxy.annotations.cpus`), but for ids, which are never \
+             numbered here (`proxy.annotations.sharedIds`). Until pods and devices have been told once nothing is merged.",
+            "It needs `proxy.enabled` and something to merge. A card that is shared is in use as a whole: a device has no \
+             halves in the object.",
+        ],
+    ),
+    (
+        "proxy.annotations.sharedIds",
+        &[
+            "true: GPU-1 becomes GPU-1::<number> wherever a pod has only a part of it, the number being the pod's own. \
+             DCGM-exporter (--kubernetes-virtual-gpus) and others who know time slicing strip it. Whoever takes ids for real \
+             ones finds no such device: not for Kata Containers and others who make CDI names of them.",
+            "false: two pods have one id, and clients who map ids to pods name one of them.",
+        ],
+    ),
+    (
+        "proxy.annotations.mappings",
+        &[
+            "They come after Koordinator's, in this order; of a device that a pod is given twice the first container counts. \
+             A layer that sets the key replaces the whole list.",
+            "path: $ is the annotation's JSON, .name or ['name'] a member, [0] an element, [*] or .* all of them: elements in \
+             their order, members in that of their names. Without it the text is ids, separated by commas. A path that finds \
+             nothing gives no device and is no problem.",
+            "id and container are templates: {} is what the path found, {.a.b} what lies below it, {1} what the first wildcard \
+             matched, a name or a position. Without container it is found as for Koordinator: who requests the resource, \
+             else the first that is no sidecar.",
+            "Nothing says whether such an annotation is true: whoever makes a pod writes it.",
+        ],
+    ),
+    (
         "controller.daemonSet",
         &[
             "Its node selector, affinity and tolerations say which Nodes should have an agent; its selector finds the \

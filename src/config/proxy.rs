@@ -250,6 +250,33 @@ impl Proxy {
         self.dir.get_or_insert_with(|| root.join("run/numacast/pod-resources"));
     }
 
+    /// Who tells of annotations, if somebody has to and nobody does: the key to blame, and why. `numacast proxy` serves it
+    /// without `proxy.enabled`, and has to ask for itself.
+    #[must_use]
+    pub fn needs_pods(&self, config: &Config) -> Option<(&'static str, &'static str)> {
+        let nobody = "nobody tells the proxy of annotations; choose another source, or set \
+                      `proxy.annotations.koordinator: false`";
+        let is_none = self.annotations.are_wanted() && config.pods.source == PodSource::None;
+        is_none.then_some(("pods.source", nobody))
+    }
+
+    /// What would change nothing, though somebody has set it.
+    fn without_effect(&self) -> Vec<(&'static str, &'static str)> {
+        let ProxyAnnotations { koordinator, resources, shared_ids, .. } = &self.annotations;
+        let devices = "without Koordinator there is no Device object to read; set `proxy.annotations.koordinator: true`";
+        let types = "only Koordinator's devices have it; set `proxy.annotations.koordinator: true`";
+        let nothing = "nothing is merged, so no answer lacks devices; set what `proxy.annotations` has";
+        [
+            (self.allocatable && !koordinator, "proxy.allocatable", devices),
+            (*shared_ids && !koordinator, "proxy.annotations.sharedIds", types),
+            (!resources.is_empty() && !koordinator, "proxy.annotations.resources", types),
+            (self.fail_closed && !self.annotations.are_wanted(), "proxy.failClosed", nothing),
+        ]
+        .into_iter()
+        .filter_map(|(is_so, key, why)| is_so.then_some((key, why)))
+        .collect()
+    }
+
     /// What cannot work together: the key to blame, and why.
     pub(super) fn conflicts(&self, config: &Config) -> Vec<(&'static str, &'static str)> {
         let resolved = config.clone().resolved();
@@ -271,11 +298,10 @@ impl Proxy {
                 "it lets no group connect, so `proxy.group` would have no effect; write \"0660\"",
             ));
         }
-        if self.enabled && self.annotations.are_wanted() && config.pods.source == PodSource::None {
-            let source = "nobody tells the proxy of annotations; choose another source, or set \
-                          `proxy.annotations.koordinator: false`";
-            conflicts.push(("pods.source", source));
+        if self.enabled {
+            conflicts.extend(self.needs_pods(config));
         }
+        conflicts.extend(self.without_effect());
         if self.zones && !(self.enabled && self.annotations.are_wanted()) {
             let nothing = "nothing is merged that zones could count; set `proxy.enabled` and what `proxy.annotations` has";
             conflicts.push(("proxy.zones", nothing));
@@ -364,5 +390,27 @@ mod tests {
             c.pods.source = PodSource::None;
         };
         assert_eq!(keys(alone), ["pods.source"]);
+        let by_itself = |c: &mut Config| c.pods.source = PodSource::None;
+        assert!(keys(by_itself).is_empty(), "numacast proxy asks for itself");
+        let mut config = Config::default();
+        by_itself(&mut config);
+        assert_eq!(config.proxy.needs_pods(&config).map(|(key, _)| key), Some("pods.source"));
+        config.proxy.annotations.koordinator = false;
+        assert_eq!(config.proxy.needs_pods(&config), None);
+        let without = |change: fn(&mut Proxy)| {
+            let mut config = Config::default();
+            change(&mut config.proxy);
+            assert!(config.proxy.conflicts(&config).is_empty(), "with Koordinator");
+            config.proxy.annotations.koordinator = false;
+            config.proxy.annotations.cpus = true;
+            config.proxy.conflicts(&config).into_iter().map(|(key, _)| key).collect::<Vec<_>>()
+        };
+        assert_eq!(without(|p| p.allocatable = true), ["proxy.allocatable"]);
+        assert_eq!(without(|p| p.annotations.shared_ids = true), ["proxy.annotations.sharedIds"]);
+        let named = |p: &mut Proxy| p.annotations.resources = [("gpu".into(), "a.b/c".into())].into();
+        assert_eq!(without(named), ["proxy.annotations.resources"]);
+        assert!(without(|p| p.fail_closed = true).is_empty(), "CPUs are merged");
+        let nothing = |c: &mut Config| (c.proxy.fail_closed, c.proxy.annotations.koordinator) = (true, false);
+        assert_eq!(keys(nothing), ["proxy.failClosed"]);
     }
 }

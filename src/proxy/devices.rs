@@ -1,5 +1,5 @@
 //! Follows what Koordinator reports of the node's devices. It changes when a card is put in or breaks: a look now and then
-//! does, and one more as soon as an annotation names what nobody knows.
+//! does, and one more as soon as an annotation names what nobody knows; at once where an answer waits for it.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -22,6 +22,10 @@ use crate::telemetry::proxy::Metrics;
 const PERIOD: Duration = Duration::from_secs(60);
 /// How soon to look again when somebody asks for it, or after a failure; the longer, the more often it was in vain.
 const SOON: Duration = Duration::from_secs(5);
+/// How late at the latest when somebody asks for it.
+const LATE: Duration = Duration::from_secs(30);
+/// How soon after a look when an answer waits for it.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Who follows them, in a task that ends when the last of these is dropped.
 #[derive(Clone, Debug)]
@@ -29,9 +33,35 @@ pub struct Follower(Arc<Task>);
 
 #[derive(Debug)]
 struct Task {
-    prompt: Arc<Notify>,
-    looked: watch::Receiver<bool>,
+    asked: Arc<Asked>,
+    looks: watch::Receiver<Looks>,
     task: JoinHandle<()>,
+}
+
+/// What others ask of the task.
+#[derive(Debug)]
+struct Asked {
+    /// A look soon.
+    prompt: Notify,
+    /// A look of this number or a later one, at once.
+    at_once: watch::Sender<u64>,
+}
+
+/// The looks so far; with whatever result.
+#[derive(Clone, Copy, Debug, Default)]
+struct Looks {
+    begun: u64,
+    ended: u64,
+    /// When the last one that has ended began.
+    since: Option<Instant>,
+    /// Did anybody ever say what there is, if only that it may not be told?
+    answered: bool,
+}
+
+impl Asked {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { prompt: Notify::new(), at_once: watch::Sender::new(0) })
+    }
 }
 
 impl Drop for Task {
@@ -43,28 +73,42 @@ impl Drop for Task {
 impl Follower {
     /// Asks for a look soon: an annotation names a device that the node is not known to have.
     pub fn prompt(&self) {
-        self.0.prompt.notify_one();
+        self.0.asked.prompt.notify_one();
     }
 
-    /// Was it looked once, with whatever result?
+    /// Waits for a look that begins after this, with whatever result: at once, but no more often than once a second.
+    pub async fn look_now(&self) {
+        let next = self.0.looks.borrow().begun + 1;
+        self.0.asked.at_once.send_if_modified(|number| {
+            let is_later = *number < next;
+            *number = next.max(*number);
+            is_later
+        });
+        self.looked(|looks| looks.ended >= next).await;
+    }
+
+    /// Has a look ended that began then or later? What it did not find is not there, or cannot be read: whoever looks
+    /// once more finds no more.
     #[must_use]
-    pub fn has_looked(&self) -> bool {
-        *self.0.looked.borrow()
+    pub fn looked_since(&self, then: Instant) -> bool {
+        self.0.looks.borrow().since.is_some_and(|since| since >= then)
     }
 
-    /// Did a look begin after this?
+    /// Was it ever told what there is, if only that it may not be read? Before, even the names of the resources may be
+    /// others.
     #[must_use]
-    pub fn looked_since(&self, _: Instant) -> bool {
-        true
+    pub fn was_answered(&self) -> bool {
+        self.0.looks.borrow().answered
     }
-
-    /// Waits for a look that begins now.
-    pub async fn look_now(&self) {}
 
     /// Waits until it was looked once, with whatever result. Before, even the names of the resources may be others.
     pub async fn first_look(&self) {
+        self.looked(|looks| looks.ended > 0).await;
+    }
+
+    async fn looked(&self, is_enough: impl Fn(&Looks) -> bool) {
         // An error means that the task is gone, and there will be no look.
-        let _ = self.0.looked.clone().wait_for(|looked| *looked).await;
+        let _ = self.0.looks.clone().wait_for(is_enough).await;
     }
 }
 
@@ -79,16 +123,16 @@ pub fn follow(
     let pci = Arc::new(Pci::new(HostRoots { sys: settings.sys.clone(), proc: PathBuf::new() }));
     let (node, nodes) = watch::channel(Node::new(None, Arc::clone(&pci)));
     let Some(cluster) = cluster.filter(|_| settings.reads_devices) else { return (nodes, None) };
-    let prompt = Arc::new(Notify::new());
-    let (looked, look) = watch::channel(false);
+    let asked = Asked::new();
+    let (told, looks) = watch::channel(Looks::default());
     let looking = Looking { pci, node, devices: None, metrics: metrics.clone(), complaint: None };
     let name = settings.node.clone();
     let read = move || {
         let (cluster, name) = (cluster.clone(), name.clone());
         async move { cluster.devices_of(&name).await }
     };
-    let task = tokio::spawn(looking.run(read, looked, Arc::clone(&prompt)));
-    (nodes, Some(Follower(Arc::new(Task { prompt, looked: look, task }))))
+    let task = tokio::spawn(looking.run(read, told, Arc::clone(&asked)));
+    (nodes, Some(Follower(Arc::new(Task { asked, looks, task }))))
 }
 
 /// What was read, or why it could not be.
@@ -108,24 +152,31 @@ impl Looking {
     async fn run<F: Future<Output = Read>>(
         mut self,
         read: impl Fn() -> F,
-        looked: watch::Sender<bool>,
-        prompt: Arc<Notify>,
+        looks: watch::Sender<Looks>,
+        asked: Arc<Asked>,
     ) {
-        let mut in_vain = 0;
+        let mut at_once = asked.at_once.subscribe();
+        let mut waits = Waits::default();
         loop {
             let start = Instant::now();
-            let outcome = self.digest(read().await);
-            looked.send_replace(true);
-            if outcome == Outcome::Changed {
-                in_vain = 0;
-            }
-            let asked_for = match outcome {
-                Outcome::Failed => true,
-                _ => timeout_at(start + jittered(PERIOD), prompt.notified()).await.is_ok(),
+            looks.send_modify(|looks| looks.begun += 1);
+            let answer = read().await;
+            let answered = matches!(answer, Ok(_) | Err(ClusterError::Forbidden(_)));
+            let outcome = self.digest(answer);
+            looks.send_modify(|looks| {
+                looks.ended = looks.begun;
+                looks.since = Some(start);
+                looks.answered |= answered;
+            });
+            let ended = looks.borrow().ended;
+            let wanted = async {
+                // An error would mean that nobody is left to ask.
+                let _ = at_once.wait_for(|number| *number > ended).await;
+                sleep_until(start + AT_ONCE).await;
             };
-            // Twice as long each time, however often somebody asks.
-            if asked_for {
-                sleep_until(start + back_off(&mut in_vain, SOON, PERIOD)).await;
+            tokio::select! {
+                () = wanted => {}
+                () = waits.after(outcome, start, &asked.prompt) => {}
             }
         }
     }
@@ -175,6 +226,34 @@ enum Outcome {
     Failed,
 }
 
+/// How long it is waited for the next look.
+#[derive(Default)]
+struct Waits {
+    /// Looks on end that somebody asked for and that found nothing new.
+    in_vain: u32,
+    /// Failures on end.
+    failures: u32,
+}
+
+impl Waits {
+    /// Waits for as long as it takes after a look that began at `start`, if nobody waits for another.
+    async fn after(&mut self, outcome: Outcome, start: Instant, prompt: &Notify) {
+        if outcome == Outcome::Failed {
+            return sleep_until(start + back_off(&mut self.failures, SOON, PERIOD)).await;
+        }
+        self.failures = 0;
+        if outcome == Outcome::Changed {
+            self.in_vain = 0;
+        }
+        match timeout_at(start + jittered(PERIOD), prompt.notified()).await {
+            // Twice as long each time, however often somebody asks.
+            Ok(()) => sleep_until(start + back_off(&mut self.in_vain, SOON, LATE)).await,
+            // Nobody has asked for long.
+            Err(_) => self.in_vain = 0,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
@@ -184,32 +263,38 @@ mod tests {
     use crate::telemetry::proxy::Health;
 
     /// Who is asked, and when that was.
-    struct Asked {
+    struct Told {
         answer: Mutex<Read>,
+        /// How long it takes.
+        takes: Mutex<Duration>,
         at: Mutex<Vec<Duration>>,
     }
 
-    impl Asked {
+    impl Told {
         fn times(&self) -> Vec<u64> {
             self.at.lock().unwrap().iter().map(Duration::as_secs).collect()
         }
     }
 
-    /// A follower of what `Asked` says, on the paused clock.
-    fn follower(answer: Read) -> (Arc<Asked>, watch::Receiver<Node>, Follower) {
-        let asked = Arc::new(Asked { answer: Mutex::new(answer), at: Mutex::default() });
+    /// A follower of what `Told` says, on the paused clock.
+    fn follower(answer: Read) -> (Arc<Told>, watch::Receiver<Node>, Follower) {
+        let told =
+            Arc::new(Told { answer: Mutex::new(answer), takes: Mutex::default(), at: Mutex::default() });
         let (node, nodes) = watch::channel(Node::default());
         let metrics = Metrics::new(Arc::new(Health::new(true)));
         let looking = Looking { pci: Arc::default(), node, devices: None, metrics, complaint: None };
-        let (start, whom, prompt) = (Instant::now(), Arc::clone(&asked), Arc::new(Notify::new()));
+        let (start, whom, asked) = (Instant::now(), Arc::clone(&told), Asked::new());
         let read = move || {
             whom.at.lock().unwrap().push(start.elapsed());
-            let answer = whom.answer.lock().unwrap().clone();
-            async move { answer }
+            let (answer, takes) = (whom.answer.lock().unwrap().clone(), *whom.takes.lock().unwrap());
+            async move {
+                tokio::time::sleep(takes).await;
+                answer
+            }
         };
-        let (looked, look) = watch::channel(false);
-        let task = tokio::spawn(looking.run(read, looked, Arc::clone(&prompt)));
-        (asked, nodes, Follower(Arc::new(Task { prompt, looked: look, task })))
+        let (tells, looks) = watch::channel(Looks::default());
+        let task = tokio::spawn(looking.run(read, tells, Arc::clone(&asked)));
+        (told, nodes, Follower(Arc::new(Task { asked, looks, task })))
     }
 
     fn one() -> Option<Devices> {
@@ -240,12 +325,93 @@ mod tests {
             (4..=6).contains(&gaps[0]) && (9..=12).contains(&gaps[1]) && (18..=23).contains(&gaps[2]),
             "{gaps:?}"
         );
-        assert!(gaps[4..].iter().all(|gap| (53..=67).contains(gap)), "{gaps:?}");
+        assert!(gaps[3..].iter().all(|gap| (26..=34).contains(gap)), "{gaps:?}");
         assert!(!nodes.has_changed().unwrap(), "nobody is told the same twice");
         let before = asked.times().len();
         drop(follower);
         tokio::time::sleep(Duration::from_secs(500)).await;
         assert!(asked.times().len() == before, "nobody looks for nobody");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn vain_looks_and_failures_are_forgotten() {
+        let (asked, _nodes, follower) = follower(Ok(None));
+        follower.first_look().await;
+        let soon = async || {
+            let before = asked.times().len();
+            follower.prompt();
+            tokio::time::sleep(Duration::from_secs(7)).await;
+            asked.times().len() - before
+        };
+        assert_eq!(soon().await, 1, "at once the first time");
+        for _ in 0..500 {
+            follower.prompt();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(soon().await, 0, "in vain too often");
+        tokio::time::sleep(Duration::from_secs(200)).await;
+        // Just after a look, so that the next one is not due anyway.
+        follower.look_now().await;
+        assert_eq!(soon().await, 1, "nobody had asked for long");
+        // An hour of failures is not somebody's who asked in vain.
+        *asked.answer.lock().unwrap() = Err(ClusterError::Forbidden("no".into()));
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        *asked.answer.lock().unwrap() = Ok(None);
+        tokio::time::sleep(Duration::from_secs(150)).await;
+        follower.look_now().await;
+        assert_eq!(soon().await, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_a_look_gets_one_that_began_later() {
+        let (asked, _nodes, follower) = follower(Ok(None));
+        *asked.takes.lock().unwrap() = Duration::from_millis(700);
+        // While the first one runs.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let then = Instant::now();
+        assert!(!follower.looked_since(then));
+        let both = futures::future::join(follower.look_now(), follower.look_now());
+        futures::future::join(both, async {
+            follower.first_look().await;
+            assert_eq!(then.elapsed(), Duration::from_millis(600));
+            assert!(!follower.looked_since(then), "that one began before");
+        })
+        .await;
+        assert!(follower.looked_since(then));
+        assert_eq!(
+            then.elapsed(),
+            Duration::from_millis(1600),
+            "a second after the first began, and what it takes"
+        );
+        assert_eq!(asked.at.lock().unwrap().len(), 2, "one for all who wait");
+        // However many come one after the other, there is one in a second.
+        for _ in 0..50 {
+            follower.look_now().await;
+        }
+        let at = asked.at.lock().unwrap().clone();
+        assert!(at.windows(2).all(|pair| pair[1] - pair[0] >= AT_ONCE), "{at:?}");
+        assert_eq!(at.len(), 52);
+        // Nobody waits any more: no looks but the usual ones.
+        tokio::time::sleep(Duration::from_secs(50)).await;
+        assert_eq!(asked.at.lock().unwrap().len(), 52);
+        follower.look_now().await;
+        assert_eq!(asked.at.lock().unwrap().len(), 53);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_failed_was_one_but_no_answer() {
+        let away = || Err(ClusterError::Unauthorized("no".into()));
+        let (asked, _nodes, follower) = follower(away());
+        assert!(!follower.was_answered() && !follower.looked_since(Instant::now()));
+        let then = Instant::now();
+        follower.look_now().await;
+        assert!(follower.looked_since(then) && !follower.was_answered());
+        *asked.answer.lock().unwrap() = Err(ClusterError::Forbidden("no".into()));
+        follower.look_now().await;
+        assert!(follower.was_answered(), "that we may not know is an answer");
+        *asked.answer.lock().unwrap() = away();
+        follower.look_now().await;
+        assert!(follower.was_answered());
     }
 
     #[tokio::test(start_paused = true)]

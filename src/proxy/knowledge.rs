@@ -133,7 +133,7 @@ impl Knowledge {
             missing_since: None,
             told: Told { problems: BTreeMap::new(), lines, complaints: Vec::new() },
         });
-        let rules_of_zones = rules.clone();
+        let rules_of_zones = rules.without_shared_ids();
         let learning = tokio::sync::Mutex::default();
         Self { rules, rules_of_zones, pods, asking, devices, wait, last_known, state, learning, metrics }
     }
@@ -149,7 +149,7 @@ impl Knowledge {
 
     /// May what is known be put into answers?
     pub(super) fn standing(&self) -> Standing {
-        let looked = self.devices.as_ref().is_none_or(Follower::has_looked);
+        let looked = self.devices.as_ref().is_none_or(Follower::was_answered);
         match self.pods.silent_for() {
             _ if !self.pods.has_told() || !looked => Standing::Untold,
             Some(silent) if silent > self.last_known => Standing::Stale,

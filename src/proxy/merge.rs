@@ -20,9 +20,12 @@ pub use problem::{Kind, Problem};
 pub use rules::Rules;
 pub use splice::{LeftOut, Listed, Merged, Version};
 
+use crate::json_path::Template;
 pub use crate::wire::WireError;
 
 /// So many bytes an id may have.
-const ID_LIMIT: usize = 256;
+const ID_LIMIT: usize = Template::LONGEST;
 /// So many ids a pod may have.
 const IDS_LIMIT: usize = 1024;
+/// Of so many types Koordinator's devices of a pod may be. There are three, and each is a resource in our tables.
+const TYPES_LIMIT: usize = 16;

@@ -246,6 +246,96 @@ pub(crate) const CASES: &[Case] = &[
         more: &[],
     },
     Case {
+        alert: "NumacastProxyPassingThrough",
+        at: 11,
+        not_at: Some(9),
+        fires: &[("numacast_proxy_passing_through{A}", "1x20")],
+        // The API server is away for a while.
+        quiet: &[("numacast_proxy_passing_through{A}", "1x8 0 1x8 0x10")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastProxyUnknownPods",
+        at: 11,
+        not_at: Some(9),
+        fires: &[("numacast_proxy_unknown_pods{A}", "1x20")],
+        // Pods that come, each known a moment later.
+        quiet: &[("numacast_proxy_unknown_pods{A}", "1 0 2 0 1x6 0 1x8")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastProxyLargeAnswers",
+        at: 16,
+        not_at: Some(13),
+        fires: &[("numacast_proxy_answer_bytes{A}", "3670016x9 3670017x20")],
+        quiet: &[("numacast_proxy_answer_bytes{A}", "3670016x30")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastProxyAnnotationProblems",
+        at: 31,
+        not_at: Some(29),
+        fires: &[
+            (r#"numacast_proxy_annotation_problems{A, kind="unknown_id"}"#, "1x40"),
+            (r#"numacast_proxy_annotation_problems{A, kind="no_id"}"#, "0x40"),
+        ],
+        quiet: &[(r#"numacast_proxy_annotation_problems{A, kind="unknown_id"}"#, "3x20 0 1x20")],
+        of: Of::Agent,
+        more: &[("kind", "unknown_id")],
+    },
+    // A quarter of all requests, of two clients and methods.
+    Case {
+        alert: "NumacastProxyErrors",
+        at: 20,
+        not_at: Some(10),
+        fires: &[
+            (
+                r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="OK", client="dcgm-exporter"}"#,
+                "0+6x40",
+            ),
+            (
+                r#"numacast_proxy_requests_total{A, rpc="Get", version="v1", code="Unavailable", client="kata"}"#,
+                "0+1x40",
+            ),
+            (
+                r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Unknown", client="other"}"#,
+                "0+1x40",
+            ),
+        ],
+        // A tenth all the time, and a kubelet that is away for five minutes.
+        quiet: &[
+            (
+                r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="OK", client="multus"}"#,
+                "0+9x8 72x5 72+9x40",
+            ),
+            (
+                r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Unavailable", client="multus"}"#,
+                "0+1x8 8+10x5 58+1x40",
+            ),
+        ],
+        of: Of::Agent,
+        more: &[],
+    },
+    // Nobody asks.
+    Case {
+        alert: "NumacastProxyErrors",
+        at: 20,
+        not_at: None,
+        fires: &[(
+            r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Internal", client="other"}"#,
+            "0+1x40",
+        )],
+        quiet: &[(
+            r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="Internal", client="other"}"#,
+            "7x40",
+        )],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
         alert: "NumacastControllerDown",
         at: 11,
         not_at: Some(9),

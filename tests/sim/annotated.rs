@@ -46,7 +46,7 @@ impl Served {
         config.host.root = node.root().to_owned();
         let config = config.resolved();
         let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
-        let mut settings = Settings::from_config(&config, &tellers.order).unwrap();
+        let mut settings = Settings::from_config(&config, &tellers.order);
         change(&mut settings);
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
         let tellers = PodTellers { wanted: settings.wanted(), ..tellers };

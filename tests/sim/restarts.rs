@@ -96,7 +96,7 @@ impl World {
     /// Another process, as far as that can be told from outside.
     fn serve(&self) -> Running {
         let tellers = PodTellers::from_config(&self.config, KubeletPort::from_config(&self.config));
-        let settings = Settings::from_config(&self.config, &tellers.order).unwrap();
+        let settings = Settings::from_config(&self.config, &tellers.order);
         let client = self.server.client().unwrap();
         let cluster = Cluster::with_client(client, self.server.url(), Duration::from_secs(5));
         let tellers = PodTellers { wanted: settings.wanted(), ..tellers };

@@ -4,10 +4,15 @@ use super::koordinator::own;
 use super::names::{GPU, counts_accelerators};
 use crate::pod::{Container, ContainerKind};
 
+/// All of a device.
+const WHOLE: u64 = 100;
+
 /// For each of `count` devices the position of its container among `containers`; nothing if there is none for them.
 ///
 /// Containers that ask get as many as they ask for, in the order of the specification; what is left over goes to the last
-/// of them. Where nobody asks, the first container that is no sidecar has all.
+/// of them. Where nobody asks, the first container that is no sidecar has all. Each device is with one container: of those
+/// that share one, two that ask for half a card each, it is the first. Koordinator lets every container of a pod see all
+/// of its accelerators, but whoever counts ids counts devices.
 pub(super) fn distribute(
     containers: &[Container],
     kind: Option<&str>,
@@ -15,8 +20,15 @@ pub(super) fn distribute(
     count: usize,
 ) -> Option<Vec<usize>> {
     let stays = |container: &Container| container.kind != ContainerKind::Init;
-    let asking = containers.iter().enumerate().filter(|(_, container)| stays(container));
-    let asking = asking.map(|(at, container)| (at, asked(container, kind, resource)));
+    let staying = || containers.iter().enumerate().filter(|(_, container)| stays(container));
+    // Where requests are counts (`RequestsAsCount` of Koordinator's `device-allocate-hint`) they are what was allocated.
+    let raw = staying().flat_map(|(_, container)| &container.others);
+    let raw = raw.filter(|(name, _)| kind != Some(GPU) && own(name).is_some_and(|own| kind == Some(own)));
+    let all = match raw.map(|(_, amount)| u128::from(*amount)).sum::<u128>() == count as u128 {
+        true => 1,
+        false => WHOLE,
+    };
+    let asking = staying().map(|(at, container)| (at, asked(container, kind, resource, all)));
     let asking: Vec<(usize, usize)> = asking.filter(|(_, asked)| *asked > 0).collect();
     let Some((last, _)) = asking.last() else {
         let regular = containers.iter().position(|container| container.kind == ContainerKind::App)?;
@@ -26,10 +38,10 @@ pub(super) fn distribute(
     Some(shares.chain(std::iter::repeat(*last)).take(count).collect())
 }
 
-/// How many devices a container asks for.
-fn asked(container: &Container, kind: Option<&str>, resource: &str) -> usize {
+/// How many devices a container asks for; all of one that is no accelerator is so much.
+fn asked(container: &Container, kind: Option<&str>, resource: &str, all: u64) -> usize {
     let amounts = || container.others.iter().map(|(name, amount)| (&**name, *amount));
-    let devices = |(name, amount)| devices(name, amount, kind, resource);
+    let devices = |(name, amount)| devices(name, amount, kind, resource, all);
     // Of two names for the same devices one tells as much as the other.
     let most = amounts().map(devices).max().unwrap_or(0);
     // Shares of several devices are their sum; this says how many they are.
@@ -38,14 +50,13 @@ fn asked(container: &Container, kind: Option<&str>, resource: &str) -> usize {
 }
 
 /// How many devices an amount of a resource is.
-fn devices(name: &str, amount: u64, kind: Option<&str>, resource: &str) -> u64 {
+fn devices(name: &str, amount: u64, kind: Option<&str>, resource: &str, all: u64) -> u64 {
     match (kind, own(name)) {
-        // All of a device is 100.
-        (Some(GPU), Some("gpu" | "gpu-core" | "gpu-memory-ratio")) => amount.div_ceil(100),
+        (Some(GPU), Some("gpu" | "gpu-core" | "gpu-memory-ratio")) => amount.div_ceil(WHOLE),
         (Some(GPU), Some("gpu-memory")) => 1,
         (Some(GPU), None) if name.starts_with("huawei.com/npu-") => 1,
         (Some(GPU), None) if counts_accelerators(name) || name.starts_with("huawei.com/Ascend") => amount,
-        (Some(kind), Some(own)) if own == kind => amount.div_ceil(100),
+        (Some(kind), Some(own)) if own == kind => amount.div_ceil(all),
         _ if name == resource => amount,
         _ => 0,
     }

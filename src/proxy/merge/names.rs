@@ -51,7 +51,7 @@ pub(super) fn counts_accelerators(name: &str) -> bool {
 }
 
 /// Can devices have this name: a domain, and what is counted there?
-pub(super) fn is_device(name: &str) -> bool {
+fn is_device(name: &str) -> bool {
     let Some((domain, rest)) = name.split_once('/') else { return false };
     let is_label = |label: &str| {
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

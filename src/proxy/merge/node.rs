@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::cluster::{Device, Devices};
 use crate::machine::{HIGHEST_NODE, HostFiles, Id, IdSet};
 
 /// Of so many PCI devices the place is kept.
 const KEPT: usize = 16_384;
+/// How long an address is known to have no device: functions are made on demand, and annotations name what never was.
+const MISSED: Duration = Duration::from_secs(60);
 
 /// The devices of one node. The default knows nothing.
 #[derive(Clone, Debug, Default)]
@@ -88,11 +91,18 @@ impl Node {
     }
 }
 
-/// Where PCI devices are, as sysfs says. Each is read once.
+/// Where PCI devices are, as sysfs says. Each is read once, and what is not there once a minute.
 #[derive(Default)]
 pub struct Pci {
     files: Option<Box<dyn HostFiles + Send + Sync>>,
-    seen: Mutex<BTreeMap<Box<str>, Option<Id>>>,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    nodes: BTreeMap<Box<str>, Option<Id>>,
+    /// What is not there, and when that was found.
+    missed: BTreeMap<Box<str>, Instant>,
 }
 
 impl fmt::Debug for Pci {
@@ -110,20 +120,43 @@ impl Pci {
 
     /// The NUMA node of the device at an address; `None` if the text is no address, nothing is there, or it is at none.
     fn node_of(&self, text: &str) -> Option<Id> {
+        self.node_at(text, Instant::now())
+    }
+
+    fn node_at(&self, text: &str, now: Instant) -> Option<Id> {
         let files = self.files.as_ref()?;
         let address = address(text)?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(node) = seen.get(&*address) {
+        if let Some(node) = seen.nodes.get(&*address) {
             return *node;
         }
-        // What is not there yet may come: functions are made on demand.
-        let text = files.read(&format!("sys/bus/pci/devices/{address}/numa_node")).ok()?;
-        let node = text.trim().parse().ok().filter(|node| *node <= HIGHEST_NODE);
-        if seen.len() >= KEPT {
-            seen.clear();
+        if seen.is_missed(&address, now) {
+            return None;
         }
-        seen.insert(address.into(), node);
+        let Ok(text) = files.read(&format!("sys/bus/pci/devices/{address}/numa_node")) else {
+            seen.missed.insert(address.into(), now);
+            return None;
+        };
+        let node = text.trim().parse().ok().filter(|node| *node <= HIGHEST_NODE);
+        if seen.nodes.len() >= KEPT {
+            seen.nodes.clear();
+        }
+        seen.nodes.insert(address.into(), node);
         node
+    }
+}
+
+impl Seen {
+    /// Is it not worth a look? So many that are missing at a time are made up: then no more are looked up for a while.
+    fn is_missed(&mut self, address: &str, now: Instant) -> bool {
+        let is_fresh = |at: &Instant| now.saturating_duration_since(*at) < MISSED;
+        if self.missed.get(address).is_some_and(is_fresh) {
+            return true;
+        }
+        if self.missed.len() >= KEPT {
+            self.missed.retain(|_, at| is_fresh(at));
+        }
+        self.missed.len() >= KEPT
     }
 }
 
@@ -148,7 +181,57 @@ fn address(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+
+    /// Devices at odd functions, at node 1, and how many were looked for.
+    #[derive(Clone, Default)]
+    struct Odd(Arc<AtomicUsize>);
+
+    impl HostFiles for Odd {
+        fn read(&self, path: &str) -> io::Result<String> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            match path.strip_suffix("/numa_node").is_some_and(|path| path.ends_with(['1', '3', '5', '7'])) {
+                true => Ok("1\n".to_owned()),
+                false => Err(io::ErrorKind::NotFound.into()),
+            }
+        }
+
+        fn list(&self, _: &str) -> io::Result<Vec<String>> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_looked_for_once_a_minute() {
+        let files = Odd::default();
+        let (pci, start) = (Pci::new(files.clone()), Instant::now());
+        for (after, node_0, node_1, reads) in
+            [(0, None, Some(1), 2), (59, None, Some(1), 2), (60, None, Some(1), 3)]
+        {
+            let now = start + Duration::from_secs(after);
+            assert_eq!(pci.node_at("0000:01:00.0", now), node_0);
+            assert_eq!(pci.node_at("0000:01:00.1", now), node_1);
+            assert_eq!(files.0.load(Ordering::Relaxed), reads, "after {after} s");
+        }
+    }
+
+    #[test]
+    fn addresses_that_are_made_up_cost_so_many_looks_and_no_more() {
+        let files = Odd::default();
+        let (pci, start) = (Pci::new(files.clone()), Instant::now());
+        for n in 0..2 * KEPT {
+            let text = format!("{:04x}:{:02x}:{:02x}.0", n >> 16, n >> 8 & 0xff, n & 0xff);
+            assert_eq!(pci.node_at(&text, start), None);
+        }
+        assert_eq!(files.0.load(Ordering::Relaxed), KEPT);
+        let later = start + MISSED;
+        assert_eq!(pci.node_at("0000:ff:00.1", later), Some(1));
+        assert_eq!(pci.node_at("0000:00:00.0", later), None);
+        assert_eq!(files.0.load(Ordering::Relaxed), KEPT + 2);
+    }
 
     #[test]
     fn nothing_but_an_address_is_looked_up() {

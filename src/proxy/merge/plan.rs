@@ -13,7 +13,7 @@ use super::names;
 use super::node::{Known, Node};
 use super::problem::{Kind, Problem, Problems};
 use super::rules::{Mapping, Rules};
-use super::{ID_LIMIT, IDS_LIMIT};
+use super::{ID_LIMIT, IDS_LIMIT, TYPES_LIMIT};
 use crate::json_path::{Match, Template};
 use crate::machine::IdSet;
 use crate::pod::{Annotation, Pod, PodName};
@@ -32,6 +32,7 @@ pub struct Plan {
 /// Devices, each once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Table {
+    /// Sorted.
     pub(super) resources: Vec<Arc<str>>,
     /// Sorted.
     pub(super) devices: Vec<Device>,
@@ -50,10 +51,19 @@ pub(super) struct Device {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PodPlan {
     pub(super) name: PodName,
-    /// Containers in the order of the specification, each with the positions of its devices in the order in which
-    /// they were allocated.
-    pub(super) containers: Vec<(Box<str>, Vec<usize>)>,
+    /// Containers in the order of the specification, each with its devices in the order in which they were allocated.
+    pub(super) containers: Vec<(Box<str>, Vec<Given>)>,
     pub(super) status: Status,
+}
+
+/// A device that a container has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Given {
+    /// Its position in the table.
+    pub(super) device: usize,
+    /// The number of the part that it has, where parts have ids of their own. Whether anybody else has the device is seen
+    /// by the device's own id.
+    pub(super) part: Option<u64>,
 }
 
 impl Plan {
@@ -84,7 +94,7 @@ impl Plan {
 impl Table {
     /// The position of a resource.
     pub(super) fn resource(&self, name: &[u8]) -> Option<usize> {
-        self.resources.iter().position(|known| known.as_bytes() == name)
+        self.resources.binary_search_by(|known| known.as_bytes().cmp(name)).ok()
     }
 
     /// The position of a device.
@@ -93,18 +103,51 @@ impl Table {
         self.devices.binary_search_by(key).ok()
     }
 
-    fn intern(&mut self, name: &Arc<str>) -> usize {
-        self.resources.iter().position(|known| known == name).unwrap_or_else(|| {
-            self.resources.push(name.clone());
-            self.resources.len() - 1
-        })
+    /// Marks what an id of somebody else's names: that device, the whole of which it is a part, and the parts of it.
+    pub(super) fn mark(&self, resource: usize, id: &[u8], marks: &mut [bool]) {
+        for id in [Some(id), whole(id)].into_iter().flatten() {
+            if let Some(device) = self.device(resource, id) {
+                marks[device] = true;
+            }
+        }
+        let before = |device: &Device| {
+            let ids = || device.id.bytes().cmp(id.iter().chain(b"::").copied());
+            device.resource.cmp(&resource).then_with(ids).is_lt()
+        };
+        let first = self.devices.partition_point(before);
+        for (device, mark) in self.devices[first..].iter().zip(&mut marks[first..]) {
+            let rest = device.id.as_bytes().strip_prefix(id).filter(|_| device.resource == resource);
+            if !rest.is_some_and(|rest| rest.starts_with(b"::")) {
+                break;
+            }
+            *mark |= whole(device.id.as_bytes()) == Some(id);
+        }
     }
 
-    /// Sorts the devices. Of one that was told of twice the first place counts.
-    fn sort(&mut self) {
-        self.devices.sort_by(|a, b| (a.resource, &a.id).cmp(&(b.resource, &b.id)));
-        self.devices.dedup_by(|b, a| (a.resource, &a.id) == (b.resource, &b.id));
+    /// Of a device that is told of twice the first place counts.
+    fn of(all: Vec<(Named, IdSet)>) -> Self {
+        let mut resources: Vec<Arc<str>> = all.iter().map(|((resource, _), _)| resource.clone()).collect();
+        resources.sort_unstable();
+        resources.dedup();
+        let at = |name: &Arc<str>| resources.partition_point(|known| known < name);
+        let device = |((resource, id), nodes)| Device { resource: at(&resource), id, nodes };
+        let mut devices: Vec<Device> = all.into_iter().map(device).collect();
+        devices.sort_by(|a, b| (a.resource, &a.id).cmp(&(b.resource, &b.id)));
+        devices.dedup_by(|b, a| (a.resource, &a.id) == (b.resource, &b.id));
+        Self { resources, devices }
     }
+}
+
+/// The id of the device that an id names a part of: `GPU-a` of `GPU-a::3`.
+fn whole(id: &[u8]) -> Option<&[u8]> {
+    let at = id.windows(2).rposition(|pair| pair == b"::")?;
+    let (whole, part) = (&id[..at], &id[at + 2..]);
+    (!whole.is_empty() && !part.is_empty() && part.iter().all(u8::is_ascii_digit)).then_some(whole)
+}
+
+/// Do two ids name one device, or one a part of what the other names?
+pub(super) fn is_same(one: &[u8], other: &[u8]) -> bool {
+    one == other || whole(one) == Some(other) || whole(other) == Some(one)
 }
 
 impl Rules {
@@ -120,16 +163,11 @@ impl Rules {
             number_parts(&mut drafts);
         }
         claimed_twice(&mut drafts);
-        let mut plan = Plan { allocatable: self.allocatable(node), ..Plan::default() };
+        let all = drafts.iter().flat_map(|draft| &draft.wanted);
+        let devices = Table::of(all.map(|wanted| (wanted.named(), wanted.nodes.clone())).collect());
+        let allocatable = self.allocatable(node, &devices);
+        let mut plan = Plan { devices, allocatable, ..Plan::default() };
         let mut chosen = Vec::with_capacity(drafts.len());
-        for draft in &drafts {
-            for wanted in &draft.wanted {
-                let resource = plan.devices.intern(&wanted.resource);
-                let (id, nodes) = (wanted.id.clone(), wanted.nodes.clone());
-                plan.devices.devices.push(Device { resource, id, nodes });
-            }
-        }
-        plan.devices.sort();
         for draft in drafts {
             let (pod, problems) = draft.finish(&plan.devices);
             plan.problems.extend(problems.of(&pod.name));
@@ -142,27 +180,25 @@ impl Rules {
         plan
     }
 
-    /// What the node has and may be given.
-    fn allocatable(&self, node: &Node) -> Table {
-        let mut table = Table::default();
+    /// What the node has and may be given, or was.
+    fn allocatable(&self, node: &Node, held: &Table) -> Table {
+        let mut all = Vec::new();
         if !self.allocatable {
-            return table;
+            return Table::default();
         }
         for device in node.devices().filter(|device| device.healthy) {
             let Some(name) = names::resource(&self.resources, &device.kind, node.vendor()) else { continue };
-            // Functions or the card itself, never both.
-            let ids = match device.functions.is_empty() {
-                true => std::slice::from_ref(&device.id),
-                false => &device.functions,
-            };
-            for id in ids.iter().filter(|id| is_id(id)) {
-                let resource = table.intern(&name);
-                let nodes = node.nodes_of(id, Some(device));
-                table.devices.push(Device { resource, id: id.clone(), nodes });
+            let resource = held.resource(name.as_bytes());
+            let is_held =
+                |id: &str| resource.is_some_and(|resource| held.device(resource, id.as_bytes()).is_some());
+            // Functions or the card itself, never both: whoever has the card leaves none of its functions free.
+            let is_whole = device.functions.is_empty() || is_held(&device.id);
+            let functions = device.functions.iter().filter(|id| !is_whole || is_held(id));
+            for id in is_whole.then_some(&device.id).into_iter().chain(functions).filter(|id| is_id(id)) {
+                all.push(((name.clone(), id.clone()), node.nodes_of(id, Some(device))));
             }
         }
-        table.sort();
-        table
+        Table::of(all)
     }
 }
 
@@ -201,6 +237,8 @@ struct Wanted {
     /// The position of its container.
     container: usize,
     share: Share,
+    /// The number of its part, where parts have ids of their own.
+    part: Option<u64>,
 }
 
 /// How much of a device a pod has.
@@ -236,8 +274,15 @@ impl<'a> Draft<'a> {
         if self.rules.koordinator
             && let Some(text) = self.annotation(DEVICES)
         {
-            for (kind, allocated) in koordinator::devices(text, &mut self.problems) {
+            let types = koordinator::devices(text, &mut self.problems);
+            let mut types = types.into_iter().filter(|(_, allocated)| !allocated.is_empty());
+            for (kind, allocated) in types.by_ref().take(TYPES_LIMIT) {
                 self.allocated(&kind, allocated);
+            }
+            let more: usize = types.map(|(_, allocated)| allocated.len()).sum();
+            if more > 0 {
+                let what = || format!("it has devices of more than {TYPES_LIMIT} types");
+                self.problems.add(Kind::TooMany, more, what);
             }
         }
         let rules = self.rules;
@@ -430,19 +475,20 @@ impl<'a> Draft<'a> {
             // What is said twice is there once.
             if self.seen.insert((resource.clone(), id.clone())) {
                 let resource = resource.clone();
-                self.wanted.push(Wanted { resource, id, nodes, container, share: unit.share });
+                self.wanted.push(Wanted { resource, id, nodes, container, share: unit.share, part: None });
             }
         }
     }
 
     /// The pod's part of the plan, with devices by position.
     fn finish(self, devices: &Table) -> (PodPlan, Problems) {
-        let mut containers: Vec<(Box<str>, Vec<usize>)> = Vec::new();
-        let mut of: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for wanted in &self.wanted {
-            let resource = devices.resource(wanted.resource.as_bytes());
-            let device = resource.and_then(|resource| devices.device(resource, wanted.id.as_bytes()));
-            of.entry(wanted.container).or_default().extend(device);
+        let mut containers: Vec<(Box<str>, Vec<Given>)> = Vec::new();
+        let mut of: BTreeMap<usize, Vec<Given>> = BTreeMap::new();
+        for Wanted { resource, id, container, part, .. } in &self.wanted {
+            let resource = devices.resource(resource.as_bytes());
+            let device = resource.and_then(|resource| devices.device(resource, id.as_bytes()));
+            let given = device.map(|device| Given { device, part: *part });
+            of.entry(*container).or_default().extend(given);
         }
         for (container, devices) in of {
             containers.push((self.pod.containers[container].name.clone(), devices));
@@ -461,7 +507,7 @@ fn shown(text: &str) -> String {
     text.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
-/// Gives each part of a device an id of its own, which the pod keeps whoever comes and goes: it is made of the pod's UID.
+/// Gives each part of a device a number of its own, which the pod keeps whoever comes and goes: it is made of the pod's UID.
 fn number_parts(drafts: &mut [Draft<'_>]) {
     let mut parts: Vec<(Named, u64, usize, usize)> = Vec::new();
     for (pod, draft) in drafts.iter().enumerate() {
@@ -478,7 +524,7 @@ fn number_parts(drafts: &mut [Draft<'_>]) {
         if let Some((_, taken)) = last.as_ref().filter(|(known, _)| *known == device) {
             number = number.max(taken + 1);
         }
-        drafts[pod].wanted[at].id = format!("{}::{number}", device.1).into();
+        drafts[pod].wanted[at].part = Some(number);
         last = Some((device, number));
     }
 }

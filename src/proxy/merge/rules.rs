@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::koordinator::{DEVICES, STATUS};
-use super::names::is_device;
 use crate::config::{ProxyAnnotations, ProxyMapping};
 use crate::json_path::{JsonPath, Template};
 
@@ -31,27 +30,24 @@ pub(super) struct Mapping {
 
 impl Rules {
     /// What is configured; with `allocatable` the node's own devices as well.
-    ///
-    /// # Errors
-    /// One sentence that names the place. What was read from a file was checked there.
-    pub fn new(annotations: &ProxyAnnotations, allocatable: bool) -> Result<Self, String> {
+    /// It was checked when it was read.
+    #[must_use]
+    pub fn new(annotations: &ProxyAnnotations, allocatable: bool) -> Self {
         let ProxyAnnotations { koordinator, resources, cpus, shared_ids, mappings } = annotations;
-        let resources = resources.iter().map(|(kind, name)| {
-            let name = device(name).map_err(|error| format!("resources of `{kind}`: {error}"))?;
-            Ok((kind.clone(), name))
-        });
-        let mappings = mappings.iter().enumerate().map(|(index, mapping)| {
-            let place = |error| format!("mapping {} (`{}`): {error}", index + 1, mapping.annotation);
-            Mapping::new(mapping).map_err(place)
-        });
-        Ok(Self {
+        Self {
             koordinator: *koordinator,
-            resources: resources.collect::<Result<_, String>>()?,
+            resources: resources.iter().map(|(kind, name)| (kind.clone(), name.as_str().into())).collect(),
             cpus: *cpus,
             shared_ids: *shared_ids,
             allocatable,
-            mappings: mappings.collect::<Result<_, _>>()?,
-        })
+            mappings: mappings.iter().map(Mapping::new).collect(),
+        }
+    }
+
+    /// The same, with parts of devices under the devices' own ids: for whoever counts devices.
+    #[must_use]
+    pub fn without_shared_ids(&self) -> Self {
+        Self { shared_ids: false, ..self.clone() }
     }
 
     /// The keys of the annotations that are read, each once, sorted.
@@ -68,15 +64,8 @@ impl Rules {
 }
 
 impl Mapping {
-    fn new(mapping: &ProxyMapping) -> Result<Self, String> {
+    fn new(mapping: &ProxyMapping) -> Self {
         let ProxyMapping { annotation, path, resource, id, container } = mapping.clone();
-        Ok(Self { annotation, path, resource: device(&resource)?, id, container })
-    }
-}
-
-fn device(name: &str) -> Result<Arc<str>, String> {
-    match is_device(name) {
-        true => Ok(name.into()),
-        false => Err(format!("`{name}` is no name of devices such as example.com/gpu")),
+        Self { annotation, path, resource: resource.into(), id, container }
     }
 }

@@ -1,11 +1,12 @@
 //! Puts a plan into an answer. Only the containers that get something change, and the lengths of what they are in; the
 //! rest is copied as it came, once.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use prost::bytes::Bytes;
 
-use super::plan::{Device, Plan, PodPlan, Table};
+use super::plan::{Device, Given, Plan, PodPlan, Table, is_same};
 use crate::machine::IdSet;
 use crate::wire::{Value, WireError, fields_in, put_bytes, put_head, put_number, put_varint};
 
@@ -133,7 +134,7 @@ struct Container<'a> {
 struct PodInAnswer<'a> {
     containers: Vec<Container<'a>>,
     /// The resources of the plan that the kubelet allocated to it.
-    resources: Vec<usize>,
+    resources: BTreeSet<usize>,
     /// The names of claimed devices, as in `vendor.com/class=device`.
     claimed: Vec<&'a [u8]>,
     cpus: bool,
@@ -232,8 +233,8 @@ impl Plan {
             mark(table, bytes, &part?.content, &mut taken)?;
         }
         let free = (0..table.devices.len()).filter(|device| !taken[*device]);
+        let free: Vec<Given> = free.map(|device| Given { device, part: None }).collect();
         let mut new = Vec::new();
-        let free: Vec<usize> = free.collect();
         put_devices(&mut new, table, &free, number::ALLOCATABLE, Version::V1);
         let left_out = LeftOut { listed: table.devices.len() - free.len(), ..LeftOut::default() };
         if new.is_empty() {
@@ -310,9 +311,7 @@ fn mark(
     }
     let Some(resource) = table.resource(name).filter(|_| any) else { return Ok(None) };
     for id in messages(bytes, message.clone(), number::IDS) {
-        if let Some(device) = table.device(resource, &bytes[id?.content]) {
-            taken[device] = true;
-        }
+        table.mark(resource, &bytes[id?.content], taken);
     }
     Ok(Some(resource))
 }
@@ -416,26 +415,26 @@ impl<'a> Splice<'a> {
     }
 
     /// Which of a pod's devices go into the answer.
-    fn choose(&mut self, pod: &PodInAnswer<'_>, devices: &[usize]) -> Vec<usize> {
+    fn choose(&mut self, pod: &PodInAnswer<'_>, devices: &[Given]) -> Vec<Given> {
         let table = &self.plan.devices;
         let mut chosen = Vec::with_capacity(devices.len());
-        for at in devices {
-            let Device { resource, id, .. } = &table.devices[*at];
+        for given in devices {
+            let Device { resource, id, .. } = &table.devices[given.device];
             if pod.resources.contains(resource) {
                 self.left_out.allocated += 1;
-            } else if self.taken[*at] {
+            } else if self.taken[given.device] {
                 self.left_out.listed += 1;
             } else if pod.claimed.iter().any(|name| is_cdi(name, &table.resources[*resource], id)) {
                 self.left_out.claimed += 1;
             } else {
-                chosen.push(*at);
+                chosen.push(*given);
             }
         }
         chosen
     }
 
     /// Appends devices to a container; by how many bytes the record of the container grows, if there are any.
-    fn container(&mut self, part: &Part, devices: &[usize]) -> Option<isize> {
+    fn container(&mut self, part: &Part, devices: &[Given]) -> Option<isize> {
         let start = self.new.len();
         put_devices(&mut self.new, &self.plan.devices, devices, number::DEVICES, self.version);
         self.devices += devices.len();
@@ -516,22 +515,28 @@ fn read_claim<'a>(bytes: &'a [u8], claim: Range<usize>, names: &mut Vec<&'a [u8]
     Ok(())
 }
 
-/// Is it the CDI name of this device, `<resource>=<id>`?
+/// Is it the CDI name of this device, `<resource>=<id>`, or of a part of it?
 fn is_cdi(name: &[u8], resource: &str, id: &str) -> bool {
     let rest = name.strip_prefix(resource.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
-    rest == Some(id.as_bytes())
+    rest.is_some_and(|rest| is_same(rest, id.as_bytes()))
 }
 
 /// Writes devices as the kubelet does: what has the same resource and the same place is together, as long as it comes one
 /// after the other.
-fn put_devices(out: &mut Vec<u8>, table: &Table, devices: &[usize], number: u32, version: Version) {
-    let of = |device: &usize| &table.devices[*device];
-    let together = |a: &usize, b: &usize| (of(a).resource, &of(a).nodes) == (of(b).resource, &of(b).nodes);
+fn put_devices(out: &mut Vec<u8>, table: &Table, devices: &[Given], number: u32, version: Version) {
+    let of = |given: &Given| &table.devices[given.device];
+    let together = |a: &Given, b: &Given| (of(a).resource, &of(a).nodes) == (of(b).resource, &of(b).nodes);
     for run in devices.chunk_by(together) {
         let Device { resource, nodes, .. } = of(&run[0]);
         let mut message = Vec::new();
         put_bytes(&mut message, number::RESOURCE, table.resources[*resource].as_bytes());
-        run.iter().for_each(|device| put_bytes(&mut message, number::IDS, of(device).id.as_bytes()));
+        for given in run {
+            let id = &of(given).id;
+            match given.part {
+                None => put_bytes(&mut message, number::IDS, id.as_bytes()),
+                Some(part) => put_bytes(&mut message, number::IDS, format!("{id}::{part}").as_bytes()),
+            }
+        }
         if version == Version::V1 {
             put_topology(&mut message, nodes);
         }

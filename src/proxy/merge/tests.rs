@@ -3,6 +3,7 @@
 mod mapped;
 mod random;
 mod said;
+mod zones;
 
 use std::sync::Arc;
 
@@ -90,12 +91,12 @@ pub(super) fn bytes(message: &impl Message) -> Bytes {
 /// Rules as configured in YAML.
 pub(super) fn rules(yaml: &str) -> Rules {
     let annotations: ProxyAnnotations = serde_saphyr::from_str(yaml).unwrap();
-    Rules::new(&annotations, yaml.contains("allocatable")).unwrap()
+    Rules::new(&annotations, yaml.contains("allocatable"))
 }
 
 /// The rules that hold when nothing is configured.
 fn plain() -> Rules {
-    Rules::new(&ProxyAnnotations::default(), false).unwrap()
+    Rules::new(&ProxyAnnotations::default(), false)
 }
 
 /// A device as Koordinator reports it.
@@ -199,7 +200,7 @@ fn defect_2_every_container_gets_as_many_as_it_asks_for() {
     };
     /// What each container asks for, how many there are, and what each gets.
     type Case<'a> = (&'a [&'a [(&'a str, u64)]], usize, &'a [&'a str]);
-    let asks: [Case<'_>; 12] = [
+    let asks: [Case<'_>; 14] = [
         (&[&[("koordinator.sh/gpu", 100)], &[("koordinator.sh/gpu", 200)]], 3, &["0", "1,2"]),
         (
             &[
@@ -215,7 +216,13 @@ fn defect_2_every_container_gets_as_many_as_it_asks_for() {
         (&[&[("nvidia.com/gpu", 4)], &[("nvidia.com/gpu", 4)]], 3, &["0,1,2", ""]),
         (&[&[("nvidia.com/gpu", u64::MAX)], &[("nvidia.com/gpu", u64::MAX)]], 2, &["0,1", ""]),
         (&[&[], &[("nvidia.com/gpu", 1)]], 3, &["", "0,1,2"]),
-        // Parts: half a card each, and two halves by their number.
+        // Parts: of those who share a card the first has it, since each is listed once.
+        (&[&[("koordinator.sh/gpu-core", 50)], &[("koordinator.sh/gpu-core", 50)]], 1, &["0", ""]),
+        (
+            &[&[("koordinator.sh/gpu", 100)], &[("koordinator.sh/gpu", 50)], &[("koordinator.sh/gpu", 50)]],
+            2,
+            &["0", "1", ""],
+        ),
         (&[&[("koordinator.sh/gpu-core", 50)], &[("koordinator.sh/gpu-memory-ratio", 50)]], 2, &["0", "1"]),
         (
             &[
@@ -242,6 +249,37 @@ fn defect_2_every_container_gets_as_many_as_it_asks_for() {
             })
             .collect();
         assert_eq!(of_pod(&gpus(count), &containers, &Node::default()), expected, "{containers:?}");
+    }
+}
+
+#[test]
+fn requests_that_add_up_to_the_devices_are_counts() {
+    let cards = |count: usize| {
+        let all: Vec<String> = (0..count).map(|n| format!(r#"{{"id":"{n}"}}"#)).collect();
+        format!(r#"{{"rdma":[{}]}}"#, all.join(","))
+    };
+    for (asks, count, expected) in [
+        // As counts, and as shares of which 100 are one.
+        ([2, 2], 4, ["0,1", "2,3"]),
+        ([1, 3], 4, ["0", "1,2,3"]),
+        ([100, 100], 2, ["0", "1"]),
+        ([200, 100], 3, ["0,1", "2"]),
+        ([1, 1], 1, ["0", ""]),
+        ([1, 1], 2, ["0", "1"]),
+        ([50, 50], 1, ["0", ""]),
+        // What nobody can make sense of.
+        ([2, 2], 3, ["0", "1,2"]),
+        ([u64::MAX, u64::MAX], 2, ["0,1", ""]),
+    ] {
+        for domain in ["koordinator.sh", "kubernetes.io"] {
+            let name = format!("{domain}/rdma");
+            let containers = ["main", "next"].into_iter().zip(asks);
+            let containers: Vec<_> = containers.map(|(of, n)| container(of, &[(&name, n)])).collect();
+            let shown = of_pod(&cards(count), &containers, &Node::default());
+            let ids =
+                shown.iter().map(|line| line.split_once('=').map_or("", |(_, ids)| ids)).collect::<Vec<_>>();
+            assert_eq!(ids, expected, "{asks:?}, {count}");
+        }
     }
 }
 
@@ -396,6 +434,65 @@ fn a_device_that_a_claim_has_is_not_listed_as_well() {
 }
 
 #[test]
+fn a_part_of_a_device_is_that_device() {
+    let text = r#"{"gpu":[{"id":"GPU-a","resources":{"koordinator.sh/gpu-core":50}},{"id":"GPU-b"},{"id":"GPU-ab"}]}"#;
+    let pods = [
+        pod("p", DEVICES, text, &[container("main", &[])]),
+        pod("q", DEVICES, r#"{"rdma":[{"id":"r"}]}"#, &[container("main", &[])]),
+    ];
+    let devices =
+        [device("gpu", "GPU-a", 0, None), device("gpu", "GPU-b", 1, None), device("gpu", "GPU-ab", 2, None)];
+    let node = reported("", &[&devices[..], &[device("rdma", "r", 0, None)]].concat());
+    for yaml in ["# allocatable\n{sharedIds: true}", "# allocatable\n{}"] {
+        let plan = rules(yaml).plan(pods.iter(), &node);
+        let mut kubelets = answer(&pods);
+        // As plugins that share by time have it, with another pod.
+        kubelets.pod_resources[1].containers[0].devices = vec![v1::ContainerDevices {
+            resource_name: "nvidia.com/gpu".into(),
+            device_ids: vec!["GPU-a::0".into(), "GPU-b::x".into(), "GPU-b::1".into()],
+            topology: None,
+        }];
+        let merged = plan.list(&bytes(&kubelets), Version::V1).unwrap();
+        assert_eq!(shown(&merged.bytes)[0], "p/main: nvidia.com/gpu=GPU-ab", "{yaml}");
+        assert_eq!(merged.left_out, LeftOut { listed: 2, ..LeftOut::default() });
+        // As a claim.
+        let mut kubelets = answer(&pods);
+        let name = "nvidia.com/gpu=GPU-a".to_owned();
+        let claimed = v1::ClaimResource { cdi_devices: vec![v1::CdiDevice { name }], ..Default::default() };
+        let claim = v1::DynamicResource { claim_resources: vec![claimed], ..Default::default() };
+        kubelets.pod_resources[0].containers[0].dynamic_resources = vec![claim];
+        let merged = plan.list(&bytes(&kubelets), Version::V1).unwrap();
+        assert_eq!(shown(&merged.bytes)[0], "p/main: nvidia.com/gpu=GPU-b,GPU-ab", "{yaml}");
+        assert_eq!(merged.left_out, LeftOut { claimed: 1, ..LeftOut::default() });
+        // What there is is there once.
+        let allocatable = v1::AllocatableResourcesResponse {
+            devices: vec![v1::ContainerDevices {
+                resource_name: "nvidia.com/gpu".into(),
+                device_ids: vec!["GPU-a::0".into(), "GPU-a::1".into()],
+                topology: None,
+            }],
+            ..Default::default()
+        };
+        let merged = plan.allocatable(&bytes(&allocatable)).unwrap();
+        assert_eq!((merged.devices, merged.left_out.listed), (3, 1), "{yaml}");
+    }
+    // A mapping may name parts, where the kubelet lists the whole.
+    let rules = rules("{mappings: [{annotation: a, resource: example.com/nic}]}");
+    let pods = [
+        pod("p", "a", "n::0,n::1,n0,n::x", &[container("main", &[])]),
+        pod("q", "a", "", &[container("main", &[])]),
+    ];
+    let mut kubelets = answer(&pods);
+    kubelets.pod_resources[1].containers[0].devices = vec![v1::ContainerDevices {
+        resource_name: "example.com/nic".into(),
+        device_ids: vec!["n".into()],
+        topology: None,
+    }];
+    let merged = rules.plan(pods.iter(), &Node::default()).list(&bytes(&kubelets), Version::V1).unwrap();
+    assert_eq!(shown(&merged.bytes)[0], "p/main: example.com/nic=n0,n::x");
+}
+
+#[test]
 fn defect_8_pods_that_ended_get_nothing() {
     let text = r#"{"gpu":[{"id":"GPU-a"}]}"#;
     let ended = |phase: Phase| Pod {
@@ -525,9 +622,9 @@ fn defect_11_the_node_s_healthy_devices_are_allocatable() {
         shown,
         [
             "nvidia.com/gpu=GPU-b@[]",
-            "nvidia.com/gpu=GPU-a@[0]",
             "koordinator.sh/rdma=0000:01:00.1,0000:01:00.2@[1]",
-            "koordinator.sh/rdma=0000:02:00.0@[]"
+            "koordinator.sh/rdma=0000:02:00.0@[]",
+            "nvidia.com/gpu=GPU-a@[0]"
         ]
     );
     assert_eq!((all.cpu_ids, merged.devices, merged.left_out.listed), (vec![1, 2], 4, 1));

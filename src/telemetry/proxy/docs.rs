@@ -90,14 +90,26 @@ pub(in crate::telemetry) const MERGED_DEVICES: Doc = Doc {
 pub(in crate::telemetry) const PROBLEMS: Doc = Doc {
     name: "numacast_proxy_annotation_problems",
     kind: "gauge",
-    labels: &[("kind", "of problem; the log has the sentence")],
+    labels: &[(
+        "kind",
+        "`too_long`: the annotation has more than 64 KiB; `malformed`: not what it should be, as a whole or in a part; \
+         `no_id`: neither an id nor a number that the Device knows; `bad_id`: no device can have this id; `unknown_id`: the \
+         node has no such device, as its Device says; `too_many`: more ids than are put into answers; `no_container`: the \
+         pod has none that the device could be given to; `claimed_twice`: another pod has the whole of the same device. The \
+         log has the sentence",
+    )],
     help: "What cannot be merged, or only in part, of the annotations of the node's pods",
 };
 
 pub(in crate::telemetry) const LEFT_OUT: Doc = Doc {
     name: "numacast_proxy_left_out_devices",
     kind: "gauge",
-    labels: &[("reason", "why")],
+    labels: &[(
+        "reason",
+        "`listed`: the kubelet lists the device already, with whichever pod; `allocated`: it allocated devices of this \
+         resource to the pod itself; `claimed`: a resource claim of the pod has the device; `container_not_listed`: the \
+         answer does not have the container",
+    )],
     help: "Devices of annotations that the last `List` was served without",
 };
 
@@ -126,8 +138,14 @@ pub(in crate::telemetry) const CONNECTIONS: Doc = Doc {
 pub(in crate::telemetry) const CUT: Doc = Doc {
     name: "numacast_proxy_cut_total",
     kind: "counter",
-    labels: &[("reason", "why; the log has the sentence")],
-    help: "Connections that were cut, and clients that were refused",
+    labels: &[(
+        "reason",
+        "cut are who connects and says nothing (`silent`), breaks the protocol (`garbage`), does not read an answer \
+         (`stalled`), or has the most of too many connections (`connections`); refused or slowed down are who sends control \
+         frames without end (`flood`), has too many calls (`calls`), or calls that fail by the hundred in a second \
+         (`failures`). The log has the sentence",
+    )],
+    help: "Connections that were cut, and clients that were refused or slowed down",
 };
 
 pub(in crate::telemetry) const DEVICE_ERRORS: Doc = Doc {

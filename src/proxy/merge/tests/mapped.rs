@@ -71,6 +71,10 @@ fn what_is_selected_is_bounded() {
     assert!(problems.is_empty(), "a thousand times the same");
     let all: String = (0..5000).map(|n| format!("{n},")).collect();
     assert_eq!(of_one("", &all).1, [("too_many", 1)]);
+    // A key is repeated with all that is below it.
+    let long = format!(r#"{{"{}":[1,2,3]}}"#, "k".repeat(30_000));
+    assert_eq!(of_one(", path: '$.*[*]', id: '{1}{}'", &long).1, [("bad_id", 3)]);
+    assert_eq!(of_one(", path: '$.*[*]', container: '{1}'", &long).1, [("no_container", 3)]);
 }
 
 #[test]
@@ -94,12 +98,4 @@ fn places_of_mapped_devices_are_looked_up_but_not_checked() {
     let rules = rules(&format!("{{mappings: [{{annotation: {KEY}, resource: example.com/nic}}]}}"));
     assert_eq!(merged(&rules, &pods, &node), ["p/main: example.com/nic=GPU-a@1 example.com/nic=GPU-x"]);
     assert!(rules.plan(pods.iter(), &node).problems().is_empty());
-}
-
-#[test]
-fn what_is_made_by_hand_is_checked_as_well() {
-    let mut annotations = ProxyAnnotations::default();
-    annotations.resources.insert("gpu".into(), "gpu".into());
-    let error = Rules::new(&annotations, false).unwrap_err();
-    assert_eq!(error, "resources of `gpu`: `gpu` is no name of devices such as example.com/gpu");
 }

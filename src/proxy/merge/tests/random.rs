@@ -6,13 +6,14 @@ use std::ops::Range;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::super::plan::{Device as Planned, PodPlan, Table};
+use super::super::plan::{Device as Planned, Given, PodPlan, Table};
 use super::*;
 use crate::machine::IdSet;
 use crate::wire::{Field, Value, fields_in, put_bytes, put_number};
 
-const RESOURCES: [&str; 3] = ["nvidia.com/gpu", "koordinator.sh/rdma", "example.com/nic"];
-const IDS: [&str; 6] = ["a", "b", "c", "0000:01:00.0", "a::1", ""];
+/// Sorted, as a plan has them.
+const RESOURCES: [&str; 3] = ["example.com/nic", "koordinator.sh/rdma", "nvidia.com/gpu"];
+const IDS: [&str; 8] = ["a", "b", "c", "0000:01:00.0", "a::1", "a0", "a::x", ""];
 const CONTAINERS: [&str; 3] = ["main", "next", "sidecar"];
 const PODS: [&str; 3] = ["p", "q", "r"];
 
@@ -162,21 +163,25 @@ fn list_record() -> impl Strategy<Value = Bytes> {
 
 /// A plan for some of the pods that there may be.
 fn any_plan() -> impl Strategy<Value = Plan> {
-    let device = (0..RESOURCES.len(), of(&IDS[..5]), vec(0..4_u16, 0..3));
+    let device = (0..RESOURCES.len(), of(&IDS[..7]), vec(0..4_u16, 0..3));
     let device = device.prop_map(|(resource, id, nodes)| Planned {
         resource,
         id: id.into(),
         nodes: nodes.into_iter().collect(),
     });
-    let pod =
-        (vec(vec(any::<prop::sample::Index>(), 0..4), CONTAINERS.len()), vec(0..70_u16, 0..3), any::<bool>());
+    let given = (any::<prop::sample::Index>(), proptest::option::weighted(0.3, 0..3_u64));
+    let pod = (vec(vec(given, 0..4), CONTAINERS.len()), vec(0..70_u16, 0..3), any::<bool>());
     (vec(device, 1..12), vec(pod, 0..3)).prop_map(|(mut devices, pods)| {
         devices.sort();
         devices.dedup_by(|b, a| (a.resource, &a.id) == (b.resource, &b.id));
         let pods = pods.into_iter().zip(PODS).map(|((containers, cpus, memory), name)| {
             let mut plan = PodPlan { name: ("ns".into(), name.into()), ..PodPlan::default() };
             for (devices_of, name) in containers.into_iter().zip(CONTAINERS) {
-                let devices = devices_of.iter().map(|index| index.index(devices.len())).collect::<Vec<_>>();
+                let given = |(index, part): &(prop::sample::Index, _)| Given {
+                    device: index.index(devices.len()),
+                    part: *part,
+                };
+                let devices = devices_of.iter().map(given).collect::<Vec<_>>();
                 if !devices.is_empty() {
                     plan.containers.push((name.into(), devices));
                 }
@@ -200,6 +205,15 @@ fn listed_devices(pods: &[v1::PodResources]) -> Vec<(String, String)> {
     groups
         .flat_map(|group| group.device_ids.iter().map(|id| (group.resource_name.clone(), id.clone())))
         .collect()
+}
+
+/// Is one of two ids the other, or `<other>::<number>`?
+fn same(one: &str, other: &str) -> bool {
+    let is_part = |long: &str, short: &str| {
+        let rest = long.strip_prefix(short).and_then(|rest| rest.strip_prefix("::"));
+        rest.is_some_and(|number| number.parse::<u64>().is_ok())
+    };
+    one == other || is_part(one, other) || is_part(other, one)
 }
 
 /// Puts a pod's plan into it, on decoded messages; returns how many devices, and whether it is the pod that is meant.
@@ -230,24 +244,28 @@ fn model_pod(
         };
         found = true;
         let mut last: Option<(usize, IdSet)> = None;
-        for at in devices {
-            let Planned { resource, id, nodes } = &table.devices[*at];
+        for Given { device, part } in devices {
+            let Planned { resource, id, nodes } = &table.devices[*device];
             let name = table.resources[*resource].to_string();
             let allocated = own.iter().any(|(known, _)| *known == name);
-            let listed = taken.contains(&(name.clone(), id.to_string()));
-            if allocated || listed || claimed.contains(&format!("{name}={id}")) {
+            let listed = taken.iter().any(|(known, other)| *known == name && same(other, id));
+            let cdi = |cdi: &String| {
+                cdi.split_once('=').is_some_and(|(known, other)| known == name && same(other, id))
+            };
+            if allocated || listed || claimed.iter().any(cdi) {
                 continue;
             }
+            let id = part.map_or_else(|| id.to_string(), |part| format!("{id}::{part}"));
             count += 1;
             if last.as_ref() == Some(&(*resource, nodes.clone())) {
-                container.devices.last_mut().unwrap().device_ids.push(id.to_string());
+                container.devices.last_mut().unwrap().device_ids.push(id);
                 continue;
             }
             let on: Vec<v1::NumaNode> = nodes.iter().map(|id| v1::NumaNode { id: id.into() }).collect();
             let topology = (v1 && !on.is_empty()).then_some(v1::TopologyInfo { nodes: on });
             container.devices.push(v1::ContainerDevices {
                 resource_name: name,
-                device_ids: vec![id.to_string()],
+                device_ids: vec![id],
                 topology,
             });
             last = Some((*resource, nodes.clone()));
@@ -374,7 +392,7 @@ proptest! {
         };
         let had = all(&before.devices);
         let named = plan.allocatable.devices.iter().map(|device| (plan.allocatable.resources[device.resource].to_string(), device.id.to_string()));
-        let missing: Vec<_> = named.filter(|device| !had.contains(device)).collect();
+        let missing: Vec<_> = named.filter(|(name, id)| !had.iter().any(|(known, other)| known == name && same(other, id))).collect();
         prop_assert_eq!(all(&after.devices[before.devices.len()..]), missing);
     }
 

@@ -104,6 +104,25 @@ fn a_pod_has_a_thousand_devices_at_most() {
 }
 
 #[test]
+fn a_pod_has_devices_of_a_few_types_and_many_such_pods_are_borne() {
+    let types = |of: usize| -> String {
+        let types: Vec<String> = (0..1024).map(|n| format!(r#""t{of}-{n}":[{{"id":"x"}}]"#)).collect();
+        format!(r#"{{"none":[],"more":null,{}}}"#, types.join(","))
+    };
+    let pods: Vec<Pod> =
+        (0..100).map(|n| pod(&format!("p{n}"), DEVICES, &types(n), &[container("main", &[])])).collect();
+    let plan = plain().plan(pods.iter(), &Node::default());
+    assert_eq!(plan.devices.resources.len(), 100 * 16);
+    assert!(problems(&plan).iter().all(|problem| *problem == ("too_many", 1024 - 16)));
+    assert_eq!(plan.problems()[0].sentence, "pod ns/p0: it has devices of more than 16 types");
+    let merged = plan.list(&bytes(&answer(&pods)), Version::V1).unwrap();
+    assert_eq!((merged.pods, merged.devices), (100, 1600));
+    // What the kubelet lists of all of them is found in no more than a few steps each.
+    let listed = plan.list(&merged.bytes, Version::V1).unwrap();
+    assert_eq!((listed.devices, listed.left_out.allocated), (0, 1600));
+}
+
+#[test]
 fn what_is_said_twice_is_there_once() {
     let text = r#"{"gpu":[{"id":"a"},{"id":"b"},{"id":"a"}]}"#;
     assert_eq!(of(text, &Node::default()), "p/main: nvidia.com/gpu=a,b");

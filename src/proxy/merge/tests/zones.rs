@@ -1,0 +1,105 @@
+//! What the zones of a node come to with what is merged: from the plan to the account.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::kubelet::{allocatable_of, usage_of};
+use crate::machine::{IdSet, Machine, NumaNode};
+use crate::topology::{self, Inputs};
+
+const RDMA: &str = "koordinator.sh/rdma";
+const GPU: &str = "nvidia.com/gpu";
+
+/// `capacity/allocatable/available` of resources on two NUMA nodes with four CPUs and 8 GiB each.
+fn accounted(
+    rules: &Rules,
+    pods: &[Pod],
+    node: &Node,
+    kubelets: &v1::AllocatableResourcesResponse,
+) -> BTreeMap<(u16, String), [u64; 3]> {
+    let zone = |id: Id, cpus: &str| NumaNode {
+        id,
+        cpus: cpus.parse::<IdSet>().unwrap(),
+        memory: 8 << 30,
+        hugepages: BTreeMap::default(),
+        hugepages_unread: false,
+        distances: [(0, 10), (1, 10)].into(),
+    };
+    let machine = Machine { nodes: vec![zone(0, "0-3"), zone(1, "4-7")], numa: true, ..Machine::default() };
+    let plan = rules.plan(pods.iter(), node);
+    let listed = plan.list(&bytes(&answer(pods)), Version::V1).unwrap().bytes;
+    let allocatable = plan.allocatable(&bytes(kubelets)).unwrap().bytes;
+    let topology = topology::account(&Inputs {
+        machine: &machine,
+        allocatable: &allocatable_of(allocatable).unwrap(),
+        usage: &usage_of(listed).unwrap(),
+        terminal: &BTreeSet::new(),
+        state: None,
+        config: None,
+        known: &BTreeSet::new(),
+        rules: &topology::Rules::default(),
+    });
+    let amounts = |zone: &topology::Zone| {
+        let of = |(name, amounts): (&String, &topology::Amounts)| {
+            ((zone.id, name.clone()), [amounts.capacity, amounts.allocatable, amounts.available])
+        };
+        zone.resources.iter().map(of).collect::<Vec<_>>()
+    };
+    topology.zones.iter().flat_map(amounts).collect()
+}
+
+#[test]
+fn parts_of_a_device_are_that_device() {
+    let half = r#"{"gpu":[{"id":"GPU-a","resources":{"koordinator.sh/gpu-core":50}}]}"#;
+    let pods = ["p", "q"].map(|name| pod(name, DEVICES, half, &[container("main", &[])]));
+    let node = reported("", &[device("gpu", "GPU-a", 0, Some(0)), device("gpu", "GPU-b", 1, Some(0))]);
+    let zones = |rules: &Rules| accounted(rules, &pods, &node, &Default::default())[&(0, GPU.to_owned())];
+    let shared = rules("# allocatable\n{sharedIds: true}");
+    assert_eq!(zones(&shared.without_shared_ids()), [2, 2, 1]);
+    assert_eq!(zones(&shared), [4, 2, 2], "what it would be");
+}
+
+#[test]
+fn who_has_a_card_leaves_none_of_its_functions_free() {
+    let mut cards = [device("rdma", "0000:01:00.0", 0, Some(0)), device("rdma", "0000:02:00.0", 1, Some(1))];
+    cards[0].functions = ["0000:01:00.1".into(), "0000:01:00.2".into()].into();
+    cards[1].functions = ["0000:02:00.1".into(), "0000:02:00.2".into()].into();
+    let node = reported("", &cards);
+    let rules = rules("# allocatable\n{}");
+    let zones = |text: &str| {
+        let pods = [pod("p", DEVICES, text, &[container("main", &[])])];
+        let all = accounted(&rules, &pods, &node, &Default::default());
+        [0, 1].map(|zone| all[&(zone, RDMA.to_owned())])
+    };
+    assert_eq!(zones("{}"), [[2, 2, 2]; 2]);
+    let function = r#"{"id":"0000:01:00.0","extension":{"vfs":[{"busID":"0000:01:00.2"}]}}"#;
+    assert_eq!(zones(&format!(r#"{{"rdma":[{function}]}}"#)), [[2, 2, 1], [2, 2, 2]]);
+    let card = r#"{"id":"0000:01:00.0","extension":{"vfs":[]}}"#;
+    assert_eq!(zones(&format!(r#"{{"rdma":[{card}]}}"#)), [[1, 1, 0], [2, 2, 2]]);
+    // Both are never given, but whoever says so has both.
+    assert_eq!(zones(&format!(r#"{{"rdma":[{card},{function}]}}"#)), [[2, 2, 0], [2, 2, 2]]);
+}
+
+#[test]
+fn cpus_and_memory_of_annotations_leave_the_zones_too() {
+    const STATUS: &str = "scheduling.koordinator.sh/resource-status";
+    let text = r#"{"cpuset":"1-2","numaNodeResources":[{"node":1,"resources":{"memory":"1Gi"}}]}"#;
+    let pods = [pod("p", STATUS, text, &[container("main", &[])])];
+    let kubelets = v1::AllocatableResourcesResponse {
+        cpu_ids: (0..8).collect(),
+        memory: [0, 1]
+            .map(|node| v1::ContainerMemory {
+                memory_type: "memory".into(),
+                size: 8 << 30,
+                topology: Some(v1::TopologyInfo { nodes: vec![v1::NumaNode { id: node }] }),
+            })
+            .into(),
+        ..Default::default()
+    };
+    let available = |yaml: &str| {
+        let all = accounted(&rules(yaml), &pods, &Node::default(), &kubelets);
+        ["cpu", "memory"].map(|name| [0, 1].map(|zone| all[&(zone, name.to_owned())][2]))
+    };
+    assert_eq!(available("{}"), [[4, 4], [8 << 30, 8 << 30]]);
+    assert_eq!(available("{cpus: true}"), [[2, 4], [8 << 30, 7 << 30]]);
+}
