@@ -85,7 +85,7 @@ impl Call {
     /// Service and method.
     #[must_use]
     pub fn names(&self) -> (&str, &str) {
-        self.path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).unwrap_or_default()
+        names(&self.path)
     }
 
     /// The status of a call to a service that is not served, with grpc-go's text.
@@ -100,6 +100,12 @@ impl Call {
         let (service, method) = self.names();
         Status::unimplemented(format!("unknown method {method} for service {service}"))
     }
+}
+
+/// Service and method of a path; nothing of one that is not well formed.
+#[must_use]
+pub fn names(path: &str) -> (&str, &str) {
+    path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).unwrap_or_default()
 }
 
 /// The answer to a call.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::bytes::Bytes;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
 use crate::backoff::back_off;
@@ -33,7 +33,7 @@ use crate::telemetry::proxy::{Health, Metrics};
 
 use counted::Counted;
 use knowledge::{Asking, Knowledge, Standing};
-use merge::Rules;
+use merge::{Merged, Plan, Rules, WireError};
 use notices::Notices;
 use service::Service;
 
@@ -156,19 +156,22 @@ impl Proxy {
     /// Puts into an answer to `List` what is known now; as it came where that cannot be done.
     #[must_use]
     pub fn merging_lists(&self) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
-        let knowledge = Arc::clone(self.knowledge.as_ref()?);
-        Some(move |bytes: &Bytes| {
-            let merged = knowledge.plan_of_zones().map(|plan| plan.list(bytes, merge::Version::V1));
-            merged.and_then(Result::ok).map_or_else(|| bytes.clone(), |merged| merged.bytes)
-        })
+        self.merging(|plan, bytes| plan.list(bytes, merge::Version::V1))
     }
 
     /// Puts into an answer to `GetAllocatableResources` what the node has; as it came where that cannot be done.
     #[must_use]
     pub fn merging_allocatable(&self) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
+        self.merging(Plan::allocatable)
+    }
+
+    fn merging(
+        &self,
+        merge: fn(&Plan, &Bytes) -> Result<Merged, WireError>,
+    ) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
         let knowledge = Arc::clone(self.knowledge.as_ref()?);
         Some(move |bytes: &Bytes| {
-            let merged = knowledge.plan_of_zones().map(|plan| plan.allocatable(bytes));
+            let merged = knowledge.plan_of_zones().map(|plan| merge(&plan, bytes));
             merged.and_then(Result::ok).map_or_else(|| bytes.clone(), |merged| merged.bytes)
         })
     }
@@ -239,9 +242,7 @@ impl Proxy {
             self.beat(server.is_some_and(Server::serves));
             if self.metrics.health().kubelet_age().is_none_or(|age| age > UNASKED) {
                 // What comes of it is counted and stamped by who counts calls.
-                let start = Instant::now();
-                let answer = self.upstream.ask(Ask::List, Asker::Proxy).await;
-                tracing::debug!("asked the kubelet unasked: {} after {:?}", answer.is_ok(), start.elapsed());
+                let _ = self.upstream.ask(Ask::List, Asker::Proxy).await;
             }
         }
     }

@@ -41,7 +41,7 @@ impl Cluster {
         wanted: Wanted,
     ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
         let pods: Api<Trimmed> = Api::all(self.client.clone());
-        let config = Config::default().fields(&format!("spec.nodeName={node}"));
+        let config = Config::default().fields(&on(node));
         let config = config.page_size(PAGE).timeout(WATCH_SECONDS);
         let following = Following {
             cluster: self.clone(),
@@ -58,10 +58,38 @@ impl Cluster {
 
     /// Does the API server answer when it is asked for pods of this node?
     async fn tells_pods(&self, node: &str) -> bool {
-        let pods: Api<Trimmed> = Api::all(self.client.clone());
-        let one = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(1);
-        self.in_time("list one pod of the node", pods.list(&one)).await.is_ok()
+        let one = ListParams::default().fields(&on(node)).limit(1);
+        self.one_pod(Api::all(self.client.clone()), one).await.is_ok()
     }
+
+    /// The pod of this name on `node`, as it is now, with the annotations that are wanted; `None` if there is none. It is
+    /// listed, since who may watch the node's pods may list them, and need not be allowed to get one.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn pod_of(
+        &self,
+        node: &str,
+        (namespace, name): &PodName,
+        wanted: &Wanted,
+    ) -> Result<Option<Pod>, ClusterError> {
+        let this = ListParams::default().fields(&format!("metadata.name={name},{}", on(node)));
+        let found = self.one_pod(Api::namespaced(self.client.clone(), namespace), this).await?;
+        Ok(found.map(|pod| pod.keeping(wanted)))
+    }
+
+    /// The first of the pods that are meant.
+    async fn one_pod(&self, pods: Api<Trimmed>, which: ListParams) -> Result<Option<Pod>, ClusterError> {
+        // The same for every pod: it stands in sentences that are told once.
+        let what = "list one pod of the node";
+        let listed = self.in_time(what, pods.list(&which)).await.map_err(|failure| failure.explain(what))?;
+        Ok(listed.items.into_iter().next().map(|trimmed| trimmed.pod))
+    }
+}
+
+/// The field selector for the pods of a node.
+fn on(node: &str) -> String {
+    format!("spec.nodeName={node}")
 }
 
 /// A watch, and what is known of it.
@@ -121,27 +149,6 @@ impl Following {
         self.broken = true;
         self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
         Err(format!("cannot watch the node's pods: {error}"))
-    }
-}
-
-impl Cluster {
-    /// The pod of this name on `node`, as it is now, with the annotations that are wanted; `None` if there is none. It is
-    /// listed, since who may watch the node's pods may list them, and need not be allowed to get one.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
-    pub async fn pod_of(
-        &self,
-        node: &str,
-        (namespace, name): &PodName,
-        wanted: &Wanted,
-    ) -> Result<Option<Pod>, ClusterError> {
-        // The same for every pod: it stands in sentences that are told once.
-        let what = "list one pod of the node";
-        let pods: Api<Trimmed> = Api::namespaced(self.client.clone(), namespace);
-        let one = ListParams::default().fields(&format!("metadata.name={name},spec.nodeName={node}"));
-        let listed = self.in_time(what, pods.list(&one)).await.map_err(|failure| failure.explain(what))?;
-        Ok(listed.items.into_iter().next().map(|trimmed| trimmed.pod.keeping(wanted)))
     }
 }
 

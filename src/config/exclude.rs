@@ -89,7 +89,8 @@ pub(super) fn check_device(name: &str) -> Result<(), String> {
     }
 }
 
-fn is_device(name: &str) -> bool {
+/// Can devices have this name: a domain, and what is counted there?
+pub(crate) fn is_device(name: &str) -> bool {
     let parts = name.split_once('/');
     parts.is_some_and(|(domain, rest)| is_dns_name(domain) && rest.len() <= 63 && is_qualified(rest))
 }

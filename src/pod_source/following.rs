@@ -77,7 +77,7 @@ pub struct PodSource {
     newest: watch::Receiver<PodView>,
     pods: Arc<Mutex<Pods>>,
     prompt: Arc<Notify>,
-    task: Option<Arc<Task>>,
+    _task: Option<Arc<Task>>,
 }
 
 /// Ends with its handle.
@@ -95,7 +95,7 @@ impl PodSource {
     #[must_use]
     pub fn none() -> Self {
         let (_, newest) = watch::channel(PodView::default());
-        Self { newest, pods: Arc::default(), prompt: Arc::default(), task: None }
+        Self { newest, pods: Arc::default(), prompt: Arc::default(), _task: None }
     }
 
     /// Asks `tellers` about the pods of `node`; nobody if there are none.
@@ -110,13 +110,7 @@ impl PodSource {
         let pods = Arc::<Mutex<Pods>>::default();
         let follower = Follower::new(node, cluster, news, Arc::clone(&pods), tally);
         let task = Some(Arc::new(Task(tokio::spawn(follower.run(telling)))));
-        Self { newest, pods, prompt, task }
-    }
-
-    /// Is anybody asked?
-    #[must_use]
-    pub const fn asks_anybody(&self) -> bool {
-        self.task.is_some()
+        Self { newest, pods, prompt, _task: task }
     }
 
     /// What is known now.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tonic::Code;
 
+use super::service::{V1, V1ALPHA1};
 use crate::grpc::{self, Offence, Peer};
 use crate::kubelet::{Ask, Ended, Observer};
 use crate::telemetry::proxy::{Answered, Metrics};
@@ -36,11 +37,10 @@ impl Observer for Counted {
 
 impl grpc::Observer for Counted {
     fn finished(&self, path: &str, peer: &Peer, code: Code, _: usize, took: Duration) {
-        let (service, method) =
-            path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).unwrap_or_default();
+        let (service, method) = grpc::names(path);
         let version = match service {
-            "v1.PodResourcesLister" => "v1",
-            "v1alpha1.PodResourcesLister" => "v1alpha1",
+            V1 => "v1",
+            V1ALPHA1 => "v1alpha1",
             _ => "other",
         };
         let rpc = match method {

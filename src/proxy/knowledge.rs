@@ -327,19 +327,16 @@ impl Knowledge {
     /// Those of them that are worth asking for.
     fn unknown(&self, merged: &Merged) -> Vec<PodName> {
         let unknown = self.listed_unknown(merged);
-        let (state, now) = (self.state(), Instant::now());
-        let answered = |name: &PodName| state.asked.get(name).is_some_and(|answer| now < answer.until);
-        unknown.into_iter().filter(|name| !answered(name)).collect()
+        let state = self.state();
+        unknown.into_iter().filter(|name| !state.has_asked(name)).collect()
     }
 
     /// How many pods of an answer nobody could tell of. Of one that does not exist there is nothing to tell.
     fn untold(&self, merged: &Merged) -> usize {
         let unknown = self.listed_unknown(merged);
         let state = self.state();
-        let told = |name: &PodName| match state.asked.get(name) {
-            Some(answer) => answer.pod.is_some() || self.pods.knows(name),
-            None => self.pods.knows(name),
-        };
+        let answered = |name: &PodName| state.asked.get(name).is_some_and(|answer| answer.pod.is_some());
+        let told = |name: &PodName| answered(name) || self.pods.knows(name);
         unknown.iter().filter(|name| !told(name)).count()
     }
 
@@ -373,14 +370,10 @@ impl Knowledge {
         }
         // Those that nobody could tell of are not waited for again so soon.
         for name in unknown {
-            if !self.pods.knows_living(&name) && !self.is_answered(&name) {
+            if !self.pods.knows_living(&name) && !self.state().has_asked(&name) {
                 self.remember(name, None);
             }
         }
-    }
-
-    fn is_answered(&self, name: &PodName) -> bool {
-        self.state().asked.get(name).is_some_and(|answer| Instant::now() < answer.until)
     }
 
     /// Asks for each by its name; waits on where one could not be told of.
@@ -435,6 +428,13 @@ impl Knowledge {
             complaints.truncate(3);
             complaints.insert(0, sentence);
         }
+    }
+}
+
+impl State {
+    /// Was this pod asked for, so lately that what came of it holds?
+    fn has_asked(&self, name: &PodName) -> bool {
+        self.asked.get(name).is_some_and(|answer| Instant::now() < answer.until)
     }
 }
 

@@ -18,8 +18,10 @@ use crate::kubelet::proto::v1::GetPodResourcesRequest;
 use crate::kubelet::{Ask, Asker, Flight, Upstream};
 use crate::telemetry::proxy::{Listed, Metrics};
 
-const V1: &str = "v1.PodResourcesLister";
-const V1ALPHA1: &str = "v1alpha1.PodResourcesLister";
+/// The service of v1.
+pub(super) const V1: &str = "v1.PodResourcesLister";
+/// That of v1alpha1.
+pub(super) const V1ALPHA1: &str = "v1alpha1.PodResourcesLister";
 
 /// What answers.
 pub(super) struct Service {

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::config::is_device;
+
 /// Accelerators, whoever made them.
 pub(super) const GPU: &str = "gpu";
 
@@ -48,21 +50,4 @@ pub(super) fn resource(
 /// Is it one of the names under which whole accelerators are asked for?
 pub(super) fn counts_accelerators(name: &str) -> bool {
     name == "dcu.com/gpu" || ACCELERATORS.iter().any(|(_, known)| *known == name)
-}
-
-/// Can devices have this name: a domain, and what is counted there?
-fn is_device(name: &str) -> bool {
-    let Some((domain, rest)) = name.split_once('/') else { return false };
-    let is_label = |label: &str| {
-        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
-    };
-    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let ends = edge(rest.as_bytes().first()) && edge(rest.as_bytes().last());
-    domain.len() <= 253
-        && domain.split('.').all(is_label)
-        && rest.len() <= 63
-        && rest.bytes().all(inner)
-        && ends
 }
