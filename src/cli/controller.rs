@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
-use super::settings::SettingsArgs;
+use super::settings::{SettingsArgs, ToldArgs};
 use crate::cluster::Cluster;
 use crate::controller::{self, Controller, Settings};
 use crate::telemetry;
@@ -44,18 +44,8 @@ struct ControllerArgs {
     /// A kubeconfig file [key: publish.kubeconfig]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<String>,
-    /// error, warn, info, debug or trace [key: log.level]
-    #[arg(long, value_name = "LEVEL")]
-    log_level: Option<String>,
-    /// text or json [key: log.format]
-    #[arg(long, value_name = "FORMAT")]
-    log_format: Option<String>,
-    /// Where to serve /metrics: an IP address with a port, a port such as :9742, or none [key: metrics.address]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    metrics_address: Option<String>,
-    /// Where to serve /livez, /readyz and /startupz, likewise [key: health.address]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    health_address: Option<String>,
+    #[command(flatten)]
+    told: ToldArgs,
     /// Any key of the configuration, e.g. --set controller.garbage.most=50
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -64,27 +54,14 @@ struct ControllerArgs {
 impl ControllerArgs {
     /// The same among the flags of every verb.
     fn settings(self, dry_run: bool) -> SettingsArgs {
-        let Self {
-            config,
-            namespace,
-            daemon_set,
-            kubeconfig,
-            log_level,
-            log_format,
-            metrics_address,
-            health_address,
-            set,
-        } = self;
+        let Self { config, namespace, daemon_set, kubeconfig, told, set } = self;
         SettingsArgs {
             config,
             controller_namespace: namespace,
             daemon_set,
             dry_run,
             kubeconfig,
-            log_level,
-            log_format,
-            metrics_address,
-            health_address,
+            told,
             set,
             ..SettingsArgs::default()
         }

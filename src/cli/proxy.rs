@@ -8,7 +8,7 @@ use anyhow::bail;
 use tracing::info;
 
 use super::serve::{serve, shutdown_signal};
-use super::settings::SettingsArgs;
+use super::settings::{SettingsArgs, ToldArgs};
 use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::pod_source::{KubeletPort, PodSource, PodTellers};
@@ -53,18 +53,8 @@ struct ProxyArgs {
     /// A kubeconfig file [key: publish.kubeconfig]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<String>,
-    /// error, warn, info, debug or trace [key: log.level]
-    #[arg(long, value_name = "LEVEL")]
-    log_level: Option<String>,
-    /// text or json [key: log.format]
-    #[arg(long, value_name = "FORMAT")]
-    log_format: Option<String>,
-    /// Where to serve /metrics: an IP address with a port, a port such as :9742, or none [key: metrics.address]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    metrics_address: Option<String>,
-    /// Where to serve /livez, /readyz and /startupz, likewise [key: health.address]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    health_address: Option<String>,
+    #[command(flatten)]
+    told: ToldArgs,
     /// Any key of the configuration, e.g. --set proxy.failClosed=true; maps and lists in YAML or JSON
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -82,10 +72,7 @@ impl From<ProxyArgs> for SettingsArgs {
             kubelet_dir,
             kubelet_socket,
             kubeconfig,
-            log_level,
-            log_format,
-            metrics_address,
-            health_address,
+            told,
             set,
         } = args;
         Self {
@@ -97,10 +84,7 @@ impl From<ProxyArgs> for SettingsArgs {
             kubelet_dir,
             kubelet_socket,
             kubeconfig,
-            log_level,
-            log_format,
-            metrics_address,
-            health_address,
+            told,
             set,
             ..Self::default()
         }

@@ -6,6 +6,23 @@ use anyhow::anyhow;
 
 use crate::config::{Effective, Layers, Origin};
 
+/// The flags of every verb that runs on and on: what people and monitoring are told.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(super) struct ToldArgs {
+    /// error, warn, info, debug or trace [key: log.level]
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// text or json [key: log.format]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+    /// Where to serve /metrics: an IP address with a port, a port such as :9742, or none [key: metrics.address]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_address: Option<String>,
+    /// Where to serve /livez, /readyz and /startupz, likewise [key: health.address]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    health_address: Option<String>,
+}
+
 /// Flags that set keys of the configuration. `numacast config defaults` explains every key.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Configuration")]
@@ -52,18 +69,8 @@ pub(super) struct SettingsArgs {
     /// A file that somebody touches when it is time to look [key: scan.notifyFile]
     #[arg(long, value_name = "FILE")]
     pub(super) notify_file: Option<String>,
-    /// error, warn, info, debug or trace [key: log.level]
-    #[arg(long, value_name = "LEVEL")]
-    pub(super) log_level: Option<String>,
-    /// text or json [key: log.format]
-    #[arg(long, value_name = "FORMAT")]
-    pub(super) log_format: Option<String>,
-    /// Where to serve /metrics: an IP address with a port, a port such as :9742, or none [key: metrics.address]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub(super) metrics_address: Option<String>,
-    /// Where to serve /livez, /readyz and /startupz, likewise [key: health.address]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub(super) health_address: Option<String>,
+    #[command(flatten)]
+    pub(super) told: ToldArgs,
     /// Any key of the configuration, e.g. --set scan.settle=1m; maps and lists in YAML or JSON
     #[arg(long, value_name = "KEY=VALUE")]
     pub(super) set: Vec<String>,
@@ -109,10 +116,7 @@ impl SettingsArgs {
             kubeconfig,
             poll,
             notify_file,
-            log_level,
-            log_format,
-            metrics_address,
-            health_address,
+            told: ToldArgs { log_level, log_format, metrics_address, health_address },
             set,
             controller_namespace,
             daemon_set,
