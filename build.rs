@@ -25,6 +25,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             .build_transport(false)
             // What comes out of them has an order.
             .btree_map(".")
+            // Pods are handed on as they came.
+            .bytes(".")
             .out_dir(&target)
             .compile_fds(descriptors)?;
     }
