@@ -1,7 +1,5 @@
 //! The kubelet's Pods API (kubelet.md 4): every pod that the kubelet knows, and what becomes of it, from 1.36 on.
 
-mod decode;
-
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,9 +17,8 @@ use super::client::{Identity, age, channel, identity, innermost};
 use super::proto::pods::pods_client::PodsClient;
 use super::proto::pods::{EventType, GetPodRequest, WatchPodsEvent, WatchPodsRequest};
 use crate::backoff::{back_off, jittered};
+use crate::core_v1::decode_pod;
 use crate::pod::{Life, Pod, PodEvent, Wanted};
-
-pub use decode::decode_pod;
 
 /// A pod with everything in it is smaller; the API server takes none above 3 MiB.
 const MESSAGE_LIMIT: usize = 32 << 20;
