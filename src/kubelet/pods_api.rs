@@ -28,7 +28,6 @@
 //! # }
 //! ```
 
-mod decode;
 mod error;
 mod follow;
 
@@ -49,9 +48,9 @@ use tracing::warn;
 use super::ask::Raw;
 use super::client::{Identity, channel, identity, innermost};
 use super::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
+use crate::core_v1::decode_pod;
 use crate::pod::{Pod, PodEvent, Wanted, Whole};
 
-pub use decode::decode_pod;
 pub use error::PodsError;
 pub use follow::PodsFollow;
 
@@ -142,7 +141,9 @@ impl PodsClient {
         for bytes in all.pods {
             match read(&bytes, wanted) {
                 Ok(pod) => pods.push(pod),
-                Err(reason) => warn!("a pod in the answer to ListPods cannot be read and is left out: {reason}"),
+                Err(reason) => {
+                    warn!("a pod in the answer to ListPods cannot be read and is left out: {reason}")
+                }
             }
         }
         // As it should come already.
