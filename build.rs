@@ -28,6 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             .btree_map(".")
             // Two numbers are no reason for a dependency.
             .extern_path(".google.protobuf.Timestamp", "crate::pods_api::proto::Timestamp")
+            // Pods are handed on as they came.
+            .bytes(".")
             .out_dir(&target)
             .compile_fds(descriptors)?;
     }

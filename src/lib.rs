@@ -13,6 +13,7 @@ pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod controller;
+pub mod core_v1;
 #[cfg(test)]
 mod generated;
 pub mod grpc;

@@ -235,7 +235,9 @@ mod tests {
     #[test]
     fn the_table_says_what_is_served() {
         let metrics = Metrics::new(Arc::default());
-        [Call::List, Call::Get, Call::Watch].map(|call| metrics.answered(call, "v1alpha1", "OK"));
+        for call in [Call::List, Call::Get, Call::Watch] {
+            metrics.answered(call, "v1alpha1", "OK");
+        }
         metrics.watchers("v1alpha1", 1);
         metrics.pods(2, 2);
         metrics.told_by("api_server", true);
