@@ -330,3 +330,6 @@ impl Follow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -191,6 +191,12 @@ impl Board {
         self.watchers.close();
     }
 
+    /// Events that somebody has not heard.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.watchers.waiting()
+    }
+
     fn changed(&mut self) {
         self.list = None;
         self.initial = Weak::<[Bytes; 0]>::new();
@@ -221,6 +227,11 @@ impl Watch {
             board.watchers.join(initial)
         };
         Self { board, id }
+    }
+
+    #[cfg(test)]
+    pub(super) fn board(&self) -> &Shared {
+        &self.board
     }
 }
 

@@ -156,6 +156,11 @@ impl Watchers {
         Poll::Ready(Some(Ok(message)))
     }
 
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.ring.len()
+    }
+
     /// The position of what is pushed next.
     fn end(&self) -> u64 {
         self.first + self.ring.len() as u64
