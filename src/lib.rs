@@ -24,6 +24,7 @@ pub mod nrt;
 pub mod pattern;
 pub mod pod;
 pub mod pod_source;
+pub mod pods_api;
 pub mod proxy;
 pub mod quantity;
 #[cfg(test)]
