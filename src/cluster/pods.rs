@@ -255,7 +255,7 @@ impl Following {
             At::Before(..) => self.turn_page().await.map(|()| None),
             At::Within(page) => match page.next(&self.wanted) {
                 Some(pod) => Ok(self.readable(pod).map(Seen::Listed)),
-                None => self.end_of_page(),
+                None => Ok(self.end_of_page()),
             },
             At::Idle => self.begin().await.map(|()| None),
             At::Watching(_) => self.hear().await,
@@ -275,15 +275,15 @@ impl Following {
         Ok(())
     }
 
-    fn end_of_page(&mut self) -> Result<Option<PodEvent>, ClusterError> {
-        let At::Within(page) = std::mem::replace(&mut self.at, At::Nothing) else { return Ok(None) };
+    fn end_of_page(&mut self) -> Option<PodEvent> {
+        let At::Within(page) = std::mem::replace(&mut self.at, At::Nothing) else { return None };
         if !page.next.is_empty() {
             self.at = At::Before(page.next, PAGE);
-            return Ok(None);
+            return None;
         }
-        self.version = self.known(page.version)?;
+        self.version = page.version;
         self.at = At::Idle;
-        Ok(Some(Seen::Complete))
+        Some(Seen::Complete)
     }
 
     async fn begin(&mut self) -> Result<(), ClusterError> {
@@ -329,11 +329,11 @@ impl Following {
     fn take(&mut self, heard: Heard) -> Result<Option<PodEvent>, ClusterError> {
         match heard {
             Heard::Pod(event, version) => {
-                self.version = self.known(version)?;
+                self.version = version;
                 Ok(self.readable(event))
             }
             Heard::Until(version) => {
-                self.version = self.known(version)?;
+                self.version = version;
                 Ok(None)
             }
             Heard::Failed(status) => Err(self.lose(Failure::Status(status).explain(WATCH))),
@@ -363,16 +363,6 @@ impl Following {
     fn odd(&mut self, what: &str, odd: &Odd) -> ClusterError {
         self.at = At::Nothing;
         self.cluster.not_understood(what, odd.to_string())
-    }
-
-    /// A version, which must not be missing: nobody could go on from there.
-    fn known(&mut self, version: String) -> Result<String, ClusterError> {
-        if version.is_empty() {
-            self.at = At::Nothing;
-            let reason = "there is no version in it".to_owned();
-            return Err(self.cluster.not_understood(WATCH, reason));
-        }
-        Ok(version)
     }
 
     /// What is told of a pod, if that can be read: one that cannot must not cost us the others.

@@ -38,6 +38,9 @@ pub enum Odd {
     /// An event that we do not know.
     #[error("there is no event {0:?}")]
     Event(String),
+    /// Nobody could go on from there.
+    #[error("it says no version")]
+    NoVersion,
     /// It is larger than anything that the API server has.
     #[error("it is larger than {0} bytes")]
     TooLarge(usize),
@@ -81,6 +84,11 @@ fn number(bytes: &[u8], within: Place, number: u32) -> Result<u64, WireError> {
 
 fn text(bytes: &[u8], place: Place) -> String {
     String::from_utf8_lossy(&bytes[place]).into_owned()
+}
+
+fn version(bytes: &[u8], metadata: Place, number: u32) -> Result<String, Odd> {
+    let version = last_text(bytes, metadata, number)?;
+    if version.is_empty() { Err(Odd::NoVersion) } else { Ok(version) }
 }
 
 fn last_text(bytes: &[u8], within: Place, number: u32) -> Result<String, WireError> {
@@ -144,7 +152,7 @@ impl PodPage {
             }
         }
         let metadata = last(&bytes, list.clone(), 1)?;
-        let version = last_text(&bytes, metadata.clone(), 2)?;
+        let version = version(&bytes, metadata.clone(), 2)?;
         let next = last_text(&bytes, metadata, 3)?;
         Ok(Self { bytes, rest: list, version, next })
     }
@@ -195,7 +203,7 @@ impl<'a> News<'a> {
             return Ok(Self::Failed(Box::new(status(bytes, place)?)));
         }
         let pod = open_as(frame, object, "Pod")?;
-        let version = last_text(frame, last(frame, pod.clone(), 1)?, 6)?;
+        let version = version(frame, last(frame, pod.clone(), 1)?, 6)?;
         match &frame[what.clone()] {
             b"ADDED" | b"MODIFIED" => Ok(Self::Is(&frame[pod], version)),
             b"DELETED" => Ok(Self::Gone(&frame[pod], version)),
