@@ -13,6 +13,7 @@ use tonic::Status;
 
 use super::Tally;
 use super::watchers::Watchers;
+use crate::grpc::Feed;
 use crate::wire::{put_bytes, put_head, put_number};
 
 /// The types of events.
@@ -240,6 +241,12 @@ impl Stream for Watch {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         lock(&self.board).watchers.poll(self.id, context)
+    }
+}
+
+impl Feed for Watch {
+    fn poll_over(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        lock(&self.board).watchers.poll_over(self.id, context)
     }
 }
 

@@ -81,6 +81,12 @@ fn pod(uid: &str, annotations: &[(&str, &str)], phase: &str, note: &str) -> Pod 
     Pod { namespace: "ns".into(), name: uid.into(), uid: uid.into(), whole, ..Pod::default() }
 }
 
+fn tell<const N: usize>(store: &mut Store, events: [PodEvent; N]) {
+    for event in events {
+        store.take(event, Instant::now()).unwrap();
+    }
+}
+
 /// A pod as the kubelet's `/pods` has it, which shows no notes.
 fn page_pod(uid: &str, annotations: &[(&str, &str)], phase: &str) -> Pod {
     let annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
@@ -383,7 +389,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(crate::randomised::cases())]
+    #![proptest_config(ProptestConfig { cases: 64, ..crate::randomised::cases() })]
 
     #[test]
     fn who_watches_knows_what_is_listed(steps in steps()) {
@@ -399,7 +405,7 @@ proptest! {
 fn a_watcher_is_cut_off_when_a_hundred_events_wait_and_one_more_comes() {
     let (mut store, count) = store();
     let now = Instant::now();
-    [PodEvent::Listing, PodEvent::Complete].map(|event| store.take(event, now).unwrap());
+    tell(&mut store, [PodEvent::Listing, PodEvent::Complete]);
     let (mut quick, mut slow) = (Watch::new(Arc::clone(&store.pods)), Watch::new(Arc::clone(&store.pods)));
     let mut heard = 0;
     for number in 0..=BEHIND {
@@ -425,7 +431,7 @@ fn nothing_is_lost_between_the_list_of_a_new_watcher_and_what_comes_then() {
     let (mut store, _) = store();
     let now = Instant::now();
     let list = [PodEvent::Listing, PodEvent::Listed(pod("a", &[], "Running", "")), PodEvent::Complete];
-    list.map(|event| store.take(event, now).unwrap());
+    tell(&mut store, list);
     let mut listener = Listener::join(&store.pods, uid_of_pod);
     assert!(listener.hear(), "one of its list");
     // While it hears of that the pod goes and another comes.
@@ -442,7 +448,7 @@ fn a_pod_that_is_gone_is_told_of_by_its_names_alone() {
     let now = Instant::now();
     let gone = pod("m", &[("kubernetes.io/config.mirror", "h")], "Running", "");
     let list = [PodEvent::Listing, PodEvent::Listed(gone.clone()), PodEvent::Complete];
-    list.map(|event| store.take(event, now).unwrap());
+    tell(&mut store, list);
     let mut watches = [&store.pods, &store.infos].map(|board| Watch::new(Arc::clone(board)));
     watches.iter_mut().for_each(|watch| drop([poll(watch), poll(watch)]));
     store.take(PodEvent::Gone(gone), now).unwrap();
@@ -469,9 +475,18 @@ fn a_pod_that_is_gone_is_told_of_by_its_names_alone() {
 fn a_mirror_is_found_by_either_uid_and_its_successor_is_not_taken_for_it() {
     let (mut store, _) = store();
     let now = Instant::now();
-    let mirror = |uid| pod(uid, &[("kubernetes.io/config.mirror", "h")], "Running", "");
+    let mirror = |uid: &str| {
+        // The last name and UID are those that count.
+        let mut mirror = pod(uid, &[("kubernetes.io/config.mirror", "h")], "Running", "");
+        let Some(Whole::Protobuf(bytes)) = mirror.whole.as_deref() else { panic!("it is whole") };
+        let (mut metadata, mut message) = (Vec::new(), bytes.to_vec());
+        put_bytes(&mut metadata, 1, b"etcd-worker");
+        put_bytes(&mut message, 1, &metadata);
+        (mirror.name, mirror.whole) = ("etcd-worker".into(), Some(Box::new(Whole::Protobuf(message.into()))));
+        mirror
+    };
     let list = [PodEvent::Listing, PodEvent::Listed(mirror("m1")), PodEvent::Complete];
-    list.map(|event| store.take(event, now).unwrap());
+    tell(&mut store, list);
     for board in [&store.pods, &store.infos] {
         for uid in ["m1", "h"] {
             assert!(lock(board).get(uid).is_some(), "{uid}");
@@ -494,7 +509,7 @@ fn a_mirror_is_found_by_either_uid_and_its_successor_is_not_taken_for_it() {
 fn a_list_is_made_once_and_not_kept_for_nobody() {
     let (mut store, _) = store();
     let now = Instant::now();
-    [PodEvent::Listing, PodEvent::Complete].map(|event| store.take(event, now).unwrap());
+    tell(&mut store, [PodEvent::Listing, PodEvent::Complete]);
     store.take(PodEvent::Is(pod("a", &[], "Running", "")), now).unwrap();
     let mut board = lock(&store.pods);
     let first = board.list();
@@ -605,14 +620,14 @@ fn only_what_is_shown_is_told_and_a_source_that_takes_over_says_nothing_new() {
     let (mut store, _) = store();
     let now = Instant::now();
     let list = [PodEvent::Listing, PodEvent::Listed(pod("a", &[], "Running", "1")), PodEvent::Complete];
-    list.map(|event| store.take(event, now).unwrap());
+    tell(&mut store, list);
     let mut watch = Watch::new(Arc::clone(&store.infos));
     drop([poll(&mut watch), poll(&mut watch)]);
     store.take(PodEvent::Is(pod("a", &[], "Running", "2")), now).unwrap();
     assert!(poll(&mut watch).is_pending(), "an annotation is not shown");
     // The sources of whole pods are away, and the kubelet's /pods has the same.
     let list = [PodEvent::Listing, PodEvent::Listed(page_pod("a", &[], "Running")), PodEvent::Complete];
-    list.map(|event| store.take_page(event, now).unwrap());
+    list.into_iter().for_each(|event| store.take_page(event, now).unwrap());
     assert!(store.shows_page() && poll(&mut watch).is_pending());
     store.take_page(PodEvent::Is(page_pod("a", &[], "Failed")), now).unwrap();
     assert!(matches!(poll(&mut watch), Poll::Ready(Some(Ok(_)))));
