@@ -170,9 +170,17 @@ fn start(settings: &Settings, service: &Arc<Service>) -> Result<Server, ServeErr
     Ok(server)
 }
 
-/// A watch is a call that does not end: many of them are no offence.
+/// A watch is a call that does not end: many of them are no offence. Who does not read is cut off by how many events wait; a
+/// client that works on one for a while is not.
 fn limits() -> Limits {
-    Limits { connections: 2048, connections_each: 1536, open: 8192, open_each: 4096, ..Limits::default() }
+    Limits {
+        connections: 2048,
+        connections_each: 1536,
+        open: 8192,
+        open_each: 4096,
+        unread: Duration::from_secs(60),
+        ..Limits::default()
+    }
 }
 
 /// Stamps that all is well, and starts the server where there is none.
@@ -331,3 +339,6 @@ impl Follow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
