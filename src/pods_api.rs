@@ -62,7 +62,7 @@ pub struct PodsApi {
     settings: Settings,
     tellers: PodTellers,
     node: String,
-    cluster: Cluster,
+    cluster: Option<Cluster>,
     store: Store,
     service: Arc<Service>,
     metrics: Metrics,
@@ -99,9 +99,10 @@ impl Settings {
 }
 
 impl PodsApi {
-    /// Serves the pods of `node`, which it is told by `tellers` in the order of the settings.
+    /// Serves the pods of `node`, which it is told by `tellers` in the order of the settings; without a cluster by the
+    /// kubelet's own Pods API alone.
     #[must_use]
-    pub fn new(settings: Settings, tellers: PodTellers, node: String, cluster: Cluster) -> Self {
+    pub fn new(settings: Settings, tellers: PodTellers, node: String, cluster: Option<Cluster>) -> Self {
         let metrics = Metrics::new(Arc::new(Health::new()));
         let watching = |version| Arc::new(Watching { version, metrics: metrics.clone() });
         let store = Store::new(watching("v1alpha1"), watching("podinfo.v1alpha1"));
@@ -169,9 +170,17 @@ fn start(settings: &Settings, service: &Arc<Service>) -> Result<Server, ServeErr
     Ok(server)
 }
 
-/// A watch is a call that does not end: many of them are no offence.
+/// A watch is a call that does not end: many of them are no offence. Who does not read is cut off by how many events wait; a
+/// client that works on one for a while is not.
 fn limits() -> Limits {
-    Limits { connections: 2048, connections_each: 1536, open: 8192, open_each: 4096, ..Limits::default() }
+    Limits {
+        connections: 2048,
+        connections_each: 1536,
+        open: 8192,
+        open_each: 4096,
+        unread: Duration::from_secs(60),
+        ..Limits::default()
+    }
 }
 
 /// Stamps that all is well, and starts the server where there is none.
@@ -213,7 +222,7 @@ struct Follow {
     order: Vec<PodTeller>,
     tellers: PodTellers,
     node: String,
-    cluster: Cluster,
+    cluster: Option<Cluster>,
     store: Store,
     page_alone: Arc<AtomicBool>,
     metrics: Metrics,
@@ -330,3 +339,6 @@ impl Follow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
