@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -95,17 +95,10 @@ impl Watcher {
         Ok(true)
     }
 
-    /// Reads nothing until whoever serves has had enough of it; then what is left, to its end.
+    /// What was left for one who did not read comes to an end.
     pub(crate) async fn is_cut(mut self) -> Result<()> {
-        let mut rest = [0; 64 << 10];
-        loop {
-            match self.stream.read(&mut rest).await {
-                Ok(0) => return Ok(()),
-                Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(()),
-                Err(error) => bail!(error),
-            }
-        }
+        while self.read(&mut |_| Ok(())).await? {}
+        Ok(())
     }
 }
 
