@@ -360,7 +360,7 @@ impl World {
     }
 
     /// Nothing happens any more: whoever still listens knows what is listed, which is what was told.
-    fn is_quiet(mut self) {
+    fn settle(mut self) {
         for mut listener in std::mem::take(&mut self.listeners) {
             while listener.hear() {}
             if listener.waiting <= BEHIND {
@@ -398,7 +398,7 @@ proptest! {
         for step in steps {
             world.step(step);
         }
-        world.is_quiet();
+        world.settle();
     }
 }
 
