@@ -9,8 +9,10 @@ mod exclude;
 mod explain;
 mod layers;
 mod percent;
+mod pods_api;
 mod proxy;
 mod schema;
+mod socket;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -29,8 +31,10 @@ pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
 pub use percent::Percent;
-pub use proxy::{Proxy, ProxyAnnotations, ProxyMapping, SocketMode};
+pub use pods_api::{PodsApi, PodsApiSource};
+pub use proxy::{Proxy, ProxyAnnotations, ProxyMapping};
 pub use schema::SCHEMA;
+pub use socket::SocketMode;
 pub use watch::FileWatch;
 
 /// Everything a person can set. The defaults are in [`Config::default`], the words for people in [`DOCS`].
@@ -57,6 +61,8 @@ pub struct Config {
     pub exclude: Exclude,
     /// The podresources proxy.
     pub proxy: Proxy,
+    /// The Pods API that we serve.
+    pub pods_api: PodsApi,
     /// What the controller does; the agent reads nothing of it.
     pub controller: Controller,
     /// What to tell people.
@@ -704,6 +710,26 @@ pub const DOCS: &[(&str, &str)] = &[
          container (templates).",
     ),
     (
+        "podsApi.enabled",
+        "The agent serves the kubelet's Pods API, and PodInfo, on a socket of its own. numacast pods-api serves them alone, \
+         whatever this says.",
+    ),
+    (
+        "podsApi.dir",
+        "The directory of its socket, pods-api.sock; never the kubelet's. Not set: <host.root>/run/numacast/pods-api",
+    ),
+    ("podsApi.mode", "Who may connect, as file permissions of the socket in quotes; to connect is to write."),
+    (
+        "podsApi.group",
+        "The number of the group that the socket belongs to, for clients that are not root; with a mode such as \"0660\". \
+         Not set: that of the process",
+    ),
+    (
+        "podsApi.source",
+        "Who tells of the pods: podsApi (the kubelet's own), apiServer, or kubelet (its /pods, of which PodInfo alone is \
+         served). auto: the first of these that tells.",
+    ),
+    (
         "controller.namespace",
         "The controller: the namespace of its DaemonSet and its Lease. In a pod: POD_NAMESPACE, from metadata.namespace.",
     ),
@@ -903,6 +929,7 @@ impl Config {
             conflicts.push(("pods.source", view));
         }
         conflicts.extend(self.proxy.conflicts(self));
+        conflicts.extend(self.pods_api.conflicts(self));
         if self.fingerprint.hold_after >= self.fingerprint.hold_limit {
             conflicts.push(("fingerprint.holdAfter", "it must be shorter than `fingerprint.holdLimit`"));
         }
@@ -939,6 +966,7 @@ impl Config {
         self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
         self.kubelet.pods_socket.get_or_insert_with(|| dir.join("pods-api/pods-api.sock"));
         self.proxy.resolve(&root);
+        self.pods_api.resolve(&root);
         self
     }
 }

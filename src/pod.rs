@@ -7,6 +7,8 @@ pub(crate) mod raw;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use prost::bytes::Bytes;
+
 use crate::seen::Seen;
 
 /// Namespace and name of a pod.
@@ -41,6 +43,17 @@ pub struct Pod {
     pub containers: Box<[Container]>,
     /// Annotations that somebody wants, sorted by key.
     pub annotations: Box<[(Box<str>, Annotation)]>,
+    /// All of it, where somebody wants that.
+    pub whole: Option<Box<Whole>>,
+}
+
+/// A pod as it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whole {
+    /// A `core/v1` Pod message, without an envelope.
+    Protobuf(Bytes),
+    /// An item of the kubelet's `/pods`.
+    Json(Bytes),
 }
 
 /// The value of an annotation. It is whatever whoever made the pod wrote.
@@ -66,15 +79,42 @@ impl Annotation {
     }
 }
 
-/// The keys of annotations that somebody wants. All others are dropped when a pod is read.
+/// What somebody wants of a pod besides what everybody does: annotations by their keys, and all of it as it came. The rest
+/// is dropped when a pod is read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted(Arc<BTreeSet<Box<str>>>);
+pub struct Wanted {
+    annotations: Arc<BTreeSet<Box<str>>>,
+    whole: bool,
+}
 
 impl Wanted {
-    /// These keys.
+    /// The annotations with these keys.
     #[must_use]
     pub fn of<K: Into<Box<str>>>(keys: impl IntoIterator<Item = K>) -> Self {
-        Self(Arc::new(keys.into_iter().map(Into::into).collect()))
+        Self { annotations: Arc::new(keys.into_iter().map(Into::into).collect()), whole: false }
+    }
+
+    /// And the pod as it came.
+    #[must_use]
+    pub fn whole(self) -> Self {
+        Self { whole: true, ..self }
+    }
+
+    /// Is the pod wanted as it came?
+    #[must_use]
+    pub const fn wants_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// What either wants.
+    #[must_use]
+    pub fn and(self, other: &Self) -> Self {
+        let annotations = match (self.annotations.is_empty(), other.annotations.is_empty()) {
+            (_, true) => self.annotations,
+            (true, false) => Arc::clone(&other.annotations),
+            (false, false) => Arc::new(self.annotations.union(&other.annotations).cloned().collect()),
+        };
+        Self { annotations, whole: self.whole || other.whole }
     }
 }
 
@@ -163,12 +203,16 @@ impl Pod {
         }
     }
 
-    /// Without the annotations that nobody wants.
+    /// Without what nobody wants.
     #[must_use]
     pub(crate) fn keeping(mut self, wanted: &Wanted) -> Self {
         if !self.annotations.is_empty() {
+            let keys = &wanted.annotations;
             let annotations = std::mem::take(&mut self.annotations).into_vec();
-            self.annotations = annotations.into_iter().filter(|(key, _)| wanted.0.contains(key)).collect();
+            self.annotations = annotations.into_iter().filter(|(key, _)| keys.contains(key)).collect();
+        }
+        if !wanted.whole {
+            self.whole = None;
         }
         self
     }

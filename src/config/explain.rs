@@ -359,6 +359,48 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "podsApi.enabled",
+        &[
+            "true: the agent serves docs/pods-api.md's socket from its own process, and asks nobody twice for what it knows \
+             itself. It is ready only if this is too: the socket is served and all pods were told once. It holds the pods as \
+             they came, some 10 KiB each. It must be allowed to list and watch pods unless the kubelet's own Pods API tells \
+             of them, and to write to `podsApi.dir`.",
+            "false, where it was true: the socket's file stays, and clients are told \"connection refused\".",
+        ],
+    ),
+    (
+        "podsApi.dir",
+        &[
+            "Clients mount the directory, never the file in it, which is another one after each restart. Another value \
+             leaves the old socket behind, and whoever mounts the old directory is refused from then on.",
+        ],
+    ),
+    (
+        "podsApi.mode",
+        &[
+            "\"0755\": root alone connects, as with the kubelet's. \"0660\" with `podsApi.group`: the members of that group \
+             too. Whoever connects reads all that stands in the node's pods, the values of environment variables among it. \
+             A mode that lets everybody write is refused.",
+        ],
+    ),
+    (
+        "podsApi.group",
+        &[
+            "The process must be in the group itself unless it has CAP_CHOWN; the chart puts the agent's pod into it \
+             (supplementalGroups). Clients that are not root need the same number in theirs.",
+        ],
+    ),
+    (
+        "podsApi.source",
+        &[
+            "podsApi: what the kubelet knows, its own view of containers and static pods; kubelets serve it from 1.36 on. \
+             apiServer: what the API server was told last; static pods are there as their mirrors. kubelet: `Pods` is \
+             refused, PodInfo is as new as the last reading (`pods.interval`), and `nodes/pods` must be allowed.",
+            "auto: podsApi, else apiServer, and back to podsApi when the kubelet begins to serve it. While neither tells, \
+             PodInfo is taken from the kubelet's /pods where that may be read, and `Pods` goes on with what was told last.",
+        ],
+    ),
+    (
         "controller.daemonSet",
         &[
             "Its node selector, affinity and tolerations say which Nodes should have an agent; its selector finds the \

@@ -303,6 +303,7 @@ impl From<RawPod> for Pod {
             pod_level: spec.resources.as_ref().is_some_and(Resources::is_pod_level),
             containers: spec.into_containers(),
             annotations: metadata.annotations.0.into_iter().collect(),
+            whole: None,
         }
     }
 }

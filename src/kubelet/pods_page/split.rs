@@ -1,6 +1,8 @@
 //! Takes a `PodList` in JSON apart while it comes in: one pod at a time is held and read.
 
-use crate::pod::{Pod, Wanted};
+use prost::bytes::Bytes;
+
+use crate::pod::{Pod, Wanted, Whole};
 
 /// A pod is at most some 3 MiB, which is what the API server takes.
 const LARGEST_POD: usize = 8 << 20;
@@ -142,8 +144,8 @@ impl Splitter {
         };
         self.depth = depth;
         match (self.place, depth) {
-            (Place::Pods, 2) => match Pod::from_json(&self.pod) {
-                Ok(pod) => self.pods.push(pod.keeping(&self.wanted)),
+            (Place::Pods, 2) => match self.read() {
+                Ok(pod) => self.pods.push(pod),
                 Err(reason) => self.wrong = Some(format!("a pod in it cannot be read: {reason}")),
             },
             (Place::Pods, 1) => self.place = Place::Behind,
@@ -152,11 +154,20 @@ impl Splitter {
             _ => {}
         }
     }
+
+    /// The pod that came in.
+    fn read(&self) -> Result<Pod, String> {
+        let mut pod = Pod::from_json(&self.pod)?.keeping(&self.wanted);
+        if self.wanted.wants_whole() {
+            pod.whole = Some(Box::new(Whole::Json(Bytes::copy_from_slice(&self.pod))));
+        }
+        Ok(pod)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -165,6 +176,23 @@ mod tests {
         text.as_bytes().chunks(pieces).for_each(|piece| splitter.push(piece));
         let pods = splitter.finish()?;
         Ok(pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>().join(","))
+    }
+
+    #[test]
+    fn a_pod_is_kept_as_it_came_for_who_wants_it_whole() {
+        let pod = json!({"metadata": {"name": "a", "namespace": "ns"}, "status": {"conditions": [{"type": "Ready"}]}});
+        let list = json!({"items": [pod, pod]}).to_string();
+        for wanted in [Wanted::default().whole(), Wanted::default()] {
+            let mut splitter = Splitter::keeping(wanted.clone());
+            list.as_bytes().chunks(5).for_each(|piece| splitter.push(piece));
+            let pods = splitter.finish().unwrap();
+            let whole = |pod: &Pod| match pod.whole.as_deref() {
+                Some(Whole::Json(bytes)) => Some(serde_json::from_slice::<Value>(bytes).unwrap()),
+                _ => None,
+            };
+            let expected = wanted.wants_whole().then_some(pod.clone());
+            assert_eq!(pods.iter().map(whole).collect::<Vec<_>>(), [expected.clone(), expected]);
+        }
     }
 
     #[test]
