@@ -795,6 +795,11 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     let pods = |source: &str| json!({"config": {"pods": {"source": source}}});
     let kubelet = |source: &str| json!({"config": {"kubelet": {"config": {"source": source}}}});
     let proxy = |proxy: Value| json!({"config": {"proxy": proxy}});
+    let pods_api = |source: &str, of_agent: &str| json!({"config": {
+        "podsApi": {"enabled": true, "source": source},
+        "pods": {"source": of_agent},
+        "fingerprint": {"view": if of_agent == "none" { "none" } else { "scheduler" }},
+    }});
     for (values, expected) in [
         (json!({}), all.clone()),
         (json!({"config": {"publish": {"watch": false}}}), without(&[WATCH])),
@@ -812,6 +817,12 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         (proxy(json!({"enabled": true})), [&all[..], &[DEVICES]].concat()),
         (proxy(json!({"enabled": true, "annotations": {"koordinator": false}})), all.clone()),
         (proxy(json!({"enabled": false, "annotations": {"koordinator": true}})), all.clone()),
+        (pods_api("auto", "none"), all.clone()),
+        (pods_api("apiServer", "none"), all.clone()),
+        (pods_api("podsApi", "none"), without(&LIST_PODS)),
+        (pods_api("kubelet", "none"), [&without(&LIST_PODS)[..], &[PODS_PAGE]].concat()),
+        (pods_api("kubelet", "apiServer"), [&all[..], &[PODS_PAGE]].concat()),
+        (json!({"config": {"podsApi": {"source": "kubelet"}}}), all.clone()),
         (kubelet("configz"), all.clone()),
         (kubelet("auto"), all.clone()),
         (kubelet("none"), without(&[CONFIGZ])),

@@ -19,6 +19,8 @@ pub(crate) mod parts;
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 pub(crate) mod podresources;
 pub(crate) mod pods;
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) mod pods_clients;
 pub(crate) mod prober;
 pub(crate) mod process;
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]

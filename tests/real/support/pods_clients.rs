@@ -8,8 +8,6 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -64,7 +62,7 @@ pub(crate) struct Answer {
     pub(crate) code: String,
     pub(crate) text: String,
     pub(crate) pods: Vec<Value>,
-    /// Of a call: the messages, in base64.
+    /// Of a call: the messages, in hexadecimal.
     #[serde(default)]
     pub(crate) messages: Vec<String>,
 }
@@ -154,7 +152,7 @@ impl Clients {
 
     /// What comes of bytes at any path; `more` may be `--stream`.
     pub(crate) async fn call(&self, socket: &Path, rpc: &str, request: &[u8], more: &[&str]) -> Result<Answer> {
-        let request = STANDARD.encode(request);
+        let request: String = request.iter().map(|byte| format!("{byte:02x}")).collect();
         self.one(Who::Go, socket, &[&["call", "--rpc", rpc, "--request", &request], more].concat()).await
     }
 

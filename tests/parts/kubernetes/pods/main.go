@@ -5,7 +5,7 @@
 //	pods list --socket S [--times 3] [--limit 33554432]
 //	pods get --socket S --uid U
 //	pods watch --socket S [--stall]
-//	pods call --socket S --rpc /v1alpha1.Pods/ListPods [--request BASE64] [--stream]
+//	pods call --socket S --rpc /v1alpha1.Pods/ListPods [--request HEX] [--stream]
 //
 // "list" and "get" print one line per answer: code and text of its status, and the
 // pods. "watch" prints one line per event, and one with code and text when it has
@@ -18,7 +18,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"flag"
@@ -63,7 +62,7 @@ func run(from []string) error {
 	set.StringVar(&a.socket, "socket", "", "the socket")
 	set.StringVar(&a.uid, "uid", "", "of the pod, for get")
 	set.StringVar(&a.rpc, "rpc", "", "a method by its whole name, for call")
-	set.StringVar(&a.request, "request", "", "what is sent, in base64, for call")
+	set.StringVar(&a.request, "request", "", "what is sent, in hexadecimal, for call")
 	set.IntVar(&a.limit, "limit", 32<<20, "the largest message that is taken, in bytes")
 	set.IntVar(&a.times, "times", 1, "how often, over one connection")
 	set.BoolVar(&a.stall, "stall", false, "take nothing after the initial list until a line comes on standard input")
@@ -112,8 +111,8 @@ type answered struct {
 	Code string `json:"code"`
 	Text string `json:"text"`
 	Pods []one  `json:"pods"`
-	// Messages are those that call has got.
-	Messages [][]byte `json:"messages,omitempty"`
+	// Messages are those that call has got, in hexadecimal.
+	Messages []string `json:"messages,omitempty"`
 }
 
 func answer(pods [][]byte, err error) error {
@@ -220,13 +219,13 @@ func (asItIs) Name() string { return "" }
 const mostOfStream = 1000
 
 func call(a arguments, conn *grpc.ClientConn) error {
-	request, err := base64.StdEncoding.DecodeString(a.request)
+	request, err := hex.DecodeString(a.request)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
-	var messages [][]byte
+	var messages []string
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, a.rpc, grpc.ForceCodecV2(asItIs{}))
 	if err == nil {
 		err = stream.SendMsg(&through{request})
@@ -237,7 +236,7 @@ func call(a arguments, conn *grpc.ClientConn) error {
 	for err == nil && len(messages) < mostOfStream {
 		var message through
 		if err = stream.RecvMsg(&message); err == nil {
-			messages = append(messages, message.bytes)
+			messages = append(messages, hex.EncodeToString(message.bytes))
 		}
 		// The end of the initial list: what follows may be long in coming.
 		if a.stream && bytes.Equal(message.bytes, []byte{8, byte(v1alpha1.EventType_INITIAL_SYNC_COMPLETE)}) {

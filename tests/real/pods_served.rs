@@ -1,0 +1,51 @@
+//! The Pods API as the kubelet 1.36 serves it, and as ours does on each of its sources: clients of upstream's own definitions hear
+//! the same, whatever becomes of the pods.
+
+mod differences;
+mod scenarios;
+mod served;
+mod world;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::support::{Needs, Parts};
+use differences::{DIFFERENCES, Source};
+use world::World;
+
+/// Where the suite runs.
+const SOURCES: &[Source] = &[Source::Kubelet];
+
+#[tokio::test]
+async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
+    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let mut world = World::start(&parts, SOURCES).await?;
+    macro_rules! scenarios {
+        ($($name:ident),+ $(,)?) => {$(
+            world.scenario = stringify!($name);
+            let begun = std::time::Instant::now();
+            world.$name().await.context(stringify!($name))?;
+            println!("{}: {:?}", stringify!($name), begun.elapsed());
+        )+};
+    }
+    scenarios!(
+        many_pods,
+        static_pods,
+        updates,
+        labels,
+        label_and_status,
+        terminal_pods,
+        terminal_pods_go,
+        deletions,
+        a_finalizer,
+        a_finalizer_goes,
+        force_deletion,
+        a_name_returns,
+        deletions_while_disconnected,
+        a_slow_watcher,
+        bad_requests,
+    );
+    let unused: Vec<_> =
+        DIFFERENCES.iter().enumerate().filter(|(row, _)| !world.used.contains(row)).map(|(_, row)| row).collect();
+    ensure!(unused.is_empty(), "nobody needs these any more: {unused:#?}");
+    Ok(())
+}
