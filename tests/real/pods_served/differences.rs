@@ -70,6 +70,87 @@ impl Row {
     }
 }
 
+/// Those that know pods by the kubelet.
+const KUBELETS: &[Source] = &[Source::Kubelet, Source::PodsApi];
+
 /// The table.
 pub(super) const DIFFERENCES: &[Row] = &[
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Any,
+        aspect: "field metadata annotations kubernetes.io/config.s*",
+        why: "the kubelet adds `kubernetes.io/config.seen` and `kubernetes.io/config.source`",
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Any,
+        aspect: "field metadata resourceVersion",
+        why: "the kubelet keeps the one that it saw first (mirrors have one, static pods none)",
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Any,
+        aspect: "field metadata managedFields",
+        why: "as `resourceVersion`",
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata uid",
+        why: "the kubelet's UID of a static pod is a hash of its file; its mirror has one of the API server",
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata annotations kubernetes.io/config.mirror",
+        why: "mirrors alone have it",
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata creationTimestamp",
+        why: "mirrors alone have it",
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata generation",
+        why: "mirrors alone have it",
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata ownerReferences",
+        why: "mirrors alone have it: the Node",
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field spec pr*",
+        why: "admission by the API server gives mirrors `priority` and `preemptionPolicy`",
+    },
+    Row {
+        sources: &[Source::Kubelet],
+        scenarios: &["labels"],
+        pods: Pods::Any,
+        aspect: "heard old",
+        why: "the kubelet 1.36 tells watchers what changes a pod's status, and with that its labels and annotations; List has them \
+              at once",
+    },
+    Row {
+        sources: &[Source::Kubelet],
+        scenarios: &["terminal_pods", "a_finalizer"],
+        pods: Pods::Any,
+        aspect: "not heard",
+        why: "the kubelet 1.36 says DELETED when a pod has ended, though its object is there and in its List",
+    },
 ];

@@ -70,7 +70,7 @@ impl World {
         self.quiet("there is none").await?;
         let names: Vec<String> = (0..40).map(|index| format!("many-{index}")).collect();
         self.run_all(&names).await?;
-        let whole = pod("whole").cpus(2).memory("1Gi").device("example.com/nic", 1).annotation("example.com/é", "ü");
+        let whole = pod("whole").cpus(2).memory("1Gi").device("example.com/nic", 1).annotation("example.com/text", "ü€");
         self.node.run(whole.init("first").cpus(1).memory("64Mi").sidecar("side").cpus(1).memory("64Mi")).await?;
         self.quiet("they run").await?;
         // Python's client has the same pods from the same bytes.

@@ -106,6 +106,8 @@ impl World {
     /// Waits until everybody hears what there is, but for what the table excuses; what of the table is needed is noted.
     pub(super) async fn quiet(&mut self, when: &str) -> Result<()> {
         let scenario = self.scenario;
+        let explore = std::env::var_os("EXPLORE").is_some();
+        let begun = std::time::Instant::now();
         let excused = until(&format!("{scenario}: all is told everywhere: {when}"), async || {
             self.node.kubelet_still_runs()?;
             self.connect_again().await?;
@@ -119,6 +121,11 @@ impl World {
                         None => wrong.push((place.source, difference)),
                     }
                 }
+            }
+            if explore && begun.elapsed().as_secs() > 6 {
+                let all: BTreeSet<String> = wrong.iter().map(|(s, d)| format!("EXPLORE {scenario}/{when}: {s:?} {} {} {}", d.aspect, d.pod, &d.detail.chars().take(300).collect::<String>())).collect();
+                for one in all { println!("{one}"); }
+                wrong.clear();
             }
             ensure!(wrong.is_empty(), "{} differences: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
             Ok(excused)
@@ -283,6 +290,9 @@ pub(super) fn paths(one: &Value, other: &Value) -> Vec<String> {
 fn walk(one: &Value, other: &Value, path: &mut Vec<String>, found: &mut Vec<String>) {
     match (one, other) {
         _ if one == other => {}
+        // An empty object is left out.
+        (Value::Object(_), Value::Null) => walk(one, &empty(), path, found),
+        (Value::Null, Value::Object(_)) => walk(&empty(), other, path, found),
         (Value::Object(a), Value::Object(b)) => {
             let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
             for key in keys {
@@ -300,6 +310,10 @@ fn walk(one: &Value, other: &Value, path: &mut Vec<String>, found: &mut Vec<Stri
         }
         _ => found.push(path.join(" ")),
     }
+}
+
+fn empty() -> Value {
+    Value::Object(serde_json::Map::new())
 }
 
 /// What is at a path.
