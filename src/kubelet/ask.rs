@@ -134,7 +134,7 @@ pub(super) fn decoded<M: Message + Default>(method: &'static str, answer: Bytes)
 
 /// Messages as they are. An answer's frames are put together once, by tonic; the result is not copied again.
 #[derive(Clone, Copy, Debug)]
-struct Raw;
+pub(super) struct Raw;
 
 impl Codec for Raw {
     type Encode = Bytes;

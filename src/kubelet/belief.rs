@@ -41,16 +41,19 @@ pub(super) struct Belief {
 /// Namespace and name.
 type Name = (String, String);
 
-/// What is remembered of a pod.
+/// What is remembered of a pod. By name, not by UID: where another has come that has the name, nobody has to wonder where
+/// the one before it is.
 #[derive(Debug)]
 struct Trace {
+    uid: String,
     /// It was deleted or has ended: that it is missing is no wonder.
     goes: bool,
 }
 
 impl Trace {
     fn of(pod: &Pod) -> (Name, Self) {
-        (pod.full_name(), Self { goes: pod.deleted || pod.life != Life::Living })
+        let goes = pod.deleted || pod.life != Life::Living;
+        (pod.full_name(), Self { uid: pod.uid.clone(), goes })
     }
 }
 
@@ -105,8 +108,11 @@ impl Belief {
 
     /// A single pod was said to be gone.
     pub(super) fn gone(&mut self, pod: &Pod) {
-        if let Some(believed) = &mut self.believed {
-            believed.remove(&pod.full_name());
+        let Some(believed) = &mut self.believed else { return };
+        let name = pod.full_name();
+        // The next one may have the name already.
+        if believed.get(&name).is_some_and(|trace| trace.uid == pod.uid) {
+            believed.remove(&name);
         }
     }
 
@@ -221,5 +227,19 @@ mod tests {
         reading("ab").iter().for_each(|pod| belief.gone(pod));
         assert_eq!(told(&belief.take(reading("ce"), Teller::Young, now)), "ce", "d is missing");
         assert_eq!(told(&belief.take(reading("cde"), Teller::Young, now)), "[cde]", "nobody is");
+    }
+
+    #[test]
+    fn a_pod_that_goes_does_not_take_the_next_of_its_name_along() {
+        let mut belief = Belief::default();
+        let now = Instant::now();
+        belief.take(reading("ab"), Teller::Known, now);
+        let old = reading("a").remove(0);
+        let new = Pod { uid: "another".into(), ..old.clone() };
+        belief.is(&new);
+        belief.gone(&old);
+        assert_eq!(told(&belief.take(reading("b"), Teller::Young, now)), "b", "the new one is missing");
+        belief.gone(&new);
+        assert_eq!(told(&belief.take(reading("b"), Teller::Young, now)), "[b]", "nobody is");
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::Stream;
 use prost::Message;
+use prost::bytes::Bytes;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tonic::service::Routes;
@@ -33,7 +34,7 @@ pub struct SimPodsApi {
 #[derive(Debug, Default)]
 struct State {
     /// By UID, which is the order of the list.
-    pods: BTreeMap<String, Vec<u8>>,
+    pods: BTreeMap<String, Bytes>,
     watchers: Vec<mpsc::UnboundedSender<Told>>,
     /// How often WatchPods was called.
     watches: usize,
@@ -53,7 +54,7 @@ fn lock(shared: &Mutex<State>) -> MutexGuard<'_, State> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn event(kind: EventType, pod: Vec<u8>) -> WatchPodsEvent {
+fn event(kind: EventType, pod: Bytes) -> WatchPodsEvent {
     WatchPodsEvent { r#type: kind.into(), pod }
 }
 
@@ -100,13 +101,13 @@ impl SimPodsApi {
     /// was modified.
     pub fn set(&self, pod: &core::Pod) {
         self.set_silently(pod);
-        let told = Ok(event(EventType::Modified, pod.encode_to_vec()));
+        let told = Ok(event(EventType::Modified, pod.encode_to_vec().into()));
         lock(&self.shared).tell(&told);
     }
 
     /// As [`SimPodsApi::set`], and the event is lost.
     pub fn set_silently(&self, pod: &core::Pod) {
-        lock(&self.shared).pods.insert(uid(pod), pod.encode_to_vec());
+        lock(&self.shared).pods.insert(uid(pod), pod.encode_to_vec().into());
     }
 
     /// A pod is gone, and everybody is told.
@@ -116,7 +117,7 @@ impl SimPodsApi {
         let core::ObjectMeta { name, namespace, uid, .. } = metadata;
         let metadata = core::ObjectMeta { name, namespace, uid, ..core::ObjectMeta::default() };
         let pod = core::Pod { metadata: Some(metadata), ..core::Pod::default() };
-        lock(&self.shared).tell(&Ok(event(EventType::Deleted, pod.encode_to_vec())));
+        lock(&self.shared).tell(&Ok(event(EventType::Deleted, pod.encode_to_vec().into())));
     }
 
     /// No container of a pod will ever run again, which everybody is told as if it were gone; its object stays, and nobody
@@ -133,7 +134,7 @@ impl SimPodsApi {
 
     /// Everybody is told this, whatever it is.
     pub fn tell(&self, kind: i32, pod: Vec<u8>) {
-        lock(&self.shared).tell(&Ok(WatchPodsEvent { r#type: kind, pod }));
+        lock(&self.shared).tell(&Ok(WatchPodsEvent { r#type: kind, pod: pod.into() }));
     }
 
     /// Ends all watches as those of clients that were too slow.
@@ -215,7 +216,7 @@ impl Pods for Service {
             let _ = news.send(Ok(event(EventType::Added, pod.clone())));
         }
         if state.stuck_after.is_none() && !state.no_marker {
-            let _ = news.send(Ok(event(EventType::InitialSyncComplete, Vec::new())));
+            let _ = news.send(Ok(event(EventType::InitialSyncComplete, Bytes::new())));
         }
         state.watchers.push(news);
         let next = futures::stream::poll_fn(move |context| told.poll_recv(context));

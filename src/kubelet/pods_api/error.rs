@@ -1,0 +1,225 @@
+//! Why there is no answer from the Pods API (kubelet.md 4.4).
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tonic::{Code, Status};
+
+use crate::kubelet::client::innermost;
+
+/// Why there is no answer from the Pods API. Each is one sentence for the person who runs the node: what, where, and what
+/// to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(
+    missing_docs,
+    reason = "`path` is the socket, `call` the gRPC method, the rest is the other side's words"
+)]
+pub enum PodsError {
+    /// There is nothing at the path.
+    NoSocket { path: PathBuf },
+    /// There is something at the path, and nobody listens.
+    Refused { path: PathBuf },
+    /// We may not connect.
+    Denied { path: PathBuf },
+    /// The system says something else.
+    Connect { path: PathBuf, reason: String },
+    /// Something listens that is no gRPC server.
+    NotGrpc { path: PathBuf, reason: String },
+    /// No answer in time.
+    Deadline { path: PathBuf, call: &'static str, after: Duration },
+    /// It does not know its pods yet.
+    Starting { path: PathBuf, message: String },
+    /// It serves something else.
+    Unserved { path: PathBuf, message: String },
+    /// It has no pod with this UID.
+    NoSuchPod { path: PathBuf, uid: String },
+    /// Its limit of requests is used up.
+    RateLimited { path: PathBuf, call: &'static str },
+    /// It ended the watch, which was not read fast enough.
+    TooSlow { path: PathBuf, message: String },
+    /// The answer is larger than we take.
+    TooLarge { path: PathBuf, call: &'static str, message: String },
+    /// The answer is none.
+    Garbled { path: PathBuf, call: &'static str, reason: String },
+    /// It ended the watch without a reason.
+    Ended { path: PathBuf },
+    /// It began a list and did not go on.
+    Stuck { path: PathBuf, after: Duration },
+    /// The connection broke.
+    Lost { path: PathBuf, call: &'static str, reason: String },
+    /// It says something else.
+    Status { path: PathBuf, call: &'static str, code: String, message: String },
+    /// There is nowhere to ask.
+    Nowhere,
+    /// None of several; each has its reason.
+    Nobody(Vec<PodsError>),
+}
+
+/// The most that is repeated of the other side's words.
+const WORDS: usize = 300;
+
+impl PodsError {
+    /// Why nobody can be connected to.
+    pub(super) fn unreached(path: &Path, error: &io::Error) -> Self {
+        let path = path.to_owned();
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::NoSocket { path },
+            io::ErrorKind::ConnectionRefused => Self::Refused { path },
+            io::ErrorKind::PermissionDenied => Self::Denied { path },
+            _ => Self::Connect { path, reason: error.to_string() },
+        }
+    }
+
+    /// What a status means.
+    pub(super) fn of_status(path: &Path, call: &'static str, status: &Status) -> Self {
+        let path = path.to_owned();
+        let message: String = status.message().chars().take(WORDS).collect();
+        match status.code() {
+            Code::Unimplemented => Self::Unserved { path, message },
+            Code::FailedPrecondition => Self::Starting { path, message },
+            Code::NotFound if call == "GetPod" => {
+                let uid =
+                    message.strip_prefix("pod with UID ").and_then(|rest| rest.strip_suffix(" not found"));
+                let uid = uid.unwrap_or(&message).to_owned();
+                Self::NoSuchPod { path, uid }
+            }
+            Code::ResourceExhausted if message.contains("rate limit") => Self::RateLimited { path, call },
+            // tonic says OutOfRange of an answer above its own limit, Go's servers ResourceExhausted.
+            Code::ResourceExhausted | Code::OutOfRange if message.contains("large") => {
+                Self::TooLarge { path, call, message }
+            }
+            Code::ResourceExhausted if call == "WatchPods" => Self::TooSlow { path, message },
+            _ if status.source().is_some() => Self::Lost { path, call, reason: innermost(status) },
+            code => Self::Status { path, call, code: format!("{code:?}"), message },
+        }
+    }
+
+    /// Of all that were asked.
+    pub(super) fn all(mut reasons: Vec<Self>) -> Self {
+        match reasons.len() {
+            0 => Self::Nowhere,
+            1 => reasons.swap_remove(0),
+            _ => Self::Nobody(reasons),
+        }
+    }
+
+    /// Does the one who serves say so of its pods or of us? Then nobody else is to be asked.
+    pub(super) fn is_an_answer(&self) -> bool {
+        matches!(
+            self,
+            Self::NoSuchPod { .. } | Self::RateLimited { .. } | Self::TooLarge { .. } | Self::Garbled { .. }
+        )
+    }
+
+    /// Does nobody there serve this, so that it will take another server before anybody does?
+    #[must_use]
+    pub fn is_unserved(&self) -> bool {
+        match self {
+            Self::Unserved { .. } | Self::Nowhere => true,
+            // A kubelet that has just started has made its directory and not yet its socket.
+            Self::NoSocket { path } => path.parent().is_none_or(|directory| !directory.is_dir()),
+            Self::Nobody(reasons) => reasons.iter().all(Self::is_unserved),
+            _ => false,
+        }
+    }
+
+    /// What to do.
+    fn advice(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::NoSocket { .. } => {
+                "kubelets have one from 1.36 on (there with the feature gate PodsAPI), numacast makes one with \
+                 `podsApi.enabled`; is the path right?"
+            }
+            Self::Refused { .. } => {
+                "its server is not running, is just starting, or no longer serves the Pods API"
+            }
+            Self::Denied { .. } => "it is for root and the socket's group: run this as root",
+            Self::NotGrpc { .. } => "is the path right?",
+            Self::RateLimited { .. } => "ask less often, or watch",
+            Self::Nowhere => "name a socket",
+            _ => return None,
+        })
+    }
+
+    fn what(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSocket { path } => write!(f, "there is no Pods API socket at {}", path.display()),
+            Self::Refused { path } => write!(f, "nobody listens on {}", path.display()),
+            Self::Denied { path } => write!(f, "permission to connect to {} is denied", path.display()),
+            Self::Connect { path, reason } => write!(f, "cannot connect to {}: {reason}", path.display()),
+            Self::NotGrpc { path, reason } => {
+                write!(f, "{} is a socket, but no gRPC server answers on it ({reason})", path.display())
+            }
+            Self::Deadline { path, call, after } => {
+                write!(f, "the server at {} did not answer {call} within {after:?}", path.display())
+            }
+            Self::Starting { path, message } => {
+                write!(f, "the server at {} cannot tell its pods yet: {message}", path.display())
+            }
+            Self::Unserved { path, message } => {
+                write!(f, "the server at {} does not serve the Pods API ({message})", path.display())
+            }
+            Self::NoSuchPod { path, uid } => {
+                write!(f, "the server at {} knows no pod with the UID {uid}", path.display())
+            }
+            Self::RateLimited { path, call } => {
+                write!(f, "the server at {} refused {call}: rejected by rate limit", path.display())
+            }
+            Self::TooSlow { path, message } => write!(
+                f,
+                "the server at {} ended the watch of its pods, for we were too slow or it has too many clients: {message}",
+                path.display()
+            ),
+            Self::TooLarge { path, call, message } => {
+                write!(f, "the answer to {call} of the server at {} is too large: {message}", path.display())
+            }
+            Self::Garbled { path, call, reason } => {
+                write!(f, "the answer to {call} of the server at {} cannot be read: {reason}", path.display())
+            }
+            Self::Ended { path } => write!(f, "the server at {} ended the watch of its pods", path.display()),
+            Self::Stuck { path, after } => {
+                let path = path.display();
+                write!(f, "the server at {path} did not go on with the list of its pods within {after:?}")
+            }
+            Self::Lost { path, call, reason } => {
+                write!(f, "the connection to the server at {} broke during {call}: {reason}", path.display())
+            }
+            Self::Status { path, call, code, message } => {
+                write!(f, "the server at {} answered {call} with {code}: {message}", path.display())
+            }
+            Self::Nowhere => f.write_str("there is no socket to ask at"),
+            Self::Nobody(reasons) => {
+                f.write_str("nobody serves the Pods API here: ")?;
+                for (index, reason) in reasons.iter().enumerate() {
+                    f.write_str(if index == 0 { "" } else { "; " })?;
+                    reason.what(f)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Display for PodsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.what(f)?;
+        let all = match self {
+            Self::Nobody(reasons) => reasons,
+            one => std::slice::from_ref(one),
+        };
+        // Each once.
+        let mut said: Vec<&str> = Vec::new();
+        for advice in all.iter().filter_map(Self::advice) {
+            if !said.contains(&advice) {
+                write!(f, "{}{advice}", if said.is_empty() { ": " } else { "; " })?;
+                said.push(advice);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Error for PodsError {}
