@@ -290,9 +290,9 @@ impl World {
         ];
         for (what, rpc, request) in requests {
             let kubelets = self.at(Source::Kubelet)?.socket.clone();
-            let right = self.clients.call(&kubelets, rpc, &request, &[]).await?;
+            let right = self.clients.call(&kubelets, rpc, &request).await?;
             for place in self.places.iter().filter(|place| place.source.serves_pods() && place.served.is_some()) {
-                let answer = self.clients.call(&place.socket, rpc, &request, &[]).await?;
+                let answer = self.clients.call(&place.socket, rpc, &request).await?;
                 ensure!(answer.code == right.code, "{what}: {:?}: {answer:?}, and the kubelet {right:?}", place.source);
                 // Texts of what is no message are each library's own.
                 let own = right.text.starts_with("grpc: ") || right.code == "Unimplemented";

@@ -3,6 +3,7 @@
 //! Nothing here shares code with what serves it or with our own client.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,9 +63,6 @@ pub(crate) struct Answer {
     pub(crate) code: String,
     pub(crate) text: String,
     pub(crate) pods: Vec<Value>,
-    /// Of a call: the messages, in hexadecimal.
-    #[serde(default)]
-    pub(crate) messages: Vec<String>,
 }
 
 impl Answer {
@@ -150,10 +148,12 @@ impl Clients {
         self.one(who, socket, &["get", "--uid", uid]).await
     }
 
-    /// What comes of bytes at any path; `more` may be `--stream`.
-    pub(crate) async fn call(&self, socket: &Path, rpc: &str, request: &[u8], more: &[&str]) -> Result<Answer> {
-        let request: String = request.iter().map(|byte| format!("{byte:02x}")).collect();
-        self.one(Who::Go, socket, &[&["call", "--rpc", rpc, "--request", &request], more].concat()).await
+    /// What comes of bytes at any path, as the first message.
+    pub(crate) async fn call(&self, socket: &Path, rpc: &str, request: &[u8]) -> Result<Answer> {
+        let mut file = tempfile::NamedTempFile::new()?;
+        file.write_all(request)?;
+        let path = file.path().to_string_lossy().into_owned();
+        self.one(Who::Go, socket, &["call", "--rpc", rpc, "--request", &path]).await
     }
 
     /// Conditions by PodInfo: `list`, `get` with `--uid`.

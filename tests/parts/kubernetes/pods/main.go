@@ -5,12 +5,13 @@
 //	pods list --socket S [--times 3] [--limit 33554432]
 //	pods get --socket S --uid U
 //	pods watch --socket S [--stall]
-//	pods call --socket S --rpc /v1alpha1.Pods/ListPods [--request HEX] [--stream]
+//	pods call --socket S --rpc /v1alpha1.Pods/ListPods [--request FILE]
 //
 // "list" and "get" print one line per answer: code and text of its status, and the
 // pods. "watch" prints one line per event, and one with code and text when it has
 // ended; with --stall it takes nothing after the end of the initial list until a line
-// comes on standard input. "call" sends bytes as they are, which need be no request.
+// comes on standard input. "call" sends a file's bytes as they are, which need be no
+// request, and takes one message.
 package main
 
 import (
@@ -49,7 +50,7 @@ func main() {
 type arguments struct {
 	socket, uid, rpc, request string
 	limit, times              int
-	stall, stream             bool
+	stall                     bool
 }
 
 func run(from []string) error {
@@ -62,11 +63,10 @@ func run(from []string) error {
 	set.StringVar(&a.socket, "socket", "", "the socket")
 	set.StringVar(&a.uid, "uid", "", "of the pod, for get")
 	set.StringVar(&a.rpc, "rpc", "", "a method by its whole name, for call")
-	set.StringVar(&a.request, "request", "", "what is sent, in hexadecimal, for call")
+	set.StringVar(&a.request, "request", "", "the file of what is sent, for call")
 	set.IntVar(&a.limit, "limit", 32<<20, "the largest message that is taken, in bytes")
 	set.IntVar(&a.times, "times", 1, "how often, over one connection")
 	set.BoolVar(&a.stall, "stall", false, "take nothing after the initial list until a line comes on standard input")
-	set.BoolVar(&a.stream, "stream", false, "the answer is a stream, for call")
 	_ = set.Parse(from[1:])
 
 	conn, err := grpc.NewClient("unix://"+a.socket,
@@ -111,8 +111,8 @@ type answered struct {
 	Code string `json:"code"`
 	Text string `json:"text"`
 	Pods []one  `json:"pods"`
-	// Messages are those that call has got, in hexadecimal.
-	Messages []string `json:"messages,omitempty"`
+	// Message is what call has got.
+	Message []byte `json:"message,omitempty"`
 }
 
 func answer(pods [][]byte, err error) error {
@@ -215,17 +215,14 @@ func (asItIs) Unmarshal(data mem.BufferSlice, v any) error {
 // Name is empty, so that the content type stays what it is without the codec.
 func (asItIs) Name() string { return "" }
 
-// mostOfStream is how many messages of a stream call waits for.
-const mostOfStream = 1000
-
 func call(a arguments, conn *grpc.ClientConn) error {
-	request, err := hex.DecodeString(a.request)
+	request, err := os.ReadFile(a.request)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
-	var messages []string
+	var message through
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, a.rpc, grpc.ForceCodecV2(asItIs{}))
 	if err == nil {
 		err = stream.SendMsg(&through{request})
@@ -233,19 +230,10 @@ func call(a arguments, conn *grpc.ClientConn) error {
 	if err == nil {
 		err = stream.CloseSend()
 	}
-	for err == nil && len(messages) < mostOfStream {
-		var message through
-		if err = stream.RecvMsg(&message); err == nil {
-			messages = append(messages, hex.EncodeToString(message.bytes))
-		}
-		// The end of the initial list: what follows may be long in coming.
-		if a.stream && bytes.Equal(message.bytes, []byte{8, byte(v1alpha1.EventType_INITIAL_SYNC_COMPLETE)}) {
-			break
-		}
-	}
-	if err == io.EOF {
-		err = nil
+	if err == nil || err == io.EOF {
+		// Where sending failed this says why.
+		err = stream.RecvMsg(&message)
 	}
 	told := status.Convert(err)
-	return print(answered{Code: told.Code().String(), Text: told.Message(), Pods: []one{}, Messages: messages})
+	return print(answered{Code: told.Code().String(), Text: told.Message(), Pods: []one{}, Message: message.bytes})
 }
