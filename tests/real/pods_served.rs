@@ -13,7 +13,7 @@ use differences::{DIFFERENCES, Source};
 use world::World;
 
 /// Where the suite runs.
-const SOURCES: &[Source] = &[Source::Kubelet];
+const SOURCES: &[Source] = &[Source::Kubelet, Source::PodsApi, Source::ApiServer, Source::Page];
 
 #[tokio::test]
 async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
@@ -43,6 +43,10 @@ async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
         deletions_while_disconnected,
         a_slow_watcher,
         bad_requests,
+        ours_restarts,
+        the_kubelet_restarts,
+        the_api_server_restarts,
+        start_up,
     );
     let unused: Vec<_> =
         DIFFERENCES.iter().enumerate().filter(|(row, _)| !world.used.contains(row)).map(|(_, row)| row).collect();

@@ -17,6 +17,8 @@ import time
 import api_pb2
 import api_pb2_grpc
 import grpc
+import v1alpha1_pb2
+import v1alpha1_pb2_grpc
 from google.protobuf import json_format
 from k8s.io.api.core.v1 import generated_pb2 as core
 
@@ -30,6 +32,19 @@ def decoded(came):
         "bytes": len(came),
         "hash": hashlib.sha256(came).hexdigest()[:16],
         "pod": json_format.MessageToDict(pod),
+    }
+
+
+def condition(pod):
+    """What PodInfo has of a pod, called like a Pod."""
+    came = pod.SerializeToString(deterministic=True)
+    return {
+        "bytes": len(came),
+        "hash": hashlib.sha256(came).hexdigest()[:16],
+        "pod": {
+            "metadata": {"uid": pod.podUID, "name": pod.podName, "namespace": pod.podNamespace},
+            "info": json_format.MessageToDict(pod),
+        },
     }
 
 
@@ -72,21 +87,16 @@ def pods(arguments, channel):
 
 
 def conditions(arguments, channel):
-    # There where this was built with our definitions.
-    import v1alpha1_pb2
-    import v1alpha1_pb2_grpc
-
     stub = v1alpha1_pb2_grpc.PodInfoStub(channel)
-    told = json_format.MessageToDict
     if arguments.command == "conditions-list":
         request = v1alpha1_pb2.ListPodConditionsRequest()
-        answer(stub.ListPodConditions, request, lambda came: [told(pod) for pod in came.pods])
+        answer(stub.ListPodConditions, request, lambda came: [condition(pod) for pod in came.pods])
     elif arguments.command == "conditions-get":
         request = v1alpha1_pb2.GetPodConditionsRequest(podUID=arguments.uid)
-        answer(stub.GetPodConditions, request, lambda came: [told(came.pod)])
+        answer(stub.GetPodConditions, request, lambda came: [condition(came.pod)])
     else:
         events = stub.WatchPodConditions(v1alpha1_pb2.WatchPodConditionsRequest())
-        pod_of = lambda event: {"pod": told(event.pod)} if event.HasField("pod") else {}
+        pod_of = lambda event: condition(event.pod) if event.HasField("pod") else {}
         follow(events, v1alpha1_pb2.EventType, pod_of)
 
 

@@ -16,13 +16,24 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// As `podsApi.source` has it; none for the kubelet itself.
-    pub(super) fn setting(self) -> Option<&'static str> {
+    /// How ours is told; none for the kubelet itself.
+    pub(super) fn settings(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Kubelet => None,
-            Self::PodsApi => Some("podsApi"),
-            Self::ApiServer => Some("apiServer"),
-            Self::Page => Some("kubelet"),
+            Self::PodsApi => Some(&["podsApi.source=podsApi"]),
+            // As on a kubelet that does not have the Pods API.
+            Self::ApiServer => Some(&["podsApi.source=auto", "kubelet.podsSocket=/nowhere/pods-api.sock"]),
+            Self::Page => Some(&["podsApi.source=kubelet", "pods.interval=1s"]),
+        }
+    }
+
+    /// In the names of files.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Kubelet => "kubelet",
+            Self::PodsApi => "pods-api",
+            Self::ApiServer => "api-server",
+            Self::Page => "page",
         }
     }
 
@@ -150,7 +161,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: &[Source::Kubelet],
         scenarios: &["terminal_pods", "a_finalizer"],
         pods: Pods::Any,
-        aspect: "not heard",
+        aspect: "heard of too few",
         why: "the kubelet 1.36 says DELETED when a pod has ended, though its object is there and in its List",
     },
 ];

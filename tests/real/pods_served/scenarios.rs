@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::differences::Source;
 use super::world::World;
-use crate::support::pod;
+use crate::support::{Stop, pod};
 use crate::support::pods::PodSpec;
 use crate::support::pods_clients::Who;
 use crate::support::wait::until;
@@ -66,9 +66,21 @@ impl World {
         Ok(())
     }
 
+    /// Deletes some of the many together.
+    async fn delete_all(&self, which: std::ops::Range<usize>) -> Result<()> {
+        let names: Vec<String> = which.map(|index| format!("many-{index}")).collect();
+        for name in &names {
+            self.node.ask_to_delete(name).await?;
+        }
+        for name in &names {
+            self.node.is_gone(name).await?;
+        }
+        Ok(())
+    }
+
     pub(super) async fn many_pods(&mut self) -> Result<()> {
         self.quiet("there is none").await?;
-        let names: Vec<String> = (0..40).map(|index| format!("many-{index}")).collect();
+        let names: Vec<String> = (0..30).map(|index| format!("many-{index}")).collect();
         self.run_all(&names).await?;
         let whole = pod("whole").cpus(2).memory("1Gi").device("example.com/nic", 1).annotation("example.com/text", "ü€");
         self.node.run(whole.init("first").cpus(1).memory("64Mi").sidecar("side").cpus(1).memory("64Mi")).await?;
@@ -83,8 +95,8 @@ impl World {
                     .collect()
             };
             ensure!(of(&go) == of(&python), "{:?}", place.source);
-            ensure!(go.len() == 41, "{} pods at {:?}", go.len(), place.source);
-            for pod in [&go[0], &go[40]] {
+            ensure!(go.len() == 31, "{} pods at {:?}", go.len(), place.source);
+            for pod in [&go[0], &go[30]] {
                 for who in [Who::Go, Who::Python] {
                     let got = self.clients.get(who, &place.socket, pod.uid()).await?.pods()?;
                     ensure!(got.len() == 1 && got[0].hash == pod.hash, "{who:?} at {:?}: {got:?}", place.source);
@@ -165,9 +177,7 @@ impl World {
     }
 
     pub(super) async fn deletions(&mut self) -> Result<()> {
-        for index in 0..5 {
-            self.node.delete(&format!("many-{index}")).await?;
-        }
+        self.delete_all(0..5).await?;
         self.quiet("five are deleted").await?;
         self.node.run(pod("kept").finalizer("example.com/keeps")).await?;
         self.quiet("one has a finalizer").await
@@ -212,23 +222,10 @@ impl World {
         for place in &mut self.places {
             place.listeners.clear();
         }
-        for index in 5..10 {
-            self.node.delete(&format!("many-{index}")).await?;
-        }
+        self.delete_all(5..10).await?;
         self.node.run(pod("meanwhile")).await?;
         self.listen()?;
         self.quiet("everybody is back").await
-    }
-
-    /// New listeners everywhere.
-    pub(super) fn listen(&mut self) -> Result<()> {
-        let clients = self.clients.clone();
-        for place in self.places.iter_mut().filter(|place| place.source.serves_pods()) {
-            for who in [Who::Go, Who::Python] {
-                place.listen(&clients, who)?;
-            }
-        }
-        Ok(())
     }
 
     /// Ready and not ready, until whoever takes nothing is far behind.
@@ -298,6 +295,108 @@ impl World {
                 let own = right.text.starts_with("grpc: ") || right.code == "Unimplemented";
                 ensure!(own || answer.text == right.text, "{what}: {:?}: {answer:?}, the kubelet {right:?}", place.source);
             }
+        }
+        Ok(())
+    }
+
+    /// Ours is replaced, or killed: clients come back and know what they knew.
+    pub(super) async fn ours_restarts(&mut self) -> Result<()> {
+        for how in [Stop::Term, Stop::Kill] {
+            for place in &mut self.places {
+                let Some(served) = &mut place.served else { continue };
+                served.end(how)?;
+                for listener in &place.listeners {
+                    let (code, text) = listener.watcher.ended().await?;
+                    ensure!(code == "Unavailable", "{:?}, {how:?}: {code}: {text}", place.source);
+                }
+                served.start_again().await?;
+            }
+            self.quiet(&format!("ours is back, {how:?}")).await?;
+        }
+        Ok(())
+    }
+
+    /// The kubelet is killed: who follows ours does not hear of it.
+    pub(super) async fn the_kubelet_restarts(&mut self) -> Result<()> {
+        self.node.stop_kubelet(Stop::Kill)?;
+        self.node.force_delete("many-10").await?;
+        self.node.submit(&pod("new")).await?;
+        self.ours_goes_on("the kubelet is away").await?;
+        self.node.start_kubelet().await?;
+        self.node.fate_of("new").await?;
+        self.quiet("it is back, one pod was deleted meanwhile and one is new").await
+    }
+
+    pub(super) async fn the_api_server_restarts(&mut self) -> Result<()> {
+        self.cluster.kill_api_server()?;
+        self.ours_goes_on("the API server is away").await?;
+        self.cluster.restart_api_server().await?;
+        self.node.kubelet_is_ready().await?;
+        self.quiet("it is back").await
+    }
+
+    /// No watch of ours has ended, and ours lists what it knew, with no fewer pods.
+    pub(super) async fn ours_goes_on(&mut self, when: &str) -> Result<()> {
+        for place in &mut self.places {
+            let Some(served) = &mut place.served else { continue };
+            served.still_runs()?;
+            for listener in &place.listeners {
+                let known = listener.watcher.known();
+                ensure!(known.ended.is_none(), "{when}: {:?}: {:?}", place.source, known.ended);
+            }
+            if place.source.serves_pods() {
+                let listed = self.clients.list(Who::Go, &place.socket).await?.pods()?;
+                ensure!(listed.len() >= 20, "{when}: {:?} lists {} pods", place.source, listed.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody has told anybody anything: the kubelet has just started, ours too, and there is no API server.
+    pub(super) async fn start_up(&mut self) -> Result<()> {
+        for place in &mut self.places {
+            place.listeners.clear();
+            if let Some(served) = &mut place.served {
+                served.end(Stop::Kill)?;
+            }
+        }
+        self.cluster.kill_api_server()?;
+        self.node.stop_kubelet(Stop::Kill)?;
+        for place in &mut self.places {
+            if let Some(served) = &mut place.served {
+                served.start_again().await?;
+            }
+        }
+        self.before_anything("nobody tells").await?;
+        self.node.launch_kubelet()?;
+        let socket = self.at(Source::Kubelet)?.socket.clone();
+        until("the kubelet serves its Pods API", async || {
+            Ok(drop(std::os::unix::net::UnixStream::connect(&socket)?))
+        })
+        .await?;
+        self.before_anything("the kubelet has just started").await?;
+        let list = self.clients.list(Who::Go, &socket).await?;
+        if list.code == "OK" {
+            self.note(Source::Kubelet, "answers", &format!("{} pods", list.pods.len()))?;
+        }
+        self.cluster.restart_api_server().await?;
+        self.node.kubelet_is_ready().await?;
+        self.listen()?;
+        self.quiet("the API server is back").await
+    }
+
+    /// Ours says that there is no answer yet.
+    async fn before_anything(&self, when: &str) -> Result<()> {
+        const RIGHT: (&str, &str) = ("FailedPrecondition", "Kubelet is initializing");
+        for place in self.places.iter().filter(|place| place.served.is_some() && place.source.serves_pods()) {
+            let list = self.clients.list(Who::Go, &place.socket).await?;
+            let get = self.clients.get(Who::Go, &place.socket, "nobody").await?;
+            let watcher = self.clients.watch(Who::Go, &place.socket, &[])?;
+            let (code, text) = watcher.ended().await?;
+            for (what, status) in [("List", list.status()), ("Get", get.status()), ("Watch", (&*code, &*text))] {
+                ensure!(status == RIGHT, "{when}: {:?}: {what}: {status:?}", place.source);
+            }
+            ensure!(watcher.known().synced == 0, "{when}: {:?}: a list has an end", place.source);
         }
         Ok(())
     }

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::RealNode;
+use super::differences::Source;
+use crate::support::{RealNode, Stop};
 use crate::support::cluster::free_port;
 use crate::support::process::{Process, tethered};
 use crate::support::wait::until;
@@ -22,9 +23,9 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Starts it with one source, and waits until somebody listens.
-    pub(super) async fn start(node: &RealNode, source: &str, settings: &[&str]) -> Result<Self> {
-        let dir = node.dir().join(format!("served-{source}"));
+    /// Starts it for one source, and waits until somebody listens.
+    pub(super) async fn start(node: &RealNode, source: Source, settings: &[&str]) -> Result<Self> {
+        let dir = node.dir().join(format!("served-{}", source.name()));
         let metrics = format!("127.0.0.1:{}", free_port()?);
         let (address, certificate) = node.https_port()?;
         let own = [
@@ -35,7 +36,6 @@ impl Served {
             format!("kubelet.caFile={}", certificate.display()),
             format!("kubelet.serverName={}", node.name()),
             format!("podsApi.dir={}", dir.display()),
-            format!("podsApi.source={source}"),
         ];
         let mut arguments: Vec<OsString> = vec!["pods-api".into(), "--node-name".into(), node.name().into()];
         arguments.extend(["--kubeconfig".into(), node.agent_kubeconfig().as_os_str().to_owned()]);
@@ -43,7 +43,7 @@ impl Served {
         for setting in own.iter().map(String::as_str).chain(settings.iter().copied()) {
             arguments.extend([OsString::from("--set"), setting.into()]);
         }
-        let (name, logs) = (format!("pods-api-{source}"), node.dir().to_owned());
+        let (name, logs) = (format!("served-{}", source.name()), node.dir().to_owned());
         let process = Self::launch(&name, &logs, &arguments)?;
         let mut served = Self { process, dir, metrics, arguments, logs, name };
         served.serves().await?;
@@ -80,16 +80,19 @@ impl Served {
         format!("{}:\n{}", self.name, self.process.last_words())
     }
 
-    /// Ends it, in order or not, and starts it again at the same place; it serves then.
-    pub(super) async fn restart(&mut self, in_order: bool) -> Result<()> {
-        match in_order {
-            true => {
-                self.process.signal("TERM")?;
-                let status = self.process.wait()?;
-                ensure!(status.success(), "{} ends with {status}", self.name);
-            }
-            false => self.process.kill()?,
+    /// Ends it, in order or not.
+    pub(super) fn end(&mut self, how: Stop) -> Result<()> {
+        if let Stop::Kill = how {
+            return self.process.kill();
         }
+        self.process.signal("TERM")?;
+        let status = self.process.wait()?;
+        ensure!(status.success(), "{} ends with {status}", self.name);
+        Ok(())
+    }
+
+    /// Starts it at the same place, where it has ended; it serves then.
+    pub(super) async fn start_again(&mut self) -> Result<()> {
         self.process = Self::launch(&self.name, &self.logs, &self.arguments)?;
         self.serves().await
     }

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::differences::{DIFFERENCES, Source};
 use super::served::Served;
-use crate::support::pods_clients::{Clients, Pod, Watcher, Who};
+use crate::support::pods_clients::{Answer, Clients, Known, Pod, Watcher, Who};
 use crate::support::wait::until;
 use crate::support::{Cluster, Parts, RealNode};
 
@@ -18,16 +18,24 @@ pub(super) struct Place {
     pub(super) socket: PathBuf,
     /// Ours.
     pub(super) served: Option<Served>,
-    /// They go on through all scenarios: one in Go, one in Python.
+    /// They go on through all scenarios.
     pub(super) listeners: Vec<Listener>,
+}
+
+/// Who follows what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hears {
+    Pods(Who),
+    /// PodInfo, in Python.
+    Conditions,
 }
 
 /// Someone who follows, and connects again when that ends.
 pub(super) struct Listener {
-    who: Who,
+    pub(super) hears: Hears,
     pub(super) watcher: Watcher,
-    /// How many words it had heard when a scenario last looked.
-    marked: usize,
+    /// How many words it had heard when a scenario last looked, and how many were doubled.
+    marked: (usize, usize),
 }
 
 /// A node, its clients and the scenario that is under way.
@@ -44,7 +52,7 @@ pub(super) struct World {
 /// Something that is not as it should be, at one place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Difference {
-    /// What it is about: `list`, `heard`, `field metadata.uid`.
+    /// What it is about: `too few`, `not heard`, `field metadata uid`.
     pub(super) aspect: String,
     /// `namespace/name`.
     pub(super) pod: String,
@@ -67,32 +75,37 @@ impl World {
             .static_pods(&cluster)?
             .start(&cluster)
             .await?;
-        let mut world = Self {
-            clients: Clients::of(parts),
-            places: Vec::new(),
-            node,
-            cluster,
-            scenario: "",
-            used: BTreeSet::new(),
-        };
+        let clients = Clients::of(parts);
+        let mut world =
+            Self { clients, places: Vec::new(), node, cluster, scenario: "", used: BTreeSet::new() };
         for source in sources {
-            let served = match source.setting() {
-                Some(source) => Some(Served::start(&world.node, source, &[]).await?),
+            let served = match source.settings() {
+                Some(settings) => Some(Served::start(&world.node, *source, settings).await?),
                 None => None,
             };
             let socket = match &served {
                 Some(served) => served.socket(),
                 None => world.node.kubelet_dir().join("pods-api/pods-api.sock"),
             };
-            let mut place = Place { source: *source, socket, served, listeners: Vec::new() };
-            if source.serves_pods() {
-                for who in [Who::Go, Who::Python] {
-                    place.listen(&world.clients, who)?;
-                }
-            }
-            world.places.push(place);
+            world.places.push(Place { source: *source, socket, served, listeners: Vec::new() });
         }
+        world.listen()?;
         Ok(world)
+    }
+
+    /// New listeners everywhere.
+    pub(super) fn listen(&mut self) -> Result<()> {
+        let clients = self.clients.clone();
+        for place in &mut self.places {
+            if place.source.serves_pods() {
+                place.listen(&clients, Hears::Pods(Who::Go))?;
+                place.listen(&clients, Hears::Pods(Who::Python))?;
+            }
+            if place.served.is_some() {
+                place.listen(&clients, Hears::Conditions)?;
+            }
+        }
+        Ok(())
     }
 
     /// What the API server has of the node's pods.
@@ -106,15 +119,13 @@ impl World {
     /// Waits until everybody hears what there is, but for what the table excuses; what of the table is needed is noted.
     pub(super) async fn quiet(&mut self, when: &str) -> Result<()> {
         let scenario = self.scenario;
-        let explore = std::env::var_os("EXPLORE").is_some();
-        let begun = std::time::Instant::now();
         let excused = until(&format!("{scenario}: all is told everywhere: {when}"), async || {
             self.node.kubelet_still_runs()?;
-            self.connect_again().await?;
+            self.connect_again()?;
             let truth = self.truth().await?;
             let mut excused = BTreeSet::new();
             let mut wrong = Vec::new();
-            for place in self.places.iter_mut().filter(|place| place.source.serves_pods()) {
+            for place in &mut self.places {
                 for difference in place.differences(&self.clients, &truth).await? {
                     match DIFFERENCES.iter().position(|row| row.excuses(scenario, place.source, &difference)) {
                         Some(row) => drop(excused.insert(row)),
@@ -122,66 +133,71 @@ impl World {
                     }
                 }
             }
-            if explore && begun.elapsed().as_secs() > 6 {
-                let all: BTreeSet<String> = wrong.iter().map(|(s, d)| format!("EXPLORE {scenario}/{when}: {s:?} {} {} {}", d.aspect, d.pod, &d.detail.chars().take(300).collect::<String>())).collect();
-                for one in all { println!("{one}"); }
-                wrong.clear();
-            }
-            ensure!(wrong.is_empty(), "{} differences: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
+            ensure!(wrong.is_empty(), "{} differences: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
             Ok(excused)
         })
         .await;
-        let excused = match excused {
-            Ok(excused) => excused,
-            Err(error) => {
-                let words: Vec<String> =
-                    self.places.iter().filter_map(|place| place.served.as_ref()).map(Served::last_words).collect();
-                return Err(error.context(words.join("\n---\n")));
-            }
-        };
-        self.used.extend(excused);
-        self.no_flicker(when)
+        self.used.extend(excused.with_context(|| self.last_words())?);
+        self.log_is_sound(when)
+    }
+
+    /// The ends of the logs of ours.
+    pub(super) fn last_words(&self) -> String {
+        let words: Vec<String> =
+            self.places.iter().filter_map(|place| place.served.as_ref()).map(Served::last_words).collect();
+        words.join("\n")
     }
 
     /// Whoever's watch has ended follows again: it begins with nothing.
-    pub(super) async fn connect_again(&mut self) -> Result<()> {
+    pub(super) fn connect_again(&mut self) -> Result<()> {
         let clients = self.clients.clone();
         for place in &mut self.places {
-            for listener in &mut place.listeners {
-                let ended = listener.watcher.known().ended.clone();
-                if ended.is_some() {
+            for index in 0..place.listeners.len() {
+                let listener = &place.listeners[index];
+                if listener.watcher.known().ended.is_some() {
                     listener.is_sound(place.source)?;
-                    listener.watcher = clients.watch(listener.who, &place.socket, &[])?;
-                    listener.marked = 0;
+                    let hears = listener.hears;
+                    place.listeners.remove(index);
+                    place.listen(&clients, hears)?;
+                    let new = place.listeners.pop().context("nobody listens")?;
+                    place.listeners.insert(index, new);
                 }
             }
         }
         Ok(())
     }
 
-    /// Since it was asked last, no pod was said to be deleted that is there still; what nobody may say nobody said.
-    fn no_flicker(&mut self, when: &str) -> Result<()> {
-        let scenario = self.scenario;
+    /// Since this was asked last nobody has heard that a pod is gone which is there still, nothing was said twice, and nothing
+    /// that nobody may say.
+    pub(super) fn log_is_sound(&mut self, when: &str) -> Result<()> {
+        let mut found = Vec::new();
         for place in &mut self.places {
             for listener in &mut place.listeners {
                 listener.is_sound(place.source)?;
                 let known = listener.watcher.known();
-                let there: BTreeSet<&str> = known.pods.keys().map(String::as_str).collect();
-                for event in &known.events[listener.marked.min(known.events.len())..] {
-                    let uid = event.pod["metadata"]["uid"].as_str().unwrap_or_default();
-                    if event.kind != "DELETED" || !there.contains(uid) {
-                        continue;
+                let (heard, doubled) = listener.marked;
+                for event in &known.events[heard..] {
+                    let metadata = &event.pod["metadata"];
+                    let uid = metadata["uid"].as_str().unwrap_or_default();
+                    if event.kind == "DELETED" && known.pods.contains_key(uid) {
+                        let name = metadata["name"].as_str().unwrap_or_default();
+                        let detail = format!("{:?}", listener.hears);
+                        found.push((place.source, Difference::new("flicker", format!("default/{name}"), detail)));
                     }
-                    let name = event.pod["metadata"]["name"].as_str().unwrap_or_default();
-                    let difference = Difference::new("flicker", format!("default/{name}"), "deleted, and there again");
-                    let row = DIFFERENCES.iter().position(|row| row.excuses(scenario, place.source, &difference));
-                    let row = row.with_context(|| format!("{scenario}: {when}: {:?}: {difference:?}", place.source))?;
-                    self.used.insert(row);
                 }
-                let heard = known.events.len();
+                for name in &known.doubled[doubled..] {
+                    let detail = format!("{:?}", listener.hears);
+                    found.push((place.source, Difference::new("doubled", name.as_str(), detail)));
+                }
+                let marked = (known.events.len(), known.doubled.len());
                 drop(known);
-                listener.marked = heard;
+                listener.marked = marked;
             }
+        }
+        for (source, difference) in found {
+            let row = DIFFERENCES.iter().position(|row| row.excuses(self.scenario, source, &difference));
+            let row = row.with_context(|| format!("{}: {when}: {source:?}: {difference:?}", self.scenario))?;
+            self.used.insert(row);
         }
         Ok(())
     }
@@ -190,21 +206,32 @@ impl World {
     pub(super) fn at(&self, source: Source) -> Result<&Place> {
         self.places.iter().find(|place| place.source == source).context("there is no such place")
     }
+
+    /// Notes that something is not as it is elsewhere, which the table has to excuse.
+    pub(super) fn note(&mut self, source: Source, aspect: &str, detail: &str) -> Result<()> {
+        let difference = Difference::new(aspect, "", detail);
+        let row = DIFFERENCES.iter().position(|row| row.excuses(self.scenario, source, &difference));
+        self.used.insert(row.with_context(|| format!("{}: {source:?}: {difference:?}", self.scenario))?);
+        Ok(())
+    }
 }
 
 impl Listener {
     fn is_sound(&self, source: Source) -> Result<()> {
         let known = self.watcher.known();
-        ensure!(known.nonsense.is_empty(), "{source:?} tells a client in {:?}: {:#?}", self.who, known.nonsense);
+        ensure!(known.nonsense.is_empty(), "{source:?} tells {:?}: {:#?}", self.hears, known.nonsense);
         Ok(())
     }
 }
 
 impl Place {
     /// Someone more who listens.
-    pub(super) fn listen(&mut self, clients: &Clients, who: Who) -> Result<()> {
-        let watcher = clients.watch(who, &self.socket, &[])?;
-        self.listeners.push(Listener { who, watcher, marked: 0 });
+    pub(super) fn listen(&mut self, clients: &Clients, hears: Hears) -> Result<()> {
+        let watcher = match hears {
+            Hears::Pods(who) => clients.watch(who, &self.socket, &[])?,
+            Hears::Conditions => clients.watch_conditions(&self.socket)?,
+        };
+        self.listeners.push(Listener { hears, watcher, marked: (0, 0) });
         Ok(())
     }
 
@@ -213,41 +240,39 @@ impl Place {
         if let Some(served) = &mut self.served {
             served.still_runs()?;
         }
-        let listed = clients.list(Who::Go, &self.socket).await?.pods()?;
-        let mut found = self.of_list(&listed, truth);
-        let listed: BTreeMap<&str, &Pod> = listed.iter().map(|pod| (pod.uid(), pod)).collect();
-        for listener in &self.listeners {
-            let known = listener.watcher.known();
-            let who = listener.who;
-            if known.synced == 0 {
-                found.push(Difference::new("heard", "", format!("{who:?} has heard no end of a list")));
-                continue;
-            }
-            for (uid, pod) in &known.pods {
-                match listed.get(uid.as_str()) {
-                    None => found.push(Difference::new("heard too many", pod.name(), format!("by {who:?}"))),
-                    Some(now) if now.hash != pod.hash => {
-                        let detail = format!("{who:?}: {}", paths(&pod.pod, &now.pod).join(", "));
-                        found.push(Difference::new("heard old", pod.name(), detail));
-                    }
-                    Some(_) => {}
+        let mut found = Vec::new();
+        if self.source.serves_pods() {
+            let listed = clients.list(Who::Go, &self.socket).await?;
+            match of(listed) {
+                Err(refused) => found.push(refused),
+                Ok(listed) => {
+                    found.extend(self.of_list(&listed, truth));
+                    found.extend(self.of_listeners(&listed, |hears| hears != Hears::Conditions, "heard"));
                 }
             }
-            for (uid, pod) in &listed {
-                if !known.pods.contains_key(*uid) {
-                    found.push(Difference::new("not heard", pod.name(), format!("by {who:?}")));
+        }
+        if self.served.is_some() {
+            let listed = clients.conditions(&self.socket, "list", &[]).await?;
+            match of(listed) {
+                Err(refused) => found.push(refused),
+                Ok(listed) => {
+                    found.extend(of_infos(&listed, truth));
+                    found.extend(self.of_listeners(&listed, |hears| hears == Hears::Conditions, "info heard"));
                 }
             }
         }
         Ok(found)
     }
 
+    fn of_listeners(&self, listed: &[Pod], whose: impl Fn(Hears) -> bool, aspect: &str) -> Vec<Difference> {
+        let listeners = self.listeners.iter().filter(|listener| whose(listener.hears));
+        listeners
+            .flat_map(|listener| of_known(&listener.watcher.known(), listed, aspect, listener.hears))
+            .collect()
+    }
+
     fn of_list(&self, listed: &[Pod], truth: &[Value]) -> Vec<Difference> {
-        let mut found = Vec::new();
-        let uids: Vec<&str> = listed.iter().map(Pod::uid).collect();
-        if !uids.is_sorted() || uids.windows(2).any(|two| two[0] == two[1]) {
-            found.push(Difference::new("order", "", format!("{uids:?}")));
-        }
+        let mut found = order(listed, "order");
         let mut unlisted: BTreeMap<&str, &Value> = truth.iter().map(|pod| (self.uid_of(pod), pod)).collect();
         for pod in listed {
             if pod.exact != Some(true) {
@@ -264,18 +289,117 @@ impl Place {
                 }
             }
         }
-        for (uid, pod) in unlisted {
-            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-            found.push(Difference::new("too few", format!("default/{name}"), uid));
-        }
+        found.extend(unlisted.into_iter().map(|(uid, pod)| Difference::new("too few", name_of(pod), uid)));
         found
     }
 
     /// What this place calls a pod of the API server: the kubelet knows static pods by another UID than their mirrors'.
     fn uid_of<'a>(&self, pod: &'a Value) -> &'a str {
-        let metadata = &pod["metadata"];
-        let own = metadata["annotations"]["kubernetes.io/config.mirror"].as_str();
-        own.filter(|_| self.source.knows_static_pods()).or(metadata["uid"].as_str()).unwrap_or_default()
+        if self.source.knows_static_pods() { kubelets_uid(pod) } else { text(&pod["metadata"]["uid"]) }
+    }
+}
+
+/// The pods of an answer, or that there is none.
+fn of(answer: Answer) -> Result<Vec<Pod>, Difference> {
+    let refused = format!("{}: {}", answer.code, answer.text);
+    answer.pods().map_err(|_| Difference::new("refused", "", refused))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn name_of(pod: &Value) -> String {
+    format!("{}/{}", text(&pod["metadata"]["namespace"]), text(&pod["metadata"]["name"]))
+}
+
+fn kubelets_uid(pod: &Value) -> &str {
+    let metadata = &pod["metadata"];
+    metadata["annotations"]["kubernetes.io/config.mirror"].as_str().unwrap_or_else(|| text(&metadata["uid"]))
+}
+
+fn order(listed: &[Pod], aspect: &str) -> Vec<Difference> {
+    let uids: Vec<&str> = listed.iter().map(Pod::uid).collect();
+    let sorted = uids.windows(2).all(|two| two[0] < two[1]);
+    (!sorted).then(|| Difference::new(aspect, "", format!("{uids:?}"))).into_iter().collect()
+}
+
+/// What somebody believes that is not in the list.
+fn of_known(known: &Known, listed: &[Pod], aspect: &str, hears: Hears) -> Vec<Difference> {
+    let mut found = Vec::new();
+    if known.synced == 0 {
+        return vec![Difference::new(aspect, "", format!("{hears:?}: no end of a list, {:?}", known.ended))];
+    }
+    let listed: BTreeMap<&str, &Pod> = listed.iter().map(|pod| (pod.uid(), pod)).collect();
+    for (uid, pod) in &known.pods {
+        match listed.get(uid.as_str()) {
+            None => found.push(Difference::new(format!("{aspect} of too many"), pod.name(), format!("{hears:?}"))),
+            Some(now) if now.hash != pod.hash => {
+                let detail = format!("{hears:?}: {}", paths(&pod.pod, &now.pod).join(", "));
+                found.push(Difference::new(format!("{aspect} old"), pod.name(), detail));
+            }
+            Some(_) => {}
+        }
+    }
+    for pod in listed.values().filter(|pod| !known.pods.contains_key(pod.uid())) {
+        found.push(Difference::new(format!("{aspect} of too few"), pod.name(), format!("{hears:?}")));
+    }
+    found
+}
+
+/// What PodInfo has that does not follow from what the API server has.
+fn of_infos(listed: &[Pod], truth: &[Value]) -> Vec<Difference> {
+    let mut found = order(listed, "info order");
+    let mut unlisted: BTreeMap<&str, &Value> = truth.iter().map(|pod| (kubelets_uid(pod), pod)).collect();
+    for info in listed {
+        let Some(pod) = unlisted.remove(info.uid()) else {
+            found.push(Difference::new("info too many", info.name(), info.uid()));
+            continue;
+        };
+        let mut told = info.pod["info"].clone();
+        without_epoch(&mut told);
+        for path in paths(&info_of(pod), &told) {
+            let detail = format!("{} and not {}", at(&told, &path), at(&info_of(pod), &path));
+            found.push(Difference::new(format!("info {path}"), info.name(), detail));
+        }
+    }
+    found.extend(unlisted.into_iter().map(|(uid, pod)| Difference::new("info too few", name_of(pod), uid)));
+    found
+}
+
+/// A pod of the API server as PodInfo shows it, in protobuf's JSON.
+fn info_of(pod: &Value) -> Value {
+    let (metadata, status) = (&pod["metadata"], &pod["status"]);
+    let mut conditions = status["conditions"].clone();
+    for condition in conditions.as_array_mut().into_iter().flatten() {
+        // Numbers of 64 bits are texts.
+        if let Some(generation) = condition["observedGeneration"].as_u64() {
+            condition["observedGeneration"] = json!(generation.to_string());
+        }
+    }
+    let mirror = metadata["annotations"]["kubernetes.io/config.mirror"].is_string();
+    let mut info = json!({
+        "podUID": kubelets_uid(pod),
+        "podNamespace": metadata["namespace"],
+        "podName": metadata["name"],
+        "static": mirror.then_some(true),
+        "conditions": conditions,
+        "deletionTimestamp": metadata["deletionTimestamp"],
+        "phase": status["phase"],
+    });
+    without_epoch(&mut info);
+    info
+}
+
+/// Takes off what is nothing: a time that is not set is the epoch in protocol buffers.
+fn without_epoch(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            object.retain(|_, value| !value.is_null() && *value != "1970-01-01T00:00:00Z");
+            object.values_mut().for_each(without_epoch);
+        }
+        Value::Array(list) => list.iter_mut().for_each(without_epoch),
+        _ => {}
     }
 }
 
@@ -283,7 +407,6 @@ impl Place {
 pub(super) fn paths(one: &Value, other: &Value) -> Vec<String> {
     let mut found = Vec::new();
     walk(one, other, &mut Vec::new(), &mut found);
-    found.dedup();
     found
 }
 
@@ -291,8 +414,8 @@ fn walk(one: &Value, other: &Value, path: &mut Vec<String>, found: &mut Vec<Stri
     match (one, other) {
         _ if one == other => {}
         // An empty object is left out.
-        (Value::Object(_), Value::Null) => walk(one, &empty(), path, found),
-        (Value::Null, Value::Object(_)) => walk(&empty(), other, path, found),
+        (Value::Object(_), Value::Null) => walk(one, &json!({}), path, found),
+        (Value::Null, Value::Object(_)) => walk(&json!({}), other, path, found),
         (Value::Object(a), Value::Object(b)) => {
             let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
             for key in keys {
@@ -310,10 +433,6 @@ fn walk(one: &Value, other: &Value, path: &mut Vec<String>, found: &mut Vec<Stri
         }
         _ => found.push(path.join(" ")),
     }
-}
-
-fn empty() -> Value {
-    Value::Object(serde_json::Map::new())
 }
 
 /// What is at a path.

@@ -166,6 +166,11 @@ impl Clients {
     pub(crate) fn watch(&self, who: Who, socket: &Path, more: &[&str]) -> Result<Watcher> {
         Watcher::start(self.program(who), "watch", socket, more)
     }
+
+    /// Follows the conditions there.
+    pub(crate) fn watch_conditions(&self, socket: &Path) -> Result<Watcher> {
+        Watcher::start(&self.python, "conditions-watch", socket, &[])
+    }
 }
 
 /// What somebody knows who believes what a watch tells.
@@ -181,6 +186,8 @@ pub(crate) struct Known {
     pub(crate) ended: Option<(String, String)>,
     /// What makes no sense, whatever else is said.
     pub(crate) nonsense: Vec<String>,
+    /// Pods of which the same was said twice, one after the other.
+    pub(crate) doubled: Vec<String>,
 }
 
 impl Known {
@@ -211,6 +218,12 @@ impl Known {
                         self.nonsense.push(format!("{kind} of {} in the initial list", pod.name()));
                     }
                     _ => {}
+                }
+                if kind != "DELETED" && self.pods.get(&uid).is_some_and(|known| known.hash == pod.hash) {
+                    self.doubled.push(pod.name());
+                }
+                if kind == "DELETED" && !self.pods.contains_key(&uid) {
+                    self.doubled.push(pod.name());
                 }
                 match kind {
                     "ADDED" | "MODIFIED" => drop(self.pods.insert(uid, pod)),
