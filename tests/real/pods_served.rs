@@ -2,6 +2,7 @@
 //! the same, whatever becomes of the pods.
 
 mod differences;
+mod outage;
 mod scenarios;
 mod served;
 mod world;
@@ -46,6 +47,7 @@ async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
         ours_restarts,
         the_kubelet_restarts,
         the_api_server_restarts,
+        the_api_server_is_away,
         start_up,
     );
     let unused: Vec<_> =
