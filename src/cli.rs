@@ -6,6 +6,7 @@ mod controller;
 mod crd;
 #[cfg(feature = "sim")]
 mod demo;
+mod pods_api;
 mod proxy;
 mod reload;
 mod serve;
@@ -35,6 +36,8 @@ enum Command {
     Controller(controller::Args),
     /// Serve the kubelet's podresources API once more, with devices that pods have by annotation.
     Proxy(proxy::Args),
+    /// Serve the kubelet's Pods API, with PodInfo, for kubelets that do not and for many clients.
+    PodsApi(pods_api::Args),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
     /// Print the CustomResourceDefinition of NodeResourceTopology.
@@ -56,6 +59,7 @@ pub fn main() -> ExitCode {
         Command::Agent(args) => agent::run(args),
         Command::Controller(args) => controller::run(args),
         Command::Proxy(args) => proxy::run(args),
+        Command::PodsApi(args) => pods_api::run(args),
         Command::Snapshot(args) => snapshot::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Config(args) => config::run(args),
