@@ -67,6 +67,8 @@ pub(super) enum Pods {
     Any,
     /// Those of files on the node.
     Static,
+    /// Those that end by themselves.
+    Ended,
 }
 
 impl Row {
@@ -75,7 +77,11 @@ impl Row {
             Some(start) => difference.aspect.starts_with(start),
             None => difference.aspect == self.aspect,
         };
-        let pod = self.pods == Pods::Any || difference.pod.starts_with("default/static");
+        let pod = match self.pods {
+            Pods::Any => true,
+            Pods::Static => difference.pod.starts_with("default/static"),
+            Pods::Ended => ["default/succeeded", "default/failed", "default/ends"].contains(&&*difference.pod),
+        };
         let when = self.scenarios.is_empty() || self.scenarios.contains(&scenario);
         fits && pod && when && self.sources.contains(&source)
     }
@@ -156,6 +162,42 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "heard old",
         why: "the kubelet 1.36 tells watchers what changes a pod's status, and with that its labels and annotations; List has them \
               at once",
+    },
+    Row {
+        sources: &[Source::Kubelet],
+        scenarios: &[],
+        pods: Pods::Any,
+        aspect: "doubled",
+        why: "the kubelet 1.36 may say twice that a pod is deleted, or tell one state of it twice",
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &[],
+        pods: Pods::Ended,
+        aspect: "too many",
+        why: "the kubelet 1.36 says nothing when the object of a pod that has ended is deleted; ours asks for everything anew \
+              every minute while there are such pods",
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &[],
+        pods: Pods::Ended,
+        aspect: "info too many",
+        why: "as in its List",
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &["labels"],
+        pods: Pods::Any,
+        aspect: "field metadata labels*",
+        why: "as the kubelet's watchers, which it is one of; it asks for everything anew every three minutes",
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &["labels"],
+        pods: Pods::Any,
+        aspect: "field metadata annotations example.com/new",
+        why: "as labels",
     },
     Row {
         sources: &[Source::Kubelet],

@@ -36,6 +36,12 @@ impl World {
         let seconds = std::env::var("NUMACAST_OUTAGE").ok().map_or(Ok(SHORT), |seconds| seconds.parse())?;
         let static_name = |name: &str| format!("{name}-{}", self.node.name());
         let (early, late) = (static_name("static-early"), static_name("static-late"));
+        for index in 0..20 {
+            self.node.submit(&pod(&format!("stays-{index}"))).await?;
+        }
+        for index in 0..20 {
+            self.node.fate_of(&format!("stays-{index}")).await?;
+        }
         self.write_static("static-early")?;
         until("the mirror is there", async || {
             ensure!(self.truth().await?.iter().any(|pod| pod["metadata"]["name"] == *early));
