@@ -9,12 +9,12 @@ mod world;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::support::{Needs, Parts};
+use crate::support::{Needs, Parts, document};
 use differences::{DIFFERENCES, Source};
 use world::World;
 
 /// Where the suite runs.
-const SOURCES: &[Source] = &[Source::Kubelet, Source::PodsApi, Source::ApiServer, Source::Page];
+const SOURCES: &[Source] = &[Source::Kubelet, Source::PodsApi, Source::ApiServer];
 
 macro_rules! scenarios {
     ($world:ident: $($name:ident),+ $(,)?) => {$(
@@ -23,6 +23,11 @@ macro_rules! scenarios {
         $world.$name().await.context(stringify!($name))?;
         println!("{}: {:?}", stringify!($name), begun.elapsed());
     )+};
+}
+
+#[test]
+fn the_document_has_the_differences() -> Result<()> {
+    document::section("docs/pods-api.md", "differences", &differences::table(), "pods_served::the_document")
 }
 
 #[tokio::test]
@@ -35,11 +40,12 @@ async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
         updates,
         labels,
         label_and_status,
-        terminal_pods,
-        terminal_pods_go,
         deletions,
+        terminal_pods,
         a_finalizer,
+        the_page,
         a_finalizer_goes,
+        terminal_pods_go,
         force_deletion,
         a_name_returns,
         deletions_while_disconnected,

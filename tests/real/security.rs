@@ -16,9 +16,8 @@ use serde_json::{Value, json};
 use tonic::codegen::http::Request;
 
 use crate::support::chart::{AGENT, Chart, POLICIES, RELEASE, RIGHTS};
-use crate::support::parts::repository;
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts, koordinator, tokens};
+use crate::support::{Cluster, Needs, Parts, document, koordinator, tokens};
 
 const V1ALPHA1: &str = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies";
 const V1ALPHA2: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
@@ -689,19 +688,8 @@ fn table(attempts: &[Attempt]) -> String {
     table
 }
 
-/// Checks what a document has between `<!-- name -->` and `<!-- end of name -->`; `NUMACAST_WRITE_DOCS=1` writes it instead.
 fn check_document(file: &str, name: &str, right: &str) -> Result<()> {
-    let path = repository().join(file);
-    let text = std::fs::read_to_string(&path)?;
-    let (from, to) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
-    let (start, rest) = text.split_once(&from).with_context(|| format!("{file} has no {name}"))?;
-    let (_, end) = rest.split_once(&to).with_context(|| format!("the {name} of {file} do not end"))?;
-    let right = [start, &from, right, &to, end].concat();
-    if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
-        return Ok(std::fs::write(path, right)?);
-    }
-    ensure!(right == text, "{file} is old: run `NUMACAST_WRITE_DOCS=1 cargo test --test real security`");
-    Ok(())
+    document::section(file, name, right, "security")
 }
 
 #[tokio::test]

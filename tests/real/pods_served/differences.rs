@@ -58,6 +58,8 @@ pub(super) struct Row {
     pub(super) pods: Pods,
     /// The aspect, or what it begins with, before a `*`.
     pub(super) aspect: &'static str,
+    /// The same for who reads the document.
+    pub(super) what: &'static str,
     pub(super) why: &'static str,
 }
 
@@ -67,7 +69,7 @@ pub(super) enum Pods {
     Any,
     /// Those of files on the node.
     Static,
-    /// Those that end by themselves.
+    /// Those that end and stay.
     Ended,
 }
 
@@ -80,12 +82,17 @@ impl Row {
         let pod = match self.pods {
             Pods::Any => true,
             Pods::Static => difference.pod.starts_with("default/static"),
-            Pods::Ended => ["default/succeeded", "default/failed", "default/ends"].contains(&&*difference.pod),
+            Pods::Ended => ENDED.contains(&&*difference.pod),
         };
         let when = self.scenarios.is_empty() || self.scenarios.contains(&scenario);
         fits && pod && when && self.sources.contains(&source)
     }
 }
+
+const OURS: &[Source] = &[Source::PodsApi, Source::ApiServer];
+
+const ENDED: [&str; 5] =
+    ["default/succeeded", "default/failed", "default/refused", "default/ends", "default/kept"];
 
 /// Those that know pods by the kubelet.
 const KUBELETS: &[Source] = &[Source::Kubelet, Source::PodsApi];
@@ -97,6 +104,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Any,
         aspect: "field metadata annotations kubernetes.io/config.s*",
+        what: "two annotations more: `kubernetes.io/config.seen`, `kubernetes.io/config.source`",
         why: "the kubelet adds `kubernetes.io/config.seen` and `kubernetes.io/config.source`",
     },
     Row {
@@ -104,6 +112,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Any,
         aspect: "field metadata resourceVersion",
+        what: "`metadata.resourceVersion` is old, or not there (static pods)",
         why: "the kubelet keeps the one that it saw first (mirrors have one, static pods none)",
     },
     Row {
@@ -111,6 +120,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Any,
         aspect: "field metadata managedFields",
+        what: "`metadata.managedFields` is old, or not there (static pods)",
         why: "as `resourceVersion`",
     },
     Row {
@@ -118,6 +128,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata uid",
+        what: "static pods: `metadata.uid`",
         why: "the kubelet's UID of a static pod is a hash of its file; its mirror has one of the API server",
     },
     Row {
@@ -125,6 +136,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata annotations kubernetes.io/config.mirror",
+        what: "static pods: no annotation `kubernetes.io/config.mirror`",
         why: "mirrors alone have it",
     },
     Row {
@@ -132,6 +144,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata creationTimestamp",
+        what: "static pods: no `metadata.creationTimestamp`",
         why: "mirrors alone have it",
     },
     Row {
@@ -139,6 +152,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata generation",
+        what: "static pods: no `metadata.generation`",
         why: "mirrors alone have it",
     },
     Row {
@@ -146,6 +160,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata ownerReferences",
+        what: "static pods: no `metadata.ownerReferences`",
         why: "mirrors alone have it: the Node",
     },
     Row {
@@ -153,6 +168,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Static,
         aspect: "field spec pr*",
+        what: "static pods: no `spec.priority` and `spec.preemptionPolicy`",
         why: "admission by the API server gives mirrors `priority` and `preemptionPolicy`",
     },
     Row {
@@ -160,6 +176,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &["labels"],
         pods: Pods::Any,
         aspect: "heard old",
+        what: "a watch does not hear that labels or annotations alone have changed",
         why: "the kubelet 1.36 tells watchers what changes a pod's status, and with that its labels and annotations; List has them \
               at once",
     },
@@ -168,6 +185,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Any,
         aspect: "doubled",
+        what: "a watch may hear one thing twice",
         why: "the kubelet 1.36 may say twice that a pod is deleted, or tell one state of it twice",
     },
     Row {
@@ -175,6 +193,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Ended,
         aspect: "too many",
+        what: "a pod that had ended and was then deleted is listed for up to a minute more",
         why: "the kubelet 1.36 says nothing when the object of a pod that has ended is deleted; ours asks for everything anew \
               every minute while there are such pods",
     },
@@ -183,6 +202,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &[],
         pods: Pods::Ended,
         aspect: "info too many",
+        what: "the same of `PodInfo`",
         why: "as in its List",
     },
     Row {
@@ -190,6 +210,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &["labels"],
         pods: Pods::Any,
         aspect: "field metadata labels*",
+        what: "a change of labels alone is told with the next change of the pod's state, or within three minutes",
         why: "as the kubelet's watchers, which it is one of; it asks for everything anew every three minutes",
     },
     Row {
@@ -197,13 +218,43 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &["labels"],
         pods: Pods::Any,
         aspect: "field metadata annotations example.com/new",
+        what: "the same of annotations",
         why: "as labels",
     },
     Row {
         sources: &[Source::Kubelet],
-        scenarios: &["terminal_pods", "a_finalizer"],
-        pods: Pods::Any,
+        scenarios: &[],
+        pods: Pods::Ended,
         aspect: "heard of too few",
+        what: "a watch hears `DELETED` of a pod that has ended, and the pod is listed until its object goes",
         why: "the kubelet 1.36 says DELETED when a pod has ended, though its object is there and in its List",
     },
+    Row {
+        sources: &[Source::Kubelet],
+        scenarios: &["start_up"],
+        pods: Pods::Any,
+        aspect: "answers",
+        what: "before all pods are known there is an answer, with some of them or none",
+        why: "1.36 does not wait for the API server's pods; 1.37 says `FailedPrecondition`, and so does ours",
+    },
+    Row {
+        sources: OURS,
+        scenarios: &["bad_requests"],
+        pods: Pods::Any,
+        aspect: "text",
+        what: "other words, behind the same code and `grpc: `, about a request that is no message",
+        why: "each library has its own",
+    },
 ];
+
+/// The table for people.
+pub(super) fn table() -> String {
+    let mut table = String::from("| in this | the kubelet 1.36 | ours, `podsApi` | ours, `apiServer` | why |\n|---|---|---|---|---|\n");
+    for row in DIFFERENCES {
+        let differs = |source| if row.sources.contains(&source) { "differs" } else { "" };
+        let [kubelet, pods_api, api_server] =
+            [Source::Kubelet, Source::PodsApi, Source::ApiServer].map(differs);
+        table += &format!("| {} | {kubelet} | {pods_api} | {api_server} | {} |\n", row.what, row.why);
+    }
+    table
+}

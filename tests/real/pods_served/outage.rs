@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::differences::Source;
-use super::world::World;
+use super::world::{Hears, Place, World};
 use crate::support::pod;
 use crate::support::pods_clients::{Pod, Who};
 use crate::support::wait::until;
@@ -50,6 +50,9 @@ impl World {
         .await?;
         self.node.fate_of(&early).await?;
         self.node.run(pod("ends")).await?;
+        let mut page = Place::start(&self.node, Source::Page).await?;
+        page.listen(&self.clients, Hears::Conditions)?;
+        self.places.push(page);
         self.quiet("before").await?;
         let before = self.listed(Source::ApiServer).await?;
         let infos = self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
@@ -113,9 +116,13 @@ impl World {
         }
         let now = self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
         let words = self.at(Source::ApiServer)?.served.as_ref().context("ours")?.last_words();
+        let page = self.at(Source::Page)?;
+        let page_up = page.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &[]).await?;
         println!("away for {:?}: {asked:?}; conditions have changed: {}", begun.elapsed(), now != infos);
-        println!("{words}");
+        println!("{words}\n/pods tells: {page_up:?}\n{}", page.served.as_ref().context("ours")?.last_words());
 
+        // It reads seldom, and what it tells is looked at elsewhere.
+        self.places.pop();
         self.cluster.signal_etcd("CONT")?;
         self.cluster.restart_api_server().await?;
         self.node.kubelet_is_ready().await?;

@@ -83,15 +83,7 @@ impl World {
         let mut world =
             Self { clients, places: Vec::new(), node, cluster, scenario: "", used: BTreeSet::new() };
         for source in sources {
-            let served = match source.settings() {
-                Some(settings) => Some(Served::start(&world.node, *source, settings).await?),
-                None => None,
-            };
-            let socket = match &served {
-                Some(served) => served.socket(),
-                None => world.node.kubelet_dir().join("pods-api/pods-api.sock"),
-            };
-            world.places.push(Place { source: *source, socket, served, listeners: Vec::new() });
+            world.places.push(Place::start(&world.node, *source).await?);
         }
         world.listen()?;
         Ok(world)
@@ -248,6 +240,19 @@ impl Listener {
 }
 
 impl Place {
+    /// Nobody listens yet.
+    pub(super) async fn start(node: &RealNode, source: Source) -> Result<Self> {
+        let served = match source.settings() {
+            Some(settings) => Some(Served::start(node, source, settings).await?),
+            None => None,
+        };
+        let socket = match &served {
+            Some(served) => served.socket(),
+            None => node.kubelet_dir().join("pods-api/pods-api.sock"),
+        };
+        Ok(Self { source, socket, served, listeners: Vec::new() })
+    }
+
     /// Someone more who listens.
     pub(super) fn listen(&mut self, clients: &Clients, hears: Hears) -> Result<()> {
         let watcher = match hears {

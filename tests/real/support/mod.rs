@@ -5,6 +5,7 @@ pub(crate) mod agent;
 pub(crate) mod cgroups;
 pub(crate) mod chart;
 pub(crate) mod cluster;
+pub(crate) mod document;
 #[allow(dead_code, reason = "the test makes a few, the program all")]
 pub(crate) mod faults;
 pub(crate) mod fingerprint;
