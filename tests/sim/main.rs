@@ -15,6 +15,7 @@ mod metrics;
 mod model;
 mod pods_api;
 mod pods_served;
+mod pods_watched;
 mod publisher;
 mod release;
 mod reload;
