@@ -93,7 +93,10 @@ const BY_THE_TEMPLATES: [(&str, &str); 31] = [
         "(kubelet.devicePluginsDir: /var/lib/kubelet/device-plugins)",
     ),
     ("config.proxy.enabled=true,config.proxy.dir=/etc/cni", "is in /etc, where the agent must not"),
-    ("config.podsApi.enabled=true,config.podsApi.dir=/run", "config.podsApi.dir: /run is mounted from the host"),
+    (
+        "config.podsApi.enabled=true,config.podsApi.dir=/run",
+        "config.podsApi.dir: /run is mounted from the host",
+    ),
     ("config.podsApi.enabled=true,config.podsApi.dir=/run/./a", "config.podsApi.dir: /run/./a: no host path"),
     (
         "config.podsApi.enabled=true,config.podsApi.dir=/var/lib/kubelet/pods-api",

@@ -234,14 +234,20 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             ensure!(is_mounted(&served) == config.pods_api.enabled, "{name}: {}", served.display());
             let kubelets = config.kubelet.pods_socket.context("no socket of the kubelet's Pods API")?;
             let asks = [PodsApiSource::Auto, PodsApiSource::PodsApi].contains(&config.pods_api.source);
-            ensure!(is_mounted(&kubelets) || !(config.pods_api.enabled && asks), "{name}: nobody can be asked");
+            ensure!(
+                is_mounted(&kubelets) || !(config.pods_api.enabled && asks),
+                "{name}: nobody can be asked"
+            );
             let groups = &pod["spec"]["securityContext"]["supplementalGroups"];
-            let joined: BTreeSet<u32> =
-                [(config.proxy.enabled, config.proxy.group), (config.pods_api.enabled, config.pods_api.group)]
-                    .into_iter()
-                    .filter_map(|(enabled, group)| group.filter(|_| enabled))
-                    .collect();
-            let found: BTreeSet<u32> = items(groups).filter_map(|group| group.as_u64()?.try_into().ok()).collect();
+            let joined: BTreeSet<u32> = [
+                (config.proxy.enabled, config.proxy.group),
+                (config.pods_api.enabled, config.pods_api.group),
+            ]
+            .into_iter()
+            .filter_map(|(enabled, group)| group.filter(|_| enabled))
+            .collect();
+            let found: BTreeSet<u32> =
+                items(groups).filter_map(|group| group.as_u64()?.try_into().ok()).collect();
             ensure!(found == joined && items(groups).count() == joined.len(), "it is in {groups}");
         }
     }

@@ -56,8 +56,8 @@ async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
         the_api_server_restarts,
         start_up,
     );
-    let unused: Vec<_> =
-        DIFFERENCES.iter().enumerate().filter(|(row, _)| !world.used.contains(row)).map(|(_, row)| row).collect();
+    let rows = DIFFERENCES.iter().enumerate().filter(|(_, row)| !row.sometimes);
+    let unused: Vec<_> = rows.filter(|(row, _)| !world.used.contains(row)).map(|(_, row)| row).collect();
     ensure!(unused.is_empty(), "nobody needs these any more: {unused:#?}");
     Ok(())
 }

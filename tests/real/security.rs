@@ -783,11 +783,13 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     let pods = |source: &str| json!({"config": {"pods": {"source": source}}});
     let kubelet = |source: &str| json!({"config": {"kubelet": {"config": {"source": source}}}});
     let proxy = |proxy: Value| json!({"config": {"proxy": proxy}});
-    let pods_api = |source: &str, of_agent: &str| json!({"config": {
-        "podsApi": {"enabled": true, "source": source},
-        "pods": {"source": of_agent},
-        "fingerprint": {"view": if of_agent == "none" { "none" } else { "scheduler" }},
-    }});
+    let pods_api = |source: &str, of_agent: &str| {
+        json!({"config": {
+            "podsApi": {"enabled": true, "source": source},
+            "pods": {"source": of_agent},
+            "fingerprint": {"view": if of_agent == "none" { "none" } else { "scheduler" }},
+        }})
+    };
     for (values, expected) in [
         (json!({}), all.clone()),
         (json!({"config": {"publish": {"watch": false}}}), without(&[WATCH])),

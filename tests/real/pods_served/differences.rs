@@ -61,6 +61,8 @@ pub(super) struct Row {
     /// The same for who reads the document.
     pub(super) what: &'static str,
     pub(super) why: &'static str,
+    /// Whether it shows depends on who is faster: a run may do without it.
+    pub(super) sometimes: bool,
 }
 
 /// Which pods.
@@ -106,6 +108,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata annotations kubernetes.io/config.s*",
         what: "two annotations more: `kubernetes.io/config.seen`, `kubernetes.io/config.source`",
         why: "the kubelet adds `kubernetes.io/config.seen` and `kubernetes.io/config.source`",
+        sometimes: false,
     },
     Row {
         sources: KUBELETS,
@@ -114,6 +117,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata resourceVersion",
         what: "`metadata.resourceVersion` is old, or not there (static pods)",
         why: "the kubelet keeps the one that it saw first (mirrors have one, static pods none)",
+        sometimes: false,
     },
     Row {
         sources: KUBELETS,
@@ -122,6 +126,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata managedFields",
         what: "`metadata.managedFields` is old, or not there (static pods)",
         why: "as `resourceVersion`",
+        sometimes: false,
     },
     Row {
         sources: KUBELETS,
@@ -130,6 +135,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata uid",
         what: "static pods: `metadata.uid`",
         why: "the kubelet's UID of a static pod is a hash of its file; its mirror has one of the API server",
+        sometimes: false,
     },
     Row {
         sources: KUBELETS,
@@ -138,6 +144,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata annotations kubernetes.io/config.mirror",
         what: "static pods: no annotation `kubernetes.io/config.mirror`",
         why: "mirrors alone have it",
+        sometimes: false,
     },
     Row {
         sources: KUBELETS,
@@ -146,6 +153,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata creationTimestamp",
         what: "static pods: no `metadata.creationTimestamp`",
         why: "mirrors alone have it",
+        sometimes: false,
     },
     Row {
         sources: KUBELETS,
@@ -154,6 +162,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata generation",
         what: "static pods: no `metadata.generation`",
         why: "mirrors alone have it",
+        sometimes: false,
     },
     Row {
         sources: KUBELETS,
@@ -162,6 +171,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata ownerReferences",
         what: "static pods: no `metadata.ownerReferences`",
         why: "mirrors alone have it: the Node",
+        sometimes: false,
     },
     Row {
         sources: KUBELETS,
@@ -170,6 +180,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field spec pr*",
         what: "static pods: no `spec.priority` and `spec.preemptionPolicy`",
         why: "admission by the API server gives mirrors `priority` and `preemptionPolicy`",
+        sometimes: false,
     },
     Row {
         sources: &[Source::Kubelet],
@@ -179,6 +190,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         what: "a watch does not hear that labels or annotations alone have changed",
         why: "the kubelet 1.36 tells watchers what changes a pod's status, and with that its labels and annotations; List has them \
               at once",
+        sometimes: false,
     },
     Row {
         sources: &[Source::Kubelet],
@@ -187,6 +199,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "doubled",
         what: "a watch may hear one thing twice",
         why: "the kubelet 1.36 may say twice that a pod is deleted, or tell one state of it twice",
+        sometimes: true,
     },
     Row {
         sources: &[Source::PodsApi],
@@ -196,6 +209,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         what: "a pod that had ended and was then deleted is listed for up to a minute more",
         why: "the kubelet 1.36 says nothing when the object of a pod that has ended is deleted; ours asks for everything anew \
               every minute while there are such pods",
+        sometimes: true,
     },
     Row {
         sources: &[Source::PodsApi],
@@ -204,6 +218,16 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "info too many",
         what: "the same of `PodInfo`",
         why: "as in its List",
+        sometimes: true,
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &[],
+        pods: Pods::Ended,
+        aspect: "field metadata deletionGracePeriodSeconds",
+        what: "an ended pod that a finalizer keeps: `metadata.deletionGracePeriodSeconds` may be old for a minute",
+        why: "the kubelet 1.36 says DELETED before the API server writes that, and nothing afterwards",
+        sometimes: true,
     },
     Row {
         sources: &[Source::PodsApi],
@@ -212,6 +236,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata labels*",
         what: "a change of labels alone is told with the next change of the pod's state, or within three minutes",
         why: "as the kubelet's watchers, which it is one of; it asks for everything anew every three minutes",
+        sometimes: false,
     },
     Row {
         sources: &[Source::PodsApi],
@@ -220,6 +245,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "field metadata annotations example.com/new",
         what: "the same of annotations",
         why: "as labels",
+        sometimes: false,
     },
     Row {
         sources: &[Source::Kubelet],
@@ -228,6 +254,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "heard of too few",
         what: "a watch hears `DELETED` of a pod that has ended, and the pod is listed until its object goes",
         why: "the kubelet 1.36 says DELETED when a pod has ended, though its object is there and in its List",
+        sometimes: false,
     },
     Row {
         sources: &[Source::Kubelet],
@@ -236,6 +263,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "answers",
         what: "before all pods are known there is an answer, with some of them or none",
         why: "1.36 does not wait for the API server's pods; 1.37 says `FailedPrecondition`, and so does ours",
+        sometimes: false,
     },
     Row {
         sources: OURS,
@@ -244,12 +272,24 @@ pub(super) const DIFFERENCES: &[Row] = &[
         aspect: "text",
         what: "other words, behind the same code and `grpc: `, about a request that is no message",
         why: "each library has its own",
+        sometimes: false,
+    },
+    Row {
+        sources: OURS,
+        scenarios: &["a_slow_watcher"],
+        pods: Pods::Any,
+        aspect: "cut",
+        what: "a client that takes nothing at all for ten seconds is disconnected (`Unavailable`), too far behind or not",
+        why: "what waits for it is kept for it; the kubelet bounds neither",
+        sometimes: true,
     },
 ];
 
 /// The table for people.
 pub(super) fn table() -> String {
-    let mut table = String::from("| in this | the kubelet 1.36 | ours, `podsApi` | ours, `apiServer` | why |\n|---|---|---|---|---|\n");
+    let mut table = String::from(
+        "| in this | the kubelet 1.36 | ours, `podsApi` | ours, `apiServer` | why |\n|---|---|---|---|---|\n",
+    );
     for row in DIFFERENCES {
         let differs = |source| if row.sources.contains(&source) { "differs" } else { "" };
         let [kubelet, pods_api, api_server] =

@@ -55,7 +55,8 @@ impl World {
         self.places.push(page);
         self.quiet("before").await?;
         let before = self.listed(Source::ApiServer).await?;
-        let infos = self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
+        let infos =
+            self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
 
         self.cluster.signal_etcd("STOP")?;
         self.cluster.kill_api_server()?;
@@ -96,7 +97,8 @@ impl World {
         let api_server = self.at(Source::ApiServer)?;
         let up = [r#"source="api_server""#];
         until("it is counted that the API server does not tell", async || {
-            let up = api_server.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &up).await?;
+            let up =
+                api_server.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &up).await?;
             ensure!(up == Some(0.0), "{up:?}");
             Ok(())
         })
@@ -107,7 +109,10 @@ impl World {
             for (source, asked) in [Source::PodsApi, Source::ApiServer].into_iter().zip(&mut asked) {
                 self.asks_everything(source, asked).await?;
             }
-            ensure!(self.listed(Source::ApiServer).await? == before, "what the API server told last has changed");
+            ensure!(
+                self.listed(Source::ApiServer).await? == before,
+                "what the API server told last has changed"
+            );
             self.ours_goes_on("the API server is away")?;
             if begun.elapsed() > most {
                 break;

@@ -7,10 +7,10 @@ use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::differences::Source;
-use crate::support::{RealNode, Stop};
 use crate::support::cluster::free_port;
 use crate::support::process::{Process, tethered};
 use crate::support::wait::until;
+use crate::support::{RealNode, Stop};
 
 /// A running `numacast pods-api`.
 pub(super) struct Served {

@@ -132,7 +132,10 @@ impl World {
                         _ => place.of_conditions(&self.clients, &truth).await?,
                     };
                     for difference in found {
-                        match DIFFERENCES.iter().position(|row| row.excuses(scenario, place.source, &difference)) {
+                        match DIFFERENCES
+                            .iter()
+                            .position(|row| row.excuses(scenario, place.source, &difference))
+                        {
                             Some(row) => drop(excused.insert(row)),
                             None => wrong.push((place.source, difference)),
                         }
@@ -197,7 +200,10 @@ impl World {
                     if event.kind == "DELETED" && known.pods.contains_key(uid) {
                         let name = metadata["name"].as_str().unwrap_or_default();
                         let detail = format!("{:?}", listener.hears);
-                        found.push((place.source, Difference::new("flicker", format!("default/{name}"), detail)));
+                        found.push((
+                            place.source,
+                            Difference::new("flicker", format!("default/{name}"), detail),
+                        ));
                     }
                 }
                 for name in &known.doubled[doubled..] {
@@ -211,7 +217,8 @@ impl World {
         }
         for (source, difference) in found {
             let row = DIFFERENCES.iter().position(|row| row.excuses(self.scenario, source, &difference));
-            let row = row.with_context(|| format!("{}: {when}: {source:?}: {difference:?}", self.scenario))?;
+            let row =
+                row.with_context(|| format!("{}: {when}: {source:?}: {difference:?}", self.scenario))?;
             self.used.insert(row);
         }
         Ok(())
@@ -284,7 +291,8 @@ impl Place {
     /// What watchers of PodInfo believe that is not so.
     fn of_conditions_heard(&self, truth: &[Value]) -> Vec<Difference> {
         let listeners = self.listeners.iter().filter(|listener| listener.hears == Hears::Conditions);
-        let known = listeners.map(|listener| listener.watcher.known().pods.values().cloned().collect::<Vec<_>>());
+        let known =
+            listeners.map(|listener| listener.watcher.known().pods.values().cloned().collect::<Vec<_>>());
         known.flat_map(|pods| of_infos(&pods, truth)).collect()
     }
 
@@ -372,7 +380,9 @@ fn of_known(known: &Known, listed: &[Pod], aspect: &str, hears: Hears) -> Vec<Di
     let listed: BTreeMap<&str, &Pod> = listed.iter().map(|pod| (pod.uid(), pod)).collect();
     for (uid, pod) in &known.pods {
         match listed.get(uid.as_str()) {
-            None => found.push(Difference::new(format!("{aspect} of too many"), pod.name(), format!("{hears:?}"))),
+            None => {
+                found.push(Difference::new(format!("{aspect} of too many"), pod.name(), format!("{hears:?}")))
+            }
             Some(now) if now.hash != pod.hash => {
                 let detail = format!("{hears:?}: {}", paths(&pod.pod, &now.pod).join(", "));
                 found.push(Difference::new(format!("{aspect} old"), pod.name(), detail));

@@ -130,7 +130,11 @@ impl Clients {
         command.arg(verb).arg("--socket").arg(socket).args(more);
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
         let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{who:?}, asked for {arguments:?}, ends with {}: {complaint}", output.status);
+        ensure!(
+            output.status.success(),
+            "{who:?}, asked for {arguments:?}, ends with {}: {complaint}",
+            output.status
+        );
         let said = String::from_utf8(output.stdout)?;
         said.lines().map(|line| serde_json::from_str(line).with_context(|| line.to_owned())).collect()
     }
