@@ -31,6 +31,7 @@
 mod decode;
 mod error;
 mod follow;
+mod json;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,6 +55,7 @@ use crate::pod::{Pod, PodEvent, Wanted, Whole};
 pub use decode::decode_pod;
 pub use error::PodsError;
 pub use follow::PodsFollow;
+pub use json::pod_json;
 
 /// 500 pods with everything in them are some 5 MiB, which is above what gRPC's clients take unless told (kubelet.md 4.3).
 const MESSAGE_LIMIT: usize = 32 << 20;
