@@ -4,10 +4,11 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 /// Some packages have the same name, so each folder below `proto/` gets an output folder of its own.
-const SETS: [(&str, &[&str]); 3] = [
+const SETS: [(&str, &[&str]); 4] = [
     ("podresources", &["v1.proto", "v1alpha1.proto"]),
     ("pods", &["v1alpha1.proto"]),
     ("core", &["v1.proto"]),
+    ("podinfo", &["v1alpha1.proto"]),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -25,6 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             .build_transport(false)
             // What comes out of them has an order.
             .btree_map(".")
+            // Two numbers are no reason for a dependency.
+            .extern_path(".google.protobuf.Timestamp", "crate::pods_api::proto::Timestamp")
             // Pods are handed on as they came.
             .bytes(".")
             .out_dir(&target)

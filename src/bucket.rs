@@ -30,6 +30,12 @@ impl Bucket {
         true
     }
 
+    /// Is it as full as a new one?
+    pub(crate) fn is_full(&self, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
+        self.tokens + earned >= self.burst
+    }
+
     /// How long until there is a token.
     pub(crate) fn wait(&self, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;

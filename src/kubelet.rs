@@ -15,12 +15,13 @@ mod state;
 mod types;
 mod upstream;
 
+pub use crate::core_v1::decode_pod;
 pub use answers::{allocatable_of, usage_of};
 pub use ask::{Ask, Refusal};
 pub use client::{Api, Client, ClientError, Connection};
 pub use config::{ByHand, ConfigFiles, KubeletConfig, parse_config, parse_configz};
 pub use https::{Https, HttpsError, PORT, Target};
-pub use pods_api::{PodsClient, PodsError, PodsFollow, decode_pod, follow_pods, pod_json};
+pub use pods_api::{PodsClient, PodsError, PodsFollow, follow_pods};
 pub use pods_page::{poll_pods, split_pods};
 pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};
 pub use types::{

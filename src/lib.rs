@@ -13,6 +13,7 @@ pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod controller;
+pub mod core_v1;
 #[cfg(test)]
 mod generated;
 pub mod grpc;
@@ -23,6 +24,7 @@ pub mod nrt;
 pub mod pattern;
 pub mod pod;
 pub mod pod_source;
+pub mod pods_api;
 pub mod proxy;
 pub mod quantity;
 #[cfg(test)]

@@ -7,4 +7,4 @@ mod tellers;
 
 pub use following::{LINGER, PodSource, PodView, Tally};
 pub use kubelet_port::KubeletPort;
-pub use tellers::{PodTeller, PodTellers};
+pub use tellers::{PodTeller, PodTellers, Telling};

@@ -28,7 +28,7 @@ use crate::config::{self, Config};
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::kubelet::{Ask, Asker, Upstream};
 use crate::pod::Wanted;
-use crate::pod_source::{PodSource, PodTeller};
+use crate::pod_source::{PodSource, PodTeller, PodTellers, Tally};
 use crate::telemetry::proxy::{Health, Metrics};
 
 use counted::Counted;
@@ -139,6 +139,14 @@ impl Proxy {
             .clone()
             .map(|rules| Arc::new(Knowledge::new(rules, pods, asking, node, times, metrics.clone())));
         Self { settings, upstream, knowledge, metrics }
+    }
+
+    /// A proxy that knows the pods from `tellers`, whom it asks itself, with the annotations that it needs.
+    #[must_use]
+    pub fn asking(settings: Settings, tellers: PodTellers, cluster: Cluster, tally: Arc<dyn Tally>) -> Self {
+        let tellers = PodTellers { wanted: settings.wanted(), ..tellers };
+        let pods = PodSource::follow(tellers, settings.node.clone(), cluster.clone(), tally);
+        Self::new(settings, pods, Some(cluster))
     }
 
     /// The connection to the kubelet, for others who ask it.

@@ -4,6 +4,7 @@ pub mod controller;
 pub mod health;
 pub mod metrics;
 pub mod pods;
+pub mod pods_api;
 pub mod proxy;
 pub mod server;
 pub mod tls;

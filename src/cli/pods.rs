@@ -12,7 +12,8 @@ use clap::{Subcommand, ValueEnum};
 use serde_json::Value;
 
 use super::settings::SettingsArgs;
-use crate::kubelet::{PodsClient, PodsError, pod_json};
+use crate::core_v1::pod_json;
+use crate::kubelet::{PodsClient, PodsError};
 use crate::pod::{Pod, Wanted, Whole};
 
 /// Asks the Pods API of this node: numacast's own where it is served, else the kubelet's. The API server is not needed.

@@ -112,20 +112,16 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 async fn serve_alone(config: Config, settings: Settings, tellers: PodTellers) -> anyhow::Result<ExitCode> {
     info!("numacast {} proxy", env!("CARGO_PKG_VERSION"));
     let counts = Arc::new(PodSourceCounts::default());
-    // Who merges nothing needs nobody but the kubelet.
-    let (pods, cluster) = match settings.rules.is_some() {
+    let proxy = match settings.rules.is_some() {
         true => {
-            let cluster =
-                Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;
-            let tellers = PodTellers { wanted: settings.wanted(), ..tellers };
-            let tally = Arc::<PodSourceCounts>::clone(&counts);
-            let pods = PodSource::follow(tellers, settings.node.clone(), cluster.clone(), tally);
-            (pods, Some(cluster))
+            let kubeconfig = config.publish.kubeconfig.as_deref();
+            let cluster = Cluster::new(kubeconfig, config.publish.timeout.get()).await?;
+            Proxy::asking(settings, tellers, cluster, Arc::<PodSourceCounts>::clone(&counts))
         }
-        false => (PodSource::none(), None),
+        // Who merges nothing needs nobody but the kubelet.
+        false => Proxy::new(settings, PodSource::none(), None),
     };
     let shutdown = shutdown_signal()?;
-    let proxy = Proxy::new(settings, pods, cluster);
     let server = proxy.start()?;
     let metrics = proxy.metrics();
     let health = Arc::clone(metrics.health());

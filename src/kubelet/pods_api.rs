@@ -28,10 +28,8 @@
 //! # }
 //! ```
 
-mod decode;
 mod error;
 mod follow;
-mod json;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -50,12 +48,11 @@ use tracing::warn;
 use super::ask::Raw;
 use super::client::{Identity, channel, identity, innermost};
 use super::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
+use crate::core_v1::decode_pod;
 use crate::pod::{Pod, PodEvent, Wanted, Whole};
 
-pub use decode::decode_pod;
 pub use error::PodsError;
 pub use follow::PodsFollow;
-pub use json::pod_json;
 
 /// 500 pods with everything in them are some 5 MiB, which is above what gRPC's clients take unless told (kubelet.md 4.3).
 const MESSAGE_LIMIT: usize = 32 << 20;
@@ -144,7 +141,9 @@ impl PodsClient {
         for bytes in all.pods {
             match read(&bytes, wanted) {
                 Ok(pod) => pods.push(pod),
-                Err(reason) => warn!("a pod in the answer to ListPods cannot be read and is left out: {reason}"),
+                Err(reason) => {
+                    warn!("a pod in the answer to ListPods cannot be read and is left out: {reason}")
+                }
             }
         }
         // As it should come already.

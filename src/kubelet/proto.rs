@@ -18,8 +18,4 @@ pub mod pods {
     tonic::include_proto!("pods/v1alpha1");
 }
 
-/// Of `core/v1`, what we look at in a Pod.
-#[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
-pub mod core {
-    tonic::include_proto!("core/v1");
-}
+pub use crate::core_v1::proto as core;

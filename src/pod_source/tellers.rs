@@ -84,6 +84,12 @@ pub struct PodTellers {
 }
 
 impl PodTellers {
+    /// Asks the first of them about the pods of `node`. There must be one.
+    #[must_use]
+    pub fn tell(self, node: String, cluster: Cluster) -> Telling {
+        Telling::new(self, node, cluster)
+    }
+
     /// Those of a resolved configuration. No annotation is kept.
     #[must_use]
     pub fn from_config(config: &Config, port: KubeletPort) -> Self {
@@ -116,7 +122,7 @@ fn order(config: &Config) -> Vec<PodTeller> {
 type Events = BoxStream<'static, Result<PodEvent, String>>;
 
 /// The one who tells now.
-pub(super) struct Telling {
+pub struct Telling {
     tellers: PodTellers,
     node: String,
     cluster: Cluster,
@@ -164,12 +170,16 @@ impl Telling {
     }
 
     /// Who is asked now.
-    pub(super) fn teller(&self) -> PodTeller {
+    #[must_use]
+    pub fn teller(&self) -> PodTeller {
         self.tellers.order.get(self.turn).copied().unwrap_or(PodTeller::ApiServer)
     }
 
     /// What is told next. May be dropped while it waits.
-    pub(super) async fn next(&mut self) -> Result<PodEvent, String> {
+    ///
+    /// # Errors
+    /// One sentence; it goes on after a back-off.
+    pub async fn next(&mut self) -> Result<PodEvent, String> {
         loop {
             sleep_until(self.not_before).await;
             if self.chosen || self.is_only_one() {

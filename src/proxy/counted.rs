@@ -49,7 +49,7 @@ impl grpc::Observer for Counted {
             "GetAllocatableResources" => "GetAllocatableResources",
             _ => "other",
         };
-        let answered = Answered { rpc, version, code: name(code), client: &peer.name, took };
+        let answered = Answered { rpc, version, code: grpc::code_name(code), client: &peer.name, took };
         self.0.answered(&answered);
     }
 
@@ -59,28 +59,5 @@ impl grpc::Observer for Counted {
 
     fn offence(&self, offence: Offence, _: &Peer) {
         self.0.cut(offence.as_str());
-    }
-}
-
-/// As grpc-go writes it.
-const fn name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
     }
 }

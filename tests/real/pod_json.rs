@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use numacast::kubelet::{decode_pod, pod_json};
+use numacast::core_v1::{decode_pod, pod_json};
 use numacast::pod::Pod;
 use numacast::quantity::Quantity;
 use serde_json::Value;
 
 use crate::support::parts::{fetched, repository};
 
-const TABLE: &str = "src/kubelet/pods_api/pod.table";
+const TABLE: &str = "src/core_v1/pod.table";
 
 /// Kubernetes' own types, as a program.
 struct Types(PathBuf);

@@ -14,6 +14,7 @@ mod health;
 mod metrics;
 mod model;
 mod pods_api;
+mod pods_served;
 mod publisher;
 mod release;
 mod reload;

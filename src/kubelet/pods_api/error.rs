@@ -13,7 +13,10 @@ use crate::kubelet::client::innermost;
 /// Why there is no answer from the Pods API. Each is one sentence for the person who runs the node: what, where, and what
 /// to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "`path` is the socket, `call` the gRPC method, the rest is the other side's words")]
+#[allow(
+    missing_docs,
+    reason = "`path` is the socket, `call` the gRPC method, the rest is the other side's words"
+)]
 pub enum PodsError {
     /// There is nothing at the path.
     NoSocket { path: PathBuf },
@@ -78,7 +81,8 @@ impl PodsError {
             Code::Unimplemented => Self::Unserved { path, message },
             Code::FailedPrecondition => Self::Starting { path, message },
             Code::NotFound if call == "GetPod" => {
-                let uid = message.strip_prefix("pod with UID ").and_then(|rest| rest.strip_suffix(" not found"));
+                let uid =
+                    message.strip_prefix("pod with UID ").and_then(|rest| rest.strip_suffix(" not found"));
                 let uid = uid.unwrap_or(&message).to_owned();
                 Self::NoSuchPod { path, uid }
             }
@@ -129,7 +133,9 @@ impl PodsError {
                 "kubelets have one from 1.36 on (there with the feature gate PodsAPI), numacast makes one with \
                  `podsApi.enabled`; is the path right?"
             }
-            Self::Refused { .. } => "its server is not running, is just starting, or no longer serves the Pods API",
+            Self::Refused { .. } => {
+                "its server is not running, is just starting, or no longer serves the Pods API"
+            }
             Self::Denied { .. } => "it is for root and the socket's group: run this as root",
             Self::NotGrpc { .. } => "is the path right?",
             Self::RateLimited { .. } => "ask less often, or watch",

@@ -1,15 +1,26 @@
-//! A pod from the bytes in which the Pods API has it: a `core/v1` Pod in protocol buffers, without an envelope.
+//! A pod from the bytes in which the Pods API and the API server have it: a `core/v1` Pod in protocol buffers, without an
+//! envelope.
+
+mod json;
 
 use std::collections::BTreeMap;
 
 use prost::Message;
 use serde::de::IgnoredAny;
 
-use crate::kubelet::proto::core;
 use crate::pod::Pod;
 use crate::pod::raw::{self, Amount, Amounts, RawContainer, RawPod, Resources};
 
-/// Reads a pod from the bytes in which the kubelet's Pods API has it.
+/// Of `core/v1`, what we look at in a Pod; generated from `proto/core`.
+#[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
+pub mod proto {
+    tonic::include_proto!("core/v1");
+}
+use proto as core;
+
+pub use json::pod_json;
+
+/// Reads a pod from the bytes of a `core/v1` Pod.
 ///
 /// # Errors
 /// What is wrong with them. A pod without a name or a namespace is an error as well: nobody could tell it from others.

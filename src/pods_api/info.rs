@@ -1,0 +1,351 @@
+//! What `PodInfo` shows of a pod: its conditions and how far it is, read from the pod as it came and written record by record
+//! (`proto/podinfo`). Whatever the pod came as, the bytes are the same for the same state: that nothing of it changed is seen
+//! by comparing them.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use crate::pod::{Pod, Whole};
+use crate::wire::{Field, Value, WireError, fields, fields_in, put_bytes, put_number};
+
+/// Where the kubelet has the pod from: `api`, or `file` or `http` for static ones.
+const SOURCE: &str = "kubernetes.io/config.source";
+/// Has the kubelet's UID of a static pod; its mirror has it too.
+const HASH: &str = "kubernetes.io/config.hash";
+/// Only mirrors have it.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Tags of k8s.io/api core/v1 and of meta/v1 (`generated.proto`).
+mod tags {
+    pub(super) const METADATA: u32 = 1;
+    pub(super) const STATUS: u32 = 3;
+    pub(super) const NAME: u32 = 1;
+    pub(super) const NAMESPACE: u32 = 3;
+    pub(super) const UID: u32 = 5;
+    pub(super) const DELETED: u32 = 9;
+    pub(super) const ANNOTATIONS: u32 = 12;
+    pub(super) const KEY: u32 = 1;
+    pub(super) const VALUE: u32 = 2;
+    pub(super) const PHASE: u32 = 1;
+    pub(super) const CONDITIONS: u32 = 2;
+    pub(super) const SECONDS: u32 = 1;
+    pub(super) const NANOS: u32 = 2;
+}
+
+/// Tags of a condition, which are core/v1's.
+mod condition {
+    pub(super) const TYPE: u32 = 1;
+    pub(super) const STATUS: u32 = 2;
+    pub(super) const PROBED: u32 = 3;
+    pub(super) const CHANGED: u32 = 4;
+    pub(super) const REASON: u32 = 5;
+    pub(super) const MESSAGE: u32 = 6;
+    pub(super) const GENERATION: u32 = 7;
+}
+
+/// What is shown of one pod.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Info {
+    /// The kubelet's UID of the pod.
+    pub(super) uid: String,
+    namespace: String,
+    name: String,
+    is_static: bool,
+    /// Encoded.
+    conditions: Vec<Vec<u8>>,
+    /// The moment, encoded.
+    deleted: Option<Vec<u8>>,
+    phase: String,
+}
+
+/// Of a pod's annotations, those that say where it is from.
+#[derive(Debug, Default)]
+struct Origin {
+    source: Option<String>,
+    hash: Option<String>,
+    mirror: Option<String>,
+}
+
+impl Origin {
+    fn put(&mut self, key: &str, value: &str) {
+        let place = match key {
+            SOURCE => &mut self.source,
+            HASH => &mut self.hash,
+            MIRROR => &mut self.mirror,
+            _ => return,
+        };
+        *place = Some(value.to_owned());
+    }
+}
+
+impl Info {
+    /// What is shown of a pod that came whole.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn of(pod: &Pod) -> Result<Self, String> {
+        match pod.whole.as_deref() {
+            Some(Whole::Protobuf(bytes)) => Self::of_protobuf(bytes).map_err(|error| error.to_string()),
+            Some(Whole::Json(bytes)) => Self::of_json(bytes),
+            None => Err("it did not come whole".to_owned()),
+        }
+    }
+
+    /// What is shown of a pod that is this message.
+    pub(super) fn of_protobuf(bytes: &[u8]) -> Result<Self, WireError> {
+        let (mut info, mut origin) = (Self::default(), Origin::default());
+        for field in fields(bytes) {
+            match field? {
+                Field { number: tags::METADATA, value: Value::Bytes(part), .. } => {
+                    info.take_metadata(bytes, part, &mut origin)?;
+                }
+                Field { number: tags::STATUS, value: Value::Bytes(part), .. } => {
+                    info.take_status(bytes, part)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(info.from(origin))
+    }
+
+    fn take_metadata(
+        &mut self,
+        bytes: &[u8],
+        part: Range<usize>,
+        origin: &mut Origin,
+    ) -> Result<(), WireError> {
+        for field in fields_in(bytes, part) {
+            let Field { number, value: Value::Bytes(part), .. } = field? else { continue };
+            match number {
+                tags::NAME => self.name = text(bytes, part).into_owned(),
+                tags::NAMESPACE => self.namespace = text(bytes, part).into_owned(),
+                tags::UID => self.uid = text(bytes, part).into_owned(),
+                tags::DELETED => self.deleted = moment(bytes, part)?,
+                tags::ANNOTATIONS => {
+                    let (key, value) = entry(bytes, part)?;
+                    origin.put(&key, &value);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn take_status(&mut self, bytes: &[u8], part: Range<usize>) -> Result<(), WireError> {
+        for field in fields_in(bytes, part) {
+            let Field { number, value: Value::Bytes(part), .. } = field? else { continue };
+            match number {
+                tags::PHASE => self.phase = text(bytes, part).into_owned(),
+                tags::CONDITIONS => self.conditions.push(read_condition(bytes, part)?),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn of_json(bytes: &[u8]) -> Result<Self, String> {
+        let JsonPod { metadata, status } =
+            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let mut origin = Origin::default();
+        for (key, value) in metadata.annotations.iter().flatten() {
+            origin.put(key, value);
+        }
+        let info = Self {
+            uid: metadata.uid,
+            namespace: metadata.namespace,
+            name: metadata.name,
+            is_static: false,
+            conditions: status.conditions.iter().flatten().map(JsonCondition::encoded).collect(),
+            deleted: metadata.deletion_timestamp.map(encoded_moment),
+            phase: status.phase,
+        };
+        Ok(info.from(origin))
+    }
+
+    /// Its UID is the kubelet's, which a mirror pod has in its annotations.
+    fn from(mut self, origin: Origin) -> Self {
+        let Origin { source, hash, mirror } = origin;
+        self.is_static = mirror.is_some() || matches!(source.as_deref(), Some("file" | "http"));
+        if mirror.is_some()
+            && let Some(uid) = [hash, mirror].into_iter().flatten().find(|uid| !uid.is_empty())
+        {
+            self.uid = uid;
+        }
+        self
+    }
+
+    /// The message.
+    pub(super) fn encoded(&self) -> Vec<u8> {
+        let mut out = tombstone(&self.uid, &self.namespace, &self.name);
+        if self.is_static {
+            put_number(&mut out, 4, 1);
+        }
+        self.conditions.iter().for_each(|condition| put_bytes(&mut out, 5, condition));
+        if let Some(moment) = &self.deleted {
+            put_bytes(&mut out, 6, moment);
+        }
+        put_text(&mut out, 7, &self.phase);
+        out
+    }
+
+    /// What is told of it when it is gone.
+    pub(super) fn tombstone(&self) -> Vec<u8> {
+        tombstone(&self.uid, &self.namespace, &self.name)
+    }
+}
+
+fn tombstone(uid: &str, namespace: &str, name: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_text(&mut out, 1, uid);
+    put_text(&mut out, 2, namespace);
+    put_text(&mut out, 3, name);
+    out
+}
+
+/// What `Pods` tells of a pod that is gone: a Pod with these alone.
+pub(super) fn pod_tombstone(pod: &Pod) -> Vec<u8> {
+    let (mut metadata, mut out) = (Vec::new(), Vec::new());
+    put_text(&mut metadata, tags::NAME, &pod.name);
+    put_text(&mut metadata, tags::NAMESPACE, &pod.namespace);
+    put_text(&mut metadata, tags::UID, &pod.uid);
+    put_bytes(&mut out, tags::METADATA, &metadata);
+    out
+}
+
+/// A text of the API. What is no UTF-8 could not be decoded by anybody.
+fn text(bytes: &[u8], part: Range<usize>) -> Cow<'_, str> {
+    String::from_utf8_lossy(&bytes[part])
+}
+
+fn put_text(out: &mut Vec<u8>, number: u32, text: &str) {
+    if !text.is_empty() {
+        put_bytes(out, number, text.as_bytes());
+    }
+}
+
+fn entry(bytes: &[u8], part: Range<usize>) -> Result<(Cow<'_, str>, Cow<'_, str>), WireError> {
+    let (mut key, mut value) = (Cow::default(), Cow::default());
+    for field in fields_in(bytes, part) {
+        match field? {
+            Field { number: tags::KEY, value: Value::Bytes(part), .. } => key = text(bytes, part),
+            Field { number: tags::VALUE, value: Value::Bytes(part), .. } => value = text(bytes, part),
+            _ => {}
+        }
+    }
+    Ok((key, value))
+}
+
+/// A moment written as it is here. Go writes one that is not set as an empty message, which others would read as 1970.
+fn moment(bytes: &[u8], part: Range<usize>) -> Result<Option<Vec<u8>>, WireError> {
+    if part.is_empty() {
+        return Ok(None);
+    }
+    let (mut seconds, mut nanos) = (0, 0);
+    for field in fields_in(bytes, part) {
+        match field? {
+            Field { number: tags::SECONDS, value: Value::Varint(number), .. } => seconds = number,
+            Field { number: tags::NANOS, value: Value::Varint(number), .. } => nanos = number,
+            _ => {}
+        }
+    }
+    Ok(Some(put_moment(seconds, nanos)))
+}
+
+fn encoded_moment(moment: Timestamp) -> Vec<u8> {
+    // A negative number has all its bits, as protocol buffers want it.
+    put_moment(moment.as_second() as u64, i64::from(moment.subsec_nanosecond()) as u64)
+}
+
+fn put_moment(seconds: u64, nanos: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    [(tags::SECONDS, seconds), (tags::NANOS, nanos)]
+        .into_iter()
+        .filter(|(_, number)| *number != 0)
+        .for_each(|(tag, number)| put_number(&mut out, tag, number));
+    out
+}
+
+/// A condition: what it says, without what is not set, and what we do not know as it came.
+fn read_condition(bytes: &[u8], part: Range<usize>) -> Result<Vec<u8>, WireError> {
+    let mut out = Vec::with_capacity(part.len());
+    for field in fields_in(bytes, part) {
+        let Field { number, record, value } = field?;
+        match (number, value) {
+            (
+                condition::TYPE | condition::STATUS | condition::REASON | condition::MESSAGE,
+                Value::Bytes(part),
+            ) => put_text(&mut out, number, &text(bytes, part)),
+            (condition::PROBED | condition::CHANGED, Value::Bytes(part)) => {
+                if let Some(moment) = moment(bytes, part)? {
+                    put_bytes(&mut out, number, &moment);
+                }
+            }
+            (condition::GENERATION, Value::Varint(0)) => {}
+            _ => out.extend_from_slice(&bytes[record]),
+        }
+    }
+    Ok(out)
+}
+
+/// Of a pod in JSON, what is shown.
+#[derive(Deserialize)]
+struct JsonPod {
+    #[serde(default)]
+    metadata: JsonMetadata,
+    #[serde(default)]
+    status: JsonStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct JsonMetadata {
+    name: String,
+    namespace: String,
+    uid: String,
+    deletion_timestamp: Option<Timestamp>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct JsonStatus {
+    phase: String,
+    conditions: Option<Vec<JsonCondition>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct JsonCondition {
+    r#type: String,
+    status: String,
+    last_probe_time: Option<Timestamp>,
+    last_transition_time: Option<Timestamp>,
+    reason: String,
+    message: String,
+    observed_generation: i64,
+}
+
+impl JsonCondition {
+    fn encoded(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let put_time = |out: &mut Vec<u8>, number, time: Option<Timestamp>| {
+            if let Some(time) = time {
+                put_bytes(out, number, &encoded_moment(time));
+            }
+        };
+        put_text(&mut out, condition::TYPE, &self.r#type);
+        put_text(&mut out, condition::STATUS, &self.status);
+        put_time(&mut out, condition::PROBED, self.last_probe_time);
+        put_time(&mut out, condition::CHANGED, self.last_transition_time);
+        put_text(&mut out, condition::REASON, &self.reason);
+        put_text(&mut out, condition::MESSAGE, &self.message);
+        if self.observed_generation != 0 {
+            put_number(&mut out, condition::GENERATION, self.observed_generation as u64);
+        }
+        out
+    }
+}

@@ -1,0 +1,155 @@
+//! What is answered. Codes and texts are the kubelet's (`pkg/kubelet/apis/pods/server.go` of 1.36 and 1.37), and grpc-go's
+//! where a call does not get as far.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::FutureExt;
+use futures::StreamExt;
+use futures::future::{BoxFuture, ready};
+use prost::Message;
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::board::{Shared, Watch, lock};
+use crate::bucket::Bucket;
+use crate::grpc::{self, Call, Peer, Reply};
+use crate::kubelet::proto::pods::GetPodRequest;
+use crate::telemetry::pods_api::Metrics;
+use crate::wire;
+
+/// The kubelet's service.
+pub(super) const PODS: &str = "v1alpha1.Pods";
+/// Ours.
+pub(super) const INFO: &str = "podinfo.v1alpha1.PodInfo";
+
+/// `List` and `Get` in a second, and at once (`pkg/kubelet/apis/pods/constants.go`). The kubelet's are for all together;
+/// these are each client's.
+const QPS: f64 = 100.0;
+const BURST: f64 = 10.0;
+/// So many clients' buckets are kept without looking which are full again.
+const BUCKETS: usize = 256;
+
+/// What answers.
+pub(super) struct Service {
+    pub(super) pods: Shared,
+    pub(super) infos: Shared,
+    /// Nobody but the kubelet's `/pods` tells, and nobody else is expected to.
+    pub(super) page_alone: Arc<AtomicBool>,
+    pub(super) limiter: Limiter,
+    pub(super) metrics: Metrics,
+}
+
+/// What was asked for, of which list.
+enum Question {
+    List,
+    Get(String),
+    Watch,
+}
+
+impl grpc::Service for Arc<Service> {
+    fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
+        ready(self.answer(&call)).boxed()
+    }
+}
+
+impl Question {
+    fn read(call: &Call) -> Result<(Self, bool), Status> {
+        let (service, method) = call.names();
+        let infos = match service {
+            PODS => false,
+            INFO => true,
+            _ => return Err(call.unknown_service()),
+        };
+        let question = match method {
+            "ListPods" if !infos => Self::list(call),
+            "ListPodConditions" if infos => Self::list(call),
+            "GetPod" if !infos => Self::get(call),
+            "GetPodConditions" if infos => Self::get(call),
+            "WatchPods" if !infos => Self::watch(call),
+            "WatchPodConditions" if infos => Self::watch(call),
+            _ => Err(call.unknown_method()),
+        };
+        Ok((question?, infos))
+    }
+
+    fn list(call: &Call) -> Result<Self, Status> {
+        readable(call).map_err(unary)?;
+        Ok(Self::List)
+    }
+
+    fn get(call: &Call) -> Result<Self, Status> {
+        // A request of either service has one field, the UID.
+        let request = GetPodRequest::decode(call.message.clone());
+        Ok(Self::Get(request.map_err(unary)?.pod_uid))
+    }
+
+    fn watch(call: &Call) -> Result<Self, Status> {
+        let explain =
+            |error| Status::internal(format!("grpc: failed to unmarshal the received message: {error}"));
+        readable(call).map_err(explain)?;
+        Ok(Self::Watch)
+    }
+}
+
+/// A message without fields that we know still has to be one.
+fn readable(call: &Call) -> Result<(), wire::WireError> {
+    wire::fields(&call.message).try_for_each(|field| field.map(drop))
+}
+
+fn unary(error: impl std::fmt::Display) -> Status {
+    Status::internal(format!("grpc: error unmarshalling request: {error}"))
+}
+
+impl Service {
+    fn answer(&self, call: &Call) -> Result<Reply, Status> {
+        let (question, infos) = Question::read(call)?;
+        if !matches!(question, Question::Watch) && !self.limiter.admit(&call.peer, Instant::now()) {
+            self.metrics.rejected();
+            return Err(Status::resource_exhausted("rejected by rate limit"));
+        }
+        let board = if infos { &self.infos } else { &self.pods };
+        if !lock(board).has_told() {
+            return Err(self.untold(infos));
+        }
+        match question {
+            Question::List => Ok(Reply::One(lock(board).list())),
+            Question::Get(uid) => {
+                let pod = lock(board).get(&uid).map(Reply::One);
+                pod.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))
+            }
+            Question::Watch => Ok(Reply::Many(Watch::new(Arc::clone(board)).boxed())),
+        }
+    }
+
+    /// Nobody has told all pods yet. Where only `/pods` does nobody ever will.
+    fn untold(&self, infos: bool) -> Status {
+        match self.page_alone.load(Ordering::Relaxed) && !infos {
+            true => Status::unimplemented(
+                "numacast: only the kubelet's /pods tells of this node's pods, of which whole pods cannot be served: ask \
+                 podinfo.v1alpha1.PodInfo, or see podsApi.source",
+            ),
+            false => Status::failed_precondition("Kubelet is initializing"),
+        }
+    }
+}
+
+/// Who may list and get how often.
+#[derive(Default)]
+pub(super) struct Limiter(Mutex<HashMap<u64, Bucket>>);
+
+impl Limiter {
+    /// May this client do it now?
+    fn admit(&self, peer: &Arc<Peer>, now: Instant) -> bool {
+        // A process has a number below 2^22. Where it cannot be seen each connection is a client, and has a peer of its own.
+        let connection = || Arc::as_ptr(peer) as u64 | 1 << 63;
+        let client = peer.pid.map_or_else(connection, |pid| u64::from(pid.unsigned_abs()));
+        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() >= BUCKETS {
+            // A full one is as good as none.
+            buckets.retain(|_, bucket| !bucket.is_full(now));
+        }
+        buckets.entry(client).or_insert_with(|| Bucket::new(QPS, BURST, now)).take_now(now)
+    }
+}

@@ -1,0 +1,201 @@
+//! Who watches, and what they have not heard yet. A watcher is a position in a ring that all share; whoever falls behind by
+//! more than the ring is cut off, as by the kubelet.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use prost::bytes::Bytes;
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::Tally;
+
+/// So many events may wait for a watcher: the kubelet's own buffer for each (`WatchPods`: `make(chan PodWatchEvent, 100)`).
+pub(super) const BEHIND: usize = 100;
+
+/// `type: INITIAL_SYNC_COMPLETE`, without a pod.
+const COMPLETE: &[u8] = &[8, 4];
+
+/// All who watch one list.
+#[derive(Debug)]
+pub(super) struct Watchers {
+    /// Events that not all have heard; the first has the position `first`.
+    ring: VecDeque<Event>,
+    first: u64,
+    next: u64,
+    all: BTreeMap<u64, Watcher>,
+    /// No more is told.
+    closed: bool,
+    tally: Arc<dyn Tally>,
+}
+
+#[derive(Debug)]
+struct Event {
+    message: Bytes,
+    /// When we were told.
+    at: Instant,
+    /// Who has not heard it yet.
+    left: usize,
+}
+
+#[derive(Debug)]
+struct Watcher {
+    /// What it hears first, and how far it has got.
+    initial: Option<(Arc<[Bytes]>, usize)>,
+    /// Its place in the ring.
+    at: u64,
+    waker: Option<Waker>,
+    /// It is told no more, but why.
+    over: Option<Over>,
+}
+
+/// Why a watcher is told no more.
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    Behind,
+    Closed,
+    Told,
+}
+
+impl Watchers {
+    pub(super) fn new(tally: Arc<dyn Tally>) -> Self {
+        let (ring, all) = (VecDeque::new(), BTreeMap::new());
+        Self { ring, first: 0, next: 0, all, closed: false, tally }
+    }
+
+    /// One more, who hears `initial` first, the marker, and what is pushed from now on.
+    pub(super) fn join(&mut self, initial: Arc<[Bytes]>) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        let (at, over) = (self.end(), self.closed.then_some(Over::Closed));
+        self.all.insert(id, Watcher { initial: Some((initial, 0)), at, waker: None, over });
+        self.tally.watchers(1);
+        id
+    }
+
+    /// One less.
+    pub(super) fn leave(&mut self, id: u64) {
+        let Some(watcher) = self.all.remove(&id) else { return };
+        self.tally.watchers(-1);
+        if watcher.over.is_none() {
+            self.release(watcher.at);
+        }
+    }
+
+    /// Does anybody listen? If not nothing need be encoded.
+    pub(super) fn are_any(&self) -> bool {
+        !self.all.is_empty()
+    }
+
+    /// Everybody is told this.
+    pub(super) fn push(&mut self, message: Bytes, at: Instant) {
+        let listen = |watcher: &&mut Watcher| watcher.over.is_none();
+        if self.ring.len() >= BEHIND {
+            let (first, mut gone) = (self.first, 0);
+            for watcher in self.all.values_mut().filter(listen).filter(|watcher| watcher.at == first) {
+                watcher.end(Over::Behind);
+                gone += 1;
+            }
+            self.tally.cut(gone);
+            self.ring.iter_mut().for_each(|event| event.left -= gone);
+            self.trim();
+        }
+        let mut left = 0;
+        for watcher in self.all.values_mut().filter(listen) {
+            left += 1;
+            watcher.wake();
+        }
+        if left > 0 {
+            self.ring.push_back(Event { message, at, left });
+        }
+    }
+
+    /// Tells everybody that no more will come.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+        for watcher in self.all.values_mut().filter(|watcher| watcher.over.is_none()) {
+            watcher.end(Over::Closed);
+        }
+        self.first = self.end();
+        self.ring.clear();
+    }
+
+    /// What this watcher hears next.
+    pub(super) fn poll(&mut self, id: u64, context: &Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+        let end = self.end();
+        let Some(watcher) = self.all.get_mut(&id) else { return Poll::Ready(None) };
+        if let Some(over) = &mut watcher.over {
+            return Poll::Ready(std::mem::replace(over, Over::Told).status().map(Err));
+        }
+        if let Some((initial, heard)) = &mut watcher.initial {
+            let next = initial.get(*heard).cloned();
+            *heard += 1;
+            if next.is_none() {
+                watcher.initial = None;
+            }
+            return Poll::Ready(Some(Ok(next.unwrap_or(Bytes::from_static(COMPLETE)))));
+        }
+        if watcher.at == end {
+            // Mostly it is the same one.
+            match &mut watcher.waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                none => *none = Some(context.waker().clone()),
+            }
+            return Poll::Pending;
+        }
+        let index = usize::try_from(watcher.at - self.first).unwrap_or(usize::MAX);
+        watcher.at += 1;
+        let Some(event) = self.ring.get_mut(index) else { return Poll::Ready(None) };
+        event.left -= 1;
+        let message = event.message.clone();
+        if event.left == 0 {
+            self.tally.heard(event.at.elapsed());
+            self.trim();
+        }
+        Poll::Ready(Some(Ok(message)))
+    }
+
+    /// The position of what is pushed next.
+    fn end(&self) -> u64 {
+        self.first + self.ring.len() as u64
+    }
+
+    /// Nobody waits at this position any more.
+    fn release(&mut self, at: u64) {
+        let unheard = usize::try_from(at - self.first).unwrap_or(usize::MAX);
+        self.ring.iter_mut().skip(unheard).for_each(|event| event.left -= 1);
+        self.trim();
+    }
+
+    /// Lets go of what all have heard.
+    fn trim(&mut self) {
+        while self.ring.front().is_some_and(|event| event.left == 0) {
+            self.ring.pop_front();
+            self.first += 1;
+        }
+    }
+}
+
+impl Watcher {
+    fn end(&mut self, over: Over) {
+        (self.over, self.initial) = (Some(over), None);
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Over {
+    fn status(self) -> Option<Status> {
+        match self {
+            Self::Behind => Some(Status::resource_exhausted("watch client channel closed")),
+            Self::Closed => Some(Status::unavailable("numacast stops serving pods: connect again")),
+            Self::Told => None,
+        }
+    }
+}

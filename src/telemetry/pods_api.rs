@@ -1,0 +1,275 @@
+//! What the Pods API that we serve counts, and whether it is healthy. Names and help texts stand in [`DOCS`]; where the
+//! kubelet counts the same thing its name is the kubelet's.
+
+mod docs;
+mod health;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use super::metrics::docs::BUILD;
+use super::metrics::{Counts, Label, Process, expose, histogram, now, register};
+use super::server::Exposition;
+
+pub use docs::DOCS;
+pub use health::Health;
+
+use docs::{
+    CONNECTIONS, CUT, DROPPED, GETS, HEARD, LISTS, PODS, REJECTED, REQUESTS, SOURCE_ERRORS, SOURCE_TIME,
+    SOURCE_UP, WATCHERS, WATCHES,
+};
+
+/// What was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// All pods.
+    List,
+    /// One pod.
+    Get,
+    /// All pods and what becomes of them.
+    Watch,
+}
+
+/// Calls by version and code.
+type Calls = Family<[(&'static str, &'static str); 2], Counter>;
+
+/// Everything that is counted. Each clone counts into the same.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    requests: Calls,
+    lists: Calls,
+    gets: Calls,
+    watches: Calls,
+    dropped: Counter,
+    rejected: Counter,
+    watchers: Family<Label<&'static str>, Gauge>,
+    pods: Family<Label<&'static str>, Gauge>,
+    source_up: Family<Label<&'static str>, Gauge>,
+    source_time: Family<Label<&'static str>, Gauge<f64, AtomicU64>>,
+    source_errors: Counts,
+    heard: Histogram,
+    connections: Gauge,
+    cut: Counts,
+    health: Arc<Health>,
+}
+
+impl Metrics {
+    /// Nothing was counted yet.
+    #[must_use]
+    pub fn new(health: Arc<Health>) -> Self {
+        Self {
+            requests: Calls::default(),
+            lists: Calls::default(),
+            gets: Calls::default(),
+            watches: Calls::default(),
+            dropped: Counter::default(),
+            rejected: Counter::default(),
+            watchers: Family::default(),
+            pods: Family::default(),
+            source_up: Family::default(),
+            source_time: Family::default(),
+            source_errors: Counts::default(),
+            heard: histogram(),
+            connections: Gauge::default(),
+            cut: Counts::default(),
+            health,
+        }
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        register(registry, &REQUESTS, self.requests.clone());
+        register(registry, &LISTS, self.lists.clone());
+        register(registry, &GETS, self.gets.clone());
+        register(registry, &WATCHES, self.watches.clone());
+        register(registry, &DROPPED, self.dropped.clone());
+        register(registry, &REJECTED, self.rejected.clone());
+        register(registry, &WATCHERS, self.watchers.clone());
+        register(registry, &PODS, self.pods.clone());
+        register(registry, &SOURCE_UP, self.source_up.clone());
+        register(registry, &SOURCE_TIME, self.source_time.clone());
+        register(registry, &SOURCE_ERRORS, self.source_errors.clone());
+        register(registry, &HEARD, self.heard.clone());
+        register(registry, &CONNECTIONS, self.connections.clone());
+        register(registry, &CUT, self.cut.clone());
+    }
+
+    /// What the same reports say about the server's health.
+    #[must_use]
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// A call was answered, or a watch ended.
+    pub fn answered(&self, call: Call, version: &'static str, code: &'static str) {
+        let of_its_kind = match call {
+            Call::List => &self.lists,
+            Call::Get => &self.gets,
+            Call::Watch => &self.watches,
+        };
+        for calls in [&self.requests, of_its_kind] {
+            calls.get_or_create(&[("server_api_version", version), ("status_code", code)]).inc();
+        }
+    }
+
+    /// The limiter rejected a call.
+    pub fn rejected(&self) {
+        self.rejected.inc();
+    }
+
+    /// So many who watch were cut off for being too slow.
+    pub fn dropped(&self, watchers: usize) {
+        self.dropped.inc_by(watchers as u64);
+    }
+
+    /// So many more watch.
+    pub fn watchers(&self, version: &'static str, more: i64) {
+        self.watchers.get_or_create(&[("server_api_version", version)]).inc_by(more);
+    }
+
+    /// So many pods are served.
+    pub fn pods(&self, pods: usize, infos: usize) {
+        for (version, count) in [("v1alpha1", pods), ("podinfo.v1alpha1", infos)] {
+            let gauge = self.pods.get_or_create(&[("server_api_version", version)]);
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// This source told something; does it tell, all pods told once?
+    pub fn told_by(&self, source: &'static str, up: bool) {
+        self.source_time.get_or_create(&[("source", source)]).set(now());
+        if up {
+            self.source_up.get_or_create(&[("source", source)]).set(1);
+            self.health.told();
+        }
+    }
+
+    /// This source does not tell, and is not asked any more.
+    pub fn left(&self, source: &'static str) {
+        if let Some(up) = self.source_up.get(&[("source", source)]) {
+            up.set(0);
+        }
+    }
+
+    /// This source could not be asked, or broke off.
+    pub fn lost(&self, source: &'static str) {
+        self.left(source);
+        self.source_errors.get_or_create(&[("source", source)]).inc();
+    }
+
+    /// The last of those who watch was told, so long after we were.
+    pub fn heard(&self, after: Duration) {
+        self.heard.observe(after.as_secs_f64());
+    }
+
+    /// So many clients are connected.
+    pub fn connections(&self, connections: usize) {
+        self.connections.set(i64::try_from(connections).unwrap_or(i64::MAX));
+    }
+
+    /// A client was cut or refused.
+    pub fn cut(&self, reason: &'static str) {
+        self.cut.get_or_create(&[("reason", reason)]).inc();
+    }
+}
+
+/// What is shown beside what the agent shows.
+#[derive(Debug)]
+pub struct Beside(Registry);
+
+impl Beside {
+    /// These alone.
+    #[must_use]
+    pub fn new(metrics: &Metrics) -> Self {
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        Self(registry)
+    }
+}
+
+impl Exposition for Beside {
+    fn encode(&self) -> String {
+        expose(&self.0)
+    }
+}
+
+/// What a process that serves nothing else shows.
+#[derive(Debug)]
+pub struct Alone(Registry);
+
+impl Alone {
+    /// These and the process itself.
+    #[must_use]
+    pub fn new(metrics: &Metrics) -> Self {
+        let mut registry = Registry::default();
+        register(&mut registry, &BUILD, Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        metrics.register(&mut registry);
+        registry.register_collector(Box::new(Process::default()));
+        Self(registry)
+    }
+}
+
+impl Exposition for Alone {
+    fn encode(&self) -> String {
+        expose(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::metrics::{check_table, table};
+    use super::*;
+    use crate::generated;
+
+    fn text(metrics: &Metrics) -> String {
+        Beside::new(metrics).encode()
+    }
+
+    #[test]
+    fn the_table_says_what_is_served() {
+        let metrics = Metrics::new(Arc::default());
+        for call in [Call::List, Call::Get, Call::Watch] {
+            metrics.answered(call, "v1alpha1", "OK");
+        }
+        metrics.watchers("v1alpha1", 1);
+        metrics.pods(2, 2);
+        metrics.told_by("api_server", true);
+        metrics.lost("api_server");
+        metrics.heard(Duration::ZERO);
+        metrics.cut("stalled");
+        check_table(&text(&metrics), DOCS);
+    }
+
+    #[test]
+    fn the_document_lists_every_metric() {
+        generated::section("docs/metrics.md", "metrics of the Pods API", &table(DOCS));
+    }
+
+    #[test]
+    fn calls_are_counted_as_the_kubelet_counts_them() {
+        let metrics = Metrics::new(Arc::default());
+        metrics.answered(Call::List, "v1alpha1", "OK");
+        metrics.answered(Call::Get, "v1alpha1", "NotFound");
+        metrics.dropped(3);
+        metrics.told_by("pods_api", true);
+        metrics.lost("pods_api");
+        metrics.lost("kubelet");
+        let text = text(&metrics);
+        for sample in [
+            r#"numacast_pod_requests_total{server_api_version="v1alpha1",status_code="OK"} 1"#,
+            r#"numacast_pod_requests_get_total{server_api_version="v1alpha1",status_code="NotFound"} 1"#,
+            "numacast_pod_watch_events_dropped_total 3",
+            r#"numacast_pods_api_source_up{source="pods_api"} 0"#,
+        ] {
+            assert!(text.contains(sample), "{sample}: {text}");
+        }
+        assert!(!text.contains(r#"source_up{source="kubelet"}"#), "it never told: {text}");
+    }
+}
