@@ -165,7 +165,9 @@ async fn find(client: &mut PodsClient, what: &str, output: &OutputArgs) -> anyho
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, what),
     };
-    let is_it = |pod: &Pod| pod.name == name && namespace.is_none_or(|namespace| pod.namespace == namespace);
+    let has_name =
+        |pod: &Pod| pod.name == name && namespace.is_none_or(|namespace| pod.namespace == namespace);
+    let is_it = |pod: &Pod| pod.uid == what || has_name(pod);
     let mut found = client.list(&wanted()).await?;
     found.retain(|pod| is_it(pod) && output.is_wanted(pod));
     match found.len() {
@@ -181,7 +183,9 @@ async fn find(client: &mut PodsClient, what: &str, output: &OutputArgs) -> anyho
 
 /// UIDs are UUIDs; that of a static pod is a hash of its manifest. A name may look so as well.
 fn may_be_uid(text: &str) -> bool {
-    !text.contains('/') && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') && text.len() >= 32
+    !text.contains('/')
+        && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+        && text.len() >= 32
 }
 
 impl OutputArgs {

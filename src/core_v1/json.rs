@@ -135,7 +135,12 @@ type Part = std::ops::Range<usize>;
 
 impl Reader<'_> {
     /// Reads a message into `object`, which may have some of it already: whoever writes a message may do so in pieces.
-    fn message(&mut self, message: &Message, part: Part, object: &mut Map<String, Json>) -> Result<(), String> {
+    fn message(
+        &mut self,
+        message: &Message,
+        part: Part,
+        object: &mut Map<String, Json>,
+    ) -> Result<(), String> {
         for record in fields_in(self.bytes, part) {
             let record = record.map_err(|error| wrong(message, error))?;
             let known = message.fields.iter().find(|field| field.number == record.number);

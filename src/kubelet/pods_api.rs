@@ -1,32 +1,5 @@
 //! The client of the Pods API (kubelet.md 4): every pod that the kubelet knows, and what becomes of it. Kubelets serve it
 //! from 1.36 on, numacast for all others; the two are asked in the same way.
-//!
-//! ```no_run
-//! use std::path::Path;
-//! use std::time::Duration;
-//!
-//! use numacast::kubelet::PodsClient;
-//! use numacast::pod::{PodEvent, Wanted};
-//!
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! // Ours, then the kubelet's: the first that answers.
-//! let mut client = PodsClient::new(PodsClient::sockets(Path::new("/")), Duration::from_secs(10));
-//! for pod in client.list(&Wanted::default()).await? {
-//!     println!("{}/{} is {:?}", pod.namespace, pod.name, pod.phase);
-//! }
-//! let mut follow = client.follow(Wanted::default());
-//! loop {
-//!     match follow.next().await {
-//!         Ok(PodEvent::Is(pod)) => println!("{}/{} came or changed", pod.namespace, pod.name),
-//!         Ok(PodEvent::Gone(pod)) => println!("{}/{} is gone", pod.namespace, pod.name),
-//!         // All are listed at the start, and again now and then: who is not among them is gone.
-//!         Ok(_) => {}
-//!         // It goes on, after a while.
-//!         Err(error) => eprintln!("{error}"),
-//!     }
-//! }
-//! # }
-//! ```
 
 mod error;
 mod follow;
@@ -61,6 +34,39 @@ const MESSAGE_LIMIT: usize = 32 << 20;
 const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kubelet/pods-api/pods-api.sock"];
 
 /// A client of the Pods API on one of several sockets: the first one on which somebody serves it.
+///
+/// ```no_run
+/// use std::path::Path;
+/// use std::time::Duration;
+///
+/// use numacast::core_v1::pod_json;
+/// use numacast::kubelet::PodsClient;
+/// use numacast::pod::{PodEvent, Wanted, Whole};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// // Ours, then the kubelet's: the first that answers.
+/// let mut client = PodsClient::new(PodsClient::sockets(Path::new("/")), Duration::from_secs(10));
+/// for pod in client.list(&Wanted::default()).await? {
+///     println!("{}/{} is {:?}", pod.namespace, pod.name, pod.phase);
+/// }
+/// // One of them with everything that it has: its message as it came, or that as JSON.
+/// let pod = client.get("0b5f3b0e-91d6-4f5c-8c3f-7d2f3a1f0e11", &Wanted::default().whole()).await?;
+/// if let Some(Whole::Protobuf(message)) = pod.whole.as_deref() {
+///     println!("{}", pod_json(message)?["status"]["podIP"]);
+/// }
+/// let mut follow = client.follow(Wanted::default());
+/// loop {
+///     match follow.next().await {
+///         Ok(PodEvent::Is(pod)) => println!("{}/{} came or changed", pod.namespace, pod.name),
+///         Ok(PodEvent::Gone(pod)) => println!("{}/{} is gone", pod.namespace, pod.name),
+///         // All are listed at the start, and again now and then: who is not among them is gone.
+///         Ok(_) => {}
+///         // It goes on, after a while.
+///         Err(error) => eprintln!("{error}"),
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct PodsClient {
     sockets: Vec<PathBuf>,
@@ -211,8 +217,26 @@ impl PodsClient {
                 outcome => self.explain(socket, call, outcome),
             };
             self.open = None;
-            if !(was_known && matches!(error, PodsError::Lost { .. })) {
-                return Err(error);
+            match error {
+                PodsError::Lost { .. } if was_known => {}
+                error => return Err(error.of_first_call()),
+            }
+        }
+    }
+
+    /// Begins a watch at one socket.
+    async fn watch_at(&self, socket: usize) -> Result<(Open, Streaming<Bytes>), PodsError> {
+        let known = self.known(socket);
+        let was_known = known.is_some();
+        let open = match known {
+            Some(open) => open,
+            None => self.connect(socket).await?,
+        };
+        match timeout(self.deadline, watch(open.channel.clone())).await {
+            Ok(Ok(told)) => Ok((open, told)),
+            outcome => {
+                let error = self.explain(socket, "WatchPods", outcome);
+                Err(if was_known { error } else { error.of_first_call() })
             }
         }
     }

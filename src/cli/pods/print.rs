@@ -113,7 +113,16 @@ impl Table {
         let is_static = if row.is_static { "yes" } else { "no" };
         let (restarts, age) = (row.restarts.print(now), age(row.since, now));
         let mut cells: Vec<&str> = Vec::from_iter(first);
-        cells.extend([&*row.namespace, &row.name, &row.ready, &row.status, &restarts, &age, is_static, &row.uid]);
+        cells.extend([
+            &*row.namespace,
+            &row.name,
+            &row.ready,
+            &row.status,
+            &restarts,
+            &age,
+            is_static,
+            &row.uid,
+        ]);
         if self.wide {
             cells.extend([&*row.addresses, &row.class, &row.conditions]);
         }

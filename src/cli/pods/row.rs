@@ -37,7 +37,8 @@ impl Row {
             status,
             restarts,
             since: time(&metadata["creationTimestamp"]),
-            is_static: matches!(text(&annotations[SOURCE]), "file" | "http") || !annotations[MIRROR].is_null(),
+            is_static: matches!(text(&annotations[SOURCE]), "file" | "http")
+                || !annotations[MIRROR].is_null(),
             uid: text(&metadata["uid"]).to_owned(),
             addresses: addresses(&pod["status"]),
             class: text(&pod["status"]["qosClass"]).to_owned(),
@@ -72,7 +73,9 @@ fn time(value: &Value) -> Option<Timestamp> {
 }
 
 fn has_condition(status: &Value, kind: &str) -> bool {
-    items(&status["conditions"]).iter().any(|one| text(&one["type"]) == kind && text(&one["status"]) == "True")
+    items(&status["conditions"])
+        .iter()
+        .any(|one| text(&one["type"]) == kind && text(&one["status"]) == "True")
 }
 
 /// Restarts of containers, and the last of them.
@@ -106,7 +109,8 @@ fn standing(pod: &Value) -> (String, String, Restarts) {
         "" => phase.to_owned(),
         reason => reason.to_owned(),
     };
-    let gated = |one: &Value| text(&one["type"]) == "PodScheduled" && text(&one["reason"]) == "SchedulingGated";
+    let gated =
+        |one: &Value| text(&one["type"]) == "PodScheduled" && text(&one["reason"]) == "SchedulingGated";
     if items(&status["conditions"]).iter().any(gated) {
         reason = "SchedulingGated".to_owned();
     }

@@ -106,6 +106,14 @@ impl PodsError {
         }
     }
 
+    /// The same of a connection on which nothing was ever heard: whoever ends it does not speak gRPC.
+    pub(super) fn of_first_call(self) -> Self {
+        match self {
+            Self::Lost { path, reason, .. } => Self::NotGrpc { path, reason },
+            other => other,
+        }
+    }
+
     /// Does the one who serves say so of its pods or of us? Then nobody else is to be asked.
     pub(super) fn is_an_answer(&self) -> bool {
         matches!(

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use futures::stream::{Stream, unfold};
 use prost::Message;
 use prost::bytes::Bytes;
@@ -12,7 +14,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tonic::Streaming;
 use tracing::{debug, warn};
 
-use super::{Open, PodsClient, PodsError, PodsPath, read, unary, watch};
+use super::{Open, PodsClient, PodsError, PodsPath, read, unary};
 use crate::backoff::{back_off, jittered};
 use crate::kubelet::belief::{Belief, SOON, Teller};
 use crate::kubelet::client::{Identity, age};
@@ -40,7 +42,6 @@ const RETRY_LIMIT: Duration = Duration::from_secs(5);
 const UNSERVED: Duration = Duration::from_secs(30);
 
 /// What [`PodsClient::follow`] tells.
-#[derive(Debug)]
 pub struct PodsFollow {
     client: PodsClient,
     wanted: Wanted,
@@ -50,6 +51,8 @@ pub struct PodsFollow {
     events: VecDeque<PodEvent>,
     /// Pods that were said to be deleted, to be looked after.
     deleted: VecDeque<Pod>,
+    /// One of them, and the answer to come.
+    looking: Option<(Pod, BoxFuture<'static, Option<Bytes>>)>,
     /// The kubelet that told a list which was believed.
     known: Option<Identity>,
     /// The sockets at which somebody has said that a list is complete.
@@ -88,6 +91,7 @@ impl PodsFollow {
             belief: Belief::default(),
             events: VecDeque::new(),
             deleted: VecDeque::new(),
+            looking: None,
             known: None,
             marks,
             failures: 0,
@@ -140,7 +144,7 @@ impl PodsFollow {
             self.watch = Some(self.begin(None).await?);
             return Ok(());
         };
-        if !self.deleted.is_empty() {
+        if self.looking.is_some() || !self.deleted.is_empty() {
             self.look_after().await;
             return Ok(());
         }
@@ -223,15 +227,19 @@ impl PodsFollow {
     /// Looks what has become of a pod that was said to be deleted: kubelets say so when no container of it will ever run
     /// again, though its object may live on, Succeeded or Failed (seen with 1.36).
     async fn look_after(&mut self) {
-        let (Some(watch), Some(pod)) = (&self.watch, self.deleted.front()) else { return };
-        let request = GetPodRequest { pod_uid: pod.uid.clone() }.encode_to_vec();
-        let asked = unary(watch.open.channel.clone(), PodsPath::Get, request.into());
-        let answer = timeout(self.client.deadline, asked).await.ok().and_then(Result::ok);
+        if self.looking.is_none() {
+            let (Some(watch), Some(pod)) = (&self.watch, self.deleted.pop_front()) else { return };
+            let request = GetPodRequest { pod_uid: pod.uid.clone() }.encode_to_vec();
+            let asked = unary(watch.open.channel.clone(), PodsPath::Get, request.into());
+            let answer = timeout(self.client.deadline, asked).map(|answer| answer.ok().and_then(Result::ok));
+            self.looking = Some((pod, answer.boxed()));
+        }
+        // Kept until it is there: somebody may stop waiting for it.
+        let Some((_, answer)) = &mut self.looking else { return };
+        let answer = answer.await;
+        let Some((pod, _)) = self.looking.take() else { return };
         let answer = answer.and_then(|answer| GetPodResponse::decode(answer).ok());
-        let left = answer.and_then(|answer| read(&answer.pod, &self.wanted).ok());
-        // Not before the answer: somebody may stop waiting for it.
-        let Some(pod) = self.deleted.pop_front() else { return };
-        match left {
+        match answer.and_then(|answer| read(&answer.pod, &self.wanted).ok()) {
             Some(left) => self.is_there(left),
             None => self.is_gone(pod),
         }
@@ -258,10 +266,12 @@ impl PodsFollow {
         self.client.open = open;
         let mut reasons = Vec::new();
         for socket in 0..self.client.sockets.len() {
-            match self.begin_at(socket).await {
-                Ok(watch) => {
+            match self.client.watch_at(socket).await {
+                Ok((open, told)) => {
                     self.client.passed_over = reasons;
-                    return Ok(watch);
+                    let ends = Instant::now() + jittered(ANEW);
+                    let listing = Some(BTreeMap::new());
+                    return Ok(Watch { open, told, listing, ends, complained: false });
                 }
                 Err(error) => reasons.push(error),
             }
@@ -269,26 +279,12 @@ impl PodsFollow {
         Err(PodsError::all(reasons))
     }
 
-    async fn begin_at(&self, socket: usize) -> Result<Watch, PodsError> {
-        let open = match self.client.known(socket) {
-            Some(open) => open,
-            None => self.client.connect(socket).await?,
-        };
-        match timeout(self.client.deadline, watch(open.channel.clone())).await {
-            Ok(Ok(told)) => Ok(Watch {
-                open,
-                told,
-                listing: Some(BTreeMap::new()),
-                ends: Instant::now() + jittered(ANEW),
-                complained: false,
-            }),
-            outcome => Err(self.client.explain(socket, "WatchPods", outcome)),
-        }
-    }
-
     /// Ends the watch and says when to try again.
     fn fail(&mut self, error: &PodsError) {
         self.watch = None;
+        if let Some((pod, _)) = self.looking.take() {
+            self.is_gone(pod);
+        }
         while let Some(pod) = self.deleted.pop_front() {
             self.is_gone(pod);
         }
