@@ -7,6 +7,7 @@ mod crd;
 #[cfg(feature = "sim")]
 mod demo;
 mod pods;
+mod pods_api;
 mod proxy;
 mod reload;
 mod serve;
@@ -36,6 +37,8 @@ enum Command {
     Controller(controller::Args),
     /// Serve the kubelet's podresources API once more, with devices that pods have by annotation.
     Proxy(proxy::Args),
+    /// Serve the kubelet's Pods API, with PodInfo, for kubelets that do not and for many clients.
+    PodsApi(pods_api::Args),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
     /// Print the pods of this node, and what becomes of them; needs no API server.
@@ -59,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Agent(args) => agent::run(args),
         Command::Controller(args) => controller::run(args),
         Command::Proxy(args) => proxy::run(args),
+        Command::PodsApi(args) => pods_api::run(args),
         Command::Snapshot(args) => snapshot::run(args),
         Command::Pods(args) => pods::run(args),
         Command::Crd(args) => crd::run(args),

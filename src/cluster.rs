@@ -41,6 +41,7 @@ pub use follow::{Follow, Glimpse};
 pub use nodes::SlimNode;
 pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
 pub use pages::Pages;
+pub use pods::{Frames, News, Odd, PodPage, refusal};
 
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
@@ -415,13 +416,22 @@ impl Cluster {
         what: &str,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, Failure> {
-        match tokio::time::timeout(self.timeout, call).await {
+        self.within(self.timeout, what, call).await
+    }
+
+    async fn within<T>(
+        &self,
+        after: Duration,
+        what: &str,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, Failure> {
+        match tokio::time::timeout(after, call).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(kube::Error::Api(status))) => Err(Failure::Status(status)),
             Ok(Err(error)) => Err(Failure::Known(self.explain(what, &error))),
             Err(_) => {
                 let what = what.to_owned();
-                Err(Failure::Known(ClusterError::Deadline { what, after: self.timeout }))
+                Err(Failure::Known(ClusterError::Deadline { what, after }))
             }
         }
     }

@@ -6,10 +6,11 @@ mod json;
 use std::collections::BTreeMap;
 
 use prost::Message;
+use prost::bytes::Bytes;
 use serde::de::IgnoredAny;
 
-use crate::pod::Pod;
 use crate::pod::raw::{self, Amount, Amounts, RawContainer, RawPod, Resources};
+use crate::pod::{Pod, Wanted, Whole};
 
 /// Of `core/v1`, what we look at in a Pod; generated from `proto/core`.
 #[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
@@ -29,19 +30,33 @@ pub fn decode_pod(bytes: &[u8]) -> Result<Pod, String> {
     Pod::from(RawPod::from(pod)).identified()
 }
 
+/// As [`decode_pod`], with what is wanted of it. `bytes` may be a part of something larger, which is not kept.
+///
+/// # Errors
+/// As [`decode_pod`].
+pub fn read_pod(bytes: &[u8], wanted: &Wanted) -> Result<Pod, String> {
+    let mut pod = decode_pod(bytes)?.keeping(wanted);
+    if wanted.wants_whole() {
+        pod.whole = Some(Box::new(Whole::Protobuf(Bytes::copy_from_slice(bytes))));
+    }
+    Ok(pod)
+}
+
 impl From<core::Pod> for RawPod {
     fn from(pod: core::Pod) -> Self {
         let metadata = pod.metadata.unwrap_or_default();
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
         let mut annotations = raw::Annotations::default();
-        metadata.annotations.iter().for_each(|(key, text)| annotations.put(key, text));
+        for (key, value) in &metadata.annotations {
+            // In JSON it would have been written so.
+            annotations.put(key, &String::from_utf8_lossy(value));
+        }
         Self {
             metadata: raw::Metadata {
                 name: metadata.name,
                 namespace: metadata.namespace,
                 uid: metadata.uid,
-                resource_version: None,
                 deletion_timestamp: metadata.deletion_timestamp.map(|_| IgnoredAny),
                 annotations,
             },

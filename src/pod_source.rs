@@ -3,8 +3,10 @@
 
 mod following;
 mod kubelet_port;
+mod relay;
 mod tellers;
 
 pub use following::{LINGER, PodSource, PodView, Tally};
 pub use kubelet_port::KubeletPort;
+pub use relay::Relay;
 pub use tellers::{PodTeller, PodTellers, Telling};

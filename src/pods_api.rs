@@ -62,7 +62,7 @@ pub struct PodsApi {
     settings: Settings,
     tellers: PodTellers,
     node: String,
-    cluster: Cluster,
+    cluster: Option<Cluster>,
     store: Store,
     service: Arc<Service>,
     metrics: Metrics,
@@ -99,9 +99,10 @@ impl Settings {
 }
 
 impl PodsApi {
-    /// Serves the pods of `node`, which it is told by `tellers` in the order of the settings.
+    /// Serves the pods of `node`, which it is told by `tellers` in the order of the settings; without a cluster by the
+    /// kubelet's own Pods API alone.
     #[must_use]
-    pub fn new(settings: Settings, tellers: PodTellers, node: String, cluster: Cluster) -> Self {
+    pub fn new(settings: Settings, tellers: PodTellers, node: String, cluster: Option<Cluster>) -> Self {
         let metrics = Metrics::new(Arc::new(Health::new()));
         let watching = |version| Arc::new(Watching { version, metrics: metrics.clone() });
         let store = Store::new(watching("v1alpha1"), watching("podinfo.v1alpha1"));
@@ -213,7 +214,7 @@ struct Follow {
     order: Vec<PodTeller>,
     tellers: PodTellers,
     node: String,
-    cluster: Cluster,
+    cluster: Option<Cluster>,
     store: Store,
     page_alone: Arc<AtomicBool>,
     metrics: Metrics,

@@ -13,10 +13,11 @@ use super::serve::{serve, shutdown_signal};
 use super::settings::SettingsArgs;
 use crate::agent::{self, Agent, Merge, MergeAnswer, Settings};
 use crate::cluster::Cluster;
+use crate::pod_source::Relay;
+use crate::pods_api::{self, PodsApi};
 use crate::proxy::{self, Proxy};
 use crate::telemetry;
 use crate::telemetry::health::Health;
-use crate::telemetry::proxy::Beside;
 use crate::telemetry::server::{All, Exposition, Probes, Together};
 
 #[derive(Debug, clap::Args)]
@@ -47,6 +48,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     for warning in settings.rules.exclude.warnings() {
         warn!("{warning}");
     }
+    let pods_api = (config.pods_api.enabled && !once).then(|| pods_api::Settings::from_config(&config));
     super::block_on(async move {
         let cluster =
             Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;
@@ -57,13 +59,14 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         info!("numacast {} on node {}", env!("CARGO_PKG_VERSION"), settings.node);
         let shutdown = shutdown_signal()?;
+        let pods_api = pods_api.map(|pods_api| with_pods(&mut settings, pods_api, cluster.clone()));
         let mut agent = Agent::new(settings, cluster.clone());
         let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster));
         let reload = Reload::of_agent(args, effective, logs, agent.rules())?;
-        let (metrics, health) = watched(&agent, proxy.as_ref());
+        let (metrics, health) = watched(&agent, proxy.as_ref(), pods_api.as_ref());
         let _servers = serve(&config, metrics, health).await;
         drop(tokio::spawn(reload.run()));
-        run_all(agent, proxy, shutdown).await;
+        run_all(agent, proxy, pods_api, shutdown).await;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -82,19 +85,48 @@ fn beside(agent: &mut Agent, settings: proxy::Settings, cluster: Cluster) -> Pro
     proxy
 }
 
-fn watched(agent: &Agent, proxy: Option<&Proxy>) -> (Arc<dyn Exposition>, Arc<dyn Probes>) {
+/// A Pods API that shares what is told of pods with the agent: whoever is asked by both is asked once.
+fn with_pods(settings: &mut Settings, pods_api: pods_api::Settings, cluster: Cluster) -> PodsApi {
+    settings.pods.relay = Some(Relay::keeping(settings.pods.wanted.clone().whole()));
+    PodsApi::new(pods_api, settings.pods.clone(), settings.node.clone(), Some(cluster))
+}
+
+fn watched(
+    agent: &Agent,
+    proxy: Option<&Proxy>,
+    pods_api: Option<&PodsApi>,
+) -> (Arc<dyn Exposition>, Arc<dyn Probes>) {
     let metrics = agent.metrics();
-    let health: Arc<dyn Probes> = Arc::<Health>::clone(metrics.health());
-    let Some(proxy) = proxy else { return (metrics, health) };
-    let of_proxy = proxy.metrics();
-    let counted: Vec<Arc<dyn Exposition>> = vec![metrics, Arc::new(Beside::new(&of_proxy))];
-    let probes = vec![health, Arc::clone(of_proxy.health()) as Arc<dyn Probes>];
+    let mut probes: Vec<Arc<dyn Probes>> = vec![Arc::<Health>::clone(metrics.health())];
+    let mut counted: Vec<Arc<dyn Exposition>> = vec![metrics];
+    if let Some(metrics) = proxy.map(Proxy::metrics) {
+        probes.push(Arc::<telemetry::proxy::Health>::clone(metrics.health()));
+        counted.push(Arc::new(telemetry::proxy::Beside::new(&metrics)));
+    }
+    if let Some(metrics) = pods_api.map(PodsApi::metrics) {
+        probes.push(Arc::<telemetry::pods_api::Health>::clone(metrics.health()));
+        counted.push(Arc::new(telemetry::pods_api::Beside::new(&metrics)));
+    }
     (Arc::new(Together(counted)), Arc::new(All(probes)))
 }
 
-/// Both, until `shutdown`.
-async fn run_all(agent: Agent, proxy: Option<Proxy>, shutdown: impl Future<Output = ()>) {
-    let Some(proxy) = proxy else { return agent.run(shutdown).await };
+/// All of them, until `shutdown`.
+async fn run_all(
+    agent: Agent,
+    proxy: Option<Proxy>,
+    pods_api: Option<PodsApi>,
+    shutdown: impl Future<Output = ()>,
+) {
     let shutdown = shutdown.shared();
-    tokio::join!(agent.run(shutdown.clone()), proxy.run(None, shutdown));
+    let proxy = async {
+        if let Some(proxy) = proxy {
+            proxy.run(None, shutdown.clone()).await;
+        }
+    };
+    let pods_api = async {
+        if let Some(pods_api) = pods_api {
+            pods_api.run(None, shutdown.clone()).await;
+        }
+    };
+    tokio::join!(agent.run(shutdown.clone()), proxy, pods_api);
 }

@@ -86,6 +86,12 @@ pub(super) struct SettingsArgs {
     /// A flag of `numacast proxy` alone.
     #[arg(skip)]
     pub(super) proxy_dir: Option<String>,
+    /// A flag of `numacast pods-api` alone.
+    #[arg(skip)]
+    pub(super) pods_api_dir: Option<String>,
+    /// Another one.
+    #[arg(skip)]
+    pub(super) pods_api_source: Option<String>,
 }
 
 impl SettingsArgs {
@@ -122,6 +128,8 @@ impl SettingsArgs {
             daemon_set,
             dry_run,
             proxy_dir,
+            pods_api_dir,
+            pods_api_source,
         } = self;
         let mut layers = Layers::default();
         if let Some(file) = config {
@@ -159,6 +167,8 @@ impl SettingsArgs {
             ("--namespace", "controller.namespace", controller_namespace),
             ("--daemon-set", "controller.daemonSet", daemon_set),
             ("--dir", "proxy.dir", proxy_dir),
+            ("--dir", "podsApi.dir", pods_api_dir),
+            ("--source", "podsApi.source", pods_api_source),
         ] {
             layers = layers.value(key, value, Origin::Flag(flag.to_owned()));
         }

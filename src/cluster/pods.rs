@@ -1,29 +1,56 @@
-//! The pods of one node, from a watch on the API server, trimmed to what the agent needs.
+//! The pods of one node, from a list and a watch on the API server, in protocol buffers: a pod takes less than half of
+//! the bytes that it has in JSON, and can be handed on as it came.
+
+mod answers;
+mod frames;
 
 use std::time::Duration;
 
-use futures::stream::{BoxStream, unfold};
-use futures::{Stream, StreamExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Api;
-use kube::api::ListParams;
-use kube::runtime::watcher::{self, Config, watcher};
-use serde::Deserialize;
-use tokio::time::{Instant, sleep_until, timeout};
+use futures::Stream;
+use futures::stream::unfold;
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
+use hyper::header::{ACCEPT, ACCEPT_ENCODING, HeaderValue};
+use kube::api::{ListParams, WatchParams};
+use kube::client::Body;
+use kube::core::{Request, Status};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::warn;
 
-use super::slim::reads_as;
-use super::{Cluster, ClusterError, chain};
+use super::{Cluster, ClusterError, Failure};
 use crate::backoff::back_off;
-use crate::pod::raw::RawPod;
+use crate::core_v1::read_pod;
 use crate::pod::{Pod, PodEvent, PodName, Wanted};
 use crate::seen::Seen;
 
-/// A node's pods are listed in pages of so many: a page is held as text for a moment, at some 10 KiB a pod.
+pub use answers::{News, Odd, PodPage, refusal};
+pub use frames::Frames;
+
+/// Where all pods are.
+const PODS: &str = "/api/v1/pods";
+/// What is done, in sentences.
+const LIST: &str = "list pods of the node";
+/// Likewise.
+const WATCH: &str = "watch pods of the node";
+/// How they are wanted...
+const ACCEPTED: &str = "application/vnd.kubernetes.protobuf";
+/// ...and how, one after the other.
+const ACCEPTED_OF_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch";
+
+/// A node's pods are listed in pages of so many: a page is held for a moment, at some 5 KiB a pod.
 const PAGE: u32 = 32;
+/// The largest page that is taken; of a larger one fewer pods are asked for. A single pod is at most some 3 MiB, which is
+/// what the API server takes.
+const LARGEST_PAGE: usize = frames::LARGEST;
+/// An answer that is no success is no longer.
+const LARGEST_REFUSAL: usize = 64 << 10;
 
 /// For how long a watch is asked for; the next one goes on where it ended. Load balancers drop flows that are silent for
 /// some minutes, and nothing but this tells that a watch is dead.
 const WATCH_SECONDS: u32 = 60;
+/// The end of a watch may be late by so much. The API server gives up any other request after a minute, so that this is
+/// enough for a page as well.
+const ANSWER: Duration = Duration::from_secs(65);
 
 /// How soon a watch that failed is asked for again...
 const RETRY: Duration = Duration::from_millis(800);
@@ -33,24 +60,22 @@ const RETRY_LIMIT: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_secs(1);
 
 impl Cluster {
-    /// Follows the pods of `node`, with the annotations that are wanted. An error is one sentence, and the watch goes on
-    /// after a back-off.
+    /// Follows the pods of `node`, with what is wanted of them. An error is one sentence, and it goes on after a back-off.
     pub fn pods_of(
         &self,
         node: &str,
         wanted: Wanted,
     ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
-        let pods: Api<Trimmed> = Api::all(self.client.clone());
-        let config = Config::default().fields(&on(node));
-        let config = config.page_size(PAGE).timeout(WATCH_SECONDS);
         let following = Following {
             cluster: self.clone(),
             node: node.to_owned(),
             wanted,
-            events: watcher(pods, config).boxed(),
+            at: At::Nothing,
+            version: String::new(),
             complete: false,
             failures: 0,
             broken: false,
+            complained: false,
             not_before: Instant::now(),
         };
         unfold(following, |mut following| async { Some((following.next().await, following)) })
@@ -59,11 +84,11 @@ impl Cluster {
     /// Does the API server answer when it is asked for pods of this node?
     async fn tells_pods(&self, node: &str) -> bool {
         let one = ListParams::default().fields(&on(node)).limit(1);
-        self.one_pod(Api::all(self.client.clone()), one).await.is_ok()
+        self.pod_page(self.timeout, "list one pod of the node", PODS, &one).await.is_ok()
     }
 
-    /// The pod of this name on `node`, as it is now, with the annotations that are wanted; `None` if there is none. It is
-    /// listed, since who may watch the node's pods may list them, and need not be allowed to get one.
+    /// The pod of this name on `node`, as it is now, with what is wanted of it; `None` if there is none. It is listed,
+    /// since who may watch the node's pods may list them, and need not be allowed to get one.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -73,17 +98,58 @@ impl Cluster {
         (namespace, name): &PodName,
         wanted: &Wanted,
     ) -> Result<Option<Pod>, ClusterError> {
-        let this = ListParams::default().fields(&format!("metadata.name={name},{}", on(node)));
-        let found = self.one_pod(Api::namespaced(self.client.clone(), namespace), this).await?;
-        Ok(found.map(|pod| pod.keeping(wanted)))
-    }
-
-    /// The first of the pods that are meant.
-    async fn one_pod(&self, pods: Api<Trimmed>, which: ListParams) -> Result<Option<Pod>, ClusterError> {
         // The same for every pod: it stands in sentences that are told once.
         let what = "list one pod of the node";
-        let listed = self.in_time(what, pods.list(&which)).await.map_err(|failure| failure.explain(what))?;
-        Ok(listed.items.into_iter().next().map(|trimmed| trimmed.pod))
+        let this = ListParams::default().fields(&format!("metadata.name={name},{}", on(node)));
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
+        let wrong = |reason| self.not_understood(what, reason);
+        match self.pod_page(self.timeout, what, &path, &this).await? {
+            Some(mut page) => page.next(wanted).transpose().map_err(wrong),
+            None => Err(wrong(Odd::TooLarge(LARGEST_PAGE).to_string())),
+        }
+    }
+
+    /// Some pods; `None` if they are larger together than what is taken.
+    async fn pod_page(
+        &self,
+        deadline: Duration,
+        what: &str,
+        path: &str,
+        which: &ListParams,
+    ) -> Result<Option<PodPage>, ClusterError> {
+        let request = Request::new(path).list(which).map_err(kube::Error::BuildRequest);
+        let call = async {
+            let mut body = self.ask(request?, ACCEPTED).await?;
+            collect(&mut body, LARGEST_PAGE).await
+        };
+        let bytes = self.within(deadline, what, call).await.map_err(|failure| failure.explain(what))?;
+        let page = bytes.map(PodPage::open).transpose();
+        page.map_err(|odd| self.not_understood(what, odd.to_string()))
+    }
+
+    /// Begins a watch of a node's pods after `version`.
+    async fn pod_watch(&self, node: &str, version: &str) -> Result<Body, ClusterError> {
+        let which = WatchParams::default().fields(&on(node)).timeout(WATCH_SECONDS);
+        let request = Request::new(PODS).watch(&which, version).map_err(kube::Error::BuildRequest);
+        let call = async { self.ask(request?, ACCEPTED_OF_WATCH).await };
+        self.within(ANSWER, WATCH, call).await.map_err(|failure| failure.explain(WATCH))
+    }
+
+    /// Asks for protocol buffers. What comes is not compressed: some servers compress each event of a watch by itself.
+    async fn ask(&self, request: hyper::Request<Vec<u8>>, accept: &'static str) -> Result<Body, kube::Error> {
+        let mut request = request.map(Body::from);
+        request.headers_mut().insert(ACCEPT, HeaderValue::from_static(accept));
+        request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let (head, mut body) = self.client.send(request).await?.into_parts();
+        if head.status.is_success() {
+            return Ok(body);
+        }
+        let told = collect(&mut body, LARGEST_REFUSAL).await?.unwrap_or_default();
+        Err(kube::Error::Api(refusal(head.status.as_u16(), &told)))
+    }
+
+    fn not_understood(&self, what: &str, reason: String) -> ClusterError {
+        ClusterError::NotUnderstood { server: self.server.clone(), what: what.to_owned(), reason }
     }
 }
 
@@ -92,82 +158,241 @@ fn on(node: &str) -> String {
     format!("spec.nodeName={node}")
 }
 
-/// A watch, and what is known of it.
+/// All of a body; `None` if that is more than `most`.
+async fn collect(body: &mut Body, most: usize) -> Result<Option<Vec<u8>>, kube::Error> {
+    let expected = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+    let mut bytes = Vec::with_capacity(expected.unwrap_or_default().min(most));
+    while let Some(frame) = body.frame().await {
+        let Ok(piece) = frame?.into_data() else { continue };
+        if bytes.len() + piece.len() > most {
+            return Ok(None);
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(Some(bytes))
+}
+
+/// A list and the watches after it, and what is known of them.
 struct Following {
     cluster: Cluster,
     node: String,
     wanted: Wanted,
-    events: BoxStream<'static, Result<watcher::Event<Trimmed>, watcher::Error>>,
+    at: At,
+    /// All up to this version was told, once a list was.
+    version: String,
     /// All pods were listed, so that a watch goes on where the last one ended.
     complete: bool,
     failures: u32,
     /// It failed, and has told nothing since.
     broken: bool,
+    /// A pod that cannot be read is told of once.
+    complained: bool,
     not_before: Instant,
+}
+
+/// How far it is.
+enum At {
+    /// Something may have been missed, or nothing was told yet.
+    Nothing,
+    /// Before a page of so many pods; the first one if there is no place where it begins.
+    Before(String, u32),
+    /// In a page.
+    Within(PodPage),
+    /// Between two watches.
+    Idle,
+    /// In a watch.
+    Watching(Watch),
+}
+
+/// A watch that goes on.
+struct Watch {
+    body: Body,
+    frames: Frames,
+    /// When it was asked for.
+    since: Instant,
+    /// It has told something.
+    told: bool,
 }
 
 impl Following {
     async fn next(&mut self) -> Result<PodEvent, String> {
         sleep_until(self.not_before).await;
         loop {
-            let told = match self.broken && self.complete {
-                false => self.events.next().await,
-                // A watch that works again says nothing as long as nothing happens.
-                true => match timeout(QUIET, self.events.next()).await {
-                    Ok(told) => told,
-                    Err(_) if self.cluster.tells_pods(&self.node).await => {
-                        (self.broken, self.failures) = (false, 0);
-                        return Ok(PodEvent::Again);
-                    }
-                    Err(_) => continue,
-                },
-            };
-            return self.note(told);
+            match self.step().await {
+                Ok(None) => {}
+                Ok(Some(event)) => {
+                    self.note(&event);
+                    return Ok(event);
+                }
+                Err(error) => {
+                    self.broken = true;
+                    self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+                    return Err(format!("cannot watch the node's pods: {error}"));
+                }
+            }
         }
     }
 
-    fn note(
-        &mut self,
-        told: Option<Result<watcher::Event<Trimmed>, watcher::Error>>,
-    ) -> Result<PodEvent, String> {
-        let error = match told {
-            Some(Ok(event)) => {
-                let event = Seen::from(event).map(|trimmed: Trimmed| trimmed.pod.keeping(&self.wanted));
-                match event {
-                    PodEvent::Listing => self.complete = false,
-                    PodEvent::Complete => self.complete = true,
-                    _ => {}
-                }
-                if event.is_proof() {
-                    (self.broken, self.failures) = (false, 0);
-                }
-                return Ok(event);
+    fn note(&mut self, event: &PodEvent) {
+        match event {
+            Seen::Listing => self.complete = false,
+            Seen::Complete => self.complete = true,
+            _ => {}
+        }
+        // A list that has begun may fail as the one before did.
+        if event.is_proof() {
+            (self.broken, self.failures) = (false, 0);
+        }
+    }
+
+    /// Does one thing, of which there may be nothing to tell.
+    async fn step(&mut self) -> Result<Option<PodEvent>, ClusterError> {
+        match &mut self.at {
+            At::Nothing => {
+                self.at = At::Before(String::new(), PAGE);
+                Ok(Some(Seen::Listing))
             }
-            Some(Err(error)) => chain(&error),
-            None => "it has ended".to_owned(),
+            At::Before(..) => self.turn_page().await.map(|()| None),
+            At::Within(page) => match page.next(&self.wanted) {
+                Some(pod) => Ok(self.readable(pod).map(Seen::Listed)),
+                None => Ok(self.end_of_page()),
+            },
+            At::Idle => self.begin().await.map(|()| None),
+            At::Watching(_) => self.hear().await,
+        }
+    }
+
+    async fn turn_page(&mut self) -> Result<(), ClusterError> {
+        // Whatever goes wrong, a list is told from its beginning.
+        let At::Before(next, pods) = std::mem::replace(&mut self.at, At::Nothing) else { return Ok(()) };
+        let mut which = ListParams::default().fields(&on(&self.node)).limit(pods);
+        which.continue_token = Some(next.clone()).filter(|next| !next.is_empty());
+        self.at = match self.cluster.pod_page(ANSWER, LIST, PODS, &which).await? {
+            Some(page) => At::Within(page),
+            None if pods > 1 => At::Before(next, pods / 4),
+            None => return Err(self.odd(LIST, &Odd::TooLarge(LARGEST_PAGE))),
         };
-        self.broken = true;
-        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
-        Err(format!("cannot watch the node's pods: {error}"))
+        Ok(())
+    }
+
+    fn end_of_page(&mut self) -> Option<PodEvent> {
+        let At::Within(page) = std::mem::replace(&mut self.at, At::Nothing) else { return None };
+        if !page.next.is_empty() {
+            self.at = At::Before(page.next, PAGE);
+            return None;
+        }
+        self.version = page.version;
+        self.at = At::Idle;
+        Some(Seen::Complete)
+    }
+
+    async fn begin(&mut self) -> Result<(), ClusterError> {
+        let since = Instant::now();
+        match self.cluster.pod_watch(&self.node, &self.version).await {
+            Ok(body) => {
+                self.at = At::Watching(Watch { body, frames: Frames::default(), since, told: false });
+                Ok(())
+            }
+            Err(error) => Err(self.lose(error)),
+        }
+    }
+
+    /// Hears what a watch tells next.
+    async fn hear(&mut self) -> Result<Option<PodEvent>, ClusterError> {
+        let At::Watching(watch) = &mut self.at else { return Ok(None) };
+        match watch.frames.next() {
+            Ok(Some(frame)) => {
+                watch.told = true;
+                let heard = News::read(frame).map(|news| Heard::of(news, &self.wanted));
+                return heard.map_err(|odd| self.odd(WATCH, &odd)).and_then(|heard| self.take(heard));
+            }
+            Ok(None) => {}
+            Err(odd) => return Err(self.odd(WATCH, &odd)),
+        }
+        let ends = watch.since + ANSWER;
+        // One that works again says nothing as long as nothing happens.
+        let limit = if self.broken { ends.min(Instant::now() + QUIET) } else { ends };
+        match timeout_at(limit, watch.body.frame()).await {
+            Ok(Some(Ok(frame))) => {
+                if let Ok(piece) = frame.into_data() {
+                    watch.frames.put(&piece);
+                }
+                Ok(None)
+            }
+            // It ended in time, or whatever is in between cut it: the next one tells what this one did not.
+            Ok(Some(Err(_)) | None) => self.end().map(|()| None),
+            Err(_) if limit == ends => self.end().map(|()| None),
+            Err(_) => Ok(self.cluster.tells_pods(&self.node).await.then_some(Seen::Again)),
+        }
+    }
+
+    fn take(&mut self, heard: Heard) -> Result<Option<PodEvent>, ClusterError> {
+        match heard {
+            Heard::Pod(event, version) => {
+                self.version = version;
+                Ok(self.readable(event))
+            }
+            Heard::Until(version) => {
+                self.version = version;
+                Ok(None)
+            }
+            Heard::Failed(status) => Err(self.lose(Failure::Status(status).explain(WATCH))),
+        }
+    }
+
+    /// After the end of a watch.
+    fn end(&mut self) -> Result<(), ClusterError> {
+        let At::Watching(watch) = std::mem::replace(&mut self.at, At::Idle) else { return Ok(()) };
+        if watch.told || watch.since.elapsed() >= QUIET {
+            return Ok(());
+        }
+        // Who ends each watch as soon as it has begun must not be asked for the next one at once.
+        let reason = "it ended the watch as soon as it had begun".to_owned();
+        Err(ClusterError::Unreachable { server: self.cluster.server.clone(), reason })
+    }
+
+    /// After a watch that was refused: is what was told still something to go on from?
+    fn lose(&mut self, error: ClusterError) -> ClusterError {
+        // The version is too old, is none, or is newer than any that there is, as after a backup was restored.
+        let useless = matches!(error, ClusterError::Refused { code: 400 | 410 | 504, .. });
+        self.at = if useless { At::Nothing } else { At::Idle };
+        error
+    }
+
+    /// After something that should not be there, everything is listed again.
+    fn odd(&mut self, what: &str, odd: &Odd) -> ClusterError {
+        self.at = At::Nothing;
+        self.cluster.not_understood(what, odd.to_string())
+    }
+
+    /// What is told of a pod, if that can be read: one that cannot must not cost us the others.
+    fn readable<T>(&mut self, told: Result<T, String>) -> Option<T> {
+        let reason = match told {
+            Ok(told) => return Some(told),
+            Err(reason) => reason,
+        };
+        if !self.complained {
+            warn!("a pod that the API server tells of cannot be read and is left out: {reason}");
+            self.complained = true;
+        }
+        None
     }
 }
 
-/// The parts of a Pod that are decoded at all, made a record as soon as they are read.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(from = "RawPod")]
-struct Trimmed {
-    /// What the watch needs: name, namespace and version.
-    metadata: ObjectMeta,
-    pod: Pod,
+/// What a frame says, when the frame is gone.
+enum Heard {
+    Pod(Result<PodEvent, String>, String),
+    Until(String),
+    Failed(Box<Status>),
 }
 
-impl From<RawPod> for Trimmed {
-    fn from(mut raw: RawPod) -> Self {
-        let resource_version = raw.metadata.resource_version.take();
-        let pod = Pod::from(raw);
-        let (namespace, name) = (Some(pod.namespace.clone()), Some(pod.name.clone()));
-        Self { metadata: ObjectMeta { name, namespace, resource_version, ..ObjectMeta::default() }, pod }
+impl Heard {
+    fn of(news: News<'_>, wanted: &Wanted) -> Self {
+        match news {
+            News::Is(pod, version) => Self::Pod(read_pod(pod, wanted).map(Seen::Is), version),
+            News::Gone(pod, version) => Self::Pod(read_pod(pod, wanted).map(Seen::Gone), version),
+            News::Until(version) => Self::Until(version),
+            News::Failed(status) => Self::Failed(status),
+        }
     }
 }
-
-reads_as!(Trimmed, k8s_openapi::api::core::v1::Pod);

@@ -35,7 +35,6 @@ pub(crate) struct Metadata {
     pub(crate) name: String,
     pub(crate) namespace: String,
     pub(crate) uid: String,
-    pub(crate) resource_version: Option<String>,
     /// When does not matter.
     pub(crate) deletion_timestamp: Option<IgnoredAny>,
     #[serde(deserialize_with = "or_default")]

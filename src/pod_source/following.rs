@@ -104,7 +104,7 @@ impl PodSource {
         if tellers.order.is_empty() {
             return Self::none();
         }
-        let telling = Telling::new(tellers, node.clone(), cluster.clone());
+        let telling = Telling::new(tellers, node.clone(), Some(cluster.clone()));
         let prompt = telling.prompt();
         let (news, newest) = watch::channel(PodView::default());
         let pods = Arc::<Mutex<Pods>>::default();

@@ -1,23 +1,24 @@
 //! Who tells the agent about pods; where nobody was chosen, the first that does.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream, pending};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
-use crate::backoff::back_off;
+use crate::backoff::{back_off, jittered};
 use crate::cluster::Cluster;
 use crate::config::{self, Config};
 use crate::kubelet;
 use crate::pod::{PodEvent, Wanted};
 
-use super::KubeletPort;
+use super::{KubeletPort, Relay};
 
 /// How long one may take for its first list before the next one is asked: a kubelet's first lists are doubted for a while.
 const TRIAL: Duration = Duration::from_secs(30);
@@ -27,6 +28,11 @@ const FORSAKEN: Duration = Duration::from_secs(300);
 const RETRY: Duration = Duration::from_secs(1);
 /// The longest wait between two such rounds.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
+/// How often it is tried, while one tells that is not the first, whether one before it does by now.
+const BETTER: Duration = Duration::from_secs(300);
+
+const NO_CREDENTIALS: &str =
+    "nobody said how to reach the API server: set `publish.kubeconfig` (--kubeconfig)";
 
 /// One who can tell about pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,14 +85,17 @@ pub struct PodTellers {
     pub interval: Duration,
     /// Where `/pods` is.
     pub port: KubeletPort,
-    /// The annotations that are kept.
+    /// What is kept of a pod besides what always is.
     pub wanted: Wanted,
+    /// Who else in this process listens to the same, if anybody does.
+    pub relay: Option<Relay>,
 }
 
 impl PodTellers {
-    /// Asks the first of them about the pods of `node`. There must be one.
+    /// Asks the first of them about the pods of `node`. There must be one; without a cluster only the kubelet's Pods API
+    /// tells.
     #[must_use]
-    pub fn tell(self, node: String, cluster: Cluster) -> Telling {
+    pub fn tell(self, node: String, cluster: Option<Cluster>) -> Telling {
         Telling::new(self, node, cluster)
     }
 
@@ -100,6 +109,7 @@ impl PodTellers {
             interval: config.pods.interval.get(),
             port,
             wanted: Wanted::default(),
+            relay: None,
         }
     }
 }
@@ -125,7 +135,7 @@ type Events = BoxStream<'static, Result<PodEvent, String>>;
 pub struct Telling {
     tellers: PodTellers,
     node: String,
-    cluster: Cluster,
+    cluster: Option<Cluster>,
     /// The number of the one who is asked.
     turn: usize,
     events: Events,
@@ -140,25 +150,63 @@ pub struct Telling {
     not_before: Instant,
     /// Rung by who cannot wait for the next reading of `/pods`.
     prompt: Arc<Notify>,
+    better: Better,
+    /// What one that has taken the place told before it did.
+    backlog: VecDeque<PodEvent>,
+}
+
+/// One that would be better than who was chosen, and may tell by now.
+struct Better {
+    turn: usize,
+    /// Nothing while none is tried.
+    events: Option<Events>,
+    told: VecDeque<PodEvent>,
+    /// When to try the first; until when the one that is tried may take to list all pods.
+    until: Instant,
+}
+
+impl Better {
+    fn later() -> Self {
+        let until = Instant::now() + jittered(BETTER);
+        Self { turn: 0, events: None, told: VecDeque::new(), until }
+    }
+
+    fn try_one(turn: usize, events: Events) -> Self {
+        let until = Instant::now() + TRIAL;
+        Self { turn, events: Some(events), told: VecDeque::new(), until }
+    }
+
+    /// What the one that is tried tells: nothing if none is and it is time to; its silence is an error.
+    async fn next(&mut self) -> Option<Result<PodEvent, String>> {
+        let Some(events) = &mut self.events else {
+            sleep_until(self.until).await;
+            return None;
+        };
+        let told = timeout_at(self.until, events.next()).await.ok().flatten();
+        Some(told.unwrap_or_else(|| Err("it did not list the pods".to_owned())))
+    }
 }
 
 impl Telling {
     /// Asks the first. There must be one.
-    pub(super) fn new(tellers: PodTellers, node: String, cluster: Cluster) -> Self {
+    pub(super) fn new(tellers: PodTellers, node: String, cluster: Option<Cluster>) -> Self {
         let now = Instant::now();
+        let prompt = tellers.relay.as_ref().map_or_else(Arc::default, Relay::prompt);
         let mut telling = Self {
             tellers,
             node,
             cluster,
             turn: 0,
-            events: futures::stream::pending().boxed(),
+            events: pending().boxed(),
             chosen: false,
             tries_until: now,
             lost: None,
             reasons: Vec::new(),
             failures: 0,
             not_before: now,
-            prompt: Arc::default(),
+            prompt,
+            better: Better::later(),
+            backlog: VecDeque::new(),
         };
         telling.ask(0);
         telling
@@ -181,12 +229,15 @@ impl Telling {
     /// One sentence; it goes on after a back-off.
     pub async fn next(&mut self) -> Result<PodEvent, String> {
         loop {
+            if let Some(event) = self.backlog.pop_front() {
+                return Ok(event);
+            }
             sleep_until(self.not_before).await;
             if self.chosen || self.is_only_one() {
-                let told =
-                    self.events.next().await.unwrap_or_else(|| Err("nobody tells any more".to_owned()));
-                self.note(&told);
-                return told;
+                match self.hear().await {
+                    Some(told) => return told,
+                    None => continue,
+                }
             }
             let reason = match timeout_at(self.tries_until, self.events.next()).await {
                 Ok(Some(Ok(event))) => {
@@ -203,6 +254,53 @@ impl Telling {
             if let Some(sentence) = self.pass_on() {
                 return Err(sentence);
             }
+        }
+    }
+
+    /// Hears the one that was chosen, and one that would be better; nothing of that until it has taken the place.
+    async fn hear(&mut self) -> Option<Result<PodEvent, String>> {
+        tokio::select! {
+            told = self.events.next() => {
+                let told = told.unwrap_or_else(|| Err("nobody tells any more".to_owned()));
+                self.note(&told);
+                Some(told)
+            }
+            told = self.better.next(), if self.turn > 0 => {
+                self.weigh(told);
+                None
+            }
+        }
+    }
+
+    /// Takes what one tells that would be better: it takes the place when it has listed all pods.
+    fn weigh(&mut self, told: Option<Result<PodEvent, String>>) {
+        match told {
+            None => self.better = Better::try_one(0, self.open(self.tellers.order[0])),
+            Some(Ok(event)) => {
+                if event == PodEvent::Listing {
+                    self.better.told.clear();
+                }
+                let complete = event == PodEvent::Complete;
+                self.better.told.push_back(event);
+                if complete {
+                    self.change_over();
+                }
+            }
+            Some(Err(_)) => {
+                let next = self.better.turn + 1;
+                self.better = match next < self.turn {
+                    true => Better::try_one(next, self.open(self.tellers.order[next])),
+                    false => Better::later(),
+                };
+            }
+        }
+    }
+
+    fn change_over(&mut self) {
+        let Better { turn, events, told, .. } = std::mem::replace(&mut self.better, Better::later());
+        if let Some(events) = events {
+            (self.turn, self.events, self.backlog) = (turn, events, told);
+            self.choose();
         }
     }
 
@@ -251,16 +349,25 @@ impl Telling {
         self.turn = turn;
         self.events = self.open(self.teller());
         self.tries_until = Instant::now() + TRIAL;
+        self.better = Better::later();
     }
 
     fn open(&self, teller: PodTeller) -> Events {
-        let PodTellers { socket, timeout, interval, port, wanted, .. } = &self.tellers;
-        let wanted = wanted.clone();
-        match teller {
-            PodTeller::ApiServer => self.cluster.pods_of(&self.node, wanted).boxed(),
-            PodTeller::PodsApi => kubelet::follow_pods(socket.clone(), *timeout, wanted).boxed(),
-            PodTeller::Kubelet => {
-                let (port, cluster) = (port.clone(), self.cluster.clone());
+        let wanted = self.tellers.wanted.clone();
+        match &self.tellers.relay {
+            Some(relay) => relay.listen(teller, wanted, |wanted| self.open_for(teller, wanted)),
+            None => self.open_for(teller, wanted),
+        }
+    }
+
+    fn open_for(&self, teller: PodTeller, wanted: Wanted) -> Events {
+        let PodTellers { socket, timeout, interval, port, .. } = &self.tellers;
+        match (teller, &self.cluster) {
+            (PodTeller::PodsApi, _) => kubelet::follow_pods(socket.clone(), *timeout, wanted).boxed(),
+            (_, None) => stream::once(async { Err(NO_CREDENTIALS.to_owned()) }).chain(pending()).boxed(),
+            (PodTeller::ApiServer, Some(cluster)) => cluster.pods_of(&self.node, wanted).boxed(),
+            (PodTeller::Kubelet, Some(cluster)) => {
+                let (port, cluster) = (port.clone(), cluster.clone());
                 let connect = move || {
                     let (port, cluster) = (port.clone(), cluster.clone());
                     async move { port.connect(&cluster).await }
@@ -301,14 +408,14 @@ mod tests {
         server.put(&PODS, json!({"metadata": metadata, "spec": {"nodeName": "worker"}})).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let tellers = PodTellers {
-            order: vec![PodTeller::ApiServer, PodTeller::PodsApi, PodTeller::Kubelet],
+            order: vec![PodTeller::PodsApi, PodTeller::ApiServer, PodTeller::Kubelet],
             socket: dir.path().join("pods-api.sock"),
             timeout: Duration::from_secs(10),
             interval: Duration::from_secs(5),
             ..PodTellers::default()
         };
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(10));
-        let mut telling = Telling::new(tellers.clone(), "worker".to_owned(), cluster);
+        let mut telling = Telling::new(tellers.clone(), "worker".to_owned(), Some(cluster));
         let mut trouble = Vec::new();
         for round in 1..3 {
             let sentence = loop {
@@ -341,5 +448,47 @@ mod tests {
         let before = Instant::now();
         assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::ApiServer, vec!["a".to_owned()]));
         assert!(before.elapsed() >= FORSAKEN, "{:?}", before.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_better_one_takes_the_place_with_all_it_knows_when_it_tells() {
+        let server = ApiServer::start_anywhere(0).await.unwrap();
+        let metadata = json!({"name": "a", "namespace": "default", "uid": "u"});
+        server.put(&PODS, json!({"metadata": metadata, "spec": {"nodeName": "worker"}})).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let tellers = PodTellers {
+            order: vec![PodTeller::PodsApi, PodTeller::ApiServer],
+            socket: dir.path().join("pods-api.sock"),
+            timeout: Duration::from_secs(10),
+            ..PodTellers::default()
+        };
+        let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(10));
+        let mut telling = tellers.clone().tell("worker".to_owned(), Some(cluster));
+        let mut trouble = Vec::new();
+        assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::ApiServer, vec!["a".to_owned()]));
+        // One that is there and cannot tell all pods does not take the place.
+        let kubelet = SimPodsApi::start(tellers.socket.clone()).unwrap();
+        kubelet.refuse(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
+        let before = Instant::now();
+        while before.elapsed() < 3 * BETTER {
+            let next = tokio::time::timeout(BETTER / 10, telling.next()).await;
+            assert!(next.is_err(), "{next:?}");
+        }
+        assert!(kubelet.watches() > 0, "it was tried");
+        assert_eq!(telling.teller(), PodTeller::ApiServer);
+        kubelet.refuse(None);
+        assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::PodsApi, vec![]));
+        assert!(trouble.is_empty(), "{trouble:?}");
+    }
+
+    #[tokio::test]
+    async fn without_a_cluster_only_the_kubelets_own_api_tells() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("pods-api.sock");
+        let _kubelet = SimPodsApi::start(socket.clone()).unwrap();
+        let order = vec![PodTeller::ApiServer, PodTeller::Kubelet, PodTeller::PodsApi];
+        let tellers = PodTellers { order, socket, timeout: Duration::from_secs(10), ..PodTellers::default() };
+        let mut telling = tellers.tell("worker".to_owned(), None);
+        assert_eq!(listed(&mut telling, &mut Vec::new()).await, (PodTeller::PodsApi, vec![]));
     }
 }

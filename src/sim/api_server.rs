@@ -3,12 +3,13 @@
 //!
 //! It serves nodes, pods, namespaces, events, leases, `NodeResourceTopology` and `Device` objects with get, list, watch,
 //! create, update, merge patch, server-side apply and delete, and collects garbage by owner. It has no
-//! authentication, no JSON patch, no protocol buffers and no tables (`kubectl` prints names and ages then).
+//! authentication, no JSON patch, protocol buffers for pods only and no tables (`kubectl` prints names and ages then).
 
 mod faults;
 mod fields;
 mod http;
 mod kinds;
+mod protobuf;
 mod schema;
 mod selector;
 mod status;

@@ -38,7 +38,7 @@ impl Served {
         };
         let deadline = Duration::from_secs(10);
         let cluster = Cluster::with_client(api_server.client().unwrap(), api_server.url(), deadline);
-        let api = PodsApi::new(settings, tellers, "worker".to_owned(), cluster);
+        let api = PodsApi::new(settings, tellers, "worker".to_owned(), Some(cluster));
         let server = api.start().unwrap();
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(api.run(Some(server), async {

@@ -16,7 +16,8 @@ use tokio::time::Instant;
 
 use super::faults::Fault;
 use super::fields::Writer;
-use super::kinds::{KINDS, Kind, TOPOLOGIES, discovery};
+use super::kinds::{KINDS, Kind, PODS, TOPOLOGIES, discovery};
+use super::protobuf;
 use super::selector::Selector;
 use super::status::{self, Failure};
 use super::store::{Change, ChangeKind, Key, Write, Written};
@@ -41,6 +42,7 @@ struct Target {
 #[derive(Clone, Copy)]
 struct Shape {
     metadata_only: bool,
+    protobuf: bool,
 }
 
 /// Answers one request. The error closes the connection without an answer.
@@ -53,13 +55,16 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
         Query::<Parameters>::try_from_uri(request.uri()).map(|query| query.0).unwrap_or_default();
     let target = target(&segments);
     let verb = verb(request.method(), target.as_ref(), &parameters);
+    let shape = Shape::of(request.headers(), target.as_ref());
     let fault = shared.lock().faults.take(verb, target.as_ref().map_or("", |target| target.kind.plural));
     match &fault {
         Some(Fault::Cut) => return Err(cut()),
         Some(Fault::Hang) => std::future::pending().await,
         Some(Fault::Delay(delay)) => tokio::time::sleep(*delay).await,
-        Some(Fault::Status(code)) => return Ok(failure(&status::trouble(*code))),
-        Some(Fault::RetryAfter { code, seconds }) => return Ok(failure(&status::later(*code, *seconds))),
+        Some(Fault::Status(code)) => return Ok(failure(&status::trouble(*code), shape)),
+        Some(Fault::RetryAfter { code, seconds }) => {
+            return Ok(failure(&status::later(*code, *seconds), shape));
+        }
         Some(Fault::TooManyRequests { retry_after }) => return Ok(too_many_requests(*retry_after)),
         Some(Fault::CutAfterwards) | None => {}
     }
@@ -71,7 +76,7 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
         return Err(cut());
     }
     shared.thawed().await;
-    Ok(answer.unwrap_or_else(|problem| failure(&problem)))
+    Ok(answer.unwrap_or_else(|problem| failure(&problem, shape)))
 }
 
 /// Discovery, health, and everything that is not there.
@@ -150,11 +155,11 @@ async fn respond(
         }
     }
     let (parts, body) = request.into_parts();
-    let shape = Shape::of(&parts.headers);
+    let shape = Shape::of(&parts.headers, Some(&target));
     match verb {
         "get" => {
             let object = shared.lock().store.get(&target.key())?;
-            Ok(reply(StatusCode::OK, &shape.object(&target, &object)))
+            Ok(shape.reply(StatusCode::OK, &shape.object(&target, &object)))
         }
         "list" => list(shared, &target, parameters, shape),
         "watch" => watch(shared, target, parameters, shape),
@@ -200,7 +205,7 @@ fn list(
         "metadata": {"resourceVersion": version.to_string()},
         "items": items,
     });
-    Ok(reply(StatusCode::OK, &list))
+    Ok(shape.reply(StatusCode::OK, &list))
 }
 
 /// A watch of one object by its path is a watch with a field selector.
@@ -432,11 +437,11 @@ fn watch(
     if from == 0 || streamed {
         for object in state.store.list(target.kind, &target.namespace) {
             if selector.matches(&object) {
-                lines.push(line("ADDED", &shape.object(&target, &object)));
+                lines.push(shape.event("ADDED", &shape.object(&target, &object)));
             }
         }
         if streamed {
-            lines.push(line("BOOKMARK", &shape.bookmark(&target, seen)));
+            lines.push(shape.event("BOOKMARK", &shape.bookmark(&target, seen)));
         }
     } else {
         match state.store.since(from) {
@@ -444,7 +449,10 @@ fn watch(
                 lines.extend(changes.iter().filter_map(|change| told(change, &target, &selector, shape)))
             }
             // Inside the stream, as a real server does it.
-            Err(problem) => return Ok(streaming(Body::from(line("ERROR", &problem.to_object())))),
+            Err(problem) => {
+                let line = shape.event("ERROR", &problem.to_object());
+                return Ok(shape.streaming(Body::from(line)));
+            }
         }
     }
     let changes = state.store.subscribe();
@@ -464,7 +472,7 @@ fn watch(
         let line = watch.next().await?;
         Some((Ok::<Bytes, Infallible>(line), watch))
     });
-    Ok(streaming(Body::from_stream(lines)))
+    Ok(shape.streaming(Body::from_stream(lines)))
 }
 
 impl Watch {
@@ -500,7 +508,7 @@ fn told(change: &Change, target: &Target, selector: &Selector, shape: Shape) -> 
         (true, false) => "DELETED",
         (false, false) => return None,
     };
-    Some(line(event, &shape.object(target, &change.object)))
+    Some(shape.event(event, &shape.object(target, &change.object)))
 }
 
 fn line(event: &str, object: &Value) -> Bytes {
@@ -514,9 +522,36 @@ impl Target {
 }
 
 impl Shape {
-    fn of(headers: &HeaderMap) -> Self {
+    fn of(headers: &HeaderMap, target: Option<&Target>) -> Self {
         let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        Self { metadata_only: accept.contains("as=PartialObjectMetadata") }
+        let pods = target.is_some_and(|target| target.kind == &PODS);
+        let metadata_only = accept.contains("as=PartialObjectMetadata");
+        let protobuf = pods && !metadata_only && accept.starts_with(protobuf::CONTENT);
+        Self { metadata_only, protobuf }
+    }
+
+    /// An answer. What is no pod is in JSON, whatever is asked for.
+    fn reply(self, code: StatusCode, object: &Value) -> Response<Body> {
+        let bytes = if self.protobuf { protobuf::enveloped(object) } else { None };
+        match bytes {
+            Some(bytes) => respond_with(code, protobuf::CONTENT, Body::from(bytes)),
+            None => reply(code, object),
+        }
+    }
+
+    /// An event of a watch.
+    fn event(self, event: &str, object: &Value) -> Bytes {
+        let frame = if self.protobuf { protobuf::frame(event, object) } else { None };
+        frame.map_or_else(|| line(event, object), Bytes::from)
+    }
+
+    fn streaming(self, body: Body) -> Response<Body> {
+        let content = if self.protobuf {
+            "application/vnd.kubernetes.protobuf;stream=watch"
+        } else {
+            "application/json"
+        };
+        respond_with(StatusCode::OK, content, body)
     }
 
     /// The object in the version and the form that the client wants.
@@ -562,17 +597,13 @@ fn reply(code: StatusCode, object: &Value) -> Response<Body> {
     respond_with(code, "application/json", Body::from(object.to_string()))
 }
 
-fn streaming(body: Body) -> Response<Body> {
-    respond_with(StatusCode::OK, "application/json", body)
-}
-
 fn plain(code: StatusCode, text: &'static str) -> Response<Body> {
     respond_with(code, "text/plain; charset=utf-8", Body::from(text))
 }
 
-fn failure(failure: &Failure) -> Response<Body> {
+fn failure(failure: &Failure, shape: Shape) -> Response<Body> {
     let code = StatusCode::from_u16(failure.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    reply(code, &failure.to_object())
+    shape.reply(code, &failure.to_object())
 }
 
 /// Priority and fairness answers in plain text.

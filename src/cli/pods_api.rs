@@ -1,0 +1,121 @@
+//! `numacast pods-api`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::bail;
+use tracing::{info, warn};
+
+use super::serve::{serve, shutdown_signal};
+use super::settings::{SettingsArgs, ToldArgs};
+use crate::cluster::Cluster;
+use crate::config::Config;
+use crate::pod_source::{KubeletPort, PodTeller, PodTellers};
+use crate::pods_api::{PodsApi, Settings};
+use crate::telemetry;
+use crate::telemetry::pods_api::Alone;
+
+/// The agent serves it too (podsApi.enabled), and asks nobody twice. This one is for nodes where no agent runs. `numacast
+/// pods` reads from it.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    settings: PodsApiArgs,
+}
+
+/// Flags that set keys of the configuration. `numacast config explain podsApi` explains those of the Pods API.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Configuration")]
+struct PodsApiArgs {
+    /// A configuration file (YAML); flags and the environment (NODE_NAME, NODE_ADDRESS) win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The directory of the socket pods-api.sock that is served [key: podsApi.dir]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<String>,
+    /// Who tells of the pods: auto, podsApi, apiServer or kubelet [key: podsApi.source]
+    #[arg(long, value_name = "SOURCE")]
+    source: Option<String>,
+    /// The node's name in the cluster [key: nodeName, environment: NODE_NAME]
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// Where the host's root is mounted [key: host.root]
+    #[arg(long, value_name = "DIR")]
+    host_root: Option<String>,
+    /// The kubelet's root directory, with the socket of its own Pods API [key: kubelet.dir]
+    #[arg(long, value_name = "DIR")]
+    kubelet_dir: Option<String>,
+    /// A kubeconfig file [key: publish.kubeconfig]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<String>,
+    #[command(flatten)]
+    told: ToldArgs,
+    /// Any key of the configuration, e.g. --set podsApi.mode=0660 --set podsApi.group=1234
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl From<PodsApiArgs> for SettingsArgs {
+    /// The same among the flags of every verb.
+    fn from(args: PodsApiArgs) -> Self {
+        let PodsApiArgs { config, dir, source, node_name, host_root, kubelet_dir, kubeconfig, told, set } =
+            args;
+        Self {
+            config,
+            pods_api_dir: dir,
+            pods_api_source: source,
+            node_name,
+            host_root,
+            kubelet_dir,
+            kubeconfig,
+            told,
+            set,
+            ..Self::default()
+        }
+    }
+}
+
+pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let Args { settings: args } = args;
+    let config = SettingsArgs::from(args).effective()?.config.resolved();
+    let _logs = telemetry::start_logs(&config.log);
+    let settings = Settings::from_config(&config);
+    if config.node_name.is_empty() && settings.order != [PodTeller::PodsApi] {
+        bail!(
+            "the node's name is not known, by which its pods are found: set NODE_NAME (in a pod, from spec.nodeName), \
+             `nodeName` or --node-name; or ask only the kubelet's own Pods API: --source podsApi"
+        );
+    }
+    super::block_on(serve_alone(config, settings))
+}
+
+async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<ExitCode> {
+    info!("numacast {} pods-api", env!("CARGO_PKG_VERSION"));
+    let cluster = reach(&config, &mut settings).await?;
+    let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
+    let shutdown = shutdown_signal()?;
+    let server = PodsApi::new(settings, tellers, config.node_name.clone(), cluster);
+    let started = server.start()?;
+    let metrics = server.metrics();
+    let health = Arc::clone(metrics.health());
+    let _servers = serve(&config, Arc::new(Alone::new(&metrics)), health).await;
+    server.run(Some(started), shutdown).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The API server, if it is to be asked and there is a way to. Where there is a choice the kubelet may do without it.
+async fn reach(config: &Config, settings: &mut Settings) -> anyhow::Result<Option<Cluster>> {
+    if settings.order == [PodTeller::PodsApi] {
+        return Ok(None);
+    }
+    match Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await {
+        Ok(cluster) => Ok(Some(cluster)),
+        Err(error) if settings.order.contains(&PodTeller::PodsApi) => {
+            warn!("{error}; until then only the kubelet's own Pods API is asked for pods");
+            settings.order = vec![PodTeller::PodsApi];
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}

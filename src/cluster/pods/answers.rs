@@ -1,0 +1,250 @@
+//! What the API server says of pods in protocol buffers (`application/vnd.kubernetes.protobuf`; seen with 1.36).
+//!
+//! An answer is four bytes of magic and a `runtime.Unknown`, which says what it holds. The frames of a watch are not in
+//! such an envelope, but the object in each of them is.
+
+use std::ops::Range;
+
+use kube::core::Status;
+use kube::core::response::StatusDetails;
+
+use crate::core_v1::read_pod;
+use crate::pod::{Pod, Wanted};
+use crate::wire::{self, Value, WireError};
+
+/// Four bytes before everything that stands alone.
+const MAGIC: &[u8] = b"k8s\0";
+/// The content of what has none named.
+const CONTENT: &str = "application/vnd.kubernetes.protobuf";
+
+/// Of what is no answer to our question so much is shown.
+const SHOWN: usize = 300;
+
+/// What was told is not what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Odd {
+    /// It is something else altogether.
+    #[error("it does not begin as Kubernetes' protocol buffers do")]
+    Magic,
+    /// It is broken.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// It is content of another kind.
+    #[error("it is content that was not asked for: {0:?}")]
+    Content(String),
+    /// It is another object.
+    #[error("it is a {0:?}, not a {1}")]
+    Kind(String, &'static str),
+    /// An event that we do not know.
+    #[error("there is no event {0:?}")]
+    Event(String),
+    /// Nobody could go on from there.
+    #[error("it says no version")]
+    NoVersion,
+    /// It is larger than anything that the API server has.
+    #[error("it is larger than {0} bytes")]
+    TooLarge(usize),
+}
+
+/// Where something is in the bytes that came.
+type Place = Range<usize>;
+
+/// Where the last record of this number is that is text, bytes or a message; empty if there is none.
+fn last(bytes: &[u8], within: Place, number: u32) -> Result<Place, WireError> {
+    let mut found = within.end..within.end;
+    for field in wire::fields_in(bytes, within) {
+        let field = field?;
+        if field.number == number {
+            found = content(field)?;
+        }
+    }
+    Ok(found)
+}
+
+/// Text, bytes or a message, which this record has to be.
+fn content(field: wire::Field) -> Result<Place, WireError> {
+    match field.value {
+        Value::Bytes(place) => Ok(place),
+        _ => Err(WireError { reason: "a record of another type", at: field.record.start }),
+    }
+}
+
+/// The last number of this number.
+fn number(bytes: &[u8], within: Place, number: u32) -> Result<u64, WireError> {
+    let mut found = 0;
+    for field in wire::fields_in(bytes, within) {
+        let field = field?;
+        match field.value {
+            Value::Varint(value) if field.number == number => found = value,
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+fn text(bytes: &[u8], place: Place) -> String {
+    String::from_utf8_lossy(&bytes[place]).into_owned()
+}
+
+fn version(bytes: &[u8], metadata: Place, number: u32) -> Result<String, Odd> {
+    let version = last_text(bytes, metadata, number)?;
+    if version.is_empty() { Err(Odd::NoVersion) } else { Ok(version) }
+}
+
+fn last_text(bytes: &[u8], within: Place, number: u32) -> Result<String, WireError> {
+    last(bytes, within, number).map(|place| text(bytes, place))
+}
+
+/// Takes the envelope off: what kind of object it is, and where.
+fn open(bytes: &[u8], within: Place) -> Result<(String, Place), Odd> {
+    if !bytes[within.clone()].starts_with(MAGIC) {
+        return Err(Odd::Magic);
+    }
+    let unknown = within.start + MAGIC.len()..within.end;
+    let about = last(bytes, unknown.clone(), 1)?;
+    for (what, nothing_else) in [(3, ""), (4, CONTENT)] {
+        let said = last_text(bytes, unknown.clone(), what)?;
+        if !said.is_empty() && said != nothing_else {
+            return Err(Odd::Content(said.chars().take(SHOWN).collect()));
+        }
+    }
+    let group_version = last_text(bytes, about.clone(), 1)?;
+    let kind = last_text(bytes, about, 2)?;
+    let object = last(bytes, unknown, 2)?;
+    match group_version.as_str() {
+        "v1" => Ok((kind, object)),
+        other => Ok((format!("{other}/{kind}").chars().take(SHOWN).collect(), object)),
+    }
+}
+
+/// As [`open`], of an object that has to be of this kind.
+fn open_as(bytes: &[u8], within: Place, expected: &'static str) -> Result<Place, Odd> {
+    match open(bytes, within)? {
+        (kind, object) if kind == expected => Ok(object),
+        (kind, _) => Err(Odd::Kind(kind, expected)),
+    }
+}
+
+/// One page of a list of pods. Its pods are read one by one, from the bytes that came.
+#[derive(Clone, Debug)]
+pub struct PodPage {
+    bytes: Vec<u8>,
+    /// Where those are that were not taken yet.
+    rest: Place,
+    /// The version of the list.
+    pub version: String,
+    /// Where the next page begins; empty if there is none.
+    pub next: String,
+}
+
+impl PodPage {
+    /// Reads what the API server answered.
+    ///
+    /// # Errors
+    /// It is no list of pods.
+    pub fn open(bytes: Vec<u8>) -> Result<Self, Odd> {
+        let list = open_as(&bytes, 0..bytes.len(), "PodList")?;
+        // All of its records are looked at: a list that is broken is none.
+        for field in wire::fields_in(&bytes, list.clone()) {
+            let field = field?;
+            if field.number == 2 {
+                content(field)?;
+            }
+        }
+        let metadata = last(&bytes, list.clone(), 1)?;
+        let version = version(&bytes, metadata.clone(), 2)?;
+        let next = last_text(&bytes, metadata, 3)?;
+        Ok(Self { bytes, rest: list, version, next })
+    }
+
+    /// The next pod, as it came.
+    pub fn next_bytes(&mut self) -> Option<&[u8]> {
+        for field in wire::fields_in(&self.bytes, self.rest.clone()) {
+            // None of them is broken.
+            let field = field.ok()?;
+            self.rest.start = field.record.end;
+            if let (2, Value::Bytes(pod)) = (field.number, field.value) {
+                return Some(&self.bytes[pod]);
+            }
+        }
+        None
+    }
+
+    /// The next pod, with what is wanted of it.
+    pub fn next(&mut self, wanted: &Wanted) -> Option<Result<Pod, String>> {
+        self.next_bytes().map(|pod| read_pod(pod, wanted))
+    }
+}
+
+/// What one frame of a watch tells.
+#[derive(Clone, Debug, PartialEq)]
+pub enum News<'a> {
+    /// A pod is like this, from this version on.
+    Is(&'a [u8], String),
+    /// A pod is gone, with this version; it was like this.
+    Gone(&'a [u8], String),
+    /// All up to this version was told.
+    Until(String),
+    /// Something went wrong.
+    Failed(Box<Status>),
+}
+
+impl<'a> News<'a> {
+    /// Reads a frame.
+    ///
+    /// # Errors
+    /// It is none of a watch of pods.
+    pub fn read(frame: &'a [u8]) -> Result<Self, Odd> {
+        let whole = 0..frame.len();
+        let what = last(frame, whole.clone(), 1)?;
+        let object = last(frame, last(frame, whole, 2)?, 1)?;
+        if &frame[what.clone()] == b"ERROR" {
+            let (bytes, place) = (frame, open_as(frame, object, "Status")?);
+            return Ok(Self::Failed(Box::new(status(bytes, place)?)));
+        }
+        let pod = open_as(frame, object, "Pod")?;
+        let version = version(frame, last(frame, pod.clone(), 1)?, 6)?;
+        match &frame[what.clone()] {
+            b"ADDED" | b"MODIFIED" => Ok(Self::Is(&frame[pod], version)),
+            b"DELETED" => Ok(Self::Gone(&frame[pod], version)),
+            b"BOOKMARK" => Ok(Self::Until(version)),
+            _ => Err(Odd::Event(text(frame, what).chars().take(SHOWN).collect())),
+        }
+    }
+}
+
+/// A `Status`.
+fn status(bytes: &[u8], place: Place) -> Result<Status, WireError> {
+    let small = |value: u64| u32::try_from(value).unwrap_or_default();
+    let details = last(bytes, place.clone(), 5)?;
+    let retry_after_seconds = small(number(bytes, details, 5)?);
+    let message = last_text(bytes, place.clone(), 3)?;
+    let reason = last_text(bytes, place.clone(), 4)?;
+    let code = u16::try_from(number(bytes, place, 6)?).unwrap_or_default();
+    let nothing = String::new;
+    let details = StatusDetails {
+        name: nothing(),
+        group: nothing(),
+        kind: nothing(),
+        uid: nothing(),
+        causes: Vec::new(),
+        retry_after_seconds,
+    };
+    Ok(Status { details: Some(details), ..Status::failure(&message, &reason).with_code(code) })
+}
+
+/// What an answer says that is no success: mostly a `Status`, in protocol buffers or, from whoever stands before the API
+/// server, in JSON.
+#[must_use]
+pub fn refusal(code: u16, bytes: &[u8]) -> Box<Status> {
+    let open = open_as(bytes, 0..bytes.len(), "Status");
+    let told = open.ok().and_then(|place| status(bytes, place).ok());
+    let told = told.or_else(|| serde_json::from_slice(bytes).ok()).unwrap_or_else(|| {
+        let text: String = String::from_utf8_lossy(bytes).trim().chars().take(SHOWN).collect();
+        Status::failure(&text, "")
+    });
+    Box::new(if told.code == 0 { told.with_code(code) } else { told })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+//! Pods from a real API server in protocol buffers: what is read from the bytes of lists and watches is what the same API
+//! server says in JSON, whatever is in a pod, and whatever becomes of the API server.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::Pod as Object;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{DynamicObject, GroupVersionKind};
+use kube::discovery::ApiResource;
+use numacast::cluster::Cluster as ApiServer;
+use numacast::kubelet::decode_pod;
+use numacast::pod::{Annotation, Pod, PodEvent, Wanted, Whole};
+use numacast::wire::put_bytes;
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::support::{Cluster, Needs, Parts, pod};
+
+const NODE: &str = "worker";
+/// The deadline of a call, and of waiting for news.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// A watch that broke may be heard of again as late as this.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Someone who listens.
+struct Listener {
+    events: Pin<Box<dyn Stream<Item = Result<PodEvent, String>> + Send>>,
+    pods: BTreeMap<String, Pod>,
+    errors: Vec<String>,
+}
+
+impl Listener {
+    async fn start(cluster: &Cluster, wanted: Wanted) -> Result<Self> {
+        let api_server = ApiServer::new(Some(&cluster.admin_kubeconfig()), DEADLINE).await?;
+        let events = Box::pin(api_server.pods_of(NODE, wanted));
+        let mut listener = Self { events, pods: BTreeMap::new(), errors: Vec::new() };
+        ensure!(listener.next().await? == PodEvent::Listing);
+        listener.rest_of_list().await?;
+        ensure!(listener.errors.is_empty(), "{:?}", listener.errors);
+        Ok(listener)
+    }
+
+    async fn next(&mut self) -> Result<PodEvent> {
+        loop {
+            match timeout(PATIENCE, self.events.next()).await?.context("it has ended")? {
+                Ok(event) => return Ok(event),
+                Err(sentence) => self.errors.push(sentence),
+            }
+        }
+    }
+
+    /// Hears a list to its end; it is all that is known then.
+    async fn rest_of_list(&mut self) -> Result<()> {
+        self.pods.clear();
+        loop {
+            match self.next().await? {
+                PodEvent::Listing => self.pods.clear(),
+                PodEvent::Listed(pod) => drop(self.pods.insert(pod.name.clone(), pod)),
+                PodEvent::Complete => return Ok(()),
+                event => bail!("{event:?} in a list"),
+            }
+        }
+    }
+
+    /// Waits until this holds of the pods that are known.
+    async fn until(&mut self, enough: impl Fn(&BTreeMap<String, Pod>) -> bool) -> Result<()> {
+        while !enough(&self.pods) {
+            match self.next().await? {
+                PodEvent::Listing => self.rest_of_list().await?,
+                PodEvent::Is(pod) => drop(self.pods.insert(pod.name.clone(), pod)),
+                PodEvent::Gone(pod) => drop(self.pods.remove(&pod.name)),
+                PodEvent::Again => {}
+                event => bail!("{event:?} outside of a list"),
+            }
+        }
+        Ok(())
+    }
+
+    /// What is known is what the API server says in JSON, and the bytes that were kept say the same.
+    async fn is_right(&self, cluster: &Cluster, wanted: &Wanted) -> Result<()> {
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Pod"));
+        let all: Api<DynamicObject> = Api::all_with(cluster.client(), &kind);
+        let only = ListParams::default().fields(&format!("spec.nodeName={NODE}"));
+        let mut expected = BTreeMap::new();
+        for object in all.list(&only).await?.items {
+            let text = serde_json::to_vec(&object)?;
+            let pod = Pod::from_json(&text).map_err(anyhow::Error::msg)?;
+            expected.insert(pod.name.clone(), pod);
+        }
+        ensure!(expected.keys().eq(self.pods.keys()), "{:?}\n{:?}", expected.keys(), self.pods.keys());
+        for (name, told) in &self.pods {
+            let right = &expected[name];
+            match (wanted.wants_whole(), told.whole.as_deref()) {
+                (false, None) => {}
+                (true, Some(Whole::Protobuf(bytes))) => {
+                    let read = decode_pod(bytes).map_err(anyhow::Error::msg)?;
+                    ensure!(read == *right, "{name}:\n{read:?}\n{right:?}");
+                }
+                (_, whole) => bail!("{name}: {whole:?}"),
+            }
+            // Of annotations what is wanted is told, which is one.
+            let annotations = right.annotations.iter().filter(|(key, _)| &**key == "wanted").cloned();
+            let right = Pod { annotations: annotations.collect(), ..right.clone() };
+            let told = Pod { whole: None, ..told.clone() };
+            ensure!(told == right, "{name}:\n{told:?}\n{right:?}");
+        }
+        Ok(())
+    }
+}
+
+fn pods(cluster: &Cluster) -> Api<Object> {
+    Api::namespaced(cluster.client(), "default")
+}
+
+/// A few of every kind, so many that they are several pages.
+async fn fill(cluster: &Cluster) -> Result<()> {
+    let api = pods(cluster);
+    let mut specs = vec![
+        pod("best-effort"),
+        pod("burstable").burstable().millicpus(100).memory("64Mi").device("example.com/nic", 1),
+        pod("whole").cpus(2).memory("1.5Gi").hugepages("2Mi", "64Mi").init("first").cpus(1).memory("64Mi"),
+        pod("helped").millicpus(500).memory("64Mi").sidecar("side").cpus(1).memory("64Mi"),
+    ];
+    specs.extend((0..70).map(|index| pod(&format!("many-{index:02}")).cpus(1).memory("1Gi")));
+    for spec in specs {
+        let mut object = spec.bound_to(NODE)?;
+        let annotations = [("wanted", "yes"), ("other", "no")].map(|(key, value)| (key.into(), value.into()));
+        object.metadata.annotations = Some(annotations.into());
+        api.create(&PostParams::default(), &object).await?;
+    }
+    // One that somebody else runs.
+    api.create(&PostParams::default(), &pod("elsewhere").bound_to("other")?).await?;
+    Ok(())
+}
+
+async fn set_phase(cluster: &Cluster, name: &str, phase: &str) -> Result<()> {
+    let status = json!({"status": {"phase": phase, "containerStatuses": [
+        {"name": "main", "image": "pause", "imageID": "", "ready": false, "restartCount": 0, "state": {"running": {}}},
+    ]}});
+    pods(cluster).patch_status(name, &PatchParams::default(), &Patch::Strategic(status)).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn protocol_buffers_and_json_tell_the_same_pods() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let mut cluster = Cluster::start(&parts).await?;
+    let trimmed = Wanted::of(["wanted"]);
+    let whole = trimmed.clone().whole();
+    let empty = Listener::start(&cluster, whole.clone()).await?;
+    ensure!(empty.pods.is_empty());
+    fill(&cluster).await?;
+
+    // Listed, and told of one by one.
+    let mut first = empty;
+    first.until(|pods| pods.len() == 74).await?;
+    let mut second = Listener::start(&cluster, trimmed.clone()).await?;
+    first.is_right(&cluster, &whole).await?;
+    second.is_right(&cluster, &trimmed).await?;
+
+    // What becomes of them.
+    set_phase(&cluster, "whole", "Running").await?;
+    set_phase(&cluster, "helped", "Succeeded").await?;
+    let label = json!({"metadata": {"labels": {"changed": "yes"}}});
+    pods(&cluster).patch("burstable", &PatchParams::default(), &Patch::Merge(label)).await?;
+    let now = DeleteParams::default().grace_period(0);
+    pods(&cluster).delete("many-07", &now).await?;
+    pods(&cluster).delete("best-effort", &DeleteParams::default().grace_period(300)).await?;
+    pods(&cluster).create(&PostParams::default(), &pod("last").bound_to(NODE)?).await?;
+    for (listener, wanted) in [(&mut first, &whole), (&mut second, &trimmed)] {
+        listener.until(|pods| pods.contains_key("last")).await?;
+        ensure!(listener.pods["best-effort"].deleted && !listener.pods.contains_key("many-07"));
+        listener.is_right(&cluster, wanted).await?;
+        ensure!(listener.errors.is_empty(), "{:?}", listener.errors);
+    }
+
+    // The API server is another, which knows nothing of what was before.
+    cluster.kill_api_server()?;
+    while first.errors.is_empty() {
+        let told = timeout(PATIENCE, first.events.next()).await?.context("it has ended")?;
+        first.errors.push(told.err().context("it tells on")?);
+    }
+    cluster.restart_api_server().await?;
+    pods(&cluster).create(&PostParams::default(), &pod("after").bound_to(NODE)?).await?;
+    for (listener, wanted) in [(&mut first, &whole), (&mut second, &trimmed)] {
+        listener.until(|pods| pods.contains_key("after")).await?;
+        listener.is_right(&cluster, wanted).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_text_cost_nobody_a_pod() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    // Whoever may make pods may write this; in JSON the API server would not take it.
+    let text = |number, text: &[u8]| {
+        let mut record = Vec::new();
+        put_bytes(&mut record, number, text);
+        record
+    };
+    let annotation = [text(1, b"wanted"), text(2, b"\xff\xfe")].concat();
+    let metadata = [text(1, b"odd"), text(3, b"default"), text(12, &annotation)].concat();
+    let container = [text(1, b"main"), text(2, b"pause")].concat();
+    let spec = [text(2, &container), text(10, NODE.as_bytes())].concat();
+    let object = [text(1, &metadata), text(2, &spec)].concat();
+    let about = [text(1, b"v1"), text(2, b"Pod")].concat();
+    let body = [b"k8s\0".to_vec(), text(1, &about), text(2, &object)].concat();
+    let request = http::Request::post("/api/v1/namespaces/default/pods")
+        .header("content-type", "application/vnd.kubernetes.protobuf")
+        .body(body)?;
+    cluster.client().request::<serde_json::Value>(request).await?;
+
+    let wanted = Wanted::of(["wanted"]).whole();
+    let listener = Listener::start(&cluster, wanted.clone()).await?;
+    let expected = Annotation::Text("\u{fffd}\u{fffd}".into());
+    ensure!(listener.pods["odd"].annotations[0].1 == expected, "{:?}", listener.pods);
+    listener.is_right(&cluster, &wanted).await
+}
+
+#[tokio::test]
+async fn one_pod_is_found_by_its_name() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    pods(&cluster).create(&PostParams::default(), &pod("here").bound_to(NODE)?).await?;
+    pods(&cluster).create(&PostParams::default(), &pod("there").bound_to("other")?).await?;
+    let api_server = ApiServer::new(Some(&cluster.admin_kubeconfig()), DEADLINE).await?;
+    let ask = async |name: &str| {
+        api_server.pod_of(NODE, &("default".to_owned(), name.to_owned()), &Wanted::default()).await
+    };
+    ensure!(ask("here").await?.is_some_and(|pod| pod.name == "here"));
+    ensure!(ask("there").await?.is_none() && ask("nowhere").await?.is_none());
+    let file = cluster.kubeconfig_as("nobody", &[])?;
+    let refused = ApiServer::new(Some(&file), DEADLINE).await?;
+    let refused = refused.pod_of(NODE, &("default".to_owned(), "here".to_owned()), &Wanted::default()).await;
+    let error = refused.err().context("nobody may list pods")?.to_string();
+    ensure!(error.starts_with("RBAC refuses: pods is forbidden: User \"nobody\" cannot list"), "{error}");
+    Ok(())
+}
