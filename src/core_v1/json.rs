@@ -348,7 +348,8 @@ fn time(bytes: &[u8]) -> Result<Json, String> {
     }
 }
 
-/// As it was written: Go writes each in its shortest form already.
+/// As it was written, which is its shortest form already, as long as Go's types wrote it; but for thousands of something
+/// that Go counts by 1024, which it takes for something else when it reads them.
 fn quantity(bytes: &[u8]) -> Result<Json, String> {
     let mut quantity = "0".to_owned();
     for record in fields(bytes) {
@@ -359,7 +360,18 @@ fn quantity(bytes: &[u8]) -> Result<Json, String> {
             _ => {}
         }
     }
-    Ok(Json::String(quantity))
+    Ok(Json::String(thousands(&quantity).unwrap_or(quantity)))
+}
+
+/// The shorter form of a whole number of thousands.
+fn thousands(quantity: &str) -> Option<String> {
+    let digits = quantity.strip_prefix('-').unwrap_or(quantity);
+    if digits.is_empty() || digits.starts_with('0') || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let zeros = digits.len() - digits.trim_end_matches('0').len();
+    let suffix = ["k", "M", "G", "T", "P", "E"].get((zeros / 3).min(6).checked_sub(1)?)?;
+    Some(format!("{}{suffix}", &quantity[..quantity.len() - zeros.min(18) / 3 * 3]))
 }
 
 fn int_or_string(bytes: &[u8]) -> Result<Json, String> {
@@ -396,4 +408,90 @@ fn json(bytes: &[u8]) -> Result<Json, String> {
         }
     }
     Ok(raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::wire::{put_bytes, put_number};
+
+    fn message(records: &[(u32, &[u8])]) -> Vec<u8> {
+        let mut out = Vec::new();
+        records.iter().for_each(|(number, content)| put_bytes(&mut out, *number, content));
+        out
+    }
+
+    #[test]
+    fn every_line_of_the_table_is_understood() {
+        let lines = TABLE.lines().filter(|line| !line.starts_with('#'));
+        let (fields, messages): (Vec<_>, Vec<_>) = lines.partition(|line| line.contains(' '));
+        assert_eq!(table().len(), messages.len());
+        assert_eq!(table().iter().map(|message| message.fields.len()).sum::<usize>(), fields.len());
+        assert_eq!(table()[0].name, "Pod");
+    }
+
+    #[test]
+    fn what_there_always_is_is_there_in_an_empty_message() {
+        let empty = pod_json(&[]).unwrap();
+        assert_eq!(empty, json!({"metadata": {}, "spec": {"containers": null}, "status": {}}));
+        let container = message(&[(2, &message(&[(2, b"")]))]);
+        let pod = pod_json(&container).unwrap();
+        assert_eq!(pod["spec"], json!({"containers": [{"name": "", "resources": {}}]}));
+    }
+
+    #[test]
+    fn a_message_in_pieces_is_one() {
+        let name = message(&[(1, &message(&[(1, b"a"), (14, b"x")]))]);
+        let labels = message(&[(1, &message(&[(11, &message(&[(1, b"k"), (2, b"v")])), (14, b"y")]))]);
+        let pod = pod_json(&[name, labels].concat()).unwrap();
+        assert_eq!(pod["metadata"], json!({"name": "a", "finalizers": ["x", "y"], "labels": {"k": "v"}}));
+    }
+
+    #[test]
+    fn what_is_no_text_is_written_as_go_writes_it() {
+        let pod = pod_json(&message(&[(1, &message(&[(1, b"a\xff\xf0\x9f\x98b")]))])).unwrap();
+        assert_eq!(pod["metadata"]["name"], "a\u{fffd}\u{fffd}\u{fffd}\u{fffd}b");
+    }
+
+    #[test]
+    fn thousands_are_shortened() {
+        for (from, to) in [
+            ("419591000", Some("419591k")),
+            ("-1000", Some("-1k")),
+            ("1000000", Some("1M")),
+            ("20000", Some("20k")),
+            ("9000000000000000000", Some("9E")),
+            ("1000000000000000000000", Some("1000E")),
+            ("100", None),
+            ("0", None),
+            ("", None),
+            ("-", None),
+            ("1000Ki", None),
+            ("1e3", None),
+        ] {
+            assert_eq!(thousands(from).as_deref(), to, "{from}");
+        }
+    }
+
+    #[test]
+    fn rubbish_is_refused_with_a_reason() {
+        let mut number = Vec::new();
+        put_number(&mut number, 1, 7);
+        let mut late = Vec::new();
+        put_number(&mut late, 1, i64::MAX.cast_unsigned());
+        let deleted = message(&[(1, &message(&[(9, &late)]))]);
+        for (bytes, reason) in [
+            (&[0x0a, 0x05, 0x0a][..], "Pod: the bytes are no protocol buffers message"),
+            (&number, "metadata: it is of another kind"),
+            (&message(&[(1, &number)]), "metadata: name: it is of another kind"),
+            (&deleted, "metadata: deletionTimestamp: "),
+        ] {
+            let error = pod_json(bytes).unwrap_err();
+            assert!(error.starts_with(reason), "{error}");
+        }
+        let many = [0x12, 0x00].repeat(MOST + 1);
+        assert!(pod_json(&many).unwrap_err().contains("more than"));
+    }
 }
