@@ -129,6 +129,11 @@ fn a_whole_pod_is_written_as_kubernetes_own_types_write_it() {
             // What the message's envelope says.
             let object = right.as_object_mut().unwrap();
             object.retain(|key, _| key != "apiVersion" && key != "kind");
+            // In a message an empty list is none.
+            let containers = &mut right["spec"]["containers"];
+            if containers.as_array().is_some_and(Vec::is_empty) {
+                *containers = serde_json::Value::Null;
+            }
             assert_eq!(pod_json(&std::fs::read(&path).unwrap()).unwrap(), right, "{}", path.display());
             compared += 1;
         }
