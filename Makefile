@@ -1,6 +1,6 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test heart matrix faults real-faults contract proxy-load fleet soak fuzz mutants lint parts bench bench-agent bench-accounting image reproduce sbom clean
+.PHONY: help demo test heart matrix faults real-faults contract proxy-load pods-load fleet soak fuzz mutants lint parts bench bench-agent bench-accounting image reproduce sbom clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
@@ -10,6 +10,7 @@ help:
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
 	@echo 'make contract  a closed loop of short pods: a real scheduler with the NodeResourceTopologyMatch plugin, a real kubelet (ten minutes; ARGS=--help)'
 	@echo 'make proxy-load  two hundred clients in closed loop before the podresources proxy as it ships, and before the kubelet (ten minutes; ARGS=--help)'
+	@echo 'make pods-load  a thousand clients that watch the Pods API as it ships (three minutes; ARGS=--help)'
 	@echo 'make fleet   the controller as it ships, with 5,000 Nodes and objects in a real API server (minutes; FLEET=10000)'
 	@echo 'make faults  a thousand faults over the simulated kubelet and API server (five minutes; ARGS=--help)'
 	@echo 'make model   a model of the scheduler plugin, its queue and the kubelet: a load and a million random steps (a minute; ARGS=--help)'
@@ -49,6 +50,11 @@ proxy-load:
 	cargo build --locked --release --no-default-features
 	install -D target/release/numacast target/shipped/numacast
 	cargo test --locked --test proxy-load -- --binary target/shipped/numacast $(ARGS)
+
+pods-load:
+	cargo build --locked --release --no-default-features
+	install -D target/release/numacast target/shipped/numacast
+	cargo test --locked --test pods-load -- --binary target/shipped/numacast $(ARGS)
 
 # The shipped controller; how much memory it took is printed.
 fleet: export NUMACAST_FLEET = $(or $(FLEET),5000)

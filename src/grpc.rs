@@ -17,10 +17,13 @@ mod turns;
 use std::fmt::{self, Debug, Display};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::Stream;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use hyper::body::Bytes;
@@ -138,8 +141,19 @@ pub enum Reply {
     One(Bytes),
     /// Encoded messages, until the stream or the client ends. The stream is not polled before the message before is on
     /// its way: a client that does not read lets it wait.
-    Many(BoxStream<'static, Result<Bytes, Status>>),
+    Many(Pin<Box<dyn Feed>>),
 }
+
+/// What a client is told in many messages.
+pub trait Feed: Stream<Item = Result<Bytes, Status>> + Send {
+    /// Ready when there is no sense in sending on, while the client lets a message wait; the next item says why. A message
+    /// that is half sent cannot be followed by that: the client is told `ResourceExhausted` then, by HTTP/2's own means.
+    fn poll_over(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+impl Feed for BoxStream<'static, Result<Bytes, Status>> {}
 
 impl Debug for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -262,6 +276,9 @@ pub struct Limits {
     /// client that is sent half of it itself. What runs then still gets its answer: with one answer each of two RPCs
     /// under way, `bound + 2 answers` are the most.
     pub answers: usize,
+    /// How long a client may take nothing of what is there for it before it is cut off, if there is room. Where there is
+    /// none it is two seconds.
+    pub unread: Duration,
 }
 
 impl Default for Limits {
@@ -282,6 +299,7 @@ impl Default for Limits {
             answer: Duration::from_secs(8),
             // Three answers of 5 MiB, which are the largest ones known: one that goes, one that comes, one for a slow client.
             answers: 16 << 20,
+            unread: Duration::from_secs(10),
         }
     }
 }
@@ -343,7 +361,7 @@ impl Server {
             observer,
             clients: Clients::new(limits.connections, limits.connections_each),
             turns: Turns::new(share),
-            answers: Answers::new(limits.answers),
+            answers: Answers::new(limits.answers, limits.unread),
             notices: Notices::new(path),
             long: Semaphore::new(call::LONG),
         });
@@ -434,7 +452,7 @@ async fn pause(error: &io::Error, complained: &mut Option<Instant>) {
 }
 
 fn cut_stalled(inner: &Inner, attentive: bool) {
-    let unread = inner.clients.unread(answers::PATIENCE, attentive);
+    let unread = inner.clients.unread(inner.limits.unread, attentive);
     for connection in inner.answers.stalled(attentive).into_iter().chain(unread) {
         let what = || "does not read its answer: its connection was cut".into();
         inner.blame(Offence::Stalled, &connection, what);

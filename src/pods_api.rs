@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use tracing::{info, warn};
 
@@ -45,6 +46,8 @@ const RETRY_LIMIT: Duration = Duration::from_secs(30);
 const HEAD_START: Duration = Duration::from_secs(5);
 /// How long they may have told nothing, with trouble, before `/pods` is read.
 const SILENT: Duration = Duration::from_secs(30);
+/// One for each connection, those that were told to leave among them, and some for everything else.
+const DESCRIPTORS: u64 = 4096;
 /// If only `/pods` has told by then whole pods are not expected any more: they may come nevertheless.
 const EXPECTED: Duration = Duration::from_secs(60);
 
@@ -163,16 +166,35 @@ impl PodsApi {
     }
 }
 
+/// Many systems give a process 1,024 descriptors, and more if it asks.
+fn ask_for_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    if limit.current.is_some_and(|current| current < wanted) {
+        // Without them there are fewer connections: the log says so then.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
+    }
+}
+
 fn start(settings: &Settings, service: &Arc<Service>) -> Result<Server, ServeError> {
+    ask_for_descriptors();
     let counted = Arc::new(Counted(service.metrics.clone()));
     let server = Server::start(settings.socket.clone(), limits(), Arc::new(Arc::clone(service)), counted)?;
     info!("Pods API at {}", settings.socket.path.display());
     Ok(server)
 }
 
-/// A watch is a call that does not end: many of them are no offence.
+/// A watch is a call that does not end: many of them are no offence. Who does not read is cut off by how many events wait; a
+/// client that works on one for a while is not.
 fn limits() -> Limits {
-    Limits { connections: 2048, connections_each: 1536, open: 8192, open_each: 4096, ..Limits::default() }
+    Limits {
+        connections: 2048,
+        connections_each: 1536,
+        open: 8192,
+        open_each: 4096,
+        unread: Duration::from_secs(60),
+        ..Limits::default()
+    }
 }
 
 /// Stamps that all is well, and starts the server where there is none.
@@ -331,3 +353,6 @@ impl Follow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -51,7 +51,7 @@ struct PodsApiArgs {
     kubeconfig: Option<String>,
     #[command(flatten)]
     told: ToldArgs,
-    /// Any key of the configuration, e.g. --set podsApi.mode=0660 --set podsApi.group=1234
+    /// Any key of the configuration, e.g. --set podsApi.group=1234; maps and lists in YAML or JSON
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }

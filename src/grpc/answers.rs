@@ -13,9 +13,9 @@ use tokio::time::Instant;
 
 use super::clients::Connection;
 
-/// How long an answer may make no progress while there is room.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// The same where others wait for room. Nothing is sent for longer than [`PATIENCE`] then, whatever its progress is.
+/// Where others wait for room nothing is sent for longer than this, whatever its progress is.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// And an answer may make no progress for so long; where there is room it is [`super::Limits::unread`].
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The length and the flag before each message.
@@ -29,6 +29,8 @@ type Key = (usize, usize);
 pub(super) struct Answers {
     /// Bytes of distinct answers; above it no call is begun, and half of it for the answers of one client.
     bound: usize,
+    /// How long one may make no progress while there is room.
+    unread: Duration,
     state: Mutex<State>,
     freed: Notify,
 }
@@ -69,8 +71,8 @@ pub(super) struct Pin {
 }
 
 impl Answers {
-    pub(super) fn new(bound: usize) -> Arc<Self> {
-        Arc::new(Self { bound, state: Mutex::default(), freed: Notify::new() })
+    pub(super) fn new(bound: usize, unread: Duration) -> Arc<Self> {
+        Arc::new(Self { bound, unread, state: Mutex::default(), freed: Notify::new() })
     }
 
     /// Waits until what is being sent leaves room for another answer, to this client above all.
@@ -113,7 +115,10 @@ impl Answers {
         if !attentive {
             sent.values_mut().for_each(|sent| (sent.since, sent.mark.1) = (now, now));
         }
-        let stalled = |sent: &mut Sent| sent.stalled(self.short(&state, sent.connection.client), now);
+        let stalled = |sent: &mut Sent| {
+            let short = self.short(&state, sent.connection.client);
+            sent.stalled(short, if short { SHORT_PATIENCE } else { self.unread }, now)
+        };
         let connections = sent.values_mut().filter_map(|sent| stalled(sent).then(|| sent.connection.clone()));
         let connections = connections.collect();
         state.sent = sent;
@@ -150,12 +155,11 @@ impl Held {
 }
 
 impl Sent {
-    fn stalled(&mut self, short: bool, now: Instant) -> bool {
+    fn stalled(&mut self, short: bool, patience: Duration, now: Instant) -> bool {
         let left = self.left.load(Ordering::Relaxed);
         if self.mark.0 != left {
             self.mark = (left, now);
         }
-        let patience = if short { SHORT_PATIENCE } else { PATIENCE };
         now - self.mark.1 >= patience || short && now - self.since >= PATIENCE
     }
 }

@@ -1,11 +1,11 @@
 //! One call, from its head to its status.
 
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use futures::stream::BoxStream;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use hyper::body::Bytes;
@@ -16,11 +16,11 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::{Code, Status};
 
-use super::answers::{PREFIX, Slice};
+use super::answers::{PREFIX, Pin as Pinned, Slice};
 use super::clients::Connection;
 use super::connection::SEND_BUFFER;
 use super::turns::Admitted;
-use super::{Call, Inner, Offence, Reply};
+use super::{Call, Feed, Inner, Offence, Reply};
 
 /// How long a client may take to send its message.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -75,6 +75,8 @@ enum Stop {
     Status(Status),
     /// It is not: it left, or its deadline is over.
     Gone(Code),
+    /// It is told by HTTP/2's own means that it was too slow, for it has a part of a message.
+    Slow,
 }
 
 impl From<h2::Error> for Stop {
@@ -252,6 +254,10 @@ impl<'a> Work<'a> {
                 stream.send_reset(Reason::CANCEL);
                 return (code, bytes);
             }
+            Err(Stop::Slow) => {
+                stream.send_reset(Reason::ENHANCE_YOUR_CALM);
+                return (Code::ResourceExhausted, bytes);
+            }
         };
         let _ = stream.send_trailers(trailers(&status));
         (status.code(), bytes)
@@ -260,7 +266,7 @@ impl<'a> Work<'a> {
     async fn send_many(
         &self,
         stream: &mut SendStream<Slice>,
-        mut answers: BoxStream<'static, Result<Bytes, Status>>,
+        mut answers: Pin<Box<dyn Feed>>,
         bytes: &mut usize,
     ) -> Result<(), Stop> {
         loop {
@@ -269,35 +275,74 @@ impl<'a> Work<'a> {
                 answer = answers.next() => answer,
                 _ = poll_fn(|cx| stream.poll_reset(cx)) => return Err(Stop::Gone(Code::Cancelled)),
             };
-            match answer {
-                Some(Ok(answer)) => self.send_one(stream, answer, bytes).await?,
+            let message = match answer {
+                Some(Ok(answer)) => self.outgoing(answer)?,
                 Some(Err(status)) => return Err(Stop::Status(status)),
                 None => return Ok(()),
+            };
+            let room = tokio::select! {
+                biased;
+                room = capacity(stream, message.size()) => room?,
+                // The next item says why.
+                () = poll_fn(|cx| answers.as_mut().poll_over(cx)) => continue,
+            };
+            tokio::select! {
+                biased;
+                sent = message.send(stream, room, bytes) => sent?,
+                () = poll_fn(|cx| answers.as_mut().poll_over(cx)) => return Err(Stop::Slow),
             }
         }
     }
 
-    /// Sends a message in slices, as fast as the client takes them.
     async fn send_one(
         &self,
         stream: &mut SendStream<Slice>,
         answer: Bytes,
         bytes: &mut usize,
     ) -> Result<(), Stop> {
+        let message = self.outgoing(answer)?;
+        let room = capacity(stream, message.size()).await?;
+        message.send(stream, room, bytes).await
+    }
+
+    fn outgoing(&self, answer: Bytes) -> Result<Outgoing, Stop> {
         let Ok(length) = u32::try_from(answer.len()) else {
             let what = format!("trying to send message larger than max ({} vs. {})", answer.len(), u32::MAX);
             return Err(Stop::Status(Status::resource_exhausted(what)));
         };
         let pin = self.inner.answers.pin(&answer, self.connection);
-        let mut rest = answer;
-        let room = capacity(stream, PREFIX + rest.len()).await?;
+        Ok(Outgoing { rest: answer, length, pin })
+    }
+}
+
+/// A message that is to be sent.
+struct Outgoing {
+    rest: Bytes,
+    length: u32,
+    pin: Arc<Pinned>,
+}
+
+impl Outgoing {
+    /// With what comes before it.
+    fn size(&self) -> usize {
+        PREFIX + self.rest.len()
+    }
+
+    /// Sends it in slices, as fast as the client takes them; there is room for the first.
+    async fn send(
+        mut self,
+        stream: &mut SendStream<Slice>,
+        room: usize,
+        bytes: &mut usize,
+    ) -> Result<(), Stop> {
+        let (rest, pin) = (&mut self.rest, &self.pin);
         let slice = rest.split_to(rest.len().min(room.saturating_sub(PREFIX)));
         *bytes += slice.len();
-        stream.send_data(Slice::first(length, slice, Arc::clone(&pin)), false)?;
+        stream.send_data(Slice::first(self.length, slice, Arc::clone(pin)), false)?;
         while !rest.is_empty() {
             let slice = rest.split_to(capacity(stream, rest.len()).await?.min(rest.len()));
             *bytes += slice.len();
-            stream.send_data(Slice::next(slice, Arc::clone(&pin)), false)?;
+            stream.send_data(Slice::next(slice, Arc::clone(pin)), false)?;
         }
         Ok(())
     }

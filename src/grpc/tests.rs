@@ -62,11 +62,11 @@ impl Service for Play {
                         stage.counted.fetch_add(1, Ordering::SeqCst);
                         Ok(vec![7; 10_000].into())
                     };
-                    Ok(Reply::Many(futures::stream::iter(0..1000).map(count).boxed()))
+                    Ok(Reply::Many(Box::pin(futures::stream::iter(0..1000).map(count).boxed())))
                 }
                 ("t", "Half") => {
                     let parts = [Ok(Bytes::from_static(b"one")), Err(Status::data_loss("gone"))];
-                    Ok(Reply::Many(futures::stream::iter(parts).boxed()))
+                    Ok(Reply::Many(Box::pin(futures::stream::iter(parts).boxed())))
                 }
                 ("t", _) => Err(call.unknown_method()),
                 _ => Err(call.unknown_service()),

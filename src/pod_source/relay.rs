@@ -54,9 +54,17 @@ struct Heard {
     listing: Option<BTreeMap<Key, Pod>>,
     /// Why nothing is told now.
     trouble: Option<String>,
-    listeners: BTreeMap<u64, VecDeque<Told>>,
+    listeners: BTreeMap<u64, Queue>,
     /// The number of the next listener.
     next: u64,
+}
+
+/// What one listener still has to be told.
+#[derive(Default)]
+struct Queue {
+    told: VecDeque<Told>,
+    /// It came while nothing was told: what was told before may be true no more, and it hears of it when that is over.
+    waits: bool,
 }
 
 /// A pod that returns under its name is another one.
@@ -155,35 +163,41 @@ impl Heard {
             Ok(_) => {}
             Err(sentence) => self.trouble = Some(sentence.clone()),
         }
+        let proof = matches!(told, Ok(event) if event.is_proof());
         let most = BEHIND + self.pods.len();
-        let mut late = Vec::new();
+        let mut anew = Vec::new();
         for (number, queue) in &mut self.listeners {
-            queue.push_back(told.clone());
-            if queue.len() > most {
-                late.push(*number);
+            if !queue.waits || told.is_err() {
+                queue.told.push_back(told.clone());
+            }
+            if queue.told.len() > most || queue.waits && proof {
+                anew.push(*number);
             }
         }
-        for number in late {
-            let all = self.all();
-            self.listeners.insert(number, all);
+        for number in anew {
+            let queue = self.all();
+            self.listeners.insert(number, queue);
         }
     }
 
     fn join(&mut self) -> u64 {
-        let (number, all) = (self.next, self.all());
+        let (number, queue) = (self.next, self.all());
         self.next += 1;
-        self.listeners.insert(number, all);
+        self.listeners.insert(number, queue);
         number
     }
 
     /// What is to be told next to this listener, and is there more?
     fn next_for(&mut self, number: u64) -> (Option<Told>, bool) {
         let queue = self.listeners.get_mut(&number);
-        queue.map_or((None, false), |queue| (queue.pop_front(), !queue.is_empty()))
+        queue.map_or((None, false), |queue| (queue.told.pop_front(), !queue.told.is_empty()))
     }
 
     /// What somebody has to be told who knows nothing.
-    fn all(&self) -> VecDeque<Told> {
+    fn all(&self) -> Queue {
+        if let Some(sentence) = &self.trouble {
+            return Queue { told: [Err(sentence.clone())].into(), waits: true };
+        }
         let mut told = VecDeque::new();
         if self.complete {
             told.push_back(PodEvent::Listing);
@@ -194,7 +208,7 @@ impl Heard {
             told.push_back(PodEvent::Listing);
             told.extend(listed(listing));
         }
-        told.into_iter().map(Ok).chain(self.trouble.clone().map(Err)).collect()
+        Queue { told: told.into_iter().map(Ok).collect(), waits: false }
     }
 }
 
@@ -312,15 +326,19 @@ mod tests {
         teller.tell.send(Err("trouble".into())).unwrap();
         settle().await;
         let mut after_trouble = teller.listen(&Wanted::default());
-        assert_eq!(
-            (heard(&mut later), heard(&mut after_trouble)),
-            ("trouble".into(), "[ b c ] trouble".into())
-        );
-        teller.tell(PodEvent::Again).await;
-        teller.tell(PodEvent::Is(pod("d"))).await;
-        for events in [&mut first, &mut amid, &mut later, &mut after_trouble] {
-            assert!(heard(events).ends_with("again +d") || heard(events).is_empty());
+        assert_eq!((heard(&mut later), heard(&mut after_trouble)), ("trouble".into(), "trouble".into()));
+        // A list that begins is no proof, and may fail as well.
+        teller.tell(PodEvent::Listing).await;
+        teller.tell(PodEvent::Listed(pod("x"))).await;
+        assert_eq!(heard(&mut after_trouble), "", "nothing is known to be true now");
+        for name in ["b", "c"] {
+            teller.tell(PodEvent::Listed(pod(name))).await;
         }
+        teller.tell(PodEvent::Complete).await;
+        teller.tell(PodEvent::Gone(pod("x"))).await;
+        teller.tell(PodEvent::Is(pod("d"))).await;
+        assert_eq!(heard(&mut later), "[ x b c ] -x +d");
+        assert_eq!(heard(&mut after_trouble), "[ b c x ] -x +d");
         assert_eq!(heard(&mut teller.listen(&Wanted::default())), "[ b c d ]", "the trouble is over");
         assert_eq!(teller.opened.get(), 1, "it was asked once");
     }
@@ -335,7 +353,7 @@ mod tests {
             teller.tell(PodEvent::Is(pod(&format!("p{}", number % 3)))).await;
         }
         let asked = teller.relay.ask(PodTeller::ApiServer, |_| unreachable!());
-        assert!(lock(&asked.heard).listeners[&0].len() <= BEHIND + 3);
+        assert!(lock(&asked.heard).listeners[&0].told.len() <= BEHIND + 3);
         let words = heard(&mut lazy);
         assert!(words.starts_with("[ p0 p1 p2 ] +p"), "{}", &words[..40]);
     }

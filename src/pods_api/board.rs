@@ -13,6 +13,7 @@ use tonic::Status;
 
 use super::Tally;
 use super::watchers::Watchers;
+use crate::grpc::Feed;
 use crate::wire::{put_bytes, put_head, put_number};
 
 /// The types of events.
@@ -191,6 +192,12 @@ impl Board {
         self.watchers.close();
     }
 
+    /// Events that somebody has not heard.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.watchers.waiting()
+    }
+
     fn changed(&mut self) {
         self.list = None;
         self.initial = Weak::<[Bytes; 0]>::new();
@@ -222,6 +229,11 @@ impl Watch {
         };
         Self { board, id }
     }
+
+    #[cfg(test)]
+    pub(super) fn board(&self) -> &Shared {
+        &self.board
+    }
 }
 
 impl Stream for Watch {
@@ -229,6 +241,12 @@ impl Stream for Watch {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         lock(&self.board).watchers.poll(self.id, context)
+    }
+}
+
+impl Feed for Watch {
+    fn poll_over(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        lock(&self.board).watchers.poll_over(self.id, context)
     }
 }
 

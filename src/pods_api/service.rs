@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt;
-use futures::StreamExt;
 use futures::future::{BoxFuture, ready};
 use prost::Message;
 use tokio::time::Instant;
@@ -119,7 +118,7 @@ impl Service {
                 let pod = lock(board).get(&uid).map(Reply::One);
                 pod.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))
             }
-            Question::Watch => Ok(Reply::Many(Watch::new(Arc::clone(board)).boxed())),
+            Question::Watch => Ok(Reply::Many(Box::pin(Watch::new(Arc::clone(board))))),
         }
     }
 

@@ -46,6 +46,8 @@ struct Watcher {
     /// Its place in the ring.
     at: u64,
     waker: Option<Waker>,
+    /// It hears of an event when that comes; else it has one still, and hears only that it is told no more.
+    listens: bool,
     /// It is told no more, but why.
     over: Option<Over>,
 }
@@ -69,7 +71,7 @@ impl Watchers {
         let id = self.next;
         self.next += 1;
         let (at, over) = (self.end(), self.closed.then_some(Over::Closed));
-        self.all.insert(id, Watcher { initial: Some((initial, 0)), at, waker: None, over });
+        self.all.insert(id, Watcher { initial: Some((initial, 0)), at, waker: None, listens: false, over });
         self.tally.watchers(1);
         id
     }
@@ -104,7 +106,9 @@ impl Watchers {
         let mut left = 0;
         for watcher in self.all.values_mut().filter(listen) {
             left += 1;
-            watcher.wake();
+            if watcher.listens {
+                watcher.wake();
+            }
         }
         if left > 0 {
             self.ring.push_back(Event { message, at, left });
@@ -137,11 +141,7 @@ impl Watchers {
             return Poll::Ready(Some(Ok(next.unwrap_or(Bytes::from_static(COMPLETE)))));
         }
         if watcher.at == end {
-            // Mostly it is the same one.
-            match &mut watcher.waker {
-                Some(waker) => waker.clone_from(context.waker()),
-                none => *none = Some(context.waker().clone()),
-            }
+            watcher.wait(context, true);
             return Poll::Pending;
         }
         let index = usize::try_from(watcher.at - self.first).unwrap_or(usize::MAX);
@@ -154,6 +154,22 @@ impl Watchers {
             self.trim();
         }
         Poll::Ready(Some(Ok(message)))
+    }
+
+    /// Ready when this watcher, who has not taken what it was given, is told no more.
+    pub(super) fn poll_over(&mut self, id: u64, context: &Context<'_>) -> Poll<()> {
+        match self.all.get_mut(&id) {
+            Some(watcher) if watcher.over.is_none() => {
+                watcher.wait(context, false);
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.ring.len()
     }
 
     /// The position of what is pushed next.
@@ -181,6 +197,15 @@ impl Watcher {
     fn end(&mut self, over: Over) {
         (self.over, self.initial) = (Some(over), None);
         self.wake();
+    }
+
+    fn wait(&mut self, context: &Context<'_>, listens: bool) {
+        self.listens = listens;
+        // Mostly it is the same one.
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
     }
 
     fn wake(&mut self) {

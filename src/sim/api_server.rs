@@ -9,6 +9,7 @@ mod faults;
 mod fields;
 mod http;
 mod kinds;
+mod pages;
 mod protobuf;
 mod schema;
 mod selector;
@@ -33,6 +34,7 @@ pub use store::{Change, ChangeKind};
 
 use self::faults::Faults;
 use self::fields::Writer;
+use self::pages::Pages;
 use self::store::{Key, Store, Write, Written};
 use super::serve::Serving;
 use crate::nrt::NodeResourceTopology;
@@ -70,6 +72,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     store: Store,
+    pages: Pages,
     faults: Faults,
     installed: bool,
     koordinator: bool,
@@ -132,6 +135,7 @@ impl ApiServer {
         store::seed(&mut store, &now());
         let state = State {
             store,
+            pages: Pages::default(),
             faults: Faults::default(),
             installed: true,
             koordinator: false,
@@ -249,9 +253,11 @@ impl ApiServer {
         }
     }
 
-    /// Compacts the history: a watch that starts from an older version is told 410.
+    /// Compacts the history: a watch that starts from an older version is told 410, and so is who goes on with a list.
     pub fn forget_history(&self) {
-        self.shared.lock().store.forget_history();
+        let state = &mut *self.shared.lock();
+        state.store.forget_history();
+        state.pages.forget();
     }
 
     /// How often `NodeResourceTopology` objects were written over HTTP.

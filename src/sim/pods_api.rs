@@ -174,6 +174,14 @@ impl SimPodsApi {
         lock(&self.shared).refusal = status;
     }
 
+    /// How many watch now.
+    #[must_use]
+    pub fn watching(&self) -> usize {
+        let mut state = lock(&self.shared);
+        state.watchers.retain(|watcher| !watcher.is_closed());
+        state.watchers.len()
+    }
+
     /// How often WatchPods was called.
     #[must_use]
     pub fn watches(&self) -> usize {

@@ -246,6 +246,32 @@ pub(crate) const CASES: &[Case] = &[
         more: &[],
     },
     Case {
+        alert: "NumacastPodsApiSilent",
+        at: 11,
+        not_at: Some(9),
+        fires: &[
+            (r#"numacast_pods_api_source_up{A, source="api_server"}"#, "0x20"),
+            // PodInfo alone is told.
+            (r#"numacast_pods_api_source_up{A, source="kubelet"}"#, "1x20"),
+        ],
+        // Another one tells.
+        quiet: &[
+            (r#"numacast_pods_api_source_up{A, source="pods_api"}"#, "0x20"),
+            (r#"numacast_pods_api_source_up{A, source="api_server"}"#, "1x20"),
+        ],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
+        alert: "NumacastPodsApiSlowClients",
+        at: 21,
+        not_at: Some(4),
+        fires: &[("numacast_pod_watch_events_dropped_total{A}", "0+1x30")],
+        quiet: &[("numacast_pod_watch_events_dropped_total{A}", "0x10 3x20")],
+        of: Of::Agent,
+        more: &[],
+    },
+    Case {
         alert: "NumacastProxyPassingThrough",
         at: 11,
         not_at: Some(9),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numacast::telemetry::metrics::Doc;
-use numacast::telemetry::{controller, metrics, proxy};
+use numacast::telemetry::{controller, metrics, pods_api, proxy};
 
 /// What Prometheus and the chart's monitors add to every series.
 pub(crate) const TARGET: [&str; 7] = ["job", "namespace", "instance", "pod", "node", "container", "endpoint"];
@@ -11,7 +11,9 @@ pub(crate) const TARGET: [&str; 7] = ["job", "namespace", "instance", "pod", "no
 /// Every series by name. What else is asked for has to be listed here.
 pub(crate) fn exported() -> BTreeMap<String, BTreeSet<&'static str>> {
     let mut all = BTreeMap::from([("up".to_owned(), BTreeSet::new())]);
-    for Doc { name, kind, labels, .. } in metrics::DOCS.iter().chain(controller::DOCS).chain(proxy::DOCS) {
+    for Doc { name, kind, labels, .. } in
+        metrics::DOCS.iter().chain(controller::DOCS).chain(proxy::DOCS).chain(pods_api::DOCS)
+    {
         let labels: BTreeSet<&str> = labels.iter().map(|(label, _)| *label).collect();
         if *kind == "histogram" {
             let buckets = labels.iter().copied().chain(["le"]).collect();

@@ -239,6 +239,9 @@ async fn one_pod_is_found_by_its_name() -> Result<()> {
     let refused = ApiServer::new(Some(&file), DEADLINE).await?;
     let refused = refused.pod_of(NODE, &("default".to_owned(), "here".to_owned()), &Wanted::default()).await;
     let error = refused.err().context("nobody may list pods")?.to_string();
-    ensure!(error.starts_with("RBAC refuses: pods is forbidden: User \"nobody\" cannot list"), "{error}");
+    ensure!(
+        error.starts_with("RBAC refuses: pods \"here\" is forbidden: User \"nobody\" cannot list"),
+        "{error}"
+    );
     Ok(())
 }

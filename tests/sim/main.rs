@@ -17,6 +17,7 @@ mod pods_api;
 mod pods_client;
 mod pods_command;
 mod pods_served;
+mod pods_watched;
 mod publisher;
 mod release;
 mod reload;

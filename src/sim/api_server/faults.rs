@@ -27,6 +27,12 @@ pub enum Fault {
     Cut,
     /// The connection breaks after the work was done: the client cannot know.
     CutAfterwards,
+    /// The true answer up to so many bytes; then the connection breaks.
+    CutWithin(usize),
+    /// The true answer up to so many bytes; then nothing more comes, and the connection stays.
+    StuckWithin(usize),
+    /// Success, with these bytes.
+    Says(Vec<u8>),
 }
 
 /// Which requests go wrong, and how.

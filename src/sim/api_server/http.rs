@@ -9,7 +9,8 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Query;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode, header};
-use futures::stream;
+use futures::future::ready;
+use futures::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -27,6 +28,8 @@ use super::{Shared, now, schema};
 const BODY_LIMIT: usize = 3 << 20;
 /// How long a watch lasts that asks for no time: real servers take half an hour to an hour.
 const WATCH_LIMIT: Duration = Duration::from_secs(1800);
+/// How often a watch that wants to know is told how far it is, as in its end.
+const BEAT: Duration = Duration::from_secs(60);
 
 type Parameters = HashMap<String, String>;
 
@@ -66,7 +69,8 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
             return Ok(failure(&status::later(*code, *seconds), shape));
         }
         Some(Fault::TooManyRequests { retry_after }) => return Ok(too_many_requests(*retry_after)),
-        Some(Fault::CutAfterwards) | None => {}
+        Some(Fault::Says(bytes)) => return Ok(shape.streaming(Body::from(bytes.clone()))),
+        Some(Fault::CutAfterwards | Fault::CutWithin(_) | Fault::StuckWithin(_)) | None => {}
     }
     let answer = match target {
         Some(target) => respond(&shared, target, verb, &parameters, request).await,
@@ -76,7 +80,25 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
         return Err(cut());
     }
     shared.thawed().await;
-    Ok(answer.unwrap_or_else(|problem| failure(&problem, shape)))
+    let answer = answer.unwrap_or_else(|problem| failure(&problem, shape));
+    Ok(match fault {
+        Some(Fault::CutWithin(most)) => answer.map(|body| up_to(body, most, stream::iter([Err(cut())]))),
+        Some(Fault::StuckWithin(most)) => answer.map(|body| up_to(body, most, stream::pending())),
+        _ => answer,
+    })
+}
+
+/// So many bytes of a body, and something else after them.
+fn up_to(body: Body, mut most: usize, then: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Body {
+    let pieces = body.into_data_stream().map(move |piece| {
+        let mut piece = piece.map_err(io::Error::other)?;
+        piece.truncate(most);
+        most -= piece.len();
+        Ok(piece)
+    });
+    Body::from_stream(
+        pieces.take_while(|piece| ready(!matches!(piece, Ok(piece) if piece.is_empty()))).chain(then),
+    )
 }
 
 /// Discovery, health, and everything that is not there.
@@ -186,25 +208,33 @@ fn list(
     shape: Shape,
 ) -> Result<Response<Body>, Failure> {
     let selector = selector(target, parameters)?;
-    let (objects, version) = {
-        let state = shared.lock();
-        (state.store.list(target.kind, &target.namespace), state.store.version())
+    let text = |name: &str| parameters.get(name).map_or("", String::as_str);
+    let limit = text("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+    let page = {
+        let state = &mut *shared.lock();
+        match text("continue") {
+            "" => {
+                let mut objects = state.store.list(target.kind, &target.namespace);
+                objects.retain(|object| selector.matches(object));
+                state.pages.first(objects, state.store.version(), limit)
+            }
+            next => state.pages.next(next, limit)?,
+        }
     };
-    let items: Vec<Value> = objects
-        .iter()
-        .filter(|object| selector.matches(object))
-        .map(|object| shape.object(target, object))
-        .collect();
     let (api_version, kind) = match shape.metadata_only {
         true => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList".to_owned()),
         false => (target.kind.api_version(&target.version), format!("{}List", target.kind.kind)),
     };
-    let list = json!({
-        "apiVersion": api_version,
-        "kind": kind,
-        "metadata": {"resourceVersion": version.to_string()},
-        "items": items,
-    });
+    let mut metadata = json!({"resourceVersion": page.version.to_string()});
+    if let Some(next) = page.next {
+        metadata["continue"] = json!(next);
+        // Nobody counts what a selector leaves out.
+        if selector.takes_all() {
+            metadata["remainingItemCount"] = json!(page.rest);
+        }
+    }
+    let items: Vec<Value> = page.objects.iter().map(|object| shape.object(target, object)).collect();
+    let list = json!({"apiVersion": api_version, "kind": kind, "metadata": metadata, "items": items});
     Ok(shape.reply(StatusCode::OK, &list))
 }
 
@@ -407,9 +437,13 @@ struct Watch {
     shape: Shape,
     pending: std::vec::IntoIter<Bytes>,
     changes: broadcast::Receiver<Arc<Change>>,
-    /// Changes up to this version are in `pending`.
+    /// Changes up to this version were looked at, or are in `pending`.
     seen: u64,
+    /// When it is told how far it is, if it wants to know.
+    beat: Option<Instant>,
     until: Instant,
+    /// Its time was up, and the last was told.
+    ended: bool,
 }
 
 impl Drop for Watch {
@@ -441,7 +475,7 @@ fn watch(
             }
         }
         if streamed {
-            lines.push(shape.event("BOOKMARK", &shape.bookmark(&target, seen)));
+            lines.push(shape.event("BOOKMARK", &shape.bookmark(&target, seen, true)));
         }
     } else {
         match state.store.since(from) {
@@ -466,7 +500,9 @@ fn watch(
         pending: lines.into_iter(),
         changes,
         seen,
+        beat: (text("allowWatchBookmarks") == "true").then(|| Instant::now() + BEAT),
         until: Instant::now() + limit,
+        ended: false,
     };
     let lines = stream::unfold(watch, |mut watch| async {
         let line = watch.next().await?;
@@ -481,16 +517,34 @@ impl Watch {
             if let Some(line) = self.pending.next() {
                 return Some(line);
             }
-            // A client that is too far behind must start over, and so must one whose time is up.
-            let change = tokio::time::timeout_at(self.until, self.changes.recv()).await.ok()?.ok()?;
+            let wait = self.beat.map_or(self.until, |beat| beat.min(self.until));
+            let Ok(change) = tokio::time::timeout_at(wait, self.changes.recv()).await else {
+                return self.beat().await;
+            };
+            // A client that is too far behind must start over.
+            let change = change.ok()?;
             self.shared.thawed().await;
             if change.resource_version <= self.seen {
                 continue;
             }
+            self.seen = change.resource_version;
             if let Some(line) = told(&change, &self.target, &self.selector, self.shape) {
                 return Some(line);
             }
         }
+    }
+}
+
+impl Watch {
+    /// Tells how far it is; nothing more when that was the end.
+    async fn beat(&mut self) -> Option<Bytes> {
+        self.shared.thawed().await;
+        if self.ended {
+            return None;
+        }
+        self.ended = Instant::now() >= self.until;
+        self.beat = Some(self.beat? + BEAT);
+        Some(self.shape.event("BOOKMARK", &self.shape.bookmark(&self.target, self.seen, false)))
     }
 }
 
@@ -572,11 +626,11 @@ impl Shape {
         object
     }
 
-    fn bookmark(self, target: &Target, version: u64) -> Value {
-        let metadata = json!({
-            "resourceVersion": version.to_string(),
-            "annotations": {"k8s.io/initial-events-end": "true"},
-        });
+    fn bookmark(self, target: &Target, version: u64, ends_list: bool) -> Value {
+        let mut metadata = json!({"resourceVersion": version.to_string()});
+        if ends_list {
+            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        }
         let object = json!({
             "apiVersion": target.kind.api_version(&target.version),
             "kind": target.kind.kind,

@@ -25,6 +25,10 @@ impl Selector {
         Ok(Self { fields: terms(fields)?, labels: terms(labels)? })
     }
 
+    pub(super) fn takes_all(&self) -> bool {
+        self.fields.is_empty() && self.labels.is_empty()
+    }
+
     pub(super) fn matches(&self, object: &Value) -> bool {
         let field = |key: &str| {
             let found = key.split('.').try_fold(object, |value, name| value.get(name));

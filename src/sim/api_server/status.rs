@@ -217,6 +217,13 @@ pub(super) fn expired(wanted: u64, oldest: u64) -> Failure {
     Failure::new(410, "Expired", format!("too old resource version: {wanted} ({oldest})"))
 }
 
+/// Of a list whose rest is no more.
+pub(super) fn too_old_to_continue() -> Failure {
+    let message =
+        "The provided continue parameter is too old to display a consistent list result.".to_owned();
+    Failure::new(410, "Expired", message)
+}
+
 pub(super) fn method_not_allowed() -> Failure {
     let message = "the server does not allow this method on the requested resource".to_owned();
     Failure::new(405, "MethodNotAllowed", message)

@@ -1,0 +1,430 @@
+//! The Pods API under load: `make pods-load`.
+//!
+//! A thousand clients watch the binary as it ships, which watches one simulated kubelet. Each of them must hear each event,
+//! byte for byte, once and in order; how long the last of them waits for it is what is measured, at ten events per second, with
+//! some beside them who do not read, and at rising rates until it bends.
+
+mod watcher;
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use numacast::kubelet::proto::core;
+use numacast::sim::pods_api::SimPodsApi;
+use prost::Message;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::{sleep, sleep_until};
+
+use watcher::Watcher;
+
+/// A thousand clients that watch the pods of one node.
+#[derive(Debug, Parser)]
+#[command(name = "pods-load")]
+struct Options {
+    /// How many watch.
+    #[arg(long, default_value_t = 1000)]
+    watchers: usize,
+    /// How many pods the node has, of 5 to 10 KiB each.
+    #[arg(long, default_value_t = 500)]
+    pods: usize,
+    /// How many pods change in a second.
+    #[arg(long, default_value_t = 10)]
+    rate: u32,
+    /// How long that is measured, in seconds.
+    #[arg(long, default_value_t = 30)]
+    seconds: u32,
+    /// How many others do not read what they asked for.
+    #[arg(long, default_value_t = 10)]
+    stalled: usize,
+    /// The rates until which it is tried how many there may be.
+    #[arg(long, value_delimiter = ',', default_values_t = [20, 50, 100, 200, 400])]
+    rates: Vec<u32>,
+    /// The binary under test.
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_numacast"))]
+    binary: PathBuf,
+}
+
+/// How long an event may take to the last of all watchers at the usual rate, ms.
+const P50: f64 = 50.0;
+const P99: f64 = 150.0;
+/// What one who watches may take of the server's memory, bytes.
+const WATCHER: f64 = 40960.0;
+/// What the server may take for its pods, which it keeps once and is told of now and then, besides twice their bytes.
+const AT_REST: usize = 2 << 20;
+/// It bends where the last watcher waits for longer than this, ms, or some are cut.
+const BENT: f64 = 1000.0;
+/// Nothing here takes this long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What all who watch have heard.
+#[derive(Default)]
+struct Heard {
+    /// The pods after each change, in order, and when each was told to the server.
+    pods: Vec<Vec<u8>>,
+    told: Vec<Instant>,
+    /// How many have heard it, and when the last of them did.
+    last: Vec<(usize, Instant)>,
+    /// Who have heard what there was before.
+    synced: usize,
+    /// Who have been cut off, or have heard something wrong.
+    lost: Vec<String>,
+}
+
+/// Somebody who hears.
+struct Ear {
+    heard: Rc<RefCell<Heard>>,
+    /// Pods of the initial set.
+    initial: usize,
+    pods: usize,
+    /// The next change that it is to hear of.
+    next: Option<usize>,
+}
+
+impl Ear {
+    fn take(&mut self, message: &[u8]) -> Result<()> {
+        let heard = &mut *self.heard.borrow_mut();
+        let Some(next) = self.next else {
+            if message == [8, 4] {
+                ensure!(self.initial == self.pods, "{} pods at first, not {}", self.initial, self.pods);
+                (self.next, heard.synced) = (Some(heard.pods.len()), heard.synced + 1);
+                return Ok(());
+            }
+            self.initial += 1;
+            return Ok(());
+        };
+        let expected = heard.pods.get(next).context("an event that nobody caused")?;
+        // MODIFIED, and the pod: its length takes two bytes.
+        ensure!(
+            message.starts_with(&[8, 2, 18]) && message[5..] == expected[..],
+            "another event than {next}"
+        );
+        let (count, last) = &mut heard.last[next];
+        (*count, *last, self.next) = (*count + 1, Instant::now(), Some(next + 1));
+        Ok(())
+    }
+}
+
+/// What came of a load.
+struct Figures {
+    rate: u32,
+    changes: usize,
+    /// Between the source's event and the last who heard it, ms, sorted.
+    waits: Vec<f64>,
+    lost: usize,
+    /// Of a core.
+    cpu: f64,
+}
+
+impl Figures {
+    fn at(&self, share: f64) -> f64 {
+        let index = ((self.waits.len() as f64 * share).ceil() as usize).clamp(1, self.waits.len().max(1));
+        self.waits.get(index - 1).copied().unwrap_or(f64::INFINITY)
+    }
+
+    fn row(&self, what: &str) -> String {
+        format!(
+            "| {what} | {} | {} | {:.1} | {:.1} | {:.1} | {} | {:.0} % |",
+            self.rate,
+            self.changes,
+            self.at(0.5),
+            self.at(0.99),
+            self.at(1.0),
+            self.lost,
+            100.0 * self.cpu
+        )
+    }
+
+    fn bends(&self) -> bool {
+        self.lost > 0 || self.at(0.99) > BENT
+    }
+}
+
+const HEAD: &str = "| watched by | events per second | events | to the last watcher p50 ms | p99 ms | max ms | cut off | CPU of the server |\n\
+                    |---|---|---|---|---|---|---|---|";
+
+#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+async fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    LocalSet::new().run_until(run(&options)).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn run(options: &Options) -> Result<()> {
+    let mut out = std::io::stdout();
+    let (watchers, pods) = (options.watchers, options.pods);
+    let mut node = Node::start(options).await?;
+    let empty = node.resident()?;
+    let bytes = node.furnish(pods).await?;
+    let rest = node.resident()?;
+    writeln!(
+        out,
+        "{pods} pods of {:.1} KiB; the server: {:.1} MiB without them, {:.1} MiB with them",
+        bytes as f64 / pods as f64 / 1024.0,
+        mib(empty),
+        mib(rest)
+    )?;
+    let most = empty + 2 * bytes + AT_REST;
+    ensure!(rest <= most, "that is more than {:.1} MiB", mib(most));
+
+    let started = Instant::now();
+    for _ in 0..watchers {
+        node.watch(pods).await?;
+    }
+    node.until("all have heard what there is", |heard| heard.synced == watchers).await?;
+    let initial = started.elapsed();
+    sleep(Duration::from_secs(2)).await;
+    let idle = node.resident()?;
+    let each = (idle.saturating_sub(rest)) as f64 / watchers as f64;
+    writeln!(
+        out,
+        "{watchers} watchers came and heard all pods within {:.1} s; {:.1} MiB then, {:.1} KiB for each ({:.1} MiB at most)\n\n{HEAD}",
+        initial.as_secs_f64(),
+        mib(idle),
+        each / 1024.0,
+        mib(node.peak()?),
+    )?;
+
+    let usual = node.load(options.rate, options.seconds).await?;
+    writeln!(out, "{}", usual.row(&watchers.to_string()))?;
+    ensure!(usual.lost == 0, "{:?}", node.heard.borrow().lost);
+    ensure!(usual.at(0.5) <= P50 && usual.at(0.99) <= P99, "more than {P50} and {P99} ms");
+    ensure!(each <= WATCHER, "{each:.0} bytes for each watcher, more than {WATCHER}");
+
+    // They take the first of it, and no more.
+    let mut stalled = Vec::new();
+    for _ in 0..options.stalled {
+        stalled.push(Watcher::call(&node.socket).await?);
+    }
+    let beside = node.load(options.rate, options.seconds).await?;
+    writeln!(out, "{}", beside.row(&format!("{watchers}, and {} that do not read", options.stalled)))?;
+    ensure!(beside.lost == 0, "{:?}", node.heard.borrow().lost);
+    ensure!(beside.at(0.5) <= P50 && beside.at(0.99) <= P99, "more than {P50} and {P99} ms");
+    let left = node.metric("numacast_pods_api_watchers{server_api_version=\"v1alpha1\"}").await?;
+    ensure!(left == watchers as f64, "{left} watch, {watchers} of them read: the others are not cut off");
+    for stalled in stalled {
+        stalled.is_cut().await?;
+    }
+
+    let mut best = options.rate;
+    for rate in &options.rates {
+        let figures = node.load(*rate, 10).await?;
+        writeln!(out, "{}", figures.row(&watchers.to_string()))?;
+        if figures.bends() {
+            break;
+        }
+        best = *rate;
+    }
+    let after = node.resident()?;
+    let all = node.api.watches();
+    writeln!(
+        out,
+        "\nIt serves {best} events per second to {watchers} watchers. {:.1} MiB after that, {:.1} MiB at most. The kubelet was \
+         watched by {} at once, at most.",
+        mib(after),
+        mib(node.peak()?),
+        node.upstream,
+    )?;
+    ensure!(node.upstream == 1, "{} watches of the kubelet at once, {all} in all", node.upstream);
+    Ok(())
+}
+
+fn mib(bytes: usize) -> f64 {
+    bytes as f64 / 1048576.0
+}
+
+/// A simulated kubelet, what serves its pods once more, and who watches.
+struct Node {
+    _dir: tempfile::TempDir,
+    api: SimPodsApi,
+    server: Child,
+    pid: u32,
+    socket: PathBuf,
+    metrics: std::net::SocketAddr,
+    heard: Rc<RefCell<Heard>>,
+    changes: usize,
+    pods: usize,
+    /// The most watches of the kubelet at once.
+    upstream: usize,
+}
+
+impl Node {
+    async fn start(options: &Options) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let kubelet = dir.path().join("kubelet");
+        std::fs::create_dir_all(kubelet.join("pods-api"))?;
+        let api = SimPodsApi::start(kubelet.join("pods-api/pods-api.sock"))?;
+        let ours = dir.path().join("ours");
+        // Nobody else takes a port that was free a moment ago, on a machine that has thousands.
+        let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let mut command = Command::new(&options.binary);
+        command
+            .arg("pods-api")
+            .args(["--source", "podsApi", "--metrics-address", &metrics.to_string()])
+            .args(["--health-address", &metrics.to_string(), "--log-level", "warn"])
+            .arg("--kubelet-dir")
+            .arg(&kubelet)
+            .arg("--dir")
+            .arg(&ours)
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        let server = command.spawn().with_context(|| options.binary.display().to_string())?;
+        let pid = server.id().context("the server has ended at once")?;
+        let socket = ours.join("pods-api.sock");
+        let (heard, changes, upstream) = (Rc::default(), 0, 0);
+        let node = Self { _dir: dir, api, server, pid, socket, metrics, heard, changes, pods: 0, upstream };
+        let start = Instant::now();
+        while !node.socket.exists() || node.metric("process_resident_memory_bytes").await.is_err() {
+            ensure!(start.elapsed() < PATIENCE, "there is no server");
+            sleep(Duration::from_millis(50)).await;
+        }
+        Ok(node)
+    }
+
+    /// So many pods, known to the server: their bytes.
+    async fn furnish(&mut self, pods: usize) -> Result<usize> {
+        self.pods = pods;
+        let all: Vec<core::Pod> = (0..pods).map(|number| pod(number, 0)).collect();
+        all.iter().for_each(|pod| self.api.set_silently(pod));
+        let start = Instant::now();
+        // A kubelet that has just started is not believed at once.
+        while self.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\"}").await.ok()
+            != Some(pods as f64)
+        {
+            ensure!(start.elapsed() < PATIENCE, "the server does not know the pods");
+            sleep(Duration::from_millis(200)).await;
+        }
+        sleep(Duration::from_secs(1)).await;
+        Ok(all.iter().map(Message::encoded_len).sum())
+    }
+
+    async fn watch(&self, pods: usize) -> Result<()> {
+        let mut watcher = Watcher::call(&self.socket).await?;
+        let mut ear = Ear { heard: Rc::clone(&self.heard), initial: 0, pods, next: None };
+        spawn_local(async move {
+            let ended = loop {
+                match watcher.read(&mut |message| ear.take(message)).await {
+                    Ok(true) => {}
+                    Ok(false) => break "it was cut off".to_owned(),
+                    Err(error) => break error.to_string(),
+                }
+            };
+            ear.heard.borrow_mut().lost.push(ended);
+        });
+        Ok(())
+    }
+
+    /// Waits until this holds.
+    async fn until(&mut self, what: &str, enough: impl Fn(&Heard) -> bool) -> Result<()> {
+        let start = Instant::now();
+        while !enough(&self.heard.borrow()) {
+            if let Some(status) = self.server.try_wait()? {
+                bail!("the server has ended: {status}");
+            }
+            let lost = self.heard.borrow().lost.clone();
+            ensure!(lost.is_empty() && start.elapsed() < PATIENCE, "{what}: not so; {lost:?}");
+            sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+
+    /// So many pods change each second.
+    async fn load(&mut self, rate: u32, seconds: u32) -> Result<Figures> {
+        let first = self.heard.borrow().pods.len();
+        let (cpu, start) = (cpu(self.pid)?, tokio::time::Instant::now());
+        for number in 0..rate * seconds {
+            sleep_until(start + Duration::from_secs(1) * number / rate).await;
+            self.change();
+        }
+        let sent = start.elapsed();
+        let cpu = (self::cpu(self.pid)? - cpu) / sent.as_secs_f64();
+        // Whoever has not heard all by then has been cut off, or is so late that it has bent.
+        let last = |heard: &Heard| heard.last.last().map_or(0, |(count, _)| *count);
+        let patience = Instant::now() + Duration::from_secs(10);
+        while last(&self.heard.borrow()) + self.heard.borrow().lost.len() < self.heard.borrow().synced
+            && Instant::now() < patience
+        {
+            sleep(Duration::from_millis(20)).await;
+        }
+        let heard = self.heard.borrow();
+        let waits = heard.told.iter().zip(&heard.last).skip(first);
+        let mut waits: Vec<f64> =
+            waits.map(|(told, (_, last))| last.duration_since(*told).as_secs_f64() * 1000.0).collect();
+        waits.sort_by(f64::total_cmp);
+        Ok(Figures { rate, changes: waits.len(), waits, lost: heard.lost.len(), cpu })
+    }
+
+    fn change(&mut self) {
+        self.changes += 1;
+        // Another one each time, far from the one before.
+        let changed = pod(self.changes * 7 % self.pods, self.changes);
+        let now = Instant::now();
+        {
+            let heard = &mut *self.heard.borrow_mut();
+            heard.pods.push(changed.encode_to_vec());
+            heard.told.push(now);
+            heard.last.push((0, now));
+        }
+        self.api.set(&changed);
+        self.upstream = self.upstream.max(self.api.watching());
+    }
+
+    fn resident(&self) -> Result<usize> {
+        memory(self.pid, "VmRSS:")
+    }
+
+    fn peak(&self) -> Result<usize> {
+        memory(self.pid, "VmHWM:")
+    }
+
+    /// The value of a sample.
+    async fn metric(&self, sample: &str) -> Result<f64> {
+        let mut stream = TcpStream::connect(self.metrics).await?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await?;
+        let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+        Ok(value.with_context(|| format!("no {sample}"))?.parse()?)
+    }
+}
+
+/// A figure of a process, in bytes.
+fn memory(process: u32, key: &str) -> Result<usize> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).context("no such line")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? << 10)
+}
+
+/// User and system time so far, in seconds.
+fn cpu(process: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat"))?;
+    let words: Vec<&str> = stat.rsplit_once(')').context("no stat")?.1.split_whitespace().collect();
+    Ok((words[11].parse::<f64>()? + words[12].parse::<f64>()?) / 100.0)
+}
+
+/// A pod of a usual size, from 5 to 10 KiB.
+fn pod(number: usize, change: usize) -> core::Pod {
+    let applied = "kubectl.kubernetes.io/last-applied-configuration".to_owned();
+    let annotations = [
+        (applied, "y".repeat(4600 + number * 997 % 5000).into()),
+        ("change".to_owned(), format!("{change:010}").into()),
+    ];
+    let metadata = core::ObjectMeta {
+        name: format!("user-plane-function-7d9c5b6f8d-{number:05}"),
+        namespace: "default".to_owned(),
+        uid: format!("{number:08x}-0000-4000-8000-000000000000"),
+        annotations: annotations.into_iter().collect(),
+        ..core::ObjectMeta::default()
+    };
+    let status = core::PodStatus { phase: "Running".to_owned(), ..core::PodStatus::default() };
+    core::Pod { metadata: Some(metadata), status: Some(status), ..core::Pod::default() }
+}

@@ -1,0 +1,135 @@
+//! A client that watches, as thin as one can be: HTTP/2 and gRPC by hand, so that a thousand of them take little of the machine
+//! that what they watch runs on too. Their windows are those of Go's clients, 64 KiB, and they give back what they have read.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const AWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// What is given back at once, as grpc-go does: a quarter of the window.
+const GIVE_BACK: usize = 16 << 10;
+
+/// One who watches.
+pub(crate) struct Watcher {
+    stream: UnixStream,
+    /// Read, and not a whole frame yet.
+    read: Vec<u8>,
+    /// Of the answer, what is not a whole message yet.
+    answer: Vec<u8>,
+    /// Read, and not given back.
+    taken: usize,
+}
+
+impl Watcher {
+    /// Calls `WatchPods`.
+    pub(crate) async fn call(socket: &Path) -> Result<Self> {
+        let mut stream = UnixStream::connect(socket).await.with_context(|| socket.display().to_string())?;
+        let mut out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        frame(&mut out, SETTINGS, 0, 0, &[]);
+        // POST, http, the path, the authority, the type and `te`, as literals that nobody is to remember (RFC 7541).
+        let mut fields = vec![0x83, 0x86, 0x04];
+        text(&mut fields, "/v1alpha1.Pods/WatchPods");
+        fields.push(0x01);
+        text(&mut fields, "localhost");
+        fields.extend([0x0f, 0x10]);
+        text(&mut fields, "application/grpc");
+        fields.push(0x00);
+        text(&mut fields, "te");
+        text(&mut fields, "trailers");
+        frame(&mut out, HEADERS, END_HEADERS, 1, &fields);
+        frame(&mut out, DATA, END_STREAM, 1, &[0; 5]);
+        stream.write_all(&out).await?;
+        Ok(Self { stream, read: Vec::new(), answer: Vec::new(), taken: 0 })
+    }
+
+    /// Reads once and hands on each message that is complete. False once the answer has ended.
+    pub(crate) async fn read(&mut self, take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
+        self.read.reserve(32 << 10);
+        if self.stream.read_buf(&mut self.read).await? == 0 {
+            return Ok(false);
+        }
+        let mut at = 0;
+        let mut reply = Vec::new();
+        while let Some(head) = self.read.get(at..at + 9) {
+            let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+            let (kind, flags, end) = (head[3], head[4], at + 9 + length);
+            let Some(content) = self.read.get(at + 9..end) else { break };
+            match kind {
+                DATA => {
+                    self.answer.extend_from_slice(content);
+                    self.taken += length;
+                    hand_on(&mut self.answer, take)?;
+                }
+                SETTINGS if flags & ACK == 0 => frame(&mut reply, SETTINGS, ACK, 0, &[]),
+                PING if flags & ACK == 0 => frame(&mut reply, PING, ACK, 0, content),
+                RESET | AWAY => return Ok(false),
+                _ => {}
+            }
+            if matches!(kind, DATA | HEADERS) && flags & END_STREAM != 0 {
+                return Ok(false);
+            }
+            at = end;
+        }
+        self.read.drain(..at);
+        if self.taken >= GIVE_BACK {
+            let more = u32::try_from(std::mem::take(&mut self.taken))?.to_be_bytes();
+            frame(&mut reply, WINDOW_UPDATE, 0, 0, &more);
+            frame(&mut reply, WINDOW_UPDATE, 0, 1, &more);
+        }
+        if !reply.is_empty() {
+            self.stream.write_all(&reply).await?;
+        }
+        Ok(true)
+    }
+
+    /// Reads nothing until whoever serves has had enough of it; then what is left, to its end.
+    pub(crate) async fn is_cut(mut self) -> Result<()> {
+        let mut rest = [0; 64 << 10];
+        loop {
+            match self.stream.read(&mut rest).await {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(()),
+                Err(error) => bail!(error),
+            }
+        }
+    }
+}
+
+/// Takes whole messages off the front of an answer.
+fn hand_on(answer: &mut Vec<u8>, take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let mut at = 0;
+    while let Some(&[flag, a, b, c, d]) = answer.get(at..at + 5) {
+        ensure!(flag == 0, "a message is compressed");
+        let end = at + 5 + u32::from_be_bytes([a, b, c, d]) as usize;
+        let Some(message) = answer.get(at + 5..end) else { break };
+        take(message)?;
+        at = end;
+    }
+    answer.drain(..at);
+    Ok(())
+}
+
+fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u8, content: &[u8]) {
+    let [_, a, b, c] = (content.len() as u32).to_be_bytes();
+    out.extend([a, b, c, kind, flags, 0, 0, 0, stream]);
+    out.extend_from_slice(content);
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    out.push(text.len() as u8);
+    out.extend_from_slice(text.as_bytes());
+}

@@ -1,0 +1,439 @@
+//! The API server's pods, from a server that does what real ones do not do on demand: `tests/real/protobuf.rs` has the rest.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use numacast::cluster::Cluster;
+use numacast::core_v1::decode_pod;
+use numacast::pod::{Pod, PodEvent, Wanted, Whole};
+use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS};
+use numacast::wire::put_bytes;
+use serde_json::json;
+use tokio::time::Instant;
+
+const NODE: &str = "worker";
+/// Pods in a page.
+const PAGE: usize = 32;
+
+struct World {
+    server: ApiServer,
+    events: Pin<Box<dyn Stream<Item = Result<PodEvent, String>>>>,
+    listed: BTreeMap<String, Pod>,
+    pods: BTreeMap<String, Pod>,
+    /// How often a list was complete.
+    lists: usize,
+    errors: Vec<String>,
+    /// What was told since somebody asked, in short: `[` and `]` around a list, `a` of one that is there, `-a` of one that
+    /// is gone, `+` of a quiet recovery, `!` of a failure.
+    story: Vec<String>,
+}
+
+impl World {
+    async fn new(wanted: Wanted) -> Self {
+        let server = ApiServer::start_anywhere(0).await.unwrap();
+        let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(10));
+        let events = Box::pin(cluster.pods_of(NODE, wanted));
+        let (listed, pods) = (BTreeMap::new(), BTreeMap::new());
+        Self { server, events, listed, pods, lists: 0, errors: Vec::new(), story: Vec::new() }
+    }
+
+    /// One whose list is complete, with pods of these names.
+    async fn of(names: &str) -> Self {
+        let mut world = Self::new(Wanted::default()).await;
+        names.chars().for_each(|name| world.put(&name.to_string(), "Pending"));
+        world.until(|world| world.lists == 1).await;
+        world.story.clear();
+        world
+    }
+
+    fn put(&self, name: &str, phase: &str) {
+        self.put_on(NODE, name, phase);
+    }
+
+    fn put_on(&self, node: &str, name: &str, phase: &str) {
+        let metadata = json!({"name": name, "namespace": "default", "labels": {"a": "b"}});
+        let spec = json!({"nodeName": node, "containers": [{"name": "main", "resources": {
+            "requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"},
+        }}]});
+        let pod = json!({"metadata": metadata, "spec": spec, "status": {"phase": phase}});
+        self.server.put(&PODS, pod).unwrap();
+    }
+
+    fn delete(&self, name: &str) {
+        assert!(self.server.delete(&PODS, "default", name));
+    }
+
+    async fn hear(&mut self) {
+        let told = self.events.next().await.unwrap();
+        self.story.push(match &told {
+            Ok(PodEvent::Listing) => "[".to_owned(),
+            Ok(PodEvent::Listed(pod) | PodEvent::Is(pod)) => pod.name.clone(),
+            Ok(PodEvent::Complete) => "]".to_owned(),
+            Ok(PodEvent::Gone(pod)) => format!("-{}", pod.name),
+            Ok(PodEvent::Again) => "+".to_owned(),
+            Err(_) => "!".to_owned(),
+        });
+        match told {
+            Ok(PodEvent::Listing) => self.listed.clear(),
+            Ok(PodEvent::Listed(pod)) => {
+                let twice = self.listed.insert(pod.name.clone(), pod);
+                assert!(twice.is_none(), "{twice:?} was listed twice");
+            }
+            Ok(PodEvent::Complete) => {
+                self.pods = std::mem::take(&mut self.listed);
+                self.lists += 1;
+            }
+            Ok(PodEvent::Is(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
+            Ok(PodEvent::Gone(pod)) => drop(self.pods.remove(&pod.name)),
+            Ok(PodEvent::Again) => {}
+            Err(sentence) => self.errors.push(sentence),
+        }
+    }
+
+    async fn until(&mut self, enough: impl Fn(&Self) -> bool) {
+        while !enough(self) {
+            self.hear().await;
+        }
+    }
+
+    /// Hears all that there is to hear up to a pod of this name, which is made now.
+    async fn up_to(&mut self, name: &str) -> String {
+        self.put(name, "Pending");
+        self.until(|world| world.pods.contains_key(name)).await;
+        std::mem::take(&mut self.story).concat()
+    }
+
+    /// What is known is what there is.
+    fn is_right(&self) {
+        let there = self.server.list(&PODS, "");
+        let mine = there.iter().filter(|pod| pod["spec"]["nodeName"] == NODE);
+        let there: BTreeMap<String, Pod> = mine
+            .map(|pod| Pod::from_json(pod.to_string().as_bytes()).unwrap())
+            .map(|pod| (pod.name.clone(), pod))
+            .collect();
+        assert_eq!(self.pods, there);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_full_of_pods_is_listed_page_by_page() {
+    let mut world = World::new(Wanted::default().whole()).await;
+    for index in 0..100 {
+        world.put(&format!("pod-{index}"), "Running");
+        world.put_on("other", &format!("other-{index}"), "Running");
+    }
+    world.until(|world| world.lists == 1).await;
+    assert!(world.errors.is_empty(), "{:?}", world.errors);
+    for pod in world.pods.values_mut() {
+        let Some(Whole::Protobuf(bytes)) = pod.whole.take().map(|whole| *whole) else { panic!("{pod:?}") };
+        assert_eq!(decode_pod(&bytes).as_ref(), Ok(&*pod));
+    }
+    world.is_right();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_whose_rest_is_no_more_is_begun_again() {
+    let mut world = World::new(Wanted::default()).await;
+    (0..100).for_each(|index| world.put(&format!("pod-{index}"), "Running"));
+    // The next page is not asked for before this one was told.
+    while world.listed.len() < PAGE {
+        world.hear().await;
+    }
+    world.server.forget_history();
+    world.until(|world| world.lists == 1).await;
+    assert!(world.errors.iter().any(|error| error.contains("(410)")), "{:?}", world.errors);
+    world.is_right();
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_that_are_too_large_are_asked_for_in_parts() {
+    let mut world = World::new(Wanted::default()).await;
+    let filler = "x".repeat(600 << 10);
+    for index in 0..40 {
+        let metadata =
+            json!({"name": format!("fat-{index}"), "namespace": "default", "annotations": {"k": filler}});
+        world.server.put(&PODS, json!({"metadata": metadata, "spec": {"nodeName": NODE}})).unwrap();
+    }
+    world.until(|world| world.lists == 1).await;
+    assert!(world.errors.is_empty() && world.pods.len() == 40, "{:?}", world.errors);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_at_all_is_a_list() {
+    let mut world = World::new(Wanted::default()).await;
+    world.until(|world| world.lists == 1).await;
+    assert_eq!(world.story.concat(), "[]");
+    assert_eq!(world.up_to("a").await, "[]a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_is_gone_on_with_where_it_ended() {
+    let mut world = World::of("ab").await;
+    world.put("c", "Pending");
+    world.delete("a");
+    world.put("b", "Running");
+    world.put_on("other", "d", "Running");
+    world.until(|world| world.story.len() == 3).await;
+    assert_eq!(world.story.concat(), "c-ab");
+    // It ends by itself after a minute, a few times.
+    let before = Instant::now();
+    let (timer, later) = (tokio::time::sleep(Duration::from_secs(200)), async { world.hear().await });
+    tokio::select! {
+        () = timer => {}
+        () = later => panic!("nothing happens"),
+    }
+    assert!(before.elapsed() >= Duration::from_secs(200));
+    assert_eq!(world.up_to("e").await, "c-abe");
+    assert_eq!(world.server.watchers(&PODS), 1);
+    world.is_right();
+}
+
+/// Others change all the time, and these changes are forgotten first.
+#[tokio::test(start_paused = true)]
+async fn bookmarks_keep_a_quiet_watch_from_growing_old() {
+    let mut world = World::of("a").await;
+    for round in 0..5 {
+        world.server.put(&NODES, json!({"metadata": {"name": format!("node-{round}")}})).unwrap();
+        let quiet = tokio::time::timeout(Duration::from_secs(61), world.hear()).await;
+        assert!(quiet.is_err(), "{:?}", world.story);
+        world.server.forget_history();
+    }
+    assert_eq!(world.up_to("b").await, "b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_watch_that_is_too_old_everything_is_listed_again() {
+    let mut world = World::of("ab").await;
+    // The connection breaks, and what happens meanwhile is forgotten.
+    world.server.stop();
+    world.delete("a");
+    world.put("c", "Running");
+    world.server.forget_history();
+    while world.errors.is_empty() {
+        world.hear().await;
+    }
+    world.server.resume().await.unwrap();
+    world.until(|world| world.lists == 2).await;
+    assert!(world.errors.last().unwrap().contains("too old resource version"), "{:?}", world.errors);
+    assert_eq!(world.story.concat().trim_start_matches('!'), "[bc]");
+    world.is_right();
+}
+
+/// Two changes are told in two frames, of which only some bytes come.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_lost_or_told_twice_wherever_a_watch_breaks() {
+    let mut world = World::of("").await;
+    for bytes in (0..700).step_by(7) {
+        for stuck in [false, true] {
+            let fault = if stuck { Fault::StuckWithin(bytes) } else { Fault::CutWithin(bytes) };
+            world.put("a", "Running");
+            world.put("b", "Running");
+            world.until(|world| world.pods.len() == 2).await;
+            // Between two watches, so that both changes are there when the next one begins.
+            world.server.stop();
+            world.errors.clear();
+            while world.errors.is_empty() {
+                world.hear().await;
+            }
+            world.story.clear();
+            world.delete("a");
+            world.delete("b");
+            world.server.fail_next("watch", "pods", 1, fault.clone());
+            world.server.resume().await.unwrap();
+            world.until(|world| world.pods.is_empty()).await;
+            let told: Vec<&String> =
+                world.story.iter().filter(|word| !["!", "+"].contains(&word.as_str())).collect();
+            assert_eq!(told, ["-a", "-b"], "{fault:?}: {:?} {:?}", world.story, world.errors);
+            world.story.clear();
+        }
+    }
+    assert_eq!(world.lists, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_dead_is_found_out() {
+    let mut world = World::of("a").await;
+    let quiet = tokio::time::timeout(Duration::from_secs(5), world.hear()).await;
+    assert!(quiet.is_err());
+    world.server.set_frozen(true);
+    world.put("b", "Running");
+    let before = Instant::now();
+    while world.errors.is_empty() {
+        world.hear().await;
+    }
+    // It should have ended after a minute, and nobody answers the next one.
+    assert!(before.elapsed() < Duration::from_secs(140), "{:?}", before.elapsed());
+    assert!(world.errors[0].contains("did not answer within 65s"), "{:?}", world.errors);
+    world.server.set_frozen(false);
+    world.until(|world| world.pods.len() == 2).await;
+    assert_eq!(world.lists, 1);
+    world.is_right();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_gets_stuck_is_given_up() {
+    let mut world = World::new(Wanted::default()).await;
+    world.put("a", "Running");
+    world.server.fail_next("list", "pods", 1, Fault::StuckWithin(50));
+    let before = Instant::now();
+    world.until(|world| world.lists == 1).await;
+    assert_eq!(world.story.concat(), "[![a]");
+    assert!(world.errors[0].contains("did not answer within 65s"), "{:?}", world.errors);
+    assert!(before.elapsed() < Duration::from_secs(70), "{:?}", before.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_works_again_says_so_though_nothing_happens() {
+    for fault in
+        [Fault::Status(500), Fault::TooManyRequests { retry_after: 1 }, Fault::Cut, Fault::Status(401)]
+    {
+        let mut world = World::of("a").await;
+        world.server.fail_next("watch", "pods", 2, fault.clone());
+        world.server.cut_connections();
+        world.until(|world| world.story.len() == 3).await;
+        assert_eq!(world.story.concat(), "!!+", "{fault:?}: {:?}", world.errors);
+        world.story.clear();
+        assert_eq!(world.up_to("b").await, "b", "{fault:?}");
+        assert_eq!(world.lists, 1, "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_right_that_is_missing_is_named() {
+    let mut world = World::of("a").await;
+    for verb in ["watch", "list"] {
+        world.server.set_denied(verb, "pods", true);
+        world.server.cut_connections();
+        if verb == "list" {
+            world.put("b", "Running");
+            world.server.forget_history();
+        }
+        let before = world.errors.len();
+        world.until(|world| world.errors.len() > before + 1).await;
+        let told = world.errors.last().unwrap();
+        let right = "cannot watch the node's pods: RBAC refuses: pods is forbidden: User ";
+        assert!(told.starts_with(right) && told.contains(&format!("cannot {verb} resource")), "{told}");
+        world.server.set_denied(verb, "pods", false);
+        world.until(|world| world.story.last().is_some_and(|word| ["+", "]"].contains(&word.as_str()))).await;
+    }
+    world.is_right();
+}
+
+fn record(number: u32, content: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_bytes(&mut out, number, content);
+    out
+}
+
+fn framed(content: &[u8]) -> Vec<u8> {
+    [&u32::try_from(content.len()).unwrap().to_be_bytes()[..], content].concat()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_makes_no_sense_ends_a_watch_and_everything_is_listed_again() {
+    let event = [record(1, b"RENAMED"), record(2, &record(1, b"k8s\0"))].concat();
+    let json = b"{\"type\":\"ADDED\",\"object\":{\"kind\":\"Pod\"}}\n";
+    for says in [&framed(b"nonsense")[..], &framed(b""), &[0xff; 40], json, &framed(&event)] {
+        let mut world = World::of("a").await;
+        world.server.fail_next("watch", "pods", 1, Fault::Says(says.to_vec()));
+        world.server.cut_connections();
+        world.until(|world| world.lists == 2).await;
+        assert_eq!(world.story.concat(), "![a]", "{says:?}: {:?}", world.errors);
+        assert!(world.errors[0].contains("is not understood"), "{says:?}: {:?}", world.errors);
+        assert_eq!(world.up_to("b").await, "![a]b");
+    }
+    for says in [&b"k8s\0"[..], b"", b"{\"kind\":\"PodList\",\"items\":[]}", &framed(b"")] {
+        let mut world = World::new(Wanted::default()).await;
+        world.put("a", "Running");
+        world.server.fail_next("list", "pods", 1, Fault::Says(says.to_vec()));
+        world.until(|world| world.lists == 1).await;
+        assert_eq!(world.story.concat(), "[![a]", "{says:?}: {:?}", world.errors);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_cannot_be_read_does_not_cost_the_others() {
+    let named = |name: &[u8]| record(1, &[record(1, name), record(3, b"default"), record(6, b"3")].concat());
+    let items = [named(b"a"), named(b""), vec![0x0a, 0x05], named(b"b")];
+    let items: Vec<u8> = items.iter().flat_map(|pod| record(2, pod)).collect();
+    let list = [record(1, &record(2, b"3")), items].concat();
+    let about = [record(1, b"v1"), record(2, b"PodList")].concat();
+    let says = [b"k8s\0".to_vec(), record(1, &about), record(2, &list)].concat();
+    let mut world = World::new(Wanted::default()).await;
+    world.server.fail_next("list", "pods", 1, Fault::Says(says));
+    world.until(|world| world.lists == 1).await;
+    assert_eq!(world.story.concat(), "[ab]");
+}
+
+/// A server that ends each watch as soon as it began is not asked as fast as it answers.
+#[tokio::test(start_paused = true)]
+async fn watches_that_end_at_once_are_asked_for_more_and_more_slowly() {
+    let mut world = World::of("a").await;
+    world.server.fail_next("watch", "pods", 20, Fault::Says(Vec::new()));
+    world.server.cut_connections();
+    let before = Instant::now();
+    world.until(|world| world.errors.len() == 20).await;
+    assert!(before.elapsed() > Duration::from_secs(300), "{:?}", before.elapsed());
+    assert_eq!(world.up_to("b").await.trim_start_matches(['!', '+']), "b");
+}
+
+/// Whatever goes wrong in whatever order, what is known in the end is what there is.
+#[tokio::test(start_paused = true)]
+async fn whatever_goes_wrong_the_truth_is_known_in_the_end() {
+    let seed = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("NUMACAST_SEED={seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut world = World::new(Wanted::default()).await;
+    let mut away = false;
+    for step in 0..600 {
+        match rng.u32(0..16) {
+            0..6 => world.put(&format!("pod-{}", rng.u32(0..60)), ["Pending", "Running"][rng.usize(0..2)]),
+            6..8 => {
+                world.server.delete(&PODS, "default", &format!("pod-{}", rng.u32(0..60)));
+            }
+            8 => world.server.forget_history(),
+            9 => world.server.cut_connections(),
+            10 if !away => {
+                world.server.stop();
+                away = true;
+            }
+            11 if away => {
+                world.server.resume().await.unwrap();
+                away = false;
+            }
+            12 => {
+                let fault = match rng.u32(0..6) {
+                    0 => Fault::Status([410, 429, 500, 503, 504][rng.usize(0..5)]),
+                    1 => Fault::CutWithin(rng.usize(0..2000)),
+                    2 => Fault::StuckWithin(rng.usize(0..2000)),
+                    3 => Fault::Says((0..rng.usize(0..40)).map(|_| rng.u8(..)).collect()),
+                    4 => Fault::Cut,
+                    _ => Fault::Delay(Duration::from_secs(rng.u64(0..100))),
+                };
+                world.server.fail_next(["list", "watch"][rng.usize(0..2)], "pods", 1, fault);
+            }
+            _ => {
+                for _ in 0..rng.u32(1..20) {
+                    if tokio::time::timeout(Duration::from_secs(rng.u64(1..90)), world.hear()).await.is_err()
+                    {
+                        break;
+                    }
+                }
+            }
+        }
+        if step % 60 == 59 {
+            world.server.clear_faults();
+            if away {
+                world.server.resume().await.unwrap();
+                away = false;
+            }
+            // Told last of all.
+            let last = format!("last-{step}");
+            world.up_to(&last).await;
+            world.is_right();
+        }
+    }
+}
