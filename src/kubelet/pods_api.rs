@@ -21,8 +21,8 @@ use tracing::warn;
 use super::ask::Raw;
 use super::client::{Identity, channel, identity, innermost};
 use super::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
-use crate::core_v1::decode_pod;
-use crate::pod::{Pod, PodEvent, Wanted, Whole};
+use crate::core_v1::read_pod;
+use crate::pod::{Pod, PodEvent, Wanted};
 
 pub use error::PodsError;
 pub use follow::PodsFollow;
@@ -145,7 +145,7 @@ impl PodsClient {
         let all = ListPodsResponse::decode(answer).map_err(|error| self.garbled("ListPods", &error))?;
         let mut pods = Vec::with_capacity(all.pods.len());
         for bytes in all.pods {
-            match read(&bytes, wanted) {
+            match read_pod(&bytes, wanted) {
                 Ok(pod) => pods.push(pod),
                 Err(reason) => {
                     warn!("a pod in the answer to ListPods cannot be read and is left out: {reason}")
@@ -165,7 +165,7 @@ impl PodsClient {
         let request = GetPodRequest { pod_uid: uid.to_owned() };
         let answer = self.ask("GetPod", PodsPath::Get, request.encode_to_vec().into()).await?;
         let answer = GetPodResponse::decode(answer).map_err(|error| self.garbled("GetPod", &error))?;
-        read(&answer.pod, wanted).map_err(|reason| self.garbled("GetPod", &reason))
+        read_pod(&answer.pod, wanted).map_err(|reason| self.garbled("GetPod", &reason))
     }
 
     /// All pods, and what becomes of them, for as long as anybody listens; `wanted` is what is kept of them.
@@ -217,27 +217,21 @@ impl PodsClient {
                 outcome => self.explain(socket, call, outcome),
             };
             self.open = None;
-            match error {
-                PodsError::Lost { .. } if was_known => {}
-                error => return Err(error.of_first_call()),
+            if !(was_known && matches!(error, PodsError::Lost { .. })) {
+                return Err(error);
             }
         }
     }
 
     /// Begins a watch at one socket.
     async fn watch_at(&self, socket: usize) -> Result<(Open, Streaming<Bytes>), PodsError> {
-        let known = self.known(socket);
-        let was_known = known.is_some();
-        let open = match known {
+        let open = match self.known(socket) {
             Some(open) => open,
             None => self.connect(socket).await?,
         };
         match timeout(self.deadline, watch(open.channel.clone())).await {
             Ok(Ok(told)) => Ok((open, told)),
-            outcome => {
-                let error = self.explain(socket, "WatchPods", outcome);
-                Err(if was_known { error } else { error.of_first_call() })
-            }
+            outcome => Err(self.explain(socket, "WatchPods", outcome)),
         }
     }
 
@@ -312,14 +306,4 @@ async fn watch(channel: Channel) -> Result<Streaming<Bytes>, Status> {
     let mut client = client(channel).await?;
     let request = Request::new(Bytes::new());
     client.server_streaming(request, PodsPath::Watch.of(), Raw).await.map(tonic::Response::into_inner)
-}
-
-/// What is kept of a pod that came as `bytes`.
-fn read(bytes: &Bytes, wanted: &Wanted) -> Result<Pod, String> {
-    let mut pod = decode_pod(bytes)?.keeping(wanted);
-    if wanted.wants_whole() {
-        // A copy: they are a part of what came with them, which may be much more.
-        pod.whole = Some(Box::new(Whole::Protobuf(Bytes::copy_from_slice(bytes))));
-    }
-    Ok(pod)
 }

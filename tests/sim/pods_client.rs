@@ -228,3 +228,78 @@ async fn whoever_stops_waiting_misses_nothing() {
     assert_eq!(told.iter().map(word).collect::<Vec<_>>(), ["+2", "-1", "+2"]);
     assert!(waits > 3, "{waits}");
 }
+
+/// The kubelet says that a pod is deleted a moment before its object goes.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_about_to_go_is_looked_after_until_it_has_gone() {
+    let places = Places::new();
+    let server = places.server(0);
+    server.set(&pod("a", "1"));
+    let mut follow = places.client().follow(Wanted::default());
+    assert_eq!(next_list(&mut follow).await, ["1"]);
+    let mut going = pod("a", "1");
+    going.metadata.as_mut().unwrap().deletion_timestamp = Some(core::Present {});
+    server.finish(&going);
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Is(pod) if pod.deleted));
+    let quiet = tokio::time::timeout(Duration::from_secs(20), follow.next()).await;
+    assert!(quiet.is_err(), "it is there, and nothing is said twice: {quiet:?}");
+    server.remove_silently(&going);
+    let before = Instant::now();
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Gone(pod) if pod.uid == "1"));
+    assert!(before.elapsed() < Duration::from_secs(7), "{:?}", before.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_not_told_whether_a_pod_is_gone_does_not_make_it_up() {
+    let places = Places::new();
+    let server = places.server(0);
+    for number in 0..30 {
+        server.set(&pod(&format!("pod-{number}"), &number.to_string()));
+    }
+    let mut follow = places.client().follow(Wanted::default());
+    assert_eq!(next_list(&mut follow).await.len(), 30);
+    server.refuse(Some(Status::resource_exhausted("rejected by rate limit")));
+    // Ten have ended and stay, the others are gone.
+    for number in 0..30 {
+        let one = pod(&format!("pod-{number}"), &number.to_string());
+        if number < 10 { server.finish(&one) } else { server.remove(&one) }
+    }
+    let quiet = tokio::time::timeout(Duration::from_secs(30), follow.next()).await;
+    assert!(quiet.is_err(), "nobody knows: {quiet:?}");
+    server.refuse(None);
+    let (mut there, mut gone) = (0, 0);
+    let before = Instant::now();
+    while there + gone < 30 {
+        match follow.next().await.unwrap() {
+            PodEvent::Is(_) => there += 1,
+            PodEvent::Gone(_) => gone += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((there, gone), (10, 20));
+    assert!(before.elapsed() < Duration::from_secs(10), "{:?}", before.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_cuts_us_off_after_each_list_is_asked_ever_more_rarely() {
+    let places = Places::new();
+    let server = places.server(0);
+    server.set(&pod("a", "1"));
+    let mut follow = places.client().follow(Wanted::default());
+    let before = Instant::now();
+    for _ in 0..8 {
+        assert_eq!(next_list(&mut follow).await, ["1"]);
+        server.cut_off();
+        let error = follow.next().await.unwrap_err();
+        assert!(matches!(error, PodsError::TooSlow { .. }), "{error}");
+    }
+    assert!(before.elapsed() > Duration::from_secs(8), "{:?}", before.elapsed());
+    // One that lived for a while begins anew.
+    assert_eq!(next_list(&mut follow).await, ["1"]);
+    assert!(tokio::time::timeout(Duration::from_secs(20), follow.next()).await.is_err());
+    server.cut_off();
+    follow.next().await.unwrap_err();
+    let before = Instant::now();
+    assert_eq!(next_list(&mut follow).await, ["1"]);
+    assert!(before.elapsed() < Duration::from_secs(1), "{:?}", before.elapsed());
+}

@@ -193,10 +193,14 @@ async fn every_failure_is_one_sentence() {
     assert_eq!(node.says(&["get", "a", "-n", "other", "-o", "name"]).await, "other/a\n");
     let sentence = node.refuses(&["get", uid, "-n", "other"]).await;
     assert!(sentence.contains("is in the namespace default"), "{sentence}");
-    let broken = prost::bytes::Bytes::from_static(b"\xff");
+    // The name of its node is no text, which our record does not look at.
     let message = pod("broken", "4", "Running").encode_to_vec();
-    // Its first field of metadata, and rubbish in the specification, which our record does not look at.
-    node.kubelet.set_encoded("4", [&message[..], &[0x12, 0x04, 0x1a, 0x02], &broken[..], b"x"].concat());
+    node.kubelet.set_encoded("4", [&message[..], &[0x12, 0x02, 0x50, 0x01]].concat());
+    let (code, names, stderr) = node.run(&["list", "-o", "name"]).await;
+    assert_eq!((code, names.lines().count()), (Some(1), 3), "the others are printed");
+    let sentence = "numacast: the pod default/broken cannot be read: spec: nodeName: it is of another kind\n";
+    assert_eq!(stderr, sentence);
+    node.kubelet.remove_silently(&pod("broken", "4", ""));
     let nowhere: PathBuf = node.root.path().join("nowhere/a.sock");
     for verb in ["list", "watch"] {
         let sentence = node.refuses(&[verb, "--socket", nowhere.to_str().unwrap()]).await;
@@ -290,8 +294,8 @@ async fn a_watch_waits_for_a_kubelet_that_is_just_starting() {
     node.kubelet.refuse(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
     let sentence = node.refuses(&["list"]).await;
     assert!(sentence.contains("cannot tell its pods yet: Kubelet is initializing"), "{sentence}");
-    let socket = node.root.path().join("var/lib/kubelet/pods-api/pods-api.sock");
-    let mut watch = node.watch(&["-o", "name", "--socket", socket.to_str().unwrap()]);
+    // Of our own socket there is none.
+    let mut watch = node.watch(&["-o", "name"]);
     while node.kubelet.watches() == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -56,7 +56,7 @@ impl Heard {
     /// Each sentence once. Where nothing was ever heard nobody waits for it, unless somebody who will tell is just starting.
     fn failed(&mut self, error: &PodsError) -> anyhow::Result<()> {
         let sentence = error.to_string();
-        if !self.ever && !matches!(error, PodsError::Starting { .. }) {
+        if !self.ever && !error.is_starting() {
             bail!(sentence);
         }
         if self.complaint.as_ref() != Some(&sentence) {
