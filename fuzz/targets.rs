@@ -10,7 +10,7 @@ use std::sync::Arc;
 use numacast::agent::{self, Recording};
 use numacast::cluster::{self, Devices, Frames, News, PodPage};
 use numacast::config::{Config, Layers, ProxyAnnotations, ProxyMapping};
-use numacast::core_v1::read_pod;
+use numacast::core_v1::{decode_pod, pod_json, read_pod};
 use numacast::grpc;
 use numacast::json_path::{JsonPath, Template};
 use numacast::kubelet::proto::{v1, v1alpha1};
@@ -29,7 +29,7 @@ use prost::bytes::Bytes;
 pub(crate) type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub(crate) const TARGETS: [(&str, Target); 11] = [
+pub(crate) const TARGETS: [(&str, Target); 12] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
     ("state", state),
@@ -37,6 +37,7 @@ pub(crate) const TARGETS: [(&str, Target); 11] = [
     ("config", config),
     ("recording", recording),
     ("pods", pods),
+    ("pod_bytes", pod_bytes),
     ("splice", splice),
     ("annotations", annotations),
     ("grpc_frames", grpc_frames),
@@ -190,7 +191,7 @@ pub(crate) fn recording(data: &[u8]) {
 
 /// A pod as the Pods API has it, a pod in JSON, and the kubelet's list of them.
 pub(crate) fn pods(data: &[u8]) {
-    if let Ok(pod) = kubelet::decode_pod(data) {
+    if let Ok(pod) = decode_pod(data) {
         check_pod(&pod);
     }
     if let Ok(pod) = Pod::from_json(data) {
@@ -206,6 +207,31 @@ pub(crate) fn pods(data: &[u8]) {
     let whole = kubelet::split_pods([data]);
     assert_eq!(kubelet::split_pods(data.chunks(3)), whole, "however it comes in");
     whole.iter().flatten().for_each(check_pod);
+}
+
+/// A whole pod in protocol buffers: what its JSON says is what our record of it says.
+pub(crate) fn pod_bytes(data: &[u8]) {
+    let (pod, json) = (decode_pod(data), pod_json(data));
+    assert_eq!(json, pod_json(data), "the same of the same");
+    let json = match json {
+        Ok(json) => json,
+        Err(reason) => return assert!(!reason.is_empty()),
+    };
+    let text = json.to_string();
+    let again: serde_json::Value = serde_json::from_str(&text).expect("what was written can be read");
+    assert_eq!(again, json);
+    let yaml = serde_saphyr::to_string(&json).expect("it can be written");
+    let again: serde_json::Value =
+        serde_saphyr::from_str(&yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"));
+    assert_eq!(again, json, "{yaml}");
+    if let (Ok(mut pod), Ok(same)) = (pod, Pod::from_json(text.as_bytes())) {
+        check_pod(&pod);
+        // In JSON no time is nothing, in the message it is a time of nothing.
+        if !same.deleted {
+            (pod.deleted, pod.life) = (same.deleted, same.life);
+        }
+        assert_eq!(pod, same);
+    }
 }
 
 /// What a client of our sockets sends: a size for the pieces it comes in, then HTTP/2. As much goes out as came in, in

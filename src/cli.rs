@@ -6,6 +6,7 @@ mod controller;
 mod crd;
 #[cfg(feature = "sim")]
 mod demo;
+mod pods;
 mod pods_api;
 mod proxy;
 mod reload;
@@ -40,6 +41,8 @@ enum Command {
     PodsApi(pods_api::Args),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
+    /// Print the pods of this node, and what becomes of them; needs no API server.
+    Pods(pods::Args),
     /// Print the CustomResourceDefinition of NodeResourceTopology.
     Crd(crd::Args),
     /// Print, check and explain the configuration.
@@ -61,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Proxy(args) => proxy::run(args),
         Command::PodsApi(args) => pods_api::run(args),
         Command::Snapshot(args) => snapshot::run(args),
+        Command::Pods(args) => pods::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Config(args) => config::run(args),
         #[cfg(feature = "sim")]
@@ -71,7 +75,7 @@ pub fn main() -> ExitCode {
         // A reader that went away (`numacast crd | head`) is no failure of ours.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "numacast: {error:#}");
+            complain(format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -88,6 +92,12 @@ fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
         .build()
         .context("cannot start the asynchronous runtime")?;
     runtime.block_on(future)
+}
+
+/// Says what is wrong.
+fn complain(sentence: impl std::fmt::Display) {
+    // A reader that went away is no failure of ours.
+    let _ = writeln!(std::io::stderr(), "numacast: {sentence}");
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

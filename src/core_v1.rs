@@ -1,6 +1,8 @@
 //! A pod from the bytes in which the Pods API and the API server have it: a `core/v1` Pod in protocol buffers, without an
 //! envelope.
 
+mod json;
+
 use std::collections::BTreeMap;
 
 use prost::Message;
@@ -16,6 +18,8 @@ pub mod proto {
     tonic::include_proto!("core/v1");
 }
 use proto as core;
+
+pub use json::pod_json;
 
 /// Reads a pod from the bytes of a `core/v1` Pod.
 ///

@@ -1,32 +1,5 @@
 //! The client of the Pods API (kubelet.md 4): every pod that the kubelet knows, and what becomes of it. Kubelets serve it
 //! from 1.36 on, numacast for all others; the two are asked in the same way.
-//!
-//! ```no_run
-//! use std::path::Path;
-//! use std::time::Duration;
-//!
-//! use numacast::kubelet::PodsClient;
-//! use numacast::pod::{PodEvent, Wanted};
-//!
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! // Ours, then the kubelet's: the first that answers.
-//! let mut client = PodsClient::new(PodsClient::sockets(Path::new("/")), Duration::from_secs(10));
-//! for pod in client.list(&Wanted::default()).await? {
-//!     println!("{}/{} is {:?}", pod.namespace, pod.name, pod.phase);
-//! }
-//! let mut follow = client.follow(Wanted::default());
-//! loop {
-//!     match follow.next().await {
-//!         Ok(PodEvent::Is(pod)) => println!("{}/{} came or changed", pod.namespace, pod.name),
-//!         Ok(PodEvent::Gone(pod)) => println!("{}/{} is gone", pod.namespace, pod.name),
-//!         // All are listed at the start, and again now and then: who is not among them is gone.
-//!         Ok(_) => {}
-//!         // It goes on, after a while.
-//!         Err(error) => eprintln!("{error}"),
-//!     }
-//! }
-//! # }
-//! ```
 
 mod error;
 mod follow;
@@ -48,8 +21,8 @@ use tracing::warn;
 use super::ask::Raw;
 use super::client::{Identity, channel, identity, innermost};
 use super::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
-use crate::core_v1::decode_pod;
-use crate::pod::{Pod, PodEvent, Wanted, Whole};
+use crate::core_v1::read_pod;
+use crate::pod::{Pod, PodEvent, Wanted};
 
 pub use error::PodsError;
 pub use follow::PodsFollow;
@@ -61,6 +34,39 @@ const MESSAGE_LIMIT: usize = 32 << 20;
 const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kubelet/pods-api/pods-api.sock"];
 
 /// A client of the Pods API on one of several sockets: the first one on which somebody serves it.
+///
+/// ```no_run
+/// use std::path::Path;
+/// use std::time::Duration;
+///
+/// use numacast::core_v1::pod_json;
+/// use numacast::kubelet::PodsClient;
+/// use numacast::pod::{PodEvent, Wanted, Whole};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// // Ours, then the kubelet's: the first that answers.
+/// let mut client = PodsClient::new(PodsClient::sockets(Path::new("/")), Duration::from_secs(10));
+/// for pod in client.list(&Wanted::default()).await? {
+///     println!("{}/{} is {:?}", pod.namespace, pod.name, pod.phase);
+/// }
+/// // One of them with everything that it has: its message as it came, or that as JSON.
+/// let pod = client.get("0b5f3b0e-91d6-4f5c-8c3f-7d2f3a1f0e11", &Wanted::default().whole()).await?;
+/// if let Some(Whole::Protobuf(message)) = pod.whole.as_deref() {
+///     println!("{}", pod_json(message)?["status"]["podIP"]);
+/// }
+/// let mut follow = client.follow(Wanted::default());
+/// loop {
+///     match follow.next().await {
+///         Ok(PodEvent::Is(pod)) => println!("{}/{} came or changed", pod.namespace, pod.name),
+///         Ok(PodEvent::Gone(pod)) => println!("{}/{} is gone", pod.namespace, pod.name),
+///         // All are listed at the start, and again now and then: who is not among them is gone.
+///         Ok(_) => {}
+///         // It goes on, after a while.
+///         Err(error) => eprintln!("{error}"),
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct PodsClient {
     sockets: Vec<PathBuf>,
@@ -139,7 +145,7 @@ impl PodsClient {
         let all = ListPodsResponse::decode(answer).map_err(|error| self.garbled("ListPods", &error))?;
         let mut pods = Vec::with_capacity(all.pods.len());
         for bytes in all.pods {
-            match read(&bytes, wanted) {
+            match read_pod(&bytes, wanted) {
                 Ok(pod) => pods.push(pod),
                 Err(reason) => {
                     warn!("a pod in the answer to ListPods cannot be read and is left out: {reason}")
@@ -159,7 +165,7 @@ impl PodsClient {
         let request = GetPodRequest { pod_uid: uid.to_owned() };
         let answer = self.ask("GetPod", PodsPath::Get, request.encode_to_vec().into()).await?;
         let answer = GetPodResponse::decode(answer).map_err(|error| self.garbled("GetPod", &error))?;
-        read(&answer.pod, wanted).map_err(|reason| self.garbled("GetPod", &reason))
+        read_pod(&answer.pod, wanted).map_err(|reason| self.garbled("GetPod", &reason))
     }
 
     /// All pods, and what becomes of them, for as long as anybody listens; `wanted` is what is kept of them.
@@ -214,6 +220,18 @@ impl PodsClient {
             if !(was_known && matches!(error, PodsError::Lost { .. })) {
                 return Err(error);
             }
+        }
+    }
+
+    /// Begins a watch at one socket.
+    async fn watch_at(&self, socket: usize) -> Result<(Open, Streaming<Bytes>), PodsError> {
+        let open = match self.known(socket) {
+            Some(open) => open,
+            None => self.connect(socket).await?,
+        };
+        match timeout(self.deadline, watch(open.channel.clone())).await {
+            Ok(Ok(told)) => Ok((open, told)),
+            outcome => Err(self.explain(socket, "WatchPods", outcome)),
         }
     }
 
@@ -288,14 +306,4 @@ async fn watch(channel: Channel) -> Result<Streaming<Bytes>, Status> {
     let mut client = client(channel).await?;
     let request = Request::new(Bytes::new());
     client.server_streaming(request, PodsPath::Watch.of(), Raw).await.map(tonic::Response::into_inner)
-}
-
-/// What is kept of a pod that came as `bytes`.
-fn read(bytes: &Bytes, wanted: &Wanted) -> Result<Pod, String> {
-    let mut pod = decode_pod(bytes)?.keeping(wanted);
-    if wanted.wants_whole() {
-        // A copy: they are a part of what came with them, which may be much more.
-        pod.whole = Some(Box::new(Whole::Protobuf(Bytes::copy_from_slice(bytes))));
-    }
-    Ok(pod)
 }

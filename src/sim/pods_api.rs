@@ -110,6 +110,14 @@ impl SimPodsApi {
         lock(&self.shared).pods.insert(uid(pod), pod.encode_to_vec().into());
     }
 
+    /// As [`SimPodsApi::set`], of a pod that was encoded by somebody else.
+    pub fn set_encoded(&self, uid: &str, pod: Vec<u8>) {
+        let pod = Bytes::from(pod);
+        let mut state = lock(&self.shared);
+        state.pods.insert(uid.to_owned(), pod.clone());
+        state.tell(&Ok(event(EventType::Modified, pod)));
+    }
+
     /// A pod is gone, and everybody is told.
     pub fn remove(&self, pod: &core::Pod) {
         self.remove_silently(pod);

@@ -275,3 +275,51 @@ fn a_policy_without_its_scope_and_a_fingerprint_without_its_place() {
     ]);
     assert!(told.contains("v1alpha1 has a place for the fingerprint of all pods only"), "{told}");
 }
+
+/// `numacast pods` at a place where nobody serves the Pods API.
+#[test]
+fn nobody_serves_the_pods_api() {
+    let host = FakeHost::two_nodes();
+    let [ours, theirs] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kubelet/pods-api/pods-api.sock"]
+        .map(|path| host.path(path));
+    let advice = "kubelets have one from 1.36 on (there with the feature gate PodsAPI), numacast makes one with \
+                  `podsApi.enabled`; is the path right?";
+    assert_eq!(
+        host.numacast(&["pods", "list"]).refusal(),
+        format!(
+            "numacast: nobody serves the Pods API here: there is no Pods API socket at {}; there is no Pods API socket \
+             at {}: {advice}",
+            ours.display(),
+            theirs.display()
+        )
+    );
+    std::fs::create_dir_all(theirs.parent().unwrap()).unwrap();
+    let socket = theirs.to_str().unwrap();
+    let refused = |words: &[&str]| {
+        let outcome = host.numacast(&[&["pods", "list", "--socket", socket], words].concat());
+        outcome.refusal().strip_prefix("numacast: ").unwrap().to_owned()
+    };
+    drop(UnixListener::bind(&theirs).unwrap());
+    let nobody = format!(
+        "nobody listens on {socket}: its server is not running, is just starting, or no longer serves the Pods API"
+    );
+    assert_eq!(refused(&[]), nobody);
+    for (words, reason) in [
+        (Some(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]), "but no gRPC server answers on it"),
+        (None, "within 300ms"),
+    ] {
+        std::fs::remove_file(&theirs).unwrap();
+        serve(&theirs, words);
+        let sentence = refused(&["--set", "kubelet.timeout=300ms"]);
+        assert!(sentence.contains(socket) && sentence.contains(reason), "{sentence}");
+    }
+}
+
+#[test]
+fn pods_with_flags_that_there_are_not() {
+    for words in [&["pods"][..], &["pods", "get"], &["pods", "list", "-o", "xml"], &["pods", "list", "a"]] {
+        assert_eq!(numacast(words).code, Some(2), "{words:?}");
+    }
+    let refusal = numacast(&["pods", "list", "--set", "kubelet.timout=1s"]);
+    assert!(refusal.refusal().contains("kubelet.timeout"), "{refusal:?}");
+}

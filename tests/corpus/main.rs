@@ -68,6 +68,11 @@ fn pods() {
 }
 
 #[test]
+fn pod_bytes() {
+    replay("pod_bytes");
+}
+
+#[test]
 fn splice() {
     replay("splice");
 }
@@ -107,4 +112,36 @@ fn both_forms_of_a_pod_are_one_record() {
         compared += 1;
     }
     assert!(compared >= 9, "{compared}");
+}
+
+/// Whole pods in both forms, both written by Kubernetes' own types.
+#[test]
+fn a_whole_pod_is_written_as_kubernetes_own_types_write_it() {
+    use numacast::core_v1::pod_json;
+
+    let mut compared = 0;
+    for corpus in ["pods", "pod_bytes"] {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(corpus);
+        for entry in dir.read_dir().unwrap() {
+            let path = entry.unwrap().path();
+            let other = path.with_extension("json");
+            if path.extension().is_none_or(|extension| extension != "pb") || !other.exists() {
+                continue;
+            }
+            // One is deeper than anybody reads.
+            let right = serde_json::from_slice(&std::fs::read(&other).unwrap());
+            let Ok(mut right): Result<serde_json::Value, _> = right else { continue };
+            // What the message's envelope says.
+            let object = right.as_object_mut().unwrap();
+            object.retain(|key, _| key != "apiVersion" && key != "kind");
+            // In a message an empty list is none.
+            let containers = &mut right["spec"]["containers"];
+            if containers.as_array().is_some_and(Vec::is_empty) {
+                *containers = serde_json::Value::Null;
+            }
+            assert_eq!(pod_json(&std::fs::read(&path).unwrap()).unwrap(), right, "{}", path.display());
+            compared += 1;
+        }
+    }
+    assert!(compared >= 20, "{compared}");
 }

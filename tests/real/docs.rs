@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::PostParams;
+use numacast::sim::pods_api::SimPodsApi;
 use serde_json::json;
 
 use crate::sim_node::SimNode;
@@ -59,7 +60,7 @@ fn check_make(target: &str) -> Result<()> {
 fn install(dir: &Path, host: &Path, parts: &Parts) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let script = format!(
-        "#!/bin/sh\ncase $1 in\nagent|snapshot) exec {binary} \"$@\" --host-root {host} ;;\n*) exec {binary} \"$@\" ;;\nesac\n",
+        "#!/bin/sh\ncase $1 in\nagent|pods|snapshot) exec {binary} \"$@\" --host-root {host} ;;\n*) exec {binary} \"$@\" ;;\nesac\n",
         binary = env!("CARGO_BIN_EXE_numacast"),
         host = host.display(),
     );
@@ -79,6 +80,9 @@ async fn every_command_in_the_documents_runs() -> Result<()> {
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
     Api::<Node>::all(cluster.client()).create(&PostParams::default(), &node).await?;
     let host = SimNode::start();
+    let pods = host.root().join("var/lib/kubelet/pods-api/pods-api.sock");
+    std::fs::create_dir_all(pods.parent().context("no directory")?)?;
+    let _pods = SimPodsApi::start(pods)?;
     let dir = tempfile::tempdir()?;
     let bin = dir.path().join("bin");
     std::fs::create_dir(&bin)?;

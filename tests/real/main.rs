@@ -12,6 +12,8 @@ mod harness;
 mod kubectl;
 mod migration;
 mod order;
+mod pod_json;
+mod pods_served;
 mod protobuf;
 mod proxy;
 mod publisher;

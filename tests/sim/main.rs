@@ -14,6 +14,8 @@ mod health;
 mod metrics;
 mod model;
 mod pods_api;
+mod pods_client;
+mod pods_command;
 mod pods_served;
 mod pods_watched;
 mod publisher;

@@ -92,6 +92,7 @@ impl PodsError {
                 Self::TooLarge { path, call, message }
             }
             Code::ResourceExhausted if call == "WatchPods" => Self::TooSlow { path, message },
+            _ if breaks_http2(status) => Self::NotGrpc { path, reason: innermost(status) },
             _ if status.source().is_some() => Self::Lost { path, call, reason: innermost(status) },
             code => Self::Status { path, call, code: format!("{code:?}"), message },
         }
@@ -122,6 +123,16 @@ impl PodsError {
             // A kubelet that has just started has made its directory and not yet its socket.
             Self::NoSocket { path } => path.parent().is_none_or(|directory| !directory.is_dir()),
             Self::Nobody(reasons) => reasons.iter().all(Self::is_unserved),
+            _ => false,
+        }
+    }
+
+    /// Is there somebody who will tell, and does not know his pods yet?
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        match self {
+            Self::Starting { .. } => true,
+            Self::Nobody(reasons) => reasons.iter().any(Self::is_starting),
             _ => false,
         }
     }
@@ -201,6 +212,18 @@ impl PodsError {
             }
         }
     }
+}
+
+/// Did the other side write what is no HTTP/2? One that has gone away breaks the connection otherwise.
+fn breaks_http2(status: &Status) -> bool {
+    let mut source = status.source();
+    while let Some(error) = source {
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            return error.is_library() && !error.is_io();
+        }
+        source = error.source();
+    }
+    false
 }
 
 impl fmt::Display for PodsError {

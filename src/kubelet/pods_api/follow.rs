@@ -5,15 +5,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use futures::stream::{Stream, unfold};
 use prost::Message;
 use prost::bytes::Bytes;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
-use tonic::Streaming;
+use tonic::{Code, Streaming};
 use tracing::{debug, warn};
 
-use super::{Open, PodsClient, PodsError, PodsPath, read, unary, watch};
+use super::{Open, Outcome, PodsClient, PodsError, PodsPath, unary};
 use crate::backoff::{back_off, jittered};
+use crate::core_v1::read_pod;
 use crate::kubelet::belief::{Belief, SOON, Teller};
 use crate::kubelet::client::{Identity, age};
 use crate::kubelet::proto::pods::{EventType, GetPodRequest, GetPodResponse, WatchPodsEvent};
@@ -32,6 +35,16 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// A kubelet that is as old knows its pods, as far as anybody can tell who knew none of them before.
 const GROWN_UP: Duration = Duration::from_secs(60);
 
+/// How soon to look again after a pod that was said to be deleted, at first and at last: kubelets say so a moment before its
+/// object goes.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+/// How far apart such looks are: all clients of a kubelet share a limit of 100 in a second, 10 at once.
+const LOOKS: Duration = Duration::from_millis(20);
+
+/// A watch that has lived for so long after its list is no failure when it ends.
+const STEADY: Duration = Duration::from_secs(5);
+
 /// How soon to try again after a failure.
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest wait between two failures.
@@ -40,7 +53,6 @@ const RETRY_LIMIT: Duration = Duration::from_secs(5);
 const UNSERVED: Duration = Duration::from_secs(30);
 
 /// What [`PodsClient::follow`] tells.
-#[derive(Debug)]
 pub struct PodsFollow {
     client: PodsClient,
     wanted: Wanted,
@@ -48,14 +60,37 @@ pub struct PodsFollow {
     belief: Belief,
     /// What is still to be told.
     events: VecDeque<PodEvent>,
-    /// Pods that were said to be deleted, to be looked after.
-    deleted: VecDeque<Pod>,
+    /// Pods that were said to be deleted, until it is known what became of them.
+    deleted: BTreeMap<Key, Deleted>,
+    /// One of them, and the answer to come.
+    looking: Option<(Key, BoxFuture<'static, Look>)>,
+    /// When the next may be looked after.
+    next_look: Instant,
     /// The kubelet that told a list which was believed.
     known: Option<Identity>,
     /// The sockets at which somebody has said that a list is complete.
     marks: Vec<bool>,
     failures: u32,
     not_before: Instant,
+}
+
+/// A pod that was said to be deleted.
+struct Deleted {
+    pod: Pod,
+    /// What was found of it last.
+    left: Option<Pod>,
+    looks: u32,
+    due: Instant,
+}
+
+/// What a look after a pod has shown.
+enum Look {
+    /// It is there.
+    There(Box<Pod>),
+    /// It is not.
+    Gone,
+    /// Nobody knows.
+    Unknown,
 }
 
 /// One watch on one connection.
@@ -67,6 +102,8 @@ struct Watch {
     listing: Option<BTreeMap<Key, Pod>>,
     /// When to begin another.
     ends: Instant,
+    /// When its list was complete.
+    complete: Option<Instant>,
     /// A pod that cannot be read is told of once.
     complained: bool,
 }
@@ -87,7 +124,9 @@ impl PodsFollow {
             watch: None,
             belief: Belief::default(),
             events: VecDeque::new(),
-            deleted: VecDeque::new(),
+            deleted: BTreeMap::new(),
+            looking: None,
+            next_look: Instant::now(),
             known: None,
             marks,
             failures: 0,
@@ -96,7 +135,8 @@ impl PodsFollow {
     }
 
     /// What is told next: all pods at first ([`PodEvent::Listing`], each [`PodEvent::Listed`], [`PodEvent::Complete`]), then
-    /// what becomes of them; all again now and then. May be dropped while it waits.
+    /// what becomes of them; all again now and then. May be dropped while it waits for news; while it connects, that is begun
+    /// anew the next time, so whoever stops waiting often takes [`PodsFollow::stream`].
     ///
     /// # Errors
     /// Why nothing is told at the moment; it goes on after a while, with everything listed anew.
@@ -140,14 +180,18 @@ impl PodsFollow {
             self.watch = Some(self.begin(None).await?);
             return Ok(());
         };
-        if !self.deleted.is_empty() {
-            self.look_after().await;
-            return Ok(());
-        }
         let listing = watch.listing.is_some();
         let marks = self.marks[watch.open.socket];
         let after = if marks { self.client.deadline } else { SILENCE };
         let limit = if listing { Instant::now() + after } else { watch.ends };
+        // A list that comes in tells of them all.
+        let look = self.next_look().filter(|due| !listing && *due < limit);
+        if self.looking.is_some() || look.is_some_and(|due| due <= Instant::now()) {
+            self.look_after().await;
+            return Ok(());
+        }
+        let Some(watch) = &mut self.watch else { return Ok(()) };
+        let limit = look.unwrap_or(limit);
         let heard = timeout_at(limit, watch.told.message()).await;
         let path = || self.client.sockets[watch.open.socket].clone();
         match heard {
@@ -162,9 +206,11 @@ impl PodsFollow {
             Ok(Err(status)) => return Err(PodsError::of_status(&path(), "WatchPods", &status)),
             Err(_) if listing && marks => return Err(PodsError::Stuck { path: path(), after }),
             Err(_) if listing => self.complete(),
+            Err(_) if look.is_some() => {}
             Err(_) => {
-                let open = self.watch.take().map(|watch| watch.open);
-                self.watch = Some(self.begin(open).await?);
+                // The old one stays until then: an earlier socket may keep us waiting.
+                let open = watch.open.clone();
+                self.watch = Some(self.begin(Some(open)).await?);
             }
         }
         Ok(())
@@ -174,7 +220,7 @@ impl PodsFollow {
     fn complete(&mut self) {
         let Some(watch) = &mut self.watch else { return };
         let Some(listed) = watch.listing.take() else { return };
-        self.failures = 0;
+        watch.complete = Some(Instant::now());
         let mut pods: Vec<Pod> = listed.into_values().collect();
         // Of two that have one name the one that stays comes last: who knows pods by name keeps that.
         pods.sort_by_key(|pod| !goes(pod));
@@ -200,7 +246,7 @@ impl PodsFollow {
             self.marks[watch.open.socket] = true;
             return self.complete();
         }
-        let pod = match read(&event.pod, &self.wanted) {
+        let pod = match read_pod(&event.pod, &self.wanted) {
             Ok(pod) => pod,
             Err(reason) => return watch.complain(&self.client.sockets[watch.open.socket], &reason),
         };
@@ -209,31 +255,58 @@ impl PodsFollow {
             (EventType::Added | EventType::Modified, Some(listing)) => {
                 listing.insert(key(&pod), pod);
             }
-            (EventType::Added | EventType::Modified, None) => self.is_there(pod),
-            (EventType::Deleted, Some(listing)) => {
-                listing.remove(&key(&pod));
+            (EventType::Added | EventType::Modified, None) => {
+                self.deleted.remove(&key(&pod));
+                self.is_there(pod);
             }
-            (EventType::Deleted, None) => self.deleted.push_back(pod),
+            (EventType::Deleted, listing) => {
+                if let Some(listing) = listing {
+                    listing.remove(&key(&pod));
+                }
+                let due = Instant::now();
+                self.deleted.insert(key(&pod), Deleted { pod, left: None, looks: 0, due });
+            }
             (EventType::Unspecified | EventType::InitialSyncComplete, _) => {
                 debug!("the server tells of a pod in a way that we do not know");
             }
         }
     }
 
+    /// When to look after a pod that was said to be deleted.
+    fn next_look(&self) -> Option<Instant> {
+        self.deleted.values().map(|deleted| deleted.due).min().map(|due| due.max(self.next_look))
+    }
+
     /// Looks what has become of a pod that was said to be deleted: kubelets say so when no container of it will ever run
     /// again, though its object may live on, Succeeded or Failed (seen with 1.36).
     async fn look_after(&mut self) {
-        let (Some(watch), Some(pod)) = (&self.watch, self.deleted.front()) else { return };
-        let request = GetPodRequest { pod_uid: pod.uid.clone() }.encode_to_vec();
-        let asked = unary(watch.open.channel.clone(), PodsPath::Get, request.into());
-        let answer = timeout(self.client.deadline, asked).await.ok().and_then(Result::ok);
-        let answer = answer.and_then(|answer| GetPodResponse::decode(answer).ok());
-        let left = answer.and_then(|answer| read(&answer.pod, &self.wanted).ok());
-        // Not before the answer: somebody may stop waiting for it.
-        let Some(pod) = self.deleted.pop_front() else { return };
-        match left {
-            Some(left) => self.is_there(left),
-            None => self.is_gone(pod),
+        if self.looking.is_none() {
+            let first = self.deleted.iter().min_by_key(|(_, deleted)| deleted.due);
+            let (Some(watch), Some((key, deleted))) = (&self.watch, first) else { return };
+            let request = GetPodRequest { pod_uid: deleted.pod.uid.clone() }.encode_to_vec();
+            let asked = unary(watch.open.channel.clone(), PodsPath::Get, request.into());
+            let (deadline, wanted) = (self.client.deadline, self.wanted.clone());
+            let look = async move { Look::of(timeout(deadline, asked).await, &wanted) };
+            self.looking = Some((key.clone(), look.boxed()));
+        }
+        // Kept until it is there: somebody may stop waiting for it.
+        let Some((_, look)) = &mut self.looking else { return };
+        let look = look.await;
+        let Some((key, _)) = self.looking.take() else { return };
+        self.next_look = Instant::now() + LOOKS;
+        let Some(mut deleted) = self.deleted.remove(&key) else { return };
+        deleted.due = Instant::now() + back_off(&mut deleted.looks, LOOK_AGAIN, LOOK_LIMIT);
+        match look {
+            Look::Gone => self.is_gone(deleted.pod),
+            // Nobody takes it away: it has ended, and stays.
+            Look::There(left) if !left.deleted => self.is_there(*left),
+            Look::There(left) => {
+                if deleted.left.as_ref() != Some(&*left) {
+                    self.is_there(Pod::clone(&left));
+                }
+                self.deleted.insert(key, Deleted { left: Some(*left), ..deleted });
+            }
+            Look::Unknown => drop(self.deleted.insert(key, deleted)),
         }
     }
 
@@ -258,10 +331,12 @@ impl PodsFollow {
         self.client.open = open;
         let mut reasons = Vec::new();
         for socket in 0..self.client.sockets.len() {
-            match self.begin_at(socket).await {
-                Ok(watch) => {
+            match self.client.watch_at(socket).await {
+                Ok((open, told)) => {
                     self.client.passed_over = reasons;
-                    return Ok(watch);
+                    let ends = Instant::now() + jittered(ANEW);
+                    let listing = Some(BTreeMap::new());
+                    return Ok(Watch { open, told, listing, ends, complete: None, complained: false });
                 }
                 Err(error) => reasons.push(error),
             }
@@ -269,28 +344,13 @@ impl PodsFollow {
         Err(PodsError::all(reasons))
     }
 
-    async fn begin_at(&self, socket: usize) -> Result<Watch, PodsError> {
-        let open = match self.client.known(socket) {
-            Some(open) => open,
-            None => self.client.connect(socket).await?,
-        };
-        match timeout(self.client.deadline, watch(open.channel.clone())).await {
-            Ok(Ok(told)) => Ok(Watch {
-                open,
-                told,
-                listing: Some(BTreeMap::new()),
-                ends: Instant::now() + jittered(ANEW),
-                complained: false,
-            }),
-            outcome => Err(self.client.explain(socket, "WatchPods", outcome)),
-        }
-    }
-
     /// Ends the watch and says when to try again.
     fn fail(&mut self, error: &PodsError) {
-        self.watch = None;
-        while let Some(pod) = self.deleted.pop_front() {
-            self.is_gone(pod);
+        // What became of pods that were said to be deleted the next list tells.
+        (self.looking, self.deleted) = (None, BTreeMap::new());
+        let complete = self.watch.take().and_then(|watch| watch.complete);
+        if complete.is_some_and(|complete| complete.elapsed() >= STEADY) {
+            self.failures = 0;
         }
         let wait = match error.is_unserved() {
             true => jittered(UNSERVED),
@@ -303,6 +363,20 @@ impl PodsFollow {
 /// Is it on its way out?
 fn goes(pod: &Pod) -> bool {
     pod.deleted || pod.life == Life::Ended
+}
+
+impl Look {
+    fn of(outcome: Outcome<Bytes>, wanted: &Wanted) -> Self {
+        match outcome {
+            Ok(Ok(answer)) => {
+                let answer = GetPodResponse::decode(answer).map_err(|error| error.to_string());
+                let pod = answer.and_then(|answer| read_pod(&answer.pod, wanted));
+                pod.map_or(Self::Unknown, |pod| Self::There(Box::new(pod)))
+            }
+            Ok(Err(status)) if status.code() == Code::NotFound => Self::Gone,
+            Ok(Err(_)) | Err(_) => Self::Unknown,
+        }
+    }
 }
 
 impl Watch {

@@ -1,0 +1,213 @@
+//! `numacast pods`
+
+mod print;
+mod row;
+mod watch;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{anyhow, bail};
+use clap::{Subcommand, ValueEnum};
+use serde_json::Value;
+
+use super::settings::SettingsArgs;
+use crate::core_v1::pod_json;
+use crate::kubelet::{PodsClient, PodsError};
+use crate::pod::{Pod, Wanted, Whole};
+
+/// Asks the Pods API of this node: numacast's own where it is served, else the kubelet's. The API server is not needed.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Print all pods of this node.
+    List {
+        #[command(flatten)]
+        output: OutputArgs,
+        #[command(flatten)]
+        sockets: SocketArgs,
+    },
+    /// Print one pod.
+    Get {
+        /// Its UID, namespace/name, or name
+        pod: String,
+        #[command(flatten)]
+        output: OutputArgs,
+        #[command(flatten)]
+        sockets: SocketArgs,
+    },
+    /// Print all pods of this node and then whatever becomes of them, until it is interrupted.
+    Watch {
+        #[command(flatten)]
+        output: OutputArgs,
+        #[command(flatten)]
+        sockets: SocketArgs,
+    },
+}
+
+#[derive(Debug, Clone, clap::Args)]
+struct OutputArgs {
+    /// Only pods of this namespace
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// How pods are printed; name is namespace/name
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    /// Tables without their first line
+    #[arg(long)]
+    no_headers: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Table,
+    /// A table with addresses, the class of service and conditions
+    Wide,
+    Json,
+    Yaml,
+    Name,
+}
+
+/// Where to ask.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Configuration")]
+struct SocketArgs {
+    /// A socket of the Pods API; several are tried in their order [default: podsApi.dir's, then kubelet.podsSocket]
+    #[arg(long, value_name = "SOCKET")]
+    socket: Vec<PathBuf>,
+    /// A configuration file (YAML); flags win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where the host's root is mounted [key: host.root]
+    #[arg(long, value_name = "DIR")]
+    host_root: Option<String>,
+    /// The kubelet's root directory [key: kubelet.dir]
+    #[arg(long, value_name = "DIR")]
+    kubelet_dir: Option<String>,
+    /// Any key of the configuration, e.g. --set kubelet.timeout=3s
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl SocketArgs {
+    fn client(self) -> anyhow::Result<PodsClient> {
+        let Self { socket, config, host_root, kubelet_dir, set } = self;
+        let settings = SettingsArgs { config, host_root, kubelet_dir, set, ..SettingsArgs::default() };
+        let config = settings.effective()?.config.resolved();
+        let sockets = match socket.is_empty() {
+            true => Vec::from_iter([config.pods_api.socket()].into_iter().chain(config.kubelet.pods_socket)),
+            false => socket,
+        };
+        Ok(PodsClient::new(sockets, config.kubelet.timeout.get()))
+    }
+}
+
+pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.verb {
+        Verb::List { output, sockets } => super::block_on(list(sockets.client()?, output)),
+        Verb::Get { pod, output, sockets } => super::block_on(get(sockets.client()?, &pod, output)),
+        Verb::Watch { output, sockets } => super::block_on(watch::watch(sockets.client()?, output)),
+    }
+}
+
+async fn list(mut client: PodsClient, output: OutputArgs) -> anyhow::Result<ExitCode> {
+    let mut pods = client.list(&wanted()).await?;
+    pods.retain(|pod| output.is_wanted(pod));
+    pods.sort_by_key(Pod::full_name);
+    if pods.is_empty() && matches!(output.output, Output::Table | Output::Wide) {
+        // Not what was asked for, so not on standard output.
+        super::complain(match &output.namespace {
+            Some(namespace) => format!("no pod of this node is in the namespace {namespace}"),
+            None => "this node has no pods".to_owned(),
+        });
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut code = ExitCode::SUCCESS;
+    let mut objects = Vec::with_capacity(pods.len());
+    for pod in &pods {
+        match object(pod) {
+            Ok(object) => objects.push(object),
+            // It must not cost us the others.
+            Err(error) => {
+                super::complain(format!("{error:#}"));
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    super::print(&print::all(objects, &output)?)?;
+    Ok(code)
+}
+
+async fn get(mut client: PodsClient, wanted_pod: &str, output: OutputArgs) -> anyhow::Result<ExitCode> {
+    let pod = find(&mut client, wanted_pod, &output).await?;
+    super::print(&print::one(object(&pod)?, &output)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Finds a pod by its UID, if that could be one, or by its name.
+async fn find(client: &mut PodsClient, what: &str, output: &OutputArgs) -> anyhow::Result<Pod> {
+    if may_be_uid(what) {
+        match client.get(what, &wanted()).await {
+            Err(PodsError::NoSuchPod { .. }) => {}
+            Ok(pod) if !output.is_wanted(&pod) => {
+                bail!("the pod with the UID {what} is in the namespace {}: it is {}", pod.namespace, pod.name)
+            }
+            answer => return Ok(answer?),
+        }
+    }
+    let (namespace, name) = match what.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, what),
+    };
+    let has_name =
+        |pod: &Pod| pod.name == name && namespace.is_none_or(|namespace| pod.namespace == namespace);
+    let is_it = |pod: &Pod| pod.uid == what || has_name(pod);
+    let mut found = client.list(&wanted()).await?;
+    found.retain(|pod| is_it(pod) && output.is_wanted(pod));
+    match found.len() {
+        0 => Err(anyhow!("this node has no pod {what}; `numacast pods list` prints those that it has")),
+        1 => Ok(found.swap_remove(0)),
+        _ => {
+            let all: Vec<String> =
+                found.iter().map(|pod| format!("{}/{} ({})", pod.namespace, pod.name, pod.uid)).collect();
+            Err(anyhow!("several pods are called {what}: name the UID of one of {}", all.join(", ")))
+        }
+    }
+}
+
+/// UIDs are UUIDs; that of a static pod is a hash of its manifest. A name may look so as well.
+fn may_be_uid(text: &str) -> bool {
+    !text.contains('/')
+        && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+        && text.len() >= 32
+}
+
+impl OutputArgs {
+    fn is_wanted(&self, pod: &Pod) -> bool {
+        self.namespace.as_ref().is_none_or(|namespace| pod.namespace == *namespace)
+    }
+}
+
+fn wanted() -> Wanted {
+    Wanted::default().whole()
+}
+
+/// The pod as the API server would show it.
+fn object(pod: &Pod) -> anyhow::Result<Value> {
+    let json = match pod.whole.as_deref() {
+        Some(Whole::Protobuf(bytes)) => pod_json(bytes),
+        Some(Whole::Json(bytes)) => serde_json::from_slice(bytes).map_err(|error| error.to_string()),
+        None => Err("it came without its fields".to_owned()),
+    };
+    let name = || format!("the pod {}/{} cannot be read", pod.namespace, pod.name);
+    let mut json = json.map_err(|reason| anyhow!("{}: {reason}", name()))?;
+    json["apiVersion"] = "v1".into();
+    json["kind"] = "Pod".into();
+    Ok(json)
+}

@@ -1,0 +1,153 @@
+//! Pods as text.
+
+use anyhow::Context;
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::row::{Row, age};
+use super::{Output, OutputArgs};
+
+/// Between two columns.
+const GAP: usize = 3;
+
+/// The columns of a table.
+const COLUMNS: [&str; 8] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "STATIC", "UID"];
+/// Those of a wide one beside them.
+const MORE: [&str; 3] = ["IP", "QOS", "CONDITIONS"];
+
+/// All that were asked for.
+pub(super) fn all(pods: Vec<Value>, output: &OutputArgs) -> anyhow::Result<String> {
+    match output.output {
+        Output::Json | Output::Yaml => {
+            let list = json!({
+                "apiVersion": "v1",
+                "kind": "List",
+                "metadata": {"resourceVersion": ""},
+                "items": pods,
+            });
+            object(&list, output.output)
+        }
+        Output::Name => Ok(pods.iter().map(name).collect()),
+        Output::Table | Output::Wide => {
+            let rows: Vec<Row> = pods.iter().map(Row::of).collect();
+            let mut table = Table::new(output, &[]);
+            Ok(table.print(rows.iter().map(|row| (None, row)), now()))
+        }
+    }
+}
+
+/// The one that was asked for.
+pub(super) fn one(pod: Value, output: &OutputArgs) -> anyhow::Result<String> {
+    match output.output {
+        Output::Json | Output::Yaml => object(&pod, output.output),
+        _ => all(vec![pod], output),
+    }
+}
+
+fn object(object: &Value, output: Output) -> anyhow::Result<String> {
+    match output {
+        Output::Yaml => yaml(object),
+        _ => {
+            // As wide as kubectl's.
+            let mut text = Vec::new();
+            let format = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+            let mut writer = serde_json::Serializer::with_formatter(&mut text, format);
+            object.serialize(&mut writer).context("cannot write JSON")?;
+            Ok(String::from_utf8(text).context("cannot write JSON")? + "\n")
+        }
+    }
+}
+
+pub(super) fn yaml(object: &Value) -> anyhow::Result<String> {
+    serde_saphyr::to_string(object).context("cannot write YAML")
+}
+
+pub(super) fn name(pod: &Value) -> String {
+    let metadata = &pod["metadata"];
+    let word = |key: &str| shown(metadata[key].as_str().unwrap_or_default());
+    format!("{}/{}\n", word("namespace"), word("name"))
+}
+
+/// A table that is printed piece by piece.
+pub(super) struct Table {
+    wide: bool,
+    columns: Vec<&'static str>,
+    /// The first line is still to be printed.
+    header: bool,
+    widths: Vec<usize>,
+}
+
+impl Table {
+    /// `first` are columns before the others.
+    pub(super) fn new(output: &OutputArgs, first: &[&'static str]) -> Self {
+        let wide = output.output == Output::Wide;
+        let more = if wide { &MORE[..] } else { &[] };
+        let columns = [first, &COLUMNS, more].concat();
+        let widths = match output.no_headers {
+            true => vec![0; columns.len()],
+            false => columns.iter().map(|column| column.len()).collect(),
+        };
+        Self { wide, columns, header: !output.no_headers, widths }
+    }
+
+    /// The next lines; columns become as wide as they have to, and stay so.
+    pub(super) fn print<'a>(
+        &mut self,
+        rows: impl Iterator<Item = (Option<&'a str>, &'a Row)>,
+        now: Timestamp,
+    ) -> String {
+        let mut lines: Vec<Vec<String>> = rows.map(|(first, row)| self.cells(first, row, now)).collect();
+        if std::mem::take(&mut self.header) {
+            lines.insert(0, self.columns.iter().map(|column| (*column).to_owned()).collect());
+        }
+        for line in &lines {
+            for (width, cell) in self.widths.iter_mut().zip(line) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        lines.iter().map(|line| self.line(line)).collect()
+    }
+
+    fn cells(&self, first: Option<&str>, row: &Row, now: Timestamp) -> Vec<String> {
+        let is_static = if row.is_static { "yes" } else { "no" };
+        let (restarts, age) = (row.restarts.print(now), age(row.since, now));
+        let mut cells: Vec<&str> = Vec::from_iter(first);
+        cells.extend([
+            &*row.namespace,
+            &row.name,
+            &row.ready,
+            &row.status,
+            &restarts,
+            &age,
+            is_static,
+            &row.uid,
+        ]);
+        if self.wide {
+            cells.extend([&*row.addresses, &row.class, &row.conditions]);
+        }
+        // An empty cell is one that `awk` does not see.
+        cells.iter().map(|cell| if cell.is_empty() { "<none>".to_owned() } else { shown(cell) }).collect()
+    }
+
+    fn line(&self, cells: &[String]) -> String {
+        let mut line = String::new();
+        for (width, cell) in self.widths.iter().zip(cells) {
+            line.push_str(cell);
+            line.extend(std::iter::repeat_n(' ', width - cell.chars().count() + GAP));
+        }
+        line.truncate(line.trim_end().len());
+        line.push('\n');
+        line
+    }
+}
+
+/// What others wrote must not move the cursor of whoever reads it.
+fn shown(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+#[allow(clippy::disallowed_methods, reason = "a pod says by the wall clock when it was made")]
+pub(super) fn now() -> Timestamp {
+    Timestamp::now()
+}

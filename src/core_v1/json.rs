@@ -1,0 +1,497 @@
+//! A pod in JSON, made from the message in which the Pods API has it.
+//!
+//! What is written is what Go's types write (`json.Marshal` of a `corev1.Pod`), without a type for each of a pod's 150
+//! messages: a table, made from those types, says what each field is called and when it is left out.
+
+use std::sync::OnceLock;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value as Json};
+
+use crate::wire::{Value, WireError, fields, fields_in};
+
+/// A message's name has a line of its own; then comes a line for each field: its number, its name (`-` if its own fields
+/// stand in its place), and its kind. Before the kind `?` says that an empty one is left out, `*` that there may be none,
+/// `[]` a list, and `{}` a map by text.
+const TABLE: &str = include_str!("pod.table");
+
+/// More than any pod has that an API server accepts: an empty record of two bytes can become a dozen fields.
+const MOST: usize = 500_000;
+
+/// What Go takes for no time at all: the beginning of the year 1.
+const NO_TIME: i64 = -62_135_596_800;
+
+#[derive(Debug)]
+struct Message {
+    name: &'static str,
+    /// By number.
+    fields: Vec<Field>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Field {
+    number: u32,
+    /// Nothing, if its fields stand in its place.
+    name: Option<&'static str>,
+    /// It is left out where it is empty.
+    omitted: bool,
+    shape: Shape,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// It is always there, be it empty.
+    One,
+    /// It may be absent, which is something else than empty.
+    Maybe,
+    List,
+    Map,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Bool,
+    Int32,
+    Int64,
+    Time,
+    Quantity,
+    IntOrString,
+    /// JSON already.
+    Json,
+    /// The number of the message.
+    Message(usize),
+}
+
+/// Reads the JSON of a pod from the bytes in which the Pods API has it. Fields that it does not know (of a newer Kubernetes)
+/// are left out; `apiVersion` and `kind` are no part of the message, and so not of this.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn pod_json(bytes: &[u8]) -> Result<Json, String> {
+    let table = table();
+    let mut reader = Reader { bytes, table, left: MOST };
+    let mut pod = Map::new();
+    let message = table.first().ok_or("there is no table of a pod's fields")?;
+    reader.message(message, 0..bytes.len(), &mut pod)?;
+    Ok(Json::Object(pod))
+}
+
+fn table() -> &'static [Message] {
+    static PARSED: OnceLock<Vec<Message>> = OnceLock::new();
+    PARSED.get_or_init(|| parse(TABLE))
+}
+
+fn parse(text: &'static str) -> Vec<Message> {
+    let lines = || text.lines().filter(|line| !line.starts_with('#'));
+    let names: Vec<&str> = lines().filter(|line| !line.contains(' ')).collect();
+    let mut messages: Vec<Message> = Vec::with_capacity(names.len());
+    for line in lines() {
+        match (line.contains(' '), messages.last_mut()) {
+            (false, _) => messages.push(Message { name: line, fields: Vec::new() }),
+            (true, Some(message)) => message.fields.extend(field(line, &names)),
+            (true, None) => {}
+        }
+    }
+    messages
+}
+
+fn field(line: &'static str, names: &[&str]) -> Option<Field> {
+    let mut words = line.split(' ');
+    let (number, name, kind) = (words.next()?, words.next()?, words.next()?);
+    let (omitted, kind) = strip(kind, "?");
+    let marks = [("*", Shape::Maybe), ("[]", Shape::List), ("{}", Shape::Map)];
+    let marked = marks.into_iter().find_map(|(mark, shape)| Some((shape, kind.strip_prefix(mark)?)));
+    let (shape, kind) = marked.unwrap_or((Shape::One, kind));
+    let kind = match kind {
+        "string" => Kind::Text,
+        "bool" => Kind::Bool,
+        "int32" => Kind::Int32,
+        "int64" => Kind::Int64,
+        "time" => Kind::Time,
+        "quantity" => Kind::Quantity,
+        "intOrString" => Kind::IntOrString,
+        "json" => Kind::Json,
+        message => Kind::Message(names.iter().position(|name| *name == message)?),
+    };
+    let name = (name != "-").then_some(name);
+    Some(Field { number: number.parse().ok()?, name, omitted, shape, kind })
+}
+
+fn strip<'a>(text: &'a str, mark: &str) -> (bool, &'a str) {
+    text.strip_prefix(mark).map_or((false, text), |rest| (true, rest))
+}
+
+/// How deep a message can lie in others is for the table to say, not for the bytes.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    table: &'static [Message],
+    /// So many values may still come.
+    left: usize,
+}
+
+type Part = std::ops::Range<usize>;
+
+impl Reader<'_> {
+    /// Reads a message into `object`, which may have some of it already: whoever writes a message may do so in pieces.
+    fn message(
+        &mut self,
+        message: &Message,
+        part: Part,
+        object: &mut Map<String, Json>,
+    ) -> Result<(), String> {
+        for record in fields_in(self.bytes, part) {
+            let record = record.map_err(|error| wrong(message, error))?;
+            let known = message.fields.iter().find(|field| field.number == record.number);
+            if let Some(field) = known {
+                self.field(field, record.value, object).map_err(|reason| match field.name {
+                    Some(name) => format!("{name}: {reason}"),
+                    None => reason,
+                })?;
+            }
+        }
+        self.complete(message, object)
+    }
+
+    fn field(&mut self, field: &Field, value: Value, object: &mut Map<String, Json>) -> Result<(), String> {
+        self.count()?;
+        let Some(name) = field.name else {
+            return match (field.kind, value) {
+                (Kind::Message(number), Value::Bytes(part)) => {
+                    self.message(&self.table[number], part, object)
+                }
+                _ => Err(other_kind()),
+            };
+        };
+        match field.shape {
+            Shape::One | Shape::Maybe => {
+                let before = object.remove(name);
+                let read = self.one(field.kind, value, before)?;
+                if !(field.omitted && field.shape == Shape::One && is_empty(&read)) {
+                    object.insert(name.to_owned(), read);
+                }
+            }
+            Shape::List => {
+                let mut items = Vec::new();
+                match (field.kind, value) {
+                    (Kind::Int32 | Kind::Int64, Value::Bytes(part)) => {
+                        self.packed(field.kind, part, &mut items)?;
+                    }
+                    (kind, value) => items.push(self.one(kind, value, None)?),
+                }
+                match object.get_mut(name) {
+                    Some(Json::Array(list)) => list.append(&mut items),
+                    // Nothing, or that there was none in the piece before.
+                    _ => drop(object.insert(name.to_owned(), Json::Array(items))),
+                }
+            }
+            Shape::Map => {
+                let Value::Bytes(part) = value else { return Err(other_kind()) };
+                let (key, value) = self.entry(field.kind, part)?;
+                match object.get_mut(name) {
+                    Some(Json::Object(map)) => drop(map.insert(key, value)),
+                    _ => drop(object.insert(name.to_owned(), Json::Object(Map::from_iter([(key, value)])))),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a record says; `before` is what an earlier one of the same field said.
+    fn one(&mut self, kind: Kind, value: Value, before: Option<Json>) -> Result<Json, String> {
+        Ok(match (kind, value) {
+            (Kind::Text, Value::Bytes(part)) => Json::String(text(&self.bytes[part])),
+            (Kind::Bool, Value::Varint(value)) => Json::Bool(value != 0),
+            (Kind::Int32 | Kind::Int64, Value::Varint(value)) => whole(kind, value),
+            (Kind::Time, Value::Bytes(part)) => time(&self.bytes[part])?,
+            (Kind::Quantity, Value::Bytes(part)) => quantity(&self.bytes[part])?,
+            (Kind::IntOrString, Value::Bytes(part)) => int_or_string(&self.bytes[part])?,
+            (Kind::Json, Value::Bytes(part)) => json(&self.bytes[part])?,
+            (Kind::Message(number), Value::Bytes(part)) => {
+                let mut object = match before {
+                    Some(Json::Object(object)) => object,
+                    _ => Map::new(),
+                };
+                self.message(&self.table[number], part, &mut object)?;
+                Json::Object(object)
+            }
+            _ => return Err(other_kind()),
+        })
+    }
+
+    /// Numbers without a key each.
+    fn packed(&mut self, kind: Kind, part: Part, list: &mut Vec<Json>) -> Result<(), String> {
+        let mut rest = &self.bytes[part];
+        while !rest.is_empty() {
+            self.count()?;
+            let value = prost::encoding::decode_varint(&mut rest).map_err(|error| error.to_string())?;
+            list.push(whole(kind, value));
+        }
+        Ok(())
+    }
+
+    /// Key and value of a map.
+    fn entry(&mut self, kind: Kind, part: Part) -> Result<(String, Json), String> {
+        let (mut key, mut entry) = (String::new(), None);
+        for record in fields_in(self.bytes, part) {
+            let record = record.map_err(|error| error.to_string())?;
+            match (record.number, record.value) {
+                (1, Value::Bytes(part)) => key = text(&self.bytes[part]),
+                (2, value) => entry = Some(self.one(kind, value, None)?),
+                (1, _) => return Err(other_kind()),
+                _ => {}
+            }
+        }
+        let value = match entry {
+            Some(value) => value,
+            None => self.nothing(kind)?,
+        };
+        Ok((key, value))
+    }
+
+    /// Puts in what is there even where nothing was said of it.
+    fn complete(&mut self, message: &Message, object: &mut Map<String, Json>) -> Result<(), String> {
+        for field in &message.fields {
+            match (field.name, field.kind) {
+                (None, Kind::Message(number)) => self.complete(&self.table[number], object)?,
+                (Some(name), kind) if !field.omitted && !object.contains_key(name) => {
+                    self.count()?;
+                    let value = match field.shape {
+                        Shape::One => self.nothing(kind)?,
+                        Shape::Maybe | Shape::List | Shape::Map => Json::Null,
+                    };
+                    object.insert(name.to_owned(), value);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What is there where nothing was said.
+    fn nothing(&mut self, kind: Kind) -> Result<Json, String> {
+        Ok(match kind {
+            Kind::Text => Json::String(String::new()),
+            Kind::Bool => Json::Bool(false),
+            Kind::Int32 | Kind::Int64 | Kind::IntOrString => 0.into(),
+            Kind::Time | Kind::Json => Json::Null,
+            Kind::Quantity => "0".into(),
+            Kind::Message(number) => {
+                let mut object = Map::new();
+                self.complete(&self.table[number], &mut object)?;
+                Json::Object(object)
+            }
+        })
+    }
+
+    fn count(&mut self) -> Result<(), String> {
+        self.left = self.left.checked_sub(1).ok_or_else(|| format!("it has more than {MOST} values"))?;
+        Ok(())
+    }
+}
+
+fn wrong(message: &Message, error: WireError) -> String {
+    format!("{}: {error}", message.name)
+}
+
+fn other_kind() -> String {
+    "it is of another kind".to_owned()
+}
+
+fn is_empty(value: &Json) -> bool {
+    match value {
+        Json::Null => true,
+        Json::Bool(value) => !value,
+        Json::Number(value) => value.as_i64() == Some(0),
+        Json::String(value) => value.is_empty(),
+        Json::Array(_) | Json::Object(_) => false,
+    }
+}
+
+/// As Go writes what is no text: one sign for each byte that belongs to none.
+fn text(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
+    }
+    text
+}
+
+/// Who reads 32 bits drops the rest.
+#[allow(clippy::cast_possible_truncation, reason = "as Go does")]
+fn whole(kind: Kind, value: u64) -> Json {
+    match kind {
+        Kind::Int32 => (value as i32).into(),
+        _ => value.cast_signed().into(),
+    }
+}
+
+/// Seconds; Go drops what is below.
+fn time(bytes: &[u8]) -> Result<Json, String> {
+    let mut seconds = if bytes.is_empty() { NO_TIME } else { 0 };
+    for record in fields(bytes) {
+        let record = record.map_err(|error| error.to_string())?;
+        match (record.number, record.value) {
+            (1, Value::Varint(value)) => seconds = value.cast_signed(),
+            (1, _) => return Err(other_kind()),
+            _ => {}
+        }
+    }
+    match seconds {
+        NO_TIME => Ok(Json::Null),
+        seconds => match Timestamp::from_second(seconds) {
+            Ok(time) => Ok(Json::String(time.to_string())),
+            Err(error) => Err(error.to_string()),
+        },
+    }
+}
+
+/// As it was written, which is its shortest form already, as long as Go's types wrote it; but for thousands of something
+/// that Go counts by 1024, which it takes for something else when it reads them.
+fn quantity(bytes: &[u8]) -> Result<Json, String> {
+    let mut quantity = "0".to_owned();
+    for record in fields(bytes) {
+        let record = record.map_err(|error| error.to_string())?;
+        match (record.number, record.value) {
+            (1, Value::Bytes(part)) => quantity = text(&bytes[part]),
+            (1, _) => return Err(other_kind()),
+            _ => {}
+        }
+    }
+    Ok(Json::String(thousands(&quantity).unwrap_or(quantity)))
+}
+
+/// The shorter form of a whole number of thousands.
+fn thousands(quantity: &str) -> Option<String> {
+    let digits = quantity.strip_prefix('-').unwrap_or(quantity);
+    if digits.is_empty() || digits.starts_with('0') || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let zeros = digits.len() - digits.trim_end_matches('0').len();
+    let suffix = ["k", "M", "G", "T", "P", "E"].get((zeros / 3).min(6).checked_sub(1)?)?;
+    Some(format!("{}{suffix}", &quantity[..quantity.len() - zeros.min(18) / 3 * 3]))
+}
+
+fn int_or_string(bytes: &[u8]) -> Result<Json, String> {
+    let (mut kind, mut number, mut string) = (0, 0.into(), String::new());
+    for record in fields(bytes) {
+        let record = record.map_err(|error| error.to_string())?;
+        match (record.number, record.value) {
+            (1, Value::Varint(value)) => kind = value,
+            (2, Value::Varint(value)) => number = whole(Kind::Int32, value),
+            (3, Value::Bytes(part)) => string = text(&bytes[part]),
+            (1..=3, _) => return Err(other_kind()),
+            _ => {}
+        }
+    }
+    match kind {
+        0 => Ok(number),
+        1 => Ok(Json::String(string)),
+        _ => Err("it is neither a number nor a text".to_owned()),
+    }
+}
+
+/// What is JSON already (`managedFields`).
+fn json(bytes: &[u8]) -> Result<Json, String> {
+    let mut raw = Json::Null;
+    for record in fields(bytes) {
+        let record = record.map_err(|error| error.to_string())?;
+        match (record.number, record.value) {
+            (1, Value::Bytes(part)) if part.is_empty() => raw = Json::Null,
+            (1, Value::Bytes(part)) => {
+                raw = serde_json::from_slice(&bytes[part]).map_err(|error| error.to_string())?;
+            }
+            (1, _) => return Err(other_kind()),
+            _ => {}
+        }
+    }
+    Ok(raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::wire::{put_bytes, put_number};
+
+    fn message(records: &[(u32, &[u8])]) -> Vec<u8> {
+        let mut out = Vec::new();
+        records.iter().for_each(|(number, content)| put_bytes(&mut out, *number, content));
+        out
+    }
+
+    #[test]
+    fn every_line_of_the_table_is_understood() {
+        let lines = TABLE.lines().filter(|line| !line.starts_with('#'));
+        let (fields, messages): (Vec<_>, Vec<_>) = lines.partition(|line| line.contains(' '));
+        assert_eq!(table().len(), messages.len());
+        assert_eq!(table().iter().map(|message| message.fields.len()).sum::<usize>(), fields.len());
+        assert_eq!(table()[0].name, "Pod");
+    }
+
+    #[test]
+    fn what_there_always_is_is_there_in_an_empty_message() {
+        let empty = pod_json(&[]).unwrap();
+        assert_eq!(empty, json!({"metadata": {}, "spec": {"containers": null}, "status": {}}));
+        let container = message(&[(2, &message(&[(2, b"")]))]);
+        let pod = pod_json(&container).unwrap();
+        assert_eq!(pod["spec"], json!({"containers": [{"name": "", "resources": {}}]}));
+    }
+
+    #[test]
+    fn a_message_in_pieces_is_one() {
+        let name = message(&[(1, &message(&[(1, b"a"), (14, b"x")]))]);
+        let labels = message(&[(1, &message(&[(11, &message(&[(1, b"k"), (2, b"v")])), (14, b"y")]))]);
+        let pod = pod_json(&[name, labels].concat()).unwrap();
+        assert_eq!(pod["metadata"], json!({"name": "a", "finalizers": ["x", "y"], "labels": {"k": "v"}}));
+    }
+
+    #[test]
+    fn what_is_no_text_is_written_as_go_writes_it() {
+        let pod = pod_json(&message(&[(1, &message(&[(1, b"a\xff\xf0\x9f\x98b")]))])).unwrap();
+        assert_eq!(pod["metadata"]["name"], "a\u{fffd}\u{fffd}\u{fffd}\u{fffd}b");
+    }
+
+    #[test]
+    fn thousands_are_shortened() {
+        for (from, to) in [
+            ("419591000", Some("419591k")),
+            ("-1000", Some("-1k")),
+            ("1000000", Some("1M")),
+            ("20000", Some("20k")),
+            ("9000000000000000000", Some("9E")),
+            ("1000000000000000000000", Some("1000E")),
+            ("100", None),
+            ("0", None),
+            ("", None),
+            ("-", None),
+            ("1000Ki", None),
+            ("1e3", None),
+        ] {
+            assert_eq!(thousands(from).as_deref(), to, "{from}");
+        }
+    }
+
+    #[test]
+    fn rubbish_is_refused_with_a_reason() {
+        let mut number = Vec::new();
+        put_number(&mut number, 1, 7);
+        let mut late = Vec::new();
+        put_number(&mut late, 1, i64::MAX.cast_unsigned());
+        let deleted = message(&[(1, &message(&[(9, &late)]))]);
+        for (bytes, reason) in [
+            (&[0x0a, 0x05, 0x0a][..], "Pod: the bytes are no protocol buffers message"),
+            (&number, "metadata: it is of another kind"),
+            (&message(&[(1, &number)]), "metadata: name: it is of another kind"),
+            (&deleted, "metadata: deletionTimestamp: "),
+        ] {
+            let error = pod_json(bytes).unwrap_err();
+            assert!(error.starts_with(reason), "{error}");
+        }
+        let many = [0x12, 0x00].repeat(MOST + 1);
+        assert!(pod_json(&many).unwrap_err().contains("more than"));
+    }
+}

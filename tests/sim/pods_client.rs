@@ -1,0 +1,305 @@
+//! The client of the Pods API as people use it, against one or two simulated servers.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use numacast::kubelet::proto::core;
+use numacast::kubelet::{PodsClient, PodsError, PodsFollow};
+use numacast::pod::{PodEvent, Wanted, Whole};
+use numacast::sim::pods_api::SimPodsApi;
+use prost::Message;
+use tempfile::TempDir;
+use tokio::time::Instant;
+use tonic::Status;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Places for two sockets.
+struct Places(TempDir);
+
+impl Places {
+    fn new() -> Self {
+        let places = Self(tempfile::tempdir().unwrap());
+        places.sockets().iter().for_each(|path| std::fs::create_dir_all(path.parent().unwrap()).unwrap());
+        places
+    }
+
+    fn sockets(&self) -> Vec<PathBuf> {
+        PodsClient::sockets(self.0.path())
+    }
+
+    fn client(&self) -> PodsClient {
+        PodsClient::new(self.sockets(), DEADLINE)
+    }
+
+    fn server(&self, index: usize) -> SimPodsApi {
+        SimPodsApi::start(self.sockets()[index].clone()).unwrap()
+    }
+}
+
+fn pod(name: &str, uid: &str) -> core::Pod {
+    let metadata = core::ObjectMeta {
+        name: name.into(),
+        namespace: "default".into(),
+        uid: uid.into(),
+        ..core::ObjectMeta::default()
+    };
+    let status = core::PodStatus { phase: "Running".into(), ..core::PodStatus::default() };
+    core::Pod { metadata: Some(metadata), status: Some(status), ..core::Pod::default() }
+}
+
+/// The UIDs of the next list that is told.
+async fn next_list(follow: &mut PodsFollow) -> Vec<String> {
+    let mut uids = Vec::new();
+    loop {
+        match follow.next().await.unwrap() {
+            PodEvent::Listing => uids.clear(),
+            PodEvent::Listed(pod) => uids.push(pod.uid),
+            PodEvent::Complete => return uids,
+            _ => {}
+        }
+    }
+}
+
+async fn uids(client: &mut PodsClient) -> Vec<String> {
+    let pods = client.list(&Wanted::default()).await.unwrap();
+    pods.into_iter().map(|pod| pod.uid).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_listed_and_got_by_uid_whole_where_that_is_wanted() {
+    let places = Places::new();
+    let server = places.server(0);
+    for (name, uid) in [("b", "2"), ("a", "3"), ("a", "1")] {
+        server.set(&pod(name, uid));
+    }
+    server.set_encoded("4", vec![0xff; 9]);
+    let mut client = places.client();
+    assert_eq!(uids(&mut client).await, ["1", "2", "3"], "what cannot be read is left out");
+    let whole = Wanted::default().whole();
+    for (wanted, expected) in [(&whole, true), (&Wanted::default(), false)] {
+        let (listed, got) =
+            (client.list(wanted).await.unwrap().remove(1), client.get("2", wanted).await.unwrap());
+        assert_eq!(listed, got);
+        let bytes = expected.then(|| Box::new(Whole::Protobuf(pod("b", "2").encode_to_vec().into())));
+        assert_eq!(got.whole, bytes);
+    }
+    let path = places.sockets().remove(0);
+    let uid = "no such".to_owned();
+    let error = client.get("no such", &whole).await.unwrap_err();
+    assert_eq!(error, PodsError::NoSuchPod { path, uid });
+    assert!(error.to_string().contains("knows no pod with the UID no such"), "{error}");
+    let error = client.get("4", &whole).await.unwrap_err();
+    assert!(error.to_string().contains("cannot be read"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_who_serves_is_asked_and_why_not_the_others_is_told() {
+    let places = Places::new();
+    let mut client = places.client();
+    let error = client.list(&Wanted::default()).await.unwrap_err().to_string();
+    let [ours, theirs] = [0, 1].map(|index| places.sockets()[index].display().to_string());
+    assert!(error.starts_with("nobody serves the Pods API here: "), "{error}");
+    for words in [&ours, &theirs, "kubelets have one from 1.36 on"] {
+        assert_eq!(error.matches(words).count(), 1, "{words}: {error}");
+    }
+    let kubelet = places.server(1);
+    kubelet.set(&pod("a", "kubelet"));
+    assert_eq!(uids(&mut client).await, ["kubelet"]);
+    assert_eq!(client.socket(), Some(&*places.sockets()[1]));
+    assert_eq!(client.passed_over(), [PodsError::NoSocket { path: ours.clone().into() }]);
+    let own = places.server(0);
+    own.set(&pod("a", "own"));
+    // One that cannot answer yet is passed over as well.
+    own.refuse(Some(Status::failed_precondition("Kubelet is initializing")));
+    assert_eq!(uids(&mut client).await, ["kubelet"]);
+    assert!(client.passed_over()[0].to_string().contains("Kubelet is initializing"));
+    own.refuse(None);
+    assert_eq!(uids(&mut client).await, ["own"]);
+    assert_eq!((client.socket(), client.passed_over().len()), (Some(&*places.sockets()[0]), 0));
+    // One that has an answer is not: its limit is not to be got round.
+    own.refuse(Some(Status::resource_exhausted("rejected by rate limit")));
+    let error = client.list(&Wanted::default()).await.unwrap_err();
+    assert!(matches!(error, PodsError::RateLimited { .. }), "{error}");
+    own.refuse(None);
+    let error = client.get("kubelet", &Wanted::default()).await.unwrap_err();
+    assert!(matches!(error, PodsError::NoSuchPod { .. }), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_of_old_is_made_anew() {
+    let places = Places::new();
+    let mut server = places.server(0);
+    server.set(&pod("a", "1"));
+    let mut client = places.client();
+    assert_eq!(uids(&mut client).await, ["1"]);
+    server.cut_connections();
+    assert_eq!(uids(&mut client).await, ["1"]);
+    server.restart().unwrap();
+    assert_eq!(uids(&mut client).await, ["1"]);
+    server.stop();
+    let error = client.list(&Wanted::default()).await.unwrap_err().to_string();
+    assert!(error.contains("nobody listens on"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_follows_at_a_later_socket_returns_to_the_first() {
+    let places = Places::new();
+    let kubelet = places.server(1);
+    kubelet.set(&pod("a", "kubelet"));
+    let mut follow = places.client().follow(Wanted::default());
+    let before = Instant::now();
+    assert_eq!(next_list(&mut follow).await, ["kubelet"]);
+    assert!(before.elapsed() < Duration::from_secs(1), "who does not doubt is told at once");
+    assert_eq!(follow.socket(), Some(&*places.sockets()[1]));
+    assert!(matches!(follow.passed_over(), [PodsError::NoSocket { .. }]), "{:?}", follow.passed_over());
+    let own = places.server(0);
+    own.set(&pod("a", "own"));
+    assert_eq!(next_list(&mut follow).await, ["own"]);
+    assert_eq!((follow.socket(), follow.passed_over().len()), (Some(&*places.sockets()[0]), 0));
+    // And goes to the second again when the first is gone.
+    drop(own);
+    let error = follow.next().await.unwrap_err();
+    assert!(
+        matches!(error, PodsError::Lost { .. } | PodsError::Status { .. } | PodsError::Ended { .. }),
+        "{error}"
+    );
+    assert_eq!(next_list(&mut follow).await, ["kubelet"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_doubts_waits_for_a_young_kubelet() {
+    let places = Places::new();
+    let kubelet = places.server(1);
+    kubelet.set(&pod("a", "1"));
+    let mut follow =
+        PodsClient::new([places.sockets().remove(1)], DEADLINE).doubting().follow(Wanted::default());
+    let before = Instant::now();
+    assert_eq!(next_list(&mut follow).await, ["1"]);
+    assert!(before.elapsed() >= Duration::from_secs(10), "{:?}", before.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_pods_of_one_name_are_two() {
+    let places = Places::new();
+    let server = places.server(0);
+    let going = core::PodStatus { phase: "Failed".into(), ..core::PodStatus::default() };
+    // The one that goes has the greater UID, and comes first all the same.
+    let old = core::Pod { status: Some(going), ..pod("a", "2") };
+    server.set(&old);
+    server.set(&pod("a", "1"));
+    let mut follow = places.client().follow(Wanted::default());
+    assert_eq!(next_list(&mut follow).await, ["2", "1"]);
+    server.remove(&old);
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Gone(gone) if gone.uid == "2"));
+    server.set(&pod("a", "3"));
+    server.remove(&pod("a", "1"));
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Is(pod) if pod.uid == "3"));
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Gone(gone) if gone.uid == "1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_stops_waiting_misses_nothing() {
+    let places = Places::new();
+    let server = places.server(0);
+    server.set(&pod("a", "1"));
+    let mut follow = places.client().follow(Wanted::default());
+    assert_eq!(next_list(&mut follow).await, ["1"]);
+    server.set(&pod("b", "2"));
+    server.remove(&pod("a", "1"));
+    server.finish(&pod("b", "2"));
+    let mut told = Vec::new();
+    let mut waits = 0;
+    while told.len() < 3 {
+        // Each time it comes a step further, and is dropped.
+        let heard = tokio::select! {
+            biased;
+            heard = follow.next() => Some(heard.unwrap()),
+            () = tokio::task::yield_now() => None,
+        };
+        waits += usize::from(heard.is_none());
+        told.extend(heard);
+    }
+    let word = |event: &PodEvent| match event {
+        PodEvent::Is(pod) => format!("+{}", pod.uid),
+        PodEvent::Gone(pod) => format!("-{}", pod.uid),
+        _ => "?".to_owned(),
+    };
+    assert_eq!(told.iter().map(word).collect::<Vec<_>>(), ["+2", "-1", "+2"]);
+    assert!(waits > 3, "{waits}");
+}
+
+/// The kubelet says that a pod is deleted a moment before its object goes.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_about_to_go_is_looked_after_until_it_has_gone() {
+    let places = Places::new();
+    let server = places.server(0);
+    server.set(&pod("a", "1"));
+    let mut follow = places.client().follow(Wanted::default());
+    assert_eq!(next_list(&mut follow).await, ["1"]);
+    let mut going = pod("a", "1");
+    going.metadata.as_mut().unwrap().deletion_timestamp = Some(core::Present {});
+    server.finish(&going);
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Is(pod) if pod.deleted));
+    let quiet = tokio::time::timeout(Duration::from_secs(20), follow.next()).await;
+    assert!(quiet.is_err(), "it is there, and nothing is said twice: {quiet:?}");
+    server.remove_silently(&going);
+    let before = Instant::now();
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Gone(pod) if pod.uid == "1"));
+    assert!(before.elapsed() < Duration::from_secs(7), "{:?}", before.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_not_told_whether_a_pod_is_gone_does_not_make_it_up() {
+    let places = Places::new();
+    let server = places.server(0);
+    for number in 0..30 {
+        server.set(&pod(&format!("pod-{number}"), &number.to_string()));
+    }
+    let mut follow = places.client().follow(Wanted::default());
+    assert_eq!(next_list(&mut follow).await.len(), 30);
+    server.refuse(Some(Status::resource_exhausted("rejected by rate limit")));
+    // Ten have ended and stay, the others are gone.
+    for number in 0..30 {
+        let one = pod(&format!("pod-{number}"), &number.to_string());
+        if number < 10 { server.finish(&one) } else { server.remove(&one) }
+    }
+    let quiet = tokio::time::timeout(Duration::from_secs(30), follow.next()).await;
+    assert!(quiet.is_err(), "nobody knows: {quiet:?}");
+    server.refuse(None);
+    let (mut there, mut gone) = (0, 0);
+    let before = Instant::now();
+    while there + gone < 30 {
+        match follow.next().await.unwrap() {
+            PodEvent::Is(_) => there += 1,
+            PodEvent::Gone(_) => gone += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((there, gone), (10, 20));
+    assert!(before.elapsed() < Duration::from_secs(10), "{:?}", before.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_cuts_us_off_after_each_list_is_asked_ever_more_rarely() {
+    let places = Places::new();
+    let server = places.server(0);
+    server.set(&pod("a", "1"));
+    let mut follow = places.client().follow(Wanted::default());
+    let before = Instant::now();
+    for _ in 0..8 {
+        assert_eq!(next_list(&mut follow).await, ["1"]);
+        server.cut_off();
+        let error = follow.next().await.unwrap_err();
+        assert!(matches!(error, PodsError::TooSlow { .. }), "{error}");
+    }
+    assert!(before.elapsed() > Duration::from_secs(8), "{:?}", before.elapsed());
+    // One that lived for a while begins anew.
+    assert_eq!(next_list(&mut follow).await, ["1"]);
+    assert!(tokio::time::timeout(Duration::from_secs(20), follow.next()).await.is_err());
+    server.cut_off();
+    follow.next().await.unwrap_err();
+    let before = Instant::now();
+    assert_eq!(next_list(&mut follow).await, ["1"]);
+    assert!(before.elapsed() < Duration::from_secs(1), "{:?}", before.elapsed());
+}
