@@ -264,7 +264,7 @@ fn check_page(mut page: PodPage, longest: usize) {
     put_bytes(&mut metadata, 3, page.next.as_bytes());
     put_bytes(&mut list, 1, &metadata);
     let head = page.clone();
-    while let Some(pod) = page.next_bytes() {
+    while let Some(pod) = page.take_bytes() {
         check_message(pod);
         put_bytes(&mut list, 2, pod);
         pods.push(pod.to_vec());
@@ -274,7 +274,7 @@ fn check_page(mut page: PodPage, longest: usize) {
     put_bytes(&mut again, 2, &list);
     let mut again = PodPage::open(again).expect("a page");
     assert_eq!((&again.version, &again.next), (&head.version, &head.next));
-    let read = std::iter::from_fn(|| again.next_bytes().map(<[u8]>::to_vec));
+    let read = std::iter::from_fn(|| again.take_bytes().map(<[u8]>::to_vec));
     assert_eq!(read.collect::<Vec<_>>(), pods);
 }
 
@@ -284,7 +284,7 @@ fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     for piece in pieces {
         frames.put(piece);
         loop {
-            match frames.next() {
+            match frames.take() {
                 Ok(Some(frame)) => told.push(news(frame)),
                 Ok(None) => break,
                 Err(odd) => {

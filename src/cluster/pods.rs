@@ -15,9 +15,9 @@ use kube::api::{ListParams, WatchParams};
 use kube::client::Body;
 use kube::core::{Request, Status};
 use tokio::time::{Instant, sleep_until, timeout_at};
-use tracing::warn;
+use tracing::{debug, warn};
 
-use super::{Cluster, ClusterError, Failure};
+use super::{Cluster, ClusterError, Failure, chain};
 use crate::backoff::back_off;
 use crate::core_v1::read_pod;
 use crate::pod::{Pod, PodEvent, PodName, Wanted};
@@ -48,8 +48,8 @@ const LARGEST_REFUSAL: usize = 64 << 10;
 /// For how long a watch is asked for; the next one goes on where it ended. Load balancers drop flows that are silent for
 /// some minutes, and nothing but this tells that a watch is dead.
 const WATCH_SECONDS: u32 = 60;
-/// The end of a watch may be late by so much. The API server gives up any other request after a minute, so that this is
-/// enough for a page as well.
+/// An answer is waited for as long, and the end of a watch from when it was asked for: the API server itself ends the one
+/// and gives up the other after a minute.
 const ANSWER: Duration = Duration::from_secs(65);
 
 /// How soon a watch that failed is asked for again...
@@ -58,6 +58,8 @@ const RETRY: Duration = Duration::from_millis(800);
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
 /// A watch that was asked for again and has not failed after this may work.
 const QUIET: Duration = Duration::from_secs(1);
+/// A watch that does not last as long is no good: who cuts it would be asked again and again.
+const SHORT: Duration = Duration::from_secs(10);
 
 impl Cluster {
     /// Follows the pods of `node`, with what is wanted of them. An error is one sentence, and it goes on after a back-off.
@@ -72,7 +74,6 @@ impl Cluster {
             wanted,
             at: At::Nothing,
             version: String::new(),
-            complete: false,
             failures: 0,
             broken: false,
             complained: false,
@@ -104,7 +105,7 @@ impl Cluster {
         let path = format!("/api/v1/namespaces/{namespace}/pods");
         let wrong = |reason| self.not_understood(what, reason);
         match self.pod_page(self.timeout, what, &path, &this).await? {
-            Some(mut page) => page.next(wanted).transpose().map_err(wrong),
+            Some(mut page) => page.take(wanted).transpose().map_err(wrong),
             None => Err(wrong(Odd::TooLarge(LARGEST_PAGE).to_string())),
         }
     }
@@ -180,12 +181,10 @@ struct Following {
     at: At,
     /// All up to this version was told, once a list was.
     version: String,
-    /// All pods were listed, so that a watch goes on where the last one ended.
-    complete: bool,
     failures: u32,
     /// It failed, and has told nothing since.
     broken: bool,
-    /// A pod that cannot be read is told of once.
+    /// Of the pods of a list that cannot be read one is told of.
     complained: bool,
     not_before: Instant,
 }
@@ -196,8 +195,8 @@ enum At {
     Nothing,
     /// Before a page of so many pods; the first one if there is no place where it begins.
     Before(String, u32),
-    /// In a page.
-    Within(PodPage),
+    /// In a page, of which the next one has as many.
+    Within(PodPage, u32),
     /// Between two watches.
     Idle,
     /// In a watch.
@@ -224,21 +223,16 @@ impl Following {
                     self.note(&event);
                     return Ok(event);
                 }
-                Err(error) => {
+                Err(reason) => {
                     self.broken = true;
                     self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
-                    return Err(format!("cannot watch the node's pods: {error}"));
+                    return Err(format!("cannot watch the node's pods: {reason}"));
                 }
             }
         }
     }
 
     fn note(&mut self, event: &PodEvent) {
-        match event {
-            Seen::Listing => self.complete = false,
-            Seen::Complete => self.complete = true,
-            _ => {}
-        }
         // A list that has begun may fail as the one before did.
         if event.is_proof() {
             (self.broken, self.failures) = (false, 0);
@@ -246,15 +240,17 @@ impl Following {
     }
 
     /// Does one thing, of which there may be nothing to tell.
-    async fn step(&mut self) -> Result<Option<PodEvent>, ClusterError> {
+    async fn step(&mut self) -> Result<Option<PodEvent>, String> {
         match &mut self.at {
             At::Nothing => {
                 self.at = At::Before(String::new(), PAGE);
+                self.complained = false;
                 Ok(Some(Seen::Listing))
             }
             At::Before(..) => self.turn_page().await.map(|()| None),
-            At::Within(page) => match page.next(&self.wanted) {
-                Some(pod) => Ok(self.readable(pod).map(Seen::Listed)),
+            At::Within(page, _) => match page.take(&self.wanted) {
+                Some(Ok(pod)) => Ok(Some(Seen::Listed(pod))),
+                Some(Err(reason)) => Ok(self.leave_out(&reason)),
                 None => Ok(self.end_of_page()),
             },
             At::Idle => self.begin().await.map(|()| None),
@@ -262,23 +258,25 @@ impl Following {
         }
     }
 
-    async fn turn_page(&mut self) -> Result<(), ClusterError> {
+    async fn turn_page(&mut self) -> Result<(), String> {
         // Whatever goes wrong, a list is told from its beginning.
         let At::Before(next, pods) = std::mem::replace(&mut self.at, At::Nothing) else { return Ok(()) };
         let mut which = ListParams::default().fields(&on(&self.node)).limit(pods);
         which.continue_token = Some(next.clone()).filter(|next| !next.is_empty());
-        self.at = match self.cluster.pod_page(ANSWER, LIST, PODS, &which).await? {
-            Some(page) => At::Within(page),
-            None if pods > 1 => At::Before(next, pods / 4),
+        let page = self.cluster.pod_page(ANSWER, LIST, PODS, &which).await;
+        self.at = match page.map_err(|error| error.to_string())? {
+            Some(page) => At::Within(page, pods),
+            // No limit at all is what 0 would be.
+            None if pods > 1 => At::Before(next, (pods / 4).max(1)),
             None => return Err(self.odd(LIST, &Odd::TooLarge(LARGEST_PAGE))),
         };
         Ok(())
     }
 
     fn end_of_page(&mut self) -> Option<PodEvent> {
-        let At::Within(page) = std::mem::replace(&mut self.at, At::Nothing) else { return None };
+        let At::Within(page, pods) = std::mem::replace(&mut self.at, At::Nothing) else { return None };
         if !page.next.is_empty() {
-            self.at = At::Before(page.next, PAGE);
+            self.at = At::Before(page.next, pods);
             return None;
         }
         self.version = page.version;
@@ -286,21 +284,30 @@ impl Following {
         Some(Seen::Complete)
     }
 
-    async fn begin(&mut self) -> Result<(), ClusterError> {
+    /// One pod of a list that cannot be read must not cost us the others.
+    fn leave_out(&mut self, reason: &str) -> Option<PodEvent> {
+        if !self.complained {
+            warn!("a pod that the API server tells of cannot be read and is left out: {reason}");
+            self.complained = true;
+        }
+        None
+    }
+
+    async fn begin(&mut self) -> Result<(), String> {
         let since = Instant::now();
         match self.cluster.pod_watch(&self.node, &self.version).await {
             Ok(body) => {
                 self.at = At::Watching(Watch { body, frames: Frames::default(), since, told: false });
                 Ok(())
             }
-            Err(error) => Err(self.lose(error)),
+            Err(error) => Err(self.lose(&error)),
         }
     }
 
     /// Hears what a watch tells next.
-    async fn hear(&mut self) -> Result<Option<PodEvent>, ClusterError> {
+    async fn hear(&mut self) -> Result<Option<PodEvent>, String> {
         let At::Watching(watch) = &mut self.at else { return Ok(None) };
-        match watch.frames.next() {
+        match watch.frames.take() {
             Ok(Some(frame)) => {
                 watch.told = true;
                 let heard = News::read(frame).map(|news| Heard::of(news, &self.wanted));
@@ -319,63 +326,63 @@ impl Following {
                 }
                 Ok(None)
             }
-            // It ended in time, or whatever is in between cut it: the next one tells what this one did not.
-            Ok(Some(Err(_)) | None) => self.end().map(|()| None),
-            Err(_) if limit == ends => self.end().map(|()| None),
+            Ok(Some(Err(error))) => self.end(Some(&error)).map(|()| None),
+            Ok(None) => self.end(None).map(|()| None),
+            Err(_) if limit == ends => self.end(None).map(|()| None),
             Err(_) => Ok(self.cluster.tells_pods(&self.node).await.then_some(Seen::Again)),
         }
     }
 
-    fn take(&mut self, heard: Heard) -> Result<Option<PodEvent>, ClusterError> {
+    fn take(&mut self, heard: Heard) -> Result<Option<PodEvent>, String> {
         match heard {
-            Heard::Pod(event, version) => {
+            Heard::Pod(Ok(event), version) => {
                 self.version = version;
-                Ok(self.readable(event))
+                Ok(Some(event))
+            }
+            Heard::Pod(Err(reason), _) => {
+                // What was told of it before is no longer true: a list leaves it out.
+                self.at = At::Nothing;
+                Err(format!("a pod cannot be read: {reason}"))
             }
             Heard::Until(version) => {
                 self.version = version;
                 Ok(None)
             }
-            Heard::Failed(status) => Err(self.lose(Failure::Status(status).explain(WATCH))),
+            Heard::Failed(status) => Err(self.lose(&Failure::Status(status).explain(WATCH))),
         }
     }
 
-    /// After the end of a watch.
-    fn end(&mut self) -> Result<(), ClusterError> {
+    /// After the end of a watch, in time or because it was cut: the next one tells what this one did not.
+    fn end(&mut self, error: Option<&kube::Error>) -> Result<(), String> {
         let At::Watching(watch) = std::mem::replace(&mut self.at, At::Idle) else { return Ok(()) };
-        if watch.told || watch.since.elapsed() >= QUIET {
+        let lasted = watch.since.elapsed();
+        let reason = error.map_or_else(|| "the API server ended it".to_owned(), |error| chain(error));
+        debug!("the watch of the node's pods ended after {lasted:.1?}: {reason}");
+        if lasted >= SHORT || (watch.told && error.is_none()) {
             return Ok(());
         }
-        // Who ends each watch as soon as it has begun must not be asked for the next one at once.
-        let reason = "it ended the watch as soon as it had begun".to_owned();
-        Err(ClusterError::Unreachable { server: self.cluster.server.clone(), reason })
+        Err(format!("the watch lasted {lasted:.1?} only: {reason}"))
     }
 
     /// After a watch that was refused: is what was told still something to go on from?
-    fn lose(&mut self, error: ClusterError) -> ClusterError {
-        // The version is too old, is none, or is newer than any that there is, as after a backup was restored.
-        let useless = matches!(error, ClusterError::Refused { code: 400 | 410 | 504, .. });
+    fn lose(&mut self, error: &ClusterError) -> String {
+        let useless = match error {
+            // The version is too old, or is none.
+            ClusterError::Refused { code: 400 | 410, .. } => true,
+            // It is newer than any that there is. A load balancer's 504 says nothing of it.
+            ClusterError::Refused { code: 504, message, .. } => {
+                message.contains("Too large resource version")
+            }
+            _ => false,
+        };
         self.at = if useless { At::Nothing } else { At::Idle };
-        error
+        error.to_string()
     }
 
     /// After something that should not be there, everything is listed again.
-    fn odd(&mut self, what: &str, odd: &Odd) -> ClusterError {
+    fn odd(&mut self, what: &str, odd: &Odd) -> String {
         self.at = At::Nothing;
-        self.cluster.not_understood(what, odd.to_string())
-    }
-
-    /// What is told of a pod, if that can be read: one that cannot must not cost us the others.
-    fn readable<T>(&mut self, told: Result<T, String>) -> Option<T> {
-        let reason = match told {
-            Ok(told) => return Some(told),
-            Err(reason) => reason,
-        };
-        if !self.complained {
-            warn!("a pod that the API server tells of cannot be read and is left out: {reason}");
-            self.complained = true;
-        }
-        None
+        self.cluster.not_understood(what, odd.to_string()).to_string()
     }
 }
 

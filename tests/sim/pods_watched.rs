@@ -150,14 +150,15 @@ async fn a_list_whose_rest_is_no_more_is_begun_again() {
 #[tokio::test(start_paused = true)]
 async fn pages_that_are_too_large_are_asked_for_in_parts() {
     let mut world = World::new(Wanted::default()).await;
-    let filler = "x".repeat(600 << 10);
-    for index in 0..40 {
+    // Two of them are too many.
+    let filler = "x".repeat(5 << 20);
+    for index in 0..5 {
         let metadata =
             json!({"name": format!("fat-{index}"), "namespace": "default", "annotations": {"k": filler}});
         world.server.put(&PODS, json!({"metadata": metadata, "spec": {"nodeName": NODE}})).unwrap();
     }
     world.until(|world| world.lists == 1).await;
-    assert!(world.errors.is_empty() && world.pods.len() == 40, "{:?}", world.errors);
+    assert!(world.errors.is_empty() && world.pods.len() == 5, "{:?}", world.errors);
 }
 
 #[tokio::test(start_paused = true)]
@@ -310,11 +311,11 @@ async fn a_right_that_is_missing_is_named() {
             world.put("b", "Running");
             world.server.forget_history();
         }
-        let before = world.errors.len();
-        world.until(|world| world.errors.len() > before + 1).await;
-        let told = world.errors.last().unwrap();
         let right = "cannot watch the node's pods: RBAC refuses: pods is forbidden: User ";
-        assert!(told.starts_with(right) && told.contains(&format!("cannot {verb} resource")), "{told}");
+        let cannot = format!("cannot {verb} resource");
+        world
+            .until(|world| world.errors.iter().any(|told| told.starts_with(right) && told.contains(&cannot)))
+            .await;
         world.server.set_denied(verb, "pods", false);
         world.until(|world| world.story.last().is_some_and(|word| ["+", "]"].contains(&word.as_str()))).await;
     }
@@ -365,6 +366,52 @@ async fn a_pod_that_cannot_be_read_does_not_cost_the_others() {
     world.server.fail_next("list", "pods", 1, Fault::Says(says));
     world.until(|world| world.lists == 1).await;
     assert_eq!(world.story.concat(), "[ab]");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_can_no_longer_be_read_is_no_longer_told_of() {
+    let mut world = World::of("ab").await;
+    let pod = record(1, &[record(1, b""), record(3, b"default"), record(6, b"9999")].concat());
+    let about = [record(1, b"v1"), record(2, b"Pod")].concat();
+    let object = [b"k8s\0".to_vec(), record(1, &about), record(2, &pod)].concat();
+    for what in [&b"MODIFIED"[..], b"DELETED"] {
+        let event = [record(1, what), record(2, &record(1, &object))].concat();
+        world.server.fail_next("watch", "pods", 1, Fault::Says(framed(&event)));
+        world.server.cut_connections();
+        let lists = world.lists;
+        world.until(|world| world.lists > lists).await;
+        assert_eq!(std::mem::take(&mut world.story).concat().trim_start_matches('!'), "[ab]");
+        assert!(world.errors.last().unwrap().contains("a pod cannot be read"), "{:?}", world.errors);
+    }
+}
+
+/// An answer of who stands before the API server, and one of an API server that knows no version as high.
+#[tokio::test(start_paused = true)]
+async fn only_who_knows_the_version_can_refuse_it() {
+    for (code, lists) in [(502, 1), (503, 1), (504, 1), (410, 2), (400, 2)] {
+        let mut world = World::of("a").await;
+        world.server.fail_next("watch", "pods", 1, Fault::Status(code));
+        world.until(|world| world.story.len() > 1 && world.errors.len() == 1).await;
+        assert_eq!(world.up_to("b").await.matches('b').count(), 1, "{code}");
+        assert_eq!(world.lists, lists, "{code}: {:?}", world.errors);
+    }
+}
+
+/// A link that breaks all the time is not asked as fast as it breaks, and somebody hears why.
+#[tokio::test(start_paused = true)]
+async fn a_link_that_breaks_all_the_time_is_told_of() {
+    let mut world = World::of("a").await;
+    let before = Instant::now();
+    while world.errors.len() < 8 {
+        let heard = tokio::time::timeout(Duration::from_secs(2), world.hear()).await;
+        if heard.is_err() && world.server.watchers(&PODS) > 0 {
+            world.server.cut_connections();
+        }
+    }
+    assert!(world.errors[0].contains("the watch lasted 2."), "{:?}", world.errors);
+    assert!(before.elapsed() > Duration::from_secs(16), "{:?}", before.elapsed());
+    world.up_to("b").await;
+    assert_eq!(world.lists, 1);
 }
 
 /// A server that ends each watch as soon as it began is not asked as fast as it answers.

@@ -158,7 +158,7 @@ impl PodPage {
     }
 
     /// The next pod, as it came.
-    pub fn next_bytes(&mut self) -> Option<&[u8]> {
+    pub fn take_bytes(&mut self) -> Option<&[u8]> {
         for field in wire::fields_in(&self.bytes, self.rest.clone()) {
             // None of them is broken.
             let field = field.ok()?;
@@ -171,8 +171,8 @@ impl PodPage {
     }
 
     /// The next pod, with what is wanted of it.
-    pub fn next(&mut self, wanted: &Wanted) -> Option<Result<Pod, String>> {
-        self.next_bytes().map(|pod| read_pod(pod, wanted))
+    pub fn take(&mut self, wanted: &Wanted) -> Option<Result<Pod, String>> {
+        self.take_bytes().map(|pod| read_pod(pod, wanted))
     }
 }
 

@@ -31,7 +31,7 @@ impl Frames {
     ///
     /// # Errors
     /// It is larger than anything that the API server has; then no more comes of the stream.
-    pub fn next(&mut self) -> Result<Option<&[u8]>, Odd> {
+    pub fn take(&mut self) -> Result<Option<&[u8]>, Odd> {
         let Some((length, rest)) = self.bytes[self.start..].split_first_chunk() else { return Ok(None) };
         let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
         if length > LARGEST {
@@ -43,12 +43,6 @@ impl Frames {
         let start = self.start + size_of::<u32>();
         self.start = start + length;
         Ok(Some(&self.bytes[start..self.start]))
-    }
-
-    /// Is it the middle of a frame that was reached?
-    #[must_use]
-    pub fn is_within_one(&self) -> bool {
-        self.start < self.bytes.len()
     }
 }
 
@@ -71,12 +65,12 @@ mod tests {
             let mut told: Vec<Vec<u8>> = Vec::new();
             for piece in stream.chunks(size) {
                 splitter.put(piece);
-                while let Some(frame) = splitter.next().unwrap() {
+                while let Some(frame) = splitter.take().unwrap() {
                     told.push(frame.to_vec());
                 }
             }
             assert_eq!(told, frames, "in pieces of {size}");
-            assert!(!splitter.is_within_one());
+            assert_eq!(splitter.start, splitter.bytes.len());
         }
     }
 
@@ -86,9 +80,9 @@ mod tests {
         for cut in 10..stream.len() {
             let mut splitter = Frames::default();
             splitter.put(&stream[..cut]);
-            assert_eq!(splitter.next(), Ok(Some(&b"first"[..])));
-            assert_eq!(splitter.next(), Ok(None));
-            assert!(splitter.is_within_one(), "{cut}");
+            assert_eq!(splitter.take(), Ok(Some(&b"first"[..])));
+            assert_eq!(splitter.take(), Ok(None));
+            assert_eq!(splitter.bytes.len() - splitter.start, cut - 9);
         }
     }
 
@@ -96,10 +90,10 @@ mod tests {
     fn a_length_that_lies_is_an_error_before_anything_is_kept() {
         let mut splitter = Frames::default();
         splitter.put(&u32::MAX.to_be_bytes());
-        assert_eq!(splitter.next(), Err(Odd::TooLarge(LARGEST)));
+        assert_eq!(splitter.take(), Err(Odd::TooLarge(LARGEST)));
         let mut splitter = Frames::default();
         splitter.put(&(LARGEST as u32).to_be_bytes());
-        assert_eq!(splitter.next(), Ok(None), "the largest is waited for");
+        assert_eq!(splitter.take(), Ok(None), "the largest is waited for");
     }
 
     #[test]
@@ -107,7 +101,7 @@ mod tests {
         let large = vec![1; 1 << 20];
         let mut splitter = Frames::default();
         splitter.put(&stream(&[&large]));
-        assert_eq!(splitter.next().unwrap().map(<[u8]>::len), Some(large.len()));
+        assert_eq!(splitter.take().unwrap().map(<[u8]>::len), Some(large.len()));
         splitter.put(b"\0");
         assert!(splitter.bytes.capacity() < KEPT, "{}", splitter.bytes.capacity());
     }

@@ -43,7 +43,7 @@ fn list(records: &[&[u8]]) -> Vec<u8> {
 }
 
 fn pods(page: &mut PodPage) -> Vec<Result<Pod, String>> {
-    std::iter::from_fn(|| page.next(&Wanted::default())).collect()
+    std::iter::from_fn(|| page.take(&Wanted::default())).collect()
 }
 
 fn names(page: &mut PodPage) -> Vec<String> {
@@ -53,7 +53,7 @@ fn names(page: &mut PodPage) -> Vec<String> {
 fn frames(stream: &[u8]) -> Vec<Vec<u8>> {
     let mut splitter = Frames::default();
     splitter.put(stream);
-    std::iter::from_fn(|| splitter.next().unwrap().map(<[u8]>::to_vec)).collect()
+    std::iter::from_fn(|| splitter.take().unwrap().map(<[u8]>::to_vec)).collect()
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_page_of_a_real_api_server_is_read() {
     let mut page = PodPage::open(LIST.to_vec()).unwrap();
     assert_eq!((page.version.as_str(), page.next.len()), ("64", 76));
     let wanted = Wanted::of(["k"]).whole();
-    let pod = page.next(&wanted).unwrap().unwrap();
+    let pod = page.take(&wanted).unwrap().unwrap();
     assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.phase), ("default", "a", Phase::Pending));
     assert_eq!(pod.uid, "3718d2c4-a0c1-44b0-bffe-06a848b3713e");
     assert!(pod.guaranteed && pod.said_guaranteed);
@@ -70,10 +70,10 @@ fn a_page_of_a_real_api_server_is_read() {
     // The pod is all of the page but for what is before it and the end of the envelope.
     let Some(Whole::Protobuf(whole)) = pod.whole.as_deref() else { panic!("{pod:?}") };
     assert!(LIST[..LIST.len() - 4].ends_with(whole) && whole.starts_with(b"\x0a\xa4\x05\x0a\x01a"));
-    assert_eq!(page.next(&wanted), None);
+    assert_eq!(page.take(&wanted), None);
     let mut empty = PodPage::open(EMPTY.to_vec()).unwrap();
     assert_eq!((empty.version.as_str(), empty.next.as_str()), ("234", ""));
-    assert_eq!(empty.next_bytes(), None);
+    assert_eq!(empty.take_bytes(), None);
 }
 
 #[test]
@@ -200,6 +200,6 @@ fn content_of_another_kind_is_not_taken() {
 fn bytes_that_are_no_text_do_not_cost_a_pod() {
     let annotation = record(12, &[record(1, b"k"), record(2, b"\xff\xfe")].concat());
     let mut page = PodPage::open(list(&[&record(2, &pod("a", &annotation))])).unwrap();
-    let pod = page.next(&Wanted::of(["k"])).unwrap().unwrap();
+    let pod = page.take(&Wanted::of(["k"])).unwrap().unwrap();
     assert_eq!(pod.annotations, [("k".into(), Annotation::Text("\u{fffd}\u{fffd}".into()))].into());
 }
