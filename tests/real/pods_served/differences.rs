@@ -224,8 +224,8 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: &[Source::PodsApi],
         scenarios: &[],
         pods: Pods::Ended,
-        aspect: "field metadata deletionGracePeriodSeconds",
-        what: "an ended pod that a finalizer keeps: `metadata.deletionGracePeriodSeconds` may be old for a minute",
+        aspect: "field metadata deletion*",
+        what: "an ended pod that a finalizer keeps: `metadata.deletionTimestamp` and `deletionGracePeriodSeconds` may be old for a minute",
         why: "the kubelet 1.36 says DELETED before the API server writes that, and nothing afterwards",
         sometimes: true,
     },
@@ -279,8 +279,9 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &["a_slow_watcher"],
         pods: Pods::Any,
         aspect: "cut",
-        what: "a client that takes nothing at all for ten seconds is disconnected (`Unavailable`), too far behind or not",
-        why: "what waits for it is kept for it; the kubelet bounds neither",
+        what: "a watch that is too slow may be cut in the middle of an event, with the same code, `ResourceExhausted`, and words of the \
+               client's library; one that takes nothing at all for ten seconds is disconnected, `Unavailable`",
+        why: "what waits for a client is memory: the kubelet keeps it until the client takes it",
         sometimes: true,
     },
 ];
