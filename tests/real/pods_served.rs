@@ -21,7 +21,9 @@ macro_rules! scenarios {
         $world.scenario = stringify!($name);
         let begun = std::time::Instant::now();
         $world.$name().await.context(stringify!($name))?;
-        println!("{}: {:?}", stringify!($name), begun.elapsed());
+        if std::env::var_os("NUMACAST_MEASURE").is_some() {
+            eprintln!("{}: {:?}", stringify!($name), begun.elapsed());
+        }
     )+};
 }
 

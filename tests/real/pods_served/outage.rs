@@ -123,8 +123,11 @@ impl World {
         let words = self.at(Source::ApiServer)?.served.as_ref().context("ours")?.last_words();
         let page = self.at(Source::Page)?;
         let page_up = page.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &[]).await?;
-        println!("away for {:?}: {asked:?}; conditions have changed: {}", begun.elapsed(), now != infos);
-        println!("{words}\n/pods tells: {page_up:?}\n{}", page.served.as_ref().context("ours")?.last_words());
+        eprintln!("away for {:?}: {asked:?}; conditions have changed: {}", begun.elapsed(), now != infos);
+        eprintln!(
+            "{words}\n/pods tells: {page_up:?}\n{}",
+            page.served.as_ref().context("ours")?.last_words()
+        );
 
         // It reads seldom, and what it tells is looked at elsewhere.
         self.places.pop();

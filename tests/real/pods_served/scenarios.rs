@@ -311,7 +311,9 @@ impl World {
             watcher.go_on().await?;
             let (code, text) = watcher.ended().await?;
             if (code.as_str(), text.as_str()) != ("ResourceExhausted", "watch client channel closed") {
-                ensure!(code == "Unavailable", "{source:?}: {code}: {text}");
+                let reset =
+                    code == "ResourceExhausted" && text.starts_with("stream terminated by RST_STREAM");
+                ensure!(reset || code == "Unavailable", "{source:?}: {code}: {text}");
                 cut.push((*source, text));
             }
             let known = watcher.known();
@@ -442,7 +444,8 @@ impl World {
         self.node.launch_kubelet()?;
         let socket = self.at(Source::Kubelet)?.socket.clone();
         until("the kubelet serves its Pods API", async || {
-            Ok(drop(std::os::unix::net::UnixStream::connect(&socket)?))
+            std::os::unix::net::UnixStream::connect(&socket)?;
+            Ok(())
         })
         .await?;
         self.before_anything("the kubelet has just started").await?;
