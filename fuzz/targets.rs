@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use numacast::agent::{self, Recording};
-use numacast::cluster::Devices;
+use numacast::cluster::{self, Devices, Frames, News, PodPage};
 use numacast::config::{Config, Layers, ProxyAnnotations, ProxyMapping};
-use numacast::core_v1::{decode_pod, pod_json};
+use numacast::core_v1::{decode_pod, pod_json, read_pod};
 use numacast::grpc;
 use numacast::json_path::{JsonPath, Template};
 use numacast::kubelet::proto::{v1, v1alpha1};
@@ -18,9 +18,10 @@ use numacast::kubelet::{
     self, Allocatable, ContainerUsage, KubeletConfig, ManagerState, MemoryBlock, PodUsage, Usage,
 };
 use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recorder};
-use numacast::pod::{Annotation, Container, ContainerKind, Life, Pod};
+use numacast::pod::{Annotation, Container, ContainerKind, Life, Pod, Wanted, Whole};
 use numacast::proxy::merge::{self, Merged, Plan, Version};
 use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
+use numacast::wire::put_bytes;
 use prost::Message;
 use prost::bytes::Bytes;
 
@@ -28,7 +29,7 @@ use prost::bytes::Bytes;
 pub(crate) type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub(crate) const TARGETS: [(&str, Target); 11] = [
+pub(crate) const TARGETS: [(&str, Target); 12] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
     ("state", state),
@@ -40,6 +41,7 @@ pub(crate) const TARGETS: [(&str, Target); 11] = [
     ("splice", splice),
     ("annotations", annotations),
     ("grpc_frames", grpc_frames),
+    ("pod_watch", pod_watch),
 ];
 
 /// Files of the host: a line `@path` starts a file, `!path reason` is one that the kernel refuses to read, and
@@ -240,6 +242,75 @@ pub(crate) fn grpc_frames(data: &[u8]) {
     assert_eq!(given.len(), sent.len());
     assert_eq!(grpc::made_acceptable(sent, usize::from(*chunk)), given, "in whatever pieces it comes");
     assert_eq!(grpc::made_acceptable(&given, usize::MAX), given, "it is acceptable now");
+}
+
+/// What the API server says of pods in protocol buffers: a size for the pieces that it comes in, then a page of a list, what
+/// it says when it refuses, or the frames of a watch, whichever it is taken for.
+pub(crate) fn pod_watch(data: &[u8]) {
+    let Some((size, sent)) = data.split_first() else { return };
+    if let Ok(page) = PodPage::open(sent.to_vec()) {
+        check_page(page, sent.len());
+    }
+    assert_ne!(cluster::refusal(500, sent).code, 0);
+    let whole = frames([sent]);
+    assert_eq!(frames(sent.chunks(usize::from(*size).max(1))), whole, "however it comes in");
+}
+
+/// A page that is written anew, from what was read of it, is the same page.
+fn check_page(mut page: PodPage, longest: usize) {
+    let (mut metadata, mut list, mut again, mut pods) =
+        (Vec::new(), Vec::new(), b"k8s\0".to_vec(), Vec::new());
+    put_bytes(&mut metadata, 2, page.version.as_bytes());
+    put_bytes(&mut metadata, 3, page.next.as_bytes());
+    put_bytes(&mut list, 1, &metadata);
+    let head = page.clone();
+    while let Some(pod) = page.next_bytes() {
+        check_message(pod);
+        put_bytes(&mut list, 2, pod);
+        pods.push(pod.to_vec());
+    }
+    assert!(pods.iter().map(Vec::len).sum::<usize>() <= longest);
+    put_bytes(&mut again, 1, b"\x0a\x02v1\x12\x07PodList");
+    put_bytes(&mut again, 2, &list);
+    let mut again = PodPage::open(again).expect("a page");
+    assert_eq!((&again.version, &again.next), (&head.version, &head.next));
+    let read = std::iter::from_fn(|| again.next_bytes().map(<[u8]>::to_vec));
+    assert_eq!(read.collect::<Vec<_>>(), pods);
+}
+
+/// What the frames of a watch say that comes in these pieces.
+fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
+    let (mut frames, mut told) = (Frames::default(), Vec::new());
+    for piece in pieces {
+        frames.put(piece);
+        loop {
+            match frames.next() {
+                Ok(Some(frame)) => told.push(news(frame)),
+                Ok(None) => break,
+                Err(odd) => {
+                    told.push(odd.to_string());
+                    return told;
+                }
+            }
+        }
+    }
+    told
+}
+
+fn news(frame: &[u8]) -> String {
+    let news = News::read(frame);
+    if let Ok(News::Is(pod, version) | News::Gone(pod, version)) = &news {
+        assert!(!version.is_empty());
+        check_message(pod);
+    }
+    format!("{news:?}")
+}
+
+/// A pod that can be read is kept as it came.
+fn check_message(bytes: &[u8]) {
+    let Ok(pod) = read_pod(bytes, &Wanted::default().whole()) else { return };
+    assert_eq!(pod.whole.as_deref(), Some(&Whole::Protobuf(Bytes::copy_from_slice(bytes))));
+    check_pod(&pod);
 }
 
 fn check_pod(pod: &Pod) {

@@ -149,6 +149,7 @@ impl PodsApi {
             page_alone: Arc::clone(&service.page_alone),
             metrics: metrics.clone(),
             started: Instant::now(),
+            teller: None,
             silent: None,
             troubled: None,
             left_out: None,
@@ -241,7 +242,8 @@ struct Follow {
     page_alone: Arc<AtomicBool>,
     metrics: Metrics,
     started: Instant,
-    /// Since when nobody tells of whole pods.
+    /// Who told of whole pods last, and since when nobody does.
+    teller: Option<PodTeller>,
     silent: Option<Instant>,
     /// The last sentence of trouble, and about a pod that is left out.
     troubled: Option<String>,
@@ -315,6 +317,9 @@ impl Follow {
         if proof && told {
             self.silent = None;
             self.page_alone.store(false, Ordering::Relaxed);
+            if let Some(before) = self.teller.replace(teller).filter(|before| *before != teller) {
+                self.metrics.left(before.label());
+            }
         }
         self.note(teller, proof, told, left_out);
         proof && told

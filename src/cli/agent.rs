@@ -87,7 +87,7 @@ fn beside(agent: &mut Agent, settings: proxy::Settings, cluster: Cluster) -> Pro
 
 /// A Pods API that shares what is told of pods with the agent: whoever is asked by both is asked once.
 fn with_pods(settings: &mut Settings, pods_api: pods_api::Settings, cluster: Cluster) -> PodsApi {
-    settings.pods.relay = Some(Relay::keeping(settings.pods.wanted.clone().whole()));
+    settings.pods.relay = Some(Relay::keeping(settings.pods.wanted.clone()));
     PodsApi::new(pods_api, settings.pods.clone(), settings.node.clone(), Some(cluster))
 }
 

@@ -112,7 +112,7 @@ async fn reach(config: &Config, settings: &mut Settings) -> anyhow::Result<Optio
     match Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await {
         Ok(cluster) => Ok(Some(cluster)),
         Err(error) if settings.order.contains(&PodTeller::PodsApi) => {
-            warn!("{error}; until then only the kubelet's own Pods API is asked for pods");
+            warn!("{error}; only the kubelet's own Pods API is asked for pods, until a restart");
             settings.order = vec![PodTeller::PodsApi];
             Ok(None)
         }

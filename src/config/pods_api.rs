@@ -1,6 +1,6 @@
 //! The Pods API that we serve, as people configure it.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -81,8 +81,8 @@ impl PodsApi {
         if resolved.proxy.enabled && self.enabled && ours.parent() == resolved.proxy.socket().parent() {
             conflicts.push(("podsApi.dir", "`proxy.dir` is the same; each needs a directory of its own"));
         }
-        if !ours.is_absolute() {
-            conflicts.push(("podsApi.dir", "it must be an absolute path"));
+        if !ours.is_absolute() || ours.components().any(|part| part == Component::ParentDir) {
+            conflicts.push(("podsApi.dir", "it must be an absolute path without `..`"));
         }
         if self.group.is_some() && !self.mode.lets_a_group_in() {
             conflicts.push((
@@ -109,6 +109,7 @@ mod tests {
         assert_eq!(keys(|c| c.pods_api.dir = Some("/var/lib/kubelet/pods-api".into())), ["podsApi.dir"]);
         assert_eq!(keys(|c| c.pods_api.dir = Some("/var/lib/kubelet/pods-api/a".into())), ["podsApi.dir"]);
         assert_eq!(keys(|c| c.pods_api.dir = Some("here".into())), ["podsApi.dir"]);
+        assert_eq!(keys(|c| c.pods_api.dir = Some("/var/lib/kubelet/x/../pods-api".into())), ["podsApi.dir"]);
         assert_eq!(keys(|c| c.pods_api.group = Some(7)), ["podsApi.mode"]);
         let one_place = |c: &mut Config| {
             (c.proxy.enabled, c.pods_api.enabled) = (true, true);

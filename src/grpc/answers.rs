@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::clients::Connection;
+use super::{HEAD, Message};
 
 /// Where others wait for room nothing is sent for longer than this, whatever its progress is.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -93,8 +94,8 @@ impl Answers {
     }
 
     /// Takes an answer in. What is sent of it comes with the pin.
-    pub(super) fn pin(self: &Arc<Self>, answer: &Bytes, connection: &Arc<Connection>) -> Arc<Pin> {
-        let (client, key) = (connection.client, (answer.as_ptr() as usize, answer.len()));
+    pub(super) fn pin(self: &Arc<Self>, answer: &Message, connection: &Arc<Connection>) -> Arc<Pin> {
+        let (client, key) = (connection.client, (answer.body.as_ptr() as usize, answer.body.len()));
         let (left, now) = (Arc::new(AtomicUsize::new(answer.len() + PREFIX)), Instant::now());
         let state = &mut *self.state();
         let id = state.next;
@@ -183,43 +184,48 @@ impl Drop for Pin {
 /// socket has taken it.
 #[derive(Debug)]
 pub(super) struct Slice {
-    prefix: [u8; PREFIX],
-    /// Of the prefix, gone.
+    /// Before the bytes: length and flag, and the message's head.
+    prefix: [u8; PREFIX + HEAD],
+    /// Of that, what there is and what is gone.
+    end: usize,
     gone: usize,
     bytes: Bytes,
     pin: Arc<Pin>,
 }
 
 impl Slice {
-    /// The first slice of an answer of so many bytes.
-    pub(super) fn first(length: u32, bytes: Bytes, pin: Arc<Pin>) -> Self {
-        let [a, b, c, d] = length.to_be_bytes();
-        Self { prefix: [0, a, b, c, d], gone: 0, bytes, pin }
+    /// The first slice of an answer of so many bytes, which begins with `head`.
+    pub(super) fn first(length: u32, head: &[u8], bytes: Bytes, pin: Arc<Pin>) -> Self {
+        let mut prefix = [0; PREFIX + HEAD];
+        prefix[1..PREFIX].copy_from_slice(&length.to_be_bytes());
+        let end = PREFIX + head.len().min(HEAD);
+        prefix[PREFIX..end].copy_from_slice(&head[..end - PREFIX]);
+        Self { prefix, end, gone: 0, bytes, pin }
     }
 
     pub(super) fn next(bytes: Bytes, pin: Arc<Pin>) -> Self {
-        Self { prefix: [0; PREFIX], gone: PREFIX, bytes, pin }
+        Self { prefix: [0; PREFIX + HEAD], end: 0, gone: 0, bytes, pin }
     }
 }
 
 impl Buf for Slice {
     fn remaining(&self) -> usize {
-        PREFIX - self.gone + self.bytes.len()
+        self.end - self.gone + self.bytes.len()
     }
 
     fn chunk(&self) -> &[u8] {
-        if self.gone < PREFIX { &self.prefix[self.gone..] } else { &self.bytes }
+        if self.gone < self.end { &self.prefix[self.gone..self.end] } else { &self.bytes }
     }
 
     fn chunks_vectored<'a>(&'a self, out: &mut [IoSlice<'a>]) -> usize {
-        let parts = [&self.prefix[self.gone..], &self.bytes[..]];
+        let parts = [&self.prefix[self.gone..self.end], &self.bytes[..]];
         let parts = parts.into_iter().filter(|part| !part.is_empty());
         out.iter_mut().zip(parts).map(|(out, part)| *out = IoSlice::new(part)).count()
     }
 
     fn advance(&mut self, count: usize) {
         self.pin.left.fetch_sub(count, Ordering::Relaxed);
-        let prefix = count.min(PREFIX - self.gone);
+        let prefix = count.min(self.end - self.gone);
         self.gone += prefix;
         self.bytes.advance(count - prefix);
     }

@@ -20,7 +20,7 @@ use super::answers::{PREFIX, Pin as Pinned, Slice};
 use super::clients::Connection;
 use super::connection::SEND_BUFFER;
 use super::turns::Admitted;
-use super::{Call, Feed, Inner, Offence, Reply};
+use super::{Call, Feed, Inner, Message, Offence, Reply};
 
 /// How long a client may take to send its message.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -297,7 +297,7 @@ impl<'a> Work<'a> {
     async fn send_one(
         &self,
         stream: &mut SendStream<Slice>,
-        answer: Bytes,
+        answer: Message,
         bytes: &mut usize,
     ) -> Result<(), Stop> {
         let message = self.outgoing(answer)?;
@@ -305,19 +305,19 @@ impl<'a> Work<'a> {
         message.send(stream, room, bytes).await
     }
 
-    fn outgoing(&self, answer: Bytes) -> Result<Outgoing, Stop> {
+    fn outgoing(&self, answer: Message) -> Result<Outgoing, Stop> {
         let Ok(length) = u32::try_from(answer.len()) else {
             let what = format!("trying to send message larger than max ({} vs. {})", answer.len(), u32::MAX);
             return Err(Stop::Status(Status::resource_exhausted(what)));
         };
         let pin = self.inner.answers.pin(&answer, self.connection);
-        Ok(Outgoing { rest: answer, length, pin })
+        Ok(Outgoing { message: answer, length, pin })
     }
 }
 
 /// A message that is to be sent.
 struct Outgoing {
-    rest: Bytes,
+    message: Message,
     length: u32,
     pin: Arc<Pinned>,
 }
@@ -325,7 +325,7 @@ struct Outgoing {
 impl Outgoing {
     /// With what comes before it.
     fn size(&self) -> usize {
-        PREFIX + self.rest.len()
+        PREFIX + self.message.len()
     }
 
     /// Sends it in slices, as fast as the client takes them; there is room for the first.
@@ -335,10 +335,11 @@ impl Outgoing {
         room: usize,
         bytes: &mut usize,
     ) -> Result<(), Stop> {
-        let (rest, pin) = (&mut self.rest, &self.pin);
-        let slice = rest.split_to(rest.len().min(room.saturating_sub(PREFIX)));
-        *bytes += slice.len();
-        stream.send_data(Slice::first(self.length, slice, Arc::clone(pin)), false)?;
+        let Message { head, length: before, body: rest } = &mut self.message;
+        let (head, pin) = (&head[..*before], &self.pin);
+        let slice = rest.split_to(rest.len().min(room.saturating_sub(PREFIX + head.len())));
+        *bytes += head.len() + slice.len();
+        stream.send_data(Slice::first(self.length, head, slice, Arc::clone(pin)), false)?;
         while !rest.is_empty() {
             let slice = rest.split_to(capacity(stream, rest.len()).await?.min(rest.len()));
             *bytes += slice.len();

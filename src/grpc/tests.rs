@@ -46,11 +46,13 @@ impl Service for Play {
         let stage = Arc::clone(&self.0);
         async move {
             match call.names() {
-                ("v1.PodResourcesLister", "List") => Ok(Reply::One(Bytes::from_static(b"\x0a\x03\x0a\x01p"))),
-                ("t", "Echo") => Ok(Reply::One(call.message)),
-                ("t", "Large") => Ok(Reply::One(stage.large.lock().unwrap().clone())),
+                ("v1.PodResourcesLister", "List") => {
+                    Ok(Reply::One(Bytes::from_static(b"\x0a\x03\x0a\x01p").into()))
+                }
+                ("t", "Echo") => Ok(Reply::One(call.message.into())),
+                ("t", "Large") => Ok(Reply::One(stage.large.lock().unwrap().clone().into())),
                 // An answer of its own each time.
-                ("t", "Fresh") => Ok(Reply::One(vec![1; 1 << 20].into())),
+                ("t", "Fresh") => Ok(Reply::One(Bytes::from(vec![1; 1 << 20]).into())),
                 ("t", "Fail") => Err(Status::not_found("no such pod: \u{fc}ber %\n")),
                 ("t", "Hang") => {
                     stage.hanging.fetch_add(1, Ordering::SeqCst);
@@ -60,12 +62,12 @@ impl Service for Play {
                 ("t", "Count") => {
                     let count = move |_: usize| {
                         stage.counted.fetch_add(1, Ordering::SeqCst);
-                        Ok(vec![7; 10_000].into())
+                        Ok(Bytes::from(vec![7; 10_000]).into())
                     };
                     Ok(Reply::Many(Box::pin(futures::stream::iter(0..1000).map(count).boxed())))
                 }
                 ("t", "Half") => {
-                    let parts = [Ok(Bytes::from_static(b"one")), Err(Status::data_loss("gone"))];
+                    let parts = [Ok(Bytes::from_static(b"one").into()), Err(Status::data_loss("gone"))];
                     Ok(Reply::Many(Box::pin(futures::stream::iter(parts).boxed())))
                 }
                 ("t", _) => Err(call.unknown_method()),

@@ -1,6 +1,6 @@
 //! One who tells about pods, heard by several in this process: asked once, whoever listens.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::PodTeller;
 use crate::pod::{Life, Pod, PodEvent, PodName, Wanted};
 
-/// Who is so many events behind what is there is told all of that anew instead.
+/// Of events that wait for who does not listen, each pod's last one is kept when they are so many.
 const BEHIND: usize = 1024;
 
 type Told = Result<PodEvent, String>;
@@ -21,6 +21,7 @@ type Events = BoxStream<'static, Told>;
 /// Those that are asked. Each clone is the same.
 #[derive(Clone, Debug, Default)]
 pub struct Relay {
+    /// What any listener will want, but for whole pods.
     wanted: Wanted,
     prompt: Arc<Notify>,
     asked: Arc<Mutex<Vec<(PodTeller, Weak<Asked>)>>>,
@@ -29,13 +30,28 @@ pub struct Relay {
 /// One that is asked, for as long as anybody listens.
 struct Asked {
     heard: Arc<Mutex<Heard>>,
-    news: watch::Receiver<()>,
-    task: JoinHandle<()>,
+    bell: Arc<watch::Sender<()>>,
+    task: Mutex<JoinHandle<()>>,
+}
+
+impl Asked {
+    fn new(events: Events) -> Self {
+        let (heard, bell) = (Arc::<Mutex<Heard>>::default(), Arc::new(watch::Sender::new(())));
+        let task = Mutex::new(tokio::spawn(hear(events, Arc::clone(&heard), Arc::clone(&bell))));
+        Self { heard, bell, task }
+    }
+
+    /// From now on these are what it tells: its list comes anew.
+    fn ask_anew(&self, events: Events) {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        task.abort();
+        *task = tokio::spawn(hear(events, Arc::clone(&self.heard), Arc::clone(&self.bell)));
+    }
 }
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        self.task.abort();
+        self.task.get_mut().unwrap_or_else(PoisonError::into_inner).abort();
     }
 }
 
@@ -45,7 +61,7 @@ impl fmt::Debug for Asked {
     }
 }
 
-/// What was told, and to whom it has to be told on.
+/// What was told, and to whom it has to be told on. Pods are not kept whole: who wants them so keeps them.
 #[derive(Default)]
 struct Heard {
     pods: BTreeMap<Key, Pod>,
@@ -60,11 +76,21 @@ struct Heard {
 }
 
 /// What one listener still has to be told.
-#[derive(Default)]
 struct Queue {
     told: VecDeque<Told>,
-    /// It came while nothing was told: what was told before may be true no more, and it hears of it when that is over.
-    waits: bool,
+    awaits: Awaits,
+    /// When to look what can be left out.
+    most: usize,
+}
+
+/// What was told before may not be for who has just come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaits {
+    Nothing,
+    /// Nobody tells now, so that it may be true no more: until somebody does.
+    Proof,
+    /// It wants whole pods, which are not kept: until all are told anew.
+    Listing,
 }
 
 /// A pod that returns under its name is another one.
@@ -72,6 +98,10 @@ type Key = (PodName, String);
 
 fn key(pod: &Pod) -> Key {
     (pod.full_name(), pod.uid.clone())
+}
+
+fn without_whole(pod: &Pod) -> Pod {
+    Pod { whole: None, ..pod.clone() }
 }
 
 /// One who listens.
@@ -89,7 +119,7 @@ impl Drop for Listener {
 }
 
 impl Relay {
-    /// Of each pod is kept what is wanted, which is what any listener will want.
+    /// Of each pod is kept what is wanted, which is what any listener will want, but for whole pods.
     #[must_use]
     pub fn keeping(wanted: Wanted) -> Self {
         Self { wanted, ..Self::default() }
@@ -101,38 +131,40 @@ impl Relay {
     }
 
     /// What this one tells: all that is there, then what comes. It is opened, with what is wanted of pods, if nobody
-    /// listens to it yet.
+    /// listens to it yet; and once more for the first who wants whole pods, and for each such one after it.
     pub(super) fn listen(
         &self,
         teller: PodTeller,
         wanted: Wanted,
         open: impl FnOnce(Wanted) -> Events,
     ) -> Events {
-        let asked = self.ask(teller, open);
-        let number = lock(&asked.heard).join();
-        let mut news = asked.news.clone();
+        let whole = wanted.wants_whole();
+        let asked = self.ask(teller, whole, open);
+        let number = lock(&asked.heard).join(whole);
+        let mut news = asked.bell.subscribe();
         news.mark_changed();
         let listener = Listener { asked, news, number, wanted };
         unfold(listener, |mut listener| async { Some((listener.next().await, listener)) }).boxed()
     }
 
-    fn ask(&self, teller: PodTeller, open: impl FnOnce(Wanted) -> Events) -> Arc<Asked> {
+    fn ask(&self, teller: PodTeller, whole: bool, open: impl FnOnce(Wanted) -> Events) -> Arc<Asked> {
         let mut all = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(_, asked)| asked.strong_count() > 0);
         let same = all.iter().find(|(asked, _)| *asked == teller).and_then(|(_, asked)| asked.upgrade());
+        let open = |whole| open(if whole { self.wanted.clone().whole() } else { self.wanted.clone() });
         if let Some(asked) = same {
+            if whole {
+                asked.ask_anew(open(true));
+            }
             return asked;
         }
-        let (bell, news) = watch::channel(());
-        let heard = Arc::<Mutex<Heard>>::default();
-        let task = tokio::spawn(hear(open(self.wanted.clone()), Arc::clone(&heard), bell));
-        let asked = Arc::new(Asked { heard, news, task });
+        let asked = Arc::new(Asked::new(open(whole)));
         all.push((teller, Arc::downgrade(&asked)));
         asked
     }
 }
 
-async fn hear(mut events: Events, heard: Arc<Mutex<Heard>>, bell: watch::Sender<()>) {
+async fn hear(mut events: Events, heard: Arc<Mutex<Heard>>, bell: Arc<watch::Sender<()>>) {
     while let Some(told) = events.next().await {
         lock(&heard).take(&told);
         bell.send_replace(());
@@ -148,13 +180,13 @@ impl Heard {
         match told {
             Ok(PodEvent::Listing) => self.listing = Some(BTreeMap::new()),
             Ok(PodEvent::Listed(pod)) => {
-                self.listing.get_or_insert_default().insert(key(pod), pod.clone());
+                self.listing.get_or_insert_default().insert(key(pod), without_whole(pod));
             }
             Ok(PodEvent::Complete) => {
                 self.pods = self.listing.take().unwrap_or_default();
                 self.complete = true;
             }
-            Ok(PodEvent::Is(pod)) => drop(self.pods.insert(key(pod), pod.clone())),
+            Ok(PodEvent::Is(pod)) => drop(self.pods.insert(key(pod), without_whole(pod))),
             Ok(PodEvent::Gone(pod)) => drop(self.pods.remove(&key(pod))),
             Ok(PodEvent::Again) | Err(_) => {}
         }
@@ -164,24 +196,30 @@ impl Heard {
             Err(sentence) => self.trouble = Some(sentence.clone()),
         }
         let proof = matches!(told, Ok(event) if event.is_proof());
-        let most = BEHIND + self.pods.len();
-        let mut anew = Vec::new();
+        let mut satisfied = Vec::new();
         for (number, queue) in &mut self.listeners {
-            if !queue.waits || told.is_err() {
-                queue.told.push_back(told.clone());
+            if queue.awaits == Awaits::Listing && matches!(told, Ok(PodEvent::Listing)) {
+                queue.awaits = Awaits::Nothing;
             }
-            if queue.told.len() > most || queue.waits && proof {
-                anew.push(*number);
+            if queue.awaits == Awaits::Proof && proof {
+                satisfied.push(*number);
+            } else if queue.awaits == Awaits::Nothing || told.is_err() {
+                queue.push(told.clone());
             }
         }
-        for number in anew {
+        for number in satisfied {
             let queue = self.all();
             self.listeners.insert(number, queue);
         }
     }
 
-    fn join(&mut self) -> u64 {
-        let (number, queue) = (self.next, self.all());
+    fn join(&mut self, whole: bool) -> u64 {
+        let number = self.next;
+        let queue = match (whole, &self.trouble) {
+            (true, _) => Queue::of([], Awaits::Listing),
+            (false, Some(sentence)) => Queue::of([Err(sentence.clone())], Awaits::Proof),
+            (false, None) => self.all(),
+        };
         self.next += 1;
         self.listeners.insert(number, queue);
         number
@@ -195,9 +233,6 @@ impl Heard {
 
     /// What somebody has to be told who knows nothing.
     fn all(&self) -> Queue {
-        if let Some(sentence) = &self.trouble {
-            return Queue { told: [Err(sentence.clone())].into(), waits: true };
-        }
         let mut told = VecDeque::new();
         if self.complete {
             told.push_back(PodEvent::Listing);
@@ -208,7 +243,40 @@ impl Heard {
             told.push_back(PodEvent::Listing);
             told.extend(listed(listing));
         }
-        Queue { told: told.into_iter().map(Ok).collect(), waits: false }
+        Queue::of(told.into_iter().map(Ok), Awaits::Nothing)
+    }
+}
+
+impl Queue {
+    fn of(told: impl IntoIterator<Item = Told>, awaits: Awaits) -> Self {
+        Self { told: told.into_iter().collect(), awaits, most: BEHIND }
+    }
+
+    fn push(&mut self, told: Told) {
+        self.told.push_back(told);
+        if self.told.len() > self.most {
+            self.shorten();
+            self.most = BEHIND.max(2 * self.told.len());
+        }
+    }
+
+    /// Leaves out what is overtaken: what came before a list that began after it, and all but the last word of a pod and of
+    /// trouble.
+    fn shorten(&mut self) {
+        let start = self.told.iter().rposition(|told| matches!(told, Ok(PodEvent::Listing))).unwrap_or(0);
+        let (mut seen, mut trouble) = (BTreeSet::new(), false);
+        let mut kept: VecDeque<Told> = VecDeque::new();
+        for told in self.told.drain(..).skip(start).rev() {
+            let is_last = match &told {
+                Ok(PodEvent::Is(pod) | PodEvent::Gone(pod)) => seen.insert(key(pod)),
+                Err(_) => !std::mem::replace(&mut trouble, true),
+                Ok(_) => true,
+            };
+            if is_last {
+                kept.push_front(told);
+            }
+        }
+        self.told = kept;
     }
 }
 
@@ -238,7 +306,7 @@ impl Listener {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::RefCell;
 
     use futures::FutureExt;
     use tokio::sync::mpsc;
@@ -246,31 +314,35 @@ mod tests {
     use super::*;
     use crate::pod::Whole;
 
+    #[derive(Default)]
     struct Teller {
         relay: Relay,
-        opened: Cell<usize>,
-        tell: mpsc::UnboundedSender<Told>,
-        told: Cell<Option<mpsc::UnboundedReceiver<Told>>>,
+        /// For each time that it was opened: for whole pods?
+        opened: RefCell<Vec<bool>>,
+        /// To who opened it last.
+        tell: RefCell<Option<mpsc::UnboundedSender<Told>>>,
     }
 
     impl Teller {
-        fn new() -> Self {
-            let (tell, told) = mpsc::unbounded_channel();
-            let relay = Relay::keeping(Wanted::default().whole());
-            Self { relay, opened: Cell::new(0), tell, told: Cell::new(Some(told)) }
-        }
-
         fn listen(&self, wanted: &Wanted) -> Events {
             self.relay.listen(PodTeller::ApiServer, wanted.clone(), |wanted| {
-                assert!(wanted.wants_whole());
-                self.opened.set(self.opened.get() + 1);
-                let told = self.told.take().unwrap();
+                self.opened.borrow_mut().push(wanted.wants_whole());
+                let (tell, told) = mpsc::unbounded_channel();
+                self.tell.replace(Some(tell));
                 unfold(told, |mut told| async { Some((told.recv().await?, told)) }).boxed()
             })
         }
 
+        fn is_closed(&self) -> bool {
+            self.tell.borrow().as_ref().is_some_and(mpsc::UnboundedSender::is_closed)
+        }
+
+        fn say(&self, told: Told) {
+            self.tell.borrow().as_ref().unwrap().send(told).unwrap();
+        }
+
         async fn tell(&self, event: PodEvent) {
-            self.tell.send(Ok(event)).unwrap();
+            self.say(Ok(event));
             settle().await;
         }
     }
@@ -290,7 +362,7 @@ mod tests {
     /// All that can be heard now, in short.
     fn heard(events: &mut Events) -> String {
         let mut words = Vec::new();
-        while let Some(Some(told)) = events.next().now_or_never() {
+        while let Some(Some(told)) = tokio::task::unconstrained(events.next()).now_or_never() {
             words.push(match told {
                 Ok(PodEvent::Listing) => "[".into(),
                 Ok(PodEvent::Complete) => "]".into(),
@@ -308,7 +380,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_comes_later_hears_what_is_there_and_then_the_same_as_all() {
-        let teller = Teller::new();
+        let teller = Teller::default();
         let mut first = teller.listen(&Wanted::default().whole());
         teller.tell(PodEvent::Listing).await;
         teller.tell(PodEvent::Listed(pod("a"))).await;
@@ -323,7 +395,7 @@ mod tests {
         assert_eq!(heard(&mut first), "b ] +c! -a");
         assert_eq!(heard(&mut amid), "b ] +c -a", "without what it does not want");
         assert_eq!(heard(&mut later), "[ b c ]");
-        teller.tell.send(Err("trouble".into())).unwrap();
+        teller.say(Err("trouble".into()));
         settle().await;
         let mut after_trouble = teller.listen(&Wanted::default());
         assert_eq!((heard(&mut later), heard(&mut after_trouble)), ("trouble".into(), "trouble".into()));
@@ -340,34 +412,60 @@ mod tests {
         assert_eq!(heard(&mut later), "[ x b c ] -x +d");
         assert_eq!(heard(&mut after_trouble), "[ b c x ] -x +d");
         assert_eq!(heard(&mut teller.listen(&Wanted::default())), "[ b c d ]", "the trouble is over");
-        assert_eq!(teller.opened.get(), 1, "it was asked once");
+        assert_eq!(teller.opened.borrow().len(), 1, "it was asked once");
     }
 
     #[tokio::test]
-    async fn whoever_does_not_listen_is_told_all_anew_and_holds_no_more_than_that() {
-        let teller = Teller::new();
+    async fn who_wants_whole_pods_hears_all_of_them_anew_and_others_hear_so_too() {
+        let teller = Teller::default();
+        let mut plain = teller.listen(&Wanted::default());
+        for event in [PodEvent::Listing, PodEvent::Listed(pod("a")), PodEvent::Complete] {
+            teller.tell(event).await;
+        }
+        assert_eq!(heard(&mut plain), "[ a ]");
+        let mut whole = teller.listen(&Wanted::default().whole());
+        assert_eq!(teller.opened.borrow()[..], [false, true], "it was opened for more");
+        assert_eq!(heard(&mut whole), "", "what is kept is not whole");
+        for event in [PodEvent::Listing, PodEvent::Listed(pod("a"))] {
+            teller.tell(event).await;
+        }
+        let mut later = teller.listen(&Wanted::default());
+        for event in [PodEvent::Complete, PodEvent::Is(pod("b"))] {
+            teller.tell(event).await;
+        }
+        assert_eq!((heard(&mut plain), heard(&mut whole)), ("[ a ] +b".into(), "[ a ] +b!".into()));
+        assert_eq!(heard(&mut later), "[ a ] [ a ] +b");
+        assert_eq!(teller.opened.borrow().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn of_what_waits_for_who_does_not_listen_the_last_word_of_each_pod_is_kept() {
+        let teller = Teller::default();
         let mut lazy = teller.listen(&Wanted::default());
         teller.tell(PodEvent::Listing).await;
         teller.tell(PodEvent::Complete).await;
         for number in 0..10_000 {
             teller.tell(PodEvent::Is(pod(&format!("p{}", number % 3)))).await;
+            teller.tell(PodEvent::Gone(pod("q"))).await;
+            teller.say(Err(number.to_string()));
         }
-        let asked = teller.relay.ask(PodTeller::ApiServer, |_| unreachable!());
-        assert!(lock(&asked.heard).listeners[&0].told.len() <= BEHIND + 3);
+        settle().await;
+        let asked = teller.relay.ask(PodTeller::ApiServer, false, |_| unreachable!());
+        assert!(lock(&asked.heard).listeners[&0].told.len() <= BEHIND);
         let words = heard(&mut lazy);
-        assert!(words.starts_with("[ p0 p1 p2 ] +p"), "{}", &words[..40]);
+        assert!(words.starts_with("[ ] +p") && words.ends_with("+p0 -q 9999"), "{words:.40}");
     }
 
     #[tokio::test]
     async fn nobody_is_asked_when_nobody_listens() {
-        let teller = Teller::new();
+        let teller = Teller::default();
         let events = teller.listen(&Wanted::default());
         let other = teller.listen(&Wanted::default());
         drop(events);
         settle().await;
-        assert!(!teller.tell.is_closed(), "the other one listens");
+        assert!(!teller.is_closed(), "the other one listens");
         drop(other);
         settle().await;
-        assert!(teller.tell.is_closed());
+        assert!(teller.is_closed());
     }
 }

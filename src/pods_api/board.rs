@@ -13,11 +13,11 @@ use tonic::Status;
 
 use super::Tally;
 use super::watchers::Watchers;
-use crate::grpc::Feed;
+use crate::grpc::{Feed, Message};
 use crate::wire::{put_bytes, put_head, put_number};
 
 /// The types of events.
-const ADDED: u64 = 1;
+pub(super) const ADDED: u64 = 1;
 const MODIFIED: u64 = 2;
 const DELETED: u64 = 3;
 
@@ -29,26 +29,17 @@ const ANSWER: u32 = 1;
 /// What is served of one pod.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// The event that tells a new watcher of it. What it is made of is the last part.
-    added: Bytes,
-    content: usize,
+    content: Bytes,
     /// What tells that it is gone.
-    tombstone: Box<[u8]>,
+    tombstone: Bytes,
     /// Another UID that it may be asked for by.
     alias: Option<Box<str>>,
 }
 
 impl Record {
-    /// A record of this content, which is copied.
-    pub(super) fn new(content: &[u8], tombstone: Vec<u8>, alias: Option<&str>) -> Self {
-        let added = event(ADDED, content);
-        let start = added.len() - content.len();
-        let alias = alias.map(Into::into);
-        Self { added, content: start, tombstone: tombstone.into(), alias }
-    }
-
-    fn content(&self) -> &[u8] {
-        &self.added[self.content..]
+    /// A record of this content. It is kept as it is, and shared with whoever has it.
+    pub(super) fn new(content: Bytes, tombstone: Vec<u8>, alias: Option<&str>) -> Self {
+        Self { content, tombstone: tombstone.into(), alias: alias.map(Into::into) }
     }
 }
 
@@ -99,23 +90,19 @@ impl Board {
 
     /// Is this what is served of the pod?
     pub(super) fn is(&self, uid: &str, content: &[u8]) -> bool {
-        self.records.get(uid).is_some_and(|record| record.content() == content)
+        self.records.get(uid).is_some_and(|record| record.content == content)
     }
 
     /// The pod is there, as this.
     pub(super) fn put(&mut self, uid: &str, record: Record, at: Instant) {
         let known = self.records.get_mut(uid);
         let (kind, same) = match &known {
-            Some(known) => (MODIFIED, known.content() == record.content()),
+            Some(known) => (MODIFIED, known.content == record.content),
             None => (ADDED, false),
         };
         if !same {
             self.changed();
-            match kind {
-                ADDED => self.watchers.push(record.added.clone(), at),
-                _ if self.watchers.are_any() => self.watchers.push(event(kind, record.content()), at),
-                _ => {}
-            }
+            self.watchers.push(event(kind, record.content.clone()), at);
         }
         self.records.insert(uid.into(), record);
     }
@@ -124,9 +111,7 @@ impl Board {
     pub(super) fn remove(&mut self, uid: &str, at: Instant) {
         let Some(record) = self.records.remove(uid) else { return };
         self.changed();
-        if self.watchers.are_any() {
-            self.watchers.push(event(DELETED, &record.tombstone), at);
-        }
+        self.watchers.push(event(DELETED, record.tombstone), at);
     }
 
     /// These are all. Who watches hears what differs: first who is gone, since another may have the same name.
@@ -155,16 +140,16 @@ impl Board {
 
     /// All of it, by UID.
     pub(super) fn contents(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.records.iter().map(|(uid, record)| (&**uid, record.content()))
+        self.records.iter().map(|(uid, record)| (&**uid, &*record.content))
     }
 
     /// The answer that has one pod.
-    pub(super) fn get(&self, uid: &str) -> Option<Bytes> {
+    pub(super) fn get(&self, uid: &str) -> Option<Message> {
         let known = || self.records.get(self.known_as(uid)?);
-        let content = self.records.get(uid).or_else(known)?.content();
-        let mut answer = Vec::with_capacity(content.len() + 8);
-        put_bytes(&mut answer, ANSWER, content);
-        Some(answer.into())
+        let content = &self.records.get(uid).or_else(known)?.content;
+        let mut head = Vec::new();
+        put_head(&mut head, ANSWER, content.len());
+        Some(Message::new(&head, content.clone()))
     }
 
     /// The answer that has all pods: made once for as long as nothing changes and somebody asks.
@@ -172,7 +157,7 @@ impl Board {
         self.asked = true;
         let records = &self.records;
         let make = || {
-            let contents = || records.values().map(Record::content);
+            let contents = || records.values().map(|record| &record.content);
             let mut answer = Vec::with_capacity(contents().map(|content| content.len() + 8).sum());
             contents().for_each(|content| put_bytes(&mut answer, ANSWER, content));
             answer.into()
@@ -207,7 +192,7 @@ impl Board {
         if let Some(initial) = self.initial.upgrade() {
             return initial;
         }
-        let initial: Arc<[Bytes]> = self.records.values().map(|record| record.added.clone()).collect();
+        let initial: Arc<[Bytes]> = self.records.values().map(|record| record.content.clone()).collect();
         self.initial = Arc::downgrade(&initial);
         initial
     }
@@ -237,7 +222,7 @@ impl Watch {
 }
 
 impl Stream for Watch {
-    type Item = Result<Bytes, Status>;
+    type Item = Result<Message, Status>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         lock(&self.board).watchers.poll(self.id, context)
@@ -256,11 +241,10 @@ impl Drop for Watch {
     }
 }
 
-fn event(kind: u64, content: &[u8]) -> Bytes {
-    let mut event = Vec::with_capacity(content.len() + 12);
-    put_number(&mut event, TYPE, kind);
-    put_head(&mut event, POD, content.len());
-    event.extend_from_slice(content);
-    // What is kept for long has no room to spare.
-    event.into_boxed_slice().into()
+/// What tells of a pod.
+pub(super) fn event(kind: u64, content: Bytes) -> Message {
+    let mut head = Vec::new();
+    put_number(&mut head, TYPE, kind);
+    put_head(&mut head, POD, content.len());
+    Message::new(&head, content)
 }

@@ -113,7 +113,7 @@ impl Service {
             return Err(self.untold(infos));
         }
         match question {
-            Question::List => Ok(Reply::One(lock(board).list())),
+            Question::List => Ok(Reply::One(lock(board).list().into())),
             Question::Get(uid) => {
                 let pod = lock(board).get(&uid).map(Reply::One);
                 pod.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))

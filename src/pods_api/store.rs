@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use prost::bytes::Bytes;
 use tokio::time::Instant;
 
 use super::Tally;
@@ -164,7 +165,7 @@ impl Store {
             let Ok(info) = Info::of_protobuf(content) else { continue };
             let alias = (info.uid != uid).then_some(uid);
             let entry = staged(&infos, &info.uid, &info.encoded(), || {
-                Record::new(&info.encoded(), info.tombstone(), alias)
+                Record::new(info.encoded().into(), info.tombstone(), alias)
             });
             listing.insert(info.uid.into(), entry);
         }
@@ -196,7 +197,7 @@ fn staged(board: &Board, uid: &str, content: &[u8], record: impl FnOnce() -> Rec
 }
 
 /// The message of a pod, as it came.
-fn whole(pod: &Pod) -> Result<&[u8], LeftOut> {
+fn whole(pod: &Pod) -> Result<&Bytes, LeftOut> {
     match pod.whole.as_deref() {
         _ if pod.uid.is_empty() => Err(LeftOut::new(pod, "it has no UID")),
         Some(Whole::Protobuf(bytes)) => Ok(bytes),
@@ -204,13 +205,13 @@ fn whole(pod: &Pod) -> Result<&[u8], LeftOut> {
     }
 }
 
-fn pod_record(pod: &Pod, content: &[u8]) -> Record {
+fn pod_record(pod: &Pod, content: &Bytes) -> Record {
     let kubelets = Info::of_protobuf(content).map(|info| info.uid).ok();
     let alias = kubelets.as_deref().filter(|uid| *uid != pod.uid);
-    Record::new(content, pod_tombstone(pod), alias)
+    Record::new(content.clone(), pod_tombstone(pod), alias)
 }
 
 fn record(info: &Info, pod: &Pod) -> Record {
     let alias = (info.uid != pod.uid).then_some(&*pod.uid);
-    Record::new(&info.encoded(), info.tombstone(), alias)
+    Record::new(info.encoded().into(), info.tombstone(), alias)
 }

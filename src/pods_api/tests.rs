@@ -116,7 +116,8 @@ fn listed(board: &Shared, uid: fn(&[u8]) -> String) -> BTreeMap<String, Bytes> {
 }
 
 fn poll(watch: &mut Watch) -> Poll<Option<Result<Bytes, Status>>> {
-    Pin::new(watch).poll_next(&mut Context::from_waker(Waker::noop()))
+    let polled = Pin::new(watch).poll_next(&mut Context::from_waker(Waker::noop()));
+    polled.map_ok(|message| message.to_vec().into())
 }
 
 /// One who watches and is strict: what it hears must be what it needs to hear.

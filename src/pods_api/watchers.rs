@@ -10,6 +10,8 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::Tally;
+use super::board::{ADDED, event};
+use crate::grpc::Message;
 
 /// So many events may wait for a watcher: the kubelet's own buffer for each (`WatchPods`: `make(chan PodWatchEvent, 100)`).
 pub(super) const BEHIND: usize = 100;
@@ -32,7 +34,7 @@ pub(super) struct Watchers {
 
 #[derive(Debug)]
 struct Event {
-    message: Bytes,
+    message: Message,
     /// When we were told.
     at: Instant,
     /// Who has not heard it yet.
@@ -41,7 +43,7 @@ struct Event {
 
 #[derive(Debug)]
 struct Watcher {
-    /// What it hears first, and how far it has got.
+    /// The pods that it hears of first, and how far it has got.
     initial: Option<(Arc<[Bytes]>, usize)>,
     /// Its place in the ring.
     at: u64,
@@ -85,13 +87,8 @@ impl Watchers {
         }
     }
 
-    /// Does anybody listen? If not nothing need be encoded.
-    pub(super) fn are_any(&self) -> bool {
-        !self.all.is_empty()
-    }
-
     /// Everybody is told this.
-    pub(super) fn push(&mut self, message: Bytes, at: Instant) {
+    pub(super) fn push(&mut self, message: Message, at: Instant) {
         let listen = |watcher: &&mut Watcher| watcher.over.is_none();
         if self.ring.len() >= BEHIND {
             let (first, mut gone) = (self.first, 0);
@@ -126,19 +123,19 @@ impl Watchers {
     }
 
     /// What this watcher hears next.
-    pub(super) fn poll(&mut self, id: u64, context: &Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+    pub(super) fn poll(&mut self, id: u64, context: &Context<'_>) -> Poll<Option<Result<Message, Status>>> {
         let end = self.end();
         let Some(watcher) = self.all.get_mut(&id) else { return Poll::Ready(None) };
         if let Some(over) = &mut watcher.over {
             return Poll::Ready(std::mem::replace(over, Over::Told).status().map(Err));
         }
         if let Some((initial, heard)) = &mut watcher.initial {
-            let next = initial.get(*heard).cloned();
+            let next = initial.get(*heard).map(|content| event(ADDED, content.clone()));
             *heard += 1;
             if next.is_none() {
                 watcher.initial = None;
             }
-            return Poll::Ready(Some(Ok(next.unwrap_or(Bytes::from_static(COMPLETE)))));
+            return Poll::Ready(Some(Ok(next.unwrap_or_else(|| Message::new(COMPLETE, Bytes::new())))));
         }
         if watcher.at == end {
             watcher.wait(context, true);

@@ -55,7 +55,7 @@ impl grpc::Service for Arc<Service> {
         let service = Self::clone(self);
         async move {
             let question = Question::read(&call)?;
-            service.answer(question).await.map(Reply::One)
+            Ok(Reply::One(service.answer(question).await?.into()))
         }
         .boxed()
     }

@@ -43,7 +43,7 @@ const EVERYTHING: [&str; 14] = [
 ];
 
 /// One switch, or a few that have to do with each other.
-const SWITCHES: [&[&str]; 52] = [
+const SWITCHES: [&[&str]; 58] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -89,6 +89,27 @@ const SWITCHES: [&[&str]; 52] = [
         "config.proxy.mode=0660",
     ],
     &["config.proxy.dir=/run/unused", "config.proxy.group=1500", "config.proxy.mode=0660"],
+    &["config.podsApi.enabled=true"],
+    &["config.podsApi.enabled=true", "config.podsApi.source=kubelet", "networkPolicy.enabled=true"],
+    &["config.podsApi.enabled=true", "config.podsApi.source=podsApi", "kubelet.mountDir=true"],
+    &[
+        "config.podsApi.enabled=true",
+        "config.podsApi.source=apiServer",
+        "config.podsApi.dir=/var/run/shared/pods",
+        "config.podsApi.group=1501",
+        "config.podsApi.mode=0660",
+        "config.pods.source=none",
+        "config.fingerprint.view=none",
+    ],
+    &[
+        "config.podsApi.enabled=true",
+        "config.podsApi.group=1500",
+        "config.podsApi.mode=0660",
+        "config.proxy.enabled=true",
+        "config.proxy.group=1500",
+        "config.proxy.mode=0660",
+    ],
+    &["config.podsApi.dir=/run/unused", "config.podsApi.group=1500", "config.podsApi.mode=0660"],
     &["config.publish.apiVersion=v1alpha1"],
     &["agent.priorityClassName=", "agent.tolerations=null", "agent.nodeSelector=null", "agent.affinity=null"],
     &["agent.updateStrategy.type=OnDelete", "controller.updateStrategy.type=Recreate"],

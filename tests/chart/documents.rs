@@ -245,7 +245,7 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
         Ok(answer["info"]["notes"].as_str().context("no notes")?.to_owned())
     };
     let usual = notes("")?;
-    ensure!(!usual.contains("WARNING") && !usual.contains("proxy"), "{usual}");
+    ensure!(!usual.contains("WARNING") && !usual.contains("proxy") && !usual.contains("Pods API"), "{usual}");
     for words in
         ["rollout status daemonset/numacast-agent", "helm --namespace default test numacast", "keeps the CRD"]
     {
@@ -259,6 +259,9 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
         ("purge.enabled=false", "steer the scheduler"),
         ("config.proxy.enabled=true", "on each node /run/numacast/pod-resources/kubelet.sock."),
         ("config.proxy.enabled=true,config.proxy.dir=/run/a/b", "on each node /run/a/b/kubelet.sock."),
+        ("config.podsApi.enabled=true", "on each node /run/numacast/pods-api/pods-api.sock."),
+        ("config.podsApi.enabled=true", "reads every pod of the node whole: its environment variables, too."),
+        ("config.podsApi.enabled=true,config.podsApi.dir=/run/a/b", "on each node /run/a/b/pods-api.sock."),
     ] {
         let told = notes(values)?;
         ensure!(told.contains(words), "{values}: {told}");

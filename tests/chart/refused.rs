@@ -51,7 +51,7 @@ const BY_THE_SCHEMA: [(&str, &str); 36] = [
 ];
 
 /// What no schema can know.
-const BY_THE_TEMPLATES: [(&str, &str); 25] = [
+const BY_THE_TEMPLATES: [(&str, &str); 31] = [
     (
         "controller.config.controller.namespace=a",
         "controller.config.controller.namespace: it is the release's",
@@ -87,12 +87,30 @@ const BY_THE_TEMPLATES: [(&str, &str); 25] = [
         "config.proxy.enabled=true,config.proxy.dir=/var/lib/kubelet/pod-resources",
         "/var/lib/kubelet/pod-resources is the kubelet's, or holds what is (kubelet.dir: /var/lib/kubelet)",
     ),
-    ("config.proxy.enabled=true,config.proxy.dir=/var/lib", "the proxy needs a directory of its own"),
+    ("config.proxy.enabled=true,config.proxy.dir=/var/lib", "the socket needs a directory of its own"),
     (
         "config.proxy.enabled=true,kubelet.dir=/data/kubelet,config.proxy.dir=/var/lib/kubelet/device-plugins/a",
         "(kubelet.devicePluginsDir: /var/lib/kubelet/device-plugins)",
     ),
     ("config.proxy.enabled=true,config.proxy.dir=/etc/cni", "is in /etc, where the agent must not"),
+    (
+        "config.podsApi.enabled=true,config.podsApi.dir=/run",
+        "config.podsApi.dir: /run is mounted from the host",
+    ),
+    ("config.podsApi.enabled=true,config.podsApi.dir=/run/./a", "config.podsApi.dir: /run/./a: no host path"),
+    (
+        "config.podsApi.enabled=true,config.podsApi.dir=/var/lib/kubelet/pods-api",
+        "config.podsApi.dir: /var/lib/kubelet/pods-api is the kubelet's, or holds what is (kubelet.dir: /var/lib/kubelet)",
+    ),
+    ("config.podsApi.enabled=true,config.podsApi.dir=/dev/shm", "config.podsApi.dir: /dev/shm is in /dev"),
+    (
+        "config.podsApi.enabled=true,config.podsApi.dir=/run/numacast/pod-resources,config.proxy.enabled=true",
+        "is that of another socket, or holds it, or is in it (config.podsApi.dir: /run/numacast/pod-resources)",
+    ),
+    (
+        "config.podsApi.enabled=true,config.podsApi.dir=/run/numacast,config.proxy.enabled=true",
+        "config.proxy.dir: /run/numacast/pod-resources is that of another socket, or holds it, or is in it",
+    ),
     ("config.kubelet.config.source=file", "no file is mounted; set kubelet.configFile"),
     (
         "config.health.address=127.0.0.1:9743",

@@ -114,6 +114,7 @@ fn pods_are_replaced_for_their_own_configuration_and_for_nothing_else() -> Resul
         ("kubelet.configFile=/etc/kubelet.yaml", true, false),
         ("kubelet.dir=/data/kubelet", true, false),
         ("config.proxy.enabled=true", true, false),
+        ("config.podsApi.enabled=true", true, false),
         ("controller.config.log.level=debug", false, true),
         ("metricsTls.secretName=certificate", true, true),
         ("image.tag=v9", false, false),
@@ -191,6 +192,7 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
     let kubelet = "/var/lib/kubelet";
     let devices = "/var/lib/kubelet/device-plugins";
     let pods_api = "/var/lib/kubelet/pods-api";
+    let served = "/run/numacast/pods-api";
     let hardware = |more: &[&'static str]| [&["/sys/devices", "/sys/kernel/mm"], more].concat();
     let usual = |more: &[&'static str]| {
         [hardware(&["/var/lib/kubelet/pod-resources", devices]), more.to_vec()].concat()
@@ -213,6 +215,16 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
             ]),
         ),
         ("config.proxy.dir=/run/elsewhere", usual(&[])),
+        (
+            "config.podsApi.enabled=true",
+            hardware(&[served, "/var/lib/kubelet/pod-resources", devices, pods_api]),
+        ),
+        (
+            "config.podsApi.enabled=true,config.podsApi.source=apiServer",
+            hardware(&[served, "/var/lib/kubelet/pod-resources", devices]),
+        ),
+        ("config.podsApi.enabled=true,kubelet.mountDir=true", hardware(&[kubelet, served])),
+        ("config.podsApi.source=podsApi", usual(&[])),
         ("kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet/config.yaml", hardware(&[kubelet])),
         ("kubelet.mountDir=true,kubelet.dir=/data/kubelet", hardware(&["/data/kubelet", devices])),
         (

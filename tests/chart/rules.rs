@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use numacast::config::{Endpoint, Layers};
+use numacast::config::{Endpoint, Layers, PodsApiSource};
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, items, name_of, words};
@@ -111,8 +111,8 @@ fn mounts_fit(pod: &Value) -> Result<()> {
         let volume = volumes.get(name).with_context(|| format!("the mount {name} has no volume"))?;
         ensure!(mounted.insert(mount["mountPath"].to_string()), "two mounts at {}", mount["mountPath"]);
         let host = &volume["hostPath"];
-        let proxy = name == "proxy" && !host.is_null();
-        let writable = volume["emptyDir"].is_object() || proxy;
+        let served = ["proxy", "served-pods"].contains(&name) && !host.is_null();
+        let writable = volume["emptyDir"].is_object() || served;
         ensure!(mount["readOnly"] == true || writable, "{name} can be written");
         if host.is_null() {
             continue;
@@ -131,8 +131,8 @@ fn mounts_fit(pod: &Value) -> Result<()> {
             whole == (name == "kubelet"),
             "{path}: volumes of pods that are gone would stay, or others come"
         );
-        // Consumers and the agent name the proxy's directory alike.
-        let place = if proxy { path.to_owned() } else { format!("/host{path}") };
+        // Consumers and the agent name the directories of its sockets alike.
+        let place = if served { path.to_owned() } else { format!("/host{path}") };
         ensure!(mount["mountPath"] == place, "{path} is at {}", mount["mountPath"]);
     }
     let unused = volumes.keys().find(|name| {
@@ -230,9 +230,25 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             for path in [&dir, &devices] {
                 ensure!(is_mounted(path) == config.proxy.enabled, "{name}: {}", path.display());
             }
+            let served = config.pods_api.dir.context("no directory of the Pods API")?;
+            ensure!(is_mounted(&served) == config.pods_api.enabled, "{name}: {}", served.display());
+            let kubelets = config.kubelet.pods_socket.context("no socket of the kubelet's Pods API")?;
+            let asks = [PodsApiSource::Auto, PodsApiSource::PodsApi].contains(&config.pods_api.source);
+            ensure!(
+                is_mounted(&kubelets) || !(config.pods_api.enabled && asks),
+                "{name}: nobody can be asked"
+            );
             let groups = &pod["spec"]["securityContext"]["supplementalGroups"];
-            let joined = config.proxy.group.filter(|_| config.proxy.enabled);
-            ensure!(*groups == joined.map_or(Value::Null, |group| json!([group])), "it is in {groups}");
+            let joined: BTreeSet<u32> = [
+                (config.proxy.enabled, config.proxy.group),
+                (config.pods_api.enabled, config.pods_api.group),
+            ]
+            .into_iter()
+            .filter_map(|(enabled, group)| group.filter(|_| enabled))
+            .collect();
+            let found: BTreeSet<u32> =
+                items(groups).filter_map(|group| group.as_u64()?.try_into().ok()).collect();
+            ensure!(found == joined && items(groups).count() == joined.len(), "it is in {groups}");
         }
     }
     Ok(())

@@ -87,6 +87,11 @@ fn grpc_frames() {
     replay("grpc_frames");
 }
 
+#[test]
+fn pod_watch() {
+    replay("pod_watch");
+}
+
 /// The same pods in JSON and in protocol buffers, both written by Kubernetes' own types.
 #[test]
 fn both_forms_of_a_pod_are_one_record() {

@@ -16,9 +16,8 @@ use serde_json::{Value, json};
 use tonic::codegen::http::Request;
 
 use crate::support::chart::{AGENT, Chart, POLICIES, RELEASE, RIGHTS};
-use crate::support::parts::repository;
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts, koordinator, tokens};
+use crate::support::{Cluster, Needs, Parts, document, koordinator, tokens};
 
 const V1ALPHA1: &str = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies";
 const V1ALPHA2: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
@@ -689,19 +688,8 @@ fn table(attempts: &[Attempt]) -> String {
     table
 }
 
-/// Checks what a document has between `<!-- name -->` and `<!-- end of name -->`; `NUMACAST_WRITE_DOCS=1` writes it instead.
 fn check_document(file: &str, name: &str, right: &str) -> Result<()> {
-    let path = repository().join(file);
-    let text = std::fs::read_to_string(&path)?;
-    let (from, to) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
-    let (start, rest) = text.split_once(&from).with_context(|| format!("{file} has no {name}"))?;
-    let (_, end) = rest.split_once(&to).with_context(|| format!("the {name} of {file} do not end"))?;
-    let right = [start, &from, right, &to, end].concat();
-    if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
-        return Ok(std::fs::write(path, right)?);
-    }
-    ensure!(right == text, "{file} is old: run `NUMACAST_WRITE_DOCS=1 cargo test --test real security`");
-    Ok(())
+    document::section(file, name, right, "security")
 }
 
 #[tokio::test]
@@ -795,6 +783,13 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     let pods = |source: &str| json!({"config": {"pods": {"source": source}}});
     let kubelet = |source: &str| json!({"config": {"kubelet": {"config": {"source": source}}}});
     let proxy = |proxy: Value| json!({"config": {"proxy": proxy}});
+    let pods_api = |source: &str, of_agent: &str| {
+        json!({"config": {
+            "podsApi": {"enabled": true, "source": source},
+            "pods": {"source": of_agent},
+            "fingerprint": {"view": if of_agent == "none" { "none" } else { "scheduler" }},
+        }})
+    };
     for (values, expected) in [
         (json!({}), all.clone()),
         (json!({"config": {"publish": {"watch": false}}}), without(&[WATCH])),
@@ -812,6 +807,12 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         (proxy(json!({"enabled": true})), [&all[..], &[DEVICES]].concat()),
         (proxy(json!({"enabled": true, "annotations": {"koordinator": false}})), all.clone()),
         (proxy(json!({"enabled": false, "annotations": {"koordinator": true}})), all.clone()),
+        (pods_api("auto", "none"), all.clone()),
+        (pods_api("apiServer", "none"), all.clone()),
+        (pods_api("podsApi", "none"), without(&LIST_PODS)),
+        (pods_api("kubelet", "none"), [&without(&LIST_PODS)[..], &[PODS_PAGE]].concat()),
+        (pods_api("kubelet", "apiServer"), [&all[..], &[PODS_PAGE]].concat()),
+        (json!({"config": {"podsApi": {"source": "kubelet"}}}), all.clone()),
         (kubelet("configz"), all.clone()),
         (kubelet("auto"), all.clone()),
         (kubelet("none"), without(&[CONFIGZ])),

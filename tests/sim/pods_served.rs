@@ -595,6 +595,9 @@ async fn the_api_server_takes_over_and_the_kubelet_takes_it_back() {
     let heard = timeout(Duration::from_secs(60), conditions.message()).await;
     assert!(heard.is_err(), "nothing that PodInfo shows is another: {heard:?}");
     assert_eq!(served.listed().await, ["2", "3", "hash"]);
+    for sample in [r#"up{source="pods_api"} 1"#, r#"up{source="api_server"} 0"#] {
+        assert!(served.shows(&format!("numacast_pods_api_source_{sample}")), "{sample}");
+    }
     served.stop().await;
 }
 

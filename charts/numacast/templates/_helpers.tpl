@@ -79,7 +79,8 @@ annotations:
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $source := dig "pods" "source" "auto" $config }}
 {{- $view := dig "fingerprint" "view" "scheduler" $config }}
-{{- if or (eq $source "podsApi") (and (eq $source "auto") (ne $view "scheduler")) }}true{{ end }}
+{{- $served := include "numacast.podsApiSource" . }}
+{{- if or (eq $source "podsApi") (and (eq $source "auto") (ne $view "scheduler")) (has $served (list "auto" "podsApi")) }}true{{ end }}
 {{- end }}
 
 {{/* "true" where the agent asks the kubelet's HTTPS port: for its configuration, or for its pods. */}}
@@ -88,7 +89,8 @@ annotations:
 {{- $source := dig "pods" "source" "auto" $config }}
 {{- $view := dig "fingerprint" "view" "scheduler" $config }}
 {{- $pods := or (eq $source "kubelet") (and (eq $source "auto") (ne $view "scheduler")) }}
-{{- if or $pods (has (dig "kubelet" "config" "source" "auto" $config) (list "auto" "configz")) }}true{{ end }}
+{{- $served := eq (include "numacast.podsApiSource" .) "kubelet" }}
+{{- if or $pods $served (has (dig "kubelet" "config" "source" "auto" $config) (list "auto" "configz")) }}true{{ end }}
 {{- end }}
 
 {{/* "true" where the agent serves the podresources proxy. */}}
@@ -96,17 +98,35 @@ annotations:
 {{- if dig "proxy" "enabled" false (.Values.config | default dict) }}true{{ end }}
 {{- end }}
 
-{{/* The proxy's directory, on the host and in the agent's container alike. */}}
-{{- define "numacast.proxyDir" -}}
-{{- dig "proxy" "dir" "" (.Values.config | default dict) | default "/run/numacast/pod-resources" }}
+{{/* Who tells the agent of the pods whose Pods API it serves: podsApi.source; `none` where it does not serve it. */}}
+{{- define "numacast.podsApiSource" -}}
+{{- $config := .Values.config | default dict }}
+{{- if dig "podsApi" "enabled" false $config }}{{ dig "podsApi" "source" "auto" $config }}{{ else }}none{{ end }}
 {{- end }}
 
-{{/* The agent's pod is in the group that the proxy gives its socket to: without capabilities root can give a file to no other. */}}
+{{/* What the agent serves on the host, as a YAML list of {key, volume, dir, group, socket}; a directory is the same on the host and
+     in the agent's container. */}}
+{{- define "numacast.served" -}}
+{{- $config := .Values.config | default dict }}
+{{- $served := list }}
+{{- $proxy := dict "key" "proxy" "volume" "proxy" "dir" "/run/numacast/pod-resources" "socket" "kubelet.sock" }}
+{{- $podsApi := dict "key" "podsApi" "volume" "served-pods" "dir" "/run/numacast/pods-api" "socket" "pods-api.sock" }}
+{{- range list $proxy $podsApi }}
+{{- $of := get $config .key | default dict }}
+{{- if $of.enabled }}
+{{- $served = append $served (merge (dict "dir" ($of.dir | default .dir) "group" $of.group) .) }}
+{{- end }}
+{{- end }}
+{{- toYaml $served }}
+{{- end }}
+
+{{/* The agent's pod is in the groups that it gives its sockets to: without capabilities root can give a file to no other. */}}
 {{- define "numacast.agentPodSecurityContext" -}}
 {{- $context := deepCopy (.Values.agent.podSecurityContext | default dict) }}
-{{- $group := dig "proxy" "group" nil (.Values.config | default dict) }}
-{{- if and (include "numacast.proxies" .) (not (kindIs "invalid" $group)) }}
-{{- $_ := set $context "supplementalGroups" (append (get $context "supplementalGroups" | default list) (int64 $group) | uniq) }}
+{{- range include "numacast.served" . | fromYamlArray }}
+{{- if not (kindIs "invalid" .group) }}
+{{- $_ := set $context "supplementalGroups" (append (get $context "supplementalGroups" | default list) (int64 .group) | uniq) }}
+{{- end }}
 {{- end }}
 {{- toYaml $context }}
 {{- end }}
@@ -146,8 +166,8 @@ metrics:
 {{- with .Values.kubelet.devicePluginsDir }}
 {{- $_ := set $own.kubelet "devicePlugins" (printf "%s%s" $root .) }}
 {{- end }}
-{{- if include "numacast.proxies" . }}
-{{- $_ := set $own "proxy" (dict "dir" (include "numacast.proxyDir" .)) }}
+{{- range include "numacast.served" . | fromYamlArray }}
+{{- $_ := set $own .key (dict "dir" .dir) }}
 {{- end }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.config | default dict)) }}
 {{- include "numacast.refuseShared" (dict "config" $config "of" "config") }}
@@ -243,9 +263,10 @@ projected:
 {{- if include "numacast.proxies" . }}
 {{- /* Where PCI addresses are found; what they link to is below /sys/devices. */}}
 {{- $paths = append $paths (dict "name" "sys-pci" "path" "/sys/bus/pci/devices" "type" "Directory") }}
-{{- /* The only directory of the host in which anything is made: consumers mount it too, and find one path everywhere. */}}
-{{- $dir := include "numacast.proxyDir" . }}
-{{- $paths = append $paths (dict "name" "proxy" "path" $dir "type" "DirectoryOrCreate" "mount" (dict "mountPath" $dir "readOnly" false)) }}
+{{- end }}
+{{- /* The only directories of the host in which anything is made: consumers mount them too, and find one path everywhere. */}}
+{{- range include "numacast.served" . | fromYamlArray }}
+{{- $paths = append $paths (dict "name" .volume "path" .dir "type" "DirectoryOrCreate" "mount" (dict "mountPath" .dir "readOnly" false)) }}
 {{- end }}
 {{- $wanted := list (dict "name" "pod-resources" "path" (printf "%s/pod-resources" $kubelet.dir) "type" "Directory") }}
 {{- with $kubelet.devicePluginsDir }}
@@ -395,8 +416,8 @@ securityContext:
 {{- fail (printf "config.kubelet.%s: set %s instead, which moves the mount as well" $key $value) }}
 {{- end }}
 {{- end }}
-{{- if include "numacast.proxies" . }}
-{{- include "numacast.refuseProxyDir" . }}
+{{- range include "numacast.served" . | fromYamlArray }}
+{{- include "numacast.refuseServedDir" (dict "root" $root "served" .) }}
 {{- end }}
 {{- $kubelet := dig "kubelet" "config" (dict) $config }}
 {{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
@@ -404,23 +425,31 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* Fails for a directory of the proxy that is no directory of its own: the agent may write there. */}}
-{{- define "numacast.refuseProxyDir" -}}
-{{- $dir := include "numacast.proxyDir" . }}
+{{/* Fails for a directory of a socket that is no directory of its own: the agent may write there.
+     Takes (dict "root" $ "served" (one of numacast.served)). */}}
+{{- define "numacast.refuseServedDir" -}}
+{{- $dir := .served.dir }}
+{{- $key := printf "config.%s.dir" .served.key }}
 {{- if not (regexMatch "^(/[^/]+){2,}$" $dir) }}
-{{- fail (printf "config.proxy.dir: %s is mounted from the host, where the agent may write then; it has to be an absolute path of two parts or more, without a slash at its end" $dir) }}
+{{- fail (printf "%s: %s is mounted from the host, where the agent may write then; it has to be an absolute path of two parts or more, without a slash at its end" $key $dir) }}
 {{- end }}
 {{- if regexMatch "/\\.\\.?(/|$)" $dir }}
-{{- fail (printf "config.proxy.dir: %s: no host path may have . or .. in it" $dir) }}
+{{- fail (printf "%s: %s: no host path may have . or .. in it" $key $dir) }}
 {{- end }}
-{{- range $key, $other := dict "kubelet.dir" .Values.kubelet.dir "kubelet.devicePluginsDir" .Values.kubelet.devicePluginsDir }}
+{{- $kubelet := .root.Values.kubelet }}
+{{- range $of, $other := dict "kubelet.dir" $kubelet.dir "kubelet.devicePluginsDir" $kubelet.devicePluginsDir }}
 {{- if and $other (or (include "numacast.below" (list $dir $other)) (include "numacast.below" (list $other $dir))) }}
-{{- fail (printf "config.proxy.dir: %s is the kubelet's, or holds what is (%s: %s); the proxy needs a directory of its own" $dir $key $other) }}
+{{- fail (printf "%s: %s is the kubelet's, or holds what is (%s: %s); the socket needs a directory of its own" $key $dir $of $other) }}
+{{- end }}
+{{- end }}
+{{- range include "numacast.served" .root | fromYamlArray }}
+{{- if and (ne .key $.served.key) (or (include "numacast.below" (list $dir .dir)) (include "numacast.below" (list .dir $dir))) }}
+{{- fail (printf "%s: %s is that of another socket, or holds it, or is in it (config.%s.dir: %s); each needs a directory of its own" $key $dir .key .dir) }}
 {{- end }}
 {{- end }}
 {{- range list "/sys" "/proc" "/dev" "/etc" "/boot" }}
 {{- if include "numacast.below" (list $dir .) }}
-{{- fail (printf "config.proxy.dir: %s is in %s, where the agent must not be able to write" $dir .) }}
+{{- fail (printf "%s: %s is in %s, where the agent must not be able to write" $key $dir .) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -5,6 +5,7 @@ pub(crate) mod agent;
 pub(crate) mod cgroups;
 pub(crate) mod chart;
 pub(crate) mod cluster;
+pub(crate) mod document;
 #[allow(dead_code, reason = "the test makes a few, the program all")]
 pub(crate) mod faults;
 pub(crate) mod fingerprint;
@@ -19,6 +20,8 @@ pub(crate) mod parts;
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 pub(crate) mod podresources;
 pub(crate) mod pods;
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) mod pods_clients;
 pub(crate) mod prober;
 pub(crate) mod process;
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]

@@ -57,6 +57,13 @@ impl Parts {
         Ok(fetched(&["podresources", "grpcio"])?.map(|_| parts))
     }
 
+    /// As [`Parts::for_test`], and clients of the Pods API in Go and Python beside them.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) async fn with_pods_clients(needs: Needs) -> Result<Option<Self>> {
+        let Some(parts) = Self::for_test(needs).await? else { return Ok(None) };
+        Ok(fetched(&["pods", "grpcio-pods"])?.map(|_| parts))
+    }
+
     /// A program's path; what the person brought along comes first.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         let given = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));

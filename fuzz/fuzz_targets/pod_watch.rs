@@ -1,0 +1,7 @@
+#![no_main]
+
+#[path = "../targets.rs"]
+#[allow(dead_code)] // one of them per program
+mod targets;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::pod_watch(data));

@@ -1,0 +1,71 @@
+//! The Pods API as the kubelet 1.36 serves it, and as ours does on each of its sources: clients of upstream's own definitions hear
+//! the same, whatever becomes of the pods.
+
+mod differences;
+mod outage;
+mod scenarios;
+mod served;
+mod world;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::support::{Needs, Parts, document};
+use differences::{DIFFERENCES, Source};
+use world::World;
+
+/// Where the suite runs.
+const SOURCES: &[Source] = &[Source::Kubelet, Source::PodsApi, Source::ApiServer];
+
+macro_rules! scenarios {
+    ($world:ident: $($name:ident),+ $(,)?) => {$(
+        $world.scenario = stringify!($name);
+        let begun = std::time::Instant::now();
+        $world.$name().await.context(stringify!($name))?;
+        println!("{}: {:?}", stringify!($name), begun.elapsed());
+    )+};
+}
+
+#[test]
+fn the_document_has_the_differences() -> Result<()> {
+    document::section("docs/pods-api.md", "differences", &differences::table(), "pods_served::the_document")
+}
+
+#[tokio::test]
+async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
+    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let mut world = World::start(&parts, SOURCES).await?;
+    scenarios!(world:
+        many_pods,
+        static_pods,
+        updates,
+        labels,
+        label_and_status,
+        deletions,
+        terminal_pods,
+        a_finalizer,
+        the_page,
+        a_finalizer_goes,
+        terminal_pods_go,
+        force_deletion,
+        a_name_returns,
+        deletions_while_disconnected,
+        a_slow_watcher,
+        bad_requests,
+        ours_restarts,
+        the_kubelet_restarts,
+        the_api_server_restarts,
+        start_up,
+    );
+    let rows = DIFFERENCES.iter().enumerate().filter(|(_, row)| !row.sometimes);
+    let unused: Vec<_> = rows.filter(|(row, _)| !world.used.contains(row)).map(|(_, row)| row).collect();
+    ensure!(unused.is_empty(), "nobody needs these any more: {unused:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn ours_goes_on_while_there_is_no_api_server() -> Result<()> {
+    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let mut world = World::start(&parts, SOURCES).await?;
+    scenarios!(world: the_api_server_is_away);
+    Ok(())
+}

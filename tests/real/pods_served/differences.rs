@@ -1,0 +1,300 @@
+//! In what those who serve pods differ, and why that is right. A row that nobody needs any more fails the test.
+
+use super::world::Difference;
+
+/// Where the pods come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Source {
+    /// The kubelet 1.36 serves them itself.
+    Kubelet,
+    /// Ours, behind the kubelet's Pods API.
+    PodsApi,
+    /// Ours, on a watch of the API server.
+    ApiServer,
+    /// Ours, of the kubelet's `/pods`: PodInfo alone.
+    Page,
+}
+
+impl Source {
+    /// How ours is told; none for the kubelet itself.
+    pub(super) fn settings(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Kubelet => None,
+            Self::PodsApi => Some(&["podsApi.source=podsApi"]),
+            // As on a kubelet that does not have the Pods API.
+            Self::ApiServer => Some(&["podsApi.source=auto", "kubelet.podsSocket=/nowhere/pods-api.sock"]),
+            Self::Page => Some(&["podsApi.source=kubelet", "pods.interval=1s"]),
+        }
+    }
+
+    /// In the names of files.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Kubelet => "kubelet",
+            Self::PodsApi => "pods-api",
+            Self::ApiServer => "api-server",
+            Self::Page => "page",
+        }
+    }
+
+    /// Whether it has `v1alpha1.Pods`.
+    pub(super) fn serves_pods(self) -> bool {
+        self != Self::Page
+    }
+
+    /// Whether static pods are there as the kubelet has them, not as the API server's mirrors.
+    pub(super) fn knows_static_pods(self) -> bool {
+        matches!(self, Self::Kubelet | Self::PodsApi)
+    }
+}
+
+/// A row: where and when something is not as the API server has it.
+#[derive(Debug)]
+pub(super) struct Row {
+    pub(super) sources: &'static [Source],
+    /// The scenarios; none: whatever is done.
+    pub(super) scenarios: &'static [&'static str],
+    /// Of which pods.
+    pub(super) pods: Pods,
+    /// The aspect, or what it begins with, before a `*`.
+    pub(super) aspect: &'static str,
+    /// The same for who reads the document.
+    pub(super) what: &'static str,
+    pub(super) why: &'static str,
+    /// Whether it shows depends on who is faster: a run may do without it.
+    pub(super) sometimes: bool,
+}
+
+/// Which pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pods {
+    Any,
+    /// Those of files on the node.
+    Static,
+    /// Those that end and stay.
+    Ended,
+}
+
+impl Row {
+    pub(super) fn excuses(&self, scenario: &str, source: Source, difference: &Difference) -> bool {
+        let fits = match self.aspect.strip_suffix('*') {
+            Some(start) => difference.aspect.starts_with(start),
+            None => difference.aspect == self.aspect,
+        };
+        let pod = match self.pods {
+            Pods::Any => true,
+            Pods::Static => difference.pod.starts_with("default/static"),
+            Pods::Ended => ENDED.contains(&&*difference.pod),
+        };
+        let when = self.scenarios.is_empty() || self.scenarios.contains(&scenario);
+        fits && pod && when && self.sources.contains(&source)
+    }
+}
+
+const OURS: &[Source] = &[Source::PodsApi, Source::ApiServer];
+
+const ENDED: [&str; 5] =
+    ["default/succeeded", "default/failed", "default/refused", "default/ends", "default/kept"];
+
+/// Those that know pods by the kubelet.
+const KUBELETS: &[Source] = &[Source::Kubelet, Source::PodsApi];
+
+/// The table.
+pub(super) const DIFFERENCES: &[Row] = &[
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Any,
+        aspect: "field metadata annotations kubernetes.io/config.s*",
+        what: "two annotations more: `kubernetes.io/config.seen`, `kubernetes.io/config.source`",
+        why: "the kubelet adds `kubernetes.io/config.seen` and `kubernetes.io/config.source`",
+        sometimes: false,
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Any,
+        aspect: "field metadata resourceVersion",
+        what: "`metadata.resourceVersion` is old, or not there (static pods)",
+        why: "the kubelet keeps the one that it saw first (mirrors have one, static pods none)",
+        sometimes: false,
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Any,
+        aspect: "field metadata managedFields",
+        what: "`metadata.managedFields` is old, or not there (static pods)",
+        why: "as `resourceVersion`",
+        sometimes: false,
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata uid",
+        what: "static pods: `metadata.uid`",
+        why: "the kubelet's UID of a static pod is a hash of its file; its mirror has one of the API server",
+        sometimes: false,
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata annotations kubernetes.io/config.mirror",
+        what: "static pods: no annotation `kubernetes.io/config.mirror`",
+        why: "mirrors alone have it",
+        sometimes: false,
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata creationTimestamp",
+        what: "static pods: no `metadata.creationTimestamp`",
+        why: "mirrors alone have it",
+        sometimes: false,
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata generation",
+        what: "static pods: no `metadata.generation`",
+        why: "mirrors alone have it",
+        sometimes: false,
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field metadata ownerReferences",
+        what: "static pods: no `metadata.ownerReferences`",
+        why: "mirrors alone have it: the Node",
+        sometimes: false,
+    },
+    Row {
+        sources: KUBELETS,
+        scenarios: &[],
+        pods: Pods::Static,
+        aspect: "field spec pr*",
+        what: "static pods: no `spec.priority` and `spec.preemptionPolicy`",
+        why: "admission by the API server gives mirrors `priority` and `preemptionPolicy`",
+        sometimes: false,
+    },
+    Row {
+        sources: &[Source::Kubelet],
+        scenarios: &["labels"],
+        pods: Pods::Any,
+        aspect: "heard old",
+        what: "a watch does not hear that labels or annotations alone have changed",
+        why: "the kubelet 1.36 tells watchers what changes a pod's status, and with that its labels and annotations; List has them \
+              at once",
+        sometimes: false,
+    },
+    Row {
+        sources: &[Source::Kubelet],
+        scenarios: &[],
+        pods: Pods::Any,
+        aspect: "doubled",
+        what: "a watch may hear one thing twice",
+        why: "the kubelet 1.36 may say twice that a pod is deleted, or tell one state of it twice",
+        sometimes: true,
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &[],
+        pods: Pods::Ended,
+        aspect: "too many",
+        what: "a pod that had ended and was then deleted is listed for up to a minute more",
+        why: "the kubelet 1.36 says nothing when the object of a pod that has ended is deleted; ours asks for everything anew \
+              every minute while there are such pods",
+        sometimes: true,
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &[],
+        pods: Pods::Ended,
+        aspect: "info too many",
+        what: "the same of `PodInfo`",
+        why: "as in its List",
+        sometimes: true,
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &[],
+        pods: Pods::Ended,
+        aspect: "field metadata deletionGracePeriodSeconds",
+        what: "an ended pod that a finalizer keeps: `metadata.deletionGracePeriodSeconds` may be old for a minute",
+        why: "the kubelet 1.36 says DELETED before the API server writes that, and nothing afterwards",
+        sometimes: true,
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &["labels"],
+        pods: Pods::Any,
+        aspect: "field metadata labels*",
+        what: "a change of labels alone is told with the next change of the pod's state, or within three minutes",
+        why: "as the kubelet's watchers, which it is one of; it asks for everything anew every three minutes",
+        sometimes: false,
+    },
+    Row {
+        sources: &[Source::PodsApi],
+        scenarios: &["labels"],
+        pods: Pods::Any,
+        aspect: "field metadata annotations example.com/new",
+        what: "the same of annotations",
+        why: "as labels",
+        sometimes: false,
+    },
+    Row {
+        sources: &[Source::Kubelet],
+        scenarios: &[],
+        pods: Pods::Ended,
+        aspect: "heard of too few",
+        what: "a watch hears `DELETED` of a pod that has ended, and the pod is listed until its object goes",
+        why: "the kubelet 1.36 says DELETED when a pod has ended, though its object is there and in its List",
+        sometimes: false,
+    },
+    Row {
+        sources: &[Source::Kubelet],
+        scenarios: &["start_up"],
+        pods: Pods::Any,
+        aspect: "answers",
+        what: "before all pods are known there is an answer, with some of them or none",
+        why: "1.36 does not wait for the API server's pods; 1.37 says `FailedPrecondition`, and so does ours",
+        sometimes: false,
+    },
+    Row {
+        sources: OURS,
+        scenarios: &["bad_requests"],
+        pods: Pods::Any,
+        aspect: "text",
+        what: "other words, behind the same code and `grpc: `, about a request that is no message",
+        why: "each library has its own",
+        sometimes: false,
+    },
+    Row {
+        sources: OURS,
+        scenarios: &["a_slow_watcher"],
+        pods: Pods::Any,
+        aspect: "cut",
+        what: "a client that takes nothing at all for ten seconds is disconnected (`Unavailable`), too far behind or not",
+        why: "what waits for it is kept for it; the kubelet bounds neither",
+        sometimes: true,
+    },
+];
+
+/// The table for people.
+pub(super) fn table() -> String {
+    let mut table = String::from(
+        "| in this | the kubelet 1.36 | ours, `podsApi` | ours, `apiServer` | why |\n|---|---|---|---|---|\n",
+    );
+    for row in DIFFERENCES {
+        let differs = |source| if row.sources.contains(&source) { "differs" } else { "" };
+        let [kubelet, pods_api, api_server] =
+            [Source::Kubelet, Source::PodsApi, Source::ApiServer].map(differs);
+        table += &format!("| {} | {kubelet} | {pods_api} | {api_server} | {} |\n", row.what, row.why);
+    }
+    table
+}

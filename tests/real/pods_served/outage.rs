@@ -1,0 +1,165 @@
+//! The API server and its etcd are stopped, for seconds here and for as long as `NUMACAST_OUTAGE` says (in seconds): ours goes on,
+//! tells what its sources can know, and is right afterwards.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::differences::Source;
+use super::world::{Hears, Place, World};
+use crate::support::pod;
+use crate::support::pods_clients::{Pod, Who};
+use crate::support::wait::until;
+
+/// How long it lasts unless somebody says otherwise.
+const SHORT: u64 = 5;
+
+/// What was asked of one place while it lasted.
+#[derive(Debug, Default)]
+struct Asked {
+    lists: usize,
+    gets: usize,
+    watches: usize,
+    slowest: Duration,
+}
+
+impl World {
+    fn manifest(&self, name: &str) -> std::path::PathBuf {
+        self.cluster.dir().join(format!("manifests/{name}.json"))
+    }
+
+    fn write_static(&self, name: &str) -> Result<()> {
+        Ok(std::fs::write(self.manifest(name), serde_json::to_vec(&pod(name).bound_to("")?)?)?)
+    }
+
+    pub(super) async fn the_api_server_is_away(&mut self) -> Result<()> {
+        let seconds = std::env::var("NUMACAST_OUTAGE").ok().map_or(Ok(SHORT), |seconds| seconds.parse())?;
+        let static_name = |name: &str| format!("{name}-{}", self.node.name());
+        let (early, late) = (static_name("static-early"), static_name("static-late"));
+        for index in 0..20 {
+            self.node.submit(&pod(&format!("stays-{index}"))).await?;
+        }
+        for index in 0..20 {
+            self.node.fate_of(&format!("stays-{index}")).await?;
+        }
+        self.write_static("static-early")?;
+        until("the mirror is there", async || {
+            ensure!(self.truth().await?.iter().any(|pod| pod["metadata"]["name"] == *early));
+            Ok(())
+        })
+        .await?;
+        self.node.fate_of(&early).await?;
+        self.node.run(pod("ends")).await?;
+        let mut page = Place::start(&self.node, Source::Page).await?;
+        page.listen(&self.clients, Hears::Conditions)?;
+        self.places.push(page);
+        self.quiet("before").await?;
+        let before = self.listed(Source::ApiServer).await?;
+        let infos =
+            self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
+
+        self.cluster.signal_etcd("STOP")?;
+        self.cluster.kill_api_server()?;
+        let begun = Instant::now();
+        self.write_static("static-late")?;
+        std::fs::remove_file(self.manifest("static-early"))?;
+        self.node.exit("ends", 0)?;
+        // Who is told by the kubelet knows.
+        for source in [Source::Kubelet, Source::PodsApi] {
+            until(&format!("{source:?} tells what the kubelet knows"), async || {
+                let listed = self.listed(source).await?;
+                let phase = |name: &str| {
+                    let found = listed.iter().find(|pod| pod.pod["metadata"]["name"] == *name);
+                    found.map(|pod| pod.pod["status"]["phase"].as_str().unwrap_or_default().to_owned())
+                };
+                let found = [phase(&early), phase(&late), phase("ends")];
+                let right = [None, Some("Running".to_owned()), Some("Succeeded".to_owned())];
+                ensure!(found == right, "{found:?}");
+                Ok(())
+            })
+            .await?;
+        }
+        until("PodInfo tells so, too, and watchers have heard it", async || {
+            let place = self.at(Source::PodsApi)?;
+            let infos = self.clients.conditions(&place.socket, "list", &[]).await?.pods()?;
+            let found = infos.iter().find(|info| info.pod["metadata"]["name"] == *late);
+            let found = &found.context("it is not there")?.pod["info"];
+            ensure!(found["static"] == true && found["phase"] == "Running", "{found}");
+            let listed = self.listed(Source::PodsApi).await?;
+            for listener in &place.listeners {
+                let known = listener.watcher.known();
+                ensure!(known.pods.len() == listed.len(), "{:?}: {} pods", listener.hears, known.pods.len());
+            }
+            Ok(())
+        })
+        .await?;
+        // The other source is silent, which can be seen, and what it said stays.
+        let api_server = self.at(Source::ApiServer)?;
+        let up = [r#"source="api_server""#];
+        until("it is counted that the API server does not tell", async || {
+            let up =
+                api_server.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &up).await?;
+            ensure!(up == Some(0.0), "{up:?}");
+            Ok(())
+        })
+        .await?;
+        let mut asked = [Asked::default(), Asked::default()];
+        let most = Duration::from_secs(seconds);
+        loop {
+            for (source, asked) in [Source::PodsApi, Source::ApiServer].into_iter().zip(&mut asked) {
+                self.asks_everything(source, asked).await?;
+            }
+            ensure!(
+                self.listed(Source::ApiServer).await? == before,
+                "what the API server told last has changed"
+            );
+            self.ours_goes_on("the API server is away")?;
+            if begun.elapsed() > most {
+                break;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let now = self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
+        let words = self.at(Source::ApiServer)?.served.as_ref().context("ours")?.last_words();
+        let page = self.at(Source::Page)?;
+        let page_up = page.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &[]).await?;
+        println!("away for {:?}: {asked:?}; conditions have changed: {}", begun.elapsed(), now != infos);
+        println!("{words}\n/pods tells: {page_up:?}\n{}", page.served.as_ref().context("ours")?.last_words());
+
+        // It reads seldom, and what it tells is looked at elsewhere.
+        self.places.pop();
+        self.cluster.signal_etcd("CONT")?;
+        self.cluster.restart_api_server().await?;
+        self.node.kubelet_is_ready().await?;
+        self.quiet("it is back").await?;
+        self.node.delete("ends").await?;
+        std::fs::remove_file(self.manifest("static-late"))?;
+        self.node.is_gone(&late).await?;
+        self.quiet("all is as before").await
+    }
+
+    async fn listed(&self, source: Source) -> Result<Vec<Pod>> {
+        self.clients.list(Who::Go, &self.at(source)?.socket).await?.pods()
+    }
+
+    /// List, Get of each tenth pod and a new Watch tell the same.
+    async fn asks_everything(&self, source: Source, asked: &mut Asked) -> Result<()> {
+        let socket = &self.at(source)?.socket;
+        let begun = Instant::now();
+        let listed = self.listed(source).await?;
+        asked.slowest = asked.slowest.max(begun.elapsed());
+        asked.lists += 1;
+        for pod in listed.iter().step_by(10) {
+            let got = self.clients.get(Who::Go, socket, pod.uid()).await?.pods()?;
+            ensure!(got.len() == 1 && got[0].name() == pod.name(), "{source:?}: {got:?}");
+            asked.gets += 1;
+        }
+        let watcher = self.clients.watch(Who::Go, socket, &[])?;
+        watcher.synced().await?;
+        let known = watcher.known();
+        ensure!(known.pods.keys().eq(listed.iter().map(Pod::uid)), "{source:?}: {:?}", known.pods.keys());
+        ensure!(known.nonsense.is_empty(), "{source:?}: {:#?}", known.nonsense);
+        asked.watches += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,476 @@
+//! What happens to pods, one thing after the other, on one node.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use super::differences::Source;
+use super::world::{Hears, Place, World};
+use crate::support::pods::PodSpec;
+use crate::support::pods_clients::Who;
+use crate::support::wait::until;
+use crate::support::{Stop, pod};
+
+/// A condition that somebody else decides about.
+const GATE: &str = "example.com/ready";
+
+impl World {
+    fn pods(&self) -> Api<Pod> {
+        Api::default_namespaced(self.node.client())
+    }
+
+    async fn patch(&self, name: &str, patch: Value) -> Result<()> {
+        self.pods().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Binds a pod whose readiness is somebody else's affair, with so many bytes of an annotation.
+    async fn submit_gated(&self, name: &str, bytes: usize) -> Result<()> {
+        let mut object = serde_json::to_value(
+            pod(name).annotation("example.com/long", &"x".repeat(bytes)).bound_to(self.node.name())?,
+        )?;
+        object["spec"]["readinessGates"] = json!([{ "conditionType": GATE }]);
+        self.pods().create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+        Ok(())
+    }
+
+    /// Says whether a gated pod is ready, which the kubelet makes a condition of.
+    async fn say_ready(&self, name: &str, ready: bool) -> Result<()> {
+        let status = if ready { "True" } else { "False" };
+        let conditions = json!({ "status": { "conditions": [{ "type": GATE, "status": status }] } });
+        let patch = Patch::Strategic(conditions);
+        self.pods().patch_subresource("status", name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Waits until the kubelet says so, too.
+    async fn is_ready(&self, name: &str, ready: bool) -> Result<()> {
+        let right = if ready { "True" } else { "False" };
+        until(&format!("{name} is ready: {ready}"), async || {
+            let status = self.pods().get(name).await?.status.unwrap_or_default();
+            let condition = status.conditions.iter().flatten().find(|c| c.type_ == "Ready");
+            ensure!(condition.is_some_and(|condition| condition.status == right), "{condition:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// One after the other: binding many at once is for the scheduler to try.
+    async fn run_all(&self, names: &[String]) -> Result<()> {
+        for name in names {
+            self.node.submit(&pod(name)).await?;
+        }
+        for name in names {
+            self.node.fate_of(name).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes some of the many together.
+    async fn delete_all(&self, which: std::ops::Range<usize>) -> Result<()> {
+        let names: Vec<String> = which.map(|index| format!("many-{index}")).collect();
+        for name in &names {
+            self.node.ask_to_delete(name).await?;
+        }
+        for name in &names {
+            self.node.is_gone(name).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn many_pods(&mut self) -> Result<()> {
+        self.quiet("there is none").await?;
+        let names: Vec<String> = (0..20).map(|index| format!("many-{index}")).collect();
+        self.run_all(&names).await?;
+        let whole = pod("whole")
+            .cpus(2)
+            .memory("1Gi")
+            .device("example.com/nic", 1)
+            .annotation("example.com/text", "ü€");
+        self.node
+            .run(whole.init("first").cpus(1).memory("64Mi").sidecar("side").cpus(1).memory("64Mi"))
+            .await?;
+        self.quiet("they run").await?;
+        // Python's client has the same pods from the same bytes.
+        for place in self.places.iter().filter(|place| place.source.serves_pods()) {
+            let go = self.clients.list(Who::Go, &place.socket).await?.pods()?;
+            let python = self.clients.list(Who::Python, &place.socket).await?.pods()?;
+            let of = |pods: &[crate::support::pods_clients::Pod]| -> Vec<(String, String, String, Value)> {
+                pods.iter()
+                    .map(|pod| {
+                        (
+                            pod.uid().to_owned(),
+                            pod.name(),
+                            pod.hash.clone(),
+                            pod.pod["status"]["phase"].clone(),
+                        )
+                    })
+                    .collect()
+            };
+            ensure!(of(&go) == of(&python), "{:?}", place.source);
+            ensure!(go.len() == 21, "{} pods at {:?}", go.len(), place.source);
+            for pod in [&go[0], &go[20]] {
+                for who in [Who::Go, Who::Python] {
+                    let got = self.clients.get(who, &place.socket, pod.uid()).await?.pods()?;
+                    ensure!(
+                        got.len() == 1 && got[0].hash == pod.hash,
+                        "{who:?} at {:?}: {got:?}",
+                        place.source
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn static_pods(&mut self) -> Result<()> {
+        let manifest = self.cluster.dir().join("manifests/static.yaml");
+        let name = format!("static-{}", self.node.name());
+        let write = |spec: PodSpec| -> Result<()> {
+            Ok(std::fs::write(&manifest, serde_json::to_vec(&spec.bound_to("")?)?)?)
+        };
+        write(pod("static").cpus(1).memory("64Mi"))?;
+        until("the mirror is there", async || {
+            ensure!(self.pods().get_opt(&name).await?.is_some());
+            Ok(())
+        })
+        .await?;
+        self.node.fate_of(&name).await?;
+        self.quiet("one runs").await?;
+        let before = self.pods().get(&name).await?.metadata;
+        write(pod("static").cpus(1).memory("128Mi"))?;
+        until("it is another", async || {
+            let now = self.pods().get_opt(&name).await?.context("there is none")?.metadata;
+            ensure!(now.uid != before.uid);
+            Ok(())
+        })
+        .await?;
+        self.node.fate_of(&name).await?;
+        self.quiet("its file says something else").await?;
+        std::fs::remove_file(&manifest)?;
+        self.node.is_gone(&name).await?;
+        self.quiet("its file is gone").await
+    }
+
+    pub(super) async fn updates(&mut self) -> Result<()> {
+        self.submit_gated("gated", 10).await?;
+        self.node.fate_of("gated").await?;
+        self.quiet("a pod waits").await?;
+        self.say_ready("gated", true).await?;
+        self.is_ready("gated", true).await?;
+        self.quiet("it is ready").await?;
+        self.say_ready("gated", false).await?;
+        self.is_ready("gated", false).await?;
+        self.quiet("it is not ready any more").await
+    }
+
+    pub(super) async fn labels(&mut self) -> Result<()> {
+        let more =
+            json!({ "metadata": { "labels": { "a": "b" }, "annotations": { "example.com/new": "c" } } });
+        self.patch("gated", more).await?;
+        self.quiet("it has a label and an annotation more").await
+    }
+
+    pub(super) async fn label_and_status(&mut self) -> Result<()> {
+        self.say_ready("gated", true).await?;
+        self.is_ready("gated", true).await?;
+        self.quiet("its state has changed as well").await
+    }
+
+    pub(super) async fn terminal_pods(&mut self) -> Result<()> {
+        for name in ["succeeded", "failed"] {
+            self.node.run(pod(name).cpus(1).memory("64Mi")).await?;
+        }
+        self.node.finish("succeeded", 0).await?;
+        self.node.finish("failed", 1).await?;
+        self.node.try_to_run(pod("refused").cpus(9).memory("64Mi")).await?;
+        self.quiet("some have ended, one was refused").await
+    }
+
+    pub(super) async fn terminal_pods_go(&mut self) -> Result<()> {
+        for name in ["succeeded", "failed", "refused"] {
+            self.node.delete(name).await?;
+        }
+        self.quiet("they are deleted").await
+    }
+
+    pub(super) async fn deletions(&mut self) -> Result<()> {
+        self.delete_all(0..5).await?;
+        self.quiet("five are deleted").await?;
+        self.node.run(pod("kept").finalizer("example.com/keeps")).await?;
+        self.quiet("one has a finalizer").await
+    }
+
+    pub(super) async fn a_finalizer(&mut self) -> Result<()> {
+        self.node.ask_to_delete("kept").await?;
+        self.node.says("kept", "\"terminated\"").await?;
+        self.quiet("it keeps the deleted pod").await
+    }
+
+    /// Of what the kubelet's `/pods` tells PodInfo is served, and nothing else.
+    pub(super) async fn the_page(&mut self) -> Result<()> {
+        let manifest = self.cluster.dir().join("manifests/static.yaml");
+        std::fs::write(&manifest, serde_json::to_vec(&pod("static").bound_to("")?)?)?;
+        let name = format!("static-{}", self.node.name());
+        until("the mirror is there", async || {
+            ensure!(self.pods().get_opt(&name).await?.is_some());
+            Ok(())
+        })
+        .await?;
+        self.node.fate_of(&name).await?;
+        let mut page = Place::start(&self.node, Source::Page).await?;
+        page.listen(&self.clients, Hears::Conditions)?;
+        self.places.push(page);
+        self.quiet("all kinds of pods are there").await?;
+        let page = self.places.pop().context("no page")?;
+        for answer in [
+            self.clients.list(Who::Go, &page.socket).await?,
+            self.clients.get(Who::Go, &page.socket, "nobody").await?,
+        ] {
+            ensure!(answer.code == "Unimplemented" && answer.text.contains("PodInfo"), "{answer:?}");
+        }
+        let watcher = self.clients.watch(Who::Go, &page.socket, &[])?;
+        let (code, _) = watcher.ended().await?;
+        ensure!(code == "Unimplemented", "{code}");
+        let unknown = self.clients.conditions(&page.socket, "get", &["--uid", "nobody"]).await?;
+        ensure!(unknown.status() == ("NotFound", "pod with UID nobody not found"), "{unknown:?}");
+        std::fs::remove_file(&manifest)?;
+        self.node.is_gone(&name).await?;
+        self.quiet("the static pod is gone").await
+    }
+
+    pub(super) async fn a_finalizer_goes(&mut self) -> Result<()> {
+        self.node.drop_finalizers("kept").await?;
+        self.node.is_gone("kept").await?;
+        self.quiet("it is taken off").await
+    }
+
+    pub(super) async fn force_deletion(&mut self) -> Result<()> {
+        self.node.run(pod("forced").cpus(1).memory("64Mi")).await?;
+        self.quiet("one runs").await?;
+        self.node.force_delete("forced").await?;
+        self.quiet("it is gone").await
+    }
+
+    pub(super) async fn a_name_returns(&mut self) -> Result<()> {
+        self.node.run(pod("returns").cpus(1).memory("64Mi")).await?;
+        let old = self.pods().get("returns").await?.metadata.uid.context("no UID")?;
+        self.quiet("one runs").await?;
+        self.node.force_delete("returns").await?;
+        self.node.run(pod("returns").cpus(1).memory("64Mi")).await?;
+        self.quiet("another one has its name").await?;
+        for place in self.places.iter().filter(|place| place.source.serves_pods()) {
+            let answer = self.clients.get(Who::Go, &place.socket, &old).await?;
+            let right = ("NotFound", format!("pod with UID {old} not found"));
+            ensure!(answer.status() == (right.0, &right.1), "{:?}: {answer:?}", place.source);
+        }
+        Ok(())
+    }
+
+    /// A client that is away hears of what was deleted by its not being in the list.
+    pub(super) async fn deletions_while_disconnected(&mut self) -> Result<()> {
+        for place in &mut self.places {
+            place.listeners.clear();
+        }
+        self.delete_all(5..10).await?;
+        self.node.run(pod("meanwhile")).await?;
+        self.listen()?;
+        self.quiet("everybody is back").await
+    }
+
+    /// Ready and not ready, until whoever takes nothing is far behind.
+    pub(super) async fn a_slow_watcher(&mut self) -> Result<()> {
+        let names: Vec<String> = (0..25).map(|index| format!("long-{index}")).collect();
+        for name in &names {
+            self.submit_gated(name, 8 << 10).await?;
+        }
+        for name in &names {
+            self.node.fate_of(name).await?;
+        }
+        self.quiet("they run").await?;
+        let mut slow = Vec::new();
+        for place in self.places.iter().filter(|place| place.source.serves_pods()) {
+            let watcher = self.clients.watch(Who::Go, &place.socket, &["--stall"])?;
+            watcher.synced().await?;
+            slow.push((place.source, watcher));
+        }
+        // 100 events are kept for it, and some 200 KiB lie between it and the server.
+        for round in 0..8 {
+            for name in &names {
+                self.say_ready(name, round % 2 == 0).await?;
+            }
+            for name in &names {
+                self.is_ready(name, round % 2 == 0).await?;
+            }
+        }
+        self.quiet("all others have heard everything").await?;
+        let mut cut = Vec::new();
+        for (source, watcher) in &mut slow {
+            watcher.go_on().await?;
+            let (code, text) = watcher.ended().await?;
+            if (code.as_str(), text.as_str()) != ("ResourceExhausted", "watch client channel closed") {
+                ensure!(code == "Unavailable", "{source:?}: {code}: {text}");
+                cut.push((*source, text));
+            }
+            let known = watcher.known();
+            ensure!(known.nonsense.is_empty(), "{source:?}: {:#?}", known.nonsense);
+        }
+        for (source, text) in cut {
+            self.note(source, "cut", &text)?;
+        }
+        for name in &names {
+            self.node.force_delete(name).await?;
+        }
+        self.quiet("they are gone").await
+    }
+
+    /// Requests that make no sense get one answer everywhere.
+    pub(super) async fn bad_requests(&mut self) -> Result<()> {
+        let uid = |uid: &str| [&[10, u8::try_from(uid.len()).unwrap_or(0)], uid.as_bytes()].concat();
+        let requests: Vec<(&str, &str, Vec<u8>)> = vec![
+            ("nobody's UID", "/v1alpha1.Pods/GetPod", uid("nobody")),
+            ("no UID", "/v1alpha1.Pods/GetPod", Vec::new()),
+            ("a name", "/v1alpha1.Pods/GetPod", uid("default/many-20")),
+            ("unknown fields", "/v1alpha1.Pods/ListPods", vec![0x9a, 0x06, 2, 1, 2, 0x50, 7]),
+            ("no message", "/v1alpha1.Pods/GetPod", vec![0xff, 0xff, 0xff]),
+            ("half a message", "/v1alpha1.Pods/GetPod", vec![10, 50, b'a']),
+            ("no message for a List", "/v1alpha1.Pods/ListPods", vec![0xff, 0xff, 0xff]),
+            ("no message for a Watch", "/v1alpha1.Pods/WatchPods", vec![0xff, 0xff, 0xff]),
+            ("no UTF-8", "/v1alpha1.Pods/GetPod", vec![10, 2, 0xc3, 0x28]),
+            ("another method", "/v1alpha1.Pods/PatchPod", Vec::new()),
+            ("another version", "/v1.Pods/ListPods", Vec::new()),
+            ("no method at all", "/", Vec::new()),
+            (
+                "5 MiB",
+                "/v1alpha1.Pods/GetPod",
+                [&[10, 0x80, 0x80, 0xc0, 0x02][..], &vec![b'a'; 5 << 20]].concat(),
+            ),
+        ];
+        for (what, rpc, request) in requests {
+            let kubelets = self.at(Source::Kubelet)?.socket.clone();
+            let right = self.clients.call(&kubelets, rpc, &request).await?;
+            let mut others = Vec::new();
+            for place in
+                self.places.iter().filter(|place| place.source.serves_pods() && place.served.is_some())
+            {
+                let answer = self.clients.call(&place.socket, rpc, &request).await?;
+                ensure!(
+                    answer.code == right.code,
+                    "{what}: {:?}: {answer:?}, and the kubelet {right:?}",
+                    place.source
+                );
+                if answer.text != right.text {
+                    let both = format!("{what}: {}, and the kubelet {}", answer.text, right.text);
+                    ensure!(answer.text.starts_with("grpc: ") && right.text.starts_with("grpc: "), "{both}");
+                    others.push((place.source, both));
+                }
+            }
+            for (source, both) in others {
+                self.note(source, "text", &both)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ours is replaced, or killed: clients come back and know what they knew.
+    pub(super) async fn ours_restarts(&mut self) -> Result<()> {
+        for how in [Stop::Term, Stop::Kill] {
+            for place in &mut self.places {
+                let Some(served) = &mut place.served else { continue };
+                served.end(how)?;
+                for listener in &place.listeners {
+                    let (code, text) = listener.watcher.ended().await?;
+                    ensure!(code == "Unavailable", "{:?}, {how:?}: {code}: {text}", place.source);
+                }
+                served.start_again().await?;
+            }
+            self.quiet(&format!("ours is back, {how:?}")).await?;
+        }
+        Ok(())
+    }
+
+    /// The kubelet is killed: who follows ours does not hear of it.
+    pub(super) async fn the_kubelet_restarts(&mut self) -> Result<()> {
+        self.node.stop_kubelet(Stop::Kill)?;
+        self.node.force_delete("many-10").await?;
+        self.node.submit(&pod("new")).await?;
+        self.ours_goes_on("the kubelet is away")?;
+        self.node.start_kubelet().await?;
+        self.node.fate_of("new").await?;
+        self.quiet("it is back, one pod was deleted meanwhile and one is new").await
+    }
+
+    pub(super) async fn the_api_server_restarts(&mut self) -> Result<()> {
+        self.cluster.kill_api_server()?;
+        self.ours_goes_on("the API server is away")?;
+        self.cluster.restart_api_server().await?;
+        self.node.kubelet_is_ready().await?;
+        self.quiet("it is back").await
+    }
+
+    /// No watch of ours has ended.
+    pub(super) fn ours_goes_on(&mut self, when: &str) -> Result<()> {
+        for place in &mut self.places {
+            let Some(served) = &mut place.served else { continue };
+            served.still_runs()?;
+            for listener in &place.listeners {
+                let known = listener.watcher.known();
+                ensure!(known.ended.is_none(), "{when}: {:?}: {:?}", place.source, known.ended);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody has told anybody anything: the kubelet has just started, ours too, and there is no API server.
+    pub(super) async fn start_up(&mut self) -> Result<()> {
+        for place in &mut self.places {
+            place.listeners.clear();
+            if let Some(served) = &mut place.served {
+                served.end(Stop::Kill)?;
+            }
+        }
+        self.cluster.kill_api_server()?;
+        self.node.stop_kubelet(Stop::Kill)?;
+        for place in &mut self.places {
+            if let Some(served) = &mut place.served {
+                served.start_again().await?;
+            }
+        }
+        self.before_anything("nobody tells").await?;
+        self.node.launch_kubelet()?;
+        let socket = self.at(Source::Kubelet)?.socket.clone();
+        until("the kubelet serves its Pods API", async || {
+            Ok(drop(std::os::unix::net::UnixStream::connect(&socket)?))
+        })
+        .await?;
+        self.before_anything("the kubelet has just started").await?;
+        let list = self.clients.list(Who::Go, &socket).await?;
+        if list.code == "OK" {
+            self.note(Source::Kubelet, "answers", &format!("{} pods", list.pods.len()))?;
+        }
+        self.cluster.restart_api_server().await?;
+        self.node.kubelet_is_ready().await?;
+        self.listen()?;
+        self.quiet("the API server is back").await
+    }
+
+    /// Ours says that there is no answer yet.
+    async fn before_anything(&self, when: &str) -> Result<()> {
+        const RIGHT: (&str, &str) = ("FailedPrecondition", "Kubelet is initializing");
+        for place in self.places.iter().filter(|place| place.served.is_some() && place.source.serves_pods()) {
+            let list = self.clients.list(Who::Go, &place.socket).await?;
+            let get = self.clients.get(Who::Go, &place.socket, "nobody").await?;
+            let watcher = self.clients.watch(Who::Go, &place.socket, &[])?;
+            let (code, text) = watcher.ended().await?;
+            for (what, status) in
+                [("List", list.status()), ("Get", get.status()), ("Watch", (&*code, &*text))]
+            {
+                ensure!(status == RIGHT, "{when}: {:?}: {what}: {status:?}", place.source);
+            }
+            ensure!(watcher.known().synced == 0, "{when}: {:?}: a list has an end", place.source);
+        }
+        Ok(())
+    }
+}

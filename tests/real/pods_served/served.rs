@@ -1,0 +1,118 @@
+//! The Pods API under test: the real binary before a real node's kubelet and API server.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::differences::Source;
+use crate::support::cluster::free_port;
+use crate::support::process::{Process, tethered};
+use crate::support::wait::until;
+use crate::support::{RealNode, Stop};
+
+/// A running `numacast pods-api`.
+pub(super) struct Served {
+    process: Process,
+    dir: PathBuf,
+    metrics: String,
+    arguments: Vec<OsString>,
+    logs: PathBuf,
+    name: String,
+}
+
+impl Served {
+    /// Starts it for one source, and waits until somebody listens.
+    pub(super) async fn start(node: &RealNode, source: Source, settings: &[&str]) -> Result<Self> {
+        let dir = node.dir().join(format!("served-{}", source.name()));
+        let metrics = format!("127.0.0.1:{}", free_port()?);
+        let (address, certificate) = node.https_port()?;
+        let own = [
+            format!("host.sys={}", node.dir().join("sys").display()),
+            format!("host.proc={}", node.dir().join("proc").display()),
+            format!("kubelet.dir={}", node.kubelet_dir().display()),
+            format!("kubelet.address={address}"),
+            format!("kubelet.caFile={}", certificate.display()),
+            format!("kubelet.serverName={}", node.name()),
+            format!("podsApi.dir={}", dir.display()),
+        ];
+        let mut arguments: Vec<OsString> = vec!["pods-api".into(), "--node-name".into(), node.name().into()];
+        arguments.extend(["--kubeconfig".into(), node.agent_kubeconfig().as_os_str().to_owned()]);
+        arguments.extend(["--metrics-address", &metrics, "--health-address", "none"].map(OsString::from));
+        for setting in own.iter().map(String::as_str).chain(settings.iter().copied()) {
+            arguments.extend([OsString::from("--set"), setting.into()]);
+        }
+        let (name, logs) = (format!("served-{}", source.name()), node.dir().to_owned());
+        let process = Self::launch(&name, &logs, &arguments)?;
+        let mut served = Self { process, dir, metrics, arguments, logs, name };
+        served.serves().await?;
+        Ok(served)
+    }
+
+    fn launch(name: &str, logs: &std::path::Path, arguments: &[OsString]) -> Result<Process> {
+        let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
+        command.args(arguments);
+        Process::start(name, logs, command)
+    }
+
+    async fn serves(&mut self) -> Result<()> {
+        until(&format!("{} serves", self.name), async || {
+            self.process.still_runs()?;
+            ensure!(std::os::unix::net::UnixStream::connect(self.socket()).is_ok());
+            Ok(())
+        })
+        .await
+    }
+
+    /// Where it serves.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.dir.join("pods-api.sock")
+    }
+
+    /// Fails when it has ended.
+    pub(super) fn still_runs(&mut self) -> Result<()> {
+        self.process.still_runs()
+    }
+
+    /// The end of its log.
+    pub(super) fn last_words(&self) -> String {
+        format!("{}:\n{}", self.name, self.process.last_words())
+    }
+
+    /// Ends it, in order or not.
+    pub(super) fn end(&mut self, how: Stop) -> Result<()> {
+        if let Stop::Kill = how {
+            return self.process.kill();
+        }
+        self.process.signal("TERM")?;
+        let status = self.process.wait()?;
+        ensure!(status.success(), "{} ends with {status}", self.name);
+        Ok(())
+    }
+
+    /// Starts it at the same place, where it has ended; it serves then.
+    pub(super) async fn start_again(&mut self) -> Result<()> {
+        self.process = Self::launch(&self.name, &self.logs, &self.arguments)?;
+        self.serves().await
+    }
+
+    /// The sum of a metric over those of its labels that have all of `labels` in them; none where it is not there.
+    pub(super) async fn sum(&self, metric: &str, labels: &[&str]) -> Result<Option<f64>> {
+        let mut stream = tokio::net::TcpStream::connect(&self.metrics).await?;
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.metrics);
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let text = answer.split_once("\r\n\r\n").context("no answer of HTTP")?.1;
+        let mut sum = None;
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let Some((name, value)) = line.rsplit_once(' ') else { continue };
+            let of = name.split('{').next().unwrap_or_default();
+            if of == metric && labels.iter().all(|label| name.contains(label)) {
+                *sum.get_or_insert(0.0) += value.parse::<f64>()?;
+            }
+        }
+        Ok(sum)
+    }
+}

@@ -1,0 +1,493 @@
+//! One node, and everything that serves its pods: what clients hear there is compared with what the API server has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::differences::{DIFFERENCES, Source};
+use super::served::Served;
+use crate::support::pods_clients::{Answer, Clients, Known, Pod, Watcher, Who};
+use crate::support::wait::until;
+use crate::support::{Cluster, Parts, RealNode};
+
+/// What takes longer is worth a line.
+const TOLD_AFTER: Duration = Duration::from_secs(2);
+
+/// Where pods are served, and who listens there.
+pub(super) struct Place {
+    pub(super) source: Source,
+    pub(super) socket: PathBuf,
+    /// Ours.
+    pub(super) served: Option<Served>,
+    /// They go on through all scenarios.
+    pub(super) listeners: Vec<Listener>,
+}
+
+/// Who follows what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hears {
+    Pods(Who),
+    /// PodInfo, in Python.
+    Conditions,
+}
+
+/// Someone who follows, and connects again when that ends.
+pub(super) struct Listener {
+    pub(super) hears: Hears,
+    pub(super) watcher: Watcher,
+    /// How many words it had heard when a scenario last looked, and how many were doubled.
+    marked: (usize, usize),
+}
+
+/// A node, its clients and the scenario that is under way.
+pub(super) struct World {
+    pub(super) clients: Clients,
+    pub(super) places: Vec<Place>,
+    pub(super) node: RealNode,
+    pub(super) cluster: Cluster,
+    pub(super) scenario: &'static str,
+    /// Rows of the table that were needed.
+    pub(super) used: BTreeSet<usize>,
+}
+
+/// Something that is not as it should be, at one place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Difference {
+    /// What it is about: `too few`, `not heard`, `field metadata uid`.
+    pub(super) aspect: String,
+    /// `namespace/name`.
+    pub(super) pod: String,
+    pub(super) detail: String,
+}
+
+impl Difference {
+    pub(super) fn new(aspect: impl Into<String>, pod: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { aspect: aspect.into(), pod: pod.into(), detail: detail.into() }
+    }
+}
+
+impl World {
+    pub(super) async fn start(parts: &Parts, sources: &[Source]) -> Result<Self> {
+        let cluster = Cluster::start(parts).await?;
+        let node = RealNode::on("two-by-eight")?
+            // Fifty calls per second, its default, would be what most of these tests wait for.
+            .kubelet("kubeAPIQPS", 500.into())
+            .kubelet("kubeAPIBurst", 500.into())
+            .static_pods(&cluster)?
+            .start(&cluster)
+            .await?;
+        let clients = Clients::of(parts);
+        let mut world =
+            Self { clients, places: Vec::new(), node, cluster, scenario: "", used: BTreeSet::new() };
+        for source in sources {
+            world.places.push(Place::start(&world.node, *source).await?);
+        }
+        world.listen()?;
+        Ok(world)
+    }
+
+    /// New listeners everywhere.
+    pub(super) fn listen(&mut self) -> Result<()> {
+        let clients = self.clients.clone();
+        for place in &mut self.places {
+            if place.source.serves_pods() {
+                place.listen(&clients, Hears::Pods(Who::Go))?;
+                place.listen(&clients, Hears::Pods(Who::Python))?;
+            }
+            if place.served.is_some() {
+                place.listen(&clients, Hears::Conditions)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the API server has of the node's pods.
+    pub(super) async fn truth(&self) -> Result<Vec<Value>> {
+        let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", self.node.name());
+        let request = tonic::codegen::http::Request::get(path).body(Vec::new())?;
+        let mut list: Value = self.node.client().request(request).await?;
+        Ok(list["items"].as_array_mut().map(std::mem::take).unwrap_or_default())
+    }
+
+    /// Waits until everybody hears what there is, but for what the table excuses; what of the table is needed is noted.
+    pub(super) async fn quiet(&mut self, when: &str) -> Result<()> {
+        let scenario = self.scenario;
+        let begun = Instant::now();
+        let mut last: Vec<(Source, Difference)> = Vec::new();
+        let excused = until(&format!("{scenario}: all is told everywhere: {when}"), async || {
+            self.node.kubelet_still_runs()?;
+            self.connect_again()?;
+            let truth = self.truth().await?;
+            let mut excused = BTreeSet::new();
+            let mut wrong = Vec::new();
+            // Whoever listens to PodInfo costs nothing to look at, a client that asks for it does.
+            for look in 0..3 {
+                for place in &mut self.places {
+                    let found = match look {
+                        0 => place.of_pods(&self.clients, &truth).await?,
+                        1 => place.of_conditions_heard(&truth),
+                        _ => place.of_conditions(&self.clients, &truth).await?,
+                    };
+                    for difference in found {
+                        match DIFFERENCES
+                            .iter()
+                            .position(|row| row.excuses(scenario, place.source, &difference))
+                        {
+                            Some(row) => drop(excused.insert(row)),
+                            None => wrong.push((place.source, difference)),
+                        }
+                    }
+                }
+                if !wrong.is_empty() {
+                    break;
+                }
+            }
+            if begun.elapsed() > TOLD_AFTER && !wrong.is_empty() {
+                last.clone_from(&wrong);
+            }
+            ensure!(wrong.is_empty(), "{} differences: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
+            Ok(excused)
+        })
+        .await;
+        if let Some((source, difference)) = last.first() {
+            println!("{scenario}: {when}: after {:?}, last {source:?}: {difference:?}", begun.elapsed());
+        }
+        self.used.extend(excused.with_context(|| self.last_words())?);
+        self.log_is_sound(when)
+    }
+
+    /// The ends of the logs of ours.
+    pub(super) fn last_words(&self) -> String {
+        let words: Vec<String> =
+            self.places.iter().filter_map(|place| place.served.as_ref()).map(Served::last_words).collect();
+        words.join("\n")
+    }
+
+    /// Whoever's watch has ended follows again: it begins with nothing.
+    pub(super) fn connect_again(&mut self) -> Result<()> {
+        let clients = self.clients.clone();
+        for place in &mut self.places {
+            for index in 0..place.listeners.len() {
+                let listener = &place.listeners[index];
+                if listener.watcher.known().ended.is_some() {
+                    listener.is_sound(place.source)?;
+                    let hears = listener.hears;
+                    place.listeners.remove(index);
+                    place.listen(&clients, hears)?;
+                    let new = place.listeners.pop().context("nobody listens")?;
+                    place.listeners.insert(index, new);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Since this was asked last nobody has heard that a pod is gone which is there still, nothing was said twice, and nothing
+    /// that nobody may say.
+    pub(super) fn log_is_sound(&mut self, when: &str) -> Result<()> {
+        let mut found = Vec::new();
+        for place in &mut self.places {
+            for listener in &mut place.listeners {
+                listener.is_sound(place.source)?;
+                let known = listener.watcher.known();
+                let (heard, doubled) = listener.marked;
+                for event in &known.events[heard..] {
+                    let metadata = &event.pod["metadata"];
+                    let uid = metadata["uid"].as_str().unwrap_or_default();
+                    if event.kind == "DELETED" && known.pods.contains_key(uid) {
+                        let name = metadata["name"].as_str().unwrap_or_default();
+                        let detail = format!("{:?}", listener.hears);
+                        found.push((
+                            place.source,
+                            Difference::new("flicker", format!("default/{name}"), detail),
+                        ));
+                    }
+                }
+                for name in &known.doubled[doubled..] {
+                    let detail = format!("{:?}", listener.hears);
+                    found.push((place.source, Difference::new("doubled", name.as_str(), detail)));
+                }
+                let marked = (known.events.len(), known.doubled.len());
+                drop(known);
+                listener.marked = marked;
+            }
+        }
+        for (source, difference) in found {
+            let row = DIFFERENCES.iter().position(|row| row.excuses(self.scenario, source, &difference));
+            let row =
+                row.with_context(|| format!("{}: {when}: {source:?}: {difference:?}", self.scenario))?;
+            self.used.insert(row);
+        }
+        Ok(())
+    }
+
+    /// The place of a source.
+    pub(super) fn at(&self, source: Source) -> Result<&Place> {
+        self.places.iter().find(|place| place.source == source).context("there is no such place")
+    }
+
+    /// Notes that something is not as it is elsewhere, which the table has to excuse.
+    pub(super) fn note(&mut self, source: Source, aspect: &str, detail: &str) -> Result<()> {
+        let difference = Difference::new(aspect, "", detail);
+        let row = DIFFERENCES.iter().position(|row| row.excuses(self.scenario, source, &difference));
+        self.used.insert(row.with_context(|| format!("{}: {source:?}: {difference:?}", self.scenario))?);
+        Ok(())
+    }
+}
+
+impl Listener {
+    fn is_sound(&self, source: Source) -> Result<()> {
+        let known = self.watcher.known();
+        ensure!(known.nonsense.is_empty(), "{source:?} tells {:?}: {:#?}", self.hears, known.nonsense);
+        Ok(())
+    }
+}
+
+impl Place {
+    /// Nobody listens yet.
+    pub(super) async fn start(node: &RealNode, source: Source) -> Result<Self> {
+        let served = match source.settings() {
+            Some(settings) => Some(Served::start(node, source, settings).await?),
+            None => None,
+        };
+        let socket = match &served {
+            Some(served) => served.socket(),
+            None => node.kubelet_dir().join("pods-api/pods-api.sock"),
+        };
+        Ok(Self { source, socket, served, listeners: Vec::new() })
+    }
+
+    /// Someone more who listens.
+    pub(super) fn listen(&mut self, clients: &Clients, hears: Hears) -> Result<()> {
+        let watcher = match hears {
+            Hears::Pods(who) => clients.watch(who, &self.socket, &[])?,
+            Hears::Conditions => clients.watch_conditions(&self.socket)?,
+        };
+        self.listeners.push(Listener { hears, watcher, marked: (0, 0) });
+        Ok(())
+    }
+
+    /// What is not in the list as the API server has it, and what watchers believe that is not in the list.
+    async fn of_pods(&mut self, clients: &Clients, truth: &[Value]) -> Result<Vec<Difference>> {
+        if let Some(served) = &mut self.served {
+            served.still_runs()?;
+        }
+        if !self.source.serves_pods() {
+            return Ok(Vec::new());
+        }
+        Ok(match of(clients.list(Who::Go, &self.socket).await?) {
+            Err(refused) => vec![refused],
+            Ok(listed) => {
+                let mut found = self.of_list(&listed, truth);
+                found.extend(self.of_listeners(&listed, |hears| hears != Hears::Conditions, "heard"));
+                found
+            }
+        })
+    }
+
+    /// What watchers of PodInfo believe that is not so.
+    fn of_conditions_heard(&self, truth: &[Value]) -> Vec<Difference> {
+        let listeners = self.listeners.iter().filter(|listener| listener.hears == Hears::Conditions);
+        let known =
+            listeners.map(|listener| listener.watcher.known().pods.values().cloned().collect::<Vec<_>>());
+        known.flat_map(|pods| of_infos(&pods, truth)).collect()
+    }
+
+    /// What PodInfo lists that is not so, and what its watchers believe that it does not list.
+    async fn of_conditions(&self, clients: &Clients, truth: &[Value]) -> Result<Vec<Difference>> {
+        if self.served.is_none() {
+            return Ok(Vec::new());
+        }
+        Ok(match of(clients.conditions(&self.socket, "list", &[]).await?) {
+            Err(refused) => vec![refused],
+            Ok(listed) => {
+                let mut found = of_infos(&listed, truth);
+                found.extend(self.of_listeners(&listed, |hears| hears == Hears::Conditions, "info heard"));
+                found
+            }
+        })
+    }
+
+    fn of_listeners(&self, listed: &[Pod], whose: impl Fn(Hears) -> bool, aspect: &str) -> Vec<Difference> {
+        let listeners = self.listeners.iter().filter(|listener| whose(listener.hears));
+        listeners
+            .flat_map(|listener| of_known(&listener.watcher.known(), listed, aspect, listener.hears))
+            .collect()
+    }
+
+    fn of_list(&self, listed: &[Pod], truth: &[Value]) -> Vec<Difference> {
+        let mut found = order(listed, "order");
+        let mut unlisted: BTreeMap<&str, &Value> = truth.iter().map(|pod| (self.uid_of(pod), pod)).collect();
+        for pod in listed {
+            if pod.exact != Some(true) {
+                found.push(Difference::new("bytes", pod.name(), "they are not what is encoded again"));
+            }
+            match unlisted.remove(pod.uid()) {
+                None => found.push(Difference::new("too many", pod.name(), pod.uid())),
+                Some(right) => {
+                    for path in paths(right, &pod.pod) {
+                        let value = |of: &Value| at(of, &path).to_string();
+                        let detail = format!("{} and not {}", value(&pod.pod), value(right));
+                        found.push(Difference::new(format!("field {path}"), pod.name(), detail));
+                    }
+                }
+            }
+        }
+        found.extend(unlisted.into_iter().map(|(uid, pod)| Difference::new("too few", name_of(pod), uid)));
+        found
+    }
+
+    /// What this place calls a pod of the API server: the kubelet knows static pods by another UID than their mirrors'.
+    fn uid_of<'a>(&self, pod: &'a Value) -> &'a str {
+        if self.source.knows_static_pods() { kubelets_uid(pod) } else { text(&pod["metadata"]["uid"]) }
+    }
+}
+
+/// The pods of an answer, or that there is none.
+fn of(answer: Answer) -> Result<Vec<Pod>, Difference> {
+    let refused = format!("{}: {}", answer.code, answer.text);
+    answer.pods().map_err(|_| Difference::new("refused", "", refused))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn name_of(pod: &Value) -> String {
+    format!("{}/{}", text(&pod["metadata"]["namespace"]), text(&pod["metadata"]["name"]))
+}
+
+fn kubelets_uid(pod: &Value) -> &str {
+    let metadata = &pod["metadata"];
+    metadata["annotations"]["kubernetes.io/config.mirror"].as_str().unwrap_or_else(|| text(&metadata["uid"]))
+}
+
+fn order(listed: &[Pod], aspect: &str) -> Vec<Difference> {
+    let uids: Vec<&str> = listed.iter().map(Pod::uid).collect();
+    let sorted = uids.windows(2).all(|two| two[0] < two[1]);
+    (!sorted).then(|| Difference::new(aspect, "", format!("{uids:?}"))).into_iter().collect()
+}
+
+/// What somebody believes that is not in the list.
+fn of_known(known: &Known, listed: &[Pod], aspect: &str, hears: Hears) -> Vec<Difference> {
+    let mut found = Vec::new();
+    if known.synced == 0 {
+        return vec![Difference::new(aspect, "", format!("{hears:?}: no end of a list, {:?}", known.ended))];
+    }
+    let listed: BTreeMap<&str, &Pod> = listed.iter().map(|pod| (pod.uid(), pod)).collect();
+    for (uid, pod) in &known.pods {
+        match listed.get(uid.as_str()) {
+            None => {
+                found.push(Difference::new(format!("{aspect} of too many"), pod.name(), format!("{hears:?}")))
+            }
+            Some(now) if now.hash != pod.hash => {
+                let detail = format!("{hears:?}: {}", paths(&pod.pod, &now.pod).join(", "));
+                found.push(Difference::new(format!("{aspect} old"), pod.name(), detail));
+            }
+            Some(_) => {}
+        }
+    }
+    for pod in listed.values().filter(|pod| !known.pods.contains_key(pod.uid())) {
+        found.push(Difference::new(format!("{aspect} of too few"), pod.name(), format!("{hears:?}")));
+    }
+    found
+}
+
+/// What PodInfo has that does not follow from what the API server has.
+fn of_infos(listed: &[Pod], truth: &[Value]) -> Vec<Difference> {
+    let mut found = order(listed, "info order");
+    let mut unlisted: BTreeMap<&str, &Value> = truth.iter().map(|pod| (kubelets_uid(pod), pod)).collect();
+    for info in listed {
+        let Some(pod) = unlisted.remove(info.uid()) else {
+            found.push(Difference::new("info too many", info.name(), info.uid()));
+            continue;
+        };
+        let mut told = info.pod["info"].clone();
+        without_epoch(&mut told);
+        for path in paths(&info_of(pod), &told) {
+            let detail = format!("{} and not {}", at(&told, &path), at(&info_of(pod), &path));
+            found.push(Difference::new(format!("info {path}"), info.name(), detail));
+        }
+    }
+    found.extend(unlisted.into_iter().map(|(uid, pod)| Difference::new("info too few", name_of(pod), uid)));
+    found
+}
+
+/// A pod of the API server as PodInfo shows it, in protobuf's JSON.
+fn info_of(pod: &Value) -> Value {
+    let (metadata, status) = (&pod["metadata"], &pod["status"]);
+    let mut conditions = status["conditions"].clone();
+    for condition in conditions.as_array_mut().into_iter().flatten() {
+        // Numbers of 64 bits are texts.
+        if let Some(generation) = condition["observedGeneration"].as_u64() {
+            condition["observedGeneration"] = json!(generation.to_string());
+        }
+    }
+    let mirror = metadata["annotations"]["kubernetes.io/config.mirror"].is_string();
+    let mut info = json!({
+        "podUID": kubelets_uid(pod),
+        "podNamespace": metadata["namespace"],
+        "podName": metadata["name"],
+        "static": mirror.then_some(true),
+        "conditions": conditions,
+        "deletionTimestamp": metadata["deletionTimestamp"],
+        "phase": status["phase"],
+    });
+    without_epoch(&mut info);
+    info
+}
+
+/// Takes off what is nothing: a time that is not set is the epoch in protocol buffers.
+fn without_epoch(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            object.retain(|_, value| !value.is_null() && *value != "1970-01-01T00:00:00Z");
+            object.values_mut().for_each(without_epoch);
+        }
+        Value::Array(list) => list.iter_mut().for_each(without_epoch),
+        _ => {}
+    }
+}
+
+/// Paths of what two values do not have in common, a list being one thing unless both have as many in it.
+pub(super) fn paths(one: &Value, other: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    walk(one, other, &mut Vec::new(), &mut found);
+    found
+}
+
+fn walk(one: &Value, other: &Value, path: &mut Vec<String>, found: &mut Vec<String>) {
+    match (one, other) {
+        _ if one == other => {}
+        // An empty object is left out.
+        (Value::Object(_), Value::Null) => walk(one, &json!({}), path, found),
+        (Value::Null, Value::Object(_)) => walk(&json!({}), other, path, found),
+        (Value::Object(a), Value::Object(b)) => {
+            let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+            for key in keys {
+                path.push(key.clone());
+                walk(&one[key], &other[key], path, found);
+                path.pop();
+            }
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            for (index, (one, other)) in a.iter().zip(b).enumerate() {
+                path.push(index.to_string());
+                walk(one, other, path, found);
+                path.pop();
+            }
+        }
+        _ => found.push(path.join(" ")),
+    }
+}
+
+/// What is at a path.
+fn at<'a>(value: &'a Value, path: &str) -> &'a Value {
+    path.split(' ').filter(|key| !key.is_empty()).fold(value, |value, key| match key.parse::<usize>() {
+        Ok(index) if value.is_array() => &value[index],
+        _ => &value[key],
+    })
+}

@@ -1,0 +1,20 @@
+//! Documents that tests on real parts make.
+
+use anyhow::{Context, Result, ensure};
+
+use super::parts::repository;
+
+/// Checks what a document has between `<!-- name -->` and `<!-- end of name -->`; `NUMACAST_WRITE_DOCS=1` writes it instead.
+pub(crate) fn section(file: &str, name: &str, right: &str, test: &str) -> Result<()> {
+    let path = repository().join(file);
+    let text = std::fs::read_to_string(&path)?;
+    let (from, to) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+    let (start, rest) = text.split_once(&from).with_context(|| format!("{file} has no {name}"))?;
+    let (_, end) = rest.split_once(&to).with_context(|| format!("the {name} of {file} do not end"))?;
+    let right = [start, &from, right, &to, end].concat();
+    if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
+        return Ok(std::fs::write(path, right)?);
+    }
+    ensure!(right == text, "{file} is old: run `NUMACAST_WRITE_DOCS=1 cargo test --test real {test}`");
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! Clients of the Pods API in Go and Python, by upstream's own definitions, and what they hear.
+//!
+//! Nothing here shares code with what serves it or with our own client.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin};
+
+use super::parts::Parts;
+use super::process::tethered;
+use super::wait::until;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// grpc-go, upstream's generated code, `k8s.io/api`.
+    Go,
+    /// grpcio, and what grpcio-tools makes of upstream's definitions.
+    Python,
+}
+
+/// A pod as a client has it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(crate) struct Pod {
+    /// Of the bytes as they came.
+    pub(crate) hash: String,
+    pub(crate) bytes: usize,
+    /// Whether the decoded pod, encoded again, is what came; Python cannot tell.
+    #[serde(default)]
+    pub(crate) exact: Option<bool>,
+    /// The Pod as JSON, as Kubernetes' own library has it; Python's has other texts for times and quantities.
+    pub(crate) pod: Value,
+}
+
+impl Pod {
+    pub(crate) fn uid(&self) -> &str {
+        self.pod["metadata"]["uid"].as_str().unwrap_or_default()
+    }
+
+    /// `namespace/name`.
+    pub(crate) fn name(&self) -> String {
+        let metadata = &self.pod["metadata"];
+        format!(
+            "{}/{}",
+            metadata["namespace"].as_str().unwrap_or_default(),
+            metadata["name"].as_str().unwrap_or_default()
+        )
+    }
+}
+
+/// An answer.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Answer {
+    /// As grpc-go calls it: `OK`, `NotFound`.
+    pub(crate) code: String,
+    pub(crate) text: String,
+    pub(crate) pods: Vec<Value>,
+}
+
+impl Answer {
+    /// Fails unless it is OK; gives its pods.
+    pub(crate) fn pods(self) -> Result<Vec<Pod>> {
+        ensure!(self.code == "OK", "{}: {}", self.code, self.text);
+        self.pods.into_iter().map(|pod| Ok(serde_json::from_value(pod)?)).collect()
+    }
+
+    /// Code and text.
+    pub(crate) fn status(&self) -> (&str, &str) {
+        (&self.code, &self.text)
+    }
+}
+
+/// A word of a watch.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Event {
+    /// `ADDED` and the like; `ENDED` is the client's own, with code and text.
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    #[serde(default)]
+    pub(crate) hash: String,
+    #[serde(default)]
+    pub(crate) bytes: usize,
+    #[serde(default)]
+    pub(crate) exact: Option<bool>,
+    #[serde(default)]
+    pub(crate) pod: Value,
+    #[serde(default)]
+    pub(crate) code: String,
+    #[serde(default)]
+    pub(crate) text: String,
+}
+
+impl Event {
+    fn into_pod(self) -> Pod {
+        Pod { hash: self.hash, bytes: self.bytes, exact: self.exact, pod: self.pod }
+    }
+}
+
+/// The clients' programs.
+#[derive(Clone, Debug)]
+pub(crate) struct Clients {
+    go: PathBuf,
+    python: PathBuf,
+}
+
+impl Clients {
+    pub(crate) fn of(parts: &Parts) -> Self {
+        Self { go: parts.program("pods"), python: parts.program("grpcio-pods") }
+    }
+
+    fn program(&self, who: Who) -> &Path {
+        match who {
+            Who::Go => &self.go,
+            Who::Python => &self.python,
+        }
+    }
+
+    /// Answers, one of each line that the client says.
+    pub(crate) async fn ask(&self, who: Who, socket: &Path, arguments: &[&str]) -> Result<Vec<Answer>> {
+        let mut command = tokio::process::Command::new(self.program(who));
+        let (verb, more) = arguments.split_first().context("nothing is asked")?;
+        command.arg(verb).arg("--socket").arg(socket).args(more);
+        let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "{who:?}, asked for {arguments:?}, ends with {}: {complaint}",
+            output.status
+        );
+        let said = String::from_utf8(output.stdout)?;
+        said.lines().map(|line| serde_json::from_str(line).with_context(|| line.to_owned())).collect()
+    }
+
+    async fn one(&self, who: Who, socket: &Path, arguments: &[&str]) -> Result<Answer> {
+        let mut answers = self.ask(who, socket, arguments).await?;
+        answers.pop().with_context(|| format!("{who:?}, asked for {arguments:?}, says nothing"))
+    }
+
+    pub(crate) async fn list(&self, who: Who, socket: &Path) -> Result<Answer> {
+        self.one(who, socket, &["list"]).await
+    }
+
+    pub(crate) async fn get(&self, who: Who, socket: &Path, uid: &str) -> Result<Answer> {
+        self.one(who, socket, &["get", "--uid", uid]).await
+    }
+
+    /// What comes of bytes at any path, as the first message.
+    pub(crate) async fn call(&self, socket: &Path, rpc: &str, request: &[u8]) -> Result<Answer> {
+        let mut file = tempfile::NamedTempFile::new()?;
+        file.write_all(request)?;
+        let path = file.path().to_string_lossy().into_owned();
+        self.one(Who::Go, socket, &["call", "--rpc", rpc, "--request", &path]).await
+    }
+
+    /// Conditions by PodInfo: `list`, `get` with `--uid`.
+    pub(crate) async fn conditions(&self, socket: &Path, verb: &str, more: &[&str]) -> Result<Answer> {
+        let verb = format!("conditions-{verb}");
+        self.one(Who::Python, socket, &[&[verb.as_str()], more].concat()).await
+    }
+
+    /// Follows what is served at a socket.
+    pub(crate) fn watch(&self, who: Who, socket: &Path, more: &[&str]) -> Result<Watcher> {
+        Watcher::start(self.program(who), "watch", socket, more)
+    }
+
+    /// Follows the conditions there.
+    pub(crate) fn watch_conditions(&self, socket: &Path) -> Result<Watcher> {
+        Watcher::start(&self.python, "conditions-watch", socket, &[])
+    }
+}
+
+/// What somebody knows who believes what a watch tells.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// By UID.
+    pub(crate) pods: BTreeMap<String, Pod>,
+    /// Every word so far.
+    pub(crate) events: Vec<Event>,
+    /// How many ends of initial lists there were.
+    pub(crate) synced: usize,
+    /// Code and text of its end.
+    pub(crate) ended: Option<(String, String)>,
+    /// What makes no sense, whatever else is said.
+    pub(crate) nonsense: Vec<String>,
+    /// Pods of which the same was said twice, one after the other.
+    pub(crate) doubled: Vec<String>,
+}
+
+impl Known {
+    fn hear(&mut self, event: Event) {
+        self.events.push(event.clone());
+        match event.kind.as_str() {
+            "ENDED" => self.ended = Some((event.code, event.text)),
+            "INITIAL_SYNC_COMPLETE" => {
+                self.synced += 1;
+                if event.bytes > 0 || self.synced > 1 {
+                    self.nonsense.push(format!("the end of a list, number {}: {event:?}", self.synced));
+                }
+            }
+            kind => {
+                let pod = event.clone().into_pod();
+                let uid = pod.uid().to_owned();
+                if uid.is_empty() || pod.name().len() < 3 {
+                    self.nonsense.push(format!("{kind} of a pod without a name or UID: {}", pod.pod));
+                }
+                // Of a deleted pod there is little, which may be encoded in more than one way.
+                if pod.exact == Some(false) && kind != "DELETED" {
+                    self.nonsense.push(format!("{kind} of {} is not what is encoded again", pod.name()));
+                }
+                match kind {
+                    "ADDED" if self.synced == 0 && self.pods.contains_key(&uid) => {
+                        self.nonsense.push(format!("{} twice in the initial list", pod.name()));
+                    }
+                    "MODIFIED" | "DELETED" if self.synced == 0 => {
+                        self.nonsense.push(format!("{kind} of {} in the initial list", pod.name()));
+                    }
+                    _ => {}
+                }
+                if kind != "DELETED" && self.pods.get(&uid).is_some_and(|known| known.hash == pod.hash) {
+                    self.doubled.push(pod.name());
+                }
+                if kind == "DELETED" && !self.pods.contains_key(&uid) {
+                    self.doubled.push(pod.name());
+                }
+                match kind {
+                    "ADDED" | "MODIFIED" => drop(self.pods.insert(uid, pod)),
+                    "DELETED" => drop(self.pods.remove(&uid)),
+                    other => self.nonsense.push(format!("an event {other}")),
+                }
+            }
+        }
+    }
+}
+
+/// A running client that follows; dropping it ends it.
+pub(crate) struct Watcher {
+    known: Arc<Mutex<Known>>,
+    input: Option<ChildStdin>,
+    child: Child,
+}
+
+impl Watcher {
+    fn start(program: &Path, verb: &str, socket: &Path, more: &[&str]) -> Result<Self> {
+        let mut command = tokio::process::Command::from(tethered(program));
+        command.arg(verb).arg("--socket").arg(socket).args(more).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = command.spawn().with_context(|| program.display().to_string())?;
+        let known = Arc::<Mutex<Known>>::default();
+        let hears = Arc::clone(&known);
+        let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                match serde_json::from_str(&line) {
+                    Ok(event) => lock(&hears).hear(event),
+                    Err(error) => lock(&hears).nonsense.push(format!("{error}: {line}")),
+                }
+            }
+        });
+        Ok(Self { known, input: child.stdin.take(), child })
+    }
+
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
+    }
+
+    /// Waits for the end of the initial list.
+    pub(crate) async fn synced(&self) -> Result<()> {
+        until("the initial list is complete", async || {
+            let known = self.known();
+            ensure!(known.synced > 0, "{:?}, {} events", known.ended, known.events.len());
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until it has ended; gives code and text.
+    pub(crate) async fn ended(&self) -> Result<(String, String)> {
+        until("the watch has ended", async || self.known().ended.clone().context("it goes on")).await
+    }
+
+    /// Lets one that was started with `--stall` go on.
+    pub(crate) async fn go_on(&mut self) -> Result<()> {
+        let Some(input) = &mut self.input else { bail!("it has no input") };
+        Ok(input.write_all(b"\n").await?)
+    }
+
+    /// Ends it.
+    pub(crate) async fn end(mut self) -> Result<()> {
+        Ok(self.child.kill().await?)
+    }
+}
+
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
