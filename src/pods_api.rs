@@ -151,8 +151,8 @@ impl PodsApi {
             started: Instant::now(),
             teller: None,
             silent: None,
-            troubled: None,
-            left_out: None,
+            troubled: [None, None],
+            left_out: Vec::new(),
         };
         tokio::select! {
             () = follow.run() => {}
@@ -242,13 +242,17 @@ struct Follow {
     page_alone: Arc<AtomicBool>,
     metrics: Metrics,
     started: Instant,
-    /// Who told of whole pods last, and since when nobody does.
+    /// Who told of all whole pods last, and since when nobody does.
     teller: Option<PodTeller>,
     silent: Option<Instant>,
-    /// The last sentence of trouble, and about a pod that is left out.
-    troubled: Option<String>,
-    left_out: Option<LeftOut>,
+    /// The last sentence of trouble with those who tell of whole pods, and with `/pods`.
+    troubled: [Option<String>; 2],
+    /// What was said of pods that are left out: they are told of again and again.
+    left_out: Vec<LeftOut>,
 }
+
+/// Of so many pods that are left out is said why.
+const LEFT_OUT: usize = 64;
 
 async fn next(telling: &mut Option<Telling>) -> Result<PodEvent, String> {
     match telling {
@@ -268,6 +272,7 @@ impl Follow {
     async fn run(mut self) {
         let (page, whole): (Vec<_>, Vec<_>) =
             self.order.iter().partition(|teller| **teller == PodTeller::Kubelet);
+        whole.iter().for_each(|teller: &PodTeller| self.metrics.left(teller.label()));
         let mut whole = self.listen(whole);
         let mut pages: Option<Telling> = None;
         loop {
@@ -312,17 +317,22 @@ impl Follow {
             }
         };
         let proof = event.is_proof();
+        if event == PodEvent::Complete
+            && let Some(before) = self.teller.replace(teller).filter(|before| *before != teller)
+        {
+            self.metrics.left(before.label());
+        }
+        // One that is tried out may tell of a pod before it has told all.
+        let leads = self.teller == Some(teller);
+        self.store.lead(leads);
         let left_out = self.store.take(event, Instant::now()).err();
-        let told = lock(&self.store.pods).has_told();
-        if proof && told {
+        let told = leads && proof;
+        if told {
             self.silent = None;
             self.page_alone.store(false, Ordering::Relaxed);
-            if let Some(before) = self.teller.replace(teller).filter(|before| *before != teller) {
-                self.metrics.left(before.label());
-            }
         }
         self.note(teller, proof, told, left_out);
-        proof && told
+        told
     }
 
     fn take_page(&mut self, told: Result<PodEvent, String>, others: bool) {
@@ -341,22 +351,33 @@ impl Follow {
     fn note(&mut self, teller: PodTeller, proof: bool, told: bool, left_out: Option<LeftOut>) {
         if proof {
             self.metrics.told_by(teller.label(), told);
-            self.troubled = None;
+            self.troubled[layer(teller)] = None;
         }
-        // Pods that make no sense are told again and again: each is complained about until there is another.
-        if left_out.is_some() && left_out != self.left_out {
-            self.left_out = left_out;
-            self.left_out.iter().for_each(|left_out| warn!("{left_out}"));
+        if let Some(left_out) = left_out
+            && self.left_out.len() < LEFT_OUT
+            && !self.left_out.contains(&left_out)
+        {
+            warn!("{left_out}");
+            self.left_out.push(left_out);
         }
     }
 
     fn fail(&mut self, teller: PodTeller, sentence: String) {
         self.metrics.lost(teller.label());
-        if self.troubled.as_ref() != Some(&sentence) {
-            warn!("{sentence}; what was told last is served meanwhile");
-            self.troubled = Some(sentence);
+        let troubled = &mut self.troubled[layer(teller)];
+        if troubled.as_ref() != Some(&sentence) {
+            match lock(&self.store.infos).has_told() {
+                true => warn!("{sentence}; what was told last is served meanwhile"),
+                false => warn!("{sentence}; nothing can be served until somebody tells all pods"),
+            }
+            *troubled = Some(sentence);
         }
     }
+}
+
+/// Whole pods, or those of `/pods`.
+fn layer(teller: PodTeller) -> usize {
+    usize::from(teller == PodTeller::Kubelet)
 }
 
 #[cfg(test)]

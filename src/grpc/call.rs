@@ -43,18 +43,36 @@ pub(super) async fn serve(
 ) {
     let started = Instant::now();
     let (parts, body) = request.into_parts();
-    let (path, code, bytes) = match Work::new(parts, started, &connection, &inner) {
+    let mut ended =
+        Ended { started, connection: &connection, inner: &inner, path: String::new(), outcome: None };
+    match Work::new(parts, started, &connection, &inner) {
         Ok(work) => {
-            let (code, bytes) = work.run(body, &mut respond).await;
-            (work.path, code, bytes)
+            ended.path.clone_from(&work.path);
+            ended.outcome = Some(work.run(body, &mut respond).await);
         }
         Err(Refusal(http, status)) => {
             delay(&connection, &inner).await;
             refuse(&mut respond, http, &status);
-            (String::new(), status.code(), 0)
+            ended.outcome = Some((status.code(), 0));
         }
-    };
-    inner.observer.finished(&path, &connection.peer, code, bytes, started.elapsed());
+    }
+}
+
+/// Counts a call when it ends, be it with its connection.
+struct Ended<'a> {
+    started: Instant,
+    connection: &'a Connection,
+    inner: &'a Inner,
+    path: String,
+    /// The code that the client was told, and the bytes that it was sent; none for one that left.
+    outcome: Option<(Code, usize)>,
+}
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let (code, bytes) = self.outcome.unwrap_or((Code::Cancelled, 0));
+        self.inner.observer.finished(&self.path, &self.connection.peer, code, bytes, self.started.elapsed());
+    }
 }
 
 /// A call that is being answered.

@@ -24,8 +24,10 @@ pub struct Relay {
     /// What any listener will want, but for whole pods.
     wanted: Wanted,
     prompt: Arc<Notify>,
-    asked: Arc<Mutex<Vec<(PodTeller, Weak<Asked>)>>>,
+    asked: Arc<Mutex<AllAsked>>,
 }
+
+type AllAsked = Vec<(PodTeller, Weak<Asked>)>;
 
 /// One that is asked, for as long as anybody listens.
 struct Asked {

@@ -95,6 +95,10 @@ impl Board {
 
     /// The pod is there, as this.
     pub(super) fn put(&mut self, uid: &str, record: Record, at: Instant) {
+        self.put_of(self.records.len(), uid, record, at);
+    }
+
+    fn put_of(&mut self, pods: usize, uid: &str, record: Record, at: Instant) {
         let known = self.records.get_mut(uid);
         let (kind, same) = match &known {
             Some(known) => (MODIFIED, known.content == record.content),
@@ -102,26 +106,31 @@ impl Board {
         };
         if !same {
             self.changed();
-            self.watchers.push(event(kind, record.content.clone()), at);
+            self.watchers.push(event(kind, record.content.clone()), at, pods);
         }
         self.records.insert(uid.into(), record);
     }
 
     /// The pod is gone.
     pub(super) fn remove(&mut self, uid: &str, at: Instant) {
+        self.remove_of(self.records.len(), uid, at);
+    }
+
+    fn remove_of(&mut self, pods: usize, uid: &str, at: Instant) {
         let Some(record) = self.records.remove(uid) else { return };
         self.changed();
-        self.watchers.push(event(DELETED, record.tombstone), at);
+        self.watchers.push(event(DELETED, record.tombstone), at, pods);
     }
 
     /// These are all. Who watches hears what differs: first who is gone, since another may have the same name.
     pub(super) fn replace(&mut self, listing: Listing, at: Instant) {
         let missing = self.records.keys().filter(|uid| !listing.contains_key(*uid));
         let missing: Vec<Box<str>> = missing.cloned().collect();
-        missing.iter().for_each(|uid| self.remove(uid, at));
+        let pods = self.records.len().max(listing.len());
+        missing.iter().for_each(|uid| self.remove_of(pods, uid, at));
         for (uid, record) in listing {
             if let Some(record) = record {
-                self.put(&uid, record, at);
+                self.put_of(pods, &uid, record, at);
             }
         }
         self.told = true;
@@ -133,9 +142,9 @@ impl Board {
         self.records.iter().find(|(_, record)| is(record)).map(|(uid, _)| &**uid)
     }
 
-    /// Does this pod have another UID besides?
-    pub(super) fn has_alias(&self, uid: &str) -> bool {
-        self.records.get(uid).is_some_and(|record| record.alias.is_some())
+    /// The other UID that this one may be asked for by, if it is there and has one.
+    pub(super) fn alias(&self, uid: &str) -> Option<&str> {
+        self.records.get(uid)?.alias.as_deref()
     }
 
     /// All of it, by UID.

@@ -14,9 +14,7 @@ use crate::wire::{Field, Value, WireError, fields, fields_in, put_bytes, put_num
 
 /// Where the kubelet has the pod from: `api`, or `file` or `http` for static ones.
 const SOURCE: &str = "kubernetes.io/config.source";
-/// Has the kubelet's UID of a static pod; its mirror has it too.
-const HASH: &str = "kubernetes.io/config.hash";
-/// Only mirrors have it.
+/// Only mirrors have it: the kubelet's UID of the static pod. It cannot be changed, but whoever makes a pod may set it.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Tags of k8s.io/api core/v1 and of meta/v1 (`generated.proto`).
@@ -48,12 +46,12 @@ mod condition {
 }
 
 /// What is shown of one pod.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Info {
     /// The kubelet's UID of the pod.
     pub(super) uid: String,
-    namespace: String,
-    name: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
     is_static: bool,
     /// Encoded.
     conditions: Vec<Vec<u8>>,
@@ -66,7 +64,6 @@ pub(super) struct Info {
 #[derive(Debug, Default)]
 struct Origin {
     source: Option<String>,
-    hash: Option<String>,
     mirror: Option<String>,
 }
 
@@ -74,7 +71,6 @@ impl Origin {
     fn put(&mut self, key: &str, value: &str) {
         let place = match key {
             SOURCE => &mut self.source,
-            HASH => &mut self.hash,
             MIRROR => &mut self.mirror,
             _ => return,
         };
@@ -168,11 +164,9 @@ impl Info {
 
     /// Its UID is the kubelet's, which a mirror pod has in its annotations.
     fn from(mut self, origin: Origin) -> Self {
-        let Origin { source, hash, mirror } = origin;
+        let Origin { source, mirror } = origin;
         self.is_static = mirror.is_some() || matches!(source.as_deref(), Some("file" | "http"));
-        if mirror.is_some()
-            && let Some(uid) = [hash, mirror].into_iter().flatten().find(|uid| !uid.is_empty())
-        {
+        if let Some(uid) = mirror.filter(|uid| !uid.is_empty()) {
             self.uid = uid;
         }
         self

@@ -27,6 +27,9 @@ pub(super) const INFO: &str = "podinfo.v1alpha1.PodInfo";
 /// these are each client's.
 const QPS: f64 = 100.0;
 const BURST: f64 = 10.0;
+/// UIDs have 36 characters, those of static pods 32.
+const LONGEST: usize = 256;
+
 /// So many clients' buckets are kept without looking which are full again.
 const BUCKETS: usize = 256;
 
@@ -92,6 +95,12 @@ impl Question {
     }
 }
 
+/// Of what is no UID as much as is of use: a status is encoded several times over.
+fn shown(uid: &str) -> &str {
+    let end = (0..=LONGEST.min(uid.len())).rev().find(|at| uid.is_char_boundary(*at));
+    &uid[..end.unwrap_or(0)]
+}
+
 /// A message without fields that we know still has to be one.
 fn readable(call: &Call) -> Result<(), wire::WireError> {
     wire::fields(&call.message).try_for_each(|field| field.map(drop))
@@ -116,7 +125,7 @@ impl Service {
             Question::List => Ok(Reply::One(lock(board).list().into())),
             Question::Get(uid) => {
                 let pod = lock(board).get(&uid).map(Reply::One);
-                pod.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))
+                pod.ok_or_else(|| Status::not_found(format!("pod with UID {} not found", shown(&uid))))
             }
             Question::Watch => Ok(Reply::Many(Box::pin(Watch::new(Arc::clone(board))))),
         }

@@ -3,6 +3,7 @@
 //! Who tells of whole pods decides what `Pods` serves, now and for as long as nobody tells. `PodInfo` is served from the same
 //! pods, or from the kubelet's `/pods` while that is all that tells.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prost::bytes::Bytes;
@@ -29,6 +30,8 @@ pub(super) struct Store {
     pub(super) pods: Shared,
     pub(super) infos: Shared,
     shown: Shown,
+    /// Has who tells of whole pods told all of them? Else what is told of single ones is not all that there is.
+    leads: bool,
     /// The list of whole pods that is coming in, and that of `/pods`.
     pods_listing: Option<Listing>,
     page_listing: Option<Listing>,
@@ -47,7 +50,7 @@ impl Store {
     pub(super) fn new(pods: Arc<dyn Tally>, infos: Arc<dyn Tally>) -> Self {
         let shared = |tally| Arc::new(std::sync::Mutex::new(Board::new(tally)));
         let (pods, infos) = (shared(pods), shared(infos));
-        Self { pods, infos, shown: Shown::Nothing, pods_listing: None, page_listing: None }
+        Self { pods, infos, shown: Shown::Nothing, leads: true, pods_listing: None, page_listing: None }
     }
 
     /// Whoever tells of whole pods tells this, at this moment.
@@ -59,33 +62,30 @@ impl Store {
             PodEvent::Listing => self.pods_listing = Some(Listing::new()),
             PodEvent::Listed(pod) => return self.list(&pod),
             PodEvent::Complete => {
-                let listing = self.pods_listing.take().unwrap_or_default();
+                let Some(listing) = self.pods_listing.take() else { return Ok(()) };
                 lock(&self.pods).replace(listing, at);
-                self.show_pods(at);
+                self.show_pods(at, None);
             }
-            PodEvent::Is(pod) => {
-                let put = self.put(&pod, at);
-                self.show_pod(&pod, at);
-                return put;
-            }
+            PodEvent::Is(pod) => return self.put(&pod, at),
             PodEvent::Gone(pod) => {
                 if let Some(listing) = &mut self.pods_listing {
                     listing.remove(&*pod.uid);
                 }
                 lock(&self.pods).remove(&pod.uid, at);
                 match self.shown {
-                    Shown::Pods => self.forget_info(&pod.uid, at),
-                    Shown::Page => self.show_pods(at),
-                    Shown::Nothing => {}
+                    Shown::Pods if self.is_plain(&pod.uid) => lock(&self.infos).remove(&pod.uid, at),
+                    Shown::Pods => self.show_pods(at, None),
+                    Shown::Page | Shown::Nothing => self.leave_page(at),
                 }
             }
-            PodEvent::Again => {
-                if self.shown == Shown::Page {
-                    self.show_pods(at);
-                }
-            }
+            PodEvent::Again => self.leave_page(at),
         }
         Ok(())
+    }
+
+    /// Has who tells of whole pods from now on told all of them?
+    pub(super) fn lead(&mut self, leads: bool) {
+        self.leads = leads;
     }
 
     /// The kubelet's `/pods` tells this.
@@ -128,41 +128,62 @@ impl Store {
     }
 
     fn list(&mut self, pod: &Pod) -> Result<(), LeftOut> {
-        let content = whole(pod)?;
-        let entry = staged(&lock(&self.pods), &pod.uid, content, || pod_record(pod, content));
+        let (content, info) = whole(pod)?;
+        let entry = staged(&lock(&self.pods), &pod.uid, content, || pod_record(pod, content, &info));
         self.pods_listing.get_or_insert_default().insert((*pod.uid).into(), entry);
         Ok(())
     }
 
     fn put(&mut self, pod: &Pod, at: Instant) -> Result<(), LeftOut> {
-        let content = whole(pod)?;
-        lock(&self.pods).put(&pod.uid, pod_record(pod, content), at);
+        let (content, info) = whole(pod)?;
+        lock(&self.pods).put(&pod.uid, pod_record(pod, content, &info), at);
         if let Some(listing) = &mut self.pods_listing {
             listing.insert((*pod.uid).into(), None);
+        }
+        match self.shown {
+            Shown::Pods if info.uid == pod.uid && self.is_plain(&pod.uid) => {
+                lock(&self.infos).put(&info.uid, record(&info, pod), at);
+            }
+            Shown::Pods => self.show_pods(at, Some(&pod.uid)),
+            Shown::Page | Shown::Nothing => self.leave_page(at),
         }
         Ok(())
     }
 
-    /// Shows a pod that was told of by itself.
-    fn show_pod(&mut self, pod: &Pod, at: Instant) {
-        match self.shown {
-            Shown::Pods => {
-                if let Ok(info) = Info::of(pod) {
-                    lock(&self.infos).put(&info.uid, record(&info, pod), at);
-                }
-            }
-            Shown::Page => self.show_pods(at),
-            Shown::Nothing => {}
+    /// Does no mirror pod have to do with this UID?
+    fn is_plain(&self, uid: &str) -> bool {
+        let infos = lock(&self.infos);
+        infos.alias(uid).is_none() && infos.known_as(uid).is_none()
+    }
+
+    /// Somebody tells of whole pods again.
+    fn leave_page(&mut self, at: Instant) {
+        if self.shown == Shown::Page && self.leads && lock(&self.pods).has_told() {
+            self.show_pods(at, None);
         }
     }
 
-    /// Shows what `Pods` serves.
-    fn show_pods(&mut self, at: Instant) {
+    /// Shows what `Pods` serves; `newest` was told just now.
+    fn show_pods(&mut self, at: Instant, newest: Option<&str>) {
         let mut listing = Listing::new();
         let (pods, mut infos) = (lock(&self.pods), lock(&self.infos));
-        for (uid, content) in pods.contents() {
-            // What cannot be read was not taken.
-            let Ok(info) = Info::of_protobuf(content) else { continue };
+        // What cannot be read was not taken.
+        let all: Vec<(&str, Info)> = pods
+            .contents()
+            .filter_map(|(uid, content)| Some((uid, Info::of_protobuf(content).ok()?)))
+            .collect();
+        let holders = holders(&all, &infos, newest);
+        for (uid, mut info) in all.iter().map(|(uid, info)| (*uid, info.clone())) {
+            if info.uid != uid
+                && let Some((holder, name)) = holders.get(&*info.uid)
+                && *holder != uid
+            {
+                // The mirror that was there before is about to go. Any other says that it is what it is not.
+                if *name == (&*info.namespace, &*info.name) {
+                    continue;
+                }
+                info.uid = uid.to_owned();
+            }
             let alias = (info.uid != uid).then_some(uid);
             let entry = staged(&infos, &info.uid, &info.encoded(), || {
                 Record::new(info.encoded().into(), info.tombstone(), alias)
@@ -173,16 +194,43 @@ impl Store {
         self.shown = Shown::Pods;
     }
 
-    /// A pod with this UID is gone. Another mirror of the same static pod may be there already.
+    /// A pod of `/pods` with this UID is gone.
     fn forget_info(&self, uid: &str, at: Instant) {
         let mut infos = lock(&self.infos);
-        if !infos.has_alias(uid) {
-            infos.remove(uid, at);
-        }
+        infos.remove(uid, at);
         if let Some(uid) = infos.known_as(uid).map(str::to_owned) {
             infos.remove(&uid, at);
         }
     }
+}
+
+/// Namespace and name.
+type Name<'a> = (&'a str, &'a str);
+
+/// Who is shown under which UID that is not its own: the pod that has it as its own, if there is one, since anybody may make
+/// a pod that says it is a mirror; else the mirror that was there, or another of the same name that came just now.
+fn holders<'a>(
+    all: &'a [(&'a str, Info)],
+    infos: &Board,
+    newest: Option<&str>,
+) -> BTreeMap<&'a str, (&'a str, Name<'a>)> {
+    let mut holders: BTreeMap<&str, (&str, Name<'_>)> = BTreeMap::new();
+    let name = |info: &'a Info| (&*info.namespace, &*info.name);
+    for (uid, info) in all.iter().filter(|(uid, info)| info.uid != *uid) {
+        let takes = match holders.get(&*info.uid) {
+            None => true,
+            // Who came just now stays, and takes the place of one of its name.
+            Some((before, holder)) if *holder == name(info) && newest == Some(before) => false,
+            Some((_, holder)) if *holder == name(info) && newest == Some(uid) => true,
+            Some(_) => infos.alias(&info.uid) == Some(uid),
+        };
+        if takes {
+            holders.insert(&info.uid, (uid, name(info)));
+        }
+    }
+    let own = all.iter().filter(|(uid, info)| info.uid == *uid);
+    holders.extend(own.map(|(uid, info)| (*uid, (*uid, name(info)))));
+    holders
 }
 
 impl LeftOut {
@@ -196,18 +244,20 @@ fn staged(board: &Board, uid: &str, content: &[u8], record: impl FnOnce() -> Rec
     (!board.is(uid, content)).then(record)
 }
 
-/// The message of a pod, as it came.
-fn whole(pod: &Pod) -> Result<&Bytes, LeftOut> {
+/// The message of a pod, as it came, and what is shown of it.
+fn whole(pod: &Pod) -> Result<(&Bytes, Info), LeftOut> {
     match pod.whole.as_deref() {
         _ if pod.uid.is_empty() => Err(LeftOut::new(pod, "it has no UID")),
-        Some(Whole::Protobuf(bytes)) => Ok(bytes),
+        Some(Whole::Protobuf(bytes)) => {
+            let info = Info::of_protobuf(bytes).map_err(|error| LeftOut::new(pod, error))?;
+            Ok((bytes, info))
+        }
         Some(Whole::Json(_)) | None => Err(LeftOut::new(pod, "it did not come as protocol buffers")),
     }
 }
 
-fn pod_record(pod: &Pod, content: &Bytes) -> Record {
-    let kubelets = Info::of_protobuf(content).map(|info| info.uid).ok();
-    let alias = kubelets.as_deref().filter(|uid| *uid != pod.uid);
+fn pod_record(pod: &Pod, content: &Bytes, info: &Info) -> Record {
+    let alias = (info.uid != pod.uid).then_some(&*info.uid);
     Record::new(content.clone(), pod_tombstone(pod), alias)
 }
 

@@ -253,28 +253,31 @@ struct World {
     truth: BTreeMap<u8, u8>,
     told: BTreeMap<u8, u8>,
     listeners: Vec<Listener>,
+    /// What comes at one time is told at once.
+    now: Instant,
 }
 
 impl World {
     fn new() -> Self {
         let (store, count) = store();
         let (truth, told) = (BTreeMap::new(), BTreeMap::new());
-        Self { store, count, truth, told, listeners: Vec::new() }
+        Self { store, count, truth, told, listeners: Vec::new(), now: Instant::now() }
     }
 
     fn tell(&mut self, events: impl IntoIterator<Item = PodEvent>) {
-        self.changing(|store| {
+        self.changing(|store, now| {
             for event in events {
-                store.take(event, Instant::now()).unwrap();
+                store.take(event, now).unwrap();
             }
         });
     }
 
     /// Does something, and counts the events that follow from what is listed before and after.
-    fn changing(&mut self, act: impl FnOnce(&mut Store)) {
+    fn changing(&mut self, act: impl FnOnce(&mut Store, Instant)) {
         let lists = |store: &Store| [listed(&store.pods, uid_of_pod), listed(&store.infos, uid_of_info)];
         let before = lists(&self.store);
-        act(&mut self.store);
+        self.now += Duration::from_secs(1);
+        act(&mut self.store, self.now);
         let after = lists(&self.store);
         let events = [0, 1].map(|at| {
             let (before, after) = (&before[at], &after[at]);
@@ -316,16 +319,16 @@ impl World {
             }
             Step::Page => {
                 let pods: Vec<_> = self.truth.iter().map(|(number, v)| made_for_page(*number, *v)).collect();
-                self.changing(|store| {
+                self.changing(|store, now| {
                     let listed = pods.into_iter().map(PodEvent::Listed);
                     for event in std::iter::once(PodEvent::Listing).chain(listed).chain([PodEvent::Complete])
                     {
-                        store.take_page(event, Instant::now()).unwrap();
+                        store.take_page(event, now).unwrap();
                     }
                 });
             }
-            Step::PagePod(number, version) => self.changing(|store| {
-                store.take_page(PodEvent::Is(made_for_page(number, version)), Instant::now()).unwrap();
+            Step::PagePod(number, version) => self.changing(|store, now| {
+                store.take_page(PodEvent::Is(made_for_page(number, version)), now).unwrap();
             }),
             Step::Again => self.tell([PodEvent::Again]),
             Step::Join(infos) => {
@@ -411,7 +414,8 @@ fn a_watcher_is_cut_off_when_a_hundred_events_wait_and_one_more_comes() {
     let mut heard = 0;
     for number in 0..=BEHIND {
         assert_eq!(count.cut.load(Ordering::Relaxed), 0, "{number}");
-        store.take(PodEvent::Is(pod("u", &[], "Running", &number.to_string())), now).unwrap();
+        let at = now + Duration::from_millis(10 * number as u64);
+        store.take(PodEvent::Is(pod("u", &[], "Running", &number.to_string())), at).unwrap();
         while let Poll::Ready(Some(event)) = poll(&mut quick) {
             event.unwrap();
             heard += 1;
@@ -473,19 +477,84 @@ fn a_pod_that_is_gone_is_told_of_by_its_names_alone() {
 }
 
 #[test]
+fn what_comes_in_one_go_cuts_nobody_off_and_is_bounded() {
+    let (mut store, count) = store();
+    let now = Instant::now();
+    let pods = |number: usize, note: &str| {
+        let listed = (0..number).map(|n| PodEvent::Listed(pod(&format!("u{n}"), &[], "Running", note)));
+        std::iter::once(PodEvent::Listing).chain(listed.collect::<Vec<_>>()).chain([PodEvent::Complete])
+    };
+    pods(250, "before").for_each(|event| store.take(event, now).unwrap());
+    let mut watch = Watch::new(Arc::clone(&store.pods));
+    while poll(&mut watch).is_ready() {}
+    // Another kubelet: of all pods something is different.
+    pods(250, "after").for_each(|event| store.take(event, now).unwrap());
+    let mut heard = 0;
+    while let Poll::Ready(Some(event)) = poll(&mut watch) {
+        event.unwrap();
+        heard += 1;
+    }
+    assert_eq!((heard, count.cut.load(Ordering::Relaxed)), (250, 0));
+    // Whoever has not taken that a second later does not listen.
+    pods(250, "later").for_each(|event| store.take(event, now).unwrap());
+    let after = now + Duration::from_secs(1);
+    store.take(PodEvent::Is(pod("u0", &[], "Failed", "")), after).unwrap();
+    assert_eq!(count.cut.load(Ordering::Relaxed), 1);
+    // Nor does it get more than all pods twice, and the hundred.
+    let mut watch = Watch::new(Arc::clone(&store.pods));
+    while poll(&mut watch).is_ready() {}
+    for round in 0..4 {
+        pods(250, &round.to_string()).for_each(|event| store.take(event, after).unwrap());
+    }
+    assert_eq!((lock(&store.pods).waiting(), count.cut.load(Ordering::Relaxed)), (0, 2));
+}
+
+/// A mirror in the API server, as it is told: the last name is what counts.
+fn mirror(uid: &str, name: &str, of: &str) -> Pod {
+    let mut mirror = pod(uid, &[("kubernetes.io/config.mirror", of)], "Running", "");
+    let Some(Whole::Protobuf(bytes)) = mirror.whole.as_deref() else { panic!("it is whole") };
+    let (mut metadata, mut message) = (Vec::new(), bytes.to_vec());
+    put_bytes(&mut metadata, 1, name.as_bytes());
+    put_bytes(&mut message, 1, &metadata);
+    (mirror.name, mirror.whole) = (name.into(), Some(Box::new(Whole::Protobuf(message.into()))));
+    mirror
+}
+
+#[test]
+fn who_says_that_it_is_another_pods_mirror_does_not_take_its_place() {
+    let names = |store: &Store| -> Vec<String> {
+        let shown = ListPodConditionsResponse::decode(lock(&store.infos).list()).unwrap().pods;
+        shown.iter().map(|pod| format!("{}={}", pod.pod_uid, pod.pod_name)).collect()
+    };
+    let (mut store, _) = store();
+    let all = [pod("v", &[], "Running", ""), mirror("m", "etcd-worker", "h")].map(PodEvent::Listed);
+    tell(&mut store, [PodEvent::Listing]);
+    tell(&mut store, all);
+    tell(&mut store, [PodEvent::Complete]);
+    assert_eq!(names(&store), ["h=etcd-worker", "v=v"]);
+    // One of each: a pod's UID, and a static pod's.
+    for victim in ["v", "h"] {
+        tell(&mut store, [PodEvent::Is(mirror("e", "evil", victim))]);
+        assert_eq!(names(&store), ["e=evil", "h=etcd-worker", "v=v"], "{victim}");
+        // Whatever happens to the victim, and all listed anew.
+        tell(&mut store, [PodEvent::Is(pod("v", &[], "Running", victim))]);
+        tell(&mut store, [PodEvent::Is(mirror("m", "etcd-worker", "h"))]);
+        assert_eq!(names(&store), ["e=evil", "h=etcd-worker", "v=v"], "{victim}");
+        tell(&mut store, [PodEvent::Gone(mirror("e", "evil", victim))]);
+        assert_eq!(names(&store), ["h=etcd-worker", "v=v"], "{victim}");
+    }
+    // It was there first.
+    tell(&mut store, [PodEvent::Gone(pod("v", &[], "Running", "")), PodEvent::Is(mirror("e", "evil", "v"))]);
+    assert_eq!(names(&store), ["h=etcd-worker", "v=evil"], "nobody else has that UID");
+    tell(&mut store, [PodEvent::Is(pod("v", &[], "Running", ""))]);
+    assert_eq!(names(&store), ["e=evil", "h=etcd-worker", "v=v"]);
+}
+
+#[test]
 fn a_mirror_is_found_by_either_uid_and_its_successor_is_not_taken_for_it() {
     let (mut store, _) = store();
     let now = Instant::now();
-    let mirror = |uid: &str| {
-        // The last name and UID are those that count.
-        let mut mirror = pod(uid, &[("kubernetes.io/config.mirror", "h")], "Running", "");
-        let Some(Whole::Protobuf(bytes)) = mirror.whole.as_deref() else { panic!("it is whole") };
-        let (mut metadata, mut message) = (Vec::new(), bytes.to_vec());
-        put_bytes(&mut metadata, 1, b"etcd-worker");
-        put_bytes(&mut message, 1, &metadata);
-        (mirror.name, mirror.whole) = ("etcd-worker".into(), Some(Box::new(Whole::Protobuf(message.into()))));
-        mirror
-    };
+    let mirror = |uid: &str| mirror(uid, "etcd-worker", "h");
     let list = [PodEvent::Listing, PodEvent::Listed(mirror("m1")), PodEvent::Complete];
     tell(&mut store, list);
     for board in [&store.pods, &store.infos] {

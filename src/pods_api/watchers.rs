@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use prost::bytes::Bytes;
 use tokio::time::Instant;
@@ -15,6 +16,10 @@ use crate::grpc::Message;
 
 /// So many events may wait for a watcher: the kubelet's own buffer for each (`WatchPods`: `make(chan PodWatchEvent, 100)`).
 pub(super) const BEHIND: usize = 100;
+
+/// Whoever has not heard an event for so long had its chance: what comes in one go, as all pods may when the kubelet or a
+/// source is another one, cuts nobody off who listens.
+const CHANCE: Duration = Duration::from_secs(1);
 
 /// `type: INITIAL_SYNC_COMPLETE`, without a pod.
 const COMPLETE: &[u8] = &[8, 4];
@@ -87,10 +92,12 @@ impl Watchers {
         }
     }
 
-    /// Everybody is told this.
-    pub(super) fn push(&mut self, message: Message, at: Instant) {
+    /// Everybody is told this, of a list that is so long.
+    pub(super) fn push(&mut self, message: Message, at: Instant, pods: usize) {
         let listen = |watcher: &&mut Watcher| watcher.over.is_none();
-        if self.ring.len() >= BEHIND {
+        let waited = self.ring.front().map_or(Duration::ZERO, |event| at.saturating_duration_since(event.at));
+        // All pods may go and others come at once.
+        if self.ring.len() >= BEHIND && waited >= CHANCE || self.ring.len() >= BEHIND + 2 * pods {
             let (first, mut gone) = (self.first, 0);
             for watcher in self.all.values_mut().filter(listen).filter(|watcher| watcher.at == first) {
                 watcher.end(Over::Behind);
@@ -153,13 +160,15 @@ impl Watchers {
         Poll::Ready(Some(Ok(message)))
     }
 
-    /// Ready when this watcher, who has not taken what it was given, is told no more.
+    /// Ready when this watcher, who has not taken what it was given, is told no more since it is too slow.
     pub(super) fn poll_over(&mut self, id: u64, context: &Context<'_>) -> Poll<()> {
         match self.all.get_mut(&id) {
             Some(watcher) if watcher.over.is_none() => {
                 watcher.wait(context, false);
                 Poll::Pending
             }
+            // It was not too slow: the server gives it a moment.
+            Some(Watcher { over: Some(Over::Closed), .. }) => Poll::Pending,
             _ => Poll::Ready(()),
         }
     }

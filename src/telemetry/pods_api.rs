@@ -151,11 +151,9 @@ impl Metrics {
         }
     }
 
-    /// This source does not tell, and is not asked any more.
+    /// This source does not tell: not yet, or it is not asked any more.
     pub fn left(&self, source: &'static str) {
-        if let Some(up) = self.source_up.get(&[("source", source)]) {
-            up.set(0);
-        }
+        self.source_up.get_or_create(&[("source", source)]).set(0);
     }
 
     /// This source could not be asked, or broke off.

@@ -431,7 +431,7 @@ async fn watches_that_end_at_once_are_asked_for_more_and_more_slowly() {
 async fn whatever_goes_wrong_the_truth_is_known_in_the_end() {
     let seed = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("NUMACAST_SEED={seed}");
+    eprintln!("NUMACAST_SEED={seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut world = World::new(Wanted::default()).await;
     let mut away = false;

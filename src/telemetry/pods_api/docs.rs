@@ -69,7 +69,7 @@ pub(in crate::telemetry) const SOURCE_UP: Doc = Doc {
         "source",
         "who tells: `pods_api` (the kubelet's own), `api_server`, or `kubelet` (its `/pods`, for PodInfo alone)",
     )],
-    help: "1 while it tells, 0 while what it told last is what is served; missing before it told all pods once",
+    help: "1 while it tells, all pods told once; 0 while it does not, be it that what it told last is what is served",
 };
 
 pub(in crate::telemetry) const SOURCE_TIME: Doc = Doc {
