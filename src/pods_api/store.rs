@@ -185,9 +185,9 @@ impl Store {
                 info.uid = uid.to_owned();
             }
             let alias = (info.uid != uid).then_some(uid);
-            let entry = staged(&infos, &info.uid, &info.encoded(), || {
-                Record::new(info.encoded().into(), info.tombstone(), alias)
-            });
+            let same = infos.is(&info.uid, &info.encoded()) && infos.alias(&info.uid) == alias;
+            let record = || Record::new(info.encoded().into(), info.tombstone(), alias);
+            let entry = (!same).then(record);
             listing.insert(info.uid.into(), entry);
         }
         infos.replace(listing, at);
