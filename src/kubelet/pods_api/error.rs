@@ -149,6 +149,7 @@ impl PodsError {
             }
             Self::Denied { .. } => "it is for root and the socket's group: run this as root",
             Self::NotGrpc { .. } => "is the path right?",
+            Self::Lost { .. } => "it is restarting, or no gRPC server at all",
             Self::RateLimited { .. } => "ask less often, or watch",
             Self::Nowhere => "name a socket",
             _ => return None,
