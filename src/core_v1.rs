@@ -3,6 +3,7 @@
 
 mod json;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use prost::Message;
@@ -42,6 +43,19 @@ pub fn read_pod(bytes: &[u8], wanted: &Wanted) -> Result<Pod, String> {
     Ok(pod)
 }
 
+/// As Go writes what is no text: one sign for each byte that belongs to none.
+pub(crate) fn text(bytes: &[u8]) -> Cow<'_, str> {
+    if let Ok(text) = str::from_utf8(bytes) {
+        return Cow::Borrowed(text);
+    }
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
+    }
+    Cow::Owned(text)
+}
+
 impl From<core::Pod> for RawPod {
     fn from(pod: core::Pod) -> Self {
         let metadata = pod.metadata.unwrap_or_default();
@@ -50,7 +64,7 @@ impl From<core::Pod> for RawPod {
         let mut annotations = raw::Annotations::default();
         for (key, value) in &metadata.annotations {
             // In JSON it would have been written so.
-            annotations.put(key, &String::from_utf8_lossy(value));
+            annotations.put(key, &text(value));
         }
         Self {
             metadata: raw::Metadata {

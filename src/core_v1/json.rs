@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use jiff::Timestamp;
 use serde_json::{Map, Value as Json};
 
+use super::text;
 use crate::wire::{Value, WireError, fields, fields_in};
 
 /// A message's name has a line of its own; then comes a line for each field: its number, its name (`-` if its own fields
@@ -201,7 +202,7 @@ impl Reader<'_> {
     /// What a record says; `before` is what an earlier one of the same field said.
     fn one(&mut self, kind: Kind, value: Value, before: Option<Json>) -> Result<Json, String> {
         Ok(match (kind, value) {
-            (Kind::Text, Value::Bytes(part)) => Json::String(text(&self.bytes[part])),
+            (Kind::Text, Value::Bytes(part)) => Json::String(text(&self.bytes[part]).into_owned()),
             (Kind::Bool, Value::Varint(value)) => Json::Bool(value != 0),
             (Kind::Int32 | Kind::Int64, Value::Varint(value)) => whole(kind, value),
             (Kind::Time, Value::Bytes(part)) => time(&self.bytes[part])?,
@@ -237,7 +238,7 @@ impl Reader<'_> {
         for record in fields_in(self.bytes, part) {
             let record = record.map_err(|error| error.to_string())?;
             match (record.number, record.value) {
-                (1, Value::Bytes(part)) => key = text(&self.bytes[part]),
+                (1, Value::Bytes(part)) => key = text(&self.bytes[part]).into_owned(),
                 (2, value) => entry = Some(self.one(kind, value, None)?),
                 (1, _) => return Err(other_kind()),
                 _ => {}
@@ -309,16 +310,6 @@ fn is_empty(value: &Json) -> bool {
     }
 }
 
-/// As Go writes what is no text: one sign for each byte that belongs to none.
-fn text(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for chunk in bytes.utf8_chunks() {
-        text.push_str(chunk.valid());
-        text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
-    }
-    text
-}
-
 /// Who reads 32 bits drops the rest.
 #[allow(clippy::cast_possible_truncation, reason = "as Go does")]
 fn whole(kind: Kind, value: u64) -> Json {
@@ -355,7 +346,7 @@ fn quantity(bytes: &[u8]) -> Result<Json, String> {
     for record in fields(bytes) {
         let record = record.map_err(|error| error.to_string())?;
         match (record.number, record.value) {
-            (1, Value::Bytes(part)) => quantity = text(&bytes[part]),
+            (1, Value::Bytes(part)) => quantity = text(&bytes[part]).into_owned(),
             (1, _) => return Err(other_kind()),
             _ => {}
         }
@@ -381,7 +372,7 @@ fn int_or_string(bytes: &[u8]) -> Result<Json, String> {
         match (record.number, record.value) {
             (1, Value::Varint(value)) => kind = value,
             (2, Value::Varint(value)) => number = whole(Kind::Int32, value),
-            (3, Value::Bytes(part)) => string = text(&bytes[part]),
+            (3, Value::Bytes(part)) => string = text(&bytes[part]).into_owned(),
             (1..=3, _) => return Err(other_kind()),
             _ => {}
         }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use jiff::Timestamp;
 use serde::Deserialize;
 
+use crate::core_v1;
 use crate::pod::{Pod, Whole};
 use crate::wire::{Field, Value, WireError, fields, fields_in, put_bytes, put_number};
 
@@ -212,7 +213,7 @@ pub(super) fn pod_tombstone(pod: &Pod) -> Vec<u8> {
 
 /// A text of the API. What is no UTF-8 could not be decoded by anybody.
 fn text(bytes: &[u8], part: Range<usize>) -> Cow<'_, str> {
-    String::from_utf8_lossy(&bytes[part])
+    core_v1::text(&bytes[part])
 }
 
 fn put_text(out: &mut Vec<u8>, number: u32, text: &str) {
