@@ -106,7 +106,12 @@ impl From<core::ResourceRequirements> for Resources {
 }
 
 fn amounts(quantities: BTreeMap<String, core::Quantity>) -> Amounts {
-    quantities.into_iter().map(|(name, quantity)| (name.into(), Amount::read(&quantity.string))).collect()
+    // Go reads an empty one as nothing.
+    let text = |quantity: core::Quantity| match quantity.string {
+        empty if empty.is_empty() => "0".to_owned(),
+        text => text,
+    };
+    quantities.into_iter().map(|(name, quantity)| (name.into(), Amount::read(&text(quantity)))).collect()
 }
 
 fn statuses(statuses: Vec<core::ContainerStatus>) -> Vec<raw::ContainerStatus> {
