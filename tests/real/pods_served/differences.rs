@@ -280,7 +280,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         pods: Pods::Any,
         aspect: "cut",
         what: "a watch that is too slow may be cut in the middle of an event, with the same code, `ResourceExhausted`, and words of the \
-               client's library; one that takes nothing at all for ten seconds is disconnected, `Unavailable`",
+               client's library; one that takes nothing at all for a minute is disconnected, `Unavailable`",
         why: "what waits for a client is memory: the kubelet keeps it until the client takes it",
         sometimes: true,
     },
