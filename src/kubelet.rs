@@ -15,7 +15,6 @@ mod state;
 mod types;
 mod upstream;
 
-pub use crate::core_v1::decode_pod;
 pub use answers::{allocatable_of, usage_of};
 pub use ask::{Ask, Refusal};
 pub use client::{Api, Client, ClientError, Connection};

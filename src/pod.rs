@@ -105,17 +105,6 @@ impl Wanted {
     pub const fn wants_whole(&self) -> bool {
         self.whole
     }
-
-    /// What either wants.
-    #[must_use]
-    pub fn and(self, other: &Self) -> Self {
-        let annotations = match (self.annotations.is_empty(), other.annotations.is_empty()) {
-            (_, true) => self.annotations,
-            (true, false) => Arc::clone(&other.annotations),
-            (false, false) => Arc::new(self.annotations.union(&other.annotations).cloned().collect()),
-        };
-        Self { annotations, whole: self.whole || other.whole }
-    }
 }
 
 /// What one container asks for.

@@ -101,11 +101,11 @@ fn watched(
     let mut counted: Vec<Arc<dyn Exposition>> = vec![metrics];
     if let Some(metrics) = proxy.map(Proxy::metrics) {
         probes.push(Arc::<telemetry::proxy::Health>::clone(metrics.health()));
-        counted.push(Arc::new(telemetry::proxy::Beside::new(&metrics)));
+        counted.push(Arc::new(metrics.beside()));
     }
     if let Some(metrics) = pods_api.map(PodsApi::metrics) {
         probes.push(Arc::<telemetry::pods_api::Health>::clone(metrics.health()));
-        counted.push(Arc::new(telemetry::pods_api::Beside::new(&metrics)));
+        counted.push(Arc::new(metrics.beside()));
     }
     (Arc::new(Together(counted)), Arc::new(All(probes)))
 }

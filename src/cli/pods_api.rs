@@ -14,7 +14,6 @@ use crate::config::Config;
 use crate::pod_source::{KubeletPort, PodTeller, PodTellers};
 use crate::pods_api::{PodsApi, Settings};
 use crate::telemetry;
-use crate::telemetry::pods_api::Alone;
 
 /// The agent serves it too (podsApi.enabled), and asks nobody twice. This one is for nodes where no agent runs. `numacast
 /// pods` reads from it.
@@ -99,7 +98,7 @@ async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<E
     let started = server.start()?;
     let metrics = server.metrics();
     let health = Arc::clone(metrics.health());
-    let _servers = serve(&config, Arc::new(Alone::new(&metrics)), health).await;
+    let _servers = serve(&config, Arc::new(metrics.alone()), health).await;
     server.run(Some(started), shutdown).await;
     Ok(ExitCode::SUCCESS)
 }

@@ -15,7 +15,6 @@ use crate::pod_source::{KubeletPort, PodSource, PodTellers};
 use crate::proxy::{Proxy, Settings};
 use crate::telemetry;
 use crate::telemetry::pods::PodSourceCounts;
-use crate::telemetry::proxy::Alone;
 
 /// The agent serves it too (proxy.enabled), on the connection that it has to the kubelet anyway. This one is for nodes
 /// where no agent runs.
@@ -125,7 +124,7 @@ async fn serve_alone(config: Config, settings: Settings, tellers: PodTellers) ->
     let server = proxy.start()?;
     let metrics = proxy.metrics();
     let health = Arc::clone(metrics.health());
-    let _servers = serve(&config, Arc::new(Alone::new(&metrics, &counts)), health).await;
+    let _servers = serve(&config, Arc::new(metrics.alone(&counts)), health).await;
     proxy.run(Some(server), shutdown).await;
     Ok(ExitCode::SUCCESS)
 }

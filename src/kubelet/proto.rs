@@ -17,5 +17,3 @@ pub mod v1alpha1 {
 pub mod pods {
     tonic::include_proto!("pods/v1alpha1");
 }
-
-pub use crate::core_v1::proto as core;

@@ -22,7 +22,7 @@ use super::info::Info;
 use super::proto::v1alpha1::{ListPodConditionsResponse, PodConditions};
 use super::store::Store;
 use super::watchers::BEHIND;
-use crate::kubelet::proto::core;
+use crate::core_v1::proto as core;
 use crate::kubelet::proto::pods::{EventType, ListPodsResponse, WatchPodsEvent};
 use crate::pod::{Pod, PodEvent, Whole};
 use crate::wire::{put_bytes, put_number};

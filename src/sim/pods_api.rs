@@ -14,7 +14,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 use super::serve::Serving;
-use crate::kubelet::proto::core;
+use crate::core_v1::proto as core;
 use crate::kubelet::proto::pods::pods_server::{Pods, PodsServer};
 use crate::kubelet::proto::pods::{
     EventType, GetPodRequest, GetPodResponse, ListPodsRequest, ListPodsResponse, WatchPodsEvent,

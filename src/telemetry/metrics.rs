@@ -407,6 +407,34 @@ impl Exposition for Metrics {
     }
 }
 
+/// What a process shows of what was registered.
+#[derive(Debug)]
+pub struct Shown(Registry);
+
+impl Shown {
+    /// These alone, beside what the agent shows.
+    pub(super) fn beside(register: impl FnOnce(&mut Registry)) -> Self {
+        let mut registry = Registry::default();
+        register(&mut registry);
+        Self(registry)
+    }
+
+    /// These and the process itself, which serves nothing else.
+    pub(super) fn alone(register_all: impl FnOnce(&mut Registry)) -> Self {
+        let mut registry = Registry::default();
+        register(&mut registry, &BUILD, Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        register_all(&mut registry);
+        registry.register_collector(Box::new(Process::default()));
+        Self(registry)
+    }
+}
+
+impl Exposition for Shown {
+    fn encode(&self) -> String {
+        expose(&self.0)
+    }
+}
+
 /// A registry in the OpenMetrics text format.
 pub(super) fn expose(registry: &Registry) -> String {
     let mut text = String::new();

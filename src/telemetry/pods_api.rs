@@ -12,12 +12,9 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use super::metrics::docs::BUILD;
-use super::metrics::{Counts, Label, Process, expose, histogram, now, register};
-use super::server::Exposition;
+use super::metrics::{Counts, Label, Shown, histogram, now, register};
 
 pub use docs::DOCS;
 pub use health::Health;
@@ -84,7 +81,7 @@ impl Metrics {
         }
     }
 
-    pub(super) fn register(&self, registry: &mut Registry) {
+    fn register(&self, registry: &mut Registry) {
         register(registry, &REQUESTS, self.requests.clone());
         register(registry, &LISTS, self.lists.clone());
         register(registry, &GETS, self.gets.clone());
@@ -99,6 +96,18 @@ impl Metrics {
         register(registry, &HEARD, self.heard.clone());
         register(registry, &CONNECTIONS, self.connections.clone());
         register(registry, &CUT, self.cut.clone());
+    }
+
+    /// What is shown of these beside what the agent shows.
+    #[must_use]
+    pub fn beside(&self) -> Shown {
+        Shown::beside(|registry| self.register(registry))
+    }
+
+    /// These and the process itself, for one that serves nothing else.
+    #[must_use]
+    pub fn alone(&self) -> Shown {
+        Shown::alone(|registry| self.register(registry))
     }
 
     /// What the same reports say about the server's health.
@@ -178,56 +187,15 @@ impl Metrics {
     }
 }
 
-/// What is shown beside what the agent shows.
-#[derive(Debug)]
-pub struct Beside(Registry);
-
-impl Beside {
-    /// These alone.
-    #[must_use]
-    pub fn new(metrics: &Metrics) -> Self {
-        let mut registry = Registry::default();
-        metrics.register(&mut registry);
-        Self(registry)
-    }
-}
-
-impl Exposition for Beside {
-    fn encode(&self) -> String {
-        expose(&self.0)
-    }
-}
-
-/// What a process that serves nothing else shows.
-#[derive(Debug)]
-pub struct Alone(Registry);
-
-impl Alone {
-    /// These and the process itself.
-    #[must_use]
-    pub fn new(metrics: &Metrics) -> Self {
-        let mut registry = Registry::default();
-        register(&mut registry, &BUILD, Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        metrics.register(&mut registry);
-        registry.register_collector(Box::new(Process::default()));
-        Self(registry)
-    }
-}
-
-impl Exposition for Alone {
-    fn encode(&self) -> String {
-        expose(&self.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::metrics::{check_table, table};
+    use super::super::server::Exposition;
     use super::*;
     use crate::generated;
 
     fn text(metrics: &Metrics) -> String {
-        Beside::new(metrics).encode()
+        metrics.beside().encode()
     }
 
     #[test]

@@ -11,13 +11,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use super::metrics::docs::BUILD;
-use super::metrics::{Counts, Label, Process, expose, histogram, register};
+use super::metrics::{Counts, Label, Shown, histogram, register};
 use super::pods::PodSourceCounts;
-use super::server::Exposition;
 use crate::kubelet::ClientError;
 
 pub use docs::DOCS;
@@ -115,7 +112,7 @@ impl Metrics {
         }
     }
 
-    pub(super) fn register(&self, registry: &mut Registry) {
+    fn register(&self, registry: &mut Registry) {
         register(registry, &REQUESTS, self.requests.clone());
         register(registry, &REQUEST_SECONDS, self.request_seconds.clone());
         register(registry, &CALLS, self.calls.clone());
@@ -133,6 +130,21 @@ impl Metrics {
         register(registry, &CONNECTIONS, self.connections.clone());
         register(registry, &CUT, self.cut.clone());
         register(registry, &DEVICE_ERRORS, self.device_errors.clone());
+    }
+
+    /// What is shown of these beside what the agent shows.
+    #[must_use]
+    pub fn beside(&self) -> Shown {
+        Shown::beside(|registry| self.register(registry))
+    }
+
+    /// These, the source of pods and the process itself, for one that serves nothing else.
+    #[must_use]
+    pub fn alone(&self, pod_source: &PodSourceCounts) -> Shown {
+        Shown::alone(|registry| {
+            pod_source.register(registry);
+            self.register(registry);
+        })
     }
 
     /// What the same reports say about the proxy's health.
@@ -236,52 +248,10 @@ impl Metrics {
     }
 }
 
-/// What is shown beside what the agent shows.
-#[derive(Debug)]
-pub struct Beside(Registry);
-
-impl Beside {
-    /// These alone.
-    #[must_use]
-    pub fn new(metrics: &Metrics) -> Self {
-        let mut registry = Registry::default();
-        metrics.register(&mut registry);
-        Self(registry)
-    }
-}
-
-impl Exposition for Beside {
-    fn encode(&self) -> String {
-        expose(&self.0)
-    }
-}
-
-/// What a process that serves nothing else shows.
-#[derive(Debug)]
-pub struct Alone(Registry);
-
-impl Alone {
-    /// These, the source of pods and the process itself.
-    #[must_use]
-    pub fn new(metrics: &Metrics, pod_source: &PodSourceCounts) -> Self {
-        let mut registry = Registry::default();
-        register(&mut registry, &BUILD, Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        pod_source.register(&mut registry);
-        metrics.register(&mut registry);
-        registry.register_collector(Box::new(Process::default()));
-        Self(registry)
-    }
-}
-
-impl Exposition for Alone {
-    fn encode(&self) -> String {
-        expose(&self.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::metrics::{check_table, table};
+    use super::super::server::Exposition;
     use super::*;
     use crate::generated;
 
@@ -290,7 +260,7 @@ mod tests {
     }
 
     fn text(metrics: &Metrics) -> String {
-        Beside::new(metrics).encode()
+        metrics.beside().encode()
     }
 
     fn answered(client: &str) -> Answered<'_> {

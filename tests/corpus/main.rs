@@ -95,7 +95,7 @@ fn pod_watch() {
 /// The same pods in JSON and in protocol buffers, both written by Kubernetes' own types.
 #[test]
 fn both_forms_of_a_pod_are_one_record() {
-    use numacast::kubelet::decode_pod;
+    use numacast::core_v1::decode_pod;
     use numacast::pod::Pod;
 
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/pods");

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use numacast::kubelet::proto::core;
+use numacast::core_v1::proto as core;
 use numacast::sim::pods_api::SimPodsApi;
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

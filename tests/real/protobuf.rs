@@ -13,7 +13,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::ApiResource;
 use numacast::cluster::Cluster as ApiServer;
-use numacast::kubelet::decode_pod;
+use numacast::core_v1::decode_pod;
 use numacast::pod::{Annotation, Pod, PodEvent, Wanted, Whole};
 use numacast::wire::put_bytes;
 use serde_json::json;

@@ -12,7 +12,7 @@ use numacast::proxy::{Proxy, Settings};
 use numacast::sim::api_server::{ApiServer, Fault, PODS, Rule};
 use numacast::sim::kubelet::PodSpec;
 use numacast::telemetry::pods::PodSourceCounts;
-use numacast::telemetry::proxy::{Beside, Metrics};
+use numacast::telemetry::proxy::Metrics;
 use numacast::telemetry::server::{Exposition, Probes};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -96,7 +96,7 @@ impl Served {
     }
 
     fn figure(&self, sample: &str) -> String {
-        let text = Beside::new(&self.metrics).encode();
+        let text = self.metrics.beside().encode();
         let line = text.lines().find_map(|line| line.strip_prefix(sample));
         line.unwrap_or_else(|| panic!("{sample} is not in {text}")).trim().to_owned()
     }

@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use numacast::core_v1::proto as core;
 use numacast::kubelet::follow_pods;
-use numacast::kubelet::proto::core;
 use numacast::pod::{Phase, Pod, PodEvent, Wanted};
 use numacast::sim::pods_api::SimPodsApi;
 use tempfile::TempDir;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use numacast::kubelet::proto::core;
+use numacast::core_v1::proto as core;
 use numacast::kubelet::{PodsClient, PodsError, PodsFollow};
 use numacast::pod::{PodEvent, Wanted, Whole};
 use numacast::sim::pods_api::SimPodsApi;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use numacast::kubelet::proto::core;
+use numacast::core_v1::proto as core;
 use numacast::sim::pods_api::SimPodsApi;
 use prost::Message;
 use serde_json::{Value, json};

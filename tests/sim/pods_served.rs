@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use http::uri::PathAndQuery;
 use numacast::cluster::Cluster;
+use numacast::core_v1::proto as core;
 use numacast::grpc::Socket;
-use numacast::kubelet::proto::core;
 use numacast::kubelet::proto::pods::pods_client::PodsClient;
 use numacast::kubelet::proto::pods::{
     EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest,
@@ -22,7 +22,7 @@ use numacast::pods_api::proto::v1alpha1::{
 use numacast::pods_api::{PodsApi, Settings};
 use numacast::sim::api_server::{ApiServer, PODS};
 use numacast::sim::pods_api::SimPodsApi;
-use numacast::telemetry::pods_api::{Beside, Metrics};
+use numacast::telemetry::pods_api::Metrics;
 use numacast::telemetry::server::{Exposition, Probes};
 use prost::Message;
 use prost::bytes::Bytes;
@@ -135,7 +135,7 @@ impl Served {
     }
 
     fn shows(&self, sample: &str) -> bool {
-        Beside::new(&self.metrics).encode().contains(sample)
+        self.metrics.beside().encode().contains(sample)
     }
 
     async fn stop(mut self) {
