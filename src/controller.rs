@@ -13,6 +13,7 @@ mod fleet;
 mod followed;
 mod garbage;
 mod notices;
+mod nudge;
 mod purge;
 mod said;
 mod settings;
@@ -33,6 +34,7 @@ pub use check::{Report, check};
 pub use coverage::Coverage;
 pub use garbage::Rules;
 pub use notices::Reason;
+pub use nudge::{Nudger, Plan};
 pub use purge::{PurgeError, Purged, purge};
 pub use settings::{NoNamespace, Settings};
 
