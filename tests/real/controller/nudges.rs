@@ -26,7 +26,7 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let nodes = names("worker", 3);
-    fleet.add_nodes(&nodes).await?;
+    fleet.add_nodes(&[&nodes[..], &[FIRST.to_owned()]].concat()).await?;
     fleet.add_objects(&nodes, "numacast").await?;
     fleet.add_object(large(), "numacast").await?;
     let admin = cluster.client();
