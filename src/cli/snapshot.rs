@@ -59,10 +59,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let scan = recording.scan()?;
     let rules = recording.rules();
-    let mut topology = agent::account(&scan, &BTreeSet::new(), &rules);
-    if !replays {
-        super::block_on(async { Ok(reserve(&config, &scan, &mut topology).await) })?;
-    }
+    let account = agent::account(&scan, &BTreeSet::new(), &rules);
+    let topology = match replays {
+        true => account,
+        false => super::block_on(async { Ok(reserve(&config, &scan, account).await) })?,
+    };
     let problems = rules.exclude.warnings().into_iter().chain(scan.problems().cloned());
     for problem in problems.chain(topology.findings.iter().map(ToString::to_string)) {
         warn!("{problem}");
@@ -86,20 +87,24 @@ async fn take(config: &Config) -> Recording {
 }
 
 /// Takes from the zones what the agent would reserve now; a recording knows nothing of it.
-async fn reserve(config: &Config, scan: &Scan, topology: &mut Topology) {
+async fn reserve(config: &Config, scan: &Scan, mut topology: Topology) -> Topology {
     let settings = Settings::from_config(config);
     if !settings.terms.reserve {
-        return;
+        return topology;
     }
     let cluster = Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await;
     let reserved = match cluster {
-        Ok(cluster) => agent::reserved(&settings, &cluster, scan, topology).await,
-        Err(error) => return warn!("{error}; what the agent reserves for pods that are bound is not known"),
+        Ok(cluster) => agent::reserved(&settings, &cluster, scan, &topology).await,
+        Err(error) => {
+            warn!("{error}; what the agent reserves for pods that are bound is not known");
+            return topology;
+        }
     };
     for reservation in &reserved {
         info!("reserved in every zone for the pod {reservation}");
     }
     scheduler::reserve(&mut topology.zones, &reserved);
+    topology
 }
 
 /// Without a configured name the kubelet's own default serves: the host's name.

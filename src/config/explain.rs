@@ -274,7 +274,7 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
     (
         "fingerprint.holdAfter",
         &[
-            "A kubelet admits a pod some 10 ms after it was bound. Shorter: the plugin cannot believe the object while a \
+            "A kubelet admits a pod some 10 to 40 ms after it was bound. Shorter: the plugin cannot believe the object while a \
              pod is being admitted, for one write more per pod. Longer: the other way round.",
         ],
     ),
