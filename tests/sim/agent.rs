@@ -1,5 +1,6 @@
 //! The agent's loop against the simulated kubelet and API server, in this process.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use numacast::agent::{Agent, Settings};
@@ -8,6 +9,7 @@ use numacast::config::Config;
 use numacast::pattern::PodPattern;
 use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Age, Call, Options, PodSpec, RestartTiming, Split};
+use numacast::telemetry::metrics::Metrics;
 use numacast::topology::Exclude;
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -21,6 +23,7 @@ const GIB: u64 = 1 << 30;
 pub(crate) struct World {
     pub(crate) node: SimNode,
     pub(crate) server: ApiServer,
+    pub(crate) metrics: Arc<Metrics>,
     stop: Option<oneshot::Sender<()>>,
     agent: JoinHandle<()>,
 }
@@ -32,16 +35,37 @@ impl World {
     }
 
     pub(crate) fn with(node: SimNode, server: ApiServer, change: impl FnOnce(&mut Settings)) -> Self {
+        Self::configured(node, server, |_| {}, change)
+    }
+
+    /// An agent with another configuration, and with what no configuration can say.
+    pub(crate) fn configured(
+        node: SimNode,
+        server: ApiServer,
+        configure: impl FnOnce(&mut Config),
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
+        configure(&mut config);
         let mut settings = Settings::from_config(&config);
         change(&mut settings);
         let cluster =
             Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_millis(500));
         let (stop, stopped) = oneshot::channel();
         let agent = Agent::new(settings, cluster);
+        let metrics = agent.metrics();
         let agent = tokio::spawn(agent.run(async { drop(stopped.await) }));
-        Self { node, server, stop: Some(stop), agent }
+        Self { node, server, metrics, stop: Some(stop), agent }
+    }
+
+    /// Another agent takes the place of one that ended, with another configuration.
+    pub(crate) fn again_configured(
+        self,
+        configure: impl FnOnce(&mut Config),
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
+        Self::configured(self.node, self.server, configure, change)
     }
 
     /// Another agent takes the place of one that ended.
