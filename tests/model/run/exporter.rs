@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use numacast::scheduler::{Informer, Plan, Terms, View};
+use numacast::scheduler::{Informer, Terms, View};
 
 use super::chance::{MS, S, Time};
-use super::ours::{Flaw, Nudges, Ours};
+use super::cluster::NodeId;
+use super::ours::{Flaw, Ours};
 use super::peers::{Nfd, Rte};
 use super::plugin;
 use super::world::{Signal, World};
@@ -34,43 +35,41 @@ pub(crate) enum Who {
     /// RTE, a scan per second.
     Rte,
     /// numacast in the kubelet's view.
-    KubeletView(Nudges),
+    KubeletView,
     /// numacast in the scheduler's view, with this patience.
-    Ours(Nudges, Time),
-    /// The same with something wrong.
+    Ours(Time),
+    /// numacast for those who read the object directly, with reservations or without.
+    Direct { reserves: bool },
+    /// numacast in the scheduler's view with something wrong.
     Broken(Flaw),
-}
-
-/// numacast without nudges.
-pub(crate) const QUIET: Nudges = Nudges::Plan(None);
-
-/// numacast as it comes.
-pub(crate) fn usual() -> Nudges {
-    Nudges::Plan(Some(Plan::default()))
 }
 
 /// Its patience.
 pub(crate) const PATIENCE: Time = 20 * MS;
 
 impl Who {
+    /// numacast as it comes.
+    pub(crate) const USUAL: Self = Self::Ours(PATIENCE);
+
     pub(crate) fn name(self) -> String {
-        let nudges = |nudges| match nudges {
-            Nudges::Plan(None) => "no nudge".to_owned(),
-            Nudges::Plan(Some(_)) => "nudges".to_owned(),
-            Nudges::Each(each, _) => format!("a nudge each {:.1} s", super::chance::seconds(each)),
-        };
         match self {
             Self::Nobody => "none, no plugin".into(),
             Self::Nfd => "NFD's updater".into(),
             Self::Rte => "RTE, 1 s".into(),
-            Self::KubeletView(how) => format!("numacast, kubelet's view, {}", nudges(how)),
-            Self::Ours(how, _) => format!("numacast, {}", nudges(how)),
+            Self::KubeletView => "numacast, kubelet's view".into(),
+            Self::Ours(_) => "numacast".into(),
+            Self::Direct { reserves: true } => "numacast, reservations".into(),
+            Self::Direct { reserves: false } => "numacast, no reservations".into(),
             Self::Broken(flaw) => format!("broken: {}", flaw.name()),
         }
     }
 
-    /// A new one, set up for this informer of the plugin.
-    pub(crate) fn exporter(self, informer: plugin::Informer) -> Box<dyn Exporter> {
+    /// One for each node, set up for this informer of the plugin.
+    pub(crate) fn exporters(self, informer: plugin::Informer, nodes: usize) -> Vec<Box<dyn Exporter>> {
+        (0..nodes).map(|node| self.exporter(informer, node)).collect()
+    }
+
+    fn exporter(self, informer: plugin::Informer, node: NodeId) -> Box<dyn Exporter> {
         let terms = |view, patience| Terms {
             view,
             informer: match informer {
@@ -80,14 +79,18 @@ impl Who {
             patience: Duration::from_micros(patience),
             ..Terms::default()
         };
-        let scheduler = View::Scheduler;
+        let ours = |view, patience, flaw| Box::new(Ours::new(node, terms(view, patience), flaw));
         match self {
             Self::Nobody => Box::new(Nobody),
-            Self::Nfd => Box::new(Nfd::new(2)),
-            Self::Rte => Box::new(Rte::new(S)),
-            Self::KubeletView(how) => Box::new(Ours::new(terms(View::Kubelet, PATIENCE), how, Flaw::None)),
-            Self::Ours(how, patience) => Box::new(Ours::new(terms(scheduler, patience), how, Flaw::None)),
-            Self::Broken(flaw) => Box::new(Ours::new(terms(scheduler, PATIENCE), usual(), flaw)),
+            Self::Nfd => Box::new(Nfd::new(node, 2)),
+            Self::Rte => Box::new(Rte::new(node, S)),
+            Self::KubeletView => ours(View::Kubelet, PATIENCE, Flaw::None),
+            Self::Ours(patience) => ours(View::Scheduler, patience, Flaw::None),
+            Self::Direct { reserves } => {
+                let ours = Ours::new(node, terms(View::None, PATIENCE), Flaw::None);
+                Box::new(if reserves { ours.with_reservations() } else { ours })
+            }
+            Self::Broken(flaw) => ours(View::Scheduler, PATIENCE, flaw),
         }
     }
 }
