@@ -288,7 +288,7 @@ pub(crate) enum Notice {
     Refused(PodId),
     /// Its status says that it runs.
     Runs(PodId),
-    /// Its containers have ended.
+    /// Its status says that it has ended.
     Ended(PodId),
 }
 

@@ -90,7 +90,6 @@ impl World {
             self.figures.release(id, self.now);
             self.after(self.settings.delays.file_release, Event::File(node));
         }
-        self.notices.push(Notice::Ended(id));
     }
 
     pub(super) fn kubelet_does(&mut self, node: NodeId, duty: Duty) {
@@ -193,6 +192,7 @@ impl World {
         let node = self.node_of(id);
         let Some(phase) = self.nodes[node].kubelet.unreported.remove(&id) else { return };
         self.change(id, |seen| seen.phase = phase);
+        self.notices.push(Notice::Ended(id));
         if self.pods[id].object.is_some_and(|seen| seen.deleted) {
             self.duty(node, self.settings.delays.removal, Duty::Remove(id));
         }
