@@ -226,7 +226,7 @@ fn the_controller_nudges_while_a_pod_waits_and_not_otherwise() {
 
 #[test]
 fn a_flush_forgets_a_pod_that_is_reserved_and_not_bound() {
-    let mut world = world(Who::USUAL, Nudges::None, Settings::default());
+    let mut world = world(Who::USUAL, Nudges::usual(), Settings::default());
     world.settings.delays.late_bind = Span(60 * S, 60 * S);
     let mut late = guaranteed("late".into(), 4, world.now);
     late.binds_late = true;
@@ -235,15 +235,13 @@ fn a_flush_forgets_a_pod_that_is_reserved_and_not_bound() {
     assert!(world.pods[late].reserved.is_some() && world.pods[late].bound.is_none());
     // It takes four from both zones of seven. Who does not fit beside it marks the node, and the next tick forgets it.
     let pods = ["a", "b"].map(|name| create(&mut world, name, 4));
-    go_on(&mut world, 30);
-    world.create_bound(Pod::new("stranger".into(), Request::BEST_EFFORT, world.now), 0);
     go_on(&mut world, 120);
     let failed =
         pods.into_iter().chain([late]).filter(|pod| phase(&world, *pod) == Some(Phase::Failed)).count();
     assert_eq!((failed, world.figures.refused_for(Cause::Unbound)), (1, 1));
 }
 
-/// The direct caches: so many pods of a load are refused.
+/// The direct caches: so many pods of a load are refused for one that the agent had heard of, and for others.
 fn refused_directly(cache: Cache, reserves: bool) -> (usize, usize) {
     let settings = Settings { cache, grace: Delays::default().grace(0), ..Settings::default() };
     let load = Load {
@@ -259,15 +257,16 @@ fn refused_directly(cache: Cache, reserves: bool) -> (usize, usize) {
     let exporters = Who::Direct { reserves }.exporters(Informer::Dedicated, 1);
     let outcome = load::run(settings, &load, exporters, 11);
     assert!(outcome.busy > 0.6, "{outcome:?}");
-    (outcome.refused, outcome.refused_late + outcome.unknown)
+    assert_eq!(outcome.unknown, 0);
+    (outcome.refused_late, outcome.refused - outcome.refused_late)
 }
 
 #[test]
 fn reservations_keep_pods_from_colliding_where_the_object_is_read_directly() {
     for cache in [Cache::DiscardReserved, Cache::Passthrough] {
         let (with, without) = (refused_directly(cache, true), refused_directly(cache, false));
-        assert_eq!(with.1, 0, "{cache:?}: refused though the agent knew");
-        assert!(with.0 * 3 < without.0, "{cache:?}: {with:?} {without:?}");
+        assert_eq!(with.0, 0, "{cache:?}: {with:?}");
+        assert!(without.0 > 5 && with.0 + with.1 < without.0 + without.1, "{cache:?}: {with:?} {without:?}");
     }
 }
 
