@@ -9,7 +9,7 @@ use numacast::controller::Plan;
 
 use crate::run::chance::{MS, S, Span, Time, seconds};
 use crate::run::controller::Nudges;
-use crate::run::exporter::{PATIENCE, Who};
+use crate::run::exporter::{JOIN, PATIENCE, Who};
 use crate::run::figures::{Cause, percentile};
 use crate::run::load::{self, Load, Outcome};
 use crate::run::ours::Flaw;
@@ -74,11 +74,17 @@ pub(crate) const ALL: &[Table] = &[
         make: nudges,
     },
     Table {
+        name: "join",
+        title: "How long what says nothing but that the pods agree now waits for what follows: CPUs busy at a resync of 1 / 5 / 10 s, \
+                and writes per pod at 5 s:",
+        make: join,
+    },
+    Table {
         name: "direct",
         title: "The caches that read the object for every pod, and have no resync. *Reservations*: the agent takes what a pod asks for \
                 from every zone from its binding until the List shows what it got. *Client*: requests per second that the plugin's \
                 client may send (`clientConnection.qps` of the scheduler, 50 by default, burst 100); it sends one per node and try, \
-                beside one for the score of each node that fits, which are not counted here:",
+                and one more for the score of each node that fits where several do:",
         make: direct,
     },
     Table {
@@ -179,7 +185,7 @@ impl Cell {
     fn run(&self, seed: u64) -> Outcome {
         let mut delays = Delays::default();
         delays.start = self.start.unwrap_or(delays.start);
-        let patience = if let Who::Ours(patience) = self.who { patience } else { PATIENCE };
+        let patience = if let Who::Ours { patience, .. } = self.who { patience } else { PATIENCE };
         let settings = Settings {
             grace: delays.grace(patience),
             delays,
@@ -265,7 +271,7 @@ fn mean(outcomes: &[Outcome]) -> Mean {
 
 /// numacast must not refuse what it could have prevented.
 fn judge(cells: &[Cell], means: &[Mean]) -> Vec<String> {
-    let does_what_it_can = |who| matches!(who, Who::Ours(..) | Who::Direct { reserves: true });
+    let does_what_it_can = |who| matches!(who, Who::Ours { .. } | Who::Direct { reserves: true });
     let ours = cells.iter().zip(means).filter(|(cell, _)| does_what_it_can(cell.who));
     let bad = ours.filter(|(_, mean)| mean.late + mean.unknown > 0);
     bad.map(|(cell, mean)| format!("{} of {:?}", mean.late + mean.unknown, cell)).collect()
@@ -301,7 +307,7 @@ fn everybody() -> [(Who, Nudges); 6] {
 /// Whoever may be nudged for, and how.
 fn name((who, nudges): (Who, Nudges)) -> String {
     match who {
-        Who::Ours(_) | Who::KubeletView => format!("{}, {}", who.name(), nudges.name()),
+        Who::Ours { .. } | Who::KubeletView => format!("{}, {}", who.name(), nudges.name()),
         _ => who.name(),
     }
 }
@@ -481,6 +487,30 @@ fn nudges(bench: &Bench) -> (String, Vec<String>) {
     (lines, failures)
 }
 
+fn join(bench: &Bench) -> (String, Vec<String>) {
+    let mut lines =
+        "| waits | life 6 s | 6 s, odd | 60 s | 50 nodes, 6 s |\n|---|---|---|---|---|\n".to_owned();
+    let kinds = [(1, 6, false), (1, 6, true), (1, 60, false), (FLEET, 6, false)];
+    let mut failures = Vec::new();
+    for ms in [0, 50, 100, 200, 400] {
+        let who = (Who::Ours { patience: PATIENCE, join: ms * MS }, Nudges::usual());
+        let cells: Vec<Cell> = kinds
+            .iter()
+            .flat_map(|(nodes, life, odd)| {
+                PERIODS.map(|resync| Cell { odd: *odd, ..Cell::new(bench, who, resync, *life).on(*nodes) })
+            })
+            .collect();
+        let found = means(bench, &cells);
+        let row: Vec<String> = found
+            .chunks(PERIODS.len())
+            .map(|means| format!("{} ({:.1})", busy(means), means[1].writes))
+            .collect();
+        let _ = writeln!(lines, "| {ms} ms | {} |", row.join(" | "));
+        failures.append(&mut judge(&cells, &found));
+    }
+    (lines, failures)
+}
+
 fn direct(bench: &Bench) -> (String, Vec<String>) {
     let unlimited = |nodes, life, odd| (nodes, life, odd, None);
     let kinds = [
@@ -570,7 +600,7 @@ fn patience(bench: &Bench) -> (String, Vec<String>) {
         .map(|((_, start), ms)| Cell {
             runs: 60,
             start: Some(*start),
-            ..Cell::new(bench, (Who::Ours(ms * MS), Nudges::usual()), 1, 6)
+            ..Cell::new(bench, (Who::Ours { patience: ms * MS, join: JOIN }, Nudges::usual()), 1, 6)
         })
         .collect();
     let found = means(bench, &cells);
@@ -631,7 +661,7 @@ fn walks(bench: &Bench) -> (String, Vec<String>) {
             name(who),
             walk_row(&reports)
         );
-        if matches!(who.0, Who::Ours(..) | Who::Direct { .. }) {
+        if matches!(who.0, Who::Ours { .. } | Who::Direct { .. }) {
             failures.extend(reports.iter().filter_map(wrong));
         }
         if who == usual() {

@@ -221,8 +221,8 @@ mod tests {
     use super::*;
     use crate::controller::fake::{self, Parts};
 
-    /// When objects were patched, in milliseconds, and which.
-    type Patches = Arc<Mutex<Vec<(u128, String)>>>;
+    /// When objects were patched, in milliseconds, which, and with which code.
+    type Patches = Arc<Mutex<Vec<(u128, String, u16)>>>;
 
     /// A cluster with a pod that waits. Objects are listed as `first` says for the time that has passed, and patched as
     /// `patch` says of the name; the watch of the objects tells of each nudge.
@@ -233,14 +233,14 @@ mod tests {
         let (start, patches) = (Instant::now(), Patches::default());
         let told = Arc::clone(&patches);
         let answer = move |call: &str| -> (u16, Value) {
-            let version = told.lock().unwrap().len() + 1;
+            let version = told.lock().unwrap().iter().filter(|(.., code)| *code == 200).count() + 1;
             let pods = call.contains("/pods");
             let metadata =
                 json!({"name": "db", "namespace": "default", "resourceVersion": version.to_string()});
             if let Some((_, path)) = call.split_once("PATCH ") {
                 let name = path.rsplit('/').next().unwrap().split('?').next().unwrap().to_owned();
                 let code = patch(&name);
-                told.lock().unwrap().push((start.elapsed().as_millis(), name));
+                told.lock().unwrap().push((start.elapsed().as_millis(), name, code));
                 let metadata = json!({"name": "a", "resourceVersion": (version + 1).to_string()});
                 return (code, if code == 200 { json!({"metadata": metadata}) } else { status(code) });
             }
@@ -273,7 +273,7 @@ mod tests {
 
     fn times(patches: &Patches) -> Vec<u128> {
         // Timers have a millisecond to spare.
-        patches.lock().unwrap().iter().map(|(at, _)| at / 10 * 10).collect()
+        patches.lock().unwrap().iter().map(|(at, ..)| at / 10 * 10).collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -296,7 +296,7 @@ mod tests {
         let first = |passed: Duration| if passed < Duration::from_secs(1) { "a" } else { "b" };
         let (parts, patches) = cluster(first, |name| if name == "a" { 404 } else { 200 });
         nudge_for(&parts, Duration::from_secs(8)).await;
-        let names: Vec<String> = patches.lock().unwrap().iter().map(|(_, name)| name.clone()).collect();
+        let names: Vec<String> = patches.lock().unwrap().iter().map(|(_, name, _)| name.clone()).collect();
         assert_eq!(names[..2], ["a", "b"], "{names:?}");
         assert_eq!(names.iter().filter(|name| *name == "a").count(), 1);
     }

@@ -74,6 +74,7 @@ fn the_table_says_what_is_served() {
     let error = ClusterError::NoCrd("v1alpha2");
     metrics.call_failed(&error);
     metrics.delete_failed(&error);
+    metrics.nudge_failed(&error);
     metrics.event_posted("AgentSilent");
     check_table(&metrics.encode(), DOCS);
 }

@@ -58,7 +58,11 @@ impl Controller {
         Self { nudges, nudger, each: None, waiting, writing: false, timer: 0, wakes: None }
     }
 
+    /// The objects are watched while pods wait only.
     pub(super) fn changed(&mut self, now: Time) {
+        if self.waiting.is_empty() {
+            return;
+        }
         self.nudger.changed(Duration::from_micros(now));
         if let Nudges::Each(each, lasting) = self.nudges {
             self.each = Some((now + each, now + lasting));

@@ -36,20 +36,22 @@ pub(crate) enum Who {
     Rte,
     /// numacast in the kubelet's view.
     KubeletView,
-    /// numacast in the scheduler's view, with this patience.
-    Ours(Time),
+    /// numacast in the scheduler's view: how long a bound pod may be unaccounted, and how long what says nothing but
+    /// that the pods agree waits for what follows.
+    Ours { patience: Time, join: Time },
     /// numacast for those who read the object directly, with reservations or without.
     Direct { reserves: bool },
     /// numacast in the scheduler's view with something wrong.
     Broken(Flaw),
 }
 
-/// Its patience.
+/// numacast's own.
 pub(crate) const PATIENCE: Time = 20 * MS;
+pub(crate) const JOIN: Time = 200 * MS;
 
 impl Who {
     /// numacast as it comes.
-    pub(crate) const USUAL: Self = Self::Ours(PATIENCE);
+    pub(crate) const USUAL: Self = Self::Ours { patience: PATIENCE, join: JOIN };
 
     pub(crate) fn name(self) -> String {
         match self {
@@ -57,7 +59,7 @@ impl Who {
             Self::Nfd => "NFD's updater".into(),
             Self::Rte => "RTE, 1 s".into(),
             Self::KubeletView => "numacast, kubelet's view".into(),
-            Self::Ours(_) => "numacast".into(),
+            Self::Ours { .. } => "numacast".into(),
             Self::Direct { reserves: true } => "numacast, reservations".into(),
             Self::Direct { reserves: false } => "numacast, no reservations".into(),
             Self::Broken(flaw) => format!("broken: {}", flaw.name()),
@@ -79,18 +81,18 @@ impl Who {
             patience: Duration::from_micros(patience),
             ..Terms::default()
         };
-        let ours = |view, patience, flaw| Box::new(Ours::new(node, terms(view, patience), flaw));
+        let ours = |view, patience, join, flaw| Box::new(Ours::new(node, terms(view, patience), join, flaw));
         match self {
             Self::Nobody => Box::new(Nobody),
             Self::Nfd => Box::new(Nfd::new(node, 2)),
             Self::Rte => Box::new(Rte::new(node, S)),
-            Self::KubeletView => ours(View::Kubelet, PATIENCE, Flaw::None),
-            Self::Ours(patience) => ours(View::Scheduler, patience, Flaw::None),
+            Self::KubeletView => ours(View::Kubelet, PATIENCE, 0, Flaw::None),
+            Self::Ours { patience, join } => ours(View::Scheduler, patience, join, Flaw::None),
             Self::Direct { reserves } => {
-                let ours = Ours::new(node, terms(View::None, PATIENCE), Flaw::None);
+                let ours = Ours::new(node, terms(View::None, PATIENCE), 0, Flaw::None);
                 Box::new(if reserves { ours.with_reservations() } else { ours })
             }
-            Self::Broken(flaw) => ours(View::Scheduler, PATIENCE, flaw),
+            Self::Broken(flaw) => ours(View::Scheduler, PATIENCE, JOIN, flaw),
         }
     }
 }

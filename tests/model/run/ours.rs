@@ -62,6 +62,8 @@ pub(crate) struct Ours {
     terms: Terms,
     /// Takes what a pod asks for from every zone until the List shows it.
     reserves: bool,
+    /// What says nothing but that the pods agree waits so long for what follows.
+    join: Time,
     flaw: Flaw,
     contract: Contract,
     requirements: Requirements,
@@ -86,6 +88,8 @@ pub(crate) struct Ours {
     pause: Time,
     next_scan: Time,
     // Writes.
+    /// Until when what says nothing but that the pods agree waits.
+    joins: Option<Time>,
     last: Option<Object>,
     writing: Option<Object>,
     wanted: Option<Object>,
@@ -96,13 +100,14 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    pub(crate) fn new(node: NodeId, terms: Terms, flaw: Flaw) -> Self {
+    pub(crate) fn new(node: NodeId, terms: Terms, join: Time, flaw: Flaw) -> Self {
         Self {
             node,
             contract: Contract::new(terms.clone()),
             requirements: Requirements { cpus: true, ..Requirements::default() },
             terms,
             reserves: false,
+            join,
             flaw,
             pods: None,
             watched: true,
@@ -120,6 +125,7 @@ impl Ours {
             tokens: (RATE.1, 0),
             pause: SOON,
             next_scan: 0,
+            joins: None,
             last: None,
             writing: None,
             wanted: None,
@@ -135,7 +141,7 @@ impl Ours {
     }
 
     fn start(&mut self, world: &World) {
-        let new = Self::new(self.node, self.terms.clone(), self.flaw);
+        let new = Self::new(self.node, self.terms.clone(), self.join, self.flaw);
         *self = Self { reserves: self.reserves, timer: self.timer, started: world.now, ..new };
         // Its own object is read first. Whether the kubelet is young its socket tells.
         let there = &world.nodes[self.node];
@@ -312,7 +318,28 @@ impl Ours {
             held: verdict.stance == Stance::Held && self.flaw == Flaw::None,
             ..Object::default()
         };
-        self.offer(world, object);
+        if !self.may_wait(&object, world.now) {
+            self.offer(world, object);
+        }
+    }
+
+    /// Does the object say nothing new but that pods agree, and may something else follow soon?
+    fn may_wait(&mut self, object: &Object, now: Time) -> bool {
+        let agrees = |newest: &&Object| {
+            newest.print != object.print && Object { print: object.print, ..(*newest).clone() } == *object
+        };
+        if self.terms.view != View::Scheduler || object.held || self.newest().filter(agrees).is_none() {
+            self.joins = None;
+            return false;
+        }
+        let until = *self.joins.get_or_insert(now + self.join);
+        self.ask_again = Some(self.ask_again.map_or(until, |at| at.min(until)));
+        now < until
+    }
+
+    /// What the API server has, or will have.
+    fn newest(&self) -> Option<&Object> {
+        self.wanted.as_ref().or(self.writing.as_ref()).or(self.last.as_ref())
     }
 
     /// CPUs of pods that are bound and not accounted for.
@@ -364,7 +391,7 @@ impl Ours {
     }
 
     fn offer(&mut self, world: &mut World, object: Object) {
-        if self.wanted.as_ref().or(self.writing.as_ref()).or(self.last.as_ref()) != Some(&object) {
+        if self.newest() != Some(&object) {
             self.wanted = Some(object);
         }
         self.write(world);

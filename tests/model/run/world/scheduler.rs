@@ -55,7 +55,7 @@ impl World {
         let Some(id) = self.queue.pop() else { return };
         self.scheduling = true;
         self.figures.cycles += 1;
-        if self.settings.plugin && self.settings.cache != Cache::OverReserve {
+        if self.reads_directly() {
             let reads = self.nodes.len() as u32;
             let wait = self.wait_for_client(reads);
             let at = self.now + wait + self.dice.within(self.settings.delays.read);
@@ -63,6 +63,11 @@ impl World {
         } else {
             self.look_for_node(id);
         }
+    }
+
+    /// The plugin reads the objects for every pod.
+    fn reads_directly(&self) -> bool {
+        self.settings.plugin && self.settings.cache != Cache::OverReserve
     }
 
     /// How long the plugin's client takes until it may send so many requests.
@@ -80,10 +85,11 @@ impl World {
 
     /// The node with the best score of those that let the pod pass.
     pub(super) fn look_for_node(&mut self, id: PodId) {
-        let mut by_plugin = false;
+        let (mut by_plugin, mut fit) = (false, 0);
         let mut best: Option<((u32, u64), NodeId)> = None;
         for node in 0..self.nodes.len() {
             let Some(score) = self.score(id, node, &mut by_plugin) else { continue };
+            fit += 1;
             // Among equals chance decides.
             let score = (score, self.dice.seed());
             if best.is_none_or(|(before, _)| before < score) {
@@ -97,8 +103,10 @@ impl World {
             }
             None => Found::None { by_plugin },
         };
+        // Nothing is scored where one node alone fits.
+        let scored = if fit > 1 && self.reads_directly() { fit } else { 0 };
         let Span(first, last) = self.settings.delays.cycle;
-        let longer = self.nodes.len() as Time * PER_NODE;
+        let longer = self.nodes.len() as Time * PER_NODE + self.wait_for_client(scored);
         self.after(Span(first + longer, last + longer), Event::CycleEnds { pod: id, found });
     }
 
@@ -125,7 +133,7 @@ impl World {
     /// Which pods of the node the plugin did not know when it let this one pass.
     fn note_unknown(&mut self, id: PodId, node: NodeId) {
         let unknown = self.unknown_to_plugin(node);
-        if self.settings.plugin && self.settings.cache != Cache::OverReserve {
+        if self.reads_directly() {
             unknown.iter().for_each(|unknown| self.forget(*unknown, self.now));
         }
         self.pods[id].blind = unknown.into_iter().map(|pod| (pod, self.pods[pod].forgotten)).collect();
