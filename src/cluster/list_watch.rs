@@ -4,10 +4,11 @@
 //! failure the list is read anew, after a back-off.
 
 use std::marker::PhantomData;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use futures::stream::{BoxStream, unfold};
-use futures::{AsyncBufReadExt, StreamExt, TryStreamExt};
+use futures::{AsyncBufRead, AsyncBufReadExt, StreamExt, TryStreamExt};
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::Request;
 use serde::de::DeserializeOwned;
@@ -159,32 +160,11 @@ impl<T: Reduced> ListWatch<T> {
         let request = Request::new(path.clone());
         let request = if *metadata { request.list_metadata(list) } else { request.list(list) };
         let request = request.map_err(kube::Error::BuildRequest);
-        let server = || self.cluster.server.clone();
-        let call = async {
-            let mut answer = std::pin::pin!(self.cluster.client.request_stream(request?).await?);
-            let (mut items, mut kept) = (ListItems::default(), Vec::new());
-            loop {
-                let piece = answer.fill_buf().await.map_err(|error| kube::Error::Service(error.into()))?;
-                let length = piece.len();
-                if length == 0 {
-                    return Ok(items.finish().map(|version| (kept, version)));
-                }
-                let pushed = items.push(piece, |item| {
-                    let item: T = serde_json::from_slice(item).map_err(|error| error.to_string())?;
-                    if item.is_kept() {
-                        kept.push(item);
-                    }
-                    Ok(())
-                });
-                if let Err(reason) = pushed {
-                    return Ok(Err(reason));
-                }
-                answer.consume_unpin(length);
-            }
-        };
+        let call = async { read_list(pin!(self.cluster.client.request_stream(request?).await?)).await };
         let read = self.cluster.within(ANSWER, &what, call).await;
         let read = read.map_err(|failure| self.explain(failure, &what))?;
-        read.map_err(|reason| ClusterError::NotUnderstood { server: server(), what, reason })
+        let server = self.cluster.server.clone();
+        read.map_err(|reason| ClusterError::NotUnderstood { server, what, reason })
     }
 
     fn digest(&mut self, event: WatchEvent<T>) -> Option<Told<T>> {
@@ -224,5 +204,28 @@ impl<T: Reduced> ListWatch<T> {
             true => self.cluster.explain_object(failure, what),
             false => failure.explain(what),
         }
+    }
+}
+
+/// What is kept of a list that comes in, and its version; or what is wrong with it.
+async fn read_list<T: Reduced>(
+    mut answer: Pin<&mut impl AsyncBufRead>,
+) -> kube::Result<Result<(Vec<T>, String), String>> {
+    let (mut items, mut kept) = (ListItems::default(), Vec::new());
+    loop {
+        let piece = answer.fill_buf().await.map_err(|error| kube::Error::Service(error.into()))?;
+        let length = piece.len();
+        if length == 0 {
+            return Ok(items.finish().map(|version| (kept, version)));
+        }
+        let pushed = items.push(piece, |item| {
+            let item: T = serde_json::from_slice(item).map_err(|error| error.to_string())?;
+            kept.extend(Some(item).filter(Reduced::is_kept));
+            Ok(())
+        });
+        if let Err(reason) = pushed {
+            return Ok(Err(reason));
+        }
+        answer.as_mut().consume(length);
     }
 }

@@ -487,7 +487,12 @@ fn of_the_controller() -> Vec<Attempt> {
         ),
         held(who, "change it, and the zones with it", merge(&own, more), foreign),
         held(who, "change what an object says", merge(&own, change.clone()), foreign),
-        held(who, "change it in v1alpha1", merge(at(V1ALPHA1, "alpha"), change.clone()), foreign),
+        held(
+            who,
+            "change it in v1alpha1",
+            merge(at(V1ALPHA1, "alpha"), json!({"topologyPolicies": ["Restricted"]})),
+            foreign,
+        ),
         held(
             who,
             "remove what an object says",

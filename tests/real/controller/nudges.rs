@@ -26,7 +26,7 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let nodes = names("worker", 3);
-    fleet.add_nodes(&nodes).await?;
+    fleet.add_nodes(&[&nodes[..], &[FIRST.to_owned()]].concat()).await?;
     fleet.add_objects(&nodes, "numacast").await?;
     fleet.add_object(large(), "numacast").await?;
     let admin = cluster.client();
@@ -37,6 +37,8 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
     let token = tokens::on_node(&admin, RELEASE, ACCOUNT, &nodes[0]).await?;
     until_policies_hold(&cluster.client_of("policy", &token).await?).await?;
     let before = all(&admin).await?;
+    let event = objects(&admin).get_metadata(FIRST).await?;
+    eprintln!("a change of an object is told in {} bytes of metadata", serde_json::to_vec(&event)?.len());
     let mut controller =
         Controller::start("controller", &cluster, &cluster.kubeconfig_of(ACCOUNT, &token)?, &[])?;
 
