@@ -178,7 +178,7 @@ impl Cell {
     fn on(self, nodes: usize) -> Self {
         match nodes {
             1 => self,
-            _ => Self { nodes, runs: 1, time: self.time / 4, ..self },
+            _ => Self { nodes, runs: 1, time: self.time / 8, ..self },
         }
     }
 
