@@ -92,7 +92,7 @@ impl Who {
                 let ours = Ours::new(node, terms(View::None, PATIENCE), 0, Flaw::None);
                 Box::new(if reserves { ours.with_reservations() } else { ours })
             }
-            Self::Broken(flaw) => ours(View::Scheduler, PATIENCE, JOIN, flaw),
+            Self::Broken(flaw) => ours(View::Scheduler, PATIENCE, 0, flaw),
         }
     }
 }
