@@ -7,6 +7,7 @@
 mod accord;
 mod changes;
 mod hotplug;
+mod joining;
 mod known;
 mod kubelet_config;
 mod notices;
@@ -40,10 +41,10 @@ use crate::machine::IdSet;
 use crate::nrt::NodeResourceTopology;
 use crate::pod::{Pod, PodEvent, PodName, Wanted};
 use crate::pod_source::{LINGER, PodSource, PodView};
-use crate::scheduler::{Contract, Reading, Requirements, Stance, Terms, View};
+use crate::scheduler::{self, Contract, Reading, Requirements, Reservation, Stance, Terms, View};
 use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
-use crate::topology::{self, Finding, PodSet, Rules, Topology};
+use crate::topology::{self, Finding, Rules, Topology, Zone};
 
 pub use kubelet_config::ConfigSources;
 pub use notices::Reason;
@@ -136,8 +137,11 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
         warn!("{problem}");
     }
     let mut writer = Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference);
+    let verdict = judge_once(settings, cluster, &scan, &topology).await;
     let mut topology = topology;
-    topology.pods = agreed(settings, cluster, &scan, &topology).await;
+    topology.pods = verdict.pods;
+    let reserved = reserved_in(&verdict, settings, &topology.zones);
+    scheduler::reserve(&mut topology.zones, &reserved);
     let standing = writer.start().await?;
     let mut carried = match settings.kubelet_config.may_tell() {
         true => Carried::only(&standing),
@@ -149,11 +153,16 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
 }
 
 /// What a single pass says of the pods. It waits for nobody: a pod that is being admitted holds the object.
-async fn agreed(settings: &Settings, cluster: &Cluster, scan: &Scan, topology: &Topology) -> Option<PodSet> {
+async fn judge_once(
+    settings: &Settings,
+    cluster: &Cluster,
+    scan: &Scan,
+    topology: &Topology,
+) -> scheduler::Verdict {
     let terms = Terms { patience: Duration::ZERO, ..settings.terms.clone() };
-    let pods = match terms.view {
-        View::Scheduler => listed_pods(settings, cluster).await,
-        View::Kubelet | View::None => None,
+    let pods = match terms.view == View::Scheduler || terms.reserve {
+        true => listed_pods(settings, cluster).await,
+        false => None,
     };
     let requirements = Requirements::of(&scan.inventory.allocatable, &BTreeSet::new());
     let reading = Reading {
@@ -167,7 +176,28 @@ async fn agreed(settings: &Settings, cluster: &Cluster, scan: &Scan, topology: &
     if verdict.stance == Stance::Held {
         warn!("the object is held: not every pod of the node is known and accounted for");
     }
-    verdict.pods
+    verdict
+}
+
+/// What these zones are to lack for pods that are bound, and that the List of `scan` does not show yet. Asks the API server
+/// for the pods of the node; nothing if it does not tell, or nothing is to be reserved.
+pub async fn reserved(
+    settings: &Settings,
+    cluster: &Cluster,
+    scan: &Scan,
+    topology: &Topology,
+) -> Vec<Reservation> {
+    match settings.terms.reserve {
+        true => {
+            let verdict = judge_once(settings, cluster, scan, topology).await;
+            reserved_in(&verdict, settings, &topology.zones)
+        }
+        false => Vec::new(),
+    }
+}
+
+fn reserved_in(verdict: &scheduler::Verdict, settings: &Settings, zones: &[Zone]) -> Vec<Reservation> {
+    scheduler::allowed(&verdict.reserved, &settings.rules.exclude, zones)
 }
 
 /// The node's pods, if the API server tells.
@@ -315,7 +345,14 @@ impl Agent {
             triggers: Triggers::start(directories),
             bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
             standing: publisher.standing(),
-            accord: Accord::new(&settings, pods, publisher, Arc::clone(&metrics), notices.clone()),
+            accord: Accord::new(
+                &settings,
+                pods,
+                publisher,
+                rules.subscribe(),
+                Arc::clone(&metrics),
+                notices.clone(),
+            ),
             knows: false,
             carried: match settings.kubelet_config.may_tell() {
                 true => Carried::new(now, settings.settle, settings.settle * POLICIES_CARRIED),
@@ -415,10 +452,7 @@ impl Agent {
     /// One scan and what follows from it.
     async fn turn(&mut self, mut depth: Depth) -> Next {
         let turn = self.bucket.take(Instant::now());
-        tokio::select! {
-            () = sleep(turn) => {}
-            never = self.accord.follow_on() => match never {},
-        }
+        self.rest(turn).await;
         let (now, used) = (Instant::now(), pace::cpu_time());
         // Of a kubelet that is still starting nothing that was read before holds.
         if now >= self.everything_due || self.settling.is_waiting() || self.promise.is_doubting() {
@@ -467,7 +501,7 @@ impl Agent {
             reasons = self.triggers.next() => return self.fold(reasons).await,
             asked = self.accord.follow(&self.view) => match asked {
                 Asked::Departed => {
-                    sleep(PARTING).await;
+                    self.rest(PARTING).await;
                     ("pods", Depth::Usage)
                 }
                 Asked::Bound => ("bound", Depth::Usage),
@@ -480,6 +514,14 @@ impl Agent {
         depth
     }
 
+    /// Lets so much time pass before a scan, in which the pods are followed.
+    async fn rest(&mut self, time: Duration) {
+        tokio::select! {
+            () = sleep(time) => {}
+            never = self.accord.follow_on() => match never {},
+        }
+    }
+
     /// Waits for the end of a burst.
     async fn fold(&mut self, mut reasons: Trigger) -> Depth {
         self.pace.stir(Instant::now());
@@ -490,6 +532,7 @@ impl Agent {
             tokio::select! {
                 more = self.triggers.more() => reasons = reasons.and(more),
                 () = sleep_until(quiet) => break,
+                never = self.accord.follow_on() => match never {},
             }
         }
         reasons.names().for_each(|trigger| self.metrics.triggered(trigger));

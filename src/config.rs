@@ -867,7 +867,7 @@ impl Default for Fingerprint {
             method: FingerprintMethod::default(),
             informer: Informer::default(),
             plugin: PluginRelease::default(),
-            hold_after: Period(Duration::from_millis(20)),
+            hold_after: Period(Duration::from_millis(50)),
             hold_limit: Period::seconds(60),
             status_file: None,
         }

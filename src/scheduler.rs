@@ -4,16 +4,21 @@
 //! on the node (nrt.md 5). So ours agrees only while the zones account for every pod that is bound to the node, and is
 //! *held* otherwise: it carries a value that no set of pods has.
 //!
+//! Who reads the object for each pod and believes it at once is served by reservations: what pods that are bound will have
+//! is taken from the zones until they account for it.
+//!
 //! Pure: no I/O and no clock. Moments are durations since any fixed one, the same for all calls.
 
 mod accounted;
 mod contract;
 mod exclusive;
 mod placed;
+mod reserved;
 
 pub use accounted::Requirements;
 pub use contract::{Contract, Reading, Stance, Terms, Verdict};
 pub use exclusive::{is_exclusive, is_exclusive_container};
+pub use reserved::{Reservation, allowed, reserve, totals};
 
 /// Whose pods the fingerprint stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,18 +1,20 @@
 //! The newest account and the pods that the cluster knows, brought to accord: what may be published, and when.
 //!
 //! Pods come and go between two scans, and a scan may take as long as the kubelet lets it: the object is held meanwhile
-//! where it has to be.
+//! where it has to be, and what pods will have that were bound is reserved at once where the zones are to say so.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 use super::Settings;
 use super::changes::{self, Footprints};
+use super::joining::Joining;
 use super::notices::{Notices, Reason};
 use super::publish::Publisher;
 use super::scan::Scan;
@@ -22,9 +24,9 @@ use crate::kubelet::Usage;
 use crate::machine::Machine;
 use crate::pod::PodName;
 use crate::pod_source::{PodSource, PodView};
-use crate::scheduler::{Contract, Reading, Requirements, Stance, Terms, Verdict, View};
+use crate::scheduler::{self, Contract, Reading, Requirements, Reservation, Stance, Terms, Verdict, View};
 use crate::telemetry::metrics::Metrics;
-use crate::topology::{Placement, Topology};
+use crate::topology::{Placement, Rules, Topology};
 
 /// How long the first object waits for whoever knows the node's pods.
 const FIRST_LIST: Duration = Duration::from_secs(2);
@@ -92,6 +94,8 @@ pub(super) struct Accord {
     /// Say on which zones the containers are.
     places: bool,
     contract: Contract,
+    /// Pods may be left out.
+    rules: watch::Receiver<Rules>,
     started: Instant,
     newest: Option<Account>,
     /// What was offered to the publisher last.
@@ -110,6 +114,10 @@ pub(super) struct Accord {
     look_at: Option<Instant>,
     /// When to ask the contract again if nothing happens.
     ask_at: Option<Instant>,
+    /// What is new and waits for what follows.
+    joining: Joining,
+    /// What was reserved with the last offer.
+    reserved: Vec<Reservation>,
     /// Pods that people were told of.
     told_of: Vec<PodName>,
     /// That nobody tells was told.
@@ -121,6 +129,7 @@ impl Accord {
         settings: &Settings,
         pods: PodSource,
         publisher: Publisher,
+        rules: watch::Receiver<Rules>,
         metrics: Arc<Metrics>,
         notices: Notices,
     ) -> Self {
@@ -133,6 +142,7 @@ impl Accord {
             status_file: settings.status_file.clone().map(StatusFile::start),
             places: settings.placement,
             contract: Contract::new(settings.terms.clone()),
+            rules,
             started: Instant::now(),
             newest: None,
             last: None,
@@ -143,6 +153,8 @@ impl Accord {
             looks: 0,
             look_at: None,
             ask_at: None,
+            joining: Joining::default(),
+            reserved: Vec::new(),
             told_of: Vec::new(),
             told_untold: false,
         }
@@ -217,9 +229,10 @@ impl Accord {
         self.consult().is_some_and(|verdict| verdict.stance != Stance::Wait && self.offer(&verdict))
     }
 
-    /// The same, if the object has to be held: what else there is to say can wait for the scan.
+    /// The same, if the object has to be held or something is reserved: what else there is to say can wait for the scan.
     fn hold(&mut self) {
-        if let Some(verdict) = self.consult().filter(|verdict| verdict.stance == Stance::Held) {
+        let reserves = self.contract.terms().reserve;
+        if let Some(verdict) = self.consult().filter(|verdict| reserves || verdict.stance == Stance::Held) {
             self.offer(&verdict);
         }
     }
@@ -241,9 +254,11 @@ impl Accord {
         Some(self.pods.with(|pods| contract.judge(pods, &reading, at)))
     }
 
-    /// Until the pods are known nothing can agree: the first object waits for them, but not for long.
+    /// Until the pods are known nothing can agree, or be reserved: the first object waits for them, but not for long.
     fn waits_for_the_first_list(&mut self, now: Instant) -> bool {
-        if self.contract.terms().view != View::Scheduler || self.pods.has_told() {
+        let Terms { view, reserve, .. } = self.contract.terms();
+        let needed = *view == View::Scheduler || *reserve;
+        if !needed || self.pods.has_told() {
             return false;
         }
         let (first, untold) = (self.started + FIRST_LIST, self.started + UNTOLD);
@@ -255,10 +270,18 @@ impl Accord {
             self.ask_at = Some(untold);
         } else if !self.told_untold {
             self.told_untold = true;
-            let sentence = "nobody has told yet which pods there are on the node, so the scheduler plugin cannot believe \
-                            its NodeResourceTopology: allow the agent to list and watch pods";
+            let lacks = match view {
+                View::Scheduler => "the scheduler plugin cannot believe its NodeResourceTopology",
+                View::Kubelet | View::None => {
+                    "its NodeResourceTopology reserves nothing for pods that are bound"
+                }
+            };
+            let sentence = format!(
+                "nobody has told yet which pods there are on the node, so {lacks}: allow the agent to list and watch \
+                 pods"
+            );
             warn!("{sentence}");
-            self.notices.post(Reason::PodsUnknown, sentence.to_owned());
+            self.notices.post(Reason::PodsUnknown, sentence);
         }
         false
     }
@@ -266,7 +289,7 @@ impl Accord {
     /// Plans the next look and tells of pods that are let go.
     fn heed(&mut self, verdict: &Verdict, now: Instant) {
         let asked = verdict.again.map(|at| self.started + at);
-        self.ask_at = [self.ask_at, asked].into_iter().flatten().min();
+        self.ask_at = [self.ask_at, asked, self.joining.due(now)].into_iter().flatten().min();
         let unaccounted: BTreeSet<PodName> = verdict.unaccounted.iter().cloned().collect();
         if !unaccounted.is_subset(&self.unaccounted) {
             self.looks = 0;
@@ -291,14 +314,16 @@ impl Accord {
 
     /// The kubelet had time enough for this pod. Where nothing in the object waits for it that is nobody's concern.
     fn let_go(&self, (namespace, name): &PodName) {
-        let Terms { view, hold_limit, .. } = self.contract.terms();
+        let Terms { view, hold_limit, reserve, .. } = self.contract.terms();
         let since = format!(
             "the kubelet has neither admitted nor refused the pod {namespace}/{name} within {hold_limit:?}"
         );
-        if *view != View::Scheduler {
-            return debug!("{since}; it is not looked for any longer");
-        }
-        let sentence = format!("{since}; the object is not held for it any longer");
+        let consequence = match view {
+            View::Scheduler => "the object is not held for it any longer",
+            View::Kubelet | View::None if *reserve => "nothing is reserved for it any longer",
+            View::Kubelet | View::None => return debug!("{since}; it is not looked for any longer"),
+        };
+        let sentence = format!("{since}; {consequence}");
         warn!("{sentence}");
         self.metrics.let_go();
         self.notices.post(Reason::PodNotAccounted, sentence);
@@ -309,19 +334,26 @@ impl Accord {
         let Some(account) = &self.newest else { return false };
         let mut topology = account.topology.clone();
         topology.pods = verdict.pods;
+        let reserved = scheduler::allowed(&verdict.reserved, &self.rules.borrow().exclude, &topology.zones);
+        scheduler::reserve(&mut topology.zones, &reserved);
         if let Some(placement) = self.placement(account, verdict) {
             placement.enter(&mut topology);
         }
         let same = self.last.as_ref().is_some_and(|(last, _)| says_the_same(last, &topology));
+        if same {
+            self.joining.clear();
+        } else if self.waits(&topology, verdict.parting) {
+            return false;
+        }
+        let Some(account) = &self.newest else { return false };
         if !same || self.told_of != verdict.unaccounted {
             self.tell_people(account, verdict);
             self.told_of.clone_from(&verdict.unaccounted);
         }
-        if same {
-            return false;
-        }
+        let holders = (!same).then(|| Footprints::of(&account.usage, &account.machine));
+        self.tell_reserved(reserved);
+        let Some(holders) = holders else { return false };
         let last = self.last.as_ref().map(|(topology, holders)| (topology, holders));
-        let holders = Footprints::of(&account.usage, &account.machine);
         for line in changes::between(last, (&topology, &holders)) {
             info!("{line}");
         }
@@ -329,6 +361,29 @@ impl Accord {
         self.publisher.offer(topology.clone());
         self.last = Some((topology, holders));
         true
+    }
+
+    /// Does what is new wait for what follows? Where the object is read directly nothing waits.
+    fn waits(&mut self, topology: &Topology, parting: bool) -> bool {
+        let Terms { view, reserve, .. } = self.contract.terms();
+        let (View::Scheduler, false, Some((last, _))) = (view, reserve, &self.last) else { return false };
+        let now = Instant::now();
+        let waits = self.joining.waits(last, topology, parting, now);
+        self.ask_at = [self.ask_at, self.joining.due(now)].into_iter().flatten().min();
+        waits
+    }
+
+    /// Says what is reserved now and was not before.
+    fn tell_reserved(&mut self, reserved: Vec<Reservation>) {
+        if reserved == self.reserved {
+            return;
+        }
+        let was = |pod: &PodName| self.reserved.iter().any(|before| before.pod == *pod);
+        for new in reserved.iter().filter(|of| !was(&of.pod)) {
+            info!("reserved in every zone for the pod {new}");
+        }
+        self.metrics.reserved(reserved.len(), &scheduler::totals(&reserved));
+        self.reserved = reserved;
     }
 
     /// For whom the object is held, and of which pods it is.

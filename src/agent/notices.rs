@@ -133,12 +133,12 @@ impl Reason {
             ),
             Self::PodsUnknown => (
                 "A minute after the agent started nobody has told which pods there are, so the object is held and the \
-                 scheduler plugin places no pod there once its cache is full",
+                 scheduler plugin places no pod there once its cache is full; with `publish.reserve` nothing is reserved",
                 "Allow the agent to list and watch pods, or set `fingerprint.view: kubelet`",
             ),
             Self::PodNotAccounted => (
                 "The kubelet has neither admitted nor refused a pod for `fingerprint.holdLimit`; the object is not held \
-                 for it any longer, and the scheduler plugin may give what it asks for to another pod as well",
+                 for it any longer, nor anything reserved, and the scheduler may give what it asks for to another pod as well",
                 "Look at the pod and the kubelet's log. Where admission takes that long, make `fingerprint.holdLimit` \
                  longer",
             ),

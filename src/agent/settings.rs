@@ -89,7 +89,7 @@ impl Settings {
             form: form(&config.publish),
             events: config.publish.events,
             pods,
-            terms: terms(&config.fingerprint),
+            terms: terms(&config.fingerprint, config.publish.reserve.unwrap_or_default()),
             status_file: config.fingerprint.status_file,
             placement: config.publish.placement.unwrap_or_default(),
             notify_file: config.scan.notify_file,
@@ -126,7 +126,7 @@ fn config_sources(config: &Config, port: KubeletPort) -> ConfigSources {
     ConfigSources { source: kubelet.source, files, port, by_hand }
 }
 
-fn terms(fingerprint: &config::Fingerprint) -> Terms {
+fn terms(fingerprint: &config::Fingerprint, reserve: bool) -> Terms {
     let config::Fingerprint { view, method, informer, plugin, hold_after, hold_limit, status_file: _ } =
         fingerprint;
     Terms {
@@ -149,6 +149,7 @@ fn terms(fingerprint: &config::Fingerprint) -> Terms {
         },
         patience: hold_after.get(),
         hold_limit: hold_limit.get(),
+        reserve,
     }
 }
 

@@ -7,14 +7,16 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::ValueEnum;
 use serde::Serialize;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::settings::SettingsArgs;
-use crate::agent::{self, Recording, Settings};
+use crate::agent::{self, Recording, Scan, Settings};
 use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::nrt::Version;
+use crate::scheduler;
 use crate::telemetry;
+use crate::topology::Topology;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -41,8 +43,12 @@ enum Output {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { output, record, replay, settings } = args;
-    let config = settings.effective()?.config;
+    let mut config = settings.effective()?.config;
     telemetry::start_logs(&config.log);
+    if config.node_name.is_empty() {
+        config.node_name = host_name(&config);
+    }
+    let replays = replay.is_some();
     let recording = match replay {
         Some(file) => Recording::read(&file)?,
         None => super::block_on(async { Ok(take(&config).await) })?,
@@ -53,7 +59,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let scan = recording.scan()?;
     let rules = recording.rules();
-    let topology = agent::account(&scan, &BTreeSet::new(), &rules);
+    let mut topology = agent::account(&scan, &BTreeSet::new(), &rules);
+    if !replays {
+        super::block_on(async { Ok(reserve(&config, &scan, &mut topology).await) })?;
+    }
     let problems = rules.exclude.warnings().into_iter().chain(scan.problems().cloned());
     for problem in problems.chain(topology.findings.iter().map(ToString::to_string)) {
         warn!("{problem}");
@@ -68,16 +77,29 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn take(config: &Config) -> Recording {
-    let mut config = config.clone().resolved();
-    if config.node_name.is_empty() {
-        config.node_name = host_name(&config);
-    }
-    let settings = Settings::from_config(&config);
+    let settings = Settings::from_config(config);
     let cluster = match settings.kubelet_config.ask_the_kubelet() {
         true => Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await.ok(),
         false => None,
     };
     Recording::take(&settings, cluster.as_ref()).await
+}
+
+/// Takes from the zones what the agent would reserve now; a recording knows nothing of it.
+async fn reserve(config: &Config, scan: &Scan, topology: &mut Topology) {
+    let settings = Settings::from_config(config);
+    if !settings.terms.reserve {
+        return;
+    }
+    let cluster = Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await;
+    let reserved = match cluster {
+        Ok(cluster) => agent::reserved(&settings, &cluster, scan, topology).await,
+        Err(error) => return warn!("{error}; what the agent reserves for pods that are bound is not known"),
+    };
+    for reservation in &reserved {
+        info!("reserved in every zone for the pod {reservation}");
+    }
+    scheduler::reserve(&mut topology.zones, &reserved);
 }
 
 /// Without a configured name the kubelet's own default serves: the host's name.

@@ -1,6 +1,6 @@
 //! Does the kubelet's List show everything that is a pod's alone?
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::exclusive::is_huge_pages;
 use crate::kubelet::{Allocatable, ContainerUsage, MemoryBlock, PodUsage};
@@ -31,7 +31,7 @@ impl Requirements {
 
     /// Will the List show anything of this pod at all?
     pub(super) fn concern(&self, pod: &Pod) -> bool {
-        pod.containers.iter().any(|container| !self.of_container(pod, container).is_empty())
+        pod.containers.iter().any(|container| !self.listed(pod, container).is_empty())
     }
 
     /// Does the List show all of it, in this row? Who is out of Pending may ask for more meanwhile, and wait for a resize:
@@ -39,33 +39,67 @@ impl Requirements {
     pub(super) fn are_met(&self, pod: &Pod, row: &PodUsage) -> bool {
         pod.containers.iter().all(|container| {
             let usage = row.containers.iter().find(|usage| *usage.name == *container.name);
-            let met = |need: &Need<'_>| usage.is_some_and(|usage| need.is_met(usage));
-            self.of_container(pod, container).iter().all(met)
+            let least = |amount: u64| if pod.phase == Phase::Pending { amount } else { amount.min(1) };
+            let met = |need: &Need<'_>| usage.is_some_and(|usage| need.shown(usage) >= least(need.amount));
+            self.listed(pod, container).iter().all(met)
         })
     }
 
-    /// The List shows neither ordinary init containers, whose resources the others take over, nor those that managers
-    /// leave alone because their pod has resources of its own.
-    fn of_container<'a>(&self, pod: &Pod, container: &'a Container) -> Vec<Need<'a>> {
-        if container.kind == ContainerKind::Init {
-            return Vec::new();
+    /// What the kubelet will give to the pod besides what this row of the List shows, by resource: CPUs, bytes or devices.
+    /// No zeros. As the kubelet and the scheduler have it, ordinary init containers run one after the other, beside the
+    /// sidecars before them, and the others take over what they had.
+    pub(super) fn missing(&self, pod: &Pod, row: Option<&PodUsage>) -> BTreeMap<String, u64> {
+        let (mut most, mut stays, mut shown) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        for container in &pod.containers {
+            let usage =
+                row.and_then(|row| row.containers.iter().find(|usage| *usage.name == *container.name));
+            for need in self.of_container(pod, container) {
+                let before = stays.entry(need.resource).or_insert(0_u64);
+                let now = before.saturating_add(need.amount);
+                let most = most.entry(need.resource).or_insert(0_u64);
+                *most = now.max(*most);
+                if container.kind == ContainerKind::Init {
+                    continue;
+                }
+                *before = now;
+                let seen = usage.map_or(0, |usage| need.shown(usage).min(need.amount));
+                let shown = shown.entry(need.resource).or_insert(0_u64);
+                *shown = shown.saturating_add(seen);
+            }
         }
+        let left = |(name, most): (&str, u64)| {
+            let left = most.saturating_sub(shown.get(name).copied().unwrap_or_default());
+            (left > 0).then(|| (name.to_owned(), left))
+        };
+        most.into_iter().filter_map(left).collect()
+    }
+
+    /// What the List shows of a container. Ordinary init containers are not in it: the others take over what they had.
+    fn listed<'a>(&self, pod: &Pod, container: &'a Container) -> Vec<Need<'a>> {
+        match container.kind {
+            ContainerKind::Init => Vec::new(),
+            ContainerKind::App | ContainerKind::Sidecar => self.of_container(pod, container),
+        }
+    }
+
+    /// What a container has alone. Managers leave those alone whose pod has resources of its own.
+    fn of_container<'a>(&self, pod: &Pod, container: &'a Container) -> Vec<Need<'a>> {
         let managed = pod.guaranteed && !pod.pod_level;
         let (cpus, memory) = (self.cpus && managed, self.memory && managed);
-        let least = |amount: u64| if pod.phase == Phase::Pending { amount } else { amount.min(1) };
         let mut needs = Vec::new();
+        let mut need = |what, resource, amount| needs.push(Need { what, resource, amount });
         if cpus && container.cpu_milli > 0 && container.cpu_milli.is_multiple_of(1000) {
-            needs.push(Need::Cpus(least(container.cpu_milli / 1000)));
+            need(What::Cpus, "cpu", container.cpu_milli / 1000);
         }
         if memory && container.memory > 0 {
-            needs.push(Need::Memory("memory", least(container.memory)));
+            need(What::Memory, "memory", container.memory);
         }
         for (name, amount) in &container.others {
             if memory && is_huge_pages(name) {
-                needs.push(Need::Memory(name, least(*amount)));
+                need(What::Memory, name, *amount);
             }
             if self.devices.contains(&**name) {
-                needs.push(Need::Devices(name, least(*amount)));
+                need(What::Devices, name, *amount);
             }
         }
         needs
@@ -73,25 +107,36 @@ impl Requirements {
 }
 
 /// Something that is a container's alone.
-enum Need<'a> {
-    Cpus(u64),
-    Memory(&'a str, u64),
-    Devices(&'a str, u64),
+struct Need<'a> {
+    what: What,
+    /// The name that zones have for it.
+    resource: &'a str,
+    /// CPUs, bytes or devices.
+    amount: u64,
+}
+
+/// Where the List shows it.
+#[derive(Clone, Copy)]
+enum What {
+    Cpus,
+    Memory,
+    Devices,
 }
 
 impl Need<'_> {
-    fn is_met(&self, usage: &ContainerUsage) -> bool {
-        match *self {
-            Self::Cpus(count) => usage.cpus.len() >= count,
-            Self::Memory(resource, bytes) => {
-                let blocks = usage.memory.iter().filter(|block| block.resource == resource);
-                blocks.map(|MemoryBlock { bytes, .. }| *bytes).fold(0, u64::saturating_add) >= bytes
+    /// How much of it the List shows.
+    fn shown(&self, usage: &ContainerUsage) -> u64 {
+        match self.what {
+            What::Cpus => usage.cpus.len(),
+            What::Memory => {
+                let blocks = usage.memory.iter().filter(|block| block.resource == self.resource);
+                blocks.map(|MemoryBlock { bytes, .. }| *bytes).fold(0, u64::saturating_add)
             }
-            Self::Devices(resource, count) => {
-                let groups = usage.devices.iter().filter(|group| group.resource == resource);
-                let ids: BTreeSet<&String> = groups.flat_map(|group| &group.ids).collect();
-                // A driver may stand for a plugin of the same name; what it gives is in no zone.
-                ids.len() as u64 >= count || !usage.claimed.is_empty()
+            // A driver may stand for a plugin of the same name; what it gives is in no zone.
+            What::Devices if !usage.claimed.is_empty() => self.amount,
+            What::Devices => {
+                let groups = usage.devices.iter().filter(|group| group.resource == self.resource);
+                groups.flat_map(|group| &group.ids).collect::<BTreeSet<&String>>().len() as u64
             }
         }
     }
@@ -193,5 +238,52 @@ mod tests {
         assert!(!requirements().are_met(&nic, &listed));
         listed.containers[0].claimed.push(crate::kubelet::ClaimedDevice::default());
         assert!(requirements().are_met(&nic, &listed));
+    }
+
+    fn missing(pod: &Pod, row: Option<&PodUsage>) -> String {
+        let missing = requirements().missing(pod, row);
+        missing.iter().map(|(name, amount)| format!("{name} {amount}")).collect::<Vec<_>>().join(", ")
+    }
+
+    #[test]
+    fn what_the_list_does_not_show_yet_is_missing() {
+        use ContainerKind::App;
+        let nic = [("example.com/nic", 2), ("example.com/unknown", 1)];
+        let one = container("one", App, 2000, 64, &nic);
+        let two = container("two", App, 3000, 36, &[("hugepages-2Mi", 4)]);
+        let all = pod(true, vec![one, two]);
+        assert_eq!(missing(&all, None), "cpu 5, example.com/nic 2, hugepages-2Mi 4, memory 100");
+        let partly = usage("one", "1-2", &[("memory", 64)], &["a"]);
+        assert_eq!(missing(&all, Some(&partly)), "cpu 3, example.com/nic 1, hugepages-2Mi 4, memory 36");
+        let mut shown = usage("two", "1-5", &[("memory", 36), ("hugepages-2Mi", 4)], &[]);
+        assert_eq!(
+            missing(&all, Some(&shown)),
+            "cpu 2, example.com/nic 2, memory 64",
+            "what is not its own is not counted"
+        );
+        shown.containers.extend(usage("one", "6-7", &[("memory", 64)], &["a", "b"]).containers);
+        assert_eq!(missing(&all, Some(&shown)), "");
+        let burstable = Pod { guaranteed: false, ..all.clone() };
+        assert_eq!(missing(&burstable, None), "example.com/nic 2");
+        let running = Pod { phase: Phase::Running, ..all };
+        assert_eq!(missing(&running, None), "cpu 5, example.com/nic 2, hugepages-2Mi 4, memory 100");
+        assert!(Requirements::default().missing(&running, None).is_empty());
+    }
+
+    #[test]
+    fn init_containers_count_as_the_kubelet_needs_it() {
+        use ContainerKind::{App, Init, Sidecar};
+        let of = |containers: &[(&str, ContainerKind, u64)]| {
+            let one =
+                |(name, kind, cpus): &(&str, ContainerKind, u64)| container(name, *kind, cpus * 1000, 0, &[]);
+            pod(true, containers.iter().map(one).collect())
+        };
+        assert_eq!(missing(&of(&[("i", Init, 2), ("a", App, 3)]), None), "cpu 3");
+        let more = of(&[("i", Init, 5), ("j", Init, 4), ("a", App, 3)]);
+        assert_eq!(missing(&more, None), "cpu 5");
+        assert_eq!(missing(&more, Some(&usage("a", "1-3", &[], &[]))), "cpu 2");
+        assert_eq!(missing(&of(&[("s", Sidecar, 1), ("i", Init, 5), ("a", App, 3)]), None), "cpu 6");
+        assert_eq!(missing(&of(&[("i", Init, 5), ("s", Sidecar, 1), ("a", App, 3)]), None), "cpu 5");
+        assert_eq!(missing(&of(&[("i", Init, 4), ("s", Sidecar, 1), ("a", App, 4)]), None), "cpu 5");
     }
 }

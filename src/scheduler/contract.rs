@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::accounted::Requirements;
 use super::exclusive::is_exclusive;
-use super::{Informer, PluginRelease, View};
+use super::{Informer, PluginRelease, Reservation, View};
 use crate::kubelet::{ContainerUsage, PodUsage, Usage};
-use crate::pod::{Phase, Pod};
+use crate::pod::{Life, Phase, Pod};
 use crate::topology::{Fingerprint, Method, PodSet, Zone, pod_hash};
 
 /// A wait that is prolonged by ever new pods ends after so many times its length.
@@ -29,8 +29,10 @@ pub struct Terms {
     pub release: PluginRelease,
     /// How long a pod that was bound may be unaccounted before the object is held: one write instead of two.
     pub patience: Duration,
-    /// How long a pod may hold the object while the kubelet answers.
+    /// How long a pod may hold the object, or have something reserved, while the kubelet answers.
     pub hold_limit: Duration,
+    /// Are the zones to reserve what pods will have that they do not account for? Then nothing waits.
+    pub reserve: bool,
 }
 
 impl Default for Terms {
@@ -40,8 +42,9 @@ impl Default for Terms {
             method: Method::default(),
             informer: Informer::default(),
             release: PluginRelease::default(),
-            patience: Duration::from_millis(20),
+            patience: Duration::from_millis(50),
             hold_limit: Duration::from_secs(60),
+            reserve: false,
         }
     }
 }
@@ -81,8 +84,13 @@ pub struct Verdict {
     pub pods: Option<PodSet>,
     /// Pods (namespace, name) that the zones do not account for.
     pub unaccounted: Vec<(String, String)>,
-    /// Pods that did not become accounted within the limit, and from now on do not hold the object.
+    /// What is to be taken from the zones for them, if anything is to be reserved.
+    pub reserved: Vec<Reservation>,
+    /// Pods that did not become accounted within the limit: from now on they neither hold the object nor have anything
+    /// reserved.
     pub released: Vec<(String, String)>,
+    /// Was a pod deleted of which no container runs any more? Then the set is about to lose it.
+    pub parting: bool,
     /// When to ask again if nothing happens before.
     pub again: Option<Duration>,
 }
@@ -161,6 +169,7 @@ impl Contract {
         if let Some(pods) = &pods {
             self.forget_all_but(pods, reading.usage);
             self.look_at_new_ones(pods, reading, now, &mut verdict);
+            verdict.parting = pods.iter().any(|pod| pod.deleted && pod.life != Life::Living);
         }
         if self.terms.view == View::Scheduler {
             verdict.stance = if pods.is_some() { self.stance(&mut verdict, now) } else { Stance::Held };
@@ -237,11 +246,10 @@ impl Contract {
         verdict: &mut Verdict,
     ) -> Standing {
         let wait = self.waited(pod, reading, now);
-        let shows = |row: &&&PodUsage| reading.requirements.are_met(pod, row);
         // A List that came after the pod was seen to run has its own row.
         let sure = wait.ran.is_some_and(|ran| ran != reading.number);
-        let row = rows.iter().filter(shows).find(|row| sure || !self.is_anothers(pod, row));
-        if let Some(row) = row {
+        let own: Vec<&&PodUsage> = rows.iter().filter(|row| sure || !self.is_anothers(pod, row)).collect();
+        if let Some(row) = own.iter().find(|row| reading.requirements.are_met(pod, row)) {
             self.rows.insert(pod.full_name(), Row { uid: pod.uid.clone(), holdings: row.holdings_hash() });
             return Standing::settled(pod);
         }
@@ -251,6 +259,12 @@ impl Contract {
             return Standing::Excused;
         }
         verdict.unaccounted.push(pod.full_name());
+        if self.terms.reserve {
+            // Of several rows nobody can tell which is the pod's.
+            let row = if let [row] = own[..] { Some(*row) } else { None };
+            let amounts = reading.requirements.missing(pod, row);
+            verdict.reserved.push(Reservation { pod: pod.full_name(), amounts });
+        }
         verdict.ask_again(now + left);
         Standing::Waiting(wait)
     }
@@ -289,7 +303,8 @@ impl Contract {
             return Stance::Agreed;
         };
         let began = *self.waiting.get_or_insert(now);
-        let until = (oldest + self.terms.patience).min(began + self.terms.patience * PROLONGED);
+        let patience = if self.terms.reserve { Duration::ZERO } else { self.terms.patience };
+        let until = (oldest + patience).min(began + patience * PROLONGED);
         if now >= until {
             return Stance::Held;
         }
@@ -362,7 +377,15 @@ impl Standing {
 
 impl Verdict {
     const fn of(stance: Stance, pods: Option<PodSet>) -> Self {
-        Self { stance, pods, unaccounted: Vec::new(), released: Vec::new(), again: None }
+        Self {
+            stance,
+            pods,
+            unaccounted: Vec::new(),
+            reserved: Vec::new(),
+            released: Vec::new(),
+            parting: false,
+            again: None,
+        }
     }
 
     fn ask_again(&mut self, at: Duration) {
@@ -444,7 +467,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            let contract = Contract::new(Terms::default());
+            let contract = Contract::new(Terms { patience: PATIENCE, ..Terms::default() });
             let requirements = Requirements { cpus: true, ..Requirements::default() };
             Self { contract, requirements, answers: true, number: 0 }
         }
@@ -500,6 +523,45 @@ mod tests {
         let running = [pod("a", "1", Running), pod("b", "2", Running)];
         assert_eq!(said(&bench.verdict(&running, "a+ b+", ms(900))), fingerprint("a b"));
         assert_eq!(bench.stance(&running, "a+", 950), Stance::Agreed, "what it has given back is free");
+    }
+
+    #[test]
+    fn what_a_bound_pod_will_have_is_reserved_until_the_list_shows_it() {
+        let mut bench = Bench::new();
+        bench.contract = Contract::new(Terms { view: View::None, reserve: true, ..Terms::default() });
+        let mut reserved = |pods: &[Pod], names: &str, milliseconds: u64| {
+            let verdict = bench.verdict(pods, names, ms(milliseconds));
+            assert_eq!((verdict.stance, verdict.pods), (Stance::Agreed, None));
+            let one = |of: &Reservation| format!("{} {:?}", of.pod.1, of.amounts);
+            verdict.reserved.iter().map(one).collect::<Vec<_>>().join(" ")
+        };
+        let waits = r#"a {"cpu": 2}"#;
+        let pending = [pod("a", "1", Pending)];
+        assert_eq!(reserved(&pending, "", 0), waits, "at once");
+        assert_eq!(reserved(&pending, "a", 1), waits, "it is named before it is admitted");
+        assert_eq!(reserved(&pending, "a+", 2), "");
+        assert_eq!(reserved(&[pod("a", "1", Running)], "a+", 3), "");
+        assert_eq!(reserved(&[pod("a", "1", Running)], "", 3), "", "it is ending");
+        // A namesake, while the List has the first one's row.
+        assert_eq!(reserved(&[pod("a", "2", Pending)], "a+", 4), waits);
+        assert_eq!(reserved(&[pod("a", "2", Pending)], "a+ a", 5), waits);
+        assert_eq!(reserved(&[pod("a", "2", Failed)], "a+", 6), "", "it was refused");
+        assert_eq!(reserved(&[Pod { deleted: true, ..pod("a", "3", Pending) }], "", 7), waits);
+        assert_eq!(reserved(&[], "", 8), "");
+        let modest = Pod { guaranteed: false, ..pod("b", "4", Pending) };
+        assert_eq!(reserved(&[modest], "", 9), "");
+        // The agent has just started: nobody saw it before.
+        assert_eq!(reserved(&[pod("a", "5", Running)], "", 10), waits);
+        assert_eq!(reserved(&[pod("a", "5", Running)], "", 60_009), waits);
+        assert_eq!(reserved(&[pod("a", "5", Running)], "", 60_010), "", "and not for ever");
+    }
+
+    #[test]
+    fn who_reserves_in_the_schedulers_view_holds_at_once() {
+        let mut bench = Bench::new();
+        bench.contract = Contract::new(Terms { reserve: true, ..Terms::default() });
+        assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 0), Stance::Held);
+        assert_eq!(bench.stance(&[pod("a", "1", Pending)], "a+", 1), Stance::Agreed);
     }
 
     #[test]
@@ -701,6 +763,5 @@ mod tests {
         let verdict = bench.contract.judge(None::<[&Pod; 0]>, &reading, ms(0));
         assert_eq!((verdict.stance, said(&verdict)), (Stance::Held, Some(Fingerprint::HELD)));
         assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 1), Stance::Agreed);
-        assert_eq!(bench.contract.terms().patience, PATIENCE);
     }
 }

@@ -34,8 +34,8 @@ pub use docs::{DOCS, Doc};
 pub(super) use docs::{BUILD, CPU_SECONDS, EVENTS, MAX_FDS, OPEN_FDS, RESIDENT, START_TIME, VIRTUAL};
 use docs::{
     CALL_SECONDS, CLAIMED, FINDINGS, FOREIGN_WRITES, HELD, KUBELET_ERRORS, LET_GO, PROBLEMS, PUBLISH_AGE,
-    PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, SCAN_AGE, SCAN_SECONDS, SCAN_TIME, SCANS, TRIGGERS,
-    UNACCOUNTED, WRITES,
+    PUBLISH_ERRORS, PUBLISH_SECONDS, PUBLISH_TIME, RESERVED, RESERVED_PODS, SCAN_AGE, SCAN_SECONDS,
+    SCAN_TIME, SCANS, TRIGGERS, UNACCOUNTED, WRITES,
 };
 pub(super) use process::Process;
 
@@ -151,6 +151,8 @@ pub struct Metrics {
     claimed: Family<Label<String>, Gauge>,
     pod_source: PodSourceCounts,
     unaccounted: Gauge,
+    reserved_pods: Gauge,
+    reserved: Family<Label<String>, Gauge>,
     let_go: Counter,
     held: Gauge,
 }
@@ -235,6 +237,8 @@ impl Metrics {
             claimed: Family::default(),
             pod_source: PodSourceCounts::default(),
             unaccounted: Gauge::default(),
+            reserved_pods: Gauge::default(),
+            reserved: Family::default(),
             let_go: Counter::default(),
             held: Gauge::default(),
         };
@@ -263,6 +267,8 @@ impl Metrics {
         register(registry, &CLAIMED, self.claimed.clone());
         self.pod_source.register(registry);
         register(registry, &UNACCOUNTED, self.unaccounted.clone());
+        register(registry, &RESERVED_PODS, self.reserved_pods.clone());
+        register(registry, &RESERVED, self.reserved.clone());
         register(registry, &LET_GO, self.let_go.clone());
         register(registry, &HELD, self.held.clone());
         registry.register_collector(Box::new(Ages(Arc::clone(&self.health))));
@@ -332,7 +338,17 @@ impl Metrics {
         self.unaccounted.set(count(pods));
     }
 
-    /// The object is not held for a pod any longer, which the kubelet neither admitted nor refused.
+    /// So much is reserved for so many pods, by the names of resources that zones list.
+    pub fn reserved(&self, pods: usize, amounts: &BTreeMap<&str, u64>) {
+        self.reserved_pods.set(count(pods));
+        self.reserved.clear();
+        for (resource, amount) in amounts {
+            let gauge = self.reserved.get_or_create(&[("resource", (*resource).to_owned())]);
+            gauge.set(i64::try_from(*amount).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Nothing waits any longer for a pod, which the kubelet neither admitted nor refused.
     pub fn let_go(&self) {
         self.let_go.inc();
     }
@@ -691,6 +707,7 @@ mod tests {
         metrics.wrote(WriteReason::First, Duration::ZERO);
         metrics.write_failed("deadline");
         metrics.event_posted("ForeignWriter");
+        metrics.reserved(1, &[("cpu", 2)].into());
         metrics.pod_source().told("api_server", true);
         metrics.pod_source().untold("api_server");
         check_table(&metrics.encode(), DOCS);

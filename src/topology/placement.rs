@@ -90,6 +90,12 @@ impl Placement {
         policy.is_some_and(|(_, value)| value == POLICY)
     }
 
+    /// Is this the name of one of its attributes?
+    #[must_use]
+    pub fn has_attribute(name: &str) -> bool {
+        name == METADATA || name == VECTOR
+    }
+
     /// Adds the attributes to an account; nothing under a policy with which the plugin does not read them.
     pub fn enter(self, topology: &mut Topology) {
         if !Self::is_read(topology) {

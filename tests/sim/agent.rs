@@ -1,5 +1,6 @@
 //! The agent's loop against the simulated kubelet and API server, in this process.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use numacast::agent::{Agent, Settings};
@@ -8,6 +9,7 @@ use numacast::config::Config;
 use numacast::pattern::PodPattern;
 use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Age, Call, Options, PodSpec, RestartTiming, Split};
+use numacast::telemetry::metrics::Metrics;
 use numacast::topology::Exclude;
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -21,6 +23,7 @@ const GIB: u64 = 1 << 30;
 pub(crate) struct World {
     pub(crate) node: SimNode,
     pub(crate) server: ApiServer,
+    pub(crate) metrics: Arc<Metrics>,
     stop: Option<oneshot::Sender<()>>,
     agent: JoinHandle<()>,
 }
@@ -51,8 +54,18 @@ impl World {
             Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_millis(500));
         let (stop, stopped) = oneshot::channel();
         let agent = Agent::new(settings, cluster);
+        let metrics = agent.metrics();
         let agent = tokio::spawn(agent.run(async { drop(stopped.await) }));
-        Self { node, server, stop: Some(stop), agent }
+        Self { node, server, metrics, stop: Some(stop), agent }
+    }
+
+    /// Another agent takes the place of one that ended, with another configuration.
+    pub(crate) fn again_configured(
+        self,
+        configure: impl FnOnce(&mut Config),
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
+        Self::configured(self.node, self.server, configure, change)
     }
 
     /// Another agent takes the place of one that ended.

@@ -79,14 +79,28 @@ pub(in crate::telemetry) const UNACCOUNTED: Doc = Doc {
     name: "numacast_unaccounted_pods",
     kind: "gauge",
     labels: &[],
-    help: "Pods bound to the node that the zones do not account for; the object is held for them",
+    help: "Pods bound to the node that the zones do not account for; in the scheduler's view the object is held for them",
+};
+
+pub(in crate::telemetry) const RESERVED_PODS: Doc = Doc {
+    name: "numacast_reserved_pods",
+    kind: "gauge",
+    labels: &[],
+    help: "Pods bound to the node for which the zones reserve what the kubelet's List does not show yet",
+};
+
+pub(in crate::telemetry) const RESERVED: Doc = Doc {
+    name: "numacast_reserved",
+    kind: "gauge",
+    labels: &[("resource", "the resource's name")],
+    help: "CPUs, bytes or devices that are reserved for these pods, taken from what every zone has available",
 };
 
 pub(in crate::telemetry) const LET_GO: Doc = Doc {
     name: "numacast_pods_let_go_total",
     kind: "counter",
     labels: &[],
-    help: "Pods for which the object was held for too long",
+    help: "Pods for which the object was held, or something was reserved, for too long",
 };
 
 pub(in crate::telemetry) const HELD: Doc = Doc {
@@ -301,6 +315,8 @@ pub const DOCS: &[&Doc] = &[
     &POD_SOURCE_ERRORS,
     &HELD,
     &UNACCOUNTED,
+    &RESERVED_PODS,
+    &RESERVED,
     &LET_GO,
     &CPU_SECONDS,
     &RESIDENT,

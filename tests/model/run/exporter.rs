@@ -46,7 +46,7 @@ pub(crate) enum Who {
 }
 
 /// numacast's own.
-pub(crate) const PATIENCE: Time = 20 * MS;
+pub(crate) const PATIENCE: Time = 50 * MS;
 pub(crate) const JOIN: Time = 200 * MS;
 
 impl Who {
@@ -89,8 +89,8 @@ impl Who {
             Self::KubeletView => ours(View::Kubelet, PATIENCE, 0, Flaw::None),
             Self::Ours { patience, join } => ours(View::Scheduler, patience, join, Flaw::None),
             Self::Direct { reserves } => {
-                let ours = Ours::new(node, terms(View::None, PATIENCE), 0, Flaw::None);
-                Box::new(if reserves { ours.with_reservations() } else { ours })
+                let terms = Terms { reserve: reserves, ..terms(View::None, PATIENCE) };
+                Box::new(Ours::new(node, terms, 0, Flaw::None))
             }
             Self::Broken(flaw) => ours(View::Scheduler, PATIENCE, 0, flaw),
         }

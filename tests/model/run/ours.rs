@@ -60,8 +60,6 @@ impl Flaw {
 pub(crate) struct Ours {
     node: NodeId,
     terms: Terms,
-    /// Takes what a pod asks for from every zone until the List shows it.
-    reserves: bool,
     /// What says nothing but that the pods agree waits so long for what follows.
     join: Time,
     flaw: Flaw,
@@ -106,7 +104,6 @@ impl Ours {
             contract: Contract::new(terms.clone()),
             requirements: Requirements { cpus: true, ..Requirements::default() },
             terms,
-            reserves: false,
             join,
             flaw,
             pods: None,
@@ -135,14 +132,9 @@ impl Ours {
         }
     }
 
-    /// For those who read the object directly.
-    pub(crate) fn with_reservations(self) -> Self {
-        Self { reserves: true, ..self }
-    }
-
     fn start(&mut self, world: &World) {
         let new = Self::new(self.node, self.terms.clone(), self.join, self.flaw);
-        *self = Self { reserves: self.reserves, timer: self.timer, started: world.now, ..new };
+        *self = Self { timer: self.timer, started: world.now, ..new };
         // Its own object is read first. Whether the kubelet is young its socket tells.
         let there = &world.nodes[self.node];
         self.last = there.object.clone().map(|object| Object { nudges: 0, ..object });
@@ -306,35 +298,41 @@ impl Ours {
         if verdict.stance == Stance::Wait && self.flaw == Flaw::None {
             return;
         }
-        let mut accounts: Vec<PodId> =
-            self.listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect();
-        let reserved = self.reserve(&mut accounts);
-        let left = |zone: &Zone| (zone.resources["cpu"].available as u32).saturating_sub(reserved);
+        let accounts = self.listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect();
+        let accounts = self.with_reserved(&verdict, accounts);
+        let mut zones = self.zones.clone();
+        numacast::scheduler::reserve(&mut zones, &verdict.reserved);
         let object = Object {
-            available: self.zones.iter().map(left).collect(),
+            available: zones.iter().map(|zone| zone.resources["cpu"].available as u32).collect(),
             policy: true,
             print: self.print(&verdict),
             accounts,
             held: verdict.stance == Stance::Held && self.flaw == Flaw::None,
             ..Object::default()
         };
-        if !self.may_wait(&object, world.now) {
+        if !self.may_wait(&object, verdict.parting, world.now) {
             self.offer(world, object);
         }
     }
 
-    /// Does the object say nothing new but that pods agree, and may something else follow soon?
-    fn may_wait(&mut self, object: &Object, now: Time) -> bool {
-        let agrees = |newest: &&Object| {
-            newest.print != object.print && Object { print: object.print, ..(*newest).clone() } == *object
+    /// Does the object say only that pods agree, or what was released by a pod that is about to leave the set, and may
+    /// something else follow soon?
+    fn may_wait(&mut self, object: &Object, parting: bool, now: Time) -> bool {
+        let joins = |newest: &&Object| {
+            let mut zones = newest.available.iter().zip(&object.available);
+            *newest != object && zones.all(|(last, next)| last == next || parting && last < next)
         };
-        if self.terms.view != View::Scheduler || object.held || self.newest().filter(agrees).is_none() {
+        if self.terms.view != View::Scheduler || object.held || self.newest().filter(joins).is_none() {
             self.joins = None;
             return false;
         }
         let until = *self.joins.get_or_insert(now + self.join);
+        if now >= until {
+            self.joins = None;
+            return false;
+        }
         self.ask_again = Some(self.ask_again.map_or(until, |at| at.min(until)));
-        now < until
+        true
     }
 
     /// What the API server has, or will have.
@@ -342,19 +340,14 @@ impl Ours {
         self.wanted.as_ref().or(self.writing.as_ref()).or(self.last.as_ref())
     }
 
-    /// CPUs of pods that are bound and not accounted for.
-    fn reserve(&self, accounts: &mut Vec<PodId>) -> u32 {
-        let mut reserved = 0;
-        for (id, pod) in self.pods.iter().flatten().filter(|_| self.reserves) {
-            let over = pod.phase.is_terminal() || pod.deleted && pod.phase != pod::Phase::Pending;
-            let milli = pod.containers[0].cpu_milli;
-            if pod.guaranteed && milli.is_multiple_of(1000) && !over && !accounts.contains(id) {
-                reserved += (milli / 1000) as u32;
-                accounts.push(*id);
-            }
-        }
+    /// Adds pods for which something is reserved to those that are accounted for.
+    fn with_reserved(&self, verdict: &Verdict, mut accounts: Vec<PodId>) -> Vec<PodId> {
+        let is_reserved = |pod: &pod::Pod| verdict.reserved.iter().any(|of| of.pod.1 == pod.name);
+        let pods = self.pods.iter().flatten().filter(|(_, pod)| is_reserved(pod));
+        accounts.extend(pods.map(|(id, _)| *id));
         accounts.sort_unstable();
-        reserved
+        accounts.dedup();
+        accounts
     }
 
     /// What an earlier process left is believed for a while.

@@ -1,0 +1,147 @@
+//! Changes that wait a moment to be written together with what follows.
+//!
+//! An overreserving plugin looks at the object at its ticks only, a second apart or more. It loses next to nothing when it is
+//! told 200 ms later that the pods agree again, and a pod that starts, or ends, mostly causes another change within that
+//! time. A hold and a zone that has less never wait, and take with them what does.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::topology::{Placement, Topology, Zone};
+
+/// How long a change may wait, whatever else changes meanwhile.
+pub(super) const JOIN: Duration = Duration::from_millis(200);
+
+/// Whether a change waits, and until when.
+#[derive(Debug, Default)]
+pub(super) struct Joining {
+    /// Since the first change that was not offered yet.
+    until: Option<Instant>,
+}
+
+impl Joining {
+    /// Does what is new in `next` wait? `last` is what was offered last. `parting` tells that a pod has ended that is about
+    /// to leave the set.
+    pub(super) fn waits(&mut self, last: &Topology, next: &Topology, parting: bool, now: Instant) -> bool {
+        if !may_wait(last, next, parting) {
+            self.until = None;
+            return false;
+        }
+        let until = *self.until.get_or_insert(now + JOIN);
+        if now >= until {
+            self.until = None;
+        }
+        now < until
+    }
+
+    /// Nothing waits any more.
+    pub(super) fn clear(&mut self) {
+        self.until = None;
+    }
+
+    /// When what waits has to be offered, if that is still to come.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        self.until.filter(|until| now < *until)
+    }
+}
+
+/// Does `next` say only that other pods agree, or that something was released by a pod that is about to leave the set?
+fn may_wait(last: &Topology, next: &Topology, parting: bool) -> bool {
+    let held = next.pods.is_some_and(|pods| pods.is_held());
+    !held
+        && without_placement(&last.attributes).eq(without_placement(&next.attributes))
+        && last.zones.len() == next.zones.len()
+        && last.zones.iter().zip(&next.zones).all(|(last, next)| is_same_or_has_more(last, next, parting))
+}
+
+fn is_same_or_has_more(last: &Zone, next: &Zone, more: bool) -> bool {
+    let Zone { id, costs, resources, attributes } = next;
+    let same = last.id == *id
+        && last.costs == *costs
+        && last.resources.keys().eq(resources.keys())
+        && without_placement(&last.attributes).eq(without_placement(attributes));
+    same && last.resources.values().zip(resources.values()).all(|(last, next)| {
+        let same = last.capacity == next.capacity && last.allocatable == next.allocatable;
+        same && (last.available == next.available || more && last.available < next.available)
+    })
+}
+
+/// Where containers are goes with the set of pods.
+fn without_placement(attributes: &[(String, String)]) -> impl Iterator<Item = &(String, String)> {
+    attributes.iter().filter(|(name, _)| !Placement::has_attribute(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{Amounts, Fingerprint, Method, PodSet};
+
+    fn topology(fingerprint: Fingerprint, available: u64) -> Topology {
+        let amounts = Amounts { capacity: 8, allocatable: 8, available };
+        let zone = Zone { resources: [("cpu".to_owned(), amounts)].into(), ..Zone::default() };
+        Topology {
+            zones: vec![zone],
+            pods: Some(PodSet { fingerprint, method: Method::All }),
+            ..Topology::default()
+        }
+    }
+
+    fn of(pods: u64) -> Fingerprint {
+        Fingerprint::of([pods])
+    }
+
+    #[test]
+    fn another_set_of_pods_waits_and_no_longer_than_once() {
+        let start = Instant::now();
+        let ms = |milliseconds| start + Duration::from_millis(milliseconds);
+        let mut joining = Joining::default();
+        let last = topology(of(1), 8);
+        assert!(joining.waits(&last, &topology(of(2), 8), false, ms(0)));
+        assert_eq!(joining.due(ms(1)), Some(ms(200)));
+        assert!(joining.waits(&last, &topology(of(3), 8), false, ms(150)), "more changes do not put it off");
+        assert_eq!(joining.due(ms(200)), None);
+        assert!(!joining.waits(&last, &topology(of(3), 8), false, ms(200)));
+        assert!(joining.waits(&last, &topology(of(3), 8), false, ms(300)), "the next one has its own time");
+        joining.clear();
+        assert_eq!(joining.due(ms(301)), None);
+    }
+
+    #[test]
+    fn a_hold_and_a_changed_zone_never_wait() {
+        let now = Instant::now();
+        let last = topology(of(1), 4);
+        let waits = |next: &Topology, parting| Joining::default().waits(&last, next, parting, now);
+        assert!(!waits(&topology(Fingerprint::HELD, 4), true));
+        assert!(!waits(&topology(of(2), 3), true), "an allocation");
+        assert!(!waits(&topology(of(1), 5), false), "a release");
+        assert!(waits(&topology(of(1), 5), true), "a release that another set is about to follow");
+        let policy = ("topologyManagerPolicy".to_owned(), "none".to_owned());
+        assert!(!waits(&Topology { attributes: vec![policy], ..topology(of(2), 4) }, true));
+        let mut larger = topology(of(2), 4);
+        larger.zones[0].resources.values_mut().for_each(|amounts| amounts.capacity = 9);
+        assert!(!waits(&larger, true));
+        assert!(!waits(&Topology { zones: Vec::new(), ..topology(of(2), 4) }, true));
+        let held = topology(Fingerprint::HELD, 4);
+        assert!(Joining::default().waits(&held, &last, false, now), "no longer held, with the same zones");
+    }
+
+    #[test]
+    fn placements_wait_with_their_pods() {
+        let placed = |metadata: &str, vector: &str| {
+            let mut topology = topology(of(1), 4);
+            let of_plugin =
+                |what, value: &str| (format!("topology.node.k8s.io/numaplacement-{what}"), value.to_owned());
+            topology.attributes.push(of_plugin("metadata", metadata));
+            topology.zones[0].attributes.push(of_plugin("vector", vector));
+            topology
+        };
+        let waits =
+            |next: &Topology| Joining::default().waits(&placed("a", "b"), next, false, Instant::now());
+        assert!(waits(&placed("c", "d")));
+        assert!(waits(&topology(of(1), 4)));
+        let mut other = placed("a", "b");
+        other.zones[0].attributes.push(("cpu_core".to_owned(), "0-3".to_owned()));
+        assert!(!waits(&other));
+    }
+}
