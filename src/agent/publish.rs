@@ -247,9 +247,7 @@ impl Task {
 
     /// Does the object say what we wrote last, and that the plugin can agree with? What a rival says is its own affair.
     fn agrees(&self) -> bool {
-        self.holds
-            && !self.held
-            && self.writer.own().is_some_and(|own| self.care.agrees_with(own))
+        self.holds && !self.held && self.writer.own().is_some_and(|own| self.care.agrees_with(own))
     }
 
     /// The node cannot be read since this agent started, and pods may have been bound that the object as it stood does not

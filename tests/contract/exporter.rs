@@ -52,16 +52,20 @@ impl FromStr for Exporter {
 }
 
 impl Exporter {
-    /// Starts it and waits for its object.
+    /// Starts it and waits for its object. numacast gets `settings` before its own.
     pub(crate) async fn start(
         &self,
         binary: &PathBuf,
         cluster: &Cluster,
         node: &RealNode,
+        settings: &[&str],
     ) -> Result<Option<Process>> {
         let command = match self {
             Self::None => return Ok(None),
-            Self::Numacast(settings) => numacast(binary, node, settings),
+            Self::Numacast(more) => {
+                let more = more.iter().map(String::as_str);
+                agent(binary, node, settings.iter().copied().chain(more))
+            }
             Self::Other(_, shell) => other(shell, cluster, node)?,
         };
         let mut process = Process::start("exporter", node.dir(), command)?;
@@ -74,9 +78,21 @@ impl Exporter {
         .await?;
         Ok(Some(process))
     }
+
+    /// Starts numacast's controller beside its agent.
+    pub(crate) fn start_controller(&self, binary: &PathBuf, cluster: &Cluster) -> Result<Option<Process>> {
+        if !matches!(self, Self::Numacast(_)) {
+            return Ok(None);
+        }
+        let mut command = tethered(binary);
+        command.args(["controller", "--metrics-address", "none", "--health-address", "none"]);
+        command.arg("--kubeconfig").arg(cluster.admin_kubeconfig());
+        command.args(["--set", "controller.lease=", "--set", "controller.daemonSet="]);
+        Ok(Some(Process::start("controller", cluster.dir(), command)?))
+    }
 }
 
-fn numacast(binary: &PathBuf, node: &RealNode, settings: &[String]) -> Command {
+fn agent<'a>(binary: &PathBuf, node: &RealNode, settings: impl Iterator<Item = &'a str>) -> Command {
     let mut command = tethered(binary);
     command.args(["agent", "--node-name", node.name()]);
     command.arg("--kubeconfig").arg(node.agent_kubeconfig());

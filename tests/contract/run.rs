@@ -1,30 +1,32 @@
-//! One run: a fresh cluster, a node, an exporter, a scheduler, and the load.
+//! One run: a fresh cluster, a node, an exporter, numacast's controller, a scheduler, and the load.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use fastrand::Rng;
+use kube::ResourceExt;
+use kube::api::DynamicObject;
 
+use crate::events::Events;
 use crate::exporter::Exporter;
 use crate::load::{CPUS, Load, Short};
-use crate::scheduler::{Clocks, Log, Scheduler};
+use crate::rows::Row;
+use crate::scheduler::{Log, Scheduler, Setup};
 use crate::support::{Cluster, Parts, pod};
 use crate::{node, percentiles};
 
-/// What an agent may need from a bind to the object that tells of it: a few times what it takes on a quiet machine.
-/// A resync within this time after a bind may believe an object from before it.
-const WINDOW: Duration = Duration::from_millis(100);
 /// A node on which no pod has started for so long, though some waited all the time, is called frozen.
 const FROZEN: Duration = Duration::from_secs(45);
+/// The annotation that alone changes with a nudge.
+const NUDGE: &str = "numacast.io/nudge";
+const OBJECTS: &str = "noderesourcetopologies";
 
 /// What is run.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
+    pub(crate) row: Row,
     pub(crate) exporter: Exporter,
-    pub(crate) clocks: Clocks,
-    /// There are a Completed pod and one whose image cannot be pulled, both Guaranteed.
-    pub(crate) everyday: bool,
     /// Pods of another scheduler come and go.
     pub(crate) foreign: bool,
     pub(crate) informer: String,
@@ -37,15 +39,33 @@ pub(crate) struct Run {
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) started: usize,
-    /// Name, the kubelet's word, and the time between the bind before and the resync.
-    pub(crate) refused: Vec<(String, String, Option<Duration>)>,
+    /// Name, and the kubelet's word.
+    pub(crate) refused: Vec<(String, String)>,
     pub(crate) busy: f64,
     /// From the creation of a pod to its being Running.
     pub(crate) waits: Vec<Duration>,
+    /// Requests that write the object, without nudges.
     pub(crate) writes: u64,
+    pub(crate) nudges: u64,
+    /// Requests that read it.
+    pub(crate) gets: u64,
     /// The longest time in which no pod started.
     pub(crate) pause: Duration,
     pub(crate) log: Log,
+}
+
+/// Requests for the object so far.
+#[derive(Clone, Copy, Debug)]
+struct Requests {
+    writes: u64,
+    gets: u64,
+}
+
+impl Requests {
+    async fn of(cluster: &Cluster) -> Result<Self> {
+        let gets = cluster.requests_of(OBJECTS, &["GET"]).await?;
+        Ok(Self { writes: cluster.writes_of(OBJECTS).await?, gets })
+    }
 }
 
 impl Run {
@@ -54,35 +74,56 @@ impl Run {
         let node = node(&cluster).await?;
         // The exporter's own pod, so to speak: the plugin resyncs no node without one.
         node.run(pod("agent")).await?;
-        if self.everyday {
+        if self.row.odd {
             node.run(pod("completed").cpus(1).memory("64Mi")).await?;
             node.finish("completed", 0).await?;
             node.submit(&pod("unpullable").cpus(1).memory("64Mi").unpullable()).await?;
             node.says("unpullable", "ErrImageNeverPull").await?;
         }
-        let mut exporter = self.exporter.start(&self.binary, &cluster, &node).await?;
-        let program = parts.program("scheduler");
-        let mut scheduler = Scheduler::start(&program, &cluster, self.clocks, &self.informer).await?;
-
-        scheduler.first_flush(self.clocks).await?;
+        let mut exporter = self.exporter.start(&self.binary, &cluster, &node, self.row.settings()).await?;
+        let mut controller = self.exporter.start_controller(&self.binary, &cluster)?;
+        let Row { cache, clocks, .. } = self.row;
+        let setup = Setup { cache, clocks, informer: self.informer.clone() };
+        let mut scheduler = Scheduler::start(&parts.program("scheduler"), &cluster, &setup).await?;
+        scheduler.first_flush(&setup).await?;
 
         let mut load = Load::new(&node, Rng::with_seed(self.seed), self.foreign).await?;
-        let writes = cluster.writes_of("noderesourcetopologies").await?;
+        let mut objects = Events::of_object(&node.client(), node.name()).await?;
+        let before = Requests::of(&cluster).await?;
         let (from, to) = (Instant::now(), Instant::now() + self.time);
         let all_run = || {
             scheduler.still_runs()?;
             node.kubelet_still_runs()?;
-            exporter.as_mut().map_or(Ok(()), |exporter| exporter.still_runs())
+            [&mut exporter, &mut controller]
+                .into_iter()
+                .flatten()
+                .try_for_each(|process| process.still_runs())
         };
         load.run(to, all_run).await?;
-        let writes = cluster.writes_of("noderesourcetopologies").await? - writes;
-        let log = scheduler.log()?;
-        Ok(Figures::of(&load, from, to, writes, log))
+        let after = Requests::of(&cluster).await?;
+        let nudges = nudges(&mut objects);
+        let requests = Requests {
+            writes: (after.writes - before.writes).saturating_sub(nudges),
+            gets: after.gets - before.gets,
+        };
+        Ok(Figures::of(&load, from, to, requests, nudges, scheduler.log()?))
     }
 }
 
+/// How many of the changes that were heard of are nudges.
+fn nudges(objects: &mut Events<DynamicObject>) -> u64 {
+    let mut last = None;
+    let mut nudges = 0;
+    while let Some(event) = objects.waiting() {
+        let nudge = event.object.annotations().get(NUDGE).cloned();
+        nudges += u64::from(nudge.is_some() && nudge != last);
+        last = nudge;
+    }
+    nudges
+}
+
 impl Figures {
-    fn of(load: &Load<'_>, from: Instant, to: Instant, writes: u64, log: Log) -> Self {
+    fn of(load: &Load<'_>, from: Instant, to: Instant, requests: Requests, nudges: u64, log: Log) -> Self {
         let mut starts: Vec<Instant> = load.pods.values().filter_map(|pod| pod.running).collect();
         starts.sort_unstable();
         let edges: Vec<Instant> = [from].into_iter().chain(starts.iter().copied()).chain([to]).collect();
@@ -93,85 +134,128 @@ impl Figures {
             time.unwrap_or_default().as_secs_f64() * f64::from(pod.cpus)
         };
         let wait = |pod: &Short| Some(pod.running?.saturating_duration_since(pod.created));
-        let refused = load.pods.iter().filter_map(|(name, pod)| {
-            let window = log.window(&format!("default/{name}")).ok();
-            Some((name.clone(), pod.refused.clone()?, window))
-        });
+        let refused = load.pods.iter().filter_map(|(name, pod)| Some((name.clone(), pod.refused.clone()?)));
         Self {
             started: starts.len(),
             refused: refused.collect(),
             busy: load.pods.values().map(busy).sum::<f64>() / f64::from(CPUS) / (to - from).as_secs_f64(),
             waits: load.pods.values().filter_map(wait).collect(),
-            writes,
+            writes: requests.writes,
+            nudges,
+            gets: requests.gets,
             pause: pause.unwrap_or_default(),
             log,
         }
     }
 
-    /// Pods that were refused although the exporter could have known better.
-    pub(crate) fn avoidable(&self) -> usize {
-        self.refused.iter().filter(|(.., window)| window.is_none_or(|window| window > WINDOW)).count()
+    /// One line, and one for each thing that a person should know.
+    pub(crate) fn tell(&self, run: &Run) -> String {
+        let mut text = format!(
+            "{}, {}, seed {}: {} started, {} refused, {:.0} % busy, {} writes, {} nudges, {} GETs, longest pause {:.0} s\n",
+            run.exporter,
+            run.row.name(),
+            run.seed,
+            self.started,
+            self.refused.len(),
+            100.0 * self.busy,
+            self.writes,
+            self.nudges,
+            self.gets,
+            self.pause.as_secs_f64()
+        );
+        for (name, why) in &self.refused {
+            let pod = format!("default/{name}");
+            let since = if run.row.cache.is_direct() {
+                let since = self.log.since_other(&pod);
+                since.map_or("no other pod bound before".to_owned(), |since| {
+                    format!("it was bound {since:.1?} after another")
+                })
+            } else {
+                let window = self.log.window(&pod);
+                window.map_or("no resync before".to_owned(), |window| {
+                    format!("the object by which it was placed was read {window:.1?} after the last bind")
+                })
+            };
+            text += &format!("  {name} refused ({why}): {since}\n");
+        }
+        if self.log.missing > 0 {
+            text += &format!("  the object had no fingerprint at {} ticks\n", self.log.missing);
+        }
+        if self.log.no_pods > 0 {
+            text += &format!("  the plugin saw no pod on the node at {} ticks\n", self.log.no_pods);
+        }
+        text
+    }
+}
+
+/// The runs of one row.
+#[derive(Debug, Default)]
+pub(crate) struct Total {
+    runs: usize,
+    time: Duration,
+    started: usize,
+    pub(crate) refused: usize,
+    busy: Vec<f64>,
+    waits: Vec<Duration>,
+    writes: u64,
+    nudges: u64,
+    gets: u64,
+    agreed: (usize, usize),
+    pub(crate) frozen: usize,
+}
+
+impl Total {
+    pub(crate) fn add(&mut self, figures: Figures, time: Duration) {
+        self.runs += 1;
+        self.time += time;
+        self.started += figures.started;
+        self.refused += figures.refused.len();
+        self.busy.push(figures.busy);
+        self.waits.extend(figures.waits);
+        self.writes += figures.writes;
+        self.nudges += figures.nudges;
+        self.gets += figures.gets;
+        self.agreed = (self.agreed.0 + figures.log.agreed, self.agreed.1 + figures.log.compared);
+        self.frozen += usize::from(figures.pause > FROZEN);
     }
 
-    pub(crate) fn frozen(&self) -> bool {
-        self.pause > FROZEN
+    pub(crate) fn busy(&self) -> f64 {
+        self.busy.iter().sum::<f64>() / self.runs.max(1) as f64
     }
 
-    /// A table's row, after what was run.
+    pub(crate) fn refused_percent(&self) -> f64 {
+        100.0 * self.refused as f64 / (self.refused + self.started).max(1) as f64
+    }
+
+    /// A row of the table.
     pub(crate) fn row(&mut self) -> String {
         let [p50, p90] = percentiles(&mut self.waits, [50, 90]).map(|time| time.as_secs_f64());
-        let per_pod = self.writes as f64 / self.started.max(1) as f64;
-        let refused = match self.refused.len() {
-            0 => "0".to_owned(),
-            all => format!("{all} ({:.0} %)", 100.0 * all as f64 / (all + self.started) as f64),
+        let pods = (self.refused + self.started).max(1) as f64;
+        let (least, most) = self
+            .busy
+            .iter()
+            .fold((f64::MAX, 0.0), |(least, most): (f64, f64), busy| (least.min(*busy), most.max(*busy)));
+        let agreed = match self.agreed {
+            (_, 0) => String::new(),
+            (agreed, compared) => format!("{agreed} of {compared}"),
         };
-        let Log { compared, agreed, .. } = self.log;
         format!(
-            "{} | {refused} | {:.0} % | {p50:.1} | {p90:.1} | {:.0} | {per_pod:.1} | {agreed} of {compared}",
-            self.started,
-            100.0 * self.busy,
-            self.pause.as_secs_f64(),
+            "{} | {:.0} | {:.0} % ({:.0}-{:.0}) | {} ({:.1} %) | {p50:.1} / {p90:.1} | {:.1} | {:.2} | {:.1} | {agreed}",
+            self.runs,
+            pods,
+            100.0 * self.busy(),
+            100.0 * least,
+            100.0 * most,
+            self.refused,
+            self.refused_percent(),
+            self.writes as f64 / pods,
+            self.nudges as f64 / self.time.as_secs_f64().max(1.0),
+            self.gets as f64 / pods,
         )
     }
 }
 
 /// The head of the table.
 pub(crate) const HEAD: &str = "\
-| exporter | resync:backoff, s | other pods | started | refused | CPUs busy | create to Running p50, s | p90, s | longest pause, s | writes per pod | fingerprints agreed |
+| exporter | plugin's cache, clocks | seeds | pods | CPUs busy | refused | create to Running p50 / p90, s | writes per pod | nudges/s | GETs per pod | fingerprints agreed |
 |---|---|---|---|---|---|---|---|---|---|---|";
-
-impl Run {
-    /// The columns before the figures.
-    pub(crate) fn name(&self) -> String {
-        let others = match (self.everyday, self.foreign) {
-            (false, false) => "",
-            (true, false) => "Completed, unpullable",
-            (false, true) => "foreign",
-            (true, true) => "Completed, unpullable, foreign",
-        };
-        format!("| {} | {} | {others} |", self.exporter, self.clocks)
-    }
-
-    /// Runs it and says in one line each what a person should know beside the figures.
-    pub(crate) async fn tell(&self, parts: &Parts) -> Result<(Figures, String)> {
-        let mut figures = self.go(parts).await.with_context(|| self.name())?;
-        let mut notes = String::new();
-        for (name, why, window) in &figures.refused {
-            if self.exporter != Exporter::None {
-                let window = window
-                    .map_or("no resync before it".to_owned(), |w| format!("{w:.1?} after the last bind"));
-                notes += &format!(
-                    "  {name} refused ({why}); the object by which it was placed was read {window}\n"
-                );
-            }
-        }
-        if figures.log.missing > 0 {
-            notes += &format!("  the object had no fingerprint at {} ticks\n", figures.log.missing);
-        }
-        if figures.log.no_pods > 0 {
-            notes += &format!("  the plugin saw no pod on the node at {} ticks\n", figures.log.no_pods);
-        }
-        let row = figures.row();
-        Ok((figures, format!("{} {row} |\n{notes}", self.name())))
-    }
-}

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::Cluster;
 use crate::support::process::{Process, tethered};
@@ -15,10 +15,34 @@ use crate::support::wait::until;
 /// What pods name as their scheduler: it runs beside a cluster's own one, as upstream advises.
 pub(crate) const NAME: &str = "topology-scheduler";
 
+/// Which cache the plugin has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cache {
+    OverReserve,
+    DiscardReserved,
+    Passthrough,
+}
+
+impl Cache {
+    /// It reads the object for every pod.
+    pub(crate) fn is_direct(self) -> bool {
+        self != Self::OverReserve
+    }
+}
+
+/// How the scheduler under test is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) cache: Cache,
+    pub(crate) clocks: Clocks,
+    /// The plugin's informerMode.
+    pub(crate) informer: String,
+}
+
 /// The clocks of a scheduler, all in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Clocks {
-    /// `cacheResyncPeriodSeconds` of the plugin.
+    /// `cacheResyncPeriodSeconds` of the plugin; of no importance to caches that read the object directly.
     pub(crate) resync: u64,
     /// `podInitialBackoffSeconds` and `podMaxBackoffSeconds`.
     pub(crate) backoff: (u64, u64),
@@ -50,22 +74,18 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts it and waits until the plugin's clock runs: it has read the objects that there are.
-    pub(crate) async fn start(
-        program: &Path,
-        cluster: &Cluster,
-        clocks: Clocks,
-        informer: &str,
-    ) -> Result<Self> {
+    /// Starts it and waits until it schedules; an overreserving plugin has read the objects that there are by then.
+    pub(crate) async fn start(program: &Path, cluster: &Cluster, setup: &Setup) -> Result<Self> {
         let config = cluster.dir().join("scheduler.yaml");
-        std::fs::write(&config, configuration(cluster, clocks, informer).to_string())?;
+        std::fs::write(&config, configuration(cluster, setup).to_string())?;
         let mut command = tethered(program);
         command.arg("--config").arg(config).args(["--secure-port=0", "-v=4"]);
         let process = Process::start("scheduler", cluster.dir(), command)?;
         let mut scheduler = Self { process, log: cluster.dir().join("scheduler.log") };
-        until("the plugin looks at its cache", async || {
+        let sign = if setup.cache.is_direct() { "Handlers synced" } else { "nrtcache.resync" };
+        until("the scheduler is ready", async || {
             scheduler.still_runs()?;
-            ensure!(scheduler.text()?.contains("nrtcache.resync"), "it does not");
+            ensure!(scheduler.text()?.contains(sign), "it does not say `{sign}`");
             Ok(())
         })
         .await?;
@@ -74,8 +94,11 @@ impl Scheduler {
 
     /// Waits until the plugin has believed an object for the first time: the pods that are there already are not its
     /// own, and until then it lets nobody onto the node. Where it never does, that shows soon enough.
-    pub(crate) async fn first_flush(&self, clocks: Clocks) -> Result<()> {
-        let end = Instant::now() + Duration::from_secs(clocks.resync * 3 + 2);
+    pub(crate) async fn first_flush(&self, setup: &Setup) -> Result<()> {
+        if setup.cache.is_direct() {
+            return Ok(());
+        }
+        let end = Instant::now() + Duration::from_secs(setup.clocks.resync * 3 + 2);
         while Instant::now() < end && !self.text()?.contains("\"flushing\"") {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -96,7 +119,8 @@ impl Scheduler {
     }
 }
 
-fn configuration(cluster: &Cluster, clocks: Clocks, informer: &str) -> serde_json::Value {
+fn configuration(cluster: &Cluster, setup: &Setup) -> Value {
+    let clocks = setup.clocks;
     json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -109,20 +133,32 @@ fn configuration(cluster: &Cluster, clocks: Clocks, informer: &str) -> serde_jso
             "plugins": { "multiPoint": { "enabled": [{ "name": "NodeResourceTopologyMatch" }] } },
             "pluginConfig": [{
                 "name": "NodeResourceTopologyMatch",
-                "args": {
-                    "apiVersion": "kubescheduler.config.k8s.io/v1",
-                    "kind": "NodeResourceTopologyMatchArgs",
-                    "scoringStrategy": { "type": "LeastAllocated" },
-                    "cacheResyncPeriodSeconds": clocks.resync,
-                    "cache": {
-                        "foreignPodsDetect": "All",
-                        "resyncMethod": "Autodetect",
-                        "informerMode": informer,
-                    },
-                },
+                "args": arguments(setup),
             }],
         }],
     })
+}
+
+/// The plugin's.
+fn arguments(setup: &Setup) -> Value {
+    let mut args = json!({
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "NodeResourceTopologyMatchArgs",
+        "scoringStrategy": { "type": "LeastAllocated" },
+    });
+    match setup.cache {
+        Cache::OverReserve => {
+            args["cacheResyncPeriodSeconds"] = setup.clocks.resync.into();
+            args["cache"] = json!({
+                "foreignPodsDetect": "All",
+                "resyncMethod": "Autodetect",
+                "informerMode": setup.informer,
+            });
+        }
+        Cache::DiscardReserved => args["discardReservedNodes"] = true.into(),
+        Cache::Passthrough => {}
+    }
+    args
 }
 
 /// What a log says, with times since midnight.
@@ -165,6 +201,13 @@ impl Log {
             }
         }
         log
+    }
+
+    /// For a pod that the kubelet refused: how long before its own binding the last other pod was bound.
+    pub(crate) fn since_other(&self, refused: &str) -> Option<Duration> {
+        let bound = *self.binds.get(refused)?;
+        let others = self.binds.iter().filter(|(name, at)| *name != refused && **at <= bound);
+        others.map(|(_, at)| bound - *at).min()
     }
 
     /// For a pod that the kubelet refused: how long before the object was read by which it was placed the pod before

@@ -3,13 +3,17 @@
 use std::fmt::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use numacast::controller::Plan;
 
 use crate::run::chance::{MS, S, Span, Time, seconds};
-use crate::run::exporter::{PATIENCE, QUIET, Who, usual};
+use crate::run::controller::Nudges;
+use crate::run::exporter::{JOIN, PATIENCE, Who};
 use crate::run::figures::{Cause, percentile};
 use crate::run::load::{self, Load, Outcome};
-use crate::run::ours::{Flaw, Nudges};
-use crate::run::plugin::Informer;
+use crate::run::ours::Flaw;
+use crate::run::plugin::{Cache, Informer};
 use crate::run::queue::BackOff;
 use crate::run::walk::{self, Report, Walk};
 use crate::run::world::{Delays, Settings};
@@ -58,10 +62,37 @@ pub(crate) const ALL: &[Table] = &[
         make: queues,
     },
     Table {
+        name: "nodes",
+        title: "One node and fifty, with a load of 110 % of all of them; *odd*: with the three pods of above on each node. Percent, \
+                seconds and writes at a resync of 1 / 5 / 10 s; *nudges* are those of the whole cluster:",
+        make: nodes,
+    },
+    Table {
         name: "nudges",
-        title: "When to nudge: CPUs busy at a resync of 1 / 5 / 10 s, and nudges per pod at 5 s. The oracle wakes pods right \
-                after each refresh of the plugin's cache, which nobody can see:",
+        title: "When to nudge: CPUs busy at a resync of 1 / 5 / 10 s, and nudges per second in the whole cluster at 5 s. The oracle \
+                wakes pods right after each refresh of the plugin's cache, which nobody can see:",
         make: nudges,
+    },
+    Table {
+        name: "join",
+        title: "How long what says nothing but that the pods agree now waits for what follows: CPUs busy at a resync of 1 / 5 / 10 s, \
+                and writes per pod at 5 s:",
+        make: join,
+    },
+    Table {
+        name: "direct",
+        title: "The caches that read the object for every pod, and have no resync. *Reservations*: the agent takes what a pod asks for \
+                from every zone from its binding until the List shows what it got. *Client*: requests per second that the plugin's \
+                client may send (`clientConnection.qps` of the scheduler, 50 by default, burst 100); it sends one per node and try, \
+                and one more for the score of each node that fits where several do:",
+        make: direct,
+    },
+    Table {
+        name: "late",
+        title: "Pods whose binding waits, 1 to 5 s, for their gang or a volume, resync 1 s (`OverReserve`). What the plugin reserved for \
+                them it forgets when it refreshes the node, and nobody else knows of them. Percent refused, in brackets for want of \
+                that knowledge, and CPUs busy:",
+        make: late,
     },
     Table {
         name: "patience",
@@ -106,8 +137,14 @@ struct Cell {
     resync: Time,
     back_off: BackOff,
     informer: Informer,
+    cache: Cache,
+    nodes: usize,
+    nudges: Nudges,
+    client: Option<(u32, u32)>,
     life: u64,
     odd: bool,
+    /// So many of a thousand pods bind late.
+    late: u32,
     oracle: bool,
     /// How long containers take to start, if not as usual.
     start: Option<Span>,
@@ -117,9 +154,14 @@ struct Cell {
 }
 
 impl Cell {
-    fn new(bench: &Bench, who: Who, resync: u64, life: u64) -> Self {
+    fn new(bench: &Bench, (who, nudges): (Who, Nudges), resync: u64, life: u64) -> Self {
         Self {
             who,
+            cache: Cache::OverReserve,
+            nodes: 1,
+            nudges,
+            client: None,
+            late: 0,
             resync: resync * S,
             back_off: QUEUES[0].1,
             informer: Informer::Dedicated,
@@ -132,10 +174,18 @@ impl Cell {
         }
     }
 
+    /// On so many nodes; many need one run, and a shorter one.
+    fn on(self, nodes: usize) -> Self {
+        match nodes {
+            1 => self,
+            _ => Self { nodes, runs: 1, time: self.time / 8, ..self },
+        }
+    }
+
     fn run(&self, seed: u64) -> Outcome {
         let mut delays = Delays::default();
         delays.start = self.start.unwrap_or(delays.start);
-        let patience = if let Who::Ours(_, patience) = self.who { patience } else { PATIENCE };
+        let patience = if let Who::Ours { patience, .. } = self.who { patience } else { PATIENCE };
         let settings = Settings {
             grace: delays.grace(patience),
             delays,
@@ -143,6 +193,9 @@ impl Cell {
             back_off: self.back_off,
             informer: self.informer,
             plugin: self.who != Who::Nobody,
+            cache: self.cache,
+            client: self.client,
+            nudges: self.nudges,
             oracle: self.oracle,
             ..Settings::default()
         };
@@ -153,9 +206,10 @@ impl Cell {
             shortest: self.life * S / 6,
             again: Span(0, 10 * MS),
             odd_pods: self.odd,
+            late: self.late,
             time: self.time * S,
         };
-        load::run(settings, &load, self.who.exporter(self.informer), seed)
+        load::run(settings, &load, self.who.exporters(self.informer, self.nodes), seed)
     }
 }
 
@@ -165,12 +219,17 @@ struct Mean {
     busy: f64,
     spread: (f64, f64),
     refused: f64,
+    unbound: f64,
     late: usize,
     unknown: usize,
     p50: f64,
     p90: f64,
+    wait: f64,
     writes: f64,
+    /// Per second.
     nudges: f64,
+    /// The plugin's GETs per pod.
+    reads: f64,
     holds: f64,
     windows: Vec<Time>,
 }
@@ -196,12 +255,15 @@ fn mean(outcomes: &[Outcome]) -> Mean {
         busy: 100.0 * sum(&|outcome| outcome.busy) / count,
         spread: (100.0 * busy[0], 100.0 * busy[busy.len() - 1]),
         refused: 100.0 * sum(&|outcome| outcome.refused as f64) / created,
+        unbound: 100.0 * sum(&|outcome| outcome.refused_unbound as f64) / created,
         late: outcomes.iter().map(|outcome| outcome.refused_late).sum(),
         unknown: outcomes.iter().map(|outcome| outcome.unknown).sum(),
         p50: sum(&|outcome| seconds(outcome.p50)) / count,
         p90: sum(&|outcome| seconds(outcome.p90)) / count,
         writes: sum(&|outcome| outcome.writes as f64) / created,
-        nudges: sum(&|outcome| outcome.nudges as f64) / created,
+        wait: sum(&|outcome| seconds(outcome.mean)) / count,
+        nudges: sum(&|outcome| outcome.nudges as f64) / sum(&|outcome| seconds(outcome.time)),
+        reads: sum(&|outcome| outcome.reads as f64) / created,
         holds: sum(&|outcome| outcome.holds as f64) / created,
         windows,
     }
@@ -209,7 +271,8 @@ fn mean(outcomes: &[Outcome]) -> Mean {
 
 /// numacast must not refuse what it could have prevented.
 fn judge(cells: &[Cell], means: &[Mean]) -> Vec<String> {
-    let ours = cells.iter().zip(means).filter(|(cell, _)| matches!(cell.who, Who::Ours(..)));
+    let does_what_it_can = |who| matches!(who, Who::Ours { .. } | Who::Direct { reserves: true });
+    let ours = cells.iter().zip(means).filter(|(cell, _)| does_what_it_can(cell.who));
     let bad = ours.filter(|(_, mean)| mean.late + mean.unknown > 0);
     bad.map(|(cell, mean)| format!("{} of {:?}", mean.late + mean.unknown, cell)).collect()
 }
@@ -223,15 +286,30 @@ const QUEUES: [(&str, BackOff); 4] = [
 
 const PERIODS: [u64; 3] = [1, 5, 10];
 
-fn everybody() -> [Who; 6] {
+const QUIET: (Who, Nudges) = (Who::USUAL, Nudges::None);
+
+/// numacast as it comes.
+fn usual() -> (Who, Nudges) {
+    (Who::USUAL, Nudges::usual())
+}
+
+fn everybody() -> [(Who, Nudges); 6] {
     [
-        Who::Nobody,
-        Who::Nfd,
-        Who::Rte,
-        Who::KubeletView(usual()),
-        Who::Ours(QUIET, PATIENCE),
-        Who::Ours(usual(), PATIENCE),
+        (Who::Nobody, Nudges::None),
+        (Who::Nfd, Nudges::None),
+        (Who::Rte, Nudges::None),
+        (Who::KubeletView, Nudges::usual()),
+        QUIET,
+        usual(),
     ]
+}
+
+/// Whoever may be nudged for, and how.
+fn name((who, nudges): (Who, Nudges)) -> String {
+    match who {
+        Who::Ours { .. } | Who::KubeletView => format!("{}, {}", who.name(), nudges.name()),
+        _ => who.name(),
+    }
 }
 
 fn three(means: &[Mean], of: impl Fn(&Mean) -> String) -> String {
@@ -239,16 +317,16 @@ fn three(means: &[Mean], of: impl Fn(&Mean) -> String) -> String {
 }
 
 fn measured(bench: &Bench) -> (String, Vec<String>) {
-    let each = |ms: u64| Who::Ours(Nudges::Each(ms * MS, 12 * S), PATIENCE);
+    let each = |ms: u64| (Who::USUAL, Nudges::Each(ms * MS, 12 * S));
     // CPUs busy at a resync of 5 s, and of 1 s.
     let rows = [
-        (Who::Nobody, "86-90; 83", "90; 85"),
-        (Who::Nfd, "6-40; 38", "65-75; 53"),
-        (Who::Rte, "37-52", "56-66"),
-        (Who::Ours(QUIET, PATIENCE), "46", "58-66; 63"),
+        ((Who::Nobody, Nudges::None), "86-90; 83", "90; 85"),
+        ((Who::Nfd, Nudges::None), "6-40; 38", "65-75; 53"),
+        ((Who::Rte, Nudges::None), "37-52", "56-66"),
+        (QUIET, "46", "58-66; 63"),
         (each(1000), "32-51", "66-78"),
         (each(300), "-", "65-79"),
-        (Who::Ours(usual(), PATIENCE), "49", "68"),
+        (usual(), "49", "68"),
     ];
     let cell = |who, resync, queue: usize| Cell {
         back_off: QUEUES[queue].1,
@@ -262,7 +340,7 @@ fn measured(bench: &Bench) -> (String, Vec<String>) {
         "| | 5 s, measured | 5 s, model | 1 s, measured | 1 s, model | refused, model |\n|---|---|---|---|---|---|\n".to_owned();
     for ((who, five, one), mean) in rows.iter().zip(found.chunks(2)) {
         let range = |mean: &Mean| format!("{:.0} ({:.0}-{:.0})", mean.busy, mean.spread.0, mean.spread.1);
-        let (name, refused) = (who.name(), mean[0].refused.max(mean[1].refused));
+        let (name, refused) = (name(*who), mean[0].refused.max(mean[1].refused));
         let (in_five, in_one) = (range(&mean[0]), range(&mean[1]));
         let _ = writeln!(lines, "| {name} | {five} | {in_five} | {one} | {in_one} | {refused:.1} % |");
     }
@@ -270,11 +348,10 @@ fn measured(bench: &Bench) -> (String, Vec<String>) {
 }
 
 fn by_life(bench: &Bench, lives: &[u64], odd: bool) -> (String, Vec<String>) {
-    let shared = (Who::Ours(usual(), PATIENCE), Informer::Shared);
-    let mut rows: Vec<(u64, Who, Informer)> = Vec::new();
+    let mut rows: Vec<(u64, (Who, Nudges), Informer)> = Vec::new();
     for life in lives {
         rows.extend(everybody().map(|who| (*life, who, Informer::Dedicated)));
-        rows.push((*life, shared.0, shared.1));
+        rows.push((*life, usual(), Informer::Shared));
     }
     let cells: Vec<Cell> = rows
         .iter()
@@ -286,7 +363,7 @@ fn by_life(bench: &Bench, lives: &[u64], odd: bool) -> (String, Vec<String>) {
     let mut lines =
         "| life | exporter | refused | busy, % | create to Running, s | writes per pod |\n|---|---|---|---|---|---|\n".to_owned();
     for ((life, who, informer), means) in rows.iter().zip(found.chunks(PERIODS.len())) {
-        let name = who.name() + if *informer == Informer::Shared { ", `Shared`" } else { "" };
+        let name = name(*who) + if *informer == Informer::Shared { ", `Shared`" } else { "" };
         let refused = means.iter().map(|mean| mean.refused).fold(0.0, f64::max);
         let busy = three(means, |mean| format!("{:.0}", mean.busy));
         // Where nothing ever runs there is nothing to wait for.
@@ -304,7 +381,7 @@ fn by_life(bench: &Bench, lives: &[u64], odd: bool) -> (String, Vec<String>) {
 }
 
 fn queues(bench: &Bench) -> (String, Vec<String>) {
-    let whos = [Who::Nfd, Who::Rte, Who::Ours(QUIET, PATIENCE), Who::Ours(usual(), PATIENCE)];
+    let whos = [(Who::Nfd, Nudges::None), (Who::Rte, Nudges::None), QUIET, usual()];
     let mut lines = "| scheduler, back-off | NFD's updater | RTE, 1 s | numacast, no nudge | numacast, nudges |\n|---|---|---|---|---|\n".to_owned();
     let mut failures = Vec::new();
     for (name, back_off) in QUEUES {
@@ -323,39 +400,192 @@ fn queues(bench: &Bench) -> (String, Vec<String>) {
     (lines, failures)
 }
 
+/// CPUs busy in percent at each period.
+fn busy(means: &[Mean]) -> String {
+    three(means, |mean| format!("{:.0}", mean.busy))
+}
+
+fn nodes(bench: &Bench) -> (String, Vec<String>) {
+    let mut lines = "| nodes | exporter | refused | busy, % | create to Running, mean, s | writes per pod | nudges per second |\n\
+                     |---|---|---|---|---|---|---|\n"
+        .to_owned();
+    let whos = [(Who::Nfd, Nudges::None), QUIET, usual()];
+    let kinds = [(1, false), (1, true), (FLEET, false), (FLEET, true)];
+    let rows: Vec<_> = kinds.iter().flat_map(|kind| whos.map(|who| (*kind, who))).collect();
+    let cells: Vec<Cell> = rows
+        .iter()
+        .flat_map(|((nodes, odd), who)| {
+            PERIODS.map(|resync| Cell { odd: *odd, ..Cell::new(bench, *who, resync, 6).on(*nodes) })
+        })
+        .collect();
+    let found = means(bench, &cells);
+    for (((nodes, odd), who), means) in rows.iter().zip(found.chunks(PERIODS.len())) {
+        let refused = means.iter().map(|mean| mean.refused).fold(0.0, f64::max);
+        let waits =
+            three(
+                means,
+                |mean| if mean.busy < 0.5 { "never".to_owned() } else { format!("{:.1}", mean.wait) },
+            );
+        let writes = three(means, |mean| format!("{:.1}", mean.writes));
+        let nudges = three(means, |mean| format!("{:.2}", mean.nudges));
+        let _ = writeln!(
+            lines,
+            "| {nodes}{} | {} | {refused:.1} % | {} | {waits} | {writes} | {nudges} |",
+            if *odd { ", odd" } else { "" },
+            name(*who),
+            busy(means)
+        );
+    }
+    (lines, judge(&cells, &found))
+}
+
+/// As many nodes as are called many.
+const FLEET: usize = 50;
+
 fn nudges(bench: &Bench) -> (String, Vec<String>) {
     let each = |ms: u64| (Nudges::Each(ms * MS, 12 * S), false);
+    let plan = |first: u64, last: u64| {
+        let (first, last) = (Duration::from_millis(first), Duration::from_millis(last));
+        (Nudges::Plan(Plan { first, last, ..Plan::default() }), false)
+    };
     let rows = [
-        ("none", (QUIET, false)),
+        ("none", (Nudges::None, false)),
         ("each 0.3 s for 12 s", each(300)),
         ("each 1 s for 12 s", each(1000)),
         ("each 2 s for 12 s", each(2000)),
         ("each 4 s for 12 s", each(4000)),
-        ("numacast: 0.65, 1.3, 2.6, 5.2, 10.4 s, then each minute", (usual(), false)),
-        ("oracle", (QUIET, true)),
+        ("0.65 s, then doubled up to 10.4 s", plan(650, 10_400)),
+        ("numacast's plan", (Nudges::usual(), false)),
+        ("oracle", (Nudges::None, true)),
     ];
-    let kinds = [(6, 0), (60, 0), (6, 2), (60, 2)];
-    let mut lines = "| nudges | life 6 s | life 60 s | life 6 s, no early tries | life 60 s, no early tries |\n|---|---|---|---|---|\n".to_owned();
+    // Nodes, life, queue.
+    let kinds = [(1, 6, 0), (1, 60, 0), (1, 60, 2), (FLEET, 6, 0), (FLEET, 300, 0)];
+    let mut lines =
+        "| nudges | one node, life 6 s | 60 s | 60 s, no early tries | 50 nodes, 6 s | 50 nodes, 300 s |\n\
+                     |---|---|---|---|---|---|\n"
+            .to_owned();
     let mut failures = Vec::new();
     for (name, (nudges, oracle)) in rows {
         let cells: Vec<Cell> = kinds
             .iter()
-            .flat_map(|(life, queue)| {
+            .flat_map(|(nodes, life, queue)| {
                 PERIODS.map(|resync| Cell {
                     back_off: QUEUES[*queue].1,
                     oracle,
-                    ..Cell::new(bench, Who::Ours(nudges, PATIENCE), resync, *life)
+                    ..Cell::new(bench, (Who::USUAL, nudges), resync, *life).on(*nodes)
                 })
             })
             .collect();
         let found = means(bench, &cells);
         let row: Vec<String> = found
             .chunks(PERIODS.len())
-            .map(|means| {
-                format!("{} ({:.1})", three(means, |mean| format!("{:.0}", mean.busy)), means[1].nudges)
-            })
+            .map(|means| format!("{} ({:.2})", busy(means), means[1].nudges))
             .collect();
         let _ = writeln!(lines, "| {name} | {} |", row.join(" | "));
+        failures.append(&mut judge(&cells, &found));
+    }
+    (lines, failures)
+}
+
+fn join(bench: &Bench) -> (String, Vec<String>) {
+    let mut lines =
+        "| waits | life 6 s | 6 s, odd | 60 s | 50 nodes, 6 s |\n|---|---|---|---|---|\n".to_owned();
+    let kinds = [(1, 6, false), (1, 6, true), (1, 60, false), (FLEET, 6, false)];
+    let mut failures = Vec::new();
+    for ms in [0, 50, 100, 200, 400] {
+        let who = (Who::Ours { patience: PATIENCE, join: ms * MS }, Nudges::usual());
+        let cells: Vec<Cell> = kinds
+            .iter()
+            .flat_map(|(nodes, life, odd)| {
+                PERIODS.map(|resync| Cell { odd: *odd, ..Cell::new(bench, who, resync, *life).on(*nodes) })
+            })
+            .collect();
+        let found = means(bench, &cells);
+        let row: Vec<String> = found
+            .chunks(PERIODS.len())
+            .map(|means| format!("{} ({:.1})", busy(means), means[1].writes))
+            .collect();
+        let _ = writeln!(lines, "| {ms} ms | {} |", row.join(" | "));
+        failures.append(&mut judge(&cells, &found));
+    }
+    (lines, failures)
+}
+
+fn direct(bench: &Bench) -> (String, Vec<String>) {
+    let unlimited = |nodes, life, odd| (nodes, life, odd, None);
+    let kinds = [
+        unlimited(1, 6, false),
+        unlimited(1, 6, true),
+        unlimited(FLEET, 6, false),
+        unlimited(FLEET, 300, false),
+        (FLEET, 300, false, Some((50, 100))),
+    ];
+    let mut lines = "| nodes | life | client | cache | | refused | busy, % | create to Running, mean, s | writes per pod | GETs per pod |\n\
+                     |---|---|---|---|---|---|---|---|---|---|\n"
+        .to_owned();
+    let mut cells = Vec::new();
+    for (nodes, life, odd, client) in kinds {
+        for (cache, who) in [
+            (Cache::OverReserve, usual()),
+            (Cache::DiscardReserved, (Who::Direct { reserves: false }, Nudges::None)),
+            (Cache::DiscardReserved, (Who::Direct { reserves: true }, Nudges::None)),
+            (Cache::Passthrough, (Who::Direct { reserves: false }, Nudges::None)),
+            (Cache::Passthrough, (Who::Direct { reserves: true }, Nudges::None)),
+        ] {
+            let cell = Cell::new(bench, who, 5, life).on(nodes);
+            cells.push(Cell { cache, client, odd, ..cell });
+        }
+    }
+    let found = means(bench, &cells);
+    for (cell, mean) in cells.iter().zip(&found) {
+        let client = cell.client.map_or("any".to_owned(), |(rate, _)| format!("{rate}/s"));
+        let who = if let Who::Direct { reserves: true } = cell.who { "reservations" } else { "" };
+        let cache = match cell.cache {
+            Cache::OverReserve => "`OverReserve`, resync 5 s".to_owned(),
+            cache => format!("`{cache:?}`"),
+        };
+        let _ = writeln!(
+            lines,
+            "| {}{} | {} s | {client} | {cache} | {who} | {:.2} % | {:.0} | {:.1} | {:.1} | {:.1} |",
+            cell.nodes,
+            if cell.odd { ", odd" } else { "" },
+            cell.life,
+            mean.refused,
+            mean.busy,
+            mean.wait,
+            mean.writes,
+            mean.reads
+        );
+    }
+    (lines, judge(&cells, &found))
+}
+
+fn late(bench: &Bench) -> (String, Vec<String>) {
+    let mut lines =
+        "| pods that bind late | no nudge | nudges | 50 nodes, nudges | `DiscardReserved`, reservations | \
+                     `Passthrough`, reservations |\n|---|---|---|---|---|---|\n"
+            .to_owned();
+    let direct = (Who::Direct { reserves: true }, Nudges::None);
+    let mut failures = Vec::new();
+    for share in [0, 20, 100, 500] {
+        let columns = [
+            (Cache::OverReserve, QUIET, 1),
+            (Cache::OverReserve, usual(), 1),
+            (Cache::OverReserve, usual(), FLEET),
+            (Cache::DiscardReserved, direct, 1),
+            (Cache::Passthrough, direct, 1),
+        ];
+        let cells: Vec<Cell> = columns
+            .iter()
+            .map(|(cache, who, nodes)| {
+                let cell = Cell::new(bench, *who, 1, 60).on(*nodes);
+                Cell { cache: *cache, late: share, ..cell }
+            })
+            .collect();
+        let found = means(bench, &cells);
+        let column = |mean: &Mean| format!("{:.1} ({:.1}), {:.0}", mean.refused, mean.unbound, mean.busy);
+        let row: Vec<String> = found.iter().map(column).collect();
+        let _ = writeln!(lines, "| {} % | {} |", share / 10, row.join(" | "));
         failures.append(&mut judge(&cells, &found));
     }
     (lines, failures)
@@ -370,7 +600,7 @@ fn patience(bench: &Bench) -> (String, Vec<String>) {
         .map(|((_, start), ms)| Cell {
             runs: 60,
             start: Some(*start),
-            ..Cell::new(bench, Who::Ours(usual(), ms * MS), 1, 6)
+            ..Cell::new(bench, (Who::Ours { patience: ms * MS, join: JOIN }, Nudges::usual()), 1, 6)
         })
         .collect();
     let found = means(bench, &cells);
@@ -398,32 +628,44 @@ fn patience(bench: &Bench) -> (String, Vec<String>) {
 const LEG: u64 = 2_000;
 
 fn walks(bench: &Bench) -> (String, Vec<String>) {
-    let ours = Who::Ours(usual(), PATIENCE);
+    let direct = Who::Direct { reserves: true };
+    let row =
+        |who: (Who, Nudges), part: u64| (who, Cache::OverReserve, 1, Informer::Dedicated, bench.steps / part);
+    let broken = |flaw| row((Who::Broken(flaw), Nudges::usual()), 10);
     let rows = [
-        (ours, Informer::Dedicated, bench.steps * 2 / 5),
-        (ours, Informer::Shared, bench.steps * 2 / 5),
-        (Who::Ours(QUIET, PATIENCE), Informer::Dedicated, bench.steps / 5),
-        (Who::KubeletView(usual()), Informer::Dedicated, bench.steps / 10),
-        (Who::Nfd, Informer::Dedicated, bench.steps / 10),
-        (Who::Rte, Informer::Dedicated, bench.steps / 10),
-        (Who::Broken(Flaw::NoHold), Informer::Dedicated, bench.steps / 10),
-        (Who::Broken(Flaw::HoldsBySet), Informer::Dedicated, bench.steps / 10),
-        (Who::Broken(Flaw::StaleZones), Informer::Dedicated, bench.steps / 10),
+        (usual(), Cache::OverReserve, 1, Informer::Dedicated, bench.steps * 3 / 10),
+        (usual(), Cache::OverReserve, 1, Informer::Shared, bench.steps * 3 / 10),
+        (usual(), Cache::OverReserve, 3, Informer::Dedicated, bench.steps / 10),
+        row(QUIET, 5),
+        ((direct, Nudges::None), Cache::DiscardReserved, 1, Informer::Dedicated, bench.steps / 10),
+        ((direct, Nudges::None), Cache::Passthrough, 1, Informer::Dedicated, bench.steps / 10),
+        row((Who::KubeletView, Nudges::usual()), 10),
+        row((Who::Nfd, Nudges::None), 10),
+        row((Who::Rte, Nudges::None), 10),
+        broken(Flaw::NoHold),
+        broken(Flaw::HoldsBySet),
+        broken(Flaw::StaleZones),
     ];
-    let mut lines = "| exporter | informer | steps, walks | pods placed | overcommits in the window | others | walks that end frozen | \
+    let mut lines = "| exporter | cache | nodes | informer | steps, walks | pods placed | overcommits in the window | others | walks that end frozen | \
                      agrees again after, mean | CPUs idle that somebody waits for | writes per pod |\n\
-                     |---|---|---|---|---|---|---|---|---|---|\n"
+                     |---|---|---|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     let (mut failures, mut windows) = (Vec::new(), Vec::new());
-    for (who, informer, steps) in rows {
+    for (who, cache, nodes, informer, steps) in rows {
         let legs: Vec<u64> = (0..steps.div_ceil(LEG)).collect();
-        let reports = all(bench.jobs, &legs, |leg| leg_of(bench, who, informer, *leg));
-        let _ = writeln!(lines, "| {} | `{informer:?}` | {} |", who.name(), walk_row(&reports));
-        if who == ours {
+        let walk = Walk { steps: LEG, informer, cache, nodes, nudges: who.1, ..Walk::default() };
+        let reports = all(bench.jobs, &legs, |leg| leg_of(bench, &walk, who.0, *leg));
+        let _ = writeln!(
+            lines,
+            "| {} | `{cache:?}` | {nodes} | `{informer:?}` | {} |",
+            name(who),
+            walk_row(&reports)
+        );
+        if matches!(who.0, Who::Ours { .. } | Who::Direct { .. }) {
             failures.extend(reports.iter().filter_map(wrong));
+        }
+        if who == usual() {
             windows.extend(reports.iter().flat_map(|report| report.figures.windows.iter().copied()));
-        } else if matches!(who, Who::Ours(..)) {
-            failures.extend(reports.iter().filter_map(wrong));
         }
     }
     windows.sort_unstable();
@@ -441,12 +683,11 @@ fn walks(bench: &Bench) -> (String, Vec<String>) {
     (lines, failures)
 }
 
-fn leg_of(bench: &Bench, who: Who, informer: Informer, leg: u64) -> Report {
+fn leg_of(bench: &Bench, walk: &Walk, who: Who, leg: u64) -> Report {
     let seed = bench.seed.wrapping_add(leg);
     // A quarter of the walks has no faults, and half has pods of others: which ones says the seed, so that it alone repeats one.
     let (foreign, faults) = (!seed.is_multiple_of(2), !seed.is_multiple_of(4));
-    let walk = Walk { steps: LEG, informer, patience: PATIENCE, foreign, faults };
-    walk::run(&walk, seed, who.exporter(informer))
+    walk::run(&Walk { foreign, faults, ..*walk }, seed, who)
 }
 
 fn wrong(report: &Report) -> Option<String> {

@@ -1,10 +1,13 @@
-//! What the API server holds: pods and one NodeResourceTopology.
+//! What the API server holds: pods and each node's NodeResourceTopology.
 
 use super::chance::{NEVER, Time};
 use super::fingerprint::pod_hash;
 
 /// A pod by its place in the run; no two have the same, as with UIDs.
 pub(crate) type PodId = usize;
+
+/// A node by its number.
+pub(crate) type NodeId = usize;
 
 /// All of them live here.
 pub(crate) const NAMESPACE: &str = "load";
@@ -82,6 +85,10 @@ pub(crate) struct Pod {
     pub(crate) kind: Kind,
     /// Our scheduler places it. Others are bound by somebody else.
     pub(crate) ours: bool,
+    /// Where it was placed.
+    pub(crate) node: Option<NodeId>,
+    /// Its binding waits for something: for the other pods of its gang, or for a volume.
+    pub(crate) binds_late: bool,
     /// The object, as long as there is one.
     pub(crate) object: Option<Seen>,
     /// Deleting it only marks it, as long as this is set.
@@ -102,19 +109,19 @@ pub(crate) struct Pod {
     pub(crate) running: Option<Time>,
     /// When the object first was held for it or accounted for it.
     pub(crate) covered: Option<Time>,
-    /// Pods that the plugin did not know when it let this one pass, see `figures`.
-    pub(crate) blind: Vec<PodId>,
+    /// Pods that the plugin did not know when it let this one pass, and why, see `figures`.
+    pub(crate) blind: Vec<(PodId, Option<Forgotten>)>,
     /// Why the plugin does not know this one, if it forgot it.
     pub(crate) forgotten: Option<Forgotten>,
 }
 
-/// How the plugin came to forget a pod.
+/// How the plugin came to forget a pod, or not to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forgotten {
-    /// When it read the object that it believed.
-    pub(crate) read: Time,
     /// The object was believed before the agent could have prevented it.
     pub(crate) excused: bool,
+    /// The pod was reserved and not bound: nobody but the scheduler knew of it.
+    pub(crate) unbound: bool,
 }
 
 impl Pod {
@@ -125,6 +132,8 @@ impl Pod {
             request,
             kind: Kind::Ordinary,
             ours: true,
+            node: None,
+            binds_late: false,
             object: None,
             finalizer: false,
             life: NEVER,
@@ -155,7 +164,9 @@ pub(crate) struct Object {
     pub(crate) exclusive: bool,
     /// What makes a write a write where nothing else changed.
     pub(crate) counter: u64,
-    /// Not published: the pods whose CPUs were taken off, ascending.
+    /// The controller's annotation, which no exporter touches.
+    pub(crate) nudges: u64,
+    /// Not published: the pods whose CPUs were taken off, or reserved in every zone, ascending.
     pub(crate) accounts: Vec<PodId>,
     /// Not published: the exporter means the fingerprint never to come true.
     pub(crate) held: bool,

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use numacast::controller::Plan;
 use numacast::scheduler::{Informer, Terms, View};
 
 use super::chance::{MS, S, Time};
-use super::ours::{Flaw, Nudges, Ours};
+use super::cluster::NodeId;
+use super::ours::{Flaw, Ours};
 use super::peers::{Nfd, Rte};
 use super::plugin;
 use super::world::{Signal, World};
@@ -35,43 +35,43 @@ pub(crate) enum Who {
     /// RTE, a scan per second.
     Rte,
     /// numacast in the kubelet's view.
-    KubeletView(Nudges),
-    /// numacast in the scheduler's view, with this patience.
-    Ours(Nudges, Time),
-    /// The same with something wrong.
+    KubeletView,
+    /// numacast in the scheduler's view: how long a bound pod may be unaccounted, and how long what says nothing but
+    /// that the pods agree waits for what follows.
+    Ours { patience: Time, join: Time },
+    /// numacast for those who read the object directly, with reservations or without.
+    Direct { reserves: bool },
+    /// numacast in the scheduler's view with something wrong.
     Broken(Flaw),
 }
 
-/// numacast without nudges.
-pub(crate) const QUIET: Nudges = Nudges::Plan(None);
-
-/// numacast as it comes.
-pub(crate) fn usual() -> Nudges {
-    Nudges::Plan(Some(Plan::default()))
-}
-
-/// Its patience.
-pub(crate) const PATIENCE: Time = 20 * MS;
+/// numacast's own.
+pub(crate) const PATIENCE: Time = 50 * MS;
+pub(crate) const JOIN: Time = 200 * MS;
 
 impl Who {
+    /// numacast as it comes.
+    pub(crate) const USUAL: Self = Self::Ours { patience: PATIENCE, join: JOIN };
+
     pub(crate) fn name(self) -> String {
-        let nudges = |nudges| match nudges {
-            Nudges::Plan(None) => "no nudge".to_owned(),
-            Nudges::Plan(Some(_)) => "nudges".to_owned(),
-            Nudges::Each(each, _) => format!("a nudge each {:.1} s", super::chance::seconds(each)),
-        };
         match self {
             Self::Nobody => "none, no plugin".into(),
             Self::Nfd => "NFD's updater".into(),
             Self::Rte => "RTE, 1 s".into(),
-            Self::KubeletView(how) => format!("numacast, kubelet's view, {}", nudges(how)),
-            Self::Ours(how, _) => format!("numacast, {}", nudges(how)),
+            Self::KubeletView => "numacast, kubelet's view".into(),
+            Self::Ours { .. } => "numacast".into(),
+            Self::Direct { reserves: true } => "numacast, reservations".into(),
+            Self::Direct { reserves: false } => "numacast, no reservations".into(),
             Self::Broken(flaw) => format!("broken: {}", flaw.name()),
         }
     }
 
-    /// A new one, set up for this informer of the plugin.
-    pub(crate) fn exporter(self, informer: plugin::Informer) -> Box<dyn Exporter> {
+    /// One for each node, set up for this informer of the plugin.
+    pub(crate) fn exporters(self, informer: plugin::Informer, nodes: usize) -> Vec<Box<dyn Exporter>> {
+        (0..nodes).map(|node| self.exporter(informer, node)).collect()
+    }
+
+    fn exporter(self, informer: plugin::Informer, node: NodeId) -> Box<dyn Exporter> {
         let terms = |view, patience| Terms {
             view,
             informer: match informer {
@@ -81,14 +81,18 @@ impl Who {
             patience: Duration::from_micros(patience),
             ..Terms::default()
         };
-        let scheduler = View::Scheduler;
+        let ours = |view, patience, join, flaw| Box::new(Ours::new(node, terms(view, patience), join, flaw));
         match self {
             Self::Nobody => Box::new(Nobody),
-            Self::Nfd => Box::new(Nfd::new(2)),
-            Self::Rte => Box::new(Rte::new(S)),
-            Self::KubeletView(how) => Box::new(Ours::new(terms(View::Kubelet, PATIENCE), how, Flaw::None)),
-            Self::Ours(how, patience) => Box::new(Ours::new(terms(scheduler, patience), how, Flaw::None)),
-            Self::Broken(flaw) => Box::new(Ours::new(terms(scheduler, PATIENCE), usual(), flaw)),
+            Self::Nfd => Box::new(Nfd::new(node, 2)),
+            Self::Rte => Box::new(Rte::new(node, S)),
+            Self::KubeletView => ours(View::Kubelet, PATIENCE, 0, Flaw::None),
+            Self::Ours { patience, join } => ours(View::Scheduler, patience, join, Flaw::None),
+            Self::Direct { reserves } => {
+                let terms = Terms { reserve: reserves, ..terms(View::None, PATIENCE) };
+                Box::new(Ours::new(node, terms, 0, Flaw::None))
+            }
+            Self::Broken(flaw) => ours(View::Scheduler, PATIENCE, 0, flaw),
         }
     }
 }

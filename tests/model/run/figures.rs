@@ -10,6 +10,8 @@ use super::cluster::{Pod, PodId};
 pub(crate) enum Cause {
     /// The plugin had forgotten a pod before the exporter could have prevented it.
     Window,
+    /// The plugin had forgotten a pod that was reserved and not bound yet, which no exporter can know.
+    Unbound,
     /// The plugin had forgotten a pod, and the exporter could have prevented it.
     Late,
     /// Somebody else placed a pod at the same time.
@@ -41,8 +43,9 @@ pub(crate) struct Figures {
     pub(crate) windows: Vec<Time>,
     /// CPU time of containers, over all pods that have ended.
     pub(crate) busy: Time,
+    /// The plugin's GETs of objects.
+    pub(crate) reads: u64,
     started: BTreeMap<PodId, (u32, Time)>,
-    disagrees: Option<Time>,
     /// How long object and plugin did not agree, each time.
     pub(crate) disagreements: Vec<Time>,
     last_release: Time,
@@ -70,21 +73,23 @@ impl Figures {
         running.into_iter().for_each(|id| self.stop(id, now));
     }
 
-    pub(crate) fn agreement(&mut self, agrees: bool, now: Time) {
-        match (agrees, self.disagrees) {
-            (false, None) => self.disagrees = Some(now),
-            (true, Some(since)) => {
-                self.disagreements.push(now - since);
-                self.disagrees = None;
+    /// `since`: from when on a node's object and the plugin did not agree.
+    pub(crate) fn agreement(&mut self, agrees: bool, since: &mut Option<Time>, now: Time) {
+        match (agrees, *since) {
+            (false, None) => *since = Some(now),
+            (true, Some(before)) => {
+                self.disagreements.push(now - before);
+                *since = None;
             }
             _ => {}
         }
     }
 
+    /// `placed`: the pods of the node.
     pub(crate) fn refuse(&mut self, id: PodId, pods: &[Pod], placed: &BTreeSet<PodId>) {
         let pod = &pods[id];
         // Either it took the place of one that the plugin had forgotten, or it was forgotten itself and lost its own.
-        let blind = pod.blind.iter().filter_map(|blind| pods[*blind].forgotten);
+        let blind = pod.blind.iter().filter_map(|(_, forgotten)| *forgotten);
         let forgotten: Vec<_> = blind.chain(pod.forgotten).collect();
         let foreign = |other: &PodId| {
             let other = &pods[*other];
@@ -92,9 +97,13 @@ impl Figures {
         };
         let cause = if forgotten.iter().any(|forgotten| !forgotten.excused) {
             Cause::Late
+        } else if forgotten.iter().any(|forgotten| forgotten.unbound) {
+            Cause::Unbound
         } else if !forgotten.is_empty() {
             Cause::Window
-        } else if !pod.ours || pod.blind.iter().any(|blind| !pods[*blind].ours) || placed.iter().any(foreign)
+        } else if !pod.ours
+            || pod.blind.iter().any(|(blind, _)| !pods[*blind].ours)
+            || placed.iter().any(foreign)
         {
             Cause::Foreign
         } else {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::chance::{MS, NEVER, S, Span, Time};
-use super::cluster::{Kind, Pod, PodId, Request};
+use super::cluster::{Kind, NodeId, Pod, PodId, Request};
 use super::exporter::Exporter;
 use super::figures::{Cause, Figures, percentile};
 use super::world::{Notice, Settings, World, guaranteed};
@@ -11,7 +11,7 @@ use super::world::{Notice, Settings, World, guaranteed};
 /// The load. Half of the pods complete, and are deleted when that shows; the others are deleted while they run.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
-    /// Requests of all living pods, in hundredths of what the node has.
+    /// Requests of all living pods, in hundredths of what the nodes have.
     pub(crate) percent: u32,
     /// The sizes to draw from.
     pub(crate) sizes: &'static [u32],
@@ -20,8 +20,10 @@ pub(crate) struct Load {
     pub(crate) shortest: Time,
     /// How soon a pod that has ended is replaced.
     pub(crate) again: Span,
-    /// There are a completed, an unpullable and a refused pod on the node, Guaranteed ones.
+    /// There are a completed, an unpullable and a refused pod on each node, Guaranteed ones.
     pub(crate) odd_pods: bool,
+    /// So many of a thousand pods bind late.
+    pub(crate) late: u32,
     /// For how long.
     pub(crate) time: Time,
 }
@@ -33,13 +35,17 @@ pub(crate) struct Outcome {
     pub(crate) placed: u64,
     pub(crate) refused: usize,
     pub(crate) refused_late: usize,
+    /// Refused for pods that were reserved and not bound yet.
+    pub(crate) refused_unbound: usize,
     /// Parts of the CPUs that could be busy.
     pub(crate) busy: f64,
     pub(crate) p50: Time,
     pub(crate) p90: Time,
+    pub(crate) mean: Time,
     pub(crate) writes: u64,
     pub(crate) nudges: u64,
     pub(crate) holds: u64,
+    pub(crate) reads: u64,
     pub(crate) cycles: u64,
     pub(crate) agreement: Time,
     pub(crate) windows: Vec<Time>,
@@ -50,6 +56,8 @@ pub(crate) struct Outcome {
 struct Driver {
     load: Load,
     living: BTreeSet<PodId>,
+    /// CPUs of the living.
+    asked: u32,
     ours: Vec<PodId>,
     capacity: u32,
     number: u64,
@@ -62,8 +70,7 @@ const DELETE: u64 = 1 << 40;
 impl Driver {
     fn fill(&mut self, world: &mut World) {
         loop {
-            let asked: u32 = self.living.iter().map(|id| world.pods[*id].request.exclusive()).sum();
-            if asked * 100 >= self.capacity * self.load.percent {
+            if self.asked * 100 >= self.capacity * self.load.percent {
                 return;
             }
             self.number += 1;
@@ -74,7 +81,9 @@ impl Driver {
             if world.dice.per_mille(500) {
                 pod.life = life;
             }
+            pod.binds_late = world.dice.per_mille(self.load.late);
             let id = world.create(pod);
+            self.asked += cpus;
             self.living.insert(id);
             self.ours.push(id);
         }
@@ -93,6 +102,7 @@ impl Driver {
             }
             Notice::Refused(id) | Notice::Ended(id) => {
                 if self.living.remove(&id) {
+                    self.asked -= world.pods[id].request.exclusive();
                     let later = world.dice.within(Span(50 * MS, 500 * MS));
                     world.drive_at(world.now + later, DELETE | id as u64);
                     let again = world.dice.within(self.load.again);
@@ -109,34 +119,43 @@ impl Driver {
     }
 }
 
-/// The pods that every cluster has: the exporter's own, and, if asked for, one that has completed, one that cannot be pulled
-/// and one that was refused.
+/// The pods that every node has: the exporter's own, and, if asked for, one that has completed, one that cannot be pulled
+/// and one that was refused. Tells how many CPUs they hold.
 pub(crate) fn residents(world: &mut World, odd_pods: bool) -> u32 {
-    let mut agent = Pod::new("agent".into(), Request::BEST_EFFORT, world.now);
-    agent.ours = false;
-    world.create_bound(agent);
+    (0..world.nodes.len()).map(|node| residents_of(world, node, odd_pods)).sum()
+}
+
+fn residents_of(world: &mut World, node: NodeId, odd_pods: bool) -> u32 {
+    let agent = Pod::new(format!("agent-{node}"), Request::BEST_EFFORT, world.now);
+    world.create_bound(agent, node);
     if !odd_pods {
         return 0;
     }
-    let mut completed = guaranteed("completed".into(), 1, world.now);
+    let mut completed = guaranteed(format!("completed-{node}"), 1, world.now);
     completed.life = S;
-    world.create_bound(completed);
-    let mut unpullable = guaranteed("unpullable".into(), 1, world.now);
+    world.create_bound(completed, node);
+    let mut unpullable = guaranteed(format!("unpullable-{node}"), 1, world.now);
     unpullable.kind = Kind::Unpullable;
-    world.create_bound(unpullable);
-    let refused = guaranteed("refused".into(), 64, world.now);
-    world.create_bound(refused);
+    world.create_bound(unpullable, node);
+    let refused = guaranteed(format!("refused-{node}"), 64, world.now);
+    world.create_bound(refused, node);
     1
 }
 
 /// Runs it.
-pub(crate) fn run(settings: Settings, load: &Load, exporter: Box<dyn Exporter>, seed: u64) -> Outcome {
+pub(crate) fn run(settings: Settings, load: &Load, exporters: Vec<Box<dyn Exporter>>, seed: u64) -> Outcome {
     let plugin = settings.plugin;
-    let mut world = World::new(settings, seed, exporter);
+    let mut world = World::new(settings, seed, exporters);
     let taken = residents(&mut world, load.odd_pods);
-    let capacity = world.settings.zones.iter().sum::<u32>() - taken;
-    let mut driver =
-        Driver { load: load.clone(), living: BTreeSet::new(), ours: Vec::new(), capacity, number: 0 };
+    let capacity = world.nodes.len() as u32 * world.settings.zones.iter().sum::<u32>() - taken;
+    let mut driver = Driver {
+        load: load.clone(),
+        living: BTreeSet::new(),
+        asked: 0,
+        ours: Vec::new(),
+        capacity,
+        number: 0,
+    };
     // NFD's updater writes its first complete object after a minute.
     world.run_until(90 * S, &mut |_, _| {});
     world.figures = Figures::default();
@@ -165,12 +184,15 @@ fn outcome(world: &World, driver: &Driver, start: Time, plugin: bool) -> Outcome
         placed: driver.ours.iter().filter(|id| world.pods[**id].reserved.is_some()).count() as u64,
         refused: figures.refused.len(),
         refused_late: figures.refused_for(Cause::Late),
+        refused_unbound: figures.refused_for(Cause::Unbound),
         busy: figures.busy as f64 / (time as f64 * f64::from(driver.capacity)),
         p50: percentile(&waits, 50),
         p90: percentile(&waits, 90),
+        mean: mean(&waits),
         writes: figures.writes,
         nudges: figures.nudges,
         holds: figures.holds,
+        reads: figures.reads,
         cycles: figures.cycles,
         agreement: mean(&figures.disagreements),
         windows: figures.windows.clone(),

@@ -1,10 +1,11 @@
 //! A model of the scheduler plugin's cache with all that stands around it, in virtual time and from one seed.
 //!
 //! Written from what is known of the plugin, the scheduler and the kubelet, and not from ours: of numacast only the pure
-//! contract and its nudger take part. No threads, no clock.
+//! contract, its reservations and the controller's nudger take part. No threads, no clock.
 
 pub(crate) mod chance;
 pub(crate) mod cluster;
+pub(crate) mod controller;
 pub(crate) mod exporter;
 pub(crate) mod figures;
 pub(crate) mod fingerprint;

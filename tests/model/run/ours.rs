@@ -1,16 +1,15 @@
-//! numacast: its own contract and nudger, with an imitation of the loop around them.
+//! numacast's agent: its own contract, with an imitation of the loop around it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use numacast::controller::{Nudger, Plan};
 use numacast::kubelet::{ContainerUsage, PodUsage, Usage};
 use numacast::pod;
 use numacast::scheduler::{Contract, Reading, Requirements, Stance, Terms, Verdict, View};
-use numacast::topology::{Amounts, Fingerprint, PodSet, Zone};
+use numacast::topology::{Amounts, Zone};
 
 use super::chance::{MS, NEVER, S, Time};
-use super::cluster::{NAMESPACE, Object, Phase, Pod, PodId, Seen};
+use super::cluster::{NAMESPACE, NodeId, Object, Phase, Pod, PodId, Seen};
 use super::exporter::Exporter;
 use super::fingerprint;
 use super::kubelet::{List, Listed, left_over};
@@ -57,31 +56,14 @@ impl Flaw {
     }
 }
 
-/// When it nudges.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Nudges {
-    /// As numacast does with this plan.
-    Plan(Option<Plan>),
-    /// Each so often, for so long after the object changed; to compare with.
-    Each(Time, Time),
-}
-
-/// An object to write.
-#[derive(Clone, Debug, PartialEq)]
-struct Offer {
-    object: Object,
-    pods: Option<PodSet>,
-}
-
 /// numacast.
 pub(crate) struct Ours {
+    node: NodeId,
     terms: Terms,
-    nudges: Nudges,
+    /// What says nothing but that the pods agree waits so long for what follows.
+    join: Time,
     flaw: Flaw,
     contract: Contract,
-    nudger: Option<Nudger>,
-    /// When the next of [`Nudges::Each`] is due, and when they end.
-    each: Option<(Time, Time)>,
     requirements: Requirements,
     /// The node's pods, as the watch told them.
     pods: Option<BTreeMap<PodId, pod::Pod>>,
@@ -104,32 +86,25 @@ pub(crate) struct Ours {
     pause: Time,
     next_scan: Time,
     // Writes.
+    /// Until when what says nothing but that the pods agree waits.
+    joins: Option<Time>,
     last: Option<Object>,
-    writing: Option<Offer>,
-    wanted: Option<Offer>,
-    nudging: bool,
+    writing: Option<Object>,
+    wanted: Option<Object>,
     /// The timer that counts; earlier ones are void.
     timer: u32,
     wakes: Time,
     ask_again: Option<Time>,
 }
 
-/// As if a pod waited all the time.
-fn always(plan: Plan) -> Nudger {
-    let mut nudger = Nudger::new(plan);
-    nudger.waiting(1, Duration::ZERO);
-    nudger
-}
-
 impl Ours {
-    pub(crate) fn new(terms: Terms, nudges: Nudges, flaw: Flaw) -> Self {
+    pub(crate) fn new(node: NodeId, terms: Terms, join: Time, flaw: Flaw) -> Self {
         Self {
+            node,
             contract: Contract::new(terms.clone()),
-            nudger: if let Nudges::Plan(Some(plan)) = nudges { Some(always(plan)) } else { None },
-            each: None,
             requirements: Requirements { cpus: true, ..Requirements::default() },
             terms,
-            nudges,
+            join,
             flaw,
             pods: None,
             watched: true,
@@ -147,10 +122,10 @@ impl Ours {
             tokens: (RATE.1, 0),
             pause: SOON,
             next_scan: 0,
+            joins: None,
             last: None,
             writing: None,
             wanted: None,
-            nudging: false,
             timer: 0,
             wakes: NEVER,
             ask_again: None,
@@ -158,11 +133,12 @@ impl Ours {
     }
 
     fn start(&mut self, world: &World) {
-        let new = Self::new(self.terms.clone(), self.nudges, self.flaw);
+        let new = Self::new(self.node, self.terms.clone(), self.join, self.flaw);
         *self = Self { timer: self.timer, started: world.now, ..new };
         // Its own object is read first. Whether the kubelet is young its socket tells.
-        self.last = world.object.clone();
-        self.young = (world.kubelet.down || world.kubelet.loading).then_some(world.now);
+        let there = &world.nodes[self.node];
+        self.last = there.object.clone().map(|object| Object { nudges: 0, ..object });
+        self.young = (there.kubelet.down || there.kubelet.loading).then_some(world.now);
     }
 
     // Pods.
@@ -222,7 +198,7 @@ impl Ours {
         self.tokens.0 -= 1;
         self.scanning = true;
         self.next_scan = NEVER;
-        world.list();
+        world.list(self.node);
     }
 
     fn take_list(&mut self, world: &World, list: List) {
@@ -283,7 +259,7 @@ impl Ours {
         self.lists += 1;
         self.usage = Usage { pods: listed.iter().map(row).collect() };
         let used = listed.iter().fold(0, |used, pod| used | pod.cpus);
-        let left = left_over(&world.kubelet.zones, used);
+        let left = left_over(&world.nodes[self.node].kubelet.zones, used);
         self.zones = left.iter().enumerate().map(|(id, free)| zone(id, *free)).collect();
         self.listed = listed;
         self.read = true;
@@ -322,16 +298,56 @@ impl Ours {
         if verdict.stance == Stance::Wait && self.flaw == Flaw::None {
             return;
         }
+        let accounts = self.listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect();
+        let accounts = self.with_reserved(&verdict, accounts);
+        let mut zones = self.zones.clone();
+        numacast::scheduler::reserve(&mut zones, &verdict.reserved);
         let object = Object {
-            available: self.zones.iter().map(|zone| zone.resources["cpu"].available as u32).collect(),
+            available: zones.iter().map(|zone| zone.resources["cpu"].available as u32).collect(),
             policy: true,
             print: self.print(&verdict),
-            exclusive: false,
-            counter: self.last.as_ref().map_or(0, |object| object.counter),
-            accounts: self.listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect(),
+            accounts,
             held: verdict.stance == Stance::Held && self.flaw == Flaw::None,
+            ..Object::default()
         };
-        self.offer(world, Offer { object, pods: verdict.pods });
+        if !self.may_wait(&object, verdict.parting, world.now) {
+            self.offer(world, object);
+        }
+    }
+
+    /// Does the object say only that pods agree, or what was released by a pod that is about to leave the set, and may
+    /// something else follow soon?
+    fn may_wait(&mut self, object: &Object, parting: bool, now: Time) -> bool {
+        let joins = |newest: &&Object| {
+            let mut zones = newest.available.iter().zip(&object.available);
+            *newest != object && zones.all(|(last, next)| last == next || parting && last < next)
+        };
+        if self.terms.view != View::Scheduler || object.held || self.newest().filter(joins).is_none() {
+            self.joins = None;
+            return false;
+        }
+        let until = *self.joins.get_or_insert(now + self.join);
+        if now >= until {
+            self.joins = None;
+            return false;
+        }
+        self.ask_again = Some(self.ask_again.map_or(until, |at| at.min(until)));
+        true
+    }
+
+    /// What the API server has, or will have.
+    fn newest(&self) -> Option<&Object> {
+        self.wanted.as_ref().or(self.writing.as_ref()).or(self.last.as_ref())
+    }
+
+    /// Adds pods for which something is reserved to those that are accounted for.
+    fn with_reserved(&self, verdict: &Verdict, mut accounts: Vec<PodId>) -> Vec<PodId> {
+        let is_reserved = |pod: &pod::Pod| verdict.reserved.iter().any(|of| of.pod.1 == pod.name);
+        let pods = self.pods.iter().flatten().filter(|(_, pod)| is_reserved(pod));
+        accounts.extend(pods.map(|(id, _)| *id));
+        accounts.sort_unstable();
+        accounts.dedup();
+        accounts
     }
 
     /// What an earlier process left is believed for a while.
@@ -349,8 +365,7 @@ impl Ours {
     fn hold(&mut self, world: &mut World) {
         if let (Some(last), View::Scheduler, Flaw::None) = (&self.last, self.terms.view, self.flaw) {
             let object = Object { print: Some(0), held: true, ..last.clone() };
-            let pods = Some(PodSet { fingerprint: Fingerprint::HELD, method: self.terms.method });
-            self.offer(world, Offer { object, pods });
+            self.offer(world, object);
         }
     }
 
@@ -368,10 +383,9 @@ impl Ours {
         Some(fingerprint::sum(counted.map(|pod| fingerprint::pod_hash(NAMESPACE, &pod.name))))
     }
 
-    fn offer(&mut self, world: &mut World, offer: Offer) {
-        let newest = self.wanted.as_ref().or(self.writing.as_ref()).map(|offer| &offer.object);
-        if newest.or(self.last.as_ref()) != Some(&offer.object) {
-            self.wanted = Some(offer);
+    fn offer(&mut self, world: &mut World, object: Object) {
+        if self.newest() != Some(&object) {
+            self.wanted = Some(object);
         }
         self.write(world);
     }
@@ -380,58 +394,20 @@ impl Ours {
         if self.writing.is_some() {
             return;
         }
-        if let Some(offer) = self.wanted.take() {
-            world.write(offer.object.clone());
-            self.writing = Some(offer);
+        if let Some(object) = self.wanted.take() {
+            world.write(self.node, object.clone());
+            self.writing = Some(object);
         }
     }
 
     fn written(&mut self, world: &mut World) {
-        if let Some(Offer { object, .. }) = self.writing.take() {
-            if std::mem::take(&mut self.nudging) {
-                self.nudged(world.now);
-            } else {
-                if let Some(nudger) = self.nudger.as_mut().filter(|_| !object.held) {
-                    nudger.changed(Duration::from_micros(world.now));
-                }
-                if let (Nudges::Each(each, lasting), false) = (self.nudges, object.held) {
-                    self.each = Some((world.now + each, world.now + lasting));
-                }
-            }
+        if let Some(object) = self.writing.take() {
             self.last = Some(object);
         }
-        let counter = self.last.as_ref().map_or(0, |object| object.counter);
-        if let Some(wanted) = &mut self.wanted {
-            wanted.object.counter = counter;
-        }
-        if self.wanted.as_ref().map(|wanted| &wanted.object) == self.last.as_ref() {
+        if self.wanted == self.last {
             self.wanted = None;
         }
         self.write(world);
-    }
-
-    fn due_nudge(&self) -> Option<Time> {
-        let held = self.last.as_ref().is_some_and(|object| object.held);
-        let each = self.each.map(|(due, _)| due);
-        let due = self.nudger.as_ref().and_then(Nudger::due).map(micros).or(each);
-        due.filter(|_| !held)
-    }
-
-    fn nudge(&mut self, world: &mut World) {
-        let Some(last) = &self.last else { return };
-        self.nudging = true;
-        let object = Object { counter: last.counter + 1, ..last.clone() };
-        self.wanted = Some(Offer { object, pods: None });
-        self.write(world);
-    }
-
-    fn nudged(&mut self, now: Time) {
-        if let Some(nudger) = &mut self.nudger {
-            nudger.nudged(Duration::from_micros(now));
-        }
-        if let (Some((_, until)), Nudges::Each(each, _)) = (self.each, self.nudges) {
-            self.each = (now + each <= until).then_some((now + each, until));
-        }
     }
 
     /// What is due, and when to wake next.
@@ -440,17 +416,12 @@ impl Ours {
             self.scan(world);
         }
         self.decide(world);
-        let idle = self.writing.is_none() && self.wanted.is_none();
-        let nudge = self.due_nudge().filter(|_| idle);
-        if nudge.is_some_and(|due| due <= world.now) {
-            self.nudge(world);
-        }
-        let due = [Some(self.next_scan), self.ask_again, nudge];
+        let due = [Some(self.next_scan), self.ask_again];
         let due = due.into_iter().flatten().filter(|due| *due > world.now).min().unwrap_or(NEVER);
         if due != NEVER && due != self.wakes {
             self.timer += 1;
             self.wakes = due;
-            world.wake_at(due, self.timer);
+            world.wake_at(self.node, due, self.timer);
         }
     }
 }

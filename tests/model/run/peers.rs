@@ -1,23 +1,31 @@
 //! The peers' publishing rules (peers.md 1 to 3): everything comes from the List.
 
 use super::chance::{S, Time};
-use super::cluster::Object;
+use super::cluster::{NodeId, Object};
 use super::exporter::Exporter;
 use super::fingerprint;
 use super::kubelet::{List, Listed, left_over};
 use super::world::{Signal, World};
 
 /// The object that a List leads to. Who lists nothing at all gets no fingerprint from NFD.
-fn object(world: &World, listed: &[Listed], exclusive: bool, mute_when_empty: bool, counter: u64) -> Object {
+fn object(
+    world: &World,
+    node: NodeId,
+    listed: &[Listed],
+    exclusive: bool,
+    mute_when_empty: bool,
+    counter: u64,
+) -> Object {
     let used = listed.iter().fold(0, |used, pod| used | pod.cpus);
     let counted = listed.iter().filter(|pod| !exclusive || pod.cpus != 0);
     let print = fingerprint::sum(counted.map(|listed| world.pods[listed.pod].hash));
     Object {
-        available: left_over(&world.kubelet.zones, used),
+        available: left_over(&world.nodes[node].kubelet.zones, used),
         policy: true,
         print: (!mute_when_empty || !listed.is_empty()).then_some(print),
         exclusive,
         counter,
+        nudges: 0,
         accounts: listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect(),
         held: false,
     }
@@ -27,6 +35,7 @@ fn object(world: &World, listed: &[Listed], exclusive: bool, mute_when_empty: bo
 /// minute. It notices no difference, and the order of what it writes is another each time: each write is a change.
 #[derive(Debug)]
 pub(crate) struct Nfd {
+    node: NodeId,
     /// Events of one change of a file.
     per_file: u32,
     due: u32,
@@ -35,23 +44,23 @@ pub(crate) struct Nfd {
 }
 
 impl Nfd {
-    pub(crate) fn new(per_file: u32) -> Self {
-        Self { per_file, due: 0, busy: false, writes: 0 }
+    pub(crate) fn new(node: NodeId, per_file: u32) -> Self {
+        Self { node, per_file, due: 0, busy: false, writes: 0 }
     }
 
     fn go_on(&mut self, world: &mut World) {
         if self.due > 0 && !self.busy {
             self.due -= 1;
             self.busy = true;
-            world.list();
+            world.list(self.node);
         }
     }
 
     fn listed(&mut self, world: &mut World, list: List) {
         if let Some(listed) = list {
             self.writes += 1;
-            let object = object(world, &listed, false, true, self.writes);
-            world.write(object);
+            let object = object(world, self.node, &listed, false, true, self.writes);
+            world.write(self.node, object);
         } else {
             self.busy = false;
             self.go_on(world);
@@ -63,9 +72,9 @@ impl Exporter for Nfd {
     fn hear(&mut self, world: &mut World, signal: Signal) {
         match signal {
             Signal::Started => {
-                *self = Self::new(self.per_file);
+                *self = Self::new(self.node, self.per_file);
                 self.due = 1;
-                world.wake_at(world.now + 60 * S, 0);
+                world.wake_at(self.node, world.now + 60 * S, 0);
                 self.go_on(world);
             }
             Signal::File => {
@@ -74,7 +83,7 @@ impl Exporter for Nfd {
             }
             Signal::Timer(_) => {
                 self.due += 1;
-                world.wake_at(world.now + 60 * S, 0);
+                world.wake_at(self.node, world.now + 60 * S, 0);
                 self.go_on(world);
             }
             Signal::Listed(list) => self.listed(world, list),
@@ -90,14 +99,15 @@ impl Exporter for Nfd {
 /// RTE: a scan each period and a merge patch, which changes nothing where nothing changed.
 #[derive(Debug)]
 pub(crate) struct Rte {
+    node: NodeId,
     period: Time,
     exclusive: bool,
 }
 
 impl Rte {
     /// Method `with-exclusive-resources`, its default.
-    pub(crate) fn new(period: Time) -> Self {
-        Self { period, exclusive: true }
+    pub(crate) fn new(node: NodeId, period: Time) -> Self {
+        Self { node, period, exclusive: true }
     }
 }
 
@@ -105,18 +115,18 @@ impl Exporter for Rte {
     fn hear(&mut self, world: &mut World, signal: Signal) {
         match signal {
             Signal::Started => {
-                world.list();
+                world.list(self.node);
                 let at = world.now + self.period;
-                world.wake_at(at, 0);
+                world.wake_at(self.node, at, 0);
             }
             Signal::Timer(_) => {
-                world.list();
+                world.list(self.node);
                 let at = world.now + self.period;
-                world.wake_at(at, 0);
+                world.wake_at(self.node, at, 0);
             }
             Signal::Listed(Some(listed)) => {
-                let object = object(world, &listed, self.exclusive, false, 0);
-                world.write(object);
+                let object = object(world, self.node, &listed, self.exclusive, false, 0);
+                world.write(self.node, object);
             }
             _ => {}
         }

@@ -1,9 +1,21 @@
-//! The plugin's cache, `OverReserve` (nrt.md 5.1), for one node.
+//! The plugin's caches (nrt.md 5.1, 5.2) for one node.
 
 use std::collections::BTreeMap;
 
 use super::cluster::{Object, Phase, Pod, PodId, Request, Seen};
 use super::fingerprint;
+
+/// Which cache the plugin has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Cache {
+    /// It takes what it places from every zone, and refreshes a node at its ticks.
+    #[default]
+    OverReserve,
+    /// It reads the object for every pod, and rejects a node while a pod that it placed there is not bound.
+    DiscardReserved,
+    /// It reads the object for every pod.
+    Passthrough,
+}
 
 /// Where the plugin knows pods from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +32,7 @@ pub(crate) enum Filter {
     Pass,
     /// No zone has enough: the node is marked.
     Reject,
-    /// The cache is not fresh since somebody else's pod changed.
+    /// The cache is not fresh since somebody else's pod changed, or a pod there is not bound yet.
     Stale,
 }
 
@@ -31,14 +43,15 @@ pub(crate) struct Expected {
     pub(crate) exclusive: u64,
 }
 
-/// The cache.
+/// The cache of one node.
 #[derive(Debug)]
 pub(crate) struct Plugin {
+    cache: Cache,
     informer: Informer,
     /// Reserving clears the mark (v0.34.7 and before).
     forgetful: bool,
     pub(crate) cached: Option<Object>,
-    /// Pods that were placed since the last flush.
+    /// Pods that were placed since the last flush, or with `DiscardReserved` those that are not bound yet.
     pub(crate) assumed: Vec<PodId>,
     rejected: bool,
     foreign: bool,
@@ -48,11 +61,12 @@ pub(crate) struct Plugin {
 }
 
 impl Plugin {
-    pub(crate) fn new(informer: Informer, forgetful: bool, cached: Option<Object>) -> Self {
+    pub(crate) fn new(cache: Cache, informer: Informer, forgetful: bool) -> Self {
         Self {
+            cache,
             informer,
             forgetful,
-            cached,
+            cached: None,
             assumed: Vec::new(),
             rejected: false,
             foreign: false,
@@ -78,30 +92,60 @@ impl Plugin {
         self.attributes |= self.cached.as_ref().is_some_and(|cached| cached.policy != object.policy);
     }
 
-    pub(crate) fn filter(&mut self, request: Request, pods: &[Pod]) -> Filter {
+    /// `live`: the object as the API server has it, which only `OverReserve` does not read.
+    pub(crate) fn filter(&mut self, request: Request, pods: &[Pod], live: Option<&Object>) -> Filter {
         if request.milli == 0 {
             return Filter::Pass;
         }
-        if self.foreign {
+        if self.foreign || self.cache == Cache::DiscardReserved && !self.assumed.is_empty() {
             return Filter::Stale;
         }
-        let Some(cached) = self.cached.as_ref().filter(|cached| cached.policy) else { return Filter::Pass };
+        let Some(free) = self.free(pods, live) else { return Filter::Pass };
         // A pod that is not Guaranteed fits wherever the resource is listed.
-        let assumed: u32 = self.assumed.iter().map(|pod| pods[*pod].request.milli).sum();
-        let fits = |free: &u32| free * 1000 >= assumed.min(free * 1000) + request.milli;
-        if !request.guaranteed || cached.available.iter().any(fits) {
+        if !request.guaranteed || free.iter().any(|free| *free >= request.milli) {
             return Filter::Pass;
         }
         self.rejected = true;
         Filter::Reject
     }
 
+    /// `LeastAllocated`: the lowest score of a zone where the pod fits, up to 100.
+    pub(crate) fn score(&self, request: Request, pods: &[Pod], live: Option<&Object>) -> u32 {
+        if !request.guaranteed {
+            return 100;
+        }
+        let free = self.free(pods, live).unwrap_or_default();
+        let scores = free.iter().filter(|free| **free >= request.milli && **free > 0);
+        scores.map(|free| (free - request.milli) * 100 / free).filter(|score| *score > 0).min().unwrap_or(0)
+    }
+
+    /// The CPU that it takes for free in each zone, in thousandths; `None`: it does not look at this node.
+    fn free(&self, pods: &[Pod], live: Option<&Object>) -> Option<Vec<u32>> {
+        let object = if self.cache == Cache::OverReserve { self.cached.as_ref() } else { live };
+        let object = object.filter(|object| object.policy)?;
+        let assumed: u32 = match self.cache {
+            Cache::OverReserve => self.assumed.iter().map(|pod| pods[*pod].request.milli).sum(),
+            Cache::DiscardReserved | Cache::Passthrough => 0,
+        };
+        Some(object.available.iter().map(|free| (free * 1000).saturating_sub(assumed)).collect())
+    }
+
     pub(crate) fn reserve(&mut self, id: PodId, pods: &[Pod]) {
+        if self.cache == Cache::Passthrough {
+            return;
+        }
         // By name: a pod that returns takes the place of the one before.
         self.assumed.retain(|other| pods[*other].hash != pods[id].hash);
         self.assumed.push(id);
         if self.forgetful {
             self.rejected = false;
+        }
+    }
+
+    /// The scheduler has bound it.
+    pub(crate) fn post_bind(&mut self, id: PodId) {
+        if self.cache == Cache::DiscardReserved {
+            self.unreserve(id);
         }
     }
 
@@ -111,7 +155,7 @@ impl Plugin {
 
     /// Would a tick look at the node?
     pub(crate) fn is_dirty(&self) -> bool {
-        self.rejected || self.foreign || self.attributes
+        self.cache == Cache::OverReserve && (self.rejected || self.foreign || self.attributes)
     }
 
     /// What a tick compares with: `None` where no pod is out of Pending.
@@ -168,6 +212,10 @@ mod tests {
         Object { available: available.to_vec(), policy: true, print, ..Object::default() }
     }
 
+    fn plugin(informer: Informer, forgetful: bool, cached: Option<Object>) -> Plugin {
+        Plugin { cached, ..Plugin::new(Cache::OverReserve, informer, forgetful) }
+    }
+
     const fn seen(phase: Phase) -> Option<Seen> {
         Some(Seen { bound: true, phase, deleted: false })
     }
@@ -175,12 +223,12 @@ mod tests {
     #[test]
     fn what_was_assumed_is_taken_from_every_zone_until_the_sets_agree() {
         let pods = pods();
-        let mut plugin = Plugin::new(Informer::Dedicated, false, Some(object(&[3, 2], &[])));
+        let mut plugin = plugin(Informer::Dedicated, false, Some(object(&[3, 2], &[])));
         plugin.see(2, &pods[2], seen(Phase::Running));
-        assert_eq!(plugin.filter(pods[0].request, &pods), Filter::Pass);
+        assert_eq!(plugin.filter(pods[0].request, &pods, None), Filter::Pass);
         plugin.reserve(0, &pods);
         assert!(!plugin.is_dirty());
-        assert_eq!(plugin.filter(pods[1].request, &pods), Filter::Reject);
+        assert_eq!(plugin.filter(pods[1].request, &pods, None), Filter::Reject);
         assert!(plugin.is_dirty());
         let old = object(&[3, 2], &[&pods[2]]);
         assert!(plugin.believes(plugin.expected(&pods), &old), "a pending pod does not prevent it");
@@ -190,16 +238,16 @@ mod tests {
         assert!(plugin.believes(plugin.expected(&pods), &new));
         plugin.flush(new);
         assert!(!plugin.is_dirty());
-        assert_eq!(plugin.filter(pods[1].request, &pods), Filter::Pass);
+        assert_eq!(plugin.filter(pods[1].request, &pods, None), Filter::Pass);
         plugin.unreserve(0);
     }
 
     #[test]
     fn nothing_is_believed_while_all_pods_are_pending_or_no_fingerprint_is_told() {
         let pods = pods();
-        let mut plugin = Plugin::new(Informer::Dedicated, false, Some(object(&[0, 0], &[])));
+        let mut plugin = plugin(Informer::Dedicated, false, Some(object(&[0, 0], &[])));
         plugin.see(0, &pods[0], seen(Phase::Pending));
-        plugin.filter(pods[1].request, &pods);
+        plugin.filter(pods[1].request, &pods, None);
         assert!(plugin.is_dirty());
         let free = object(&[7, 7], &[]);
         assert!(!plugin.believes(plugin.expected(&pods), &free));
@@ -213,7 +261,7 @@ mod tests {
     fn the_informers_count_ended_pods_or_not() {
         let pods = pods();
         for (informer, counts) in [(Informer::Dedicated, true), (Informer::Shared, false)] {
-            let mut plugin = Plugin::new(informer, false, None);
+            let mut plugin = plugin(informer, false, None);
             plugin.see(0, &pods[0], seen(Phase::Succeeded));
             plugin.see(2, &pods[2], seen(Phase::Running));
             let both = fingerprint::sum([pods[0].hash, pods[2].hash]);
@@ -228,27 +276,55 @@ mod tests {
     fn a_foreign_pod_makes_the_node_stale_and_a_change_of_policy_needs_no_agreement() {
         let mut pods = pods();
         pods[2].ours = false;
-        let mut plugin = Plugin::new(Informer::Dedicated, true, Some(object(&[7, 7], &[])));
+        let mut plugin = plugin(Informer::Dedicated, true, Some(object(&[7, 7], &[])));
         plugin.see(2, &pods[2], seen(Phase::Running));
-        assert_eq!(plugin.filter(pods[0].request, &pods), Filter::Stale);
-        assert_eq!(plugin.filter(Request::BEST_EFFORT, &pods), Filter::Pass);
+        assert_eq!(plugin.filter(pods[0].request, &pods, None), Filter::Stale);
+        assert_eq!(plugin.filter(Request::BEST_EFFORT, &pods, None), Filter::Pass);
         plugin.flush(object(&[7, 7], &[&pods[2]]));
-        assert_eq!(plugin.filter(pods[0].request, &pods), Filter::Pass);
+        assert_eq!(plugin.filter(pods[0].request, &pods, None), Filter::Pass);
         let changed = Object { policy: false, ..object(&[1, 1], &[]) };
         plugin.see_object(&changed);
         assert!(plugin.believes(plugin.expected(&pods), &changed));
         plugin.flush(changed);
-        assert_eq!(plugin.filter(Request::whole(9), &pods), Filter::Pass, "the filter is off");
+        assert_eq!(plugin.filter(Request::whole(9), &pods, None), Filter::Pass, "the filter is off");
     }
 
     #[test]
     fn reserving_clears_the_mark_up_to_v0_34() {
         let pods = pods();
         for forgetful in [true, false] {
-            let mut plugin = Plugin::new(Informer::Dedicated, forgetful, Some(object(&[2, 2], &[])));
-            assert_eq!(plugin.filter(Request::whole(3), &pods), Filter::Reject);
+            let mut plugin = plugin(Informer::Dedicated, forgetful, Some(object(&[2, 2], &[])));
+            assert_eq!(plugin.filter(Request::whole(3), &pods, None), Filter::Reject);
             plugin.reserve(0, &pods);
             assert_eq!(plugin.is_dirty(), !forgetful);
         }
+    }
+
+    #[test]
+    fn the_direct_caches_read_the_object_and_one_rejects_a_node_until_its_pod_is_bound() {
+        let pods = pods();
+        let (free, full) = (object(&[3, 2], &[]), object(&[1, 0], &[]));
+        for (cache, until_bound) in
+            [(Cache::DiscardReserved, Filter::Stale), (Cache::Passthrough, Filter::Pass)]
+        {
+            let mut plugin = Plugin::new(cache, Informer::Dedicated, false);
+            assert_eq!(plugin.filter(pods[0].request, &pods, None), Filter::Pass, "there is no object");
+            assert_eq!(plugin.filter(pods[0].request, &pods, Some(&full)), Filter::Reject);
+            assert_eq!(plugin.filter(pods[0].request, &pods, Some(&free)), Filter::Pass);
+            plugin.reserve(0, &pods);
+            assert_eq!(plugin.filter(pods[1].request, &pods, Some(&free)), until_bound);
+            plugin.post_bind(0);
+            assert_eq!(plugin.filter(pods[1].request, &pods, Some(&free)), Filter::Pass);
+            assert!(!plugin.is_dirty(), "there is nothing to refresh");
+        }
+    }
+
+    #[test]
+    fn the_zone_with_the_least_left_over_counts() {
+        let pods = pods();
+        let plugin = plugin(Informer::Dedicated, false, Some(object(&[4, 8], &[])));
+        assert_eq!(plugin.score(pods[0].request, &pods, None), 50);
+        assert_eq!(plugin.score(Request::whole(6), &pods, None), 25);
+        assert_eq!(plugin.score(Request::BEST_EFFORT, &pods, None), 100);
     }
 }

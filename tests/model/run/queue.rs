@@ -6,27 +6,19 @@ use super::cluster::PodId;
 /// How long a pod may stay unschedulable before it is tried again whatever happens.
 const LEFT_OVER: Time = 300 * S;
 
-/// Who rejected a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rejector {
-    /// The node has not enough in total.
-    Resources,
-    /// The plugin.
-    Topology,
-}
-
 /// What moves rejected pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
     /// A bound pod ended or was deleted: of interest to both.
     PodGone,
-    /// The object was written: of interest to the plugin.
+    /// An object was created or updated, whichever: of interest to the plugin, which registers no queueing hint.
     Object,
 }
 
 impl Move {
-    fn interests(self, rejector: Rejector) -> bool {
-        self == Self::PodGone || rejector == Rejector::Topology
+    /// `by_plugin`: the plugin rejected the pod on some node.
+    fn interests(self, by_plugin: bool) -> bool {
+        self == Self::PodGone || by_plugin
     }
 }
 
@@ -44,7 +36,8 @@ struct Entry {
     /// When it came to the queue or back.
     since: Time,
     rejections: u32,
-    rejector: Rejector,
+    /// The plugin rejected it on some node; if not, all nodes had not enough in total.
+    by_plugin: bool,
 }
 
 /// How the queue is set up.
@@ -73,8 +66,7 @@ impl Queue {
     }
 
     pub(crate) fn add(&mut self, pod: PodId, now: Time) {
-        let entry =
-            Entry { pod, place: Place::Active, since: now, rejections: 0, rejector: Rejector::Resources };
+        let entry = Entry { pod, place: Place::Active, since: now, rejections: 0, by_plugin: false };
         self.entries.push(entry);
     }
 
@@ -108,13 +100,13 @@ impl Queue {
     }
 
     /// The pod in flight found none.
-    pub(crate) fn rejected(&mut self, rejector: Rejector, now: Time) {
+    pub(crate) fn rejected(&mut self, by_plugin: bool, now: Time) {
         let Some(mut entry) = self.flying.take() else { return };
         entry.rejections += 1;
         entry.since = now;
-        entry.rejector = rejector;
+        entry.by_plugin = by_plugin;
         entry.place = Place::Unschedulable;
-        if self.missed.iter().any(|moved| moved.interests(rejector)) {
+        if self.missed.iter().any(|moved| moved.interests(by_plugin)) {
             entry.place = self.place_to_go(&entry, now);
         }
         self.entries.push(entry);
@@ -130,7 +122,7 @@ impl Queue {
         self.missed.push(moved);
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
-            if entry.place == Place::Unschedulable && moved.interests(entry.rejector) {
+            if entry.place == Place::Unschedulable && moved.interests(entry.by_plugin) {
                 self.entries[index].place = self.place_to_go(&self.entries[index], now);
             }
         }
@@ -194,19 +186,19 @@ mod tests {
     fn a_rejected_pod_waits_for_an_event_of_interest() {
         let mut queue = queue(true);
         assert_eq!(queue.pop(), Some(7));
-        queue.rejected(Rejector::Resources, 1);
+        queue.rejected(false, 1);
         queue.happens(Move::Object, 2);
         assert_eq!(queue.pop(), None, "the object is of no interest to who rejected it");
         queue.happens(Move::PodGone, 3);
         assert_eq!(queue.pop(), Some(7), "early, though it backs off");
-        queue.rejected(Rejector::Topology, 4);
+        queue.rejected(true, 4);
         assert_eq!(queue.pop(), None);
         queue.flush_left_over(LEFT_OVER + 4);
         assert_eq!(queue.pop(), None);
         queue.flush_left_over(LEFT_OVER + 5);
         assert_eq!(queue.pop(), Some(7));
         queue.happens(Move::Object, LEFT_OVER + 6);
-        queue.rejected(Rejector::Topology, LEFT_OVER + 7);
+        queue.rejected(true, LEFT_OVER + 7);
         assert_eq!(queue.pop(), Some(7), "what happens meanwhile is not missed");
     }
 
@@ -216,7 +208,7 @@ mod tests {
         let mut now = 0;
         for wait in [1, 2, 4, 8, 10, 10] {
             assert_eq!(queue.pop(), Some(7));
-            queue.rejected(Rejector::Topology, now);
+            queue.rejected(true, now);
             queue.happens(Move::Object, now);
             now += wait * S;
             queue.flush(now - 1);

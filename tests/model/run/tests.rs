@@ -2,17 +2,20 @@
 
 use super::chance::{MS, S, Span};
 use super::cluster::{Kind, Phase, Pod, PodId, Request};
-use super::exporter::{Exporter, PATIENCE, QUIET, Who, usual};
+use super::controller::Nudges;
+use super::exporter::{Exporter, Who};
 use super::figures::Cause;
-use super::load::residents;
+use super::load::{self, Load, residents};
 use super::ours::Flaw;
-use super::plugin::Informer;
+use super::plugin::{Cache, Informer};
+use super::queue::BackOff;
 use super::walk::{self, Walk};
-use super::world::{Notice, Settings, Signal, World, guaranteed};
+use super::world::{Delays, Notice, Settings, Signal, World, guaranteed};
 
-fn world(who: Who, settings: Settings) -> World {
-    let exporter = who.exporter(settings.informer);
-    let mut world = World::new(settings, 7, exporter);
+/// One node, and the controller if it is to nudge.
+fn world(who: Who, nudges: Nudges, settings: Settings) -> World {
+    let exporters = who.exporters(settings.informer, 1);
+    let mut world = World::new(Settings { nudges, ..settings }, 7, exporters);
     residents(&mut world, false);
     go_on(&mut world, 10);
     world
@@ -62,24 +65,23 @@ fn completed(world: &mut World) {
 
 fn refused(world: &mut World) {
     let pod = guaranteed("refused".into(), 64, world.now);
-    world.create_bound(pod);
+    world.create_bound(pod, 0);
 }
 
 #[test]
 fn everyday_pods_freeze_a_node_for_who_publishes_the_list_and_for_nobody_else() {
-    let peers = [Who::Nfd, Who::Rte, Who::KubeletView(usual())];
-    let ours = [Who::Ours(usual(), PATIENCE), Who::Ours(QUIET, PATIENCE)];
+    let peers = [(Who::Nfd, Nudges::None), (Who::Rte, Nudges::None), (Who::KubeletView, Nudges::usual())];
+    let ours = [(Who::USUAL, Nudges::usual()), (Who::USUAL, Nudges::None)];
     for odd in [unpullable, completed, refused] {
-        for who in peers.into_iter().chain(ours) {
-            let mut world = world(who, Settings::default());
+        for (who, nudges) in peers.into_iter().chain(ours) {
+            let mut world = world(who, nudges, Settings::default());
             odd(&mut world);
             go_on(&mut world, 20);
-            let is_ours = ours.contains(&who);
-            assert_eq!(runs_in_a_place_that_was_given_up(&mut world), is_ours, "{}", who.name());
+            assert_eq!(runs_in_a_place_that_was_given_up(&mut world), who == Who::USUAL, "{}", who.name());
         }
     }
-    for who in peers {
-        let mut world = world(who, Settings::default());
+    for (who, nudges) in peers {
+        let mut world = world(who, nudges, Settings::default());
         assert!(runs_in_a_place_that_was_given_up(&mut world), "{} without odd pods", who.name());
     }
 }
@@ -88,7 +90,7 @@ fn everyday_pods_freeze_a_node_for_who_publishes_the_list_and_for_nobody_else() 
 fn a_completed_pod_freezes_nothing_where_the_plugin_does_not_count_it() {
     let settings = Settings { informer: Informer::Shared, ..Settings::default() };
     for (odd, runs) in [(completed as fn(&mut World), true), (unpullable, false)] {
-        let mut world = world(Who::KubeletView(usual()), settings.clone());
+        let mut world = world(Who::KubeletView, Nudges::usual(), settings.clone());
         odd(&mut world);
         go_on(&mut world, 20);
         assert_eq!(runs_in_a_place_that_was_given_up(&mut world), runs);
@@ -98,19 +100,20 @@ fn a_completed_pod_freezes_nothing_where_the_plugin_does_not_count_it() {
 #[test]
 fn nothing_is_refreshed_while_all_pods_are_pending() {
     for runs in [false, true] {
-        let exporter = Who::Ours(usual(), PATIENCE).exporter(Informer::Dedicated);
-        let mut world = World::new(Settings::default(), 7, exporter);
+        let exporters = Who::USUAL.exporters(Informer::Dedicated, 1);
+        let settings = Settings { nudges: Nudges::usual(), ..Settings::default() };
+        let mut world = World::new(settings, 7, exporters);
         if runs {
             residents(&mut world, false);
             go_on(&mut world, 20);
         }
         unpullable(&mut world);
         go_on(&mut world, 5);
-        let flushes = world.plugin.flushes;
+        let flushes = world.nodes[0].plugin.flushes;
         // Seven fit into a zone, but one CPU is assumed to be gone from both.
         let pod = create(&mut world, "pod", 7);
         go_on(&mut world, 900);
-        assert_eq!(world.plugin.flushes > flushes, runs);
+        assert_eq!(world.nodes[0].plugin.flushes > flushes, runs);
         assert_eq!(phase(&world, pod) == Some(Phase::Running), runs);
     }
 }
@@ -121,7 +124,7 @@ struct Liar;
 impl Exporter for Liar {
     fn hear(&mut self, world: &mut World, signal: Signal) {
         if matches!(signal, Signal::Started | Signal::Timer(_)) {
-            let expected = world.plugin.expected(&world.pods);
+            let expected = world.nodes[0].plugin.expected(&world.pods);
             let object = super::cluster::Object {
                 available: world.settings.zones.clone(),
                 policy: true,
@@ -129,15 +132,15 @@ impl Exporter for Liar {
                 counter: world.now,
                 ..Default::default()
             };
-            world.write(object);
-            world.wake_at(world.now + 100 * MS, 0);
+            world.write(0, object);
+            world.wake_at(0, world.now + 100 * MS, 0);
         }
     }
 }
 
 #[test]
 fn a_fingerprint_that_comes_true_too_early_lets_pods_collide() {
-    let mut world = World::new(Settings::default(), 7, Box::new(Liar));
+    let mut world = World::new(Settings::default(), 7, vec![Box::new(Liar)]);
     residents(&mut world, false);
     go_on(&mut world, 5);
     // Each fits alone; the third does not fit with two others, and the node has enough in total.
@@ -150,7 +153,7 @@ fn a_fingerprint_that_comes_true_too_early_lets_pods_collide() {
 
 #[test]
 fn a_pod_is_refused_without_the_plugin() {
-    let mut world = world(Who::Nobody, Settings { plugin: false, ..Settings::default() });
+    let mut world = world(Who::Nobody, Nudges::None, Settings { plugin: false, ..Settings::default() });
     let pods = ["a", "b", "c"].map(|name| create(&mut world, name, 4));
     go_on(&mut world, 20);
     assert_eq!(pods.iter().filter(|pod| phase(&world, **pod) == Some(Phase::Failed)).count(), 1);
@@ -158,8 +161,8 @@ fn a_pod_is_refused_without_the_plugin() {
 
 #[test]
 fn a_burst_is_placed_as_far_as_it_fits() {
-    for (nudges, soon) in [(usual(), true), (QUIET, false)] {
-        let mut world = world(Who::Ours(nudges, PATIENCE), Settings::default());
+    for (nudges, soon) in [(Nudges::usual(), true), (Nudges::None, false)] {
+        let mut world = world(Who::USUAL, nudges, Settings::default());
         let pods = ["a", "b", "c", "d"].map(|name| create(&mut world, name, 3));
         go_on(&mut world, 30);
         let run = pods.iter().filter(|pod| phase(&world, **pod) == Some(Phase::Running)).count();
@@ -171,9 +174,9 @@ fn a_burst_is_placed_as_far_as_it_fits() {
 
 #[test]
 fn a_modest_pod_of_somebody_else_stops_the_node_until_the_next_tick() {
-    let mut world = world(Who::Ours(usual(), PATIENCE), Settings::default());
+    let mut world = world(Who::USUAL, Nudges::usual(), Settings::default());
     let stranger = Pod::new("stranger".into(), Request::BEST_EFFORT, world.now);
-    world.create_bound(stranger);
+    world.create_bound(stranger, 0);
     let end = world.now + 50 * MS;
     world.run_until(end, &mut |_, _| {});
     let pod = create(&mut world, "pod", 1);
@@ -185,11 +188,93 @@ fn a_modest_pod_of_somebody_else_stops_the_node_until_the_next_tick() {
 }
 
 #[test]
+fn an_update_of_any_object_wakes_every_pod_that_the_plugin_rejected() {
+    let settings =
+        Settings { back_off: BackOff { early: true, ..Settings::default().back_off }, ..Settings::default() };
+    let exporters = Who::USUAL.exporters(Informer::Dedicated, 3);
+    let mut world = World::new(settings, 7, exporters);
+    residents(&mut world, false);
+    go_on(&mut world, 10);
+    // Nowhere is a zone of eight CPUs.
+    create(&mut world, "large", 8);
+    go_on(&mut world, 20);
+    let cycles = world.figures.cycles;
+    go_on(&mut world, 60);
+    assert_eq!(world.figures.cycles, cycles, "nothing happens");
+    let stranger = Pod::new("stranger".into(), Request::BEST_EFFORT, world.now);
+    world.create_bound(stranger, 2);
+    go_on(&mut world, 5);
+    assert!(world.figures.cycles > cycles, "the object of one node changed");
+}
+
+#[test]
+fn the_controller_nudges_while_a_pod_waits_and_not_otherwise() {
+    let mut world = world(Who::USUAL, Nudges::usual(), Settings::default());
+    create(&mut world, "small", 1);
+    go_on(&mut world, 120);
+    assert_eq!(world.figures.nudges, 0, "nobody waits");
+    let large = create(&mut world, "large", 8);
+    go_on(&mut world, 120);
+    let nudges = world.figures.nudges;
+    assert!((3..10).contains(&nudges), "{nudges}");
+    world.delete(large, false);
+    go_on(&mut world, 1);
+    let nudges = world.figures.nudges;
+    go_on(&mut world, 120);
+    assert_eq!(world.figures.nudges, nudges, "it is gone");
+}
+
+#[test]
+fn a_flush_forgets_a_pod_that_is_reserved_and_not_bound() {
+    let mut world = world(Who::USUAL, Nudges::usual(), Settings::default());
+    world.settings.delays.late_bind = Span(60 * S, 60 * S);
+    let mut late = guaranteed("late".into(), 4, world.now);
+    late.binds_late = true;
+    let late = world.create(late);
+    go_on(&mut world, 1);
+    assert!(world.pods[late].reserved.is_some() && world.pods[late].bound.is_none());
+    // It takes four from both zones of seven. Who does not fit beside it marks the node, and the next tick forgets it.
+    let pods = ["a", "b"].map(|name| create(&mut world, name, 4));
+    go_on(&mut world, 120);
+    let failed =
+        pods.into_iter().chain([late]).filter(|pod| phase(&world, *pod) == Some(Phase::Failed)).count();
+    assert_eq!((failed, world.figures.refused_for(Cause::Unbound)), (1, 1));
+}
+
+/// The direct caches: so many pods of a load are refused for one that the agent had heard of, and for others.
+fn refused_directly(cache: Cache, reserves: bool) -> (usize, usize) {
+    let settings = Settings { cache, grace: Delays::default().grace(0), ..Settings::default() };
+    let load = Load {
+        percent: 110,
+        sizes: &[1, 2, 3, 4],
+        life: 2 * S,
+        shortest: S / 3,
+        again: Span(0, 10 * MS),
+        odd_pods: true,
+        late: 0,
+        time: 300 * S,
+    };
+    let exporters = Who::Direct { reserves }.exporters(Informer::Dedicated, 1);
+    let outcome = load::run(settings, &load, exporters, 11);
+    assert!(outcome.busy > 0.6, "{outcome:?}");
+    assert_eq!(outcome.unknown, 0);
+    (outcome.refused_late, outcome.refused - outcome.refused_late)
+}
+
+#[test]
+fn reservations_keep_pods_from_colliding_where_the_object_is_read_directly() {
+    for cache in [Cache::DiscardReserved, Cache::Passthrough] {
+        let (with, without) = (refused_directly(cache, true), refused_directly(cache, false));
+        assert_eq!(with.0, 0, "{cache:?}: {with:?}");
+        assert!(without.0 > 5 && with.0 + with.1 < without.0 + without.1, "{cache:?}: {with:?} {without:?}");
+    }
+}
+
+#[test]
 fn a_run_is_repeated_by_its_seed() {
-    let walk =
-        Walk { steps: 300, informer: Informer::Dedicated, patience: PATIENCE, foreign: true, faults: true };
+    let walk = Walk { steps: 300, nodes: 2, foreign: true, faults: true, ..Walk::default() };
     let report = |seed| {
-        let report = walk::run(&walk, seed, Who::Ours(usual(), PATIENCE).exporter(walk.informer));
+        let report = walk::run(&walk, seed, Who::USUAL);
         (report.figures.events, report.placed, report.figures.writes, report.time)
     };
     assert_eq!(report(3), report(3));
@@ -210,9 +295,11 @@ fn no_pod_collides_that_could_have_been_prevented_and_no_node_freezes() {
     let seed = seed();
     for number in 0..6 {
         let informer = if number % 2 == 0 { Informer::Dedicated } else { Informer::Shared };
-        let walk = Walk { steps: 250, informer, patience: PATIENCE, foreign: number > 3, faults: number > 1 };
+        let nodes = if number % 3 == 2 { 3 } else { 1 };
+        let walk =
+            Walk { steps: 250, informer, nodes, foreign: number > 3, faults: number > 1, ..Walk::default() };
         let seed = seed.wrapping_add(number);
-        let report = walk::run(&walk, seed, Who::Ours(usual(), PATIENCE).exporter(informer));
+        let report = walk::run(&walk, seed, Who::USUAL);
         assert!(report.placed > 0);
         assert_eq!((report.refused_for(Cause::Late), report.refused_for(Cause::Unknown)), (0, 0), "{seed}");
         assert!(!report.frozen, "{seed}");
@@ -224,14 +311,8 @@ fn the_walk_notices_what_is_wrong() {
     let mut bad = [0; 2];
     for seed in 0..8 {
         for (flaw, bad) in [Flaw::NoHold, Flaw::StaleZones].into_iter().zip(&mut bad) {
-            let walk = Walk {
-                steps: 400,
-                informer: Informer::Dedicated,
-                patience: PATIENCE,
-                foreign: false,
-                faults: false,
-            };
-            let report = walk::run(&walk, seed, Who::Broken(flaw).exporter(walk.informer));
+            let walk = Walk { steps: 400, ..Walk::default() };
+            let report = walk::run(&walk, seed, Who::Broken(flaw));
             *bad += report.figures.forgotten_late;
         }
     }
@@ -240,7 +321,7 @@ fn the_walk_notices_what_is_wrong() {
 
 #[test]
 fn slow_hands_are_drawn_too() {
-    let walk = Walk { steps: 1, informer: Informer::Shared, patience: 0, foreign: false, faults: false };
+    let walk = Walk { steps: 1, informer: Informer::Shared, ..Walk::default() };
     let mut dice = super::chance::Dice::new(1);
     let drawn: Vec<Span> = (0..50).map(|_| walk::settings(&walk, &mut dice).delays.watch[2]).collect();
     assert!(drawn.iter().any(|span| span.1 > 400 * MS) && drawn.iter().any(|span| span.1 < 10 * MS));

@@ -1,16 +1,17 @@
 //! A random walk: everything that happens to pods, the exporter and the kubelet, in any order and at any pace.
 
 use super::chance::{Dice, MS, NEVER, S, Span, Time};
-use super::cluster::{Kind, Phase, Pod, PodId, Request};
-use super::exporter::Exporter;
+use super::cluster::{Kind, NodeId, Phase, Pod, PodId, Request};
+use super::controller::Nudges;
+use super::exporter::{PATIENCE, Who};
 use super::figures::{Cause, Figures};
 use super::kubelet::Stage;
 use super::load::residents;
-use super::plugin::Informer;
+use super::plugin::{Cache, Informer};
 use super::queue::BackOff;
 use super::world::{Delays, Notice, Settings, World, guaranteed};
 
-/// So many pods at most have an object, or work for the scheduler is all that happens.
+/// So many pods per node at most have an object, or work for the scheduler is all that happens.
 const MOST_PODS: usize = 24;
 /// When everything has calmed down, a pod must run within this time: longer than the longest hold, and than the
 /// scheduler lets a pod lie, twice.
@@ -22,12 +23,32 @@ const PROBE: Time = 900 * S;
 pub(crate) struct Walk {
     pub(crate) steps: u64,
     pub(crate) informer: Informer,
+    pub(crate) cache: Cache,
+    pub(crate) nudges: Nudges,
     /// How long the exporter may take after it heard of a binding, beside its writes.
     pub(crate) patience: Time,
+    /// How many nodes there are.
+    pub(crate) nodes: usize,
     /// Pods that others place, too, which no exporter can prevent from colliding with ours.
     pub(crate) foreign: bool,
     /// Exporters and kubelets restart, watches break.
     pub(crate) faults: bool,
+}
+
+impl Default for Walk {
+    /// One node, nobody else, no faults.
+    fn default() -> Self {
+        Self {
+            steps: 0,
+            informer: Informer::Dedicated,
+            cache: Cache::OverReserve,
+            nudges: Nudges::usual(),
+            patience: PATIENCE,
+            nodes: 1,
+            foreign: false,
+            faults: false,
+        }
+    }
 }
 
 /// What came of one walk.
@@ -67,13 +88,15 @@ pub(crate) fn settings(walk: &Walk, dice: &mut Dice) -> Settings {
     delays.start.1 *= dice.pick(&[1, 10, 60]);
     delays.status.1 *= dice.pick(&[1, 1, 10, 50]);
     delays.read.1 *= dice.pick(&[1, 1, 10]);
-    delays.bind.1 *= dice.pick(&[1, 1, 10]);
+    delays.bind[0].1 *= dice.pick(&[1, 1, 10]);
     delays.list[0].1 *= dice.pick(&[1, 1, 20]);
     let grace = delays.grace(walk.patience);
     Settings {
         zones: dice.pick(zones).to_vec(),
         resync: dice.pick(&[S / 2, S, 2 * S, 5 * S, 10 * S]),
         informer: walk.informer,
+        cache: walk.cache,
+        nudges: walk.nudges,
         back_off: BackOff { first, longest, early: dice.per_mille(700) },
         forgetful: dice.per_mille(500),
         delays,
@@ -97,7 +120,7 @@ impl Walker<'_> {
         match notice {
             Notice::Drive(STEP) if self.steps < self.walk.steps => {
                 self.steps += 1;
-                let total: u32 = world.settings.zones.iter().sum();
+                let total = world.nodes.len() as u32 * world.settings.zones.iter().sum::<u32>();
                 self.idle += u64::from(world.idle() * 1000 / total);
                 self.step(world);
                 if self.steps.is_multiple_of(200) {
@@ -112,7 +135,7 @@ impl Walker<'_> {
     }
 
     fn step(&mut self, world: &mut World) {
-        let crowded = world.objects.len() >= MOST_PODS;
+        let crowded = world.objects.len() >= MOST_PODS * world.nodes.len();
         match world.dice.below(1000) {
             0..450 if !crowded => self.create(world),
             450..470 if !crowded && self.walk.foreign => self.create_foreign(world),
@@ -125,15 +148,18 @@ impl Walker<'_> {
             700..703 if self.walk.faults => {
                 let away = world.dice.within(Span(100 * MS, 5 * S));
                 let killed = world.dice.per_mille(500);
-                world.restart_exporter(away, killed);
+                let node = any_node(world);
+                world.restart_exporter(node, away, killed);
             }
             703..706 if self.walk.faults => {
                 let away = world.dice.within(Span(300 * MS, 5 * S));
-                world.restart_kubelet(away);
+                let node = any_node(world);
+                world.restart_kubelet(node, away);
             }
             706..712 if self.walk.faults => {
                 let away = world.dice.within(Span(10 * MS, 20 * S));
-                world.lose_watch(away);
+                let node = any_node(world);
+                world.lose_watch(node, away);
             }
             _ => self.sweep(world),
         }
@@ -182,23 +208,27 @@ impl Walker<'_> {
         if world.dice.per_mille(500) {
             pod.request = Request::BEST_EFFORT;
         }
-        world.create_bound(pod);
+        let node = any_node(world);
+        world.create_bound(pod, node);
     }
 
     fn static_pod(&mut self, world: &mut World) {
+        let node = any_node(world);
         let statics = |id: &PodId| world.pods[*id].kind == Kind::Static;
-        if let Some(id) = world.placed.iter().copied().find(statics) {
+        if let Some(id) = world.nodes[node].placed.iter().copied().find(statics) {
             world.remove_static(id);
         } else {
             let name = self.name();
             let mut pod = guaranteed(name, 1, world.now);
             pod.life = NEVER;
-            world.create_static(pod);
+            world.create_static(pod, node);
         }
     }
 
     fn any(&mut self, world: &mut World) -> Option<PodId> {
-        let mortal = |id: &PodId| world.pods[*id].kind != Kind::Static && *id != 0;
+        // The first pods are the exporters' own.
+        let agents = world.nodes.len();
+        let mortal = |id: &PodId| world.pods[*id].kind != Kind::Static && *id >= agents;
         let pods: Vec<PodId> = world.objects.iter().copied().filter(mortal).collect();
         (!pods.is_empty()).then(|| pods[world.dice.below(pods.len())])
     }
@@ -241,11 +271,16 @@ impl Walker<'_> {
     }
 }
 
+fn any_node(world: &mut World) -> NodeId {
+    let nodes = world.nodes.len();
+    if nodes == 1 { 0 } else { world.dice.below(nodes) }
+}
+
 /// One walk.
-pub(crate) fn run(walk: &Walk, seed: u64, exporter: Box<dyn Exporter>) -> Report {
+pub(crate) fn run(walk: &Walk, seed: u64, who: Who) -> Report {
     let mut dice = Dice::new(seed);
     let settings = settings(walk, &mut dice);
-    let mut world = World::new(settings, dice.seed(), exporter);
+    let mut world = World::new(settings, dice.seed(), who.exporters(walk.informer, walk.nodes));
     residents(&mut world, false);
     world.run_until(5 * S, &mut |_, _| {});
     let mut walker = Walker { walk, names: 0, idle: 0, steps: 0, pace: 400 * MS };
@@ -281,14 +316,15 @@ fn probe(world: &mut World, walker: &mut Walker<'_>) -> (bool, Time) {
     let total: u32 = world.settings.zones.iter().sum();
     let calm = world.now + CALM;
     world.run_until(calm, &mut |world, notice| walker.hear(world, notice));
-    // Nobody has to go but those that run on and on, and of them only so many that there is room.
-    let running: Vec<PodId> = world.kubelet.pods.keys().copied().collect();
+    // Nobody has to go but those that run on and on, and of them only so many that there is room on the first node.
+    let running: Vec<PodId> = world.nodes[0].kubelet.pods.keys().copied().collect();
     for id in running {
-        let used: u32 = world.placed.iter().map(|id| world.pods[*id].request.milli).sum();
-        if world.kubelet.free().count_ones() >= 1 && used + 1000 <= total * 1000 {
+        let first = &world.nodes[0];
+        let used: u32 = first.placed.iter().map(|id| world.pods[*id].request.milli).sum();
+        if first.kubelet.free().count_ones() >= 1 && used + 1000 <= total * 1000 {
             break;
         }
-        if id != 0 && world.kubelet.pods[&id].stage != Stage::Ending {
+        if id != 0 && first.kubelet.pods[&id].stage != Stage::Ending {
             world.finalize(id);
             world.delete(id, true);
             if world.pods[id].kind == Kind::Static {

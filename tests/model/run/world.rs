@@ -1,32 +1,38 @@
 //! The cluster, the scheduler and the kubelet in virtual time: what happens when, and what it leads to.
 
 mod api;
+mod controlling;
 mod exporting;
 mod kubelet;
 mod scheduler;
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use super::chance::{Dice, MS, S, Span, Time};
-use super::cluster::{Forgotten, Kind, Object, Phase, Pod, PodId, Request, Seen};
+use super::cluster::{Forgotten, Kind, NodeId, Object, Phase, Pod, PodId, Request, Seen};
+use super::controller::{Controller, Nudges};
 use super::exporter::Exporter;
 use super::figures::Figures;
 use super::kubelet::{Held, Kubelet, List, Stage};
-use super::plugin::{Expected, Filter, Informer, Plugin, agree};
-use super::queue::{BackOff, Move, Queue, Rejector};
+use super::plugin::{Cache, Expected, Filter, Informer, Plugin, agree};
+use super::queue::{BackOff, Move, Queue};
 
 /// How long everything takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Delays {
     /// From the API server to one who watches pods: the scheduler, the plugin, the agent, the kubelet.
     pub(crate) watch: [Span; 4],
-    /// From the API server to one who watches the object.
+    /// From the API server to one who watches the objects.
     pub(crate) object_watch: Span,
     pub(crate) cycle: Span,
-    /// From the end of the cycle to the binding in the API server.
-    pub(crate) bind: Span,
-    /// The tick's GET, then from the answer to the flush.
+    /// From the end of the cycle to the binding in the API server, and to the answer.
+    pub(crate) bind: [Span; 2],
+    /// How long a binding waits that waits for something.
+    pub(crate) late_bind: Span,
+    /// From the end of a cycle to the condition in the pod's status that says why there is no node.
+    pub(crate) condition: Span,
+    /// A GET of an object, then from the last answer of a tick to the flush.
     pub(crate) read: Span,
     pub(crate) flush: Span,
     /// A write of the object: to the API server, and back.
@@ -51,7 +57,9 @@ impl Default for Delays {
             watch: [Span(MS / 3, 5 * MS); 4],
             object_watch: Span(MS / 3, 5 * MS),
             cycle: Span(MS, 4 * MS),
-            bind: Span(3 * MS / 2, 6 * MS),
+            bind: [Span(3 * MS / 2, 6 * MS), Span(MS, 4 * MS)],
+            late_bind: Span(S, 5 * S),
+            condition: Span(2 * MS, 8 * MS),
             read: Span(MS, 4 * MS),
             flush: Span(MS / 2, 2 * MS),
             write: [Span(3 * MS, 9 * MS), Span(2 * MS, 6 * MS)],
@@ -69,8 +77,9 @@ impl Default for Delays {
 /// Everything that is set.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// Allocatable CPUs of each zone.
+    /// Allocatable CPUs of each zone of a node.
     pub(crate) zones: Vec<u32>,
+    pub(crate) cache: Cache,
     pub(crate) resync: Time,
     pub(crate) informer: Informer,
     pub(crate) back_off: BackOff,
@@ -78,6 +87,10 @@ pub(crate) struct Settings {
     pub(crate) forgetful: bool,
     /// The plugin is in use at all.
     pub(crate) plugin: bool,
+    /// Requests per second of the plugin's client, and at once; none: as many as it likes.
+    pub(crate) client: Option<(u32, u32)>,
+    /// When the cluster's controller nudges.
+    pub(crate) nudges: Nudges,
     pub(crate) delays: Delays,
     /// How long after it heard of a binding the exporter may take to have it held or accounted for.
     pub(crate) grace: Time,
@@ -89,11 +102,14 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             zones: vec![7, 7],
+            cache: Cache::OverReserve,
             resync: 5 * S,
             informer: Informer::Dedicated,
             back_off: BackOff { first: S, longest: 10 * S, early: true },
             forgetful: true,
             plugin: true,
+            client: None,
+            nudges: Nudges::None,
             delays: Delays::default(),
             grace: 40 * MS,
             oracle: false,
@@ -109,8 +125,6 @@ pub(crate) enum Watcher {
     Exporter = 2,
     Kubelet = 3,
 }
-
-const WATCHERS: [Watcher; 4] = [Watcher::Scheduler, Watcher::Plugin, Watcher::Exporter, Watcher::Kubelet];
 
 /// What a kubelet does some time later; void after its restart.
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +151,7 @@ pub(crate) enum Signal {
     Stopping,
     /// One pod; `None`: it is gone.
     Pod(PodId, Option<Seen>),
-    /// All pods of the node, anew.
+    /// All pods of its node, anew.
     Pods(Vec<(PodId, Seen)>),
     /// Nobody tells of pods any more.
     WatchLost,
@@ -154,25 +168,90 @@ pub(crate) enum Signal {
 /// What happens.
 #[derive(Clone, Debug)]
 enum Event {
-    Seen { watcher: Watcher, epoch: u32, pod: PodId, seen: Option<Seen> },
-    Relisted { epoch: u32, pods: Vec<(PodId, Seen)> },
+    Seen {
+        watcher: Watcher,
+        epoch: u32,
+        pod: PodId,
+        seen: Option<Seen>,
+    },
+    Relisted {
+        node: NodeId,
+        epoch: u32,
+        pods: Vec<(PodId, Seen)>,
+    },
+    /// The scheduler hears that an object was written.
     ObjectChanged,
-    ObjectSeen(Box<Object>),
+    /// The plugin's watch hears of other attributes.
+    ObjectSeen(NodeId, Box<Object>),
     Cycle,
-    CycleEnds { pod: PodId, rejector: Option<Rejector> },
+    /// The objects are read that the cycle looks at.
+    CycleReads(PodId),
+    CycleEnds {
+        pod: PodId,
+        found: Found,
+    },
     Bind(PodId),
+    PostBind(PodId),
     BackOffs,
     LeftOvers,
     Tick,
-    TickRead(Option<Expected>),
-    TickFlush { object: Option<Box<Object>>, read: Time },
-    Kubelet { life: u32, duty: Duty },
-    KubeletUp,
-    File,
-    List { epoch: u32 },
-    Commit(Box<Object>),
-    Signal { epoch: u32, signal: Box<Signal> },
+    TickRead,
+    TickFlush,
+    Kubelet {
+        node: NodeId,
+        life: u32,
+        duty: Duty,
+    },
+    KubeletUp(NodeId),
+    File(NodeId),
+    List {
+        node: NodeId,
+        epoch: u32,
+    },
+    Commit {
+        node: NodeId,
+        object: Box<Object>,
+    },
+    Signal {
+        node: NodeId,
+        epoch: u32,
+        signal: Box<Signal>,
+    },
+    Controller(Heard),
+    /// The controller's write arrives.
+    Nudge,
     Drive(u64),
+}
+
+/// What a cycle comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Node(NodeId),
+    /// The plugin rejected the pod on some node; if not, no node has enough in total.
+    None {
+        by_plugin: bool,
+    },
+}
+
+/// What the controller hears of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// An object changed by itself.
+    Object,
+    /// The plugin rejects this pod.
+    Waits(PodId),
+    /// It does not any more, or the pod was bound, or is gone.
+    WaitsNoMore(PodId),
+    /// Its write was answered.
+    Nudged,
+    Timer(u32),
+}
+
+/// One tick of the plugin: who is still to be read, and what was believed.
+#[derive(Debug, Default)]
+struct Ticking {
+    dirty: VecDeque<(NodeId, Option<Expected>)>,
+    believed: Vec<(NodeId, Object, Time)>,
 }
 
 struct Due {
@@ -209,8 +288,31 @@ pub(crate) enum Notice {
     Refused(PodId),
     /// Its status says that it runs.
     Runs(PodId),
-    /// Its containers have ended.
+    /// Its status says that it has ended.
     Ended(PodId),
+}
+
+/// A node, and who stands for it elsewhere.
+pub(crate) struct Node {
+    /// Pods that were placed here, by us or by others, and have not ended.
+    pub(crate) placed: BTreeSet<PodId>,
+    /// Its NodeResourceTopology.
+    pub(crate) object: Option<Object>,
+    pub(crate) kubelet: Kubelet,
+    /// What the plugin knows of it.
+    pub(crate) plugin: Plugin,
+    exporter: Option<Box<dyn Exporter>>,
+    /// Counts the exporter's processes and its watches, so that what earlier ones are told is void.
+    process: u32,
+    watch: u32,
+    watching: bool,
+    exporting: bool,
+    /// The pods that the scheduler's own cache has here.
+    on_node: Vec<PodId>,
+    /// Since when the object and the plugin have not agreed.
+    disagrees: Option<Time>,
+    /// The exporter and the kubelet hear no later event before an earlier one.
+    last_told: [Time; 2],
 }
 
 /// The world.
@@ -221,29 +323,23 @@ pub(crate) struct World {
     pub(crate) pods: Vec<Pod>,
     /// Pods with an object.
     pub(crate) objects: BTreeSet<PodId>,
-    /// Pods that were placed, by us or by others, and have not ended.
-    pub(crate) placed: BTreeSet<PodId>,
-    /// The NodeResourceTopology.
-    pub(crate) object: Option<Object>,
-    pub(crate) kubelet: Kubelet,
+    pub(crate) nodes: Vec<Node>,
     pub(crate) queue: Queue,
-    pub(crate) plugin: Plugin,
     pub(crate) figures: Figures,
     pub(crate) notices: Vec<Notice>,
-    exporter: Option<Box<dyn Exporter>>,
-    /// Counts the exporter's processes and its watches, so that what earlier ones are told is void.
-    process: u32,
-    watch: u32,
-    watching: bool,
-    exporting: bool,
-    /// CPU, in thousandths, of the pods that the scheduler's own cache has on the node.
-    on_node: Vec<PodId>,
+    controller: Controller,
     scheduling: bool,
+    ticking: Ticking,
+    /// Requests that the plugin's client may send at once, in millionths, and when that was so.
+    tokens: (u64, Time),
     heap: BinaryHeap<Reverse<Due>>,
     number: u64,
-    /// No watcher hears a later event before an earlier one.
-    last_told: [Time; 5],
+    /// The scheduler, the plugin and those who watch the objects hear no later event before an earlier one.
+    last_told: [Time; 3],
 }
+
+/// Who watches the objects, in `World::last_told`.
+const OBJECTS: usize = 2;
 
 impl Delays {
     /// How long after it heard of a binding an exporter of this patience may need: a write in flight ends, a List is
@@ -256,36 +352,33 @@ impl Delays {
 }
 
 impl World {
-    /// A world at its beginning: the exporter has written its first object, then the scheduler has started.
-    pub(crate) fn new(settings: Settings, seed: u64, exporter: Box<dyn Exporter>) -> Self {
+    /// A world at its beginning, a node for each exporter: they have written their first objects, then the scheduler has
+    /// started.
+    pub(crate) fn new(settings: Settings, seed: u64, exporters: Vec<Box<dyn Exporter>>) -> Self {
         let mut dice = Dice::new(seed);
-        let relist = dice.within(Span(0, S - 1));
+        let nodes = exporters.into_iter().map(|exporter| Node::new(&settings, &mut dice, exporter)).collect();
         let mut world = Self {
-            kubelet: Kubelet::new(&settings.zones, relist),
+            nodes,
             queue: Queue::new(settings.back_off),
-            plugin: Plugin::new(settings.informer, settings.forgetful, None),
+            controller: Controller::new(settings.nudges),
+            tokens: (settings.client.map_or(0, |(_, burst)| u64::from(burst) * S), 0),
             settings,
             now: 0,
             dice,
             pods: Vec::new(),
             objects: BTreeSet::new(),
-            placed: BTreeSet::new(),
-            object: None,
             figures: Figures::default(),
             notices: Vec::new(),
-            exporter: Some(exporter),
-            process: 0,
-            watch: 0,
-            watching: true,
-            exporting: true,
-            on_node: Vec::new(),
             scheduling: false,
+            ticking: Ticking::default(),
             heap: BinaryHeap::new(),
             number: 0,
-            last_told: [0; 5],
+            last_told: [0; 3],
         };
-        world.tell(Signal::Started);
-        world.tell(Signal::Pods(Vec::new()));
+        for node in 0..world.nodes.len() {
+            world.tell(node, Signal::Started);
+            world.tell(node, Signal::Pods(Vec::new()));
+        }
         let start = S;
         let first_tick = start + world.dice.within(Span(0, world.settings.resync));
         world.at(first_tick, Event::Tick);
@@ -294,8 +387,15 @@ impl World {
         world.at(if early { 2 * S } else { S + flush }, Event::BackOffs);
         world.at(30 * S, Event::LeftOvers);
         world.run_until(start, &mut |_, _| {});
-        world.plugin.cached = world.object.clone().filter(|_| world.settings.plugin);
+        if world.settings.plugin && world.settings.cache == Cache::OverReserve {
+            world.nodes.iter_mut().for_each(|node| node.plugin.cached.clone_from(&node.object));
+        }
         world
+    }
+
+    /// Where a pod was placed. Nobody asks about another.
+    fn node_of(&self, id: PodId) -> NodeId {
+        self.pods[id].node.unwrap_or_default()
     }
 
     fn at(&mut self, at: Time, event: Event) {
@@ -330,20 +430,25 @@ impl World {
     fn take(&mut self, event: Event) {
         match event {
             Event::Seen { watcher, epoch, pod, seen } => self.seen(watcher, epoch, pod, seen),
-            Event::Relisted { epoch, pods } => {
-                if epoch == self.watch {
+            Event::Relisted { node, epoch, pods } => {
+                if epoch == self.nodes[node].watch {
                     pods.iter().for_each(|(pod, _)| self.heard(*pod));
-                    self.tell(Signal::Pods(pods));
+                    self.tell(node, Signal::Pods(pods));
                 }
             }
             Event::ObjectChanged => {
                 self.queue.happens(Move::Object, self.now);
                 self.schedule();
             }
-            Event::ObjectSeen(object) => self.plugin.see_object(&object),
+            Event::ObjectSeen(node, object) => self.nodes[node].plugin.see_object(&object),
             Event::Cycle => self.cycle(),
-            Event::CycleEnds { pod, rejector } => self.cycle_ends(pod, rejector),
+            Event::CycleReads(pod) => self.look_for_node(pod),
+            Event::CycleEnds { pod, found } => self.cycle_ends(pod, found),
             Event::Bind(pod) => self.bind(pod),
+            Event::PostBind(pod) => {
+                let node = self.node_of(pod);
+                self.nodes[node].plugin.post_bind(pod);
+            }
             Event::BackOffs => {
                 self.queue.flush(self.now);
                 self.at(self.now + S, Event::BackOffs);
@@ -355,34 +460,69 @@ impl World {
                 self.schedule();
             }
             Event::Tick => self.tick(),
-            Event::TickRead(expected) => self.tick_read(expected),
-            Event::TickFlush { object, read } => self.tick_flush(object, read),
-            Event::Kubelet { life, duty } => {
-                if life == self.kubelet.life && !self.kubelet.down {
-                    self.kubelet_does(duty);
+            Event::TickRead => self.tick_read(),
+            Event::TickFlush => self.tick_flush(),
+            Event::Kubelet { node, life, duty } => {
+                let kubelet = &self.nodes[node].kubelet;
+                if life == kubelet.life && !kubelet.down {
+                    self.kubelet_does(node, duty);
                 }
             }
-            Event::KubeletUp => self.kubelet_up(),
-            Event::File => self.tell(Signal::File),
-            Event::List { epoch } => {
-                let list = self.kubelet.list();
+            Event::KubeletUp(node) => self.kubelet_up(node),
+            Event::File(node) => self.tell(node, Signal::File),
+            Event::List { node, epoch } => {
+                let list = self.nodes[node].kubelet.list();
                 let [_, back] = self.settings.delays.list;
-                self.after(back, Event::Signal { epoch, signal: Box::new(Signal::Listed(list)) });
+                self.after(back, Event::Signal { node, epoch, signal: Box::new(Signal::Listed(list)) });
             }
-            Event::Commit(object) => self.commit(*object),
-            Event::Signal { epoch, signal } => {
-                if epoch == self.process {
-                    self.tell(*signal);
+            Event::Commit { node, object } => self.commit(node, *object),
+            Event::Signal { node, epoch, signal } => {
+                if epoch == self.nodes[node].process {
+                    self.tell(node, *signal);
                 }
             }
+            Event::Controller(heard) => self.controller_hears(heard),
+            Event::Nudge => self.take_nudge(),
             Event::Drive(token) => self.notices.push(Notice::Drive(token)),
         }
     }
 }
 
-/// Tokens of [`World::comes_back`].
-pub(crate) const BACK: u64 = u64::MAX;
-pub(crate) const WATCH_BACK: u64 = u64::MAX - 1;
+impl Node {
+    fn new(settings: &Settings, dice: &mut Dice, exporter: Box<dyn Exporter>) -> Self {
+        let relist = dice.within(Span(0, S - 1));
+        Self {
+            placed: BTreeSet::new(),
+            object: None,
+            kubelet: Kubelet::new(&settings.zones, relist),
+            plugin: Plugin::new(settings.cache, settings.informer, settings.forgetful),
+            exporter: Some(exporter),
+            process: 0,
+            watch: 0,
+            watching: true,
+            exporting: true,
+            on_node: Vec::new(),
+            disagrees: None,
+            last_told: [0; 2],
+        }
+    }
+
+    /// CPUs that are free in each zone, without those of pods that are placed and not admitted yet.
+    fn free_by_zone(&self, pods: &[Pod]) -> Vec<u32> {
+        let mut free = self.kubelet.free_by_zone();
+        let admitted = |id: &PodId| self.kubelet.pods.get(id).is_some_and(|held| held.stage != Stage::Known);
+        for wanted in self.placed.iter().filter(|id| !admitted(id)).map(|id| pods[*id].request.exclusive()) {
+            if let Some(zone) = free.iter_mut().find(|zone| **zone >= wanted) {
+                *zone -= wanted;
+            }
+        }
+        free
+    }
+}
+
+/// Tokens of [`World::comes_back`], together with the node's number.
+const BACK: u64 = 1 << 60;
+const WATCH_BACK: u64 = 1 << 61;
 
 /// A Guaranteed pod that a load would create.
 pub(crate) fn guaranteed(name: String, cpus: u32, now: Time) -> Pod {

@@ -116,15 +116,20 @@ impl Cluster {
     /// How many writes of a resource the API server has answered, by its own count: one that changes nothing
     /// leaves no other trace.
     pub(crate) async fn writes_of(&self, resource: &str) -> Result<u64> {
+        self.requests_of(resource, &["APPLY", "PATCH", "PUT", "POST", "DELETE"]).await
+    }
+
+    /// How many requests for a resource with one of these verbs the API server has answered.
+    pub(crate) async fn requests_of(&self, resource: &str, verbs: &[&str]) -> Result<u64> {
         let metrics = self.text_of("/metrics").await?;
         let whose = format!("resource=\"{resource}\"");
-        let verbs = ["APPLY", "PATCH", "PUT", "POST", "DELETE"].map(|verb| format!("verb=\"{verb}\""));
-        let writes = metrics.lines().filter(|line| {
+        let verbs: Vec<String> = verbs.iter().map(|verb| format!("verb=\"{verb}\"")).collect();
+        let counted = metrics.lines().filter(|line| {
             line.starts_with("apiserver_request_total{")
                 && line.contains(&whose)
                 && verbs.iter().any(|verb| line.contains(verb))
         });
-        let counts = writes.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>());
+        let counts = counted.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>());
         Ok(counts.sum::<Result<u64, _>>()?)
     }
 

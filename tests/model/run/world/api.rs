@@ -14,24 +14,24 @@ impl World {
         id
     }
 
-    /// A new pod that somebody else has placed here.
-    pub(crate) fn create_bound(&mut self, mut pod: Pod) -> PodId {
-        pod.ours = false;
+    /// A new pod that somebody else has placed on this node.
+    pub(crate) fn create_bound(&mut self, mut pod: Pod, node: NodeId) -> PodId {
+        (pod.ours, pod.node) = (false, Some(node));
         let id = self.create(pod);
         self.change(id, |seen| seen.bound = true);
         self.pods[id].bound = Some(self.now);
-        self.placed.insert(id);
+        self.nodes[node].placed.insert(id);
         id
     }
 
     /// A new file on the node; the API server has a copy of the pod later.
-    pub(crate) fn create_static(&mut self, mut pod: Pod) -> PodId {
+    pub(crate) fn create_static(&mut self, mut pod: Pod, node: NodeId) -> PodId {
         let id = self.pods.len();
-        (pod.ours, pod.kind) = (false, Kind::Static);
+        (pod.ours, pod.kind, pod.node) = (false, Kind::Static, Some(node));
         pod.bound = Some(self.now);
         self.pods.push(pod);
-        self.placed.insert(id);
-        if !self.kubelet.down {
+        self.nodes[node].placed.insert(id);
+        if !self.nodes[node].kubelet.down {
             self.kubelet_adds(id);
         }
         id
@@ -63,6 +63,7 @@ impl World {
             self.change(id, |seen| seen.deleted = true);
         } else if self.pods[id].object.take().is_some() {
             self.objects.remove(&id);
+            self.controller_is_told(Heard::WaitsNoMore(id));
             self.broadcast(id);
         }
     }
@@ -70,7 +71,8 @@ impl World {
     /// Nothing holds the object any more.
     pub(crate) fn finalize(&mut self, id: PodId) {
         self.pods[id].finalizer = false;
-        let kubelet_has = self.kubelet.pods.contains_key(&id) || self.kubelet.unreported.contains_key(&id);
+        let kubelet = &self.nodes[self.node_of(id)].kubelet;
+        let kubelet_has = kubelet.pods.contains_key(&id) || kubelet.unreported.contains_key(&id);
         if self.pods[id].object.is_some_and(|seen| seen.deleted) && !kubelet_has {
             self.remove(id);
         }
@@ -78,19 +80,21 @@ impl World {
 
     pub(super) fn broadcast(&mut self, id: PodId) {
         let seen = self.pods[id].object;
-        for watcher in WATCHERS {
-            if watcher == Watcher::Exporter && !self.watching
-                || watcher == Watcher::Kubelet && self.kubelet.down
-            {
-                continue;
-            }
-            let epoch = match watcher {
-                Watcher::Exporter => self.watch,
-                Watcher::Kubelet => self.kubelet.life,
-                _ => 0,
-            };
+        for watcher in [Watcher::Scheduler, Watcher::Plugin] {
             let at = self.told_at(watcher as usize, self.settings.delays.watch[watcher as usize]);
-            self.at(at, Event::Seen { watcher, epoch, pod: id, seen });
+            self.at(at, Event::Seen { watcher, epoch: 0, pod: id, seen });
+        }
+        let Some(node) = self.pods[id].node else { return };
+        for watcher in [Watcher::Exporter, Watcher::Kubelet] {
+            let there = &self.nodes[node];
+            let (listens, epoch) = match watcher {
+                Watcher::Exporter => (there.watching, there.watch),
+                _ => (!there.kubelet.down, there.kubelet.life),
+            };
+            if listens {
+                let at = self.node_is_told_at(node, watcher);
+                self.at(at, Event::Seen { watcher, epoch, pod: id, seen });
+            }
         }
     }
 
@@ -100,7 +104,15 @@ impl World {
         at
     }
 
+    pub(super) fn node_is_told_at(&mut self, node: NodeId, watcher: Watcher) -> Time {
+        let at = self.now + self.dice.within(self.settings.delays.watch[watcher as usize]);
+        let last = &mut self.nodes[node].last_told[watcher as usize - Watcher::Exporter as usize];
+        *last = at.max(*last);
+        *last
+    }
+
     pub(super) fn seen(&mut self, watcher: Watcher, epoch: u32, id: PodId, seen: Option<Seen>) {
+        let node = self.node_of(id);
         match watcher {
             Watcher::Scheduler => self.scheduler_sees(id, seen),
             Watcher::Plugin => {
@@ -110,13 +122,15 @@ impl World {
             }
             Watcher::Exporter => {
                 // It follows the pods of its node.
-                if epoch == self.watch && seen.map_or(self.pods[id].bound.is_some(), |seen| seen.bound) {
+                let bound = seen.map_or(self.pods[id].bound.is_some(), |seen| seen.bound);
+                if epoch == self.nodes[node].watch && bound {
                     self.heard(id);
-                    self.tell(Signal::Pod(id, seen));
+                    self.tell(node, Signal::Pod(id, seen));
                 }
             }
             Watcher::Kubelet => {
-                if epoch == self.kubelet.life && !self.kubelet.down && !self.kubelet.loading {
+                let kubelet = &self.nodes[node].kubelet;
+                if epoch == kubelet.life && !kubelet.down && !kubelet.loading {
                     self.kubelet_sees(id, seen);
                 }
             }
@@ -127,21 +141,16 @@ impl World {
         let _ = self.pods[id].heard.get_or_insert(self.now);
     }
 
-    pub(super) fn commit(&mut self, object: Object) {
-        if self.object.as_ref() == Some(&object) {
+    pub(super) fn commit(&mut self, node: NodeId, mut object: Object) {
+        let before = self.nodes[node].object.as_ref();
+        object.nudges = before.map_or(0, |before| before.nudges);
+        if before == Some(&object) {
             return;
         }
-        let attributes = self.object.as_ref().is_some_and(|before| before.policy != object.policy);
-        let counter_only = self
-            .object
-            .as_ref()
-            .is_some_and(|before| Object { counter: object.counter, ..before.clone() } == object);
-        if counter_only {
-            self.figures.nudges += 1;
-        }
+        let attributes = before.is_some_and(|before| before.policy != object.policy);
         self.figures.writes += 1;
         self.figures.holds += u64::from(object.held);
-        for id in &self.placed {
+        for id in &self.nodes[node].placed {
             let pod = &mut self.pods[*id];
             if pod.covered.is_none() && (object.held || object.accounts.binary_search(id).is_ok()) {
                 pod.covered = Some(self.now);
@@ -151,20 +160,27 @@ impl World {
             }
         }
         if attributes {
-            self.after(self.settings.delays.object_watch, Event::ObjectSeen(Box::new(object.clone())));
+            let seen = Event::ObjectSeen(node, Box::new(object.clone()));
+            self.after(self.settings.delays.object_watch, seen);
         }
-        self.object = Some(object);
-        let at = self.told_at(4, self.settings.delays.object_watch);
-        self.at(at, Event::ObjectChanged);
-        self.look_at_agreement();
+        self.nodes[node].object = Some(object);
+        self.announce_object();
+        self.controller_is_told(Heard::Object);
+        self.look_at_agreement(node);
     }
 
-    pub(super) fn look_at_agreement(&mut self) {
-        let expected = self.plugin.expected(&self.pods);
-        let agrees = match (&self.object, expected) {
+    /// Whoever watches the objects hears that one was written.
+    pub(super) fn announce_object(&mut self) {
+        let at = self.told_at(OBJECTS, self.settings.delays.object_watch);
+        self.at(at, Event::ObjectChanged);
+    }
+
+    pub(super) fn look_at_agreement(&mut self, node: NodeId) {
+        let node = &mut self.nodes[node];
+        let agrees = match (&node.object, node.plugin.expected(&self.pods)) {
             (Some(object), Some(expected)) => agree(expected, object),
             _ => false,
         };
-        self.figures.agreement(agrees, self.now);
+        self.figures.agreement(agrees, &mut node.disagrees, self.now);
     }
 }

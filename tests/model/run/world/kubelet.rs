@@ -3,20 +3,21 @@
 use super::*;
 
 impl World {
-    pub(super) fn duty(&mut self, span: Span, duty: Duty) {
+    pub(super) fn duty(&mut self, node: NodeId, span: Span, duty: Duty) {
         let at = self.now + self.dice.within(span);
-        self.duty_at(at, duty);
+        self.duty_at(node, at, duty);
     }
 
-    pub(super) fn duty_at(&mut self, at: Time, duty: Duty) {
-        self.at(at, Event::Kubelet { life: self.kubelet.life, duty });
+    pub(super) fn duty_at(&mut self, node: NodeId, at: Time, duty: Duty) {
+        self.at(at, Event::Kubelet { node, life: self.nodes[node].kubelet.life, duty });
     }
 
     pub(super) fn kubelet_sees(&mut self, id: PodId, seen: Option<Seen>) {
+        let node = self.node_of(id);
         let Some(seen) = seen else {
             // Not its own doing: somebody has forced it.
-            self.kubelet.unreported.remove(&id);
-            if self.kubelet.pods.contains_key(&id) && self.pods[id].kind != Kind::Static {
+            self.nodes[node].kubelet.unreported.remove(&id);
+            if self.nodes[node].kubelet.pods.contains_key(&id) && self.pods[id].kind != Kind::Static {
                 self.release(id);
             }
             return;
@@ -24,14 +25,14 @@ impl World {
         if self.pods[id].kind == Kind::Static || !seen.bound {
             return;
         }
-        let stage = self.kubelet.pods.get(&id).map(|held| held.stage);
+        let stage = self.nodes[node].kubelet.pods.get(&id).map(|held| held.stage);
         match stage {
-            None if self.kubelet.unreported.contains_key(&id) => {}
+            None if self.nodes[node].kubelet.unreported.contains_key(&id) => {}
             None if seen.deleted => {
-                self.placed.remove(&id);
+                self.nodes[node].placed.remove(&id);
                 self.conclude(id);
             }
-            None if !seen.phase.is_terminal() && !self.kubelet.done.contains(&id) => {
+            None if !seen.phase.is_terminal() && !self.nodes[node].kubelet.done.contains(&id) => {
                 self.kubelet_adds(id);
             }
             Some(Stage::Known) if seen.deleted => {
@@ -45,55 +46,58 @@ impl World {
 
     /// A deleted pod that nothing runs of: its object says how it ended, and goes.
     pub(super) fn conclude(&mut self, id: PodId) {
+        let node = self.node_of(id);
         if self.pods[id].object.is_some_and(|seen| seen.phase.is_terminal()) {
-            self.duty(self.settings.delays.status, Duty::Remove(id));
+            self.duty(node, self.settings.delays.status, Duty::Remove(id));
         } else {
-            self.kubelet.unreported.insert(id, Phase::Failed);
-            self.duty(self.settings.delays.status, Duty::Report(id));
+            self.nodes[node].kubelet.unreported.insert(id, Phase::Failed);
+            self.duty(node, self.settings.delays.status, Duty::Report(id));
         }
     }
 
     pub(super) fn end_containers(&mut self, id: PodId) {
-        if let Some(held) = self.kubelet.pods.get_mut(&id) {
+        let node = self.node_of(id);
+        if let Some(held) = self.nodes[node].kubelet.pods.get_mut(&id) {
             held.stage = Stage::Ending;
             let termination = self.pods[id].termination;
-            self.duty(Span(termination, termination + 20 * MS), Duty::Stop(id));
+            self.duty(node, Span(termination, termination + 20 * MS), Duty::Stop(id));
         }
     }
 
     pub(super) fn kubelet_adds(&mut self, id: PodId) {
+        let node = self.node_of(id);
         let kind = self.pods[id].kind;
-        self.kubelet.pods.insert(id, Held { stage: Stage::Known, cpus: 0, kind, ends: 0 });
-        self.kubelet.waiting.push_back(id);
-        self.kubelet_admits();
+        self.nodes[node].kubelet.pods.insert(id, Held { stage: Stage::Known, cpus: 0, kind, ends: 0 });
+        self.nodes[node].kubelet.waiting.push_back(id);
+        self.kubelet_admits(node);
     }
 
-    pub(super) fn kubelet_admits(&mut self) {
-        if !self.kubelet.busy && !self.kubelet.waiting.is_empty() {
-            self.kubelet.busy = true;
-            self.duty(self.settings.delays.admission, Duty::Admit);
+    pub(super) fn kubelet_admits(&mut self, node: NodeId) {
+        if !self.nodes[node].kubelet.busy && !self.nodes[node].kubelet.waiting.is_empty() {
+            self.nodes[node].kubelet.busy = true;
+            self.duty(node, self.settings.delays.admission, Duty::Admit);
         }
     }
 
     /// The kubelet has nothing to do with it any more, and its CPUs are free.
     pub(super) fn release(&mut self, id: PodId) {
-        self.kubelet.waiting.retain(|other| *other != id);
-        let held = self.kubelet.pods.remove(&id);
-        self.kubelet.done.insert(id);
-        self.placed.remove(&id);
+        let node = self.node_of(id);
+        self.nodes[node].kubelet.waiting.retain(|other| *other != id);
+        let held = self.nodes[node].kubelet.pods.remove(&id);
+        self.nodes[node].kubelet.done.insert(id);
+        self.nodes[node].placed.remove(&id);
         if held.is_some_and(|held| held.cpus != 0) {
             self.figures.release(id, self.now);
-            self.after(self.settings.delays.file_release, Event::File);
+            self.after(self.settings.delays.file_release, Event::File(node));
         }
-        self.notices.push(Notice::Ended(id));
     }
 
-    pub(super) fn kubelet_does(&mut self, duty: Duty) {
+    pub(super) fn kubelet_does(&mut self, node: NodeId, duty: Duty) {
         match duty {
-            Duty::Admit => self.admit(),
+            Duty::Admit => self.admit(node),
             Duty::Start(id) => self.start(id),
             Duty::SayRunning(id) => {
-                if self.kubelet.pods.get(&id).is_some_and(|held| held.stage == Stage::Running) {
+                if self.nodes[node].kubelet.pods.get(&id).is_some_and(|held| held.stage == Stage::Running) {
                     let now = self.now;
                     if self.pods[id].running.is_none() {
                         self.pods[id].running = Some(now);
@@ -106,46 +110,50 @@ impl World {
             Duty::Report(id) => self.report(id),
             Duty::Remove(id) => self.remove(id),
             Duty::Mirror(id) => self.mirror(id),
-            Duty::Load(pod) => self.load(pod),
+            Duty::Load(pod) => self.load(node, pod),
         }
     }
 
-    pub(super) fn admit(&mut self) {
-        self.kubelet.busy = false;
-        let Some(id) = self.kubelet.waiting.pop_front() else { return };
-        let chosen = self.kubelet.choose(self.pods[id].request);
-        if let (Some(cpus), Some(held)) = (chosen, self.kubelet.pods.get_mut(&id)) {
+    pub(super) fn admit(&mut self, node: NodeId) {
+        self.nodes[node].kubelet.busy = false;
+        let Some(id) = self.nodes[node].kubelet.waiting.pop_front() else { return };
+        let chosen = self.nodes[node].kubelet.choose(self.pods[id].request);
+        if let (Some(cpus), Some(held)) = (chosen, self.nodes[node].kubelet.pods.get_mut(&id)) {
             (held.stage, held.cpus) = (Stage::Admitted, cpus);
             if cpus != 0 {
-                self.after(self.settings.delays.file, Event::File);
+                self.after(self.settings.delays.file, Event::File(node));
             }
             match self.pods[id].kind {
-                Kind::Ordinary => self.duty(self.settings.delays.start, Duty::Start(id)),
+                Kind::Ordinary => self.duty(node, self.settings.delays.start, Duty::Start(id)),
                 Kind::Static => {
-                    self.duty(self.settings.delays.status, Duty::Mirror(id));
-                    self.duty(self.settings.delays.start, Duty::Start(id));
+                    self.duty(node, self.settings.delays.status, Duty::Mirror(id));
+                    self.duty(node, self.settings.delays.start, Duty::Start(id));
                 }
                 Kind::Unpullable => {}
             }
         } else {
             self.refuse(id);
         }
-        self.kubelet_admits();
+        self.kubelet_admits(node);
     }
 
     pub(super) fn refuse(&mut self, id: PodId) {
-        self.kubelet.pods.remove(&id);
-        self.kubelet.done.insert(id);
-        self.placed.remove(&id);
-        self.figures.refuse(id, &self.pods, &self.placed);
-        self.kubelet.unreported.insert(id, Phase::Failed);
-        self.duty(self.settings.delays.status, Duty::Report(id));
+        let node = self.node_of(id);
+        self.nodes[node].kubelet.pods.remove(&id);
+        self.nodes[node].kubelet.done.insert(id);
+        self.nodes[node].placed.remove(&id);
+        self.figures.refuse(id, &self.pods, &self.nodes[node].placed);
+        self.nodes[node].kubelet.unreported.insert(id, Phase::Failed);
+        self.duty(node, self.settings.delays.status, Duty::Report(id));
         self.notices.push(Notice::Refused(id));
     }
 
     pub(super) fn start(&mut self, id: PodId) {
+        let node = self.node_of(id);
         let (now, life) = (self.now, self.pods[id].life);
-        let Some(held) = self.kubelet.pods.get_mut(&id).filter(|held| held.stage == Stage::Admitted) else {
+        let Some(held) =
+            self.nodes[node].kubelet.pods.get_mut(&id).filter(|held| held.stage == Stage::Admitted)
+        else {
             return;
         };
         held.stage = Stage::Running;
@@ -157,15 +165,18 @@ impl World {
 
     /// What is to come of a pod whose containers run.
     pub(super) fn follow_running(&mut self, id: PodId, ends: Time) {
-        self.duty(self.settings.delays.status, Duty::SayRunning(id));
+        let node = self.node_of(id);
+        self.duty(node, self.settings.delays.status, Duty::SayRunning(id));
         if ends != Time::MAX {
-            let noticed = self.kubelet.next_relist(ends.max(self.now)) + self.dice.within(Span(MS, 20 * MS));
-            self.duty_at(noticed, Duty::Stop(id));
+            let noticed = self.nodes[node].kubelet.next_relist(ends.max(self.now))
+                + self.dice.within(Span(MS, 20 * MS));
+            self.duty_at(node, noticed, Duty::Stop(id));
         }
     }
 
     pub(super) fn stop(&mut self, id: PodId) {
-        let Some(held) = self.kubelet.pods.get(&id).copied() else { return };
+        let node = self.node_of(id);
+        let Some(held) = self.nodes[node].kubelet.pods.get(&id).copied() else { return };
         let deleted = self.pods[id].object.is_none_or(|seen| seen.deleted);
         let ran_to_its_end = held.stage == Stage::Running && held.ends <= self.now;
         if !(ran_to_its_end || held.stage == Stage::Ending && deleted) {
@@ -173,20 +184,23 @@ impl World {
         }
         self.figures.stop(id, self.now.min(held.ends.max(1)));
         self.release(id);
-        self.kubelet.unreported.insert(id, Phase::Succeeded);
-        self.duty(self.settings.delays.status, Duty::Report(id));
+        self.nodes[node].kubelet.unreported.insert(id, Phase::Succeeded);
+        self.duty(node, self.settings.delays.status, Duty::Report(id));
     }
 
     pub(super) fn report(&mut self, id: PodId) {
-        let Some(phase) = self.kubelet.unreported.remove(&id) else { return };
+        let node = self.node_of(id);
+        let Some(phase) = self.nodes[node].kubelet.unreported.remove(&id) else { return };
         self.change(id, |seen| seen.phase = phase);
+        self.notices.push(Notice::Ended(id));
         if self.pods[id].object.is_some_and(|seen| seen.deleted) {
-            self.duty(self.settings.delays.removal, Duty::Remove(id));
+            self.duty(node, self.settings.delays.removal, Duty::Remove(id));
         }
     }
 
     pub(super) fn mirror(&mut self, id: PodId) {
-        if self.kubelet.pods.contains_key(&id) && self.pods[id].object.is_none() {
+        let node = self.node_of(id);
+        if self.nodes[node].kubelet.pods.contains_key(&id) && self.pods[id].object.is_none() {
             self.pods[id].object = Some(Seen { bound: true, phase: Phase::Pending, deleted: false });
             self.objects.insert(id);
             self.broadcast(id);
@@ -195,7 +209,8 @@ impl World {
 
     /// Ends a static pod: its file is gone.
     pub(crate) fn remove_static(&mut self, id: PodId) {
-        if self.kubelet.pods.contains_key(&id) && !self.kubelet.down {
+        let node = self.node_of(id);
+        if self.nodes[node].kubelet.pods.contains_key(&id) && !self.nodes[node].kubelet.down {
             self.figures.stop(id, self.now);
             self.release(id);
             self.remove(id);
@@ -203,57 +218,58 @@ impl World {
     }
 
     /// The kubelet ends; its containers go on. It is back after `away`.
-    pub(crate) fn restart_kubelet(&mut self, away: Time) {
-        if self.kubelet.down {
+    pub(crate) fn restart_kubelet(&mut self, node: NodeId, away: Time) {
+        if self.nodes[node].kubelet.down {
             return;
         }
-        self.kubelet.down = true;
-        self.kubelet.life += 1;
-        self.kubelet.busy = false;
+        self.nodes[node].kubelet.down = true;
+        self.nodes[node].kubelet.life += 1;
+        self.nodes[node].kubelet.busy = false;
         // Who was not admitted is new to the next one.
-        let waiting: Vec<PodId> = self.kubelet.waiting.drain(..).collect();
+        let waiting: Vec<PodId> = self.nodes[node].kubelet.waiting.drain(..).collect();
         for id in waiting {
-            self.kubelet.pods.remove(&id);
+            self.nodes[node].kubelet.pods.remove(&id);
         }
-        self.at(self.now + away, Event::KubeletUp);
+        self.at(self.now + away, Event::KubeletUp(node));
     }
 
-    pub(super) fn kubelet_up(&mut self) {
-        self.kubelet.down = false;
-        self.kubelet.loading = true;
-        self.kubelet.loaded.clear();
+    pub(super) fn kubelet_up(&mut self, node: NodeId) {
+        self.nodes[node].kubelet.down = false;
+        self.nodes[node].kubelet.loading = true;
+        self.nodes[node].kubelet.loaded.clear();
         let (now, mut last) = (self.now, self.now);
-        let held: Vec<PodId> = self.kubelet.pods.keys().copied().collect();
+        let held: Vec<PodId> = self.nodes[node].kubelet.pods.keys().copied().collect();
         let begin = now + self.dice.within(Span(300 * MS, 1000 * MS));
         for id in held {
             let at = begin + self.dice.within(Span(0, 45 * MS));
             last = last.max(at);
-            self.duty_at(at, Duty::Load(Some(id)));
+            self.duty_at(node, at, Duty::Load(Some(id)));
         }
-        self.duty_at(last.max(begin) + MS, Duty::Load(None));
-        self.tell(Signal::KubeletStarted);
+        self.duty_at(node, last.max(begin) + MS, Duty::Load(None));
+        self.tell(node, Signal::KubeletStarted);
     }
 
-    pub(super) fn load(&mut self, pod: Option<PodId>) {
+    pub(super) fn load(&mut self, node: NodeId, pod: Option<PodId>) {
         if let Some(id) = pod {
-            self.kubelet.loaded.push(id);
+            self.nodes[node].kubelet.loaded.push(id);
             return;
         }
-        self.kubelet.loading = false;
-        let held: Vec<(PodId, Held)> = self.kubelet.pods.iter().map(|(id, held)| (*id, *held)).collect();
+        self.nodes[node].kubelet.loading = false;
+        let held: Vec<(PodId, Held)> =
+            self.nodes[node].kubelet.pods.iter().map(|(id, held)| (*id, *held)).collect();
         for (id, held) in held {
             match held.stage {
                 Stage::Known => {}
                 Stage::Admitted if held.kind != Kind::Unpullable => {
-                    self.duty(self.settings.delays.start, Duty::Start(id));
+                    self.duty(node, self.settings.delays.start, Duty::Start(id));
                     if held.kind == Kind::Static {
-                        self.duty(self.settings.delays.status, Duty::Mirror(id));
+                        self.duty(node, self.settings.delays.status, Duty::Mirror(id));
                     }
                 }
                 Stage::Admitted => {}
                 Stage::Running => {
                     if held.kind == Kind::Static {
-                        self.duty(self.settings.delays.status, Duty::Mirror(id));
+                        self.duty(node, self.settings.delays.status, Duty::Mirror(id));
                     }
                     self.follow_running(id, held.ends);
                 }
@@ -264,20 +280,20 @@ impl World {
                 self.kubelet_sees(id, seen);
             }
         }
-        let unreported: Vec<PodId> = self.kubelet.unreported.keys().copied().collect();
+        let unreported: Vec<PodId> = self.nodes[node].kubelet.unreported.keys().copied().collect();
         for id in unreported {
-            self.duty(self.settings.delays.status, Duty::Report(id));
+            self.duty(node, self.settings.delays.status, Duty::Report(id));
         }
         let objects: Vec<PodId> = self.objects.iter().copied().collect();
         for id in objects {
-            if !self.kubelet.pods.contains_key(&id) {
+            if !self.nodes[node].kubelet.pods.contains_key(&id) {
                 let seen = self.pods[id].object;
                 self.kubelet_sees(id, seen);
             }
         }
-        let files: Vec<PodId> = self.placed.iter().copied().collect();
+        let files: Vec<PodId> = self.nodes[node].placed.iter().copied().collect();
         for id in files {
-            if self.pods[id].kind == Kind::Static && !self.kubelet.pods.contains_key(&id) {
+            if self.pods[id].kind == Kind::Static && !self.nodes[node].kubelet.pods.contains_key(&id) {
                 self.kubelet_adds(id);
             }
         }

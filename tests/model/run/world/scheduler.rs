@@ -2,15 +2,19 @@
 
 use super::*;
 
+/// What a cycle takes longer for each node.
+const PER_NODE: Time = 40;
+
 impl World {
     pub(super) fn scheduler_sees(&mut self, id: PodId, seen: Option<Seen>) {
         if self.settings.informer == Informer::Shared {
             self.plugin_sees(id, seen);
         }
+        let node = self.node_of(id);
         match seen.filter(|seen| !seen.phase.is_terminal()) {
             Some(seen) if seen.bound => {
-                if !self.on_node.contains(&id) {
-                    self.on_node.push(id);
+                if !self.nodes[node].on_node.contains(&id) {
+                    self.nodes[node].on_node.push(id);
                 }
             }
             Some(_) => {
@@ -20,8 +24,8 @@ impl World {
                 }
             }
             None => {
-                let was_here = self.on_node.contains(&id);
-                self.on_node.retain(|other| *other != id);
+                let was_here = self.nodes[node].on_node.contains(&id);
+                self.nodes[node].on_node.retain(|other| *other != id);
                 self.queue.remove(id);
                 if was_here {
                     self.queue.happens(Move::PodGone, self.now);
@@ -32,8 +36,10 @@ impl World {
     }
 
     pub(super) fn plugin_sees(&mut self, id: PodId, seen: Option<Seen>) {
-        self.plugin.see(id, &self.pods[id], seen);
-        self.look_at_agreement();
+        if let Some(node) = self.pods[id].node {
+            self.nodes[node].plugin.see(id, &self.pods[id], seen);
+            self.look_at_agreement(node);
+        }
     }
 
     pub(super) fn schedule(&mut self) {
@@ -48,105 +54,211 @@ impl World {
         }
         let Some(id) = self.queue.pop() else { return };
         self.scheduling = true;
-        let request = self.pods[id].request;
-        let used: u32 = self.on_node.iter().map(|pod| self.pods[*pod].request.milli).sum();
-        let total = self.settings.zones.iter().sum::<u32>() * 1000;
-        let rejector = if used + request.milli > total {
-            Some(Rejector::Resources)
-        } else if self.settings.plugin && self.plugin.filter(request, &self.pods) != Filter::Pass {
-            Some(Rejector::Topology)
-        } else {
-            self.pods[id].blind = self.unknown_to_plugin();
-            self.pods[id].passed = Some(self.now);
-            None
-        };
         self.figures.cycles += 1;
-        self.after(self.settings.delays.cycle, Event::CycleEnds { pod: id, rejector });
+        if self.reads_directly() {
+            let reads = self.nodes.len() as u32;
+            let wait = self.wait_for_client(reads);
+            let at = self.now + wait + self.dice.within(self.settings.delays.read);
+            self.at(at, Event::CycleReads(id));
+        } else {
+            self.look_for_node(id);
+        }
+    }
+
+    /// The plugin reads the objects for every pod.
+    fn reads_directly(&self) -> bool {
+        self.settings.plugin && self.settings.cache != Cache::OverReserve
+    }
+
+    /// How long the plugin's client takes until it may send so many requests.
+    fn wait_for_client(&mut self, requests: u32) -> Time {
+        self.figures.reads += u64::from(requests);
+        let Some((rate, burst)) = self.settings.client else { return 0 };
+        let (tokens, since) = self.tokens;
+        let earned = (self.now - since) * u64::from(rate);
+        let tokens = (tokens + earned).min(u64::from(burst) * S);
+        let wanted = u64::from(requests) * S;
+        let wait = wanted.saturating_sub(tokens).div_ceil(u64::from(rate));
+        self.tokens = (tokens + wait * u64::from(rate) - wanted, self.now + wait);
+        wait
+    }
+
+    /// The node with the best score of those that let the pod pass.
+    pub(super) fn look_for_node(&mut self, id: PodId) {
+        let (mut by_plugin, mut fit) = (false, 0);
+        let mut best: Option<((u32, u64), NodeId)> = None;
+        for node in 0..self.nodes.len() {
+            let Some(score) = self.score(id, node, &mut by_plugin) else { continue };
+            fit += 1;
+            // Among equals chance decides.
+            let score = (score, self.dice.seed());
+            if best.is_none_or(|(before, _)| before < score) {
+                best = Some((score, node));
+            }
+        }
+        let found = match best {
+            Some((_, node)) => {
+                self.note_unknown(id, node);
+                Found::Node(node)
+            }
+            None => Found::None { by_plugin },
+        };
+        // Nothing is scored where one node alone fits.
+        let scored = if fit > 1 && self.reads_directly() { fit } else { 0 };
+        let Span(first, last) = self.settings.delays.cycle;
+        let longer = self.nodes.len() as Time * PER_NODE + self.wait_for_client(scored);
+        self.after(Span(first + longer, last + longer), Event::CycleEnds { pod: id, found });
+    }
+
+    /// How well the pod fits there; `None`: not at all.
+    fn score(&mut self, id: PodId, node: NodeId, by_plugin: &mut bool) -> Option<u32> {
+        let request = self.pods[id].request;
+        let total = self.settings.zones.iter().sum::<u32>() * 1000;
+        let there = &mut self.nodes[node];
+        let used: u32 = there.on_node.iter().map(|pod| self.pods[*pod].request.milli).sum();
+        if used + request.milli > total {
+            return None;
+        }
+        let least_allocated = (total - used - request.milli) * 100 / total;
+        if !self.settings.plugin {
+            return Some(least_allocated);
+        }
+        if there.plugin.filter(request, &self.pods, there.object.as_ref()) != Filter::Pass {
+            *by_plugin = true;
+            return None;
+        }
+        Some(least_allocated + there.plugin.score(request, &self.pods, there.object.as_ref()))
+    }
+
+    /// Which pods of the node the plugin did not know when it let this one pass.
+    fn note_unknown(&mut self, id: PodId, node: NodeId) {
+        let unknown = self.unknown_to_plugin(node);
+        if self.reads_directly() {
+            unknown.iter().for_each(|unknown| self.forget(*unknown, self.now));
+        }
+        self.pods[id].blind = unknown.into_iter().map(|pod| (pod, self.pods[pod].forgotten)).collect();
+        self.pods[id].passed = Some(self.now);
     }
 
     /// Placed pods with CPUs of their own that neither the plugin's object accounts for nor its memory.
-    pub(super) fn unknown_to_plugin(&self) -> Vec<PodId> {
-        let accounts = self.plugin.cached.as_ref().map_or(&[][..], |cached| &cached.accounts);
+    pub(super) fn unknown_to_plugin(&self, node: NodeId) -> Vec<PodId> {
+        let there = &self.nodes[node];
+        let direct = self.settings.cache != Cache::OverReserve;
+        let object = if direct { there.object.as_ref() } else { there.plugin.cached.as_ref() };
+        let accounts = object.map_or(&[][..], |object| &object.accounts);
         let unknown = |id: &&PodId| {
             let pod = &self.pods[**id];
             // Who was deleted before the kubelet let it in will not get anything, and who was deleted by force loses it
             // before the kubelet hears of the next pod.
             let comes = pod.object.is_some_and(|seen| !seen.deleted) || pod.kind == Kind::Static;
-            let holds = self.kubelet.pods.get(id).is_some_and(|held| held.cpus != 0);
+            let holds = there.kubelet.pods.get(id).is_some_and(|held| held.cpus != 0);
             pod.request.exclusive() > 0
                 && (comes || holds && pod.object.is_some())
-                && !self.plugin.assumed.contains(id)
+                && !there.plugin.assumed.contains(id)
                 && accounts.binary_search(id).is_err()
         };
-        self.placed.iter().filter(unknown).copied().collect()
+        there.placed.iter().filter(unknown).copied().collect()
     }
 
-    pub(super) fn cycle_ends(&mut self, id: PodId, rejector: Option<Rejector>) {
+    /// The plugin does not know the pod any more since it read the object.
+    fn forget(&mut self, id: PodId, read: Time) {
+        let grace = self.settings.grace;
+        let pod = &mut self.pods[id];
+        let excused = pod.heard.is_none_or(|heard| read <= heard + grace);
+        let unbound = pod.bound.is_none_or(|bound| read <= bound);
+        pod.forgotten = Some(Forgotten { excused, unbound });
+        self.figures.forgotten += 1;
+        self.figures.forgotten_late += u64::from(!excused);
+    }
+
+    pub(super) fn cycle_ends(&mut self, id: PodId, found: Found) {
         self.scheduling = false;
-        if self.pods[id].object.is_none() {
-            self.queue.dropped();
-        } else if let Some(rejector) = rejector {
-            self.queue.rejected(rejector, self.now);
-        } else {
-            self.queue.placed();
-            self.plugin.reserve(id, &self.pods);
-            self.on_node.push(id);
-            self.pods[id].reserved = Some(self.now);
-            self.placed.insert(id);
-            if self.object.as_ref().is_some_and(|object| object.held) {
-                self.pods[id].covered = Some(self.now);
-                self.figures.windows.push(0);
+        match found {
+            _ if self.pods[id].object.is_none() => self.queue.dropped(),
+            Found::None { by_plugin } => {
+                self.queue.rejected(by_plugin, self.now);
+                self.write_condition(id, by_plugin);
             }
-            self.after(self.settings.delays.bind, Event::Bind(id));
+            Found::Node(node) => self.reserve(id, node),
         }
         self.schedule();
+    }
+
+    fn reserve(&mut self, id: PodId, node: NodeId) {
+        self.queue.placed();
+        self.pods[id].node = Some(node);
+        self.pods[id].reserved = Some(self.now);
+        let there = &mut self.nodes[node];
+        there.plugin.reserve(id, &self.pods);
+        there.on_node.push(id);
+        there.placed.insert(id);
+        if there.object.as_ref().is_some_and(|object| object.held) {
+            self.pods[id].covered = Some(self.now);
+            self.figures.windows.push(0);
+        }
+        let late = if self.pods[id].binds_late { self.settings.delays.late_bind } else { Span(0, 0) };
+        let at = self.now + self.dice.within(late) + self.dice.within(self.settings.delays.bind[0]);
+        self.at(at, Event::Bind(id));
     }
 
     pub(super) fn bind(&mut self, id: PodId) {
         if self.pods[id].object.is_none() {
             // Deleted meanwhile.
-            self.plugin.unreserve(id);
-            self.on_node.retain(|other| *other != id);
-            self.placed.remove(&id);
+            let there = &mut self.nodes[self.pods[id].node.unwrap_or_default()];
+            there.plugin.unreserve(id);
+            there.on_node.retain(|other| *other != id);
+            there.placed.remove(&id);
             self.queue.happens(Move::PodGone, self.now);
             self.schedule();
             return;
         }
         self.pods[id].bound = Some(self.now);
         self.change(id, |seen| seen.bound = true);
+        self.controller_is_told(Heard::WaitsNoMore(id));
+        self.after(self.settings.delays.bind[1], Event::PostBind(id));
     }
 
     pub(super) fn tick(&mut self) {
-        if !self.settings.plugin || !self.plugin.is_dirty() {
+        let is_dirty = |node: &NodeId| self.settings.plugin && self.nodes[*node].plugin.is_dirty();
+        let dirty: Vec<NodeId> = (0..self.nodes.len()).filter(is_dirty).collect();
+        if dirty.is_empty() {
             self.at(self.now + self.settings.resync, Event::Tick);
             return;
         }
         self.figures.dirty_ticks += 1;
-        let expected = self.plugin.expected(&self.pods);
-        self.after(self.settings.delays.read, Event::TickRead(expected));
+        let expected = |node: NodeId| (node, self.nodes[node].plugin.expected(&self.pods));
+        self.ticking.dirty = dirty.into_iter().map(expected).collect();
+        self.after(self.settings.delays.read, Event::TickRead);
     }
 
-    pub(super) fn tick_read(&mut self, expected: Option<Expected>) {
-        let believed = self.object.clone().filter(|object| self.plugin.believes(expected, object));
-        let read = self.now;
-        self.after(self.settings.delays.flush, Event::TickFlush { object: believed.map(Box::new), read });
+    /// One node after the other.
+    pub(super) fn tick_read(&mut self) {
+        let Some((node, expected)) = self.ticking.dirty.pop_front() else { return };
+        self.figures.reads += 1;
+        let there = &self.nodes[node];
+        let object = there.object.clone().filter(|object| there.plugin.believes(expected, object));
+        self.ticking.believed.extend(object.map(|object| (node, object, self.now)));
+        if self.ticking.dirty.is_empty() {
+            self.after(self.settings.delays.flush, Event::TickFlush);
+        } else {
+            self.after(self.settings.delays.read, Event::TickRead);
+        }
     }
 
-    pub(super) fn tick_flush(&mut self, object: Option<Box<Object>>, read: Time) {
+    /// All that were believed at once.
+    pub(super) fn tick_flush(&mut self) {
         self.at(self.now + self.settings.resync, Event::Tick);
-        let Some(object) = object else { return };
-        let before = self.unknown_to_plugin();
-        self.plugin.flush(*object);
-        if self.settings.oracle {
+        let believed = std::mem::take(&mut self.ticking.believed);
+        if self.settings.oracle && !believed.is_empty() {
             self.at(self.now + MS, Event::ObjectChanged);
         }
-        for id in self.unknown_to_plugin() {
-            if !before.contains(&id) {
-                let grace = self.settings.grace;
-                let excused = self.pods[id].heard.is_none_or(|heard| read <= heard + grace);
-                self.pods[id].forgotten = Some(Forgotten { read, excused });
-                self.figures.forgotten += 1;
-                self.figures.forgotten_late += u64::from(!excused);
+        for (node, object, read) in believed {
+            let before = self.unknown_to_plugin(node);
+            self.nodes[node].plugin.flush(object);
+            for id in self.unknown_to_plugin(node) {
+                if !before.contains(&id) {
+                    self.forget(id, read);
+                }
             }
         }
     }

@@ -1,0 +1,85 @@
+//! What is run, and what must come of it.
+
+use crate::run::Total;
+use crate::scheduler::{Cache, Clocks};
+
+/// A row of the table: a scheduler, and what is on the node beside the load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    pub(crate) cache: Cache,
+    pub(crate) clocks: Clocks,
+    /// There are a Completed pod and one whose image cannot be pulled, both Guaranteed.
+    pub(crate) odd: bool,
+    /// numacast takes what a bound pod asks for from every zone until the kubelet's List shows it.
+    pub(crate) reserves: bool,
+    /// So many runs, each with a seed of its own.
+    pub(crate) seeds: u64,
+    /// Seconds of each run.
+    pub(crate) seconds: u64,
+}
+
+const fn over_reserve(resync: u64, backoff: (u64, u64), odd: bool) -> Row {
+    let clocks = Clocks { resync, backoff };
+    Row { cache: Cache::OverReserve, clocks, odd, reserves: false, seeds: 3, seconds: 90 }
+}
+
+const fn direct(cache: Cache, odd: bool, reserves: bool) -> Row {
+    let clocks = Clocks { resync: 0, backoff: (1, 10) };
+    Row { cache, clocks, odd, reserves, seeds: 6, seconds: 60 }
+}
+
+/// All together take less than an hour.
+pub(crate) const ALL: [Row; 9] = [
+    over_reserve(1, (1, 2), false),
+    over_reserve(5, (1, 10), false),
+    over_reserve(1, (1, 2), true),
+    direct(Cache::DiscardReserved, false, true),
+    direct(Cache::DiscardReserved, true, true),
+    direct(Cache::DiscardReserved, false, false),
+    direct(Cache::Passthrough, false, true),
+    direct(Cache::Passthrough, true, true),
+    direct(Cache::Passthrough, false, false),
+];
+
+impl Row {
+    /// By which it is chosen.
+    pub(crate) fn name(&self) -> String {
+        let cache = match self.cache {
+            Cache::OverReserve => format!("overReserve {}", self.clocks),
+            Cache::DiscardReserved => "discardReserved".to_owned(),
+            Cache::Passthrough => "passthrough".to_owned(),
+        };
+        let odd = if self.odd { ", odd pods" } else { "" };
+        let bare = if self.cache.is_direct() && !self.reserves { ", no reservations" } else { "" };
+        format!("{cache}{odd}{bare}")
+    }
+
+    /// numacast's settings.
+    pub(crate) fn settings(&self) -> &'static [&'static str] {
+        match (self.cache.is_direct(), self.reserves) {
+            (false, _) => &[],
+            (true, true) => &["cache=direct"],
+            (true, false) => &["cache=direct", "publish.reserve=false"],
+        }
+    }
+
+    /// What numacast must not let happen, and did.
+    pub(crate) fn broken(&self, total: &Total) -> Vec<String> {
+        let mut broken = Vec::new();
+        if total.frozen > 0 {
+            broken.push(format!("{} runs with a frozen node", total.frozen));
+        }
+        if self.cache == Cache::OverReserve && total.refused > 0 {
+            broken.push(format!("{} refused pods", total.refused));
+        }
+        if self.cache.is_direct() && self.reserves {
+            if total.refused_percent() > 1.0 {
+                broken.push(format!("{:.1} % of the pods refused", total.refused_percent()));
+            }
+            if total.busy() < 0.84 {
+                broken.push(format!("{:.0} % of the CPUs busy", 100.0 * total.busy()));
+            }
+        }
+        broken
+    }
+}
