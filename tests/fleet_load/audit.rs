@@ -29,7 +29,9 @@ impl Request {
     pub(crate) fn lists_pods(&self) -> bool {
         let from_the_start =
             || self.uri.contains("sendInitialEvents=true") || !self.uri.contains("resourceVersion=");
-        self.resource == "pods" && (self.verb == "list" || (self.verb == "watch" && from_the_start()))
+        self.resource == "pods"
+            && self.code < 400
+            && (self.verb == "list" || (self.verb == "watch" && from_the_start()))
     }
 }
 

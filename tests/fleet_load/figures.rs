@@ -1,6 +1,6 @@
 //! What was counted in one phase, what that means for a fleet of 5,000 nodes, and the bounds that it has to keep.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// The fleet for which the figures are extrapolated.
@@ -250,6 +250,36 @@ pub(crate) fn table(phases: &[Phase]) -> String {
     phases.iter().fold(format!("{HEAD}\n"), |table, phase| table + &phase.row() + "\n")
 }
 
+/// Requests of the agents by verb and resource: per node and minute, and per change where there are changes.
+pub(crate) fn requests_table(phases: &[Phase]) -> String {
+    let of_agents = |phase: &Phase| {
+        let agents = phase.requests.iter().filter(|((role, ..), _)| *role == Role::Agents);
+        agents
+            .map(|((_, verb, resource), count)| (format!("{verb} {resource}"), *count))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let kinds: BTreeSet<String> = phases.iter().flat_map(|phase| of_agents(phase).into_keys()).collect();
+    let mut table = kinds.iter().fold("| requests of agents".to_owned(), |head, kind| head + " | " + kind);
+    table += " |\n|---|";
+    table += &"---|".repeat(kinds.len());
+    for phase in phases {
+        let _ = write!(table, "\n| {} |", phase.name);
+        let counts = of_agents(phase);
+        for kind in &kinds {
+            let Some(count) = counts.get(kind).map(|count| *count as f64) else {
+                table += " - |";
+                continue;
+            };
+            let per_node = count / phase.nodes as f64 / phase.seconds * 60.0;
+            let _ = match phase.changes {
+                0 => write!(table, " {per_node:.2} |"),
+                _ => write!(table, " {per_node:.2}, {} per change |", phase.per_change(count)),
+            };
+        }
+    }
+    table + "\n"
+}
+
 #[cfg(test)]
 #[allow(dead_code, unused_imports)] // the program has no harness and so no tests
 mod tests {
@@ -368,5 +398,20 @@ mod tests {
         let table = table(&[phase(Kind::Calm), phase(Kind::Churn)]);
         let columns: Vec<usize> = table.lines().map(|line| line.matches('|').count()).collect();
         assert_eq!(columns, [15, 15, 15, 15]);
+    }
+
+    #[test]
+    fn requests_are_told_per_node_and_minute_and_per_change() {
+        let (mut churn, mut calm) = (phase(Kind::Churn), phase(Kind::Calm));
+        churn.requests.insert(request(Role::Agents, "patch", "noderesourcetopologies"), 600);
+        calm.changes = 0;
+        calm.requests.insert(request(Role::Agents, "watch", "pods"), 100);
+        calm.requests.insert(request(Role::Controller, "update", "leases"), 7);
+        let right = "\
+            | requests of agents | patch noderesourcetopologies | watch pods |\n\
+            |---|---|---|\n\
+            | it | 3.00, 2.00 per change | - |\n\
+            | it | - | 0.50 |\n";
+        assert_eq!(requests_table(&[churn, calm]), right);
     }
 }

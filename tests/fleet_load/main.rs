@@ -154,10 +154,11 @@ async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result
     broken.extend(phases.iter().flat_map(Phase::broken));
     let broken = broken.into_iter().map(|sentence| format!("{version}, {sentence}")).collect();
     let told = format!(
-        "API server {version}, {} nodes with {} pods each:\n\n{}\n{extrapolated}\n",
+        "API server {version}, {} nodes with {} pods each:\n\n{}\nPer node and minute:\n\n{}\n{extrapolated}\n",
         options.nodes,
         options.pods,
-        figures::table(&phases)
+        figures::table(&phases),
+        figures::requests_table(&phases)
     );
     Ok((told, broken))
 }
