@@ -57,6 +57,8 @@ pub(crate) struct Phase {
     pub(crate) pods: usize,
     /// Pods that ended and were replaced.
     pub(crate) changes: usize,
+    /// Agents that were started and were not ready two minutes later.
+    pub(crate) late: usize,
     /// By role, verb and resource.
     pub(crate) requests: BTreeMap<(Role, String, String), u64>,
     /// Bytes that the agents sent and received, TLS included.
@@ -165,6 +167,7 @@ impl Phase {
                 self.from_etcd, self.pod_lists
             ),
         );
+        must(self.late == 0, format!("{} agents were not ready after two minutes", self.late));
         match self.kind {
             Kind::Calm => {
                 let others = self.writes(Role::Agents) as f64 - self.refreshes;
@@ -293,6 +296,7 @@ mod tests {
             nodes: 200,
             pods: 100,
             changes: 300,
+            late: 0,
             requests: BTreeMap::new(),
             bytes: [0, 0],
             refreshes: 0.0,

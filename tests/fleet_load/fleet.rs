@@ -21,7 +21,7 @@ use numacast::telemetry::server::{Exposition, Probes};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::configz::Configz;
 use crate::pods::{self, Member, Stage};
@@ -33,8 +33,8 @@ use crate::support::{Cluster, Parts, tokens};
 
 /// Requests at once that furnish the cluster.
 const AT_ONCE: usize = 24;
-/// How long a fleet may take until all its agents are ready.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// How long agents may take until all of them are ready.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// What the release has besides rights and policies, as far as the controller looks at it.
 const REST: [&str; 4] = ["ConfigMap", "DaemonSet", "Deployment", "Lease"];
 /// The controller's account, Lease and configuration.
@@ -203,24 +203,19 @@ impl Fleet {
         Ok(())
     }
 
-    /// Starts agents on these nodes and waits until they are ready.
-    pub(crate) async fn start_agents(&self, nodes: &[FleetNode], method: &str) -> Result<()> {
+    /// Starts agents on these nodes and waits until they are ready; how many are not.
+    pub(crate) async fn start_agents(&self, nodes: &[FleetNode], method: &str) -> Result<usize> {
         for node in nodes {
             node.start_agent(method).await?;
         }
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        for node in nodes {
-            while let Err(reasons) = node.agent_is_ready() {
-                ensure!(
-                    tokio::time::Instant::now() < deadline,
-                    "the agent of {}: {}",
-                    node.name,
-                    reasons.join("; ")
-                );
-                sleep(Duration::from_millis(50)).await;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let waiting = nodes.iter().filter(|node| !node.agent_is_ready()).count();
+            if waiting == 0 || Instant::now() > deadline {
+                return Ok(waiting);
             }
+            sleep(Duration::from_millis(100)).await;
         }
-        Ok(())
     }
 
     /// Stops the agents of these nodes as SIGTERM does.
@@ -331,12 +326,8 @@ impl FleetNode {
         Ok(())
     }
 
-    fn agent_is_ready(&self) -> Result<(), Vec<String>> {
-        match &*lock(&self.agent) {
-            Some(agent) if agent.running.task.is_finished() => Err(vec!["it has ended".to_owned()]),
-            Some(agent) => agent.metrics.health().ready(),
-            None => Err(vec!["it does not run".to_owned()]),
-        }
+    fn agent_is_ready(&self) -> bool {
+        lock(&self.agent).as_ref().is_some_and(|agent| agent.metrics.health().ready().is_ok())
     }
 }
 

@@ -92,6 +92,7 @@ impl Meter {
             nodes: fleet.nodes.len(),
             pods: fleet.pods,
             changes,
+            late: 0,
             bytes: [now[0] - self.bytes[0], now[1] - self.bytes[1]],
             refreshes: fleet.writes_for("refresh") - self.refreshes,
             nudges: nudges + requests.iter().filter(by_controller).count() as f64,

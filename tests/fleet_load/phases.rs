@@ -121,9 +121,10 @@ impl Run {
         }
         if options.has(Stage::Exclusive) {
             self.fleet.stop_agents(&self.fleet.nodes).await?;
-            self.fleet.start_agents(&self.fleet.nodes, EXCLUSIVE).await?;
+            let late = self.fleet.start_agents(&self.fleet.nodes, EXCLUSIVE).await?;
             sleep(SETTLE).await;
             self.churn(Kind::ChurnExclusive, 60, seconds).await?;
+            self.note_late(late)?;
         }
         Ok(())
     }
@@ -144,12 +145,20 @@ impl Run {
         Ok(())
     }
 
+    /// So many agents were not ready in time, in the last phase.
+    fn note_late(&mut self, late: usize) -> Result<()> {
+        let Some(phase) = self.phases.last_mut().filter(|_| late > 0) else { return Ok(()) };
+        phase.late = late;
+        say(&format!("  agents that were not ready after two minutes: {late}"))
+    }
+
     async fn start(&mut self) -> Result<()> {
         let meter = self.begin().await?;
         self.fleet.start_controllers().await?;
-        self.fleet.start_agents(&self.fleet.nodes, ALL).await?;
+        let late = self.fleet.start_agents(&self.fleet.nodes, ALL).await?;
         sleep(AFTERMATH).await;
-        self.note(meter, Kind::Rollout, "all agents start for the first time".to_owned(), 0).await
+        self.note(meter, Kind::Rollout, "all agents start for the first time".to_owned(), 0).await?;
+        self.note_late(late)
     }
 
     async fn calm(&mut self, time: Duration) -> Result<()> {
@@ -196,15 +205,17 @@ impl Run {
     async fn rollout(&mut self, parts: usize) -> Result<()> {
         let meter = self.begin().await?;
         let connections = self.fleet.agents.connections();
+        let mut late = 0;
         for part in self.fleet.nodes.chunks(self.fleet.nodes.len().div_ceil(parts)) {
             self.fleet.stop_agents(part).await?;
             sleep(REPLACED).await;
-            self.fleet.start_agents(part, ALL).await?;
+            late += self.fleet.start_agents(part, ALL).await?;
         }
         sleep(AFTERMATH).await;
         let connections = self.fleet.agents.connections() - connections;
         let how = if parts == 1 { "all at once".to_owned() } else { format!("1 of {parts} at a time") };
         self.note(meter, Kind::Rollout, format!("rollout, {how}"), 0).await?;
+        self.note_late(late)?;
         say(&format!("  connections of agents: {connections}"))
     }
 
