@@ -246,6 +246,12 @@ impl Fleet {
         lock(&self.gone).iter().map(of).sum::<f64>() + self.nodes.iter().map(running).sum::<f64>()
     }
 
+    /// Pods are made and changed over new connections from now on.
+    pub(crate) async fn connect_again(&mut self, cluster: &Cluster) -> Result<()> {
+        self.admin = cluster.new_client().await?;
+        Ok(())
+    }
+
     /// One pod of a node ends, another like it starts.
     pub(crate) async fn replace_one(&self, node: usize, which: u64) -> Result<()> {
         let node = &self.nodes[node];

@@ -130,6 +130,7 @@ impl Run {
     }
 
     async fn begin(&mut self) -> Result<Meter> {
+        self.fleet.connect_again(&self.cluster).await?;
         Meter::begin(&self.cluster, &self.fleet, &mut self.log).await
     }
 

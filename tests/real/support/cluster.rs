@@ -166,7 +166,15 @@ impl Cluster {
     /// What the API server counts, in the Prometheus text format.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) async fn metrics(&self) -> Result<String> {
-        self.text_of("/metrics").await
+        let request = tonic::codegen::http::Request::get("/metrics").body(Vec::new())?;
+        Ok(self.new_client().await?.request_text(request).await?)
+    }
+
+    /// A client with every right and with connections of its own. The API server closes what was idle for 90 s, and a client
+    /// may learn of it when it asks again.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) async fn new_client(&self) -> Result<Client> {
+        client_of(self.dir.path(), &self.admin_kubeconfig()).await
     }
 
     /// Where etcd answers its clients.
