@@ -13,6 +13,8 @@ const FLEET_PODS: f64 = 100.0;
 const FLEET_LIFE: f64 = 3600.0;
 /// From the 5th to the 95th percentile of the requests after a restart of the API server, in seconds.
 const SPREAD: f64 = 10.0;
+/// So many watches of one resource are enough for an agent to come back, those that are too old to go on from included.
+const WATCHES: u64 = 2;
 /// Nudges per second in the whole cluster.
 const NUDGES: f64 = 1.0;
 
@@ -95,6 +97,11 @@ impl Phase {
             *role == of && WRITES.contains(&verb.as_str()) && !resource.ends_with(REVIEWS)
         });
         writes.map(|(_, count)| count).sum()
+    }
+
+    /// Watches of agents, by resource.
+    fn watches(&self) -> impl Iterator<Item = (&(Role, String, String), &u64)> {
+        self.requests.iter().filter(|((role, verb, _), _)| *role == Role::Agents && verb == "watch")
     }
 
     fn per_change(&self, count: f64) -> String {
@@ -180,6 +187,10 @@ impl Phase {
             Kind::Restart => {
                 let spread = spread(&self.arrivals);
                 must(spread >= SPREAD, format!("90 % of the requests after it came within {spread:.1} s"));
+                let most = WATCHES * self.nodes as u64;
+                for ((_, _, resource), count) in self.watches().filter(|(_, count)| **count > most) {
+                    must(false, format!("{count} watches of {resource}: agents begin them again and again"));
+                }
             }
             Kind::Pending => {
                 let rate = self.nudges / self.seconds;
@@ -379,6 +390,8 @@ mod tests {
         assert_eq!(it.broken(), ["it: 90 % of the requests after it came within 0.0 s"]);
         it.arrivals = (0..200).map(|number| f64::from(number) / 10.0).collect();
         assert!(it.broken().is_empty());
+        it.requests.insert(request(Role::Agents, "watch", "pods"), 401);
+        assert_eq!(it.broken(), ["it: 401 watches of pods: agents begin them again and again"]);
     }
 
     #[test]

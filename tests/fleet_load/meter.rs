@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Result;
+use jiff::Timestamp;
 
 use crate::audit::{AuditLog, Request};
 use crate::figures::{Kind, Phase, Role};
@@ -27,6 +28,8 @@ pub(crate) struct Meter {
     refreshes: f64,
     nudges: f64,
     began: Instant,
+    /// When the API server that answers was started.
+    restarted: Option<Timestamp>,
 }
 
 /// The counters of the API server that matter here.
@@ -46,13 +49,14 @@ impl Meter {
             refreshes: fleet.writes_for("refresh"),
             nudges: fleet.writes_for("nudge"),
             began: Instant::now(),
+            restarted: None,
         })
     }
 
-    /// The API server is another process from now on, whose counters begin with those of `idle`: one that was just started
+    /// The API server is started now, as another process: its counters begin with those of `idle`, one that was just started
     /// and that nobody asks for anything.
-    pub(crate) fn restarted(&mut self, idle: &Samples) {
-        self.samples = idle.clone();
+    pub(crate) fn restarts(&mut self, idle: &Samples) {
+        (self.samples, self.restarted) = (idle.clone(), Some(Timestamp::now()));
     }
 
     /// What was counted since.
@@ -102,7 +106,7 @@ impl Meter {
             from_etcd: pods(ETCD),
             etcd: [etcd("get"), etcd("list")],
             cpu: counted.sum(CPU, |_| true),
-            arrivals: arrivals(&requests),
+            arrivals: self.restarted.map(|start| arrivals(&requests, start)).unwrap_or_default(),
             requests: by_verb(&requests),
         })
     }
@@ -124,11 +128,11 @@ fn by_verb(requests: &[Request]) -> BTreeMap<(Role, String, String), u64> {
     counts
 }
 
-/// When the requests of agents came, in seconds after the first of them, sorted.
-fn arrivals(requests: &[Request]) -> Vec<f64> {
-    let agents = requests.iter().filter(|request| request.role != Role::Controller);
+/// When the requests of agents came after `start`, in seconds after the first of them, sorted.
+fn arrivals(requests: &[Request], start: Timestamp) -> Vec<f64> {
+    let agents = requests.iter().filter(|request| request.role != Role::Controller && request.at >= start);
     let mut seconds: Vec<f64> =
-        agents.map(|request| request.at.as_microsecond() as f64 / 1_000_000.0).collect();
+        agents.map(|request| request.at.duration_since(start).as_secs_f64()).collect();
     seconds.sort_by(f64::total_cmp);
     let first = seconds.first().copied().unwrap_or_default();
     seconds.into_iter().map(|at| at - first).collect()

@@ -226,8 +226,8 @@ impl Run {
         self.fleet.agents.cut();
         self.fleet.controllers.cut();
         sleep(DOWN).await;
+        meter.restarts(&self.idle);
         self.cluster.restart_api_server().await?;
-        meter.restarted(&self.idle);
         sleep(BACK).await;
         self.note(meter, Kind::Restart, "the API server is killed and starts again".to_owned(), 0).await
     }
