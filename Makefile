@@ -1,6 +1,6 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test heart matrix faults real-faults contract proxy-load pods-load fleet soak fuzz mutants lint parts bench bench-agent bench-accounting image reproduce sbom clean
+.PHONY: help demo test heart matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting image reproduce sbom clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
@@ -12,6 +12,7 @@ help:
 	@echo 'make proxy-load  two hundred clients in closed loop before the podresources proxy as it ships, and before the kubelet (ten minutes; ARGS=--help)'
 	@echo 'make pods-load  a thousand clients that watch the Pods API as it ships (three minutes; ARGS=--help)'
 	@echo 'make fleet   the controller as it ships, with 5,000 Nodes and objects in a real API server (minutes; FLEET=10000)'
+	@echo 'make fleet-load  two hundred agents and the controller before real API servers, in calm and in trouble (half an hour; ARGS=--help)'
 	@echo 'make faults  a thousand faults over the simulated kubelet and API server (five minutes; ARGS=--help)'
 	@echo 'make model   a model of the scheduler plugin, its queue and the kubelets of one node and of fifty (minutes; ARGS=--help)'
 	@echo 'make soak    an event storm and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
@@ -63,6 +64,10 @@ fleet: parts
 	cargo build --locked --release --no-default-features
 	install -D target/release/numacast target/shipped/numacast
 	cargo test --locked --test real controller::objects_of_nodes -- --nocapture
+
+fleet-load:
+	tests/parts/build helm kube-apiserver@1.33
+	cargo test --locked --test fleet-load -- $(ARGS)
 
 faults:
 	cargo test --locked --test faults -- $(ARGS)

@@ -11,6 +11,7 @@ mod contract;
 mod demo;
 mod devices;
 mod faults;
+mod fleet_load;
 mod health;
 mod metrics;
 mod model;

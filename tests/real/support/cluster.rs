@@ -35,6 +35,30 @@ pub(crate) struct Cluster {
     dir: TempDir,
 }
 
+/// How an API server is started where that is not as usual.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unusual<'a> {
+    /// Another program than that of the parts.
+    pub(crate) program: Option<PathBuf>,
+    /// Further admission plugins.
+    pub(crate) admission: &'a [&'a str],
+    /// Write down the requests of everybody but the administrator and the API server itself ([`Cluster::audit_log`]).
+    pub(crate) audit: bool,
+    /// Further arguments.
+    pub(crate) arguments: &'a [&'a str],
+}
+
+/// The file with the requests, in the cluster's directory.
+const AUDIT_LOG: &str = "audit.log";
+
+/// Which requests are written down: what an administrator does is the test's own.
+const AUDIT_POLICY: &str = r#"{
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "None", "userGroups": ["system:masters"]}, {"level": "Metadata"}]
+}"#;
+
 /// Paths of the programs that a cluster's nodes run.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
@@ -50,13 +74,18 @@ impl Cluster {
 
     /// As [`Cluster::start`], with further admission plugins.
     pub(crate) async fn start_with(parts: &Parts, admission: &[&str]) -> Result<Self> {
+        Self::start_unusual(parts, &Unusual { admission, ..Unusual::default() }).await
+    }
+
+    /// As [`Cluster::start`], with an API server that is not as usual.
+    pub(crate) async fn start_unusual(parts: &Parts, unusual: &Unusual<'_>) -> Result<Self> {
         install_tls();
         let mut dir = tempfile::Builder::new().prefix("numacast-").tempdir()?;
         // Whoever looks into a failure wants the logs.
         dir.disable_cleanup(std::env::var_os("NUMACAST_KEEP").is_some());
         let programs = Programs { kubelet: parts.program("kubelet"), fakenode: parts.program("fakenode") };
         let (etcd, etcd_url) = start_etcd(parts, dir.path())?;
-        let (again, url) = api_server_command(parts, &programs, dir.path(), &etcd_url, admission)?;
+        let (again, url) = api_server_command(parts, &programs, dir.path(), &etcd_url, unusual)?;
         let api_server = start_api_server(dir.path(), &again)?;
         let file = write_kubeconfig(dir.path(), &url, "admin", &json!({ "token": ADMIN_TOKEN }))?;
         let client = client_of(dir.path(), &file).await?;
@@ -131,6 +160,26 @@ impl Cluster {
         });
         let counts = counted.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>());
         Ok(counts.sum::<Result<u64, _>>()?)
+    }
+
+    /// Where requests are written down, an event in a line each.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) fn audit_log(&self) -> PathBuf {
+        self.dir.path().join(AUDIT_LOG)
+    }
+
+    /// What the API server counts, in the Prometheus text format.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) async fn metrics(&self) -> Result<String> {
+        let request = tonic::codegen::http::Request::get("/metrics").body(Vec::new())?;
+        Ok(self.new_client().await?.request_text(request).await?)
+    }
+
+    /// A client with every right and with connections of its own. The API server closes what was idle for 90 s, and a client
+    /// may learn of it when it asks again.
+    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+    pub(crate) async fn new_client(&self) -> Result<Client> {
+        client_of(self.dir.path(), &self.admin_kubeconfig()).await
     }
 
     /// Where etcd answers its clients.
@@ -248,7 +297,7 @@ fn api_server_command(
     programs: &Programs,
     dir: &Path,
     etcd: &str,
-    admission: &[&str],
+    unusual: &Unusual<'_>,
 ) -> Result<(Vec<OsString>, String)> {
     let key = dir.join("service-accounts.key");
     let made = std::process::Command::new(&programs.fakenode).arg("--new-key").arg(&key).status();
@@ -258,7 +307,7 @@ fn api_server_command(
     std::fs::write(&tokens, format!("{ADMIN_TOKEN},admin,admin,system:masters\n"))?;
     let port = free_port()?;
     let with = |flag: &str, path: &Path| format!("{flag}={}", path.display());
-    let arguments = [
+    let mut arguments = vec![
         format!("--etcd-servers={etcd}"),
         "--bind-address=127.0.0.1".to_owned(),
         format!("--secure-port={port}"),
@@ -268,13 +317,24 @@ fn api_server_command(
         with("--service-account-signing-key-file", &key),
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--authorization-mode=Node,RBAC".to_owned(),
-        format!("--enable-admission-plugins={}", [&["NodeRestriction"], admission].concat().join(",")),
+        format!(
+            "--enable-admission-plugins={}",
+            [&["NodeRestriction"], unusual.admission].concat().join(",")
+        ),
         // Nobody makes the service account that it would give every pod.
         "--disable-admission-plugins=ServiceAccount".to_owned(),
         with("--token-auth-file", &tokens),
         "--allow-privileged".to_owned(),
     ];
-    let program = parts.program("kube-apiserver").into_os_string();
+    if unusual.audit {
+        let policy = dir.join("audit-policy.json");
+        std::fs::write(&policy, AUDIT_POLICY)?;
+        arguments.push(with("--audit-policy-file", &policy));
+        arguments.push(with("--audit-log-path", &dir.join(AUDIT_LOG)));
+    }
+    arguments.extend(unusual.arguments.iter().map(|argument| (*argument).to_owned()));
+    let program = unusual.program.clone().unwrap_or_else(|| parts.program("kube-apiserver"));
+    let program = program.into_os_string();
     let command = std::iter::once(program).chain(arguments.into_iter().map(OsString::from)).collect();
     Ok((command, format!("https://127.0.0.1:{port}")))
 }

@@ -108,6 +108,13 @@ pub(crate) fn older_kubelet(minor: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(said.lines().next().context("tests/parts/build names no kubelet")?))
 }
 
+/// The API server of an older minor version, such as `1.33`, built where it is missing.
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) fn older_api_server(minor: &str) -> Result<PathBuf> {
+    let said = build(&["--only", &format!("kube-apiserver@{minor}")])?.map_err(anyhow::Error::msg)?;
+    Ok(PathBuf::from(said.lines().next().context("tests/parts/build names no API server")?))
+}
+
 /// A file of `tests/parts/`.
 pub(crate) fn script(name: &str) -> PathBuf {
     repository().join("tests/parts").join(name)

@@ -1,0 +1,446 @@
+//! The fleet: Nodes and their pods in a real API server, a simulated kubelet for each, and numacast's own code as the chart
+//! installs it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use numacast::agent::{Agent, Settings};
+use numacast::cluster::Cluster as Connection;
+use numacast::config::{Config, Layers, Origin};
+use numacast::controller::{self, Controller};
+use numacast::sim::kubelet::{Options as KubeletOptions, PodSpec, SimKubelet};
+use numacast::sim::machine::MachineSpec;
+use numacast::telemetry::metrics::Metrics;
+use numacast::telemetry::server::{Exposition, Probes};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::configz::Configz;
+use crate::pods::{self, Member, Stage};
+use crate::relay::Relay;
+use crate::samples::Samples;
+use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
+use crate::support::wait::until;
+use crate::support::{Cluster, Parts, tokens};
+
+/// Requests at once that furnish the cluster.
+const AT_ONCE: usize = 24;
+/// How long agents may take until all of them are ready.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// What the release has besides rights and policies, as far as the controller looks at it.
+const REST: [&str; 4] = ["ConfigMap", "DaemonSet", "Deployment", "Lease"];
+/// The controller's account, Lease and configuration.
+const CONTROLLER: &str = "numacast-controller";
+
+/// A node has 2 sockets of 24 CPUs: enough for the pods that have CPUs of their own, and for those that replace them.
+const MACHINE: &str = "
+description: two sockets of 24 CPUs
+nodes:
+  - {id: 0, cpus: 0-23, memory: 32Gi, distances: {0: 10, 1: 21}}
+  - {id: 1, cpus: 24-47, memory: 32Gi, distances: {0: 21, 1: 10}}
+kubelet:
+  cpuManagerPolicy: static
+  reservedSystemCPUs: '0,24'
+  memoryManagerPolicy: Static
+  topologyManagerPolicy: best-effort
+  systemReserved: {memory: 924Mi}
+  reservedMemory:
+    - {numaNode: 0, limits: {memory: 512Mi}}
+    - {numaNode: 1, limits: {memory: 512Mi}}
+";
+
+/// Something that runs until it is told to stop.
+struct Running {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    async fn end(self) -> Result<()> {
+        // Whoever has ended already hears nothing.
+        let _ = self.stop.send(());
+        Ok(self.task.await?)
+    }
+}
+
+/// A running agent and what it counts.
+struct RunningAgent {
+    running: Running,
+    metrics: Arc<Metrics>,
+}
+
+/// One node.
+pub(crate) struct FleetNode {
+    pub(crate) name: String,
+    kubelet: SimKubelet,
+    config: Config,
+    agent: Mutex<Option<RunningAgent>>,
+    /// Those that run and may end.
+    members: Mutex<Vec<(usize, Member)>>,
+}
+
+/// All of it. Dropping it ends everything.
+pub(crate) struct Fleet {
+    pub(crate) nodes: Vec<FleetNode>,
+    pub(crate) pods: usize,
+    pub(crate) agents: Relay,
+    pub(crate) controllers: Relay,
+    admin: Client,
+    controller: Config,
+    replicas: Vec<Running>,
+    /// What the agents that are gone had counted.
+    gone: Mutex<Vec<Samples>>,
+    lives: std::sync::atomic::AtomicUsize,
+    _configz: Configz,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fleet {
+    /// Installs the chart, makes Nodes and pods, and starts the kubelets. No agent runs yet.
+    pub(crate) async fn furnish(
+        parts: &Parts,
+        cluster: &Cluster,
+        nodes: usize,
+        pods: usize,
+        set: &[String],
+    ) -> Result<Self> {
+        let admin = cluster.client();
+        let chart = install(parts, cluster).await?;
+        let upstream = cluster.address().parse()?;
+        let agents = Relay::start(upstream).await?;
+        let controllers = Relay::start(upstream).await?;
+
+        let machine = MachineSpec::from_yaml(MACHINE).map_err(anyhow::Error::msg)?;
+        let host = cluster.dir().join("host");
+        machine.write_tree(&host)?;
+        let kubelets: Vec<(String, SimKubelet)> = (0..nodes)
+            .map(|number| {
+                let name = format!("node-{number}");
+                let options = KubeletOptions { seed: number as u64, ..KubeletOptions::default() };
+                let kubelet =
+                    SimKubelet::start(&machine, &cluster.dir().join(format!("k/{number}")), options)?;
+                Ok((name, kubelet))
+            })
+            .collect::<Result<_>>()?;
+        let first = kubelets.first().context("a fleet without nodes")?;
+        let configz = Configz::start(&first.1.root().join("config.yaml"), cluster.dir()).await?;
+
+        let text = config_of(&chart, AGENT)?;
+        let owner = chart::api(&admin, chart.object("DaemonSet", AGENT)?)?.get(AGENT).await?;
+        let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": AGENT, "uid": owner.metadata.uid, "controller": true});
+        let template = chart.object("DaemonSet", AGENT)?.data["spec"]["template"].clone();
+        let make = async |(name, kubelet): (String, SimKubelet)| {
+            make_node(&admin, &name).await?;
+            let pod = agent_pod(&admin, &name, &template, &owner).await?;
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            let own =
+                PodSpec { namespace: RELEASE.to_owned(), uid, ..PodSpec::new(&format!("{AGENT}-{name}")) };
+            kubelet.start_pod(own).await.context("the simulated kubelet refuses the agent's pod")?;
+            let token = tokens::request(&admin, RELEASE, AGENT, Some(tokens::to_pod(&pod))).await?;
+            let kubeconfig = kubeconfig(cluster, &name, &token, &agents)?;
+            let view = view(&kubelet)?;
+            let places = [
+                ("nodeName", name.clone()),
+                ("host.root", host.display().to_string()),
+                ("host.proc", host.join("proc").display().to_string()),
+                ("kubelet.dir", view.display().to_string()),
+                ("kubelet.devicePlugins", view.join("device-plugins").display().to_string()),
+                ("kubelet.address", configz.address().to_owned()),
+                ("kubelet.caFile", configz.ca_file().display().to_string()),
+                ("publish.kubeconfig", kubeconfig.display().to_string()),
+            ];
+            let config = config(&text, &places, set)?;
+            let node =
+                FleetNode { name, kubelet, config, agent: Mutex::default(), members: Mutex::default() };
+            // The agent's own pod is one of them.
+            node.furnish(&admin, pods - 1).await?;
+            anyhow::Ok(node)
+        };
+        let made = futures::stream::iter(kubelets).map(make).buffer_unordered(AT_ONCE);
+        let nodes: Vec<FleetNode> = made.try_collect().await?;
+
+        let token = tokens::request(&admin, RELEASE, CONTROLLER, None).await?;
+        let kubeconfig = kubeconfig(cluster, CONTROLLER, &token, &controllers)?;
+        let places = [("publish.kubeconfig", kubeconfig.display().to_string())];
+        let controller = config(&config_of(&chart, CONTROLLER)?, &places, &[])?;
+        Ok(Self {
+            nodes,
+            pods,
+            agents,
+            controllers,
+            admin,
+            controller,
+            replicas: Vec::new(),
+            gone: Mutex::default(),
+            lives: std::sync::atomic::AtomicUsize::new(1),
+            _configz: configz,
+        })
+    }
+
+    /// Starts as many replicas of the controller as the chart has.
+    pub(crate) async fn start_controllers(&mut self) -> Result<()> {
+        for replica in 0..2 {
+            let pod = format!("{CONTROLLER}-{replica}");
+            let settings = controller::Settings::from_config(&self.controller, Some(&pod))?;
+            let connection = connection(&self.controller).await?;
+            let (stop, stopped) = oneshot::channel();
+            let task = tokio::spawn(Controller::new(settings, connection).run(async {
+                let _ = stopped.await;
+            }));
+            self.replicas.push(Running { stop, task });
+        }
+        Ok(())
+    }
+
+    /// Starts agents on these nodes and waits until they are ready; how many are not.
+    pub(crate) async fn start_agents(&self, nodes: &[FleetNode], method: &str) -> Result<usize> {
+        for node in nodes {
+            node.start_agent(method).await?;
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let waiting = nodes.iter().filter(|node| !node.agent_is_ready()).count();
+            if waiting == 0 || Instant::now() > deadline {
+                return Ok(waiting);
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Stops the agents of these nodes as SIGTERM does.
+    pub(crate) async fn stop_agents(&self, nodes: &[FleetNode]) -> Result<()> {
+        let stopped = nodes.iter().map(|node| async {
+            let Some(agent) = lock(&node.agent).take() else { return Ok(()) };
+            let counted = read(&agent.metrics);
+            agent.running.end().await?;
+            lock(&self.gone).push(counted);
+            Ok(())
+        });
+        futures::future::try_join_all(stopped).await.map(drop)
+    }
+
+    /// Stops the controllers.
+    pub(crate) async fn stop_controllers(&mut self) -> Result<()> {
+        for replica in self.replicas.drain(..) {
+            replica.end().await?;
+        }
+        Ok(())
+    }
+
+    /// The writes that agents counted for this reason.
+    pub(crate) fn writes_for(&self, reason: &str) -> f64 {
+        let of = |samples: &Samples| samples.with("numacast_writes_total", "reason", reason);
+        let running =
+            |node: &FleetNode| lock(&node.agent).as_ref().map_or(0.0, |agent| of(&read(&agent.metrics)));
+        lock(&self.gone).iter().map(of).sum::<f64>() + self.nodes.iter().map(running).sum::<f64>()
+    }
+
+    /// Pods are made and changed over new connections from now on.
+    pub(crate) async fn connect_again(&mut self, cluster: &Cluster) -> Result<()> {
+        self.admin = cluster.new_client().await?;
+        Ok(())
+    }
+
+    /// One pod of a node ends, another like it starts.
+    pub(crate) async fn replace_one(&self, node: usize, which: u64) -> Result<()> {
+        let node = &self.nodes[node];
+        let (number, old) = {
+            let members = &mut *lock(&node.members);
+            ensure!(!members.is_empty(), "every pod of {} is being replaced", node.name);
+            let index = (which % members.len() as u64) as usize;
+            members.swap_remove(index)
+        };
+        let stage = Stage::new(&self.admin, &node.name, &node.kubelet);
+        let life = self.lives.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let new = Member::new(&node.name, number, life);
+        stage.end(&old).await?;
+        stage.start(&new).await?;
+        lock(&node.members).push((number, new));
+        Ok(())
+    }
+
+    /// The kubelets' processes end, or start again with all that they knew.
+    pub(crate) fn kubelets_run(&self, run: bool) -> Result<()> {
+        for node in &self.nodes {
+            if run {
+                node.kubelet.boot()?;
+                node.kubelet.set_ready(true, true);
+            } else {
+                node.kubelet.stop();
+            }
+        }
+        Ok(())
+    }
+
+    /// Pods that the scheduler plugin rejected; their names.
+    pub(crate) async fn reject(&self, count: usize) -> Result<Vec<String>> {
+        let api: Api<Pod> = Api::namespaced(self.admin.clone(), pods::NAMESPACE);
+        let mut names = Vec::new();
+        for number in 0..count {
+            let name = format!("rejected-{number}");
+            let (pod, status) = pods::rejected(&name, self.nodes.len())?;
+            api.create(&PostParams::default(), &pod).await?;
+            api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await?;
+            names.push(name);
+        }
+        Ok(names)
+    }
+
+    /// These pods go.
+    pub(crate) async fn forget(&self, names: &[String]) -> Result<()> {
+        let api: Api<Pod> = Api::namespaced(self.admin.clone(), pods::NAMESPACE);
+        for name in names {
+            api.delete(name, &kube::api::DeleteParams::default().grace_period(0)).await?;
+        }
+        Ok(())
+    }
+}
+
+impl FleetNode {
+    async fn furnish(&self, admin: &Client, pods: usize) -> Result<()> {
+        let stage = Stage::new(admin, &self.name, &self.kubelet);
+        for number in 0..pods {
+            let member = Member::new(&self.name, number, 0);
+            stage.furnish(&member).await?;
+            lock(&self.members).push((number, member));
+        }
+        Ok(())
+    }
+
+    async fn start_agent(&self, method: &str) -> Result<()> {
+        let mut config = self.config.clone();
+        config.fingerprint.method = serde_json::from_value(json!(method))?;
+        let connection = connection(&config).await?;
+        let agent = Agent::new(Settings::from_config(&config), connection);
+        let metrics = agent.metrics();
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(agent.run(async {
+            let _ = stopped.await;
+        }));
+        *lock(&self.agent) = Some(RunningAgent { running: Running { stop, task }, metrics });
+        Ok(())
+    }
+
+    fn agent_is_ready(&self) -> bool {
+        lock(&self.agent).as_ref().is_some_and(|agent| agent.metrics.health().ready().is_ok())
+    }
+}
+
+async fn connection(config: &Config) -> Result<Connection> {
+    let kubeconfig = config.publish.kubeconfig.as_deref();
+    Ok(Connection::new(kubeconfig, config.publish.timeout.get()).await?)
+}
+
+fn read(metrics: &Metrics) -> Samples {
+    Samples::read(&metrics.encode(), &["numacast_writes_total"])
+}
+
+/// Installs the chart with its own values.
+async fn install(parts: &Parts, cluster: &Cluster) -> Result<Chart> {
+    let admin = cluster.client();
+    let chart = Chart::render(parts, &json!({}))?;
+    tokens::namespace(&admin, RELEASE).await?;
+    for kinds in [&RIGHTS[..], &POLICIES, &REST] {
+        chart.install(&admin, kinds).await?;
+    }
+    Ok(chart)
+}
+
+/// The configuration file of one of the chart's components.
+fn config_of(chart: &Chart, name: &str) -> Result<String> {
+    let text = &chart.object("ConfigMap", name)?.data["data"]["config.yaml"];
+    text.as_str().map(str::to_owned).with_context(|| format!("the ConfigMap {name} has no config.yaml"))
+}
+
+/// The chart's configuration file, with what is elsewhere here than in a container, and with further settings.
+fn config(text: &str, places: &[(&str, String)], set: &[String]) -> Result<Config> {
+    let origin = || Origin::Flag("--set".to_owned());
+    let mut layers = Layers::default().text(text, Path::new("config.yaml"));
+    for (key, value) in places {
+        layers = layers.typed(key, value, origin());
+    }
+    for setting in set {
+        let (key, value) = setting.split_once('=').context("--set wants KEY=VALUE")?;
+        layers = layers.typed(key, value, origin());
+    }
+    let explain = |errors: Vec<numacast::config::ConfigError>| {
+        anyhow!(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    };
+    Ok(layers.finish().map_err(explain)?.config)
+}
+
+/// A kubeconfig with this token, through a relay.
+fn kubeconfig(cluster: &Cluster, name: &str, token: &str, relay: &Relay) -> Result<PathBuf> {
+    let path = cluster.kubeconfig_of(name, token)?;
+    let text = std::fs::read_to_string(&path)?;
+    std::fs::write(&path, text.replace(cluster.address(), &relay.address().to_string()))?;
+    Ok(path)
+}
+
+/// The kubelet's directory as the chart mounts it: of what is in it an agent sees two directories.
+fn view(kubelet: &SimKubelet) -> Result<PathBuf> {
+    let view = kubelet.root().join("mounted");
+    std::fs::create_dir_all(&view)?;
+    for directory in ["pod-resources", "device-plugins"] {
+        std::os::unix::fs::symlink(kubelet.root().join(directory), view.join(directory))?;
+    }
+    Ok(view)
+}
+
+async fn make_node(admin: &Client, name: &str) -> Result<()> {
+    let api: Api<Node> = Api::all(admin.clone());
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}},
+    }))?;
+    api.create(&PostParams::default(), &node).await?;
+    let status = json!({"status": {
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        "nodeInfo": {
+            "machineID": "", "systemUUID": "", "bootID": "", "kernelVersion": "6.1", "osImage": "Linux",
+            "containerRuntimeVersion": "containerd://2", "kubeletVersion": "v1.36.3", "kubeProxyVersion": "",
+            "operatingSystem": "linux", "architecture": "amd64",
+        },
+    }});
+    api.patch_status(name, &PatchParams::default(), &Patch::Strategic(status)).await?;
+    Ok(())
+}
+
+/// The pod of an agent, as whoever watches DaemonSets would make it.
+async fn agent_pod(admin: &Client, node: &str, template: &Value, owner: &Value) -> Result<Pod> {
+    let name = format!("{AGENT}-{node}");
+    let mut pod = json!({"metadata": template["metadata"], "spec": template["spec"]});
+    pod["metadata"]["name"] = json!(name);
+    pod["metadata"]["ownerReferences"] = json!([owner]);
+    pod["spec"]["nodeName"] = json!(node);
+    let api: Api<Pod> = Api::namespaced(admin.clone(), RELEASE);
+    let pod: Pod = serde_json::from_value(pod)?;
+    let made = api.create(&PostParams::default(), &pod).await?;
+    let running = pods::running();
+    api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(running)).await?;
+    Ok(made)
+}
+
+/// Waits until the API server accepts the agents' tokens and applies the chart's policies.
+pub(crate) async fn policies_are_in_force(cluster: &Cluster, fleet: &Fleet) -> Result<()> {
+    let node = fleet.nodes.first().context("a fleet without nodes")?;
+    let path = node.config.publish.kubeconfig.as_deref().context("no kubeconfig")?;
+    let connection = Connection::new(Some(path), Duration::from_secs(5)).await?;
+    until("an agent may read its object", async || {
+        connection.topology(&node.name).await?;
+        Ok(())
+    })
+    .await
+    .with_context(|| cluster.address().to_owned())
+}

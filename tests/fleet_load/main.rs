@@ -1,0 +1,222 @@
+//! A fleet against one real API server: `make fleet-load`.
+//!
+//! Some hundreds of agents and the controller, by numacast's own code and as the chart configures them, each with a
+//! connection and a token of its own; a simulated kubelet for each agent; and as many pods as a large node has. It tells what
+//! they cost the API server when nothing happens, when pods come and go, and when something goes wrong.
+
+#[path = "../real/support/mod.rs"]
+#[allow(dead_code, unused_imports)] // the tests use the rest
+mod support;
+
+mod audit;
+mod configz;
+mod figures;
+mod fleet;
+mod meter;
+mod phases;
+mod pods;
+mod relay;
+mod samples;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Parser, ValueEnum};
+use fastrand::Rng;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use figures::{Extrapolation, FLEET, Kind, Phase, leases};
+use phases::Run;
+use support::cluster::Unusual;
+use support::{Cluster, Needs, Parts, parts};
+
+/// Some hundreds of agents and the controller against a real API server.
+#[derive(Debug, Parser)]
+#[command(name = "fleet-load")]
+struct Options {
+    /// How many nodes, each with an agent.
+    #[arg(long, default_value_t = 200)]
+    nodes: usize,
+    /// How many pods each of them has; a fifth of them has CPUs of its own.
+    #[arg(long, default_value_t = 100)]
+    pods: usize,
+    /// Minor versions of the API server.
+    #[arg(long, value_delimiter = ',', default_values = ["1.33", "1.36"])]
+    api_server: Vec<String>,
+    /// Only these phases.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    phases: Vec<Stage>,
+    /// How long nothing happens, in seconds.
+    #[arg(long, default_value_t = 120)]
+    calm: u64,
+    /// How long pods come and go, and how long they wait for the scheduler plugin, in seconds.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// How long pods live, in minutes: a phase for each. The one of 60 is what is extrapolated.
+    #[arg(long, value_delimiter = ',', default_values_t = [10, 60, 240])]
+    lives: Vec<u64>,
+    /// Any key of the agents' configuration, e.g. --set publish.watch=false
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// The seed, instead of a new one (`NUMACAST_SEED`).
+    #[arg(long, env = "NUMACAST_SEED")]
+    seed: Option<u64>,
+    /// Put the tables into `docs/performance.md`.
+    #[arg(long)]
+    write: bool,
+}
+
+/// What can be left out. All agents start before, at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Stage {
+    /// Nothing happens.
+    Calm,
+    /// Pods come and go.
+    Churn,
+    /// The same, with `fingerprint.method: with-exclusive-resources`.
+    Exclusive,
+    /// Agents are replaced, a tenth of them at a time and then all at once.
+    Rollout,
+    /// The API server is killed and started again.
+    Restart,
+    /// The kubelets are away for a minute.
+    Kubelets,
+    /// Pods wait for the scheduler plugin.
+    Pending,
+}
+
+impl Options {
+    fn has(&self, stage: Stage) -> bool {
+        self.phases.is_empty() || self.phases.contains(&stage)
+    }
+
+    /// Is it everything, so that it can be written down?
+    fn is_whole(&self) -> bool {
+        self.phases.is_empty() && self.set.is_empty() && self.lives.contains(&60)
+    }
+}
+
+/// Where the tables stand in `docs/performance.md`.
+const BEGIN: &str = "<!-- make fleet-load: what follows is written by it -->\n";
+const END: &str = "<!-- make fleet-load: end -->\n";
+
+/// Inotify instances and descriptors that one node takes, with its agent, its kubelet and both ends of every connection.
+const INSTANCES: usize = 2;
+const DESCRIPTORS: usize = 24;
+
+// Programs end with the thread that started them: the one that is blocked on this.
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    ensure!(options.nodes > 0 && options.pods >= 10, "a fleet has nodes, and each at least 10 pods");
+    ensure!(!options.write || options.is_whole(), "only a whole run can be written down");
+    let mut out = std::io::stdout();
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+    writeln!(out, "NUMACAST_SEED={seed}")?;
+    raise_limits(options.nodes)?;
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else {
+        bail!("the real parts cannot run here")
+    };
+    let mut text = String::new();
+    let mut broken = Vec::new();
+    for minor in &options.api_server {
+        let began = Instant::now();
+        let (told, mut sentences) = run(&options, &parts, minor, seed).await?;
+        writeln!(out, "\n{told}\n(API server {minor}: {:.0} s)", began.elapsed().as_secs_f64())?;
+        text += &told;
+        broken.append(&mut sentences);
+    }
+    if options.write {
+        write_down(&text)?;
+    }
+    broken.iter().try_for_each(|sentence| writeln!(out, "FAILED: {sentence}"))?;
+    Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// All phases on one API server: what is to be told of them, and the bounds that they break.
+async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result<(String, Vec<String>)> {
+    let program = match minor == parts::newest_kubelet()? {
+        true => None,
+        false => Some(parts::older_api_server(minor)?),
+    };
+    // Newer ones compare cache and etcd every five minutes, which their own counters do not tell from a client's list.
+    let checks = ["--feature-gates=DetectCacheInconsistency=false"];
+    let arguments = if program.is_none() { &checks[..] } else { &[] };
+    let unusual = Unusual { program, audit: true, arguments, ..Unusual::default() };
+    let cluster = Cluster::start_unusual(parts, &unusual).await?;
+    let version = cluster.client().apiserver_version().await?.git_version;
+    let mut run = Run::furnish(options, parts, cluster, &version, Rng::with_seed(seed)).await?;
+    run.all(options).await?;
+    let phases = run.end().await?;
+    let (extrapolated, mut broken) = extrapolate(&phases);
+    broken.extend(phases.iter().flat_map(Phase::broken));
+    let broken = broken.into_iter().map(|sentence| format!("{version}, {sentence}")).collect();
+    let told = format!(
+        "API server {version}, {} nodes with {} pods each:\n\n{}\nPer node and minute:\n\n{}\n{extrapolated}\n",
+        options.nodes,
+        options.pods,
+        figures::table(&phases),
+        figures::requests_table(&phases)
+    );
+    Ok((told, broken))
+}
+
+/// What all of numacast writes in a large fleet, as far as the phases for it were run.
+fn extrapolate(phases: &[Phase]) -> (String, Vec<String>) {
+    let an_hour = phases::life(60);
+    let find = |kind: Kind| phases.iter().find(|phase| phase.kind == kind && phase.name.contains(&an_hour));
+    let waiting = phases.iter().find(|phase| phase.kind == Kind::Pending);
+    let mut text = String::new();
+    let mut broken = Vec::new();
+    for (kind, method, share) in
+        [(Kind::Churn, "all", 2.0 / 3.0), (Kind::ChurnExclusive, "with-exclusive-resources", 0.25)]
+    {
+        let Some(churn) = find(kind) else { continue };
+        let found = Extrapolation::of(churn, waiting);
+        text += &format!(
+            "| {method} | {:.0} | {:.1} | {:.0} | {:.0} % | {:.0} % |\n",
+            found.agents,
+            found.controller,
+            leases(),
+            100.0 * found.all() / leases(),
+            100.0 * share
+        );
+        broken.extend(found.broken(&format!("fingerprint.method {method}"), share));
+    }
+    let head = format!(
+        "Writes per second of {FLEET:.0} nodes with 100 pods each that live an hour, a fifth of them with CPUs of their own:\n\n\
+         | fingerprint.method | agents | controller | Leases of the nodes | of these | at most |\n|---|---|---|---|---|---|\n"
+    );
+    if text.is_empty() { (text, broken) } else { (head + &text, broken) }
+}
+
+/// Raises what the kernel allows one user, where that is allowed.
+fn raise_limits(nodes: usize) -> Result<()> {
+    let path = "/proc/sys/fs/inotify/max_user_instances";
+    let instances: usize = std::fs::read_to_string(path)?.trim().parse()?;
+    let wanted = nodes * INSTANCES + 128;
+    if instances < wanted {
+        std::fs::write(path, wanted.to_string()).with_context(|| {
+            format!("{nodes} agents need {wanted} inotify instances: as root, `sysctl fs.inotify.max_user_instances={wanted}`")
+        })?;
+    }
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = (nodes * DESCRIPTORS + 512) as u64;
+    let Some(current) = limit.current.filter(|current| *current < wanted) else { return Ok(()) };
+    let raised = Rlimit { current: Some(wanted), maximum: limit.maximum.map(|most| most.max(wanted)) };
+    setrlimit(Resource::Nofile, raised).with_context(|| {
+        format!("{nodes} agents need {wanted} descriptors, and {current} are allowed: `ulimit -n {wanted}`")
+    })
+}
+
+fn write_down(text: &str) -> Result<()> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/performance.md");
+    let document = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    let (before, rest) =
+        document.split_once(BEGIN).context("docs/performance.md has no place for the tables")?;
+    let (_, after) = rest.split_once(END).context("docs/performance.md has no end of the tables")?;
+    std::fs::write(path, format!("{before}{BEGIN}\n{text}{END}{after}"))
+        .with_context(|| format!("cannot write {path}"))
+}

@@ -1,0 +1,212 @@
+//! The pods of the fleet: their objects, as a scheduler and kubelets would make and change them, and what the simulated
+//! kubelets run.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use numacast::sim::kubelet::{PodSpec, SimKubelet};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+/// The namespace of all of them.
+pub(crate) const NAMESPACE: &str = "default";
+/// Every fifth pod has CPUs of its own.
+const EXCLUSIVE: usize = 5;
+/// What a pod gets that has CPUs of its own, in bytes.
+const MEMORY: u64 = 64 << 20;
+
+/// From the bind to the kubelet's admission of the pod.
+const ADMISSION: Duration = Duration::from_millis(10);
+/// From there to the kubelet's first word about it...
+const FIRST_STATUS: Duration = Duration::from_millis(50);
+/// ...and to its containers' running.
+const START: Duration = Duration::from_secs(1);
+/// From a deletion to the end of the containers.
+const GRACE: Duration = Duration::from_secs(1);
+/// From the kubelet's word about that to its letting the pod's resources go...
+const PARTING: Duration = Duration::from_millis(15);
+/// ...and to the end of the object.
+const FINISH: Duration = Duration::from_millis(200);
+
+/// One pod of a node.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    pub(crate) exclusive: bool,
+}
+
+impl Member {
+    /// The pod with this number on a node.
+    pub(crate) fn new(node: &str, number: usize, life: usize) -> Self {
+        let name = format!("{node}-{number}-{life}");
+        // By name the pods of a node are as far from one another as in any cluster: what reads them in order finds them late.
+        let place = twox_hash::XxHash64::oneshot(0, name.as_bytes());
+        Self { name: format!("load-{place:016x}-{name}"), exclusive: number.is_multiple_of(EXCLUSIVE) }
+    }
+
+    /// What its node's kubelet runs.
+    fn spec(&self, uid: &str) -> PodSpec {
+        let mut spec = match self.exclusive {
+            true => PodSpec::guaranteed(&self.name, 1, MEMORY),
+            false => PodSpec::new(&self.name),
+        };
+        if !self.exclusive {
+            spec.containers[0].milli_cpu = 50;
+        }
+        NAMESPACE.clone_into(&mut spec.namespace);
+        uid.clone_into(&mut spec.uid);
+        spec
+    }
+
+    /// Its object, as large as objects of pods are.
+    fn object(&self, node: &str) -> Result<Pod> {
+        let mut object = self.spec("").object(node, "Pending");
+        object["metadata"] = json!({
+            "namespace": NAMESPACE,
+            "name": self.name,
+            "labels": {"app": "load", "pod-template-hash": "7c5ddbdf54"},
+            "annotations": {"load/configuration": "x".repeat(1000)},
+        });
+        object["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
+        let environment = (0..20).map(|number| {
+            json!({"name": format!("SETTING_{number}"), "value": format!("the value of setting {number}")})
+        });
+        object["spec"]["containers"][0]["env"] = environment.collect();
+        if let Some(fields) = object.as_object_mut() {
+            fields.remove("status");
+        }
+        serde_json::from_value(object).context("the object of a pod")
+    }
+}
+
+/// What a kubelet says of a pod.
+fn status(phase: &str, ready: bool, container: &Value) -> Value {
+    let is = |holds: bool| if holds { "True" } else { "False" };
+    let conditions = [
+        ("PodReadyToStartContainers", phase == "Running"),
+        ("Initialized", true),
+        ("Ready", ready),
+        ("ContainersReady", ready),
+        ("PodScheduled", true),
+    ];
+    let conditions = conditions.map(|(kind, holds)| {
+        json!({"type": kind, "status": is(holds), "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    });
+    json!({"status": {
+        "phase": phase,
+        "conditions": conditions,
+        "hostIP": "127.0.0.1",
+        "hostIPs": [{"ip": "127.0.0.1"}],
+        "podIP": "10.0.0.7",
+        "podIPs": [{"ip": "10.0.0.7"}],
+        "startTime": "2026-01-01T00:00:00Z",
+        "containerStatuses": [{
+            "name": "main",
+            "ready": ready,
+            "restartCount": 0,
+            "image": "registry.k8s.io/pause:3.10",
+            "imageID": format!("registry.k8s.io/pause@sha256:{}", "0".repeat(64)),
+            "containerID": format!("containerd://{}", "0".repeat(64)),
+            "started": ready,
+            "state": container,
+        }],
+    }})
+}
+
+fn pending() -> Value {
+    status("Pending", false, &json!({"waiting": {"reason": "ContainerCreating"}}))
+}
+
+/// That of a pod that runs.
+pub(crate) fn running() -> Value {
+    status("Running", true, &json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}))
+}
+
+fn succeeded() -> Value {
+    status("Succeeded", false, &json!({"terminated": {"exitCode": 0, "reason": "Completed"}}))
+}
+
+/// The API server's part and the kubelet's part of one node's pods.
+#[derive(Clone)]
+pub(crate) struct Stage<'a> {
+    pub(crate) api: Api<Pod>,
+    pub(crate) node: &'a str,
+    pub(crate) kubelet: &'a SimKubelet,
+}
+
+impl<'a> Stage<'a> {
+    pub(crate) fn new(client: &Client, node: &'a str, kubelet: &'a SimKubelet) -> Self {
+        Self { api: Api::namespaced(client.clone(), NAMESPACE), node, kubelet }
+    }
+
+    async fn patch(&self, pod: &Member, status: &Value) -> Result<()> {
+        let patch = Patch::Strategic(status);
+        self.api.patch_status(&pod.name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    async fn create(&self, pod: &Member) -> Result<String> {
+        let made = self.api.create(&PostParams::default(), &pod.object(self.node)?).await?;
+        made.metadata.uid.context("a pod without a UID")
+    }
+
+    async fn admit(&self, pod: &Member, uid: &str) -> Result<()> {
+        let given = self.kubelet.start_pod(pod.spec(uid)).await;
+        given.map(drop).with_context(|| format!("the simulated kubelet refuses {}", pod.name))
+    }
+
+    /// A pod that has long been running.
+    pub(crate) async fn furnish(&self, pod: &Member) -> Result<()> {
+        let uid = self.create(pod).await?;
+        self.admit(pod, &uid).await?;
+        self.patch(pod, &running()).await
+    }
+
+    /// A pod is bound and starts.
+    pub(crate) async fn start(&self, pod: &Member) -> Result<()> {
+        let uid = self.create(pod).await?;
+        sleep(ADMISSION).await;
+        self.admit(pod, &uid).await?;
+        sleep(FIRST_STATUS).await;
+        self.patch(pod, &pending()).await?;
+        sleep(START).await;
+        self.patch(pod, &running()).await
+    }
+
+    /// A pod is deleted and ends.
+    pub(crate) async fn end(&self, pod: &Member) -> Result<()> {
+        self.api.delete(&pod.name, &DeleteParams::default().grace_period(30)).await?;
+        sleep(GRACE).await;
+        self.patch(pod, &succeeded()).await?;
+        sleep(PARTING).await;
+        self.kubelet.stop_pod(NAMESPACE, &pod.name);
+        sleep(FINISH).await;
+        self.api.delete(&pod.name, &DeleteParams::default().grace_period(0)).await?;
+        Ok(())
+    }
+}
+
+/// A pod that the scheduler plugin has rejected on every node.
+pub(crate) fn rejected(name: &str, nodes: usize) -> Result<(Pod, Value)> {
+    let pod = json!({
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"schedulerName": "topology-aware", "containers": [{
+            "name": "main",
+            "image": "registry.k8s.io/pause:3.10",
+            "resources": {"requests": {"cpu": "4", "memory": "1Gi"}, "limits": {"cpu": "4", "memory": "1Gi"}},
+        }]},
+    });
+    let status = json!({"status": {"conditions": [{
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": format!(
+            "0/{nodes} nodes are available: {nodes} cannot align pod. preemption: 0/{nodes} nodes are available: \
+             {nodes} Preemption is not helpful for scheduling."
+        ),
+    }]}});
+    Ok((serde_json::from_value(pod)?, status))
+}
