@@ -1,0 +1,43 @@
+//! What is measured: the default as the chart installs it, and beside it what people may choose instead.
+
+use serde_json::{Value, json};
+
+/// One choice.
+pub(crate) struct Variant {
+    /// As `VARIANT` has it.
+    pub(crate) name: &'static str,
+    /// In Markdown.
+    pub(crate) title: &'static str,
+    /// Values of the chart.
+    pub(crate) values: fn() -> Value,
+}
+
+/// The default first.
+pub(crate) const VARIANTS: [Variant; 6] = [
+    Variant { name: "default", title: "default", values: || json!({}) },
+    Variant {
+        name: "directory",
+        title: "`kubelet.mountDir: true`",
+        values: || json!({"kubelet": {"mountDir": true}}),
+    },
+    Variant {
+        name: "kai",
+        title: "`consumer: kai`",
+        values: || json!({"config": {"fingerprint": {"view": "none"}}}),
+    },
+    Variant {
+        name: "none",
+        title: "`consumer: none`",
+        values: || json!({"config": {"fingerprint": {"view": "none"}, "publish": {"placement": false}}}),
+    },
+    Variant {
+        name: "direct",
+        title: "`cache: direct`",
+        values: || json!({"config": {"fingerprint": {"view": "none"}}}),
+    },
+    Variant {
+        name: "kubelet-view",
+        title: "`fingerprint.view: kubelet`",
+        values: || json!({"config": {"fingerprint": {"view": "kubelet"}}}),
+    },
+];
