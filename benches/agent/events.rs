@@ -123,11 +123,11 @@ impl Events {
         Ok(all.split_off(1))
     }
 
-    /// The zones as they are published, for the benchmark's own object.
+    /// The node's object as it is now.
     pub(crate) async fn published(&self) -> Result<Value> {
         let path = format!("{NRT_PATH}/{}", self.node);
         let object = self.client.request_text(http::Request::get(path).body(Vec::new())?).await?;
-        Ok(serde_json::from_str::<Value>(&object)?["zones"].take())
+        Ok(serde_json::from_str(&object)?)
     }
 
     async fn apply_floor(&mut self, zones: &Value) -> Result<()> {

@@ -22,17 +22,17 @@ pub(crate) const VARIANTS: [Variant; 6] = [
     },
     Variant {
         name: "kai",
-        title: "`consumer: kai`",
+        title: "`fingerprint.view: none`",
         values: || json!({"config": {"fingerprint": {"view": "none"}}}),
     },
     Variant {
         name: "none",
-        title: "`consumer: none`",
+        title: "and `publish.placement: false`",
         values: || json!({"config": {"fingerprint": {"view": "none"}, "publish": {"placement": false}}}),
     },
     Variant {
         name: "direct",
-        title: "`cache: direct`",
+        title: "`fingerprint.view: none`, again",
         values: || json!({"config": {"fingerprint": {"view": "none"}}}),
     },
     Variant {
