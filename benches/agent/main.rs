@@ -59,12 +59,12 @@ struct Shape {
 }
 
 const SHAPES: [Shape; 2] = [
-    Shape { title: "2 zones x 8 CPUs", machine: "two-by-eight", filled: 0, steps: [60, 20] },
+    Shape { title: "2 zones x 8 CPUs", machine: "two-by-eight", filled: 0, steps: [50, 15] },
     Shape {
         title: "8 zones x 64 CPUs, 110 pods",
         machine: "eight-by-sixty-four",
         filled: 110,
-        steps: [40, 15],
+        steps: [30, 12],
     },
 ];
 
@@ -142,6 +142,7 @@ struct Bench<'a> {
     events: Events,
     random: Rng,
     pods: usize,
+    started: Instant,
 }
 
 impl<'a> Bench<'a> {
@@ -152,6 +153,7 @@ impl<'a> Bench<'a> {
         cluster: &'a Cluster,
         binary: &'a Path,
     ) -> Result<Self> {
+        let started = Instant::now();
         let node = RealNode::on(shape.machine)?.start(cluster).await?;
         eprintln!("{}: {} pods to start with", shape.title, shape.filled);
         for index in 0..shape.filled {
@@ -170,6 +172,7 @@ impl<'a> Bench<'a> {
             kubeconfig,
             random: Rng::with_seed(options.seed),
             pods: 0,
+            started,
         })
     }
 
@@ -196,7 +199,7 @@ impl<'a> Bench<'a> {
     }
 
     fn say(&self, what: &str) {
-        eprintln!("{}: {what}", self.shape.title);
+        eprintln!("{}, {} s: {what}", self.shape.title, self.started.elapsed().as_secs());
     }
 
     /// How many pods a variant gets: 0 is the default.

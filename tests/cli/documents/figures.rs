@@ -1,6 +1,6 @@
 //! The figures of README.md, docs/performance.md and docs/operations.md are those of the last complete run of `make bench`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -11,8 +11,16 @@ mod document;
 mod record;
 #[path = "../../../benches/agent/tables.rs"]
 mod tables;
+#[allow(dead_code, reason = "the benchmark sets what is only named here")]
+#[path = "../../../benches/agent/variants.rs"]
+mod variants;
+#[path = "../../../benches/agent/zones.rs"]
+mod zones;
 
 use record::{Figures, Node, PeerFigures, Quantiles, Record};
+use serde_json::json;
+use variants::VARIANTS;
+use zones::{Zones, right_since};
 
 fn recorded() -> Result<Record> {
     serde_json::from_str(&super::read(record::FILE)).context(record::FILE)
@@ -34,13 +42,12 @@ fn the_documents_have_the_figures_of_the_last_run() -> Result<()> {
 fn the_record_is_complete() -> Result<()> {
     let record = recorded()?;
     let names = |node: &Node| node.variants.iter().map(|of| of.variant.clone()).collect::<Vec<_>>();
-    let variants = ["default", "directory", "kai", "none", "direct", "kubelet-view"];
     assert_eq!(
         record.nodes.iter().map(|node| node.machine.as_str()).collect::<Vec<_>>(),
         ["two-by-eight", "eight-by-sixty-four"]
     );
     for node in &record.nodes {
-        assert_eq!(names(node), variants);
+        assert_eq!(names(node), VARIANTS.map(|variant| variant.name));
         assert!(node.floor.is_some() && node.floor_when_idle.is_some(), "{} has no floor", node.title);
     }
     Ok(())
@@ -149,4 +156,38 @@ fn what_was_not_measured_of_a_peer_is_a_dash() -> Result<()> {
     let cell = line.split('|').nth(2).unwrap().trim();
     assert_eq!(cell, "0 in 70 s / -");
     Ok(())
+}
+
+/// Two zones with so many free CPUs.
+fn zones(free: [u64; 2]) -> Zones {
+    let zone = |id: usize| {
+        let cpu = json!({"name": "cpu", "capacity": "8", "available": free[id].to_string()});
+        json!({"name": format!("node-{id}"), "type": "Node", "resources": [cpu]})
+    };
+    Zones::of(&json!({"zones": [zone(0), zone(1)]})).unwrap()
+}
+
+#[test]
+fn free_cpus_are_those_of_all_zones() {
+    assert_eq!(zones([3, 4]).free_cpus(), 7);
+}
+
+/// The versions come a second apart; gives the seconds.
+fn right_after(versions: &[[u64; 2]]) -> Option<u64> {
+    let start = Instant::now();
+    let at = |second| start + Duration::from_secs(second);
+    let versions: Vec<_> = (0..).zip(versions).map(|(second, free)| (at(second), zones(*free))).collect();
+    right_since(&versions).map(|instant| instant.duration_since(start).as_secs())
+}
+
+#[test]
+fn an_object_is_right_from_the_first_version_that_says_what_the_last_one_says() {
+    assert_eq!(right_after(&[]), None);
+    assert_eq!(right_after(&[[7, 8]]), Some(0));
+    // Held as it was, then right, then only something else changed.
+    assert_eq!(right_after(&[[8, 8], [7, 8], [7, 8]]), Some(1));
+    // Reserved in every zone, then accounted.
+    assert_eq!(right_after(&[[7, 7], [7, 8]]), Some(1));
+    // Right for a moment only.
+    assert_eq!(right_after(&[[7, 8], [8, 8], [7, 8]]), Some(2));
 }
