@@ -664,7 +664,9 @@ impl Agent {
             back_off(&mut self.lingering, LINGERING, LINGERING_LIMIT)
         } else {
             self.lingering = 0;
-            if !scan.usage.holds_anything() || self.view.follows {
+            // Who follows the pods hears of what is bound and of what goes. Otherwise only a look finds what was released,
+            // and what was allocated where no file of the kubelet tells.
+            if self.view.follows || scan.files_tell && !scan.usage.holds_anything() {
                 return everything;
             }
             jittered(self.pace.wait(now))

@@ -4,6 +4,7 @@
 //! where it came from. Unknown keys fail, with a suggestion.
 
 mod address;
+mod consumer;
 mod endpoint;
 mod exclude;
 mod explain;
@@ -25,6 +26,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use address::Address;
+pub use consumer::{Cache, Consumer};
 pub use endpoint::Endpoint;
 pub(crate) use exclude::is_device;
 pub use exclude::{EVERY_NODE, Exclude};
@@ -43,6 +45,10 @@ pub use watch::FileWatch;
 pub struct Config {
     /// The node's name in the cluster.
     pub node_name: String,
+    /// Who reads the object.
+    pub consumer: Consumer,
+    /// How the plugin of scheduler-plugins reads it.
+    pub cache: Option<Cache>,
     /// Where the host's files are.
     pub host: Host,
     /// Where the kubelet is.
@@ -217,8 +223,8 @@ pub struct Scan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pods {
-    /// Whom to ask.
-    pub source: PodSource,
+    /// Whom to ask; the API server when not set.
+    pub source: Option<PodSource>,
     /// How often the kubelet's `/pods` is read.
     pub interval: Period,
 }
@@ -227,10 +233,10 @@ pub struct Pods {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum PodSource {
-    /// The API server; where the fingerprint does not need it, the first that tells.
-    #[default]
+    /// The API server; where nothing in the object needs it, the first that tells.
     Auto,
     /// The API server.
+    #[default]
     ApiServer,
     /// The kubelet's Pods API.
     PodsApi,
@@ -272,8 +278,11 @@ pub struct Publish {
     pub topology_policies: bool,
     /// Write once more, so that pods that were rejected are tried again.
     pub nudge: Nudge,
-    /// Say on which NUMA node each container is.
-    pub placement: bool,
+    /// Say on which NUMA node each container is; as the consumer needs it when not set.
+    pub placement: Option<bool>,
+    /// Take what a bound pod asks for from every zone until the kubelet's List shows it; as the consumer needs it when
+    /// not set.
+    pub reserve: Option<bool>,
 }
 
 /// Write once more, so that pods that were rejected are tried again: `auto`, `off`, or the plugin's resync period.
@@ -292,8 +301,8 @@ pub enum Nudge {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Fingerprint {
-    /// Whose pods it stands for.
-    pub view: FingerprintView,
+    /// Whose pods it stands for; as the consumer needs it when not set.
+    pub view: Option<FingerprintView>,
     /// Which of them.
     pub method: FingerprintMethod,
     /// Which pods the plugin has.
@@ -504,6 +513,18 @@ pub enum LogFormat {
 /// Key and meaning, in the order of the file. Every key of [`Config`] is here, which a test checks.
 pub const DOCS: &[(&str, &str)] = &[
     ("nodeName", "The node's name in the cluster. In a pod: NODE_NAME, from spec.nodeName."),
+    (
+        "consumer",
+        "schedulerPlugins, kai or none. Who reads the object: the scheduler-plugins' NodeResourceTopologyMatch, \
+         KAI-Scheduler, or no scheduler. cache, fingerprint.view, publish.placement and publish.reserve follow from it \
+         where they are not set.",
+    ),
+    (
+        "cache",
+        "overReserve or direct, for schedulerPlugins alone. How the plugin reads the object: at the ticks of its \
+         overreserving cache (cacheResyncPeriodSeconds above 0), or for each pod that it places (cacheResyncPeriodSeconds: \
+         0, or discardReservedNodes: true). Not set: overReserve with schedulerPlugins",
+    ),
     ("host.root", "Where the host's root is mounted; the paths below start there unless they are set."),
     ("host.sys", "Stands for /sys. Not set: <host.root>/sys"),
     ("host.proc", "Stands for /proc. Not set: <host.root>/proc"),
@@ -573,8 +594,8 @@ pub const DOCS: &[(&str, &str)] = &[
         "pods.source",
         "Who tells which pods there are, what they ask for and that they are gone or have ended: auto, apiServer (a watch \
          of this node's pods: pods list, watch), podsApi (the kubelet's Pods API, 1.36 and later), kubelet (its HTTPS \
-         endpoint /pods: nodes/pods get) or none. auto is apiServer, and where fingerprint.view is not scheduler the \
-         first of them that tells.",
+         endpoint /pods: nodes/pods get) or none. auto is the first of them that tells, and apiServer alone where \
+         fingerprint.view is scheduler or publish.reserve is true. Not set: apiServer",
     ),
     (
         "pods.interval",
@@ -605,11 +626,22 @@ pub const DOCS: &[(&str, &str)] = &[
         "auto, off, or the plugin's cacheResyncPeriodSeconds (5s). Write a few times more after a change, so that the \
          scheduler tries pods again that it rejected.",
     ),
-    ("publish.placement", "Say on which NUMA node each container is, for the scheduler plugin's preemption."),
+    (
+        "publish.placement",
+        "Say on which NUMA node each container is, for the scheduler plugin's preemption. Not set: true with the \
+         overreserving cache, else false",
+    ),
+    (
+        "publish.reserve",
+        "Take what a pod asks for from every zone as soon as it is bound, until the kubelet's List shows what it got (needs \
+         the API server as pods.source). Not set: true where the object is read directly (kai, or schedulerPlugins with \
+         cache: direct), else false",
+    ),
     (
         "fingerprint.view",
         "scheduler, kubelet or none. Whose pods the fingerprint stands for: those that the scheduler plugin counts \
-         (needs the API server as pods.source), or those of the kubelet's List.",
+         (needs the API server as pods.source), or those of the kubelet's List. Not set: scheduler with the overreserving \
+         cache, else none",
     ),
     (
         "fingerprint.method",
@@ -806,7 +838,7 @@ impl Default for Scan {
 
 impl Default for Pods {
     fn default() -> Self {
-        Self { source: PodSource::Auto, interval: Period::seconds(5) }
+        Self { source: None, interval: Period::seconds(5) }
     }
 }
 
@@ -823,7 +855,8 @@ impl Default for Publish {
             api_version: ApiVersion::V1alpha2,
             topology_policies: false,
             nudge: Nudge::Auto,
-            placement: true,
+            placement: None,
+            reserve: None,
         }
     }
 }
@@ -831,7 +864,7 @@ impl Default for Publish {
 impl Default for Fingerprint {
     fn default() -> Self {
         Self {
-            view: FingerprintView::default(),
+            view: None,
             method: FingerprintMethod::default(),
             informer: Informer::default(),
             plugin: PluginRelease::default(),
@@ -899,7 +932,7 @@ impl Default for Health {
 }
 
 impl Config {
-    /// What cannot work together: the key to blame, and why.
+    /// What cannot work together in a resolved configuration: the key to blame, and why.
     fn conflicts(&self) -> Vec<(&'static str, &'static str)> {
         let mut conflicts = self.conflicts_of_addresses();
         let KubeletConfig { topology_manager_policy: policy, topology_manager_scope: scope, .. } =
@@ -916,18 +949,14 @@ impl Config {
             _ => {}
         }
         if self.publish.api_version == ApiVersion::V1alpha1
-            && self.fingerprint.view != FingerprintView::None
+            && self.fingerprint.view != Some(FingerprintView::None)
             && self.fingerprint.method != FingerprintMethod::All
         {
             let method =
                 "v1alpha1 has a place for the fingerprint of all pods only: set `fingerprint.method: all`";
             conflicts.push(("publish.apiVersion", method));
         }
-        if self.fingerprint.view == FingerprintView::Scheduler && !self.pods.source.may_be_api_server() {
-            let view = "the scheduler's view of pods needs the API server: set `pods.source: auto`, or `fingerprint.view` to \
-                        kubelet or none";
-            conflicts.push(("pods.source", view));
-        }
+        conflicts.extend(self.conflicts_of_consumer());
         conflicts.extend(self.proxy.conflicts(self));
         conflicts.extend(self.pods_api.conflicts(self));
         if self.fingerprint.hold_after >= self.fingerprint.hold_limit {
@@ -955,9 +984,10 @@ impl Config {
         }
     }
 
-    /// The configuration with every derived path filled in.
+    /// The configuration with everything filled in that follows from other keys.
     #[must_use]
     pub fn resolved(mut self) -> Self {
+        self.follow_consumer();
         let root = self.host.root.clone();
         self.host.sys.get_or_insert_with(|| root.join("sys"));
         self.host.proc.get_or_insert_with(|| root.join("proc"));

@@ -22,7 +22,7 @@ use crate::kubelet::Usage;
 use crate::machine::Machine;
 use crate::pod::PodName;
 use crate::pod_source::{PodSource, PodView};
-use crate::scheduler::{Contract, Reading, Requirements, Stance, Verdict, View};
+use crate::scheduler::{Contract, Reading, Requirements, Stance, Terms, Verdict, View};
 use crate::telemetry::metrics::Metrics;
 use crate::topology::{Placement, Topology};
 
@@ -284,16 +284,24 @@ impl Accord {
             self.look_at = Some(now + back_off(&mut self.looks, first, limit));
         }
         self.metrics.unaccounted(self.unaccounted.len());
-        for (namespace, name) in &verdict.released {
-            let sentence = format!(
-                "the kubelet has neither admitted nor refused the pod {namespace}/{name} within {:?}; the object is \
-                 not held for it any longer",
-                self.contract.terms().hold_limit
-            );
-            warn!("{sentence}");
-            self.metrics.let_go();
-            self.notices.post(Reason::PodNotAccounted, sentence);
+        for pod in &verdict.released {
+            self.let_go(pod);
         }
+    }
+
+    /// The kubelet had time enough for this pod. Where nothing in the object waits for it that is nobody's concern.
+    fn let_go(&self, (namespace, name): &PodName) {
+        let Terms { view, hold_limit, .. } = self.contract.terms();
+        let since = format!(
+            "the kubelet has neither admitted nor refused the pod {namespace}/{name} within {hold_limit:?}"
+        );
+        if *view != View::Scheduler {
+            return debug!("{since}; it is not looked for any longer");
+        }
+        let sentence = format!("{since}; the object is not held for it any longer");
+        warn!("{sentence}");
+        self.metrics.let_go();
+        self.notices.post(Reason::PodNotAccounted, sentence);
     }
 
     /// Publishes what differs from the last offer in what the object says.

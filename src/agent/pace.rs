@@ -1,4 +1,5 @@
-//! How often to look for what no event tells: releases, where nobody says that a pod is gone.
+//! How often to look for what no event tells: releases, where nobody says that a pod is gone, and allocations, where
+//! nobody says that a pod was bound and no file of the kubelet can be seen.
 //!
 //! The List shows a release up to 1.5 s before any file does. Looking once a second finds it in time, and is paid for
 //! by what it costs: a node whose List is dear is looked at less often, except for a while after something happened.
@@ -46,7 +47,7 @@ impl Pace {
         self.cost = if self.cost == 0.0 { cost } else { self.cost * (1.0 - WEIGHT) + cost * WEIGHT };
     }
 
-    /// How long to wait before looking again, where a release could come unseen.
+    /// How long to wait before looking again, where a change could come unseen.
     pub(super) fn wait(&self, now: Instant) -> Duration {
         let stirred = self.active.is_some_and(|at| now.duration_since(at) < COMPANY);
         let affordable = if stirred {

@@ -98,7 +98,7 @@ impl Settings {
                 config::Nudge::Every(period) => Some(Plan::of_period(period.get())),
                 config::Nudge::Off => None,
             },
-            placement: config.publish.placement,
+            placement: config.publish.placement.unwrap_or_default(),
             notify_file: config.scan.notify_file,
             rules,
         }
@@ -137,7 +137,7 @@ fn terms(fingerprint: &config::Fingerprint) -> Terms {
     let config::Fingerprint { view, method, informer, plugin, hold_after, hold_limit, status_file: _ } =
         fingerprint;
     Terms {
-        view: match view {
+        view: match view.unwrap_or_default() {
             config::FingerprintView::Scheduler => View::Scheduler,
             config::FingerprintView::Kubelet => View::Kubelet,
             config::FingerprintView::None => View::None,

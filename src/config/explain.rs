@@ -51,6 +51,30 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
            `exclude.resources` is looked up by it as well."],
     ),
     (
+        "consumer",
+        &[
+            "schedulerPlugins: what the plugin needs depends on how it reads the object, which is `cache`.",
+            "kai: no fingerprint and no placement, which KAI-Scheduler does not read. The zones reserve what a bound pod asks for \
+             (`publish.reserve`), which matters where KAI's plugin has reconstructAvailable: \"false\"; with \"true\", its default, \
+             KAI reads no free amounts, and `publish.reserve: false` saves a write per pod.",
+            "none: no fingerprint, no placement and no reservations: one write when a pod gets resources of its own, and one \
+             when it gives them back.",
+            "In every choice the pods of the node are followed from the API server, so that an allocation and a release show at \
+             once: see `pods.source`.",
+        ],
+    ),
+    (
+        "cache",
+        &[
+            "overReserve: the plugin takes what it places from every zone of its cache and refreshes that at its ticks, when \
+             the fingerprint agrees. The object carries the fingerprint in the scheduler's view and is held while a pod is \
+             not accounted for.",
+            "direct: the plugin reads the object for each pod and node (DiscardReserved, Passthrough) and looks at no \
+             fingerprint. The zones reserve what a bound pod asks for until the kubelet's List shows what it got.",
+            "docs/scheduler.md compares the two.",
+        ],
+    ),
+    (
         "kubelet.caFile",
         &[
             "The certificate is always verified, since the agent shows its token. Where kubelets have certificates of the \
@@ -110,10 +134,10 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
     (
         "pods.source",
         &[
-            "auto, apiServer: the agent must be allowed to list and watch pods. It sees a release within milliseconds, and \
-             on kubelets before 1.34, whose List names pods that have ended, it knows that these hold nothing (it must be \
-             allowed to get its Node for that). Without that permission it says so; with `fingerprint.view: scheduler` \
-             the object is held, with another view auto asks the kubelet.",
+            "auto, apiServer: the agent must be allowed to list and watch pods. It sees allocations and releases within \
+             milliseconds, and on kubelets before 1.34, whose List names pods that have ended, it knows that these hold \
+             nothing (it must be allowed to get its Node for that). Without that permission it says so; with \
+             `fingerprint.view: scheduler` the object is held, with another view auto asks the kubelet.",
             "podsApi: needs no permission in the cluster, and works while the API server is away. The kubelet tells a \
              little sooner than the API server that a pod has ended. Such a source cannot serve the fingerprint in the \
              scheduler's view, for it knows pods when they are admitted, and static pods whose copy was refused.",
@@ -124,8 +148,8 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "All of them: what a source told last stays while it cannot be asked, the log says so, and when it is back \
              everything is told anew. A kubelet that has just started knows fewer pods than there are: of its own lists \
              a shorter one is believed only after a while.",
-            "none: releases are looked for by a List about once a second, less often on a node where that would cost more \
-             than a thousandth of a core. On a kubelet before 1.34 a Completed pod seems to hold its memory and devices \
+            "none: releases, and allocations where the kubelet's state files cannot be seen, are looked for by a List about once \
+             a second, less often on a node where that would cost more than a thousandth of a core. On a kubelet before 1.34 a Completed pod seems to hold its memory and devices \
              until the next pod is admitted, and the scheduler plugin may never send that pod.",
         ],
     ),
@@ -207,6 +231,17 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         &[
             "true: the attributes of numaplacement go out with the fingerprint, which the plugin's preemption needs \
              (preemptionMode). They are left out whenever a container cannot be placed for sure.",
+        ],
+    ),
+    (
+        "publish.reserve",
+        &[
+            "true: from the moment a pod is bound the zones lack what it will have alone and the List does not show yet: \
+             CPUs, memory and huge pages of Guaranteed pods where the kubelet's managers are static, and devices of \
+             plugins. Nobody knows the zone yet, so it is taken from every zone. That is one write more per pod, before the \
+             kubelet is asked. It ends when the List shows the pod, with the pod, and after `fingerprint.holdLimit`.",
+            "false: whoever reads the object directly may place a second pod where the first is about to be admitted, and \
+             the kubelet refuses one of them.",
         ],
     ),
     (

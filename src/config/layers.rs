@@ -173,11 +173,11 @@ impl Layers {
                 reason: error.to_string(),
             }]
         })?;
+        let config = config.resolved();
         let conflicts = config.conflicts();
         if !conflicts.is_empty() {
             return Err(conflicts.into_iter().map(|(key, reason)| self.conflict(key, reason)).collect());
         }
-        let config = config.resolved();
         let values = self.values(&config);
         Ok(Effective { config, values })
     }

@@ -187,7 +187,7 @@ impl Proxy {
     pub fn needs_pods(&self, config: &Config) -> Option<(&'static str, &'static str)> {
         let nobody = "nobody tells the proxy of annotations; choose another source, or set \
                       `proxy.annotations.koordinator: false`";
-        let is_none = self.annotations.are_wanted() && config.pods.source == PodSource::None;
+        let is_none = self.annotations.are_wanted() && config.pods.source == Some(PodSource::None);
         is_none.then_some(("pods.source", nobody))
     }
 
@@ -296,10 +296,10 @@ mod tests {
         assert_eq!(keys(|c| c.proxy.zones = true), ["proxy.zones"]);
         let alone = |c: &mut Config| {
             c.proxy.enabled = true;
-            c.pods.source = PodSource::None;
+            c.pods.source = Some(PodSource::None);
         };
         assert_eq!(keys(alone), ["pods.source"]);
-        let by_itself = |c: &mut Config| c.pods.source = PodSource::None;
+        let by_itself = |c: &mut Config| c.pods.source = Some(PodSource::None);
         assert!(keys(by_itself).is_empty(), "numacast proxy asks for itself");
         let mut config = Config::default();
         by_itself(&mut config);

@@ -116,11 +116,8 @@ impl PodTellers {
 
 fn order(config: &Config) -> Vec<PodTeller> {
     use PodTeller::{ApiServer, Kubelet, PodsApi};
-    match config.pods.source {
-        // The plugin has its pods from there, and nobody else knows all of them.
-        config::PodSource::Auto if config.fingerprint.view == config::FingerprintView::Scheduler => {
-            vec![ApiServer]
-        }
+    match config.pods.source.unwrap_or_default() {
+        config::PodSource::Auto if config.needs_api_server_for_pods() => vec![ApiServer],
         config::PodSource::Auto => vec![ApiServer, PodsApi, Kubelet],
         config::PodSource::ApiServer => vec![ApiServer],
         config::PodSource::PodsApi => vec![PodsApi],

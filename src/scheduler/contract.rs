@@ -149,33 +149,29 @@ impl Contract {
     }
 
     /// What may be published of `reading`. `pods` are those that the API server has for this node, none while nobody has
-    /// told yet; the scheduler's view alone needs them.
+    /// told yet. Without them nothing agrees in the scheduler's view; in the others they tell which pods to wait for.
     pub fn judge<'a>(
         &mut self,
         pods: Option<impl IntoIterator<Item = &'a Pod>>,
         reading: &Reading<'_>,
         now: Duration,
     ) -> Verdict {
-        match (self.terms.view, pods) {
-            (View::Scheduler, Some(pods)) => {
-                let pods: Vec<&Pod> = pods.into_iter().collect();
-                self.judge_pods(&pods, reading, now)
-            }
-            (View::Scheduler, None) => Verdict::of(Stance::Held, Some(self.set(Fingerprint::HELD))),
-            (View::Kubelet, _) => Verdict::of(Stance::Agreed, Some(self.set(self.of_list(reading.usage)))),
-            (View::None, _) => Verdict::of(Stance::Agreed, None),
-        }
-    }
-
-    fn judge_pods(&mut self, pods: &[&Pod], reading: &Reading<'_>, now: Duration) -> Verdict {
-        self.forget_all_but(pods, reading.usage);
         let mut verdict = Verdict::of(Stance::Agreed, None);
-        self.look_at_new_ones(pods, reading, now, &mut verdict);
-        verdict.stance = self.stance(&mut verdict, now);
-        verdict.pods = Some(self.set(match verdict.stance {
-            Stance::Held => Fingerprint::HELD,
-            Stance::Agreed | Stance::Wait => self.of_plugin(pods, reading.zones),
-        }));
+        let pods: Option<Vec<&Pod>> = pods.map(|pods| pods.into_iter().collect());
+        if let Some(pods) = &pods {
+            self.forget_all_but(pods, reading.usage);
+            self.look_at_new_ones(pods, reading, now, &mut verdict);
+        }
+        if self.terms.view == View::Scheduler {
+            verdict.stance = if pods.is_some() { self.stance(&mut verdict, now) } else { Stance::Held };
+        }
+        let fingerprint = match (self.terms.view, verdict.stance) {
+            (View::Scheduler, Stance::Held) => Some(Fingerprint::HELD),
+            (View::Scheduler, _) => Some(self.of_plugin(pods.as_deref().unwrap_or_default(), reading.zones)),
+            (View::Kubelet, _) => Some(self.of_list(reading.usage)),
+            (View::None, _) => None,
+        };
+        verdict.pods = fingerprint.map(|fingerprint| self.set(fingerprint));
         verdict
     }
 

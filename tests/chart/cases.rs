@@ -43,7 +43,7 @@ const EVERYTHING: [&str; 14] = [
 ];
 
 /// One switch, or a few that have to do with each other.
-const SWITCHES: [&[&str]; 58] = [
+const SWITCHES: [&[&str]; 62] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -56,6 +56,10 @@ const SWITCHES: [&[&str]; 58] = [
     &["config.pods.source=podsApi", "config.fingerprint.view=none"],
     &["config.pods.source=none", "config.fingerprint.view=kubelet"],
     &["config.fingerprint.view=kubelet"],
+    &["config.pods.source=auto", "config.fingerprint.view=kubelet"],
+    &["config.consumer=kai"],
+    &["config.consumer=none", "config.pods.source=auto", "networkPolicy.enabled=true"],
+    &["config.cache=direct", "config.publish.reserve=false"],
     &["config.publish.events=false", "config.publish.watch=false", "config.publish.ownerReference=false"],
     &["config.kubelet.config.source=auto"],
     &[

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use crate::helm::{Helm, chart};
 
 /// What is set, and words of the answer.
-const BY_THE_SCHEMA: [(&str, &str); 36] = [
+const BY_THE_SCHEMA: [(&str, &str); 38] = [
     ("agent=null", "missing property 'agent'"),
     ("fullnameOverride=1st", "at '/fullnameOverride'"),
     ("agnet.enabled=true", "additional properties 'agnet' not allowed"),
@@ -34,6 +34,8 @@ const BY_THE_SCHEMA: [(&str, &str); 36] = [
     ("config.scan.poll=5", "at '/config/scan/poll': got number, want string"),
     ("config.publish.events=1", "at '/config/publish/events': got number, want boolean"),
     ("config.fingerprint.view=sheduler", "at '/config/fingerprint/view': value must be one of"),
+    ("config.consumer=volcano", "at '/config/consumer': value must be one of"),
+    ("config.cache=passthrough", "at '/config/cache'"),
     ("config.metrics.address=localhost", "at '/config/metrics/address'"),
     ("controller.config.log.level=loud", "at '/controller/config/log/level': value must be one of"),
     ("controller.replicas=two", "at '/controller/replicas': got string, want integer"),

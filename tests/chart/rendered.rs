@@ -199,7 +199,14 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
     };
     for (values, paths) in [
         ("", usual(&[])),
-        ("config.fingerprint.view=kubelet", usual(&[pods_api])),
+        ("config.fingerprint.view=kubelet", usual(&[])),
+        ("config.fingerprint.view=kubelet,config.pods.source=auto", usual(&[pods_api])),
+        ("config.consumer=none", usual(&[])),
+        ("config.consumer=none,config.pods.source=auto", usual(&[pods_api])),
+        ("config.consumer=none,config.pods.source=auto,config.publish.reserve=true", usual(&[])),
+        ("config.consumer=kai,config.pods.source=auto", usual(&[])),
+        ("config.consumer=kai,config.pods.source=auto,config.publish.reserve=false", usual(&[pods_api])),
+        ("config.cache=direct,config.pods.source=auto", usual(&[])),
         ("config.pods.source=podsApi,config.fingerprint.view=none", usual(&[pods_api])),
         ("config.pods.source=none,config.fingerprint.view=none", usual(&[])),
         ("kubelet.configFile=/etc/kubelet.yaml", usual(&["/etc/kubelet.yaml"])),

@@ -276,6 +276,30 @@ fn a_policy_without_its_scope_and_a_fingerprint_without_its_place() {
     assert!(told.contains("v1alpha1 has a place for the fingerprint of all pods only"), "{told}");
 }
 
+#[test]
+fn a_cache_without_its_plugin_and_reservations_without_a_source() {
+    let host = FakeHost::two_nodes();
+    let show = |words: &[&str]| host.numacast(&[&["config", "show"], words].concat());
+    assert_eq!(
+        show(&["--set", "consumer=kai", "--set", "cache=direct"]).refusal(),
+        "numacast: `cache` in flag --set: only the plugin of scheduler-plugins has caches to choose from: leave it out, or \
+         set `consumer: schedulerPlugins`"
+    );
+    let told = show(&["--set", "consumer=volcano"]).refusal().to_owned();
+    assert!(
+        told.contains("unknown variant `volcano`, expected one of `schedulerPlugins`, `kai`, `none`"),
+        "{told}"
+    );
+    let words = ["consumer=kai", "pods.source=podsApi", "publish.reserve=true"];
+    let told = show(&words.map(|word| ["--set", word]).concat()).refusal().to_owned();
+    assert!(told.contains("`publish.reserve` in flag --set: only the API server tells of a pod"), "{told}");
+    let shown = show(&["--set", "consumer=kai"]).stdout;
+    for line in ["fingerprint.view: none", "publish.placement: false", "publish.reserve: true"] {
+        let line = shown.lines().find(|shown| shown.starts_with(line));
+        assert!(line.is_some_and(|line| line.ends_with("# derived")), "{line:?} in {shown}");
+    }
+}
+
 /// `numacast pods` at a place where nobody serves the Pods API.
 #[test]
 fn nobody_serves_the_pods_api() {

@@ -125,10 +125,11 @@ impl Names {
         Self { schema, values: serde_json::from_str(&read("charts/numacast/values.schema.json")).unwrap() }
     }
 
-    /// Is the first word one of ours?
+    /// Is the first word one of ours? Below a choice, as `cache` is one, there is nothing: the plugin has keys below its own.
     fn may_be(&self, key: &str) -> bool {
         let first = key.split('.').next().unwrap();
-        [&self.schema, &self.values].iter().any(|schema| schema["properties"][first].is_object())
+        let schemas = [&self.schema, &self.values].map(|schema| &schema["properties"][first]);
+        schemas.iter().any(|schema| schema.is_object() && schema.get("anyOf").is_none())
     }
 
     fn is_key(&self, key: &str) -> bool {

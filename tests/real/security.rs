@@ -799,7 +799,13 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         (pods("podsApi"), without(&LIST_PODS)),
         (pods("kubelet"), [&without(&LIST_PODS)[..], &[PODS_PAGE]].concat()),
         (pods("none"), without(&LIST_PODS)),
-        (json!({"config": {"fingerprint": {"view": "kubelet"}}}), [&all[..], &[PODS_PAGE]].concat()),
+        (json!({"config": {"fingerprint": {"view": "kubelet"}}}), all.clone()),
+        (json!({"config": {"consumer": "kai", "pods": {"source": "auto"}}}), all.clone()),
+        (json!({"config": {"consumer": "none"}}), all.clone()),
+        (
+            json!({"config": {"consumer": "none", "pods": {"source": "auto"}}}),
+            [&all[..], &[PODS_PAGE]].concat(),
+        ),
         (
             json!({"config": {"fingerprint": {"view": "none"}, "pods": {"source": "none"}}}),
             without(&LIST_PODS),

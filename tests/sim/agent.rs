@@ -32,8 +32,19 @@ impl World {
     }
 
     pub(crate) fn with(node: SimNode, server: ApiServer, change: impl FnOnce(&mut Settings)) -> Self {
+        Self::configured(node, server, |_| {}, change)
+    }
+
+    /// An agent with another configuration, and with what no configuration can say.
+    pub(crate) fn configured(
+        node: SimNode,
+        server: ApiServer,
+        configure: impl FnOnce(&mut Config),
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
+        configure(&mut config);
         let mut settings = Settings::from_config(&config);
         // Tests that count writes count those that say something.
         settings.nudge = None;

@@ -6,6 +6,7 @@
 mod agent;
 mod annotated;
 mod client;
+mod consumers;
 mod contract;
 mod demo;
 mod devices;

@@ -74,21 +74,38 @@ annotations:
 /host
 {{- end }}
 
-{{/* Is it the agent's pod source that decides? "true" where the kubelet's Pods API may be asked. */}}
-{{- define "numacast.usesPodsApi" -}}
+{{/* Who tells the agent of pods, as a YAML list: what follows from `consumer` and `cache` in its configuration, and the keys that are
+     set win. */}}
+{{- define "numacast.podTellers" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $source := dig "pods" "source" "auto" $config }}
-{{- $view := dig "fingerprint" "view" "scheduler" $config }}
+{{- $consumer := $config.consumer | default "schedulerPlugins" }}
+{{- $direct := or (eq $consumer "kai") (eq ($config.cache | default "overReserve") "direct") }}
+{{- $ofConsumer := ternary "scheduler" "none" (and (eq $consumer "schedulerPlugins") (not $direct)) }}
+{{- $view := dig "fingerprint" "view" nil $config | default $ofConsumer }}
+{{- $reserve := dig "publish" "reserve" nil $config }}
+{{- if kindIs "invalid" $reserve }}{{ $reserve = $direct }}{{ end }}
+{{- $source := dig "pods" "source" nil $config | default "apiServer" }}
+{{- if eq $source "none" }}
+{{- toYaml list }}
+{{- else if ne $source "auto" }}
+{{- toYaml (list $source) }}
+{{- else if or $reserve (eq $view "scheduler") }}
+{{- toYaml (list "apiServer") }}
+{{- else }}
+{{- toYaml (list "apiServer" "podsApi" "kubelet") }}
+{{- end }}
+{{- end }}
+
+{{/* "true" where the kubelet's Pods API may be asked. */}}
+{{- define "numacast.usesPodsApi" -}}
 {{- $served := include "numacast.podsApiSource" . }}
-{{- if or (eq $source "podsApi") (and (eq $source "auto") (ne $view "scheduler")) (has $served (list "auto" "podsApi")) }}true{{ end }}
+{{- if or (has "podsApi" (include "numacast.podTellers" . | fromYamlArray)) (has $served (list "auto" "podsApi")) }}true{{ end }}
 {{- end }}
 
 {{/* "true" where the agent asks the kubelet's HTTPS port: for its configuration, or for its pods. */}}
 {{- define "numacast.asksKubelet" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $source := dig "pods" "source" "auto" $config }}
-{{- $view := dig "fingerprint" "view" "scheduler" $config }}
-{{- $pods := or (eq $source "kubelet") (and (eq $source "auto") (ne $view "scheduler")) }}
+{{- $pods := has "kubelet" (include "numacast.podTellers" . | fromYamlArray) }}
 {{- $served := eq (include "numacast.podsApiSource" .) "kubelet" }}
 {{- if or $pods $served (has (dig "kubelet" "config" "source" "auto" $config) (list "auto" "configz")) }}true{{ end }}
 {{- end }}
