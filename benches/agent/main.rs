@@ -34,6 +34,7 @@ use record::{Figures, Idle, Node, Quantiles, rounded};
 use report::Report;
 use running::{Counts, Running};
 use support::chart::{self, Chart, RIGHTS};
+use support::node::Fate;
 use support::prober::{Heard, Prober, Questions};
 use support::{Cluster, Needs, Parts, RealNode, pod};
 use variants::{VARIANTS, Variant};
@@ -333,15 +334,22 @@ impl<'a> Bench<'a> {
         Ok((name, self.right_since()?.saturating_duration_since(file)))
     }
 
-    /// A name, and a pause, so that the changes do not fall into step with the kubelet's own periods.
+    /// A name, after a pause.
     async fn next_pod(&mut self) -> String {
         self.pods += 1;
-        tokio::time::sleep(Duration::from_millis(self.random.u64(..250))).await;
+        self.pause().await;
         format!("step-{}", self.pods)
     }
 
-    /// Deletes a pod; the time from the request to the object without it.
+    /// So that the changes do not fall into step with the kubelet's own periods.
+    async fn pause(&mut self) {
+        tokio::time::sleep(Duration::from_millis(self.random.u64(..250))).await;
+    }
+
+    /// Deletes a pod that runs; the time from the request to the object without it.
     async fn release(&mut self, agent: &mut Running, name: &str, before: &Zones) -> Result<Duration> {
+        ensure!(self.node.fate_of(name).await? == Fate::Running, "pod {name} does not run");
+        self.pause().await;
         self.events.forget();
         let asked = Instant::now();
         self.node.ask_to_delete(name).await?;

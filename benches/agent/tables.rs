@@ -125,11 +125,19 @@ fn budget(row: &Row, index: usize) -> Option<f64> {
     row.budget[index.min(1)]
 }
 
-/// What of the default is over its budget.
+/// `None` where only others were measured.
+fn default_of(node: &Node) -> Option<&Figures> {
+    node.variants.iter().find(|figures| figures.variant == "default")
+}
+
+/// What of the default is over its budget; nothing where it was not measured.
 fn verdict(record: &Record) -> String {
     let mut over = String::new();
+    if record.nodes.iter().any(|node| default_of(node).is_none()) {
+        return over;
+    }
     for (index, node) in record.nodes.iter().enumerate() {
-        let Some(default) = node.variants.first() else { continue };
+        let Some(default) = default_of(node) else { continue };
         for row in &ROWS {
             let Some((value, budget)) = (row.value)(node, default).zip(budget(row, index)) else { continue };
             if value > budget {
@@ -170,7 +178,7 @@ pub(crate) fn comparison(record: &Record) -> Option<String> {
     let peers = record.peers.as_ref()?;
     let mut columns: Vec<Column> = peers.publishers.iter().map(|peer| column(peer, &peers.date)).collect();
     let [small, large] = record.nodes.as_slice() else { return None };
-    let nodes = [as_peer(small.variants.first()?), as_peer(large.variants.first()?)];
+    let nodes = [as_peer(default_of(small)?), as_peer(default_of(large)?)];
     columns.push(Column {
         name: "numacast".to_owned(),
         version: format!("commit {}", record.run.commit),
@@ -252,7 +260,7 @@ fn compare(columns: &[Column]) -> String {
 /// For `docs/operations.md`: what the default takes, as a sentence.
 pub(crate) fn sizing(record: &Record) -> Option<String> {
     let [small, large] = record.nodes.as_slice() else { return None };
-    let (small, large) = (small.variants.first()?, large.variants.first()?);
+    let (small, large) = (default_of(small)?, default_of(large)?);
     let range = |of: &dyn Fn(&Figures) -> f64| format!("{} and {}", short(of(small)), short(of(large)));
     Some(format!(
         "On a node of 2 zones x 8 CPUs and on one of 8 x 64 with 110 pods: {} ms of CPU and {} writes of some kilobytes per \

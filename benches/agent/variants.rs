@@ -20,21 +20,9 @@ pub(crate) const VARIANTS: [Variant; 6] = [
         title: "`kubelet.mountDir: true`",
         values: || json!({"kubelet": {"mountDir": true}}),
     },
-    Variant {
-        name: "kai",
-        title: "`fingerprint.view: none`",
-        values: || json!({"config": {"fingerprint": {"view": "none"}}}),
-    },
-    Variant {
-        name: "none",
-        title: "and `publish.placement: false`",
-        values: || json!({"config": {"fingerprint": {"view": "none"}, "publish": {"placement": false}}}),
-    },
-    Variant {
-        name: "direct",
-        title: "`fingerprint.view: none`, again",
-        values: || json!({"config": {"fingerprint": {"view": "none"}}}),
-    },
+    Variant { name: "kai", title: "`consumer: kai`", values: || json!({"config": {"consumer": "kai"}}) },
+    Variant { name: "none", title: "`consumer: none`", values: || json!({"config": {"consumer": "none"}}) },
+    Variant { name: "direct", title: "`cache: direct`", values: || json!({"config": {"cache": "direct"}}) },
     Variant {
         name: "kubelet-view",
         title: "`fingerprint.view: kubelet`",
