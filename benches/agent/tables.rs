@@ -260,14 +260,17 @@ fn compare(columns: &[Column]) -> String {
 /// For `docs/operations.md`: what the default takes, as a sentence.
 pub(crate) fn sizing(record: &Record) -> Option<String> {
     let [small, large] = record.nodes.as_slice() else { return None };
-    let (small, large) = (default_of(small)?, default_of(large)?);
-    let range = |of: &dyn Fn(&Figures) -> f64| format!("{} and {}", short(of(small)), short(of(large)));
+    let defaults = (default_of(small)?, default_of(large)?);
+    let both =
+        |of: &dyn Fn(&Figures) -> f64| format!("{} and {}", short(of(defaults.0)), short(of(defaults.1)));
     Some(format!(
-        "On a node of 2 zones x 8 CPUs and on one of 8 x 64 with 110 pods: {} ms of CPU and {} writes of some kilobytes per \
-         start or end of a pod, {} % of a core when nothing changes.\n",
-        range(&|of| of.cpu_ms_per_change),
-        range(&|of| of.writes_per_change),
-        range(&|of| of.idle.cpu_percent),
+        "On a node of {} and on one of {}: {} ms of CPU and {} writes of some kilobytes per start or end of a pod, {} % of a \
+         core when nothing changes.\n",
+        small.title,
+        large.title,
+        both(&|of| of.cpu_ms_per_change),
+        both(&|of| of.writes_per_change),
+        both(&|of| of.idle.cpu_percent),
     ))
 }
 
