@@ -20,7 +20,7 @@ help:
 	@echo 'make mutants changes the accounting in every small way and tells which no test notices (needs cargo-mutants)'
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
 	@echo 'make parts   only build the real etcd, kube-apiserver, kubectl and kubelet that the tests use'
-	@echo 'make bench   the figures of docs/performance.md, measured here'
+	@echo 'make bench   what the agent costs as the chart installs it, and in variants: benches/figures.json (half an hour; ONLY, VARIANT)'
 	@echo 'make image   the static binary and the image from scratch that ship, below target/image (needs buildah)'
 	@echo 'make reproduce  builds them twice, in two places, and compares the bytes (ten minutes)'
 	@echo 'make sbom    what the shipped binary is made of, as CycloneDX (fetches cargo-cyclonedx)'
@@ -99,9 +99,9 @@ lint:
 parts:
 	tests/parts/build
 
-# ONLY=accounting needs no parts; ONLY=<node> is for the agent's benchmark alone, as IDLE=600 (seconds in which nothing
-# changes), STEPS=20 (changes) and NUMACAST_SEED are.
-bench: $(if $(filter accounting,$(ONLY)),bench-accounting,bench-agent $(if $(ONLY),,bench-accounting))
+# ONLY=accounting needs no parts; ONLY=<node> and VARIANT=<variant> are for the agent's benchmark alone, as IDLE=600 (seconds in
+# which nothing changes), STEPS=20 (pods) and NUMACAST_SEED are. A run without ONLY and VARIANT replaces benches/figures.json.
+bench: $(if $(filter accounting,$(ONLY)),bench-accounting,bench-agent $(if $(ONLY)$(VARIANT),,bench-accounting))
 
 bench-accounting:
 	cargo bench --locked --no-default-features --bench accounting --bench accounting-heap

@@ -1,18 +1,18 @@
-//! What is seen from outside, each with its instant: renames of the kubelet's files, versions of an object.
+//! What is seen from outside, each with its instant: renames of the kubelet's files, versions of objects.
 
-use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use futures::{AsyncBufReadExt, StreamExt};
 use inotify::{Inotify, WatchMask};
 use kube::Client;
 use serde_json::{Value, json};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 use crate::support::RealNode;
+use crate::zones::Zones;
 
 /// A change has ended when neither a state file nor the object moved for this long.
 pub(crate) const QUIET: Duration = Duration::from_millis(400);
@@ -24,91 +24,90 @@ const NRT_PATH: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologi
 /// The object that the benchmark itself writes, to know what a write costs without an agent.
 const FLOOR: &str = "floor";
 
-type Instants = Arc<Mutex<VecDeque<Instant>>>;
+/// One version of an object, as the watch told it. It is parsed later, so that its instant is that of its arrival.
+#[derive(Clone, Debug)]
+pub(crate) struct Version {
+    pub(crate) at: Instant,
+    line: String,
+}
+
+type Versions = Arc<Mutex<Vec<Version>>>;
 
 pub(crate) struct Events {
-    files: Instants,
-    /// Ends of admissions: the kubelet has written the last of its files for a pod.
+    /// The last rename of a state file.
+    last_file: Arc<Mutex<Option<Instant>>>,
+    /// Of each admission of a pod that got something, the last rename of a state file.
     admitted: mpsc::UnboundedReceiver<Instant>,
-    /// Rung at each rename of a state file, once somebody wants it.
-    bell: Arc<Mutex<Option<Arc<Notify>>>>,
-    objects: Instants,
-    floors: Instants,
+    objects: Versions,
+    floors: Versions,
     client: Client,
     node: String,
     turn: u32,
 }
 
-pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Version {
+    pub(crate) fn zones(&self) -> Result<Zones> {
+        let event: Value = serde_json::from_str(&self.line)?;
+        Zones::of(&event["object"])
+    }
 }
 
 impl Events {
     pub(crate) fn watch(node: &RealNode) -> Result<Self> {
-        let (files, objects, floors) = (Instants::default(), Instants::default(), Instants::default());
-        let bell = Arc::<Mutex<Option<Arc<Notify>>>>::default();
+        let (objects, floors) = (Versions::default(), Versions::default());
+        let last_file = Arc::<Mutex<Option<Instant>>>::default();
         let (tell, admitted) = mpsc::unbounded_channel();
-        watch_files(&node.kubelet_dir(), Arc::clone(&files), tell, Arc::clone(&bell))?;
+        watch_files(&node.kubelet_dir(), Arc::clone(&last_file), tell)?;
         let (client, name) = (node.client(), node.name().to_owned());
         tokio::spawn(watch_object(client.clone(), name.clone(), Arc::clone(&objects)));
         tokio::spawn(watch_object(client.clone(), FLOOR.to_owned(), Arc::clone(&floors)));
-        Ok(Self { files, admitted, bell, objects, floors, client, node: name, turn: 0 })
-    }
-
-    /// Rings at each rename of a state file from now on, or no longer.
-    pub(crate) fn ring(&self, bell: Option<Arc<Notify>>) {
-        *held(&self.bell) = bell;
+        Ok(Self { last_file, admitted, objects, floors, client, node: name, turn: 0 })
     }
 
     pub(crate) fn forget(&mut self) {
-        for seen in [&self.files, &self.objects, &self.floors] {
-            held(seen).clear();
-        }
+        held(&self.objects).clear();
+        held(&self.floors).clear();
         while self.admitted.try_recv().is_ok() {}
     }
 
-    pub(crate) fn writes(&self) -> usize {
-        held(&self.objects).len()
+    /// Every version since the last [`Events::forget`].
+    pub(crate) fn versions(&self) -> Vec<Version> {
+        held(&self.objects).clone()
     }
 
     pub(crate) fn first_write(&self) -> Option<Instant> {
-        held(&self.objects).front().copied()
+        held(&self.objects).first().map(|version| version.at)
     }
 
-    pub(crate) fn last_write(&self) -> Option<Instant> {
-        held(&self.objects).back().copied()
+    /// For how long neither a state file nor the object moved.
+    pub(crate) fn quiet_for(&self) -> Duration {
+        let object = held(&self.objects).last().map(|version| version.at);
+        (*held(&self.last_file)).max(object).map_or(Duration::MAX, |at| at.elapsed())
     }
 
-    pub(crate) fn last_file(&self) -> Option<Instant> {
-        held(&self.files).back().copied()
-    }
-
-    pub(crate) fn since_last(&self) -> Duration {
-        self.last_file().max(self.last_write()).map_or(Duration::MAX, |at| at.elapsed())
+    /// The last state file of the admission since the last [`Events::forget`].
+    pub(crate) fn last_file_of_admission(&mut self) -> Result<Instant> {
+        self.admitted.try_recv().context("the kubelet wrote no state file for the pod")
     }
 
     /// Writes the object of the benchmark as soon as the kubelet has admitted a pod, and gives how long after the
     /// last state file the watch showed it: what a client would take that knows everything beforehand.
     pub(crate) async fn floor_at_admission(&mut self, zones: &Value) -> Result<Duration> {
-        loop {
-            let admitted = tokio::time::timeout(PATIENCE, self.admitted.recv()).await?;
-            ensure!(admitted.is_some(), "nobody watches the files");
-            // The file is written for every pod; only one that gets something moves the others before.
-            if self.last_file().is_some() {
-                break;
-            }
-        }
+        let file = tokio::time::timeout(PATIENCE, self.admitted.recv()).await?;
+        let file = file.context("nobody watches the files")?;
         self.apply_floor(zones).await?;
         let start = Instant::now();
-        let seen = loop {
-            if let Some(at) = held(&self.floors).back().copied() {
-                break at;
+        loop {
+            if let Some(version) = held(&self.floors).last() {
+                return Ok(version.at.saturating_duration_since(file));
             }
             ensure!(start.elapsed() < PATIENCE, "the watch does not show the benchmark's own write");
             tokio::time::sleep(Duration::from_millis(1)).await;
-        };
-        let file = self.last_file().unwrap_or(seen);
-        Ok(seen.saturating_duration_since(file))
+        }
     }
 
     /// How long the API server takes to answer an apply when nothing else happens.
@@ -124,11 +123,11 @@ impl Events {
         Ok(all.split_off(1))
     }
 
-    /// The zones as they are published, for the benchmark's own object.
-    pub(crate) async fn zones(&self) -> Result<Value> {
+    /// The node's object as it is now.
+    pub(crate) async fn published(&self) -> Result<Value> {
         let path = format!("{NRT_PATH}/{}", self.node);
         let object = self.client.request_text(http::Request::get(path).body(Vec::new())?).await?;
-        Ok(serde_json::from_str::<Value>(&object)?["zones"].take())
+        Ok(serde_json::from_str(&object)?)
     }
 
     async fn apply_floor(&mut self, zones: &Value) -> Result<()> {
@@ -146,11 +145,13 @@ impl Events {
         Ok(())
     }
 
-    pub(crate) async fn delete_object(&self) -> Result<()> {
+    /// Deletes the node's object and forgets what was seen of it.
+    pub(crate) async fn delete_object(&mut self) -> Result<()> {
         let request = http::Request::delete(format!("{NRT_PATH}/{}", self.node)).body(Vec::new())?;
         // It may not be there yet.
         let _ = self.client.request_text(request).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
+        self.forget();
         Ok(())
     }
 }
@@ -158,24 +159,27 @@ impl Events {
 /// A thread of its own: its instants do not wait for anything else here.
 fn watch_files(
     dir: &Path,
-    seen: Instants,
+    last: Arc<Mutex<Option<Instant>>>,
     admitted: mpsc::UnboundedSender<Instant>,
-    bell: Arc<Mutex<Option<Arc<Notify>>>>,
 ) -> Result<()> {
     let mut inotify = Inotify::init()?;
     inotify.watches().add(dir, WatchMask::MOVED_TO)?;
     std::thread::spawn(move || {
         let mut buffer = [0; 4096];
+        let mut of_admission = None;
         while let Ok(events) = inotify.read_events_blocking(&mut buffer) {
             let now = Instant::now();
             for name in events.filter_map(|event| event.name.and_then(|name| name.to_str())) {
                 match name {
                     "cpu_manager_state" | "memory_manager_state" => {
-                        held(&seen).push_back(now);
-                        held(&bell).iter().for_each(|bell| bell.notify_one());
+                        of_admission = Some(now);
+                        *held(&last) = Some(now);
                     }
-                    // Nobody may be interested.
-                    "allocated_pods_state" => drop(admitted.send(now)),
+                    // The last file of an admission is written for every pod; only one that gets something moves the
+                    // others before. Nobody may be interested.
+                    "allocated_pods_state" => {
+                        let _ = of_admission.take().map(|file| admitted.send(file));
+                    }
                     _ => {}
                 }
             }
@@ -184,8 +188,8 @@ fn watch_files(
     Ok(())
 }
 
-/// One line of the watch is one version; it is not parsed, so that its instant is that of its arrival.
-async fn watch_object(client: Client, name: String, seen: Instants) -> Result<()> {
+/// One line of the watch is one version.
+async fn watch_object(client: Client, name: String, seen: Versions) -> Result<()> {
     loop {
         let path = format!("{NRT_PATH}?watch=1&fieldSelector=metadata.name%3D{name}");
         let Ok(stream) = client.request_stream(http::Request::get(path).body(Vec::new())?).await else {
@@ -194,8 +198,9 @@ async fn watch_object(client: Client, name: String, seen: Instants) -> Result<()
         };
         let mut lines = std::pin::pin!(stream.lines());
         while let Some(Ok(line)) = lines.next().await {
+            let at = Instant::now();
             if !line.starts_with(r#"{"type":"DELETED""#) {
-                held(&seen).push_back(Instant::now());
+                held(&seen).push(Version { at, line });
             }
         }
     }

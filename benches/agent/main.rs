@@ -1,17 +1,24 @@
-//! What the agent costs and how fast it is, on a real kubelet and a real API server, next to its budgets.
+//! What the agent costs and how fast it is, on a real kubelet and a real API server, next to its budgets: first as the chart
+//! installs it, then in variants.
 //!
 //! `make bench` builds the binary as it ships and runs this. Latency is measured from outside: from what the kubelet
-//! says and writes to the object's event at a watch of the API server. `make bench ONLY=two-by-eight` measures one
-//! node only, `IDLE=600` watches the agent doing nothing for ten minutes, `STEPS=20` makes that many changes.
+//! writes, or from the request to delete a pod, to the object's event at a watch of the API server. `ONLY=two-by-eight` measures
+//! one node only, `VARIANT=kai` one variant, `IDLE=600` watches the agent doing nothing for ten minutes, `STEPS=20` makes that
+//! many changes. Only a run of everything replaces `benches/figures.json`.
 
 #[path = "../../tests/real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
 mod support;
 
+mod container;
 mod events;
-mod figures;
+mod record;
 mod report;
 mod running;
+#[allow(dead_code)] // the test of the documents uses the rest
+mod tables;
+mod variants;
+mod zones;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -19,47 +26,53 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
+use serde_json::json;
 
+use container::Container;
 use events::{Events, PATIENCE, QUIET};
-use figures::{Figures, Release};
-use report::{Budget, Report};
-use running::Running;
-use support::prober::{Answer, Heard, Prober, Questions};
+use record::{Figures, Idle, Node, Quantiles, rounded};
+use report::Report;
+use running::{Counts, Running};
+use support::chart::{self, Chart, RIGHTS};
+use support::node::Fate;
+use support::prober::{Heard, Prober, Questions};
 use support::{Cluster, Needs, Parts, RealNode, pod};
+use variants::{VARIANTS, Variant};
+use zones::{Zones, right_since};
 
 /// How often the prober Lists while a pod ends: half of what the kubelet allows all its clients.
 const PROBE: Duration = Duration::from_millis(20);
-/// How often it does when nothing is expected.
-const REST: Duration = Duration::from_secs(1);
-/// How often the agent is started to measure its first object.
-const STARTS: usize = 11;
+/// How often an agent is started to measure its first object: the default's, and the others'.
+const STARTS: [usize; 2] = [11, 5];
+/// Longer than the agent's poll: whatever it missed it knows then.
+const BEYOND_POLL: Duration = Duration::from_secs(6);
+/// Writes of the benchmark's own when nothing else happens.
+const FLOOR_WRITES: usize = 40;
 
 /// A node and how much is done on it.
 struct Shape {
-    name: &'static str,
+    title: &'static str,
     machine: &'static str,
     /// Pods that are there already.
     filled: usize,
-    /// Pods that are started and deleted one after another.
-    steps: usize,
-    budget: Budget,
+    /// Pods that are started and deleted one after another: for the default, and for each of the others.
+    steps: [usize; 2],
 }
 
-/// The peers' columns were measured on such nodes with the same kubelet and API server, all in one run.
 const SHAPES: [Shape; 2] = [
-    Shape { name: "2 zones x 8 CPUs", machine: "two-by-eight", filled: 0, steps: 200, budget: report::SMALL },
+    Shape { title: "2 zones x 8 CPUs", machine: "two-by-eight", filled: 0, steps: [50, 15] },
     Shape {
-        name: "8 zones x 64 CPUs, 134 pods",
+        title: "8 zones x 64 CPUs, 110 pods",
         machine: "eight-by-sixty-four",
-        filled: 134,
-        steps: 60,
-        budget: report::LARGE,
+        filled: 110,
+        steps: [30, 12],
     },
 ];
 
 /// What a person can set.
 struct Options {
     only: Vec<String>,
+    variants: Vec<String>,
     idle: Duration,
     steps: Option<usize>,
     seed: u64,
@@ -68,19 +81,30 @@ struct Options {
 impl Options {
     fn read() -> Result<Self> {
         // cargo passes flags of its own.
-        let only = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
-        let seed = number("NUMACAST_SEED")?.unwrap_or_else(|| fastrand::u64(..));
+        let only: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+        let known = |name: &String| SHAPES.iter().any(|shape| shape.machine == name);
+        ensure!(only.iter().all(known), "ONLY is one of {:?}", SHAPES.map(|shape| shape.machine));
+        let variants = std::env::var("VARIANT").unwrap_or_default();
+        let variants: Vec<String> =
+            variants.split([',', ' ']).filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let known = |name: &String| VARIANTS.iter().any(|variant| variant.name == name);
+        ensure!(variants.iter().all(known), "VARIANT is one of {:?}", VARIANTS.map(|variant| variant.name));
         Ok(Self {
             only,
-            idle: Duration::from_secs(number("IDLE")?.unwrap_or(30)),
+            variants,
+            idle: Duration::from_secs(number("IDLE")?.unwrap_or(60)),
             steps: number("STEPS")?,
-            seed,
+            seed: number("NUMACAST_SEED")?.unwrap_or_else(|| fastrand::u64(..)),
         })
+    }
+
+    fn everything(&self) -> bool {
+        self.only.is_empty() && self.variants.is_empty()
     }
 }
 
 fn number<T: FromStr>(variable: &str) -> Result<Option<T>> {
-    let Ok(text) = std::env::var(variable) else { return Ok(None) };
+    let Some(text) = std::env::var(variable).ok().filter(|text| !text.is_empty()) else { return Ok(None) };
     let Ok(number) = text.parse() else { bail!("{variable} is no number: `{text}`") };
     Ok(Some(number))
 }
@@ -91,223 +115,312 @@ async fn main() -> Result<()> {
     let binary = std::env::var_os("NUMACAST_SHIPPED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/shipped/numacast"), PathBuf::from);
     ensure!(binary.is_file(), "there is no binary at {}; `make bench` builds it", binary.display());
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else {
+        bail!("the real parts cannot run here")
+    };
     let mut report = Report::new(&binary, &parts, options.seed)?;
     let chosen = |shape: &&Shape| options.only.is_empty() || options.only.iter().any(|o| o == shape.machine);
     for shape in SHAPES.iter().filter(chosen) {
         let cluster = Cluster::start(&parts).await?;
-        let measured = Bench::new(shape, &options, &cluster, &binary).await?.run().await;
-        report.add(shape.name, &measured.with_context(|| shape.name.to_owned())?, &shape.budget);
+        let mut bench = Bench::new(shape, &options, &parts, &cluster, &binary).await?;
+        let measured = bench.run().await.with_context(|| shape.title.to_owned())?;
         // After every node: the next one may fail.
-        report.write()?;
+        report.add(measured)?;
     }
-    Ok(())
+    report.end(options.everything())
 }
 
 /// One node under measurement.
 struct Bench<'a> {
     shape: &'a Shape,
-    steps: usize,
-    idle: Duration,
+    options: &'a Options,
+    parts: &'a Parts,
     cluster: &'a Cluster,
     binary: &'a Path,
     node: RealNode,
+    /// Of the agent's account.
+    kubeconfig: PathBuf,
     events: Events,
-    prober: Prober,
     random: Rng,
     pods: usize,
+    started: Instant,
 }
 
 impl<'a> Bench<'a> {
     async fn new(
         shape: &'a Shape,
-        options: &Options,
+        options: &'a Options,
+        parts: &'a Parts,
         cluster: &'a Cluster,
         binary: &'a Path,
     ) -> Result<Self> {
+        let started = Instant::now();
         let node = RealNode::on(shape.machine)?.start(cluster).await?;
-        eprintln!("{}: {} pods to start with", shape.name, shape.filled);
+        eprintln!("{}: {} pods to start with", shape.title, shape.filled);
         for index in 0..shape.filled {
             node.run(pod(&format!("filler-{index}")).cpus(1).memory("16Mi")).await?;
         }
+        let chart = Chart::render(parts, &json!({}))?;
+        let kubeconfig = chart::agent_of(cluster, &chart, node.name()).await?;
         Ok(Self {
             shape,
-            steps: options.steps.unwrap_or(shape.steps).max(5),
-            idle: options.idle,
+            options,
+            parts,
             cluster,
             binary,
             events: Events::watch(&node)?,
-            prober: Prober::start(node.socket(), Questions::Lists, REST)?,
             node,
+            kubeconfig,
             random: Rng::with_seed(options.seed),
             pods: 0,
+            started,
         })
     }
 
-    async fn run(mut self) -> Result<Figures> {
-        let mut figures = Figures::default();
-        self.say(&format!("{STARTS} starts"));
-        for _ in 0..STARTS {
-            figures.first.push(self.first_object().await?);
+    async fn run(&mut self) -> Result<Node> {
+        let mut node = Node {
+            machine: self.shape.machine.to_owned(),
+            title: self.shape.title.to_owned(),
+            floor: None,
+            floor_when_idle: None,
+            variants: Vec::new(),
+        };
+        let wanted = &self.options.variants;
+        for (index, variant) in VARIANTS.iter().enumerate() {
+            if !wanted.is_empty() && !wanted.iter().any(|name| name == variant.name) {
+                continue;
+            }
+            let what = || format!("variant {}", variant.name);
+            node.variants.push(self.variant(index, variant).await.with_context(what)?);
+            if node.floor.is_none() {
+                self.floor(&mut node).await?;
+            }
         }
-        self.changes(&mut figures).await?;
-        if running::takes(self.binary, "pods.source=auto") {
-            self.changes_without_pod_source(&mut figures).await?;
+        Ok(node)
+    }
+
+    fn say(&self, what: &str) {
+        eprintln!("{}, {} s: {what}", self.shape.title, self.started.elapsed().as_secs());
+    }
+
+    /// How many pods a variant gets: 0 is the default.
+    fn steps(&self, index: usize) -> usize {
+        self.options.steps.unwrap_or(self.shape.steps[index.min(1)]).max(5)
+    }
+
+    /// Everything of one variant.
+    async fn variant(&mut self, index: usize, variant: &Variant) -> Result<Figures> {
+        self.say(variant.title);
+        let mut values = container::values_here(&self.node)?;
+        container::lay(&mut values, &(variant.values)());
+        let chart = Chart::render(self.parts, &values)?;
+        chart.install(&self.cluster.client(), &RIGHTS).await?;
+        // Short: the path of a socket may have no more than some hundred characters.
+        let place = self.cluster.dir().join(format!("c{index}"));
+        let container = Container::make(&chart, &self.node, &place, &self.kubeconfig)?;
+        let sees = container.sees_state_files;
+        ensure!(sees == (variant.name == "directory"), "whether it sees the kubelet's state files: {sees}");
+        let mut figures = Figures {
+            variant: variant.name.to_owned(),
+            title: variant.title.to_owned(),
+            ..Figures::default()
+        };
+
+        let mut first = Vec::new();
+        for _ in 0..STARTS[index.min(1)] {
+            first.push(self.start(&container).await?.1);
+        }
+        figures.first_object = quantiles(&first)?;
+
+        let (mut agent, _) = self.start(&container).await?;
+        let result = self.changes(index, &mut agent, &mut figures).await;
+        result.with_context(|| format!("the agent's last words:\n{}", agent.last_words()))?;
+        if index == 0 {
+            figures.sigterm_seconds = Some(rounded(self.frozen(agent).await?.as_secs_f64()));
         }
         Ok(figures)
     }
 
-    fn say(&self, what: &str) {
-        eprintln!("{}: {what}", self.shape.name);
-    }
-
-    /// From the start of the process to the first object at the API server.
-    async fn first_object(&mut self) -> Result<Duration> {
+    /// Starts the agent without an object; gives it, and the time from its start to the first object.
+    async fn start(&mut self, container: &Container) -> Result<(Running, Duration)> {
         self.events.delete_object().await?;
-        self.events.forget();
         let start = Instant::now();
-        let mut agent = Running::start(&self.node, self.binary, &[])?;
+        let mut agent = Running::start(&self.node, self.binary, container)?;
         let first = loop {
             agent.still_runs()?;
             if let Some(at) = self.events.first_write() {
                 break at;
             }
-            ensure!(start.elapsed() < PATIENCE, "no object appeared");
+            ensure!(start.elapsed() < PATIENCE, "no object appeared: {}", agent.last_words());
             tokio::time::sleep(Duration::from_millis(1)).await;
         };
-        Ok(first.duration_since(start))
+        Ok((agent, first.duration_since(start)))
     }
 
-    /// All that is measured on the agent as it is by default.
-    async fn changes(&mut self, figures: &mut Figures) -> Result<()> {
-        let mut agent = Running::start(&self.node, self.binary, &[])?;
-        agent.settle(&self.events).await?;
-
-        self.say(&format!("{} changes", self.steps * 2));
-        let scans = agent.scans()?;
-        let (before, started) = (agent.cpu()?, Instant::now());
-        for _ in 0..self.steps {
-            let (name, latency) = self.allocation(&mut agent, figures).await?;
-            figures.latency.push(latency);
-            let release = self.release(&mut agent, &name).await?;
-            figures.release_writes.push(self.events.writes());
-            figures.release.push(release);
+    /// All that is measured on an agent that runs.
+    async fn changes(&mut self, index: usize, agent: &mut Running, figures: &mut Figures) -> Result<()> {
+        let steps = self.steps(index);
+        let zones = self.warm_up().await?;
+        self.say(&format!("{} changes", steps * 2));
+        let before = agent.counts(self.cluster).await?;
+        let (mut allocations, mut releases) = (Vec::new(), Vec::new());
+        for _ in 0..steps {
+            let (name, allocation) = self.allocation(agent, &zones).await?;
+            allocations.push(allocation);
+            releases.push(self.release(agent, &name, &zones).await?);
         }
-        let (busy, elapsed) = (agent.cpu()? - before, started.elapsed());
-        figures.scans_per_change = (agent.scans()? - scans) as f64 / (self.steps * 2) as f64;
+        let after = agent.counts(self.cluster).await?;
+        (figures.allocation, figures.release) = (quantiles(&allocations)?, quantiles(&releases)?);
 
-        self.idle(&mut agent, figures).await?;
-        // What it costs to look when nothing happens goes on between changes.
-        let idle = elapsed.mul_f64(figures.idle_share);
-        figures.cpu_per_change = busy.saturating_sub(idle) / u32::try_from(self.steps * 2)?;
+        let idle = self.idle(index, agent, figures).await?;
+        per_change(figures, [before, after], idle, (steps * 2) as f64);
 
-        self.say(&format!("{} changes, with somebody else who Lists at each rename", self.steps / 5 * 2));
-        self.events.ring(Some(self.prober.bell()));
-        for _ in 0..self.steps / 5 {
-            self.prober.forget();
-            let (name, _) = self.allocation(&mut agent, figures).await?;
-            figures.since_listed.push(self.since_listed(&name)?);
-            self.release(&mut agent, &name).await?;
+        let probed = (steps / 4).max(5);
+        self.say(&format!("{} changes, with somebody else who Lists", probed * 2));
+        let mut since_listed = Vec::new();
+        for _ in 0..probed {
+            let (name, _) = self.allocation(agent, &zones).await?;
+            since_listed.push(self.release_since_listed(agent, &name, &zones).await?);
         }
-        self.events.ring(None);
-        (figures.resident, figures.peak) = agent.memory()?;
-
-        self.floor(&mut agent, figures).await?;
-        self.frozen(agent, figures).await
+        figures.release_since_listed = quantiles(&since_listed)?;
+        let (resident, peak) = agent.memory()?;
+        (figures.resident_mib, figures.peak_mib) = (rounded(resident), rounded(peak));
+        Ok(())
     }
 
-    /// Starts a pod; the time from the kubelet's last file to the object, and the pod's name.
-    async fn allocation(&mut self, agent: &mut Running, figures: &mut Figures) -> Result<(String, Duration)> {
+    /// Lets a pod come and go; gives the zones as they are without it. The managers' files keep what a pod had until the next one
+    /// is admitted, and an agent that starts between the two counts that as in use.
+    async fn warm_up(&mut self) -> Result<Zones> {
+        let name = self.next_pod().await;
+        self.node.run(pod(&name).cpus(1).memory("16Mi")).await?;
+        self.node.delete(&name).await?;
+        tokio::time::sleep(BEYOND_POLL).await;
+        Zones::of(&self.events.published().await?)
+    }
+
+    /// Waits until the newest version of the object is right and nothing moves; gives its zones.
+    async fn settled(&self, agent: &mut Running, right: impl Fn(&Zones) -> bool) -> Result<Zones> {
+        let (start, mut judged) = (Instant::now(), 0);
+        loop {
+            agent.still_runs()?;
+            let versions = self.events.versions();
+            if self.events.quiet_for() >= QUIET && versions.len() > judged {
+                judged = versions.len();
+                let zones = versions.last().context("no version")?.zones()?;
+                if right(&zones) {
+                    return Ok(zones);
+                }
+            }
+            ensure!(start.elapsed() < PATIENCE, "the object does not become right; {judged} versions");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Since when the object has said what it says now.
+    fn right_since(&self) -> Result<Instant> {
+        let versions = self.events.versions();
+        let versions = versions.iter().map(|version| Ok((version.at, version.zones()?)));
+        right_since(&versions.collect::<Result<Vec<_>>>()?).context("no version")
+    }
+
+    /// Starts a pod; its name, and the time from the kubelet's last file of its admission to the object that accounts for it.
+    async fn allocation(&mut self, agent: &mut Running, before: &Zones) -> Result<(String, Duration)> {
         let name = self.next_pod().await;
         self.events.forget();
         self.node.submit(&pod(&name).cpus(1).memory("16Mi")).await?;
-        self.change(agent).await?;
-        figures.writes.push(self.events.writes());
-        let (file, object) = (self.events.last_file(), self.events.last_write().context("no write")?);
+        self.settled(agent, |zones| zones.free_cpus() + 1 == before.free_cpus()).await?;
+        let file = self.events.last_file_of_admission()?;
         // The List may be ahead of the file: then there is nothing to wait for.
-        Ok((name, file.map_or(Duration::ZERO, |file| object.saturating_duration_since(file))))
+        Ok((name, self.right_since()?.saturating_duration_since(file)))
     }
 
-    /// A name, and a pause, so that the changes do not fall into step with the kubelet's own periods.
+    /// A name, after a pause.
     async fn next_pod(&mut self) -> String {
         self.pods += 1;
-        tokio::time::sleep(Duration::from_millis(self.random.u64(..250))).await;
+        self.pause().await;
         format!("step-{}", self.pods)
     }
 
-    /// From what is later, the last file or the first List that has all of the pod, to the object.
-    fn since_listed(&self, name: &str) -> Result<Duration> {
-        let whole = |answer: &&Answer| match &answer.heard {
-            Heard::Pods(pods) => pods.get(name).is_some_and(|has| !has.cpus.is_empty() && has.memory > 0),
-            _ => false,
-        };
-        let answers = self.prober.answers();
-        let listed = answers.iter().find(whole).context("no List has the pod")?.at;
-        let object = self.events.last_write().context("no write")?;
-        let known = self.events.last_file().map_or(listed, |file| file.max(listed));
-        Ok(object.saturating_duration_since(known))
+    /// So that the changes do not fall into step with the kubelet's own periods.
+    async fn pause(&mut self) {
+        tokio::time::sleep(Duration::from_millis(self.random.u64(..250))).await;
     }
 
-    /// Deletes a pod; the time from its end in the List to the object. It left between two Lists.
-    async fn release(&mut self, agent: &mut Running, name: &str) -> Result<Release> {
-        self.prober.set_pause(PROBE);
-        self.prober.forget();
+    /// Deletes a pod that runs; the time from the request to the object without it.
+    async fn release(&mut self, agent: &mut Running, name: &str, before: &Zones) -> Result<Duration> {
+        ensure!(self.node.fate_of(name).await? == Fate::Running, "pod {name} does not run");
+        self.pause().await;
         self.events.forget();
-        self.node.delete(name).await?;
-        self.change(agent).await?;
-        self.prober.set_pause(REST);
-        let gone = |answer: &&Answer| matches!(&answer.heard, Heard::Pods(pods) if !pods.contains_key(name));
-        let answers = self.prober.answers();
-        let gone = answers.iter().find(gone).context("the pod never left the List")?;
-        // The last write may come from a file that the kubelet wrote later, and changes nothing then.
-        let object = self.events.first_write().context("no write")?;
-        let since = |at: Instant| object.saturating_duration_since(at);
-        Ok(Release { at_most: since(gone.last_other.unwrap_or(gone.asked)), at_least: since(gone.at) })
+        let asked = Instant::now();
+        self.node.ask_to_delete(name).await?;
+        self.settled(agent, |zones| zones == before).await?;
+        let object = self.right_since()?;
+        self.node.is_gone(name).await?;
+        Ok(object.saturating_duration_since(asked))
     }
 
-    /// Waits for a change of the object and for the quiet after it.
-    async fn change(&self, agent: &mut Running) -> Result<()> {
+    /// Deletes a pod; the time from its end in the List to the object without it, at most: it left between two Lists.
+    async fn release_since_listed(
+        &mut self,
+        agent: &mut Running,
+        name: &str,
+        before: &Zones,
+    ) -> Result<Duration> {
+        let prober = Prober::start(self.node.socket(), Questions::Lists, PROBE)?;
+        let has = |heard: &Heard| matches!(heard, Heard::Pods(pods) if pods.contains_key(name));
         let start = Instant::now();
-        while self.events.writes() == 0 || self.events.since_last() < QUIET {
-            agent.still_runs()?;
-            ensure!(start.elapsed() < PATIENCE, "the object did not change");
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        while !prober.answers().iter().any(|answer| has(&answer.heard)) {
+            ensure!(start.elapsed() < PATIENCE, "no List has the pod");
+            tokio::time::sleep(PROBE).await;
         }
-        Ok(())
+        self.release(agent, name, before).await?;
+        let answers = prober.answers();
+        let without = |heard: &Heard| matches!(heard, Heard::Pods(pods) if !pods.contains_key(name));
+        let last = answers.iter().rposition(|answer| has(&answer.heard)).context("no List has the pod")?;
+        let gone = answers[last..].iter().find(|answer| without(&answer.heard));
+        let gone = gone.context("the pod never left the List")?;
+        Ok(self.right_since()?.saturating_duration_since(gone.last_other.unwrap_or(gone.asked)))
     }
 
-    async fn idle(&mut self, agent: &mut Running, figures: &mut Figures) -> Result<()> {
-        self.say(&format!("idle for {:?}", self.idle));
-        self.events.forget();
-        let before = agent.cpu()?;
-        tokio::time::sleep(self.idle).await;
-        figures.idle = self.idle;
-        figures.idle_share = (agent.cpu()? - before).as_secs_f64() / self.idle.as_secs_f64();
-        figures.idle_writes = self.events.writes();
-        Ok(())
+    async fn idle(&mut self, index: usize, agent: &Running, figures: &mut Figures) -> Result<[Counts; 2]> {
+        let share = if index == 0 { 1 } else { 3 };
+        let time = Duration::from_secs((self.options.idle.as_secs() / share).max(1));
+        self.say(&format!("idle for {time:?}"));
+        // What the API server's count costs the others, and a write that was joined with nothing, are over then.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let before = agent.counts(self.cluster).await?;
+        tokio::time::sleep(time).await;
+        let after = agent.counts(self.cluster).await?;
+        let used = after.cpu.saturating_sub(before.cpu).as_secs_f64();
+        figures.idle = Idle {
+            seconds: time.as_secs(),
+            writes: after.writes - before.writes,
+            cpu_percent: rounded(used / time.as_secs_f64() * 100.0),
+        };
+        Ok([before, after])
     }
 
-    /// The same changes with the agent frozen, and the benchmark writing the same zones at the same moments.
-    async fn floor(&mut self, agent: &mut Running, figures: &mut Figures) -> Result<()> {
-        let count = (self.steps / 2).min(60);
-        self.say(&format!("{count} writes of the benchmark's own, with the agent frozen"));
-        let zones = self.events.zones().await?;
-        agent.signal("STOP")?;
-        figures.floor_idle = self.events.floor_when_idle(&zones, 40).await?;
+    /// The same pods without an agent, and the benchmark writing the same zones at the same moments.
+    async fn floor(&mut self, node: &mut Node) -> Result<()> {
+        let count = (self.steps(0) / 2).max(5);
+        self.say(&format!("{count} writes of the benchmark's own, without an agent"));
+        let zones = self.events.published().await?["zones"].take();
+        let idle = self.events.floor_when_idle(&zones, FLOOR_WRITES).await?;
+        let mut floor = Vec::new();
         for _ in 0..count {
             let name = self.next_pod().await;
             self.events.forget();
             self.node.submit(&pod(&name).cpus(1).memory("16Mi")).await?;
-            figures.floor.push(self.events.floor_at_admission(&zones).await?);
+            floor.push(self.events.floor_at_admission(&zones).await?);
             tokio::time::sleep(QUIET).await;
             self.node.delete(&name).await?;
         }
-        agent.signal("CONT")?;
-        agent.settle(&self.events).await
+        (node.floor, node.floor_when_idle) = (Quantiles::of(&floor), Quantiles::of(&idle));
+        Ok(())
     }
 
-    /// SIGTERM while the API server accepts a write and does not answer it.
-    async fn frozen(&mut self, mut agent: Running, figures: &mut Figures) -> Result<()> {
+    /// From SIGTERM, while the API server accepts a write and does not answer it, to exit code 0.
+    async fn frozen(&mut self, mut agent: Running) -> Result<Duration> {
         self.say("the API server frozen, and SIGTERM");
         let mut devices = self.node.machine().devices.first().context("no devices")?.clone();
         self.cluster.signal_api_server("STOP")?;
@@ -320,23 +433,26 @@ impl<'a> Bench<'a> {
         let start = Instant::now();
         agent.signal("TERM")?;
         let status = tokio::task::spawn_blocking(move || agent.wait()).await?;
-        figures.term = Some(start.elapsed());
+        let took = start.elapsed();
         self.cluster.signal_api_server("CONT")?;
         ensure!(status?.code() == Some(0), "SIGTERM during a frozen write does not end with exit code 0");
         let devices = self.node.machine().devices[0].clone();
-        self.node.set_devices(&devices.resource, &devices.devices)
+        self.node.set_devices(&devices.resource, &devices.devices)?;
+        Ok(took)
     }
+}
 
-    /// Releases that nobody tells the agent of.
-    async fn changes_without_pod_source(&mut self, figures: &mut Figures) -> Result<()> {
-        let count = (self.steps / 4).max(5);
-        self.say(&format!("{count} releases without a pod source"));
-        let mut agent = Running::start(&self.node, self.binary, &["--set", "pods.source=none"])?;
-        agent.settle(&self.events).await?;
-        for _ in 0..count {
-            let (name, _) = self.allocation(&mut agent, &mut Figures::default()).await?;
-            figures.release_unaided.push(self.release(&mut agent, &name).await?);
-        }
-        Ok(())
-    }
+/// Lists and CPU are counted beyond what the agent uses when nothing changes; writes are counted all.
+fn per_change(figures: &mut Figures, busy: [Counts; 2], idle: [Counts; 2], changes: f64) {
+    let seconds = |of: [Counts; 2]| of[1].at.duration_since(of[0].at).as_secs_f64();
+    let cpu = |of: [Counts; 2]| of[1].cpu.saturating_sub(of[0].cpu).as_secs_f64() * 1e3;
+    let lists = |of: [Counts; 2]| of[1].lists.saturating_sub(of[0].lists) as f64;
+    let beyond = |all: f64, of_idle: f64| (all - of_idle / seconds(idle) * seconds(busy)).max(0.0);
+    figures.writes_per_change = rounded((busy[1].writes - busy[0].writes) as f64 / changes);
+    figures.cpu_ms_per_change = rounded(beyond(cpu(busy), cpu(idle)) / changes);
+    figures.lists_per_change = rounded(beyond(lists(busy), lists(idle)) / changes);
+}
+
+fn quantiles(samples: &[Duration]) -> Result<Quantiles> {
+    Quantiles::of(samples).context("nothing was measured")
 }

@@ -1,5 +1,7 @@
 //! Every link, path, command, flag, key, value and metric that a document names is one that there is.
 
+mod figures;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

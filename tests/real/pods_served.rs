@@ -29,7 +29,8 @@ macro_rules! scenarios {
 
 #[test]
 fn the_document_has_the_differences() -> Result<()> {
-    document::section("docs/pods-api.md", "differences", &differences::table(), "pods_served::the_document")
+    let test = "--test real pods_served::the_document";
+    document::section("docs/pods-api.md", "differences", &differences::table(), test)
 }
 
 #[tokio::test]

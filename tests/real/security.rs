@@ -777,7 +777,7 @@ fn table(attempts: &[Attempt]) -> String {
 }
 
 fn check_document(file: &str, name: &str, right: &str) -> Result<()> {
-    document::section(file, name, right, "security")
+    document::section(file, name, right, "--test real security")
 }
 
 #[tokio::test]

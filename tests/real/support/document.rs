@@ -1,12 +1,13 @@
-//! Documents that tests on real parts make.
+//! Documents that tests make.
+
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::parts::repository;
-
 /// Checks what a document has between `<!-- name -->` and `<!-- end of name -->`; `NUMACAST_WRITE_DOCS=1` writes it instead.
+/// `test` is what `cargo test` is told to run: `--test real security`.
 pub(crate) fn section(file: &str, name: &str, right: &str, test: &str) -> Result<()> {
-    let path = repository().join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = std::fs::read_to_string(&path)?;
     let (from, to) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
     let (start, rest) = text.split_once(&from).with_context(|| format!("{file} has no {name}"))?;
@@ -15,6 +16,6 @@ pub(crate) fn section(file: &str, name: &str, right: &str, test: &str) -> Result
     if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
         return Ok(std::fs::write(path, right)?);
     }
-    ensure!(right == text, "{file} is old: run `NUMACAST_WRITE_DOCS=1 cargo test --test real {test}`");
+    ensure!(right == text, "{file} is old: run `NUMACAST_WRITE_DOCS=1 cargo test {test}`");
     Ok(())
 }

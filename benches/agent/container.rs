@@ -1,0 +1,109 @@
+//! The agent as the chart's DaemonSet runs it: its mounts, its configuration and the rights of its account.
+//!
+//! `tests/real/rendered.rs` runs the whole pod. Here it is the process alone, without the relays that a container's network
+//! would need: they would take part of the cores and of the time that is measured.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::support::RealNode;
+use crate::support::chart::{AGENT, Chart};
+
+/// Where the chart mounts the host's directories.
+const HOST: &str = "/host";
+
+/// What one variant's agent is started with.
+pub(crate) struct Container {
+    /// The configuration file.
+    pub(crate) config: PathBuf,
+    /// The kubeconfig of its account.
+    pub(crate) kubeconfig: PathBuf,
+    /// Whether it can see the state files of the kubelet's managers.
+    pub(crate) sees_state_files: bool,
+}
+
+/// What every variant needs here: the kubelet listens on a port of its own, and is its own authority.
+pub(crate) fn values_here(node: &RealNode) -> Result<Value> {
+    let (port, certificate) = node.https_port()?;
+    Ok(json!({"config": {"kubelet": {"address": port, "caFile": certificate, "serverName": node.name()}}}))
+}
+
+/// Lays `over` over `values`, as Helm does it with several files of values.
+pub(crate) fn lay(values: &mut Value, over: &Value) {
+    match (values, over) {
+        (Value::Object(values), Value::Object(over)) => {
+            for (key, value) in over {
+                lay(values.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (values, over) => *values = over.clone(),
+    }
+}
+
+impl Container {
+    /// Makes `place`, in which a directory stands for the root of the container: it has what the chart mounts, and nothing else.
+    pub(crate) fn make(chart: &Chart, node: &RealNode, place: &Path, kubeconfig: &Path) -> Result<Self> {
+        std::fs::create_dir_all(place)?;
+        let spec = &chart.object("DaemonSet", AGENT)?.data["spec"]["template"]["spec"];
+        for (inside, outside) in host_paths(spec)? {
+            let at = place.join(inside.trim_start_matches('/'));
+            let of_node = place_of(node, &outside)?;
+            std::fs::create_dir_all(at.parent().context("a mount on the root")?)?;
+            symlink(&of_node, &at).with_context(|| format!("{inside} -> {}", of_node.display()))?;
+        }
+        let map = &chart.object("ConfigMap", AGENT)?.data["data"]["config.yaml"];
+        let mut config: Value = serde_saphyr::from_str(map.as_str().context("no configuration")?)?;
+        move_paths(&mut config, place);
+        // In a container /proc shows no kubelet, and here it would.
+        config["host"]["proc"] = json!(node.dir().join("proc"));
+        let file = place.join("config.yaml");
+        std::fs::write(&file, config.to_string())?;
+        let sees_state_files = place.join("host/var/lib/kubelet/cpu_manager_state").exists();
+        Ok(Self { config: file, kubeconfig: kubeconfig.to_owned(), sees_state_files })
+    }
+}
+
+/// Where each directory of the host is mounted, those above before those below.
+fn host_paths(spec: &Value) -> Result<Vec<(String, String)>> {
+    let volumes = spec["volumes"].as_array().context("no volumes")?;
+    let mut paths = Vec::new();
+    for mount in spec["containers"][0]["volumeMounts"].as_array().context("no mounts")? {
+        let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]);
+        let volume = volume.with_context(|| format!("there is no volume {}", mount["name"]))?;
+        if let Some(outside) = volume["hostPath"]["path"].as_str() {
+            let inside = mount["mountPath"].as_str().context("a mount without a path")?;
+            paths.push((inside.to_owned(), outside.to_owned()));
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// What the described machine has in the place of a directory of the host.
+fn place_of(node: &RealNode, path: &str) -> Result<PathBuf> {
+    let place = match path.strip_prefix("/var/lib/kubelet") {
+        Some(below) => node.kubelet_dir().join(below.trim_start_matches('/')),
+        None => node.dir().join(path.trim_start_matches('/')),
+    };
+    if path.ends_with("/pods-api") {
+        // DirectoryOrCreate.
+        std::fs::create_dir_all(&place)?;
+    }
+    ensure!(place.is_dir(), "the described machine has no {path}");
+    Ok(place)
+}
+
+/// Paths below the chart's mounts become paths below `place`.
+fn move_paths(config: &mut Value, place: &Path) {
+    match config {
+        Value::Object(map) => map.values_mut().for_each(|value| move_paths(value, place)),
+        Value::Array(list) => list.iter_mut().for_each(|value| move_paths(value, place)),
+        Value::String(text) if text == HOST || text.starts_with("/host/") => {
+            *text = format!("{}{text}", place.display());
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,302 @@
+//! The documents' tables, made of nothing but the record of a run.
+
+use super::record::{Figures, Node, Peer, PeerFigures, Quantiles, Record};
+
+/// One line of a node's table.
+struct Row {
+    what: &'static str,
+    /// Of the default, on the small and on the large node.
+    budget: [Option<f64>; 2],
+    value: fn(&Node, &Figures) -> Option<f64>,
+}
+
+/// Budgets of the design.
+const ROWS: [Row; 19] = [
+    Row { what: "first object after start, p50, ms", budget: both(150.0), value: |_, f| p50(f.first_object) },
+    Row { what: "allocation, p50, ms", budget: NONE, value: |_, f| p50(f.allocation) },
+    Row { what: "the same, p99", budget: NONE, value: |_, f| p99(f.allocation) },
+    Row {
+        what: "allocation less the floor, p50, ms",
+        budget: [Some(2.0), Some(3.0)],
+        value: |node, f| Some(f.allocation.p50 - node.floor?.p50),
+    },
+    Row { what: "the same, p99", budget: NONE, value: |node, f| Some(f.allocation.p99 - node.floor?.p99) },
+    Row { what: "release, from the request to delete, p50, ms", budget: NONE, value: |_, f| p50(f.release) },
+    Row { what: "the same, p99", budget: NONE, value: |_, f| p99(f.release) },
+    Row {
+        what: "release, from the last List with the pod, p50, ms",
+        budget: NONE,
+        value: |_, f| p50(f.release_since_listed),
+    },
+    Row { what: "the same, p99", budget: both(100.0), value: |_, f| p99(f.release_since_listed) },
+    Row { what: "writes per change", budget: both(1.5), value: |_, f| Some(f.writes_per_change) },
+    Row { what: "Lists per change", budget: NONE, value: |_, f| Some(f.lists_per_change) },
+    Row {
+        what: "CPU per change, ms",
+        budget: [Some(1.0), Some(2.0)],
+        value: |_, f| Some(f.cpu_ms_per_change),
+    },
+    Row { what: "writes when nothing changes", budget: both(0.0), value: |_, f| Some(f.idle.writes as f64) },
+    Row {
+        what: "CPU when nothing changes, % of a core",
+        budget: both(0.1),
+        value: |_, f| Some(f.idle.cpu_percent),
+    },
+    Row { what: "seconds in which nothing changed", budget: NONE, value: |_, f| Some(f.idle.seconds as f64) },
+    Row { what: "resident memory, MiB", budget: both(10.0), value: |_, f| Some(f.resident_mib) },
+    Row { what: "its peak", budget: NONE, value: |_, f| Some(f.peak_mib) },
+    Row {
+        what: "SIGTERM during a frozen write to exit code 0, s",
+        budget: both(30.0),
+        value: |_, f| f.sigterm_seconds,
+    },
+    Row {
+        what: "changes that were measured",
+        budget: NONE,
+        value: |_, f| Some((f.allocation.count + f.release.count) as f64),
+    },
+];
+
+const NONE: [Option<f64>; 2] = [None, None];
+
+const fn both(budget: f64) -> [Option<f64>; 2] {
+    [Some(budget), Some(budget)]
+}
+
+fn p50(of: Quantiles) -> Option<f64> {
+    (of.count > 0).then_some(of.p50)
+}
+
+fn p99(of: Quantiles) -> Option<f64> {
+    (of.count > 0).then_some(of.p99)
+}
+
+/// For `docs/performance.md`: the run, a table per node, and what is over its budget.
+pub(crate) fn figures(record: &Record) -> String {
+    let mut text = about(record);
+    for (index, node) in record.nodes.iter().enumerate() {
+        text += &format!("\n### {}\n\n{}{}", node.title, node_table(index, node), floor(node));
+    }
+    text + "\n" + &verdict(record)
+}
+
+fn about(record: &Record) -> String {
+    let run = &record.run;
+    let list = |of: &std::collections::BTreeMap<String, String>| {
+        of.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+    };
+    format!(
+        "Measured on {} at commit {} (`NUMACAST_SEED={}`).\nVersions: {}.\nMachine: {}.\nSize of the binary: {} MiB.\n",
+        run.date,
+        run.commit,
+        run.seed,
+        list(&run.versions),
+        list(&run.machine),
+        short(run.binary_mib),
+    )
+}
+
+/// `index`: 0 is the small node.
+fn node_table(index: usize, node: &Node) -> String {
+    let mut head = vec![String::new(), "budget".to_owned()];
+    head.extend(node.variants.iter().map(|figures| figures.title.clone()));
+    let rows = ROWS.iter().map(|row| {
+        let mut cells = vec![row.what.to_owned(), number(budget(row, index))];
+        cells.extend(node.variants.iter().map(|figures| number((row.value)(node, figures))));
+        cells
+    });
+    table(&head, rows)
+}
+
+fn floor(node: &Node) -> String {
+    let Some((floor, idle)) = node.floor.zip(node.floor_when_idle) else { return String::new() };
+    format!(
+        "\nFloor: p50 {} ms, p99 {} ms of {} pods; a write when nothing else happens: p50 {} ms, p99 {} ms of {}.\n",
+        short(floor.p50),
+        short(floor.p99),
+        floor.count,
+        short(idle.p50),
+        short(idle.p99),
+        idle.count,
+    )
+}
+
+fn budget(row: &Row, index: usize) -> Option<f64> {
+    row.budget[index.min(1)]
+}
+
+/// `None` where only others were measured.
+fn default_of(node: &Node) -> Option<&Figures> {
+    node.variants.iter().find(|figures| figures.variant == "default")
+}
+
+/// What of the default is over its budget; nothing where it was not measured.
+fn verdict(record: &Record) -> String {
+    let mut over = String::new();
+    if record.nodes.iter().any(|node| default_of(node).is_none()) {
+        return over;
+    }
+    for (index, node) in record.nodes.iter().enumerate() {
+        let Some(default) = default_of(node) else { continue };
+        for row in &ROWS {
+            let Some((value, budget)) = (row.value)(node, default).zip(budget(row, index)) else { continue };
+            if value > budget {
+                let what = about_row(row);
+                over += &format!("- {}: {what}: {} of {}\n", node.title, short(value), short(budget));
+            }
+        }
+    }
+    match over.as_str() {
+        "" => "The default is within every budget.\n".to_owned(),
+        over => format!("Over budget in the default:\n\n{over}"),
+    }
+}
+
+/// A row's name, with that of the row before where it only says `the same`.
+fn about_row(row: &Row) -> String {
+    let index = ROWS.iter().position(|other| std::ptr::eq(other, row)).unwrap_or_default();
+    match row.what.strip_prefix("the same, ") {
+        Some(rest) => {
+            let before = ROWS.get(index.saturating_sub(1)).map_or("", |row| row.what);
+            before.replace("p50", rest)
+        }
+        None => row.what.to_owned(),
+    }
+}
+
+/// What the documents say of one publisher.
+struct Column {
+    name: String,
+    version: String,
+    date: String,
+    settings: String,
+    nodes: [PeerFigures; 2],
+}
+
+/// For README: the peers, and the default of the last run.
+pub(crate) fn comparison(record: &Record) -> Option<String> {
+    let peers = record.peers.as_ref()?;
+    let mut columns: Vec<Column> = peers.publishers.iter().map(|peer| column(peer, &peers.date)).collect();
+    let [small, large] = record.nodes.as_slice() else { return None };
+    let nodes = [as_peer(default_of(small)?), as_peer(default_of(large)?)];
+    columns.push(Column {
+        name: "numacast".to_owned(),
+        version: format!("commit {}", record.run.commit),
+        date: record.run.date.clone(),
+        settings: "the chart's defaults".to_owned(),
+        nodes,
+    });
+    Some(compare(&columns))
+}
+
+/// For `docs/performance.md`: the peers, and numacast beside them in their run.
+pub(crate) fn peers(record: &Record) -> Option<String> {
+    let peers = record.peers.as_ref()?;
+    let all = peers.publishers.iter().chain([&peers.ours]);
+    let columns: Vec<Column> = all.map(|peer| column(peer, &peers.date)).collect();
+    Some(format!("All of them in one run, with {}:\n\n{}", peers.parts, compare(&columns)))
+}
+
+fn column(peer: &Peer, date: &str) -> Column {
+    Column {
+        name: peer.name.clone(),
+        version: peer.version.clone(),
+        date: date.to_owned(),
+        settings: peer.settings.clone(),
+        nodes: [peer.small.clone(), peer.large.clone()],
+    }
+}
+
+fn as_peer(figures: &Figures) -> PeerFigures {
+    PeerFigures {
+        first_object: p50(figures.first_object).map(|ms| format!("{} s", short(ms / 1e3))),
+        allocation_p50_ms: p50(figures.allocation),
+        allocation_p99_ms: p99(figures.allocation),
+        release_p50_ms: p50(figures.release),
+        writes_per_change: Some(figures.writes_per_change),
+        idle_writes: Some(figures.idle.writes),
+        idle_seconds: Some(figures.idle.seconds),
+        cpu_ms_per_change: Some(figures.cpu_ms_per_change),
+        resident_mib: Some(figures.resident_mib),
+    }
+}
+
+fn compare(columns: &[Column]) -> String {
+    let mut head = vec![String::new()];
+    head.extend(columns.iter().map(|column| column.name.clone()));
+    let row = |what: &str, cell: &dyn Fn(&Column) -> String| {
+        let mut cells = vec![what.to_owned()];
+        cells.extend(columns.iter().map(cell));
+        cells
+    };
+    let nodes = |what: &str, of: &dyn Fn(&PeerFigures) -> String| {
+        row(what, &|column| column.nodes.iter().map(of).collect::<Vec<_>>().join(" / "))
+    };
+    let latency = |what: &str, node: usize| {
+        row(what, &|column| {
+            let of = &column.nodes[node];
+            format!("{} / {}", number(of.allocation_p50_ms), number(of.allocation_p99_ms))
+        })
+    };
+    let idle = |of: &PeerFigures| {
+        of.idle_writes.zip(of.idle_seconds).map_or("-".to_owned(), |(writes, s)| format!("{writes} in {s} s"))
+    };
+    let rows = [
+        row("version", &|column| column.version.clone()),
+        row("measured on", &|column| column.date.clone()),
+        row("settings", &|column| column.settings.clone()),
+        nodes("first object after start", &|of| of.first_object.clone().unwrap_or_else(|| "-".to_owned())),
+        latency("allocation to object, p50 / p99, ms, small node", 0),
+        latency("the same, large node", 1),
+        nodes("request to delete to object, p50, ms", &|of| number(of.release_p50_ms)),
+        nodes("writes per start or end of a pod", &|of| number(of.writes_per_change)),
+        nodes("writes when nothing changes", &idle),
+        nodes("CPU per start or end of a pod, ms", &|of| number(of.cpu_ms_per_change)),
+        nodes("resident memory, MiB", &|of| number(of.resident_mib)),
+    ];
+    table(&head, rows)
+}
+
+/// For `docs/operations.md`: what the default takes, as a sentence.
+pub(crate) fn sizing(record: &Record) -> Option<String> {
+    let [small, large] = record.nodes.as_slice() else { return None };
+    let defaults = (default_of(small)?, default_of(large)?);
+    let both =
+        |of: &dyn Fn(&Figures) -> f64| format!("{} and {}", short(of(defaults.0)), short(of(defaults.1)));
+    Some(format!(
+        "On a node of {} and on one of {}: {} ms of CPU and {} writes of some kilobytes per start or end of a pod, {} % of a \
+         core when nothing changes.\n",
+        small.title,
+        large.title,
+        both(&|of| of.cpu_ms_per_change),
+        both(&|of| of.writes_per_change),
+        both(&|of| of.idle.cpu_percent),
+    ))
+}
+
+fn table(head: &[String], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(head) + &"|---".repeat(head.len()) + "|\n";
+    text.extend(rows.into_iter().map(|row| line(&row)));
+    text
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), short)
+}
+
+/// Three digits, fewer where they would be zeros behind the point.
+pub(crate) fn short(value: f64) -> String {
+    let digits = match value.abs() {
+        v if v >= 100.0 => 0,
+        v if v >= 10.0 => 1,
+        v if v >= 1.0 => 2,
+        _ => 3,
+    };
+    // Adding zero makes a zero of what was rounded to -0.
+    let text = format!("{:.digits$}", (value * 1e3).round() / 1e3 + 0.0);
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
