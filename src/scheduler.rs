@@ -12,14 +12,12 @@
 mod accounted;
 mod contract;
 mod exclusive;
-mod nudge;
 mod placed;
 mod reserved;
 
 pub use accounted::Requirements;
 pub use contract::{Contract, Reading, Stance, Terms, Verdict};
 pub use exclusive::{is_exclusive, is_exclusive_container};
-pub use nudge::{Nudger, Plan};
 pub use reserved::{Reservation, allowed, reserve, totals};
 
 /// Whose pods the fingerprint stands for.

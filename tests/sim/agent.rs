@@ -49,8 +49,6 @@ impl World {
         config.host.root = node.root().to_owned();
         configure(&mut config);
         let mut settings = Settings::from_config(&config);
-        // Tests that count writes count those that say something.
-        settings.nudge = None;
         change(&mut settings);
         let cluster =
             Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_millis(500));
