@@ -97,8 +97,8 @@ const RETRY_LIMIT: Duration = Duration::from_secs(5);
 /// The longest wait between two scans of a kubelet that does not know everything yet.
 const SETTLE_RETRY: Duration = Duration::from_secs(1);
 
-/// How many times [`Settings::settle`] the policies of the standing object hold while nobody can read them.
-const POLICIES_CARRIED: u32 = 10;
+/// How many times [`Settings::settle`] the policies of the standing object are carried before that is reported.
+const CARRIED_UNREPORTED: u32 = 10;
 
 /// How long the node may be unreadable before that is a matter for a person.
 const UNREADABLE: Duration = Duration::from_secs(60);
@@ -147,7 +147,9 @@ pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResource
         true => Carried::only(&standing),
         false => Carried::nothing(),
     };
-    carried.complete(&mut topology, certainty(&scanner, &scan), Instant::now());
+    if let Some(sentence) = carried.complete(&mut topology, certainty(&scanner, &scan), Instant::now()) {
+        warn!("{sentence}");
+    }
     writer.write(&topology).await?;
     Ok(object(&settings.node, None, &topology))
 }
@@ -355,7 +357,7 @@ impl Agent {
             ),
             knows: false,
             carried: match settings.kubelet_config.may_tell() {
-                true => Carried::new(now, settings.settle, settings.settle * POLICIES_CARRIED),
+                true => Carried::new(now, settings.settle, settings.settle * CARRIED_UNREPORTED),
                 false => Carried::nothing(),
             },
             promise: Promise::default(),

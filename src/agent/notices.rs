@@ -126,8 +126,8 @@ impl Reason {
                 "Pods cannot be aligned on these nodes. If they have CPUs, report the machine",
             ),
             Self::PoliciesUnknown => (
-                "The kubelet's configuration could not be read since the agent started, so the object has no policies \
-                 and the scheduler plugin aligns nothing there",
+                "The kubelet's configuration could not be read since the agent started. The object keeps the policies \
+                 that it had before; if it had none, the scheduler plugin aligns nothing there",
                 "Mount the kubelet's configuration file (`kubelet.config.file`), let the agent ask the kubelet \
                  (`kubelet.config.source: configz`), or give the policies by hand",
             ),

@@ -1,4 +1,4 @@
-//! The object as it stood before this agent wrote: what it says holds until it is read again, or for a while.
+//! The object as it stood before this agent wrote: what it says holds until it is read again, its amounts for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -164,24 +164,34 @@ pub(super) enum Known {
     Nothing,
 }
 
-/// The policies that stay while the kubelet's configuration cannot be read: a rollout must not look like a change of
-/// policy. Not for ever, since the configuration may be another by now.
+/// The policies that stay while the kubelet's configuration cannot be read. Nothing but a configuration that was read
+/// changes them, however long that takes: without them the scheduler plugin would align nothing on the node.
 #[derive(Debug)]
 pub(super) struct Carried {
     policies: Vec<(String, String)>,
-    until: Instant,
     /// How long nothing goes out where there are none to carry...
     patience: Duration,
     /// ...and since when it would have.
     waiting_since: Option<Instant>,
-    /// The configuration could be read once, and the scanner keeps it; or the time is over.
+    /// When to report that the policies are carried.
+    report_at: Instant,
+    reported: bool,
+    /// The configuration could be read once, and the scanner keeps it; or nobody is to tell it.
     over: bool,
 }
 
 impl Carried {
-    /// Nothing is carried yet; what will be goes after `bound`, and without anything to carry one waits for `patience`.
+    /// Nothing is carried yet. What will be is reported after `bound`; without anything to carry one waits for
+    /// `patience`.
     pub(super) fn new(now: Instant, patience: Duration, bound: Duration) -> Self {
-        Self { policies: Vec::new(), until: now + bound, patience, waiting_since: None, over: false }
+        Self {
+            policies: Vec::new(),
+            patience,
+            waiting_since: None,
+            report_at: now + bound,
+            reported: false,
+            over: false,
+        }
     }
 
     /// Nothing is to be carried or waited for.
@@ -189,9 +199,9 @@ impl Carried {
         Self { over: true, ..Self::new(Instant::now(), Duration::ZERO, Duration::ZERO) }
     }
 
-    /// What one pass carries.
+    /// What one pass carries, which is reported at once.
     pub(super) fn only(standing: &Standing) -> Self {
-        let mut carried = Self::new(Instant::now(), Duration::ZERO, Duration::from_secs(3600));
+        let mut carried = Self::new(Instant::now(), Duration::ZERO, Duration::ZERO);
         carried.take(standing);
         carried
     }
@@ -210,6 +220,19 @@ impl Carried {
         now.duration_since(since) < self.patience
     }
 
+    /// Gives the account what it lacks; once, a sentence to report when nobody has told the policies in time.
+    pub(super) fn complete(&mut self, topology: &mut Topology, known: Known, now: Instant) -> Option<String> {
+        self.over |= known == Known::Certain;
+        if self.over {
+            return None;
+        }
+        self.put_before_others(topology);
+        if known == Known::Doubtful {
+            return None;
+        }
+        self.report(now)
+    }
+
     /// What is carried stands for what was read.
     fn put_before_others(&self, topology: &mut Topology) {
         if !self.policies.is_empty() {
@@ -218,32 +241,20 @@ impl Carried {
         }
     }
 
-    /// Gives the account what it lacks; a sentence when nothing is carried from now on.
-    pub(super) fn complete(&mut self, topology: &mut Topology, known: Known, now: Instant) -> Option<String> {
-        if self.over {
+    fn report(&mut self, now: Instant) -> Option<String> {
+        let early = !self.policies.is_empty() && now < self.report_at;
+        if early || self.reported {
             return None;
         }
-        match known {
-            Known::Certain => {
-                self.over = true;
-                return None;
-            }
-            Known::Doubtful => {
-                self.put_before_others(topology);
-                return None;
-            }
-            Known::Nothing => {}
-        }
-        if now < self.until && !self.policies.is_empty() {
-            self.put_before_others(topology);
-            return None;
-        }
-        self.over = true;
-        let lost =
-            if self.policies.is_empty() { "has no policies" } else { "loses the policies that it had" };
+        self.reported = true;
+        let consequence = match self.policies.is_empty() {
+            true => "has no policies",
+            false => "keeps the policies that it had before, until the configuration can be read",
+        };
         Some(format!(
-            "the kubelet's configuration has not been readable since the agent started, so the object {lost}: let \
-             its file be read (`kubelet.config.file`), the kubelet be asked (`kubelet.config.source`), or give them by hand"
+            "the kubelet's configuration has not been readable since the agent started, so the object {consequence}: \
+             let its file be read (`kubelet.config.file`), the kubelet be asked (`kubelet.config.source`), or give the \
+             policies by hand"
         ))
     }
 }
@@ -293,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_are_carried_until_they_are_read_or_for_a_while() {
+    fn policies_are_carried_until_they_are_read() {
         let standing = standing(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &[]);
         let start = Instant::now();
         const PATIENCE: Duration = Duration::from_secs(30);
@@ -303,20 +314,30 @@ mod tests {
             carried.take(&standing);
             carried
         };
+        let attributes = |carried: &mut Carried, known, now| {
+            let mut topology = Topology::default();
+            let sentence = carried.complete(&mut topology, known, now);
+            (topology.attributes, sentence)
+        };
         let mut one = carried();
-        let mut topology = Topology::default();
-        assert_eq!(one.complete(&mut topology, Known::Nothing, start), None);
-        assert_eq!(topology.attributes, standing.policies());
-        let mut topology = Topology::default();
-        let sentence = one.complete(&mut topology, Known::Nothing, start + bound).unwrap();
-        assert!(sentence.contains("loses the policies"), "{sentence}");
-        assert_eq!(topology.attributes, []);
-        assert_eq!(one.complete(&mut topology, Known::Nothing, start + bound), None, "said once");
+        assert_eq!(attributes(&mut one, Known::Nothing, start), (standing.policies(), None));
+        let (kept, sentence) = attributes(&mut one, Known::Nothing, start + bound);
+        assert!(sentence.unwrap().contains("keeps the policies"));
+        assert_eq!(kept, standing.policies());
+        let hour = Duration::from_secs(3600);
+        assert_eq!(
+            attributes(&mut one, Known::Nothing, start + hour),
+            (standing.policies(), None),
+            "said once"
+        );
+        assert_eq!(
+            attributes(&mut one, Known::Certain, start + hour),
+            (Vec::new(), None),
+            "what was read holds"
+        );
 
-        let mut other = carried();
-        let mut topology = Topology::default();
-        assert_eq!(other.complete(&mut topology, Known::Certain, start), None);
-        assert_eq!(topology.attributes, [], "what was read holds");
+        let (kept, sentence) = attributes(&mut Carried::only(&standing), Known::Nothing, Instant::now());
+        assert_eq!((kept, sentence.is_some()), (standing.policies(), true), "one pass reports at once");
 
         let mut doubted = carried();
         let read = ["topologyManagerPolicy", "topologyManagerOptionNew", "cpu_core"];
@@ -328,7 +349,6 @@ mod tests {
         let names: Vec<&str> = topology.attributes.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, [TOGETHER[0], TOGETHER[1], "cpu_core"], "the file is not believed yet");
         assert_eq!(topology.attributes[..2], standing.policies());
-        assert_eq!(other.complete(&mut topology, Known::Nothing, start + bound), None);
     }
 
     #[test]
@@ -346,6 +366,7 @@ mod tests {
         let sentence = one.complete(&mut topology, Known::Nothing, later(130)).unwrap();
         assert!(sentence.contains("has no policies"), "{sentence}");
         assert!(!one.waits(Known::Nothing, later(131)), "never again");
+        assert_eq!(one.complete(&mut topology, Known::Nothing, later(131)), None, "said once");
 
         let mut other = carried();
         other.take(&standing(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &[]));

@@ -90,8 +90,9 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
              its own configuration only then; what was read holds until it could be read again. Keys and feature gates \
              that numacast does not know are normal.",
             "An object without policies tells the scheduler plugin that nothing is aligned on the node. So an agent that \
-             starts where there was no object waits up to `scan.settle` for them, and one that finds an object keeps its \
-             policies ten times as long; then the object goes out without, and the log and an Event say so.",
+             finds an object keeps its policies until it can read others, and says so in the log and an Event after ten \
+             times `scan.settle`. One that finds no policies waits for them up to `scan.settle`; then the object goes out \
+             without, and the log and an Event say so.",
             "file: the file, drop-ins and flags, merged as the kubelet merges them. The kubelet's command line is found in \
              /proc, if the host's is mounted (`host.proc`) and the kubelet is a process of its own, which it is not in \
              k3s; without it, flags that override the file are not seen.",

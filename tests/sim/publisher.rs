@@ -7,7 +7,8 @@ use std::time::Duration;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use numacast::agent::Settings;
-use numacast::config::RivalsMode;
+use numacast::cluster::Cluster;
+use numacast::config::{Config, RivalsMode};
 use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{ApiServer, Change, EVENTS, Fault, NODES, TOPOLOGIES};
 use numacast::sim::kubelet::PodSpec;
@@ -87,23 +88,48 @@ async fn policies_and_devices_of_the_standing_object_are_carried_over() {
 }
 
 #[tokio::test]
-async fn policies_that_nobody_can_read_are_carried_for_a_while_only() {
+async fn policies_that_nobody_can_read_stay_for_an_hour_and_are_reported_once() {
     let server = server().await;
     server.put(&TOPOLOGIES, left_behind(&POLICIES, &["cpu"])).unwrap();
-    let world = World::with(SimNode::with(quick()), server, |settings| {
-        without_config(settings);
-        // A tenth of how long they are carried.
-        settings.settle = Duration::from_millis(100);
-        settings.poll = Duration::from_millis(200);
-    });
-    let with = |wanted: usize| {
+    let world = World::with(SimNode::with(quick()), server, without_config);
+    let kept = || {
         let object = world.server.topology("worker")?;
-        (object.spec.zones.len() == 2 && attributes(&object).len() == wanted).then_some(())
+        (object.spec.zones.len() == 2 && attributes(&object).len() == 2).then_some(())
     };
-    world.until(|| with(0)).await;
-    let changes = world.server.writes().changes;
-    assert_eq!(changes, 2, "first with them, then without");
+    world.until(kept).await;
+    let lists = world.node.kubelet.calls().list;
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    tokio::time::resume();
+    let lists = world.node.kubelet.calls().list - lists;
+    assert!(lists > 300, "the agent was at work, with {lists} Lists");
+    kept().expect("the policies have vanished");
+    assert_eq!(world.server.writes().changes, 1, "with them, and never without");
+    let events = world.server.list(&EVENTS, "default");
+    let unknown = events.iter().filter(|event| event["reason"] == "PoliciesUnknown");
+    let notes: Vec<&str> = unknown.map(|event| event["note"].as_str().unwrap()).collect();
+    assert!(matches!(notes[..], [note] if note.contains("keeps the policies")), "{notes:?}");
+    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    world.agrees().await;
+    kept().expect("the policies have vanished with a pod");
     world.stop().await;
+}
+
+#[tokio::test]
+async fn a_single_pass_keeps_policies_that_nobody_can_read() {
+    let server = server().await;
+    server.put(&TOPOLOGIES, left_behind(&POLICIES, &["cpu"])).unwrap();
+    let node = SimNode::with(quick());
+    let mut config = Config { node_name: "worker".into(), ..Config::default() };
+    config.host.root = node.root().to_owned();
+    let mut settings = Settings::from_config(&config);
+    without_config(&mut settings);
+    let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
+    numacast::agent::once(&settings, &cluster).await.unwrap();
+    let object = server.topology("worker").unwrap();
+    assert_eq!(object.spec.zones.len(), 2);
+    let expected = POLICIES.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(attributes(&object), expected.into());
 }
 
 #[tokio::test]
