@@ -15,6 +15,7 @@ mod pages;
 mod pods;
 mod slim;
 mod steady;
+mod watch;
 
 use std::fmt::{self, Debug};
 use std::future::Future;
@@ -41,7 +42,7 @@ pub use follow::{Follow, Glimpse};
 pub use nodes::SlimNode;
 pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
 pub use pages::Pages;
-pub use pods::{Frames, News, Odd, PodPage, refusal};
+pub use pods::{Frames, News, Odd, PodList, refusal};
 
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
