@@ -2,10 +2,12 @@
 //! the bytes that it has in JSON, and can be handed on as it came.
 //!
 //! **The list** costs the API server the pods of this node, and etcd nothing: it has no `limit`, and a `resourceVersion` that
-//! it may be as old as, so that it comes from the watch cache, by its index on `spec.nodeName`. With a limit and no version,
-//! Kubernetes before 1.34 reads all pods of the cluster from etcd, and later ones walk through all pods of the cache. A
-//! watch that begins with what there is (`sendInitialEvents`) is no better: it walks through all pods of the cache as well, in
-//! every version, waits until the cache has caught up with etcd, and is off by default before 1.32 and in 1.33.
+//! it may be as old as, so that it comes from the watch cache, by its index on `spec.nodeName`. Of 2,000 pods on 20 nodes one
+//! list fetched the node's 100 from the cache and none from etcd (1.36.3; `tests/real/pod_list.rs`). Pages without a version
+//! are read from etcd before 1.34, each time all pods of the cluster, and later ones walk through all pods of the cache from
+//! the second page on. A watch that begins with what there is (`sendInitialEvents`) is no better: it walks through all pods
+//! of the cache as well, in every version, waits until the cache has caught up with etcd, and is off by default before 1.32
+//! and in 1.33.
 
 mod answers;
 mod frames;
@@ -109,7 +111,7 @@ impl Cluster {
         let until = Instant::now() + after;
         let call = async {
             let request = Request::get(path).body(Vec::new());
-            self.ask(request.map_err(|error| kube::Error::HttpError(error.into()))?, ACCEPTED).await
+            self.ask(request.map_err(kube::Error::HttpError)?, ACCEPTED).await
         };
         let body = self.within(after, what, call).await.map_err(|failure| failure.explain(what))?;
         Ok(Listing { body, list: PodList::default(), version: String::new(), what, after, until })
@@ -258,7 +260,7 @@ enum At {
     /// Before the list.
     Before,
     /// In the list.
-    Within(Listing),
+    Within(Box<Listing>),
     /// In the watch.
     Watching,
 }
@@ -287,7 +289,7 @@ impl Following {
                 let path = self.list();
                 match self.watch.cluster.pod_list(path, LIST, ANSWER).await {
                     Ok(listing) => {
-                        self.at = At::Within(listing);
+                        self.at = At::Within(Box::new(listing));
                         Ok(None)
                     }
                     Err(error) => Err(self.lose(&error)),

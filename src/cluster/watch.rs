@@ -203,7 +203,7 @@ impl<W: Watched> Watch<W> {
             self.version
         ));
         let call = async {
-            let request = request.body(Vec::new()).map_err(|error| kube::Error::HttpError(error.into()))?;
+            let request = request.body(Vec::new()).map_err(kube::Error::HttpError)?;
             self.cluster.ask(request, form).await
         };
         match self.cluster.within(ANSWER, &self.watched.what(), call).await {

@@ -10,6 +10,7 @@ use kube::Api;
 use kube::api::PostParams;
 use numacast::cluster::Cluster as ApiServer;
 use numacast::pod::{PodEvent, Wanted};
+use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::support::{Cluster, Needs, Parts, pod, wait};
@@ -111,15 +112,23 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost.cached + cost.stored <= 1, "{cost:?}");
 
-    // What a page costs, so that these counts are the right ones.
+    // What pages cost, so that these counts are the right ones: etcd answers them, or the cache without its index.
     let before = Cost::of(&cluster).await?;
-    let page = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{NODE}&limit=32");
-    cluster.text_of(&page).await?;
+    let mut next = String::new();
+    loop {
+        let page = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{NODE}&limit=32&continue={next}");
+        let page: Value = serde_json::from_str(&cluster.text_of(&page).await?)?;
+        match page["metadata"]["continue"].as_str() {
+            Some(more) => more.clone_into(&mut next),
+            None => break,
+        }
+    }
     let cost = Cost::of(&cluster).await?.since(before);
-    ensure!(cost.cached + cost.stored > node.cached && cost.indexed == 0, "{cost:?}");
+    ensure!(cost.cached + cost.stored > 10 * node.cached, "{cost:?}");
 
     // After a restart the cache is filled, once; a watch from the last version is refused, and the next list is not older
     // than that.
+    pods.create(&PostParams::default(), &pod("newer").bound_to("node-1")?).await?;
     cluster.kill_api_server()?;
     cluster.restart_api_server().await?;
     ensure!(listed(&mut events, &mut errors).await? == PODS, "{errors:?}");
@@ -129,7 +138,8 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
         Ok(cost)
     })
     .await?;
-    let all = (NODES * PODS) as u64;
-    ensure!(cost == Cost { stored: all, ..node }, "{cost:?} {errors:?}");
+    let all = (NODES * PODS) as u64 + 1;
+    // The cache itself reads all pods from etcd, which 1.36 does not count.
+    ensure!(cost == node || cost == Cost { stored: all, ..node }, "{cost:?} {errors:?}");
     Ok(())
 }
