@@ -9,10 +9,13 @@ mod devices;
 mod events;
 mod follow;
 mod lease;
+mod list_items;
+mod list_watch;
 mod nodes;
 mod objects;
 mod pages;
 mod pods;
+mod rejected;
 mod slim;
 mod steady;
 mod watch;
@@ -39,10 +42,12 @@ pub use agents::{AgentPod, pod_labels, runs_agents};
 pub use devices::{Device, Devices};
 pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
+pub use list_watch::{Tellings, Told};
 pub use nodes::SlimNode;
 pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
 pub use pages::Pages;
 pub use pods::{Frames, News, Odd, PodList, refusal};
+pub use rejected::{ChangedObject, NUDGE, UnscheduledPod};
 
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
@@ -182,6 +187,12 @@ impl ClusterError {
             Self::Refused { code: 422, message, .. } => message.contains("metadata.uid"),
             _ => false,
         }
+    }
+
+    /// Is the object that it was about not there?
+    #[must_use]
+    pub const fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused { code: 404, .. })
     }
 
     /// Will it stay like this until somebody does something about it?
@@ -363,8 +374,8 @@ impl Cluster {
         self.patch(&what, &name, &params, &Patch::Apply(&object)).await
     }
 
-    /// Changes an object by a JSON merge patch, which reaches what other managers own. It must name the version that it
-    /// means ([`ClusterError::is_conflict`] if that is another by now). Returns the object's metadata.
+    /// Changes an object by a JSON merge patch, which reaches what other managers own. One that names a version means that
+    /// one ([`ClusterError::is_conflict`] if it is another by now). Returns the object's metadata.
     ///
     /// # Errors
     /// As [`Cluster::topology`].

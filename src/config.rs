@@ -270,22 +270,8 @@ pub struct Publish {
     pub api_version: ApiVersion,
     /// Write the deprecated name of policy and scope as well.
     pub topology_policies: bool,
-    /// Write once more, so that pods that were rejected are tried again.
-    pub nudge: Nudge,
     /// Say on which NUMA node each container is.
     pub placement: bool,
-}
-
-/// Write once more, so that pods that were rejected are tried again: `auto`, `off`, or the plugin's resync period.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Nudge {
-    /// As is good for the usual periods.
-    #[default]
-    Auto,
-    /// Never.
-    Off,
-    /// The plugin refreshes what it knows so often.
-    Every(Period),
 }
 
 /// What the object says of pods: the scheduler plugin believes it only where this is what it knows itself.
@@ -397,12 +383,26 @@ pub struct Controller {
     pub lease: String,
     /// Delete nothing, and say what would be deleted.
     pub dry_run: bool,
+    /// Update an object now and then while pods wait because of the scheduler plugin.
+    pub nudge: Nudge,
     /// Objects of Nodes that are gone.
     pub garbage: Garbage,
     /// Nodes whose agent does not work.
     pub silent: Silent,
     /// Sums over all objects.
     pub fleet: Fleet,
+}
+
+/// Nudge while pods wait because of the scheduler plugin: `auto`, `off`, or the plugin's resync period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Nudge {
+    /// As is good for the usual periods.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// The plugin resyncs so often.
+    Every(Period),
 }
 
 /// Objects of Nodes that are gone.
@@ -600,11 +600,6 @@ pub const DOCS: &[(&str, &str)] = &[
         "Write the deprecated field topologyPolicies as well, with NFD's name of policy and scope.",
     ),
     ("publish.events", "Post Kubernetes Events about the Node, for what an operator must act on."),
-    (
-        "publish.nudge",
-        "auto, off, or the plugin's cacheResyncPeriodSeconds (5s). Write a few times more after a change, so that the \
-         scheduler tries pods again that it rejected.",
-    ),
     ("publish.placement", "Say on which NUMA node each container is, for the scheduler plugin's preemption."),
     (
         "fingerprint.view",
@@ -741,7 +736,12 @@ pub const DOCS: &[(&str, &str)] = &[
         "controller.lease",
         "The Lease by which one of several controllers leads. Nothing (\"\"): each leads, so run only one",
     ),
-    ("controller.dryRun", "Delete nothing; the log says what would be deleted."),
+    ("controller.dryRun", "Delete nothing; the log says what would be deleted. There are no nudges either."),
+    (
+        "controller.nudge",
+        "auto, off, or the scheduler plugin's cacheResyncPeriodSeconds (5s). While pods are pending because the plugin \
+         rejected nodes, update one object now and then, so that the scheduler tries them again.",
+    ),
     ("controller.garbage.interval", "How often all objects are looked at for those of Nodes that are gone."),
     ("controller.garbage.grace", "How long a Node must have been gone before its object is deleted."),
     (
@@ -822,7 +822,6 @@ impl Default for Publish {
             events: true,
             api_version: ApiVersion::V1alpha2,
             topology_policies: false,
-            nudge: Nudge::Auto,
             placement: true,
         }
     }
@@ -855,6 +854,7 @@ impl Default for Controller {
             daemon_set: "numacast-agent".to_owned(),
             lease: "numacast-controller".to_owned(),
             dry_run: false,
+            nudge: Nudge::Auto,
             garbage: Garbage::default(),
             silent: Silent::default(),
             fleet: Fleet::default(),

@@ -1,7 +1,7 @@
 //! Keeps the fleet's objects clean: deletes those of Nodes that are gone, notices agents that are silent, adds up what
-//! there is.
+//! there is, and nudges while pods wait because of the scheduler plugin.
 //!
-//! One replica does it, by a Lease. What is decided stands in pure modules (`garbage`, `coverage`, `silence`, `fleet`);
+//! One replica does it, by a Lease. What is decided stands in pure modules (`garbage`, `coverage`, `silence`, `fleet`, `nudge`);
 //! this one and `work` only ask the API server and do what was decided.
 
 mod check;
@@ -13,6 +13,7 @@ mod fleet;
 mod followed;
 mod garbage;
 mod notices;
+mod nudge;
 mod purge;
 mod said;
 mod settings;
@@ -33,6 +34,7 @@ pub use check::{Report, check};
 pub use coverage::Coverage;
 pub use garbage::Rules;
 pub use notices::Reason;
+pub use nudge::{Nudger, Plan};
 pub use purge::{PurgeError, Purged, purge};
 pub use settings::{NoNamespace, Settings};
 

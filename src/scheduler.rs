@@ -9,13 +9,11 @@
 mod accounted;
 mod contract;
 mod exclusive;
-mod nudge;
 mod placed;
 
 pub use accounted::Requirements;
 pub use contract::{Contract, Reading, Stance, Terms, Verdict};
 pub use exclusive::{is_exclusive, is_exclusive_container};
-pub use nudge::{Nudger, Plan};
 
 /// Whose pods the fingerprint stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -28,11 +28,11 @@ pub(crate) fn takes(binary: &Path, setting: &str) -> bool {
     output.is_ok_and(|output| !String::from_utf8_lossy(&output.stderr).contains(key))
 }
 
-/// What the measured binary gets beside its paths: nudges are writes that say nothing new, and in the scheduler's view a
-/// pod that comes to run is a change of its own.
+/// What the measured binary gets beside its paths: in the scheduler's view a pod that comes to run is a change
+/// of its own.
 fn quiet(binary: &Path) -> &'static [&'static str] {
     match takes(binary, "fingerprint.view=kubelet") {
-        true => &["--set", "publish.nudge=off", "--set", "fingerprint.view=kubelet"],
+        true => &["--set", "fingerprint.view=kubelet"],
         false => &[],
     }
 }

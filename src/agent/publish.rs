@@ -23,7 +23,7 @@ use super::standing::Standing;
 use crate::backoff::{jittered, spread};
 use crate::cluster::{Cluster, ClusterError, Follow, Glimpse};
 use crate::nrt::NodeResourceTopology;
-use crate::scheduler::{Nudger, Plan, View};
+use crate::scheduler::View;
 use crate::telemetry::metrics::{Metrics, WriteReason};
 use crate::topology::{Fingerprint, PodSet, Topology};
 
@@ -96,8 +96,7 @@ impl Publisher {
             care: Care::new(settings.rivals, form),
             holds: settings.terms.view == View::Scheduler,
             unread: None,
-            nudger: Nudger::new(settings.nudge.map(unlike_others)),
-            started: Instant::now(),
+            held: false,
         };
         Self { newest: Some(newest), published, standing, task: tokio::spawn(task.run()) }
     }
@@ -139,11 +138,6 @@ impl Drop for Publisher {
     }
 }
 
-/// Nodes that were started together do not write together.
-fn unlike_others(plan: Plan) -> Plan {
-    Plan { idle: jittered(plan.idle), ..plan }
-}
-
 /// When the next attempt may be made.
 #[derive(Debug, Default)]
 struct Pace {
@@ -176,8 +170,6 @@ enum Wake {
     Offer,
     /// It is time for the attempt that waits, or for a refresh.
     Due,
-    /// Pods that the plugin rejected should be tried again.
-    Nudge,
     /// There is no account yet, and the object as it stood should not be believed for longer.
     Unread,
     /// The object was seen, or cannot be watched.
@@ -208,9 +200,8 @@ struct Task {
     holds: bool,
     /// The object as it stood, held; and when it is written unless there is an account.
     unread: Option<(NodeResourceTopology, Instant)>,
-    nudger: Nudger,
-    /// The nudger's time starts here.
-    started: Instant,
+    /// The object that was written last is held.
+    held: bool,
 }
 
 impl Task {
@@ -230,7 +221,6 @@ impl Task {
                 Wake::News(Ok(Glimpse::Is(metadata))) => self.look(*metadata).await,
                 Wake::News(Ok(Glimpse::Gone(was))) => self.gone(was.as_deref()),
                 Wake::News(Err(error)) => self.cannot_watch(&error),
-                Wake::Nudge => self.nudge().await,
                 Wake::Due if self.pending.is_none() => self.look_again().await,
                 Wake::Due => {}
             }
@@ -258,9 +248,7 @@ impl Task {
 
     /// Does the object say what we wrote last, and that the plugin can agree with? What a rival says is its own affair.
     fn agrees(&self) -> bool {
-        self.holds
-            && !self.nudger.is_held()
-            && self.writer.own().is_some_and(|own| self.care.agrees_with(own))
+        self.holds && !self.held && self.writer.own().is_some_and(|own| self.care.agrees_with(own))
     }
 
     /// The node cannot be read since this agent started, and pods may have been bound that the object as it stood does not
@@ -304,7 +292,6 @@ impl Task {
             None => self.refresh_at,
         };
         let unread = self.unread.as_ref().map(|(_, due)| *due);
-        let nudge = self.nudger.due().filter(|_| self.pending.is_none()).map(|due| self.started + due);
         let news = async {
             match &mut self.follow {
                 Some(follow) => follow.next().await,
@@ -316,7 +303,6 @@ impl Task {
             news = news => Some(Wake::News(news)),
             () = sleep_until(due), if !idle => Some(Wake::Due),
             () = sleep_until(unread.unwrap_or(due)), if unread.is_some() => Some(Wake::Unread),
-            () = sleep_until(nudge.unwrap_or(due)), if nudge.is_some() => Some(Wake::Nudge),
         }
     }
 
@@ -335,23 +321,11 @@ impl Task {
         match self.writer.write(&newest).await {
             Ok(()) => {
                 self.written(reason, now.elapsed());
-                self.nudger.wrote(newest.pods, &newest.zones, self.started.elapsed());
+                self.held = newest.pods.is_none_or(|pods| pods.is_held());
                 self.clean().await;
             }
             Err(error) => self.fail(&error),
         }
-    }
-
-    /// One that fails is not made up for: the next one comes, or the next write. Nor is what a rival says nudged.
-    async fn nudge(&mut self) {
-        let began = Instant::now();
-        if self.writer.own().is_some_and(|own| self.care.agrees_with(own)) {
-            match self.writer.nudge().await {
-                Ok(()) => self.metrics.wrote(WriteReason::Nudge, began.elapsed()),
-                Err(error) => debug!("{error}; that nudge is left out"),
-            }
-        }
-        self.nudger.nudged(self.started.elapsed());
     }
 
     fn written(&mut self, reason: WriteReason, took: Duration) {

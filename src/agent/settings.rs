@@ -9,7 +9,7 @@ use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
 use crate::nrt::{Form, Version};
 use crate::pod_source::{KubeletPort, PodTellers};
-use crate::scheduler::{Informer, Plan, PluginRelease, Terms, View};
+use crate::scheduler::{Informer, PluginRelease, Terms, View};
 use crate::topology::{Exclude, Method, Rules};
 
 /// What the agent needs to know, paths resolved.
@@ -51,8 +51,6 @@ pub struct Settings {
     pub terms: Terms,
     /// Where to write that for people.
     pub status_file: Option<PathBuf>,
-    /// When to write once more although nothing changed; never without.
-    pub nudge: Option<Plan>,
     /// Say on which NUMA node each container is.
     pub placement: bool,
     /// A file that somebody touches when it is time to look.
@@ -93,11 +91,6 @@ impl Settings {
             pods,
             terms: terms(&config.fingerprint),
             status_file: config.fingerprint.status_file,
-            nudge: match config.publish.nudge {
-                config::Nudge::Auto => Some(Plan::default()),
-                config::Nudge::Every(period) => Some(Plan::of_period(period.get())),
-                config::Nudge::Off => None,
-            },
             placement: config.publish.placement,
             notify_file: config.scan.notify_file,
             rules,

@@ -235,10 +235,15 @@ impl From<RawObject> for Brief {
 }
 
 impl Cluster {
+    /// The path of all objects.
+    pub(super) fn topologies_path(&self) -> String {
+        format!("/apis/topology.node.k8s.io/{}/noderesourcetopologies", self.form.version.name())
+    }
+
     fn listing_of_objects(&self, page: u32, metadata: bool) -> Listing {
         Listing {
             what: "list noderesourcetopologies".to_owned(),
-            path: format!("/apis/topology.node.k8s.io/{}/noderesourcetopologies", self.form.version.name()),
+            path: self.topologies_path(),
             labels: None,
             page,
             metadata,

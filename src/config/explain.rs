@@ -190,19 +190,6 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "publish.nudge",
-        &[
-            "The scheduler plugin refreshes what it knows of a node at ticks of its own (cacheResyncPeriodSeconds), and a pod \
-             that it rejected is tried again when the object changes: before the refresh, mostly. With no other event it \
-             then waits for up to five minutes.",
-            "auto: after a change the object is written again 0.65, 1.3, 2.6, 5.2 and 10.4 s later, soon after the first \
-             tick of a plugin that refreshes each 1, 2, 5 or 10 s, and once a minute while nothing happens. Nothing but \
-             the annotation numacast.io/nudge changes, and a held object is not nudged.",
-            "A period: the last of these comes soon after a tick of that length, and longer periods than 10 s are served. \
-             off: never; pods that were rejected then wait for the next real change of any node, or for five minutes.",
-        ],
-    ),
-    (
         "publish.placement",
         &[
             "true: the attributes of numaplacement go out with the fingerprint, which the plugin's preemption needs \
@@ -415,6 +402,22 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
             "Replicas agree by it as other controllers do: one leads for as long as it renews it, every two seconds; when \
              it was not renewed for 15 seconds another takes over. A replica that does not lead serves health and metrics \
              and writes nothing. Clocks that differ do no harm.",
+        ],
+    ),
+    (
+        "controller.nudge",
+        &[
+            "The scheduler plugin (NodeResourceTopologyMatch) refreshes what it knows of nodes at ticks of its own \
+             (cacheResyncPeriodSeconds). A pod that it rejected is tried again when any NodeResourceTopology is updated, which \
+             mostly is before the tick; the tick itself wakes no pod, and with no other event the pod waits for up to five \
+             minutes. A nudge is an update of one object, in which nothing changes but the annotation numacast.io/nudge: all \
+             rejected pods of the cluster are tried again.",
+            "auto: 1, 2.6, 5.2 and 10.4 s after an object changed or a pod began to wait, soon after the next tick of a plugin \
+             that resyncs every 1, 2, 5 or 10 s; then once a minute. There is at most one a second, none while objects change \
+             by themselves more often than that, and none while no pod waits because of the plugin.",
+            "A period: the last of these comes soon after a tick of that length, and longer periods than 10 s are served. \
+             off: never, and the controller neither follows pods without a node nor needs the rights for it. Pods that were \
+             rejected then wait for the next change of any object, or for up to five minutes.",
         ],
     ),
     (

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::garbage::Rules;
-use crate::config::{ApiVersion, Config};
+use super::nudge::Plan;
+use crate::config::{ApiVersion, Config, Nudge};
 use crate::nrt::{Form, Version};
 
 /// Passes over all objects come no closer, whatever is configured.
@@ -28,6 +29,8 @@ pub struct Settings {
     pub silent_after: Duration,
     /// How often the sums are drawn up.
     pub fleet_interval: Duration,
+    /// When to nudge while pods wait because of the scheduler plugin; never without.
+    pub nudge: Option<Plan>,
     /// In which form objects are read.
     pub form: Form,
     /// Post Kubernetes Events.
@@ -72,6 +75,12 @@ impl Settings {
             },
             silent_after: controller.silent.after.get(),
             fleet_interval: controller.fleet.interval.get().max(SHORTEST),
+            nudge: match controller.nudge {
+                _ if controller.dry_run => None,
+                Nudge::Auto => Some(Plan::default()),
+                Nudge::Every(period) => Some(Plan::of_period(period.get())),
+                Nudge::Off => None,
+            },
             form: Form { version, policies: false },
             events: config.publish.events,
         })
@@ -81,6 +90,21 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nudges_follow_the_configuration_and_a_dry_run_has_none() {
+        let plan = |nudge: &str, dry_run: bool| {
+            let mut config = Config::default();
+            config.controller.namespace = "numacast".to_owned();
+            config.controller.nudge = nudge.parse().unwrap();
+            config.controller.dry_run = dry_run;
+            Settings::from_config(&config, None).unwrap().nudge
+        };
+        assert_eq!(plan("auto", false), Some(Plan::default()));
+        assert_eq!(plan("5s", false), Some(Plan::of_period(Duration::from_secs(5))));
+        assert_eq!(plan("off", false), None);
+        assert_eq!(plan("auto", true), None);
+    }
 
     #[test]
     fn passes_over_all_objects_keep_their_distance() {

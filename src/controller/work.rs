@@ -1,8 +1,10 @@
-//! What whoever leads does: it follows the Nodes and the agents' pods, and looks at all objects again and again.
+//! What whoever leads does: it follows the Nodes and the agents' pods, looks at all objects again and again, and nudges
+//! while pods wait.
 
 mod agents;
 mod garbage;
 mod nodes;
+mod nudges;
 mod silence;
 mod sums;
 
@@ -112,6 +114,7 @@ impl<'a> Work<'a> {
             self.collect_garbage(),
             self.look_for_silence(),
             self.sum_up(),
+            self.nudge(),
         );
     }
 

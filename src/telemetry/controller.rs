@@ -25,7 +25,8 @@ pub use health::{Bounds, Health};
 
 use docs::{
     AGENTS, ALLOCATABLE, AVAILABLE, BUILD, CAPACITY, COVERED, DAEMON_SET, DELETE_ERRORS, DELETED, ERRORS,
-    EVENTS, FLEET_TIME, FOREIGN, GARBAGE_TIME, HELD_BACK, LEADER, MISSING, NODES, OBJECTS, ORPHANS, SILENT,
+    EVENTS, FLEET_TIME, FOREIGN, GARBAGE_TIME, HELD_BACK, LEADER, MISSING, NODES, NUDGE_ERRORS, NUDGES,
+    OBJECTS, ORPHANS, REJECTED, SILENT,
 };
 
 /// A cluster has some dozens of resources; more names than these are left out, devices first.
@@ -56,6 +57,8 @@ pub struct Figures {
     pub silent: Option<u64>,
     /// Objects without a Node.
     pub orphans: Option<u64>,
+    /// Pods that wait because the scheduler plugin rejected nodes.
+    pub rejected_pods: Option<u64>,
 }
 
 /// Only whoever leads knows them.
@@ -79,6 +82,7 @@ impl Collector for Shown {
             (&MISSING, figures.missing),
             (&FOREIGN, figures.foreign),
             (&ORPHANS, figures.orphans),
+            (&REJECTED, figures.rejected_pods),
         ] {
             gauge(encoder, doc, value)?;
         }
@@ -124,6 +128,8 @@ pub struct Metrics {
     deleted: Counter,
     delete_errors: Counts,
     held_back: Gauge,
+    nudges: Counter,
+    nudge_errors: Counts,
     garbage_time: Gauge<f64, AtomicU64>,
     fleet_time: Gauge<f64, AtomicU64>,
     shown: Shown,
@@ -142,6 +148,8 @@ impl Metrics {
             deleted: Counter::default(),
             delete_errors: Counts::default(),
             held_back: Gauge::default(),
+            nudges: Counter::default(),
+            nudge_errors: Counts::default(),
             garbage_time: Gauge::default(),
             fleet_time: Gauge::default(),
             shown: Shown::default(),
@@ -159,6 +167,8 @@ impl Metrics {
         register(registry, &DELETED, self.deleted.clone());
         register(registry, &DELETE_ERRORS, self.delete_errors.clone());
         register(registry, &HELD_BACK, self.held_back.clone());
+        register(registry, &NUDGES, self.nudges.clone());
+        register(registry, &NUDGE_ERRORS, self.nudge_errors.clone());
         register(registry, &GARBAGE_TIME, self.garbage_time.clone());
         register(registry, &FLEET_TIME, self.fleet_time.clone());
         registry.register_collector(Box::new(self.shown.clone()));
@@ -214,6 +224,16 @@ impl Metrics {
     /// Is deletion held back?
     pub fn held_back(&self, held: bool) {
         self.held_back.set(i64::from(held));
+    }
+
+    /// An object was nudged.
+    pub fn nudged(&self) {
+        self.nudges.inc();
+    }
+
+    /// An object could not be nudged.
+    pub fn nudge_failed(&self, error: &ClusterError) {
+        self.nudge_errors.get_or_create(&[("kind", error.kind())]).inc();
     }
 
     /// All objects were added up. The next time is after so long at most.

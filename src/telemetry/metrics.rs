@@ -109,13 +109,10 @@ pub enum WriteReason {
     Repair,
     /// The object was another manager's, which no longer writes it.
     Takeover,
-    /// Nothing changed, but pods that the scheduler rejected are to be tried again.
-    Nudge,
 }
 
 impl WriteReason {
-    const ALL: [Self; 6] =
-        [Self::First, Self::Change, Self::Refresh, Self::Repair, Self::Takeover, Self::Nudge];
+    const ALL: [Self; 5] = [Self::First, Self::Change, Self::Refresh, Self::Repair, Self::Takeover];
 
     const fn label(self) -> &'static str {
         match self {
@@ -124,7 +121,6 @@ impl WriteReason {
             Self::Refresh => "refresh",
             Self::Repair => "repair",
             Self::Takeover => "takeover",
-            Self::Nudge => "nudge",
         }
     }
 }

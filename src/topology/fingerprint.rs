@@ -60,12 +60,6 @@ impl Fingerprint {
     /// Well formed, and of no real set of pods (but for one chance in 2^64): it never agrees with the plugin's.
     pub const HELD: Self = Self(0);
 
-    /// A value for tests.
-    #[cfg(test)]
-    pub(crate) const fn of_sum(sum: u64) -> Self {
-        Self(sum)
-    }
-
     /// The fingerprint of the pods with these hashes, in any order.
     #[must_use]
     pub fn of(hashes: impl IntoIterator<Item = u64>) -> Self {

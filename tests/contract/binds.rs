@@ -114,7 +114,7 @@ impl Binds {
                 told = Some(at);
                 self.at_once += usize::from(!held);
             }
-            // A nudge says nothing new.
+            // A refresh says nothing new.
             let fingerprint = published(&seen).unwrap_or_default();
             if !held && free == 13 && agreed.as_ref().is_none_or(|(_, before)| before != fingerprint) {
                 agreed = Some((at, fingerprint.to_owned()));

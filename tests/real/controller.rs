@@ -1,6 +1,7 @@
 //! The controller against a real API server, with just the rights of docs/controller.md.
 
 mod fleet;
+mod nudges;
 mod proxy;
 
 use std::collections::BTreeSet;

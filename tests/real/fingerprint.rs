@@ -103,8 +103,6 @@ impl Bench {
 
 fn agent(node: &RealNode, Counting { informer, method, plugin }: Counting) -> Result<Agent> {
     let settings = [
-        // A nudge between a bind and the moment when the agent hears of it would be nobody's fault.
-        "publish.nudge=off".to_owned(),
         format!("fingerprint.informer={informer}"),
         format!("fingerprint.method={method}"),
         format!("fingerprint.plugin={plugin}"),

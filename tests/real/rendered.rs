@@ -307,15 +307,6 @@ async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
     told.await.with_context(|| agent.last_words())?;
     objects.delete(NODE, &DeleteParams::default()).await?;
     world.is_true(&agent).await?;
-    // Pods that the scheduler rejected are to be tried again: what was released is told once more.
-    let nudged = until("the object was nudged", async || {
-        let metrics = answer(&agent, 9742, "/metrics").await?;
-        let mut nudges =
-            metrics.lines().filter_map(|line| line.strip_prefix("numacast_writes_total{reason=\"nudge\"} "));
-        ensure!(nudges.next().is_some_and(|count| count != "0"), "{metrics}");
-        Ok(())
-    });
-    nudged.await.with_context(|| agent.last_words())?;
     agent.is_ready().await?;
     let words = agent.log();
     ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");

@@ -454,12 +454,87 @@ fn of_the_controller() -> Vec<Attempt> {
     told["reportingController"] = json!("numacast/controller");
     let no = |what, call| plain(who, what, call, Rights);
     let yes = |what, call| plain(who, what, call, Yes);
+    let (nudged, foreign) = ([Yes, Yes, Yes], [Policy, Yes, Policy]);
+    let metadata = |key: &str, value: Value| merge(&own, json!({"metadata": {key: value}}));
+    let nudge = json!({"metadata": {"annotations": {"numacast.io/nudge": "2026-01-01T00:00:00Z"}}});
+    let mut more = nudge.clone();
+    more["zones"] = json!([]);
+    let mut replaced = topology("v1alpha2", "alpha", json!({}));
+    replaced["zones"] = json!([]);
+    let node = json!([{"apiVersion": "v1", "kind": "Node", "name": "alpha", "uid": "any"}]);
     vec![
         yes("list the objects of all nodes", get(V1ALPHA2)),
-        yes("delete the object of any node", delete(&own)),
+        yes("watch them", get(format!("{V1ALPHA2}?watch=true&timeoutSeconds=1"))),
+        held(who, "delete the object of any node", delete(&own), [Yes, Yes, Yes]),
         no("delete all (`deletecollection`)", delete(V1ALPHA2)),
-        no("create an object", create(V1ALPHA2, topology("v1alpha2", "alpha", json!({})))).at_first(),
-        no("change an object", merge(&own, change)),
+        held(
+            who,
+            "change the annotation `numacast.io/nudge` of any object",
+            merge(&own, nudge.clone()),
+            nudged,
+        ),
+        held(who, "change it in v1alpha1", merge(at(V1ALPHA1, "alpha"), nudge.clone()), nudged),
+        held(
+            who,
+            "change it by a JSON patch",
+            json_patch(
+                &own,
+                json!([
+                    {"op": "add", "path": "/metadata/annotations", "value": {"numacast.io/nudge": "1"}},
+                ]),
+            ),
+            nudged,
+        ),
+        held(who, "change it, and the zones with it", merge(&own, more), foreign),
+        held(who, "change what an object says", merge(&own, change.clone()), foreign),
+        held(
+            who,
+            "change it in v1alpha1",
+            merge(at(V1ALPHA1, "alpha"), json!({"topologyPolicies": ["Restricted"]})),
+            foreign,
+        ),
+        held(
+            who,
+            "remove what an object says",
+            json_patch(&own, json!([{"op": "remove", "path": "/topologyPolicies"}])),
+            foreign,
+        ),
+        held(
+            who,
+            "change another annotation",
+            metadata("annotations", json!({"numacast.io/keep": "true"})),
+            foreign,
+        ),
+        held(who, "set a label", merge(&own, label.clone()), foreign),
+        held(
+            who,
+            "put a finalizer on an object",
+            metadata("finalizers", json!(["example.com/stay"])),
+            foreign,
+        ),
+        held(who, "make a Node the owner", metadata("ownerReferences", node), foreign),
+        held(who, "apply an object", apply(&own, replaced.clone()), foreign),
+        held(who, "replace an object (`update`)", put(&own, replaced), [Rights, Rights, Policy]),
+        held(
+            who,
+            "create an object",
+            create(V1ALPHA2, topology("v1alpha2", "alpha", json!({}))),
+            [Rights, Rights, Policy],
+        )
+        .at_first(),
+        held(
+            who,
+            "create an object by server-side apply",
+            apply(&own, topology("v1alpha2", "alpha", json!({}))),
+            [Rights, Rights, Policy],
+        )
+        .at_first(),
+        held(
+            who,
+            "change the status subresource",
+            merge(format!("{own}/status"), change),
+            [Rights, Rights, Code(404)],
+        ),
         yes("list Nodes", get("/api/v1/nodes")),
         no("change a Node", merge("/api/v1/nodes/alpha", label.clone())),
         no("delete a Node", delete("/api/v1/nodes/alpha")),
@@ -468,7 +543,12 @@ fn of_the_controller() -> Vec<Attempt> {
             get("/api/v1/nodes/alpha/proxy/configz"),
         ),
         yes("list the pods of its namespace", get(format!("/api/v1/namespaces/{RELEASE}/pods"))),
-        no("list the pods of others", get("/api/v1/pods")),
+        yes("list the pods of every namespace", get("/api/v1/pods")),
+        no("read one pod (`get`)", get(format!("/api/v1/namespaces/{RELEASE}/pods/{AGENT}-on-alpha"))),
+        no(
+            "change a pod",
+            merge(format!("/api/v1/namespaces/{RELEASE}/pods/{AGENT}-on-alpha"), label.clone()),
+        ),
         no("delete a pod", delete(format!("/api/v1/namespaces/{RELEASE}/pods/{AGENT}-on-alpha"))),
         yes("read the agents' DaemonSet", get(format!("{}/{AGENT}", sets(RELEASE)))),
         no("list DaemonSets", get(sets(RELEASE))),
@@ -608,14 +688,21 @@ impl World {
         answer(client, &call).await
     }
 
-    /// Waits until an agent's write of another node's object and its Event about another Node are answered so: rights and
-    /// policies take a moment to be known.
+    /// Waits until an agent's write of another node's object, its Event about another Node and a label that the controller
+    /// sets are answered so: rights and policies take a moment to be known.
     async fn until_foreign_writes_are(&self, expected: Answer) -> Result<()> {
-        let agent = self.clients.get("agent").context("there is no agent")?;
         let write = apply(&at(V1ALPHA2, "beta"), topology("v1alpha2", "beta", json!({})));
-        for call in [write, create(EVENTS, event(about_node("beta")))] {
-            until(&format!("{} is answered with {expected:?}", call.path), async || {
-                let (found, words) = answer(agent, &call).await?;
+        let label = merge(
+            at(V1ALPHA2, "beta"),
+            json!({"metadata": {"labels": {"a": fastrand::u32(..).to_string()}}}),
+        );
+        let told = create(EVENTS, event(about_node("beta")));
+        // Of an object that is there.
+        answer(&self.cluster.client(), &write).await?;
+        for (who, call) in [("agent", write), ("agent", told), ("controller", label)] {
+            let client = self.clients.get(who).with_context(|| who)?;
+            until(&format!("{} of the {who} is answered with {expected:?}", call.path), async || {
+                let (found, words) = answer(client, &call).await?;
                 ensure!(found == expected, "{found:?}: {words}");
                 Ok(())
             })
@@ -624,14 +711,15 @@ impl World {
         Ok(())
     }
 
-    /// Gives the agents every right of RBAC, or takes them back, and waits until it is so.
+    /// Gives the agents and the controller every right of RBAC, or takes them back, and waits until it is so.
     async fn all_rights(&self, given: bool) -> Result<()> {
         let bindings = Api::<ClusterRoleBinding>::all(self.cluster.client());
         if given {
+            let subject = |name: &str| json!({"kind": "ServiceAccount", "name": name, "namespace": RELEASE});
             let binding: ClusterRoleBinding = serde_json::from_value(json!({
                 "metadata": {"name": "everything"},
                 "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-                "subjects": [{"kind": "ServiceAccount", "name": AGENT, "namespace": RELEASE}],
+                "subjects": [subject(AGENT), subject(CONTROLLER)],
             }))?;
             bindings.create(&PostParams::default(), &binding).await?;
         } else {
@@ -836,6 +924,10 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         "get noderesourcetopologies.topology.node.k8s.io",
         "list noderesourcetopologies.topology.node.k8s.io",
         "delete noderesourcetopologies.topology.node.k8s.io",
+        "watch noderesourcetopologies.topology.node.k8s.io",
+        "patch noderesourcetopologies.topology.node.k8s.io",
+        "list pods",
+        "watch pods",
         "get nodes",
         "list nodes",
         "watch nodes",
@@ -849,11 +941,14 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     ];
     for (config, gone) in [
         (json!({}), &whole[..0]),
-        (json!({"controller": {"dryRun": true}}), &whole[2..3]),
-        (json!({"controller": {"daemonSet": ""}}), &whole[6..9]),
-        (json!({"controller": {"lease": ""}}), &whole[9..12]),
-        (json!({"controller": {"daemonSet": "", "lease": ""}}), &whole[6..12]),
-        (json!({"publish": {"events": false}}), &whole[12..]),
+        (json!({"controller": {"dryRun": true}}), &whole[2..7]),
+        (json!({"controller": {"nudge": "off"}}), &whole[3..7]),
+        (json!({"controller": {"nudge": false}}), &whole[3..7]),
+        (json!({"controller": {"nudge": "5s"}}), &whole[..0]),
+        (json!({"controller": {"daemonSet": ""}}), &whole[10..13]),
+        (json!({"controller": {"lease": ""}}), &whole[13..16]),
+        (json!({"controller": {"daemonSet": "", "lease": ""}}), &whole[10..16]),
+        (json!({"publish": {"events": false}}), &whole[16..]),
     ] {
         let found = rights_of(
             &Chart::render(&parts, &json!({"controller": {"config": config, "replicas": 1}}))?,

@@ -16,8 +16,8 @@ async fn a_scan_without_a_change_writes_nothing() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
-    // Of the zones alone: a pod that comes to run changes the fingerprint, and nudges are writes.
-    let alone = ["--set", "fingerprint.view=none", "--set", "publish.nudge=off"];
+    // Of the zones alone: a pod that comes to run changes the fingerprint.
+    let alone = ["--set", "fingerprint.view=none"];
     let mut agent = Agent::start(&node, &alone)?;
     node.run(pod("holder").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
     agent.tells_the_truth(&node).await?;

@@ -35,8 +35,6 @@ impl World {
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
         let mut settings = Settings::from_config(&config);
-        // Tests that count writes count those that say something.
-        settings.nudge = None;
         change(&mut settings);
         let cluster =
             Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_millis(500));

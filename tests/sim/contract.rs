@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use numacast::agent::Settings;
 use numacast::pattern::PodPattern;
-use numacast::scheduler::{Informer, Plan, View};
+use numacast::scheduler::{Informer, View};
 use numacast::sim::api_server::{ApiServer, EVENTS, Fault, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, PodSpec, Role};
 use numacast::topology::{Exclude, Fingerprint, Method, pod_hash};
@@ -424,41 +424,6 @@ async fn the_status_file_names_the_pods() {
     world
         .until(|| (read()?["heldFor"] == json!([{"Namespace": "default", "Name": "b"}])).then_some(()))
         .await;
-    world.stop().await;
-}
-
-fn nudges(server: &ApiServer) -> u64 {
-    let object = server.topology("worker");
-    let annotation = object.and_then(|object| object.metadata.annotations?.remove("numacast.io/nudge"));
-    annotation.map_or(0, |number| number.parse().unwrap())
-}
-
-#[tokio::test]
-async fn a_change_is_followed_by_nudges_that_change_nothing_else() {
-    let world = world(|settings| settings.nudge = Some(Plan::default())).await;
-    run(&world, &db("a")).await;
-    says(&world, "a").await;
-    let said = world.server.topology("worker").unwrap();
-    let from = nudges(&world.server);
-    world.until(|| (nudges(&world.server) >= from + 2).then_some(())).await;
-    let nudged = world.server.topology("worker").unwrap();
-    assert_eq!(nudged.spec, said.spec);
-    assert_eq!(nudged.metadata.generation, said.metadata.generation);
-    assert_ne!(nudged.metadata.resource_version, said.metadata.resource_version);
-    // Whoever starts next counts on.
-    let last = nudges(&world.server);
-    let world = world.halt().await.again(|settings| settings.nudge = Some(Plan::default()));
-    world.until(|| (nudges(&world.server) > last).then_some(())).await;
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn nudges_can_be_off() {
-    let world = world(|_| {}).await;
-    run(&world, &db("a")).await;
-    says(&world, "a").await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(nudges(&world.server), 0);
     world.stop().await;
 }
 

@@ -13,6 +13,7 @@ mod faults;
 mod health;
 mod metrics;
 mod model;
+mod nudges;
 mod pods_api;
 mod pods_client;
 mod pods_command;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
-use serde_json::json;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -17,9 +16,6 @@ use crate::topology::Topology;
 
 /// How long a UID that was read is good for an object that is made: a Node may be made anew.
 const FRESH: Duration = Duration::from_secs(10);
-
-/// Counts the writes that say nothing new.
-const NUDGE: &str = "numacast.io/nudge";
 
 /// What the API server has of the object, as far as we know.
 #[derive(Debug)]
@@ -81,25 +77,6 @@ impl Writer {
         let patch = left.patch(metadata, owner.as_ref());
         let cleaned = self.cluster.merge(&self.node, &patch).await?;
         self.own = Own::Is(Box::new(cleaned));
-        Ok(())
-    }
-
-    /// Writes the object once more with nothing changed but a number in an annotation.
-    pub(super) async fn nudge(&mut self) -> Result<(), ClusterError> {
-        let Some(metadata) = self.own().filter(|own| own.uid.is_some() && own.resource_version.is_some())
-        else {
-            return Ok(());
-        };
-        let last = metadata.annotations.as_ref().and_then(|all| all.get(NUDGE)?.parse::<u64>().ok());
-        let number = last.unwrap_or_default().wrapping_add(1).to_string();
-        // Only what was seen last: who nudges what another wrote meanwhile says it again.
-        let patch = json!({"metadata": {
-            "uid": metadata.uid,
-            "resourceVersion": metadata.resource_version,
-            "annotations": {NUDGE: number},
-        }});
-        let nudged = self.cluster.merge(&self.node, &patch).await?;
-        self.own = Own::Is(Box::new(nudged));
         Ok(())
     }
 

@@ -56,6 +56,28 @@ pub(super) const GARBAGE_TIME: Doc = Doc {
     help: "When all objects were last looked at for garbage, by the wall clock; 0 before",
 };
 
+pub(super) const REJECTED: Doc = Doc {
+    name: "numacast_rejected_pods",
+    kind: "gauge",
+    labels: &[],
+    help: "Pods that are pending because the scheduler plugin (NodeResourceTopologyMatch) rejected nodes for them. Missing \
+           with `controller.nudge: off`",
+};
+
+pub(super) const NUDGES: Doc = Doc {
+    name: "numacast_nudges_total",
+    kind: "counter",
+    labels: &[],
+    help: "Nudges: updates of one object, so that the scheduler tries these pods again",
+};
+
+pub(super) const NUDGE_ERRORS: Doc = Doc {
+    name: "numacast_nudge_errors_total",
+    kind: "counter",
+    labels: &[("kind", "of error, such as `forbidden`")],
+    help: "Nudges that failed; they are tried again",
+};
+
 pub(super) const NODES: Doc = Doc {
     name: "numacast_fleet_nodes",
     kind: "gauge",
@@ -158,6 +180,9 @@ pub const DOCS: &[&Doc] = &[
     &DELETE_ERRORS,
     &HELD_BACK,
     &GARBAGE_TIME,
+    &REJECTED,
+    &NUDGES,
+    &NUDGE_ERRORS,
     &NODES,
     &OBJECTS,
     &CAPACITY,

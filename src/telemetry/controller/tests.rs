@@ -27,6 +27,7 @@ fn full() -> Figures {
         agents: Some(6),
         silent: Some(1),
         orphans: Some(0),
+        rejected_pods: Some(4),
     }
 }
 
@@ -39,8 +40,14 @@ fn a_replica_that_leads_no_longer_knows_nothing_of_the_fleet() {
     assert_eq!(samples(&metrics, "numacast_fleet_nodes"), [r#"{policy="restricted",scope="pod"} 5"#]);
     assert_eq!(samples(&metrics, "numacast_fleet_available"), [r#"{resource="cpu"} 1"#]);
     assert_eq!(samples(&metrics, "numacast_fleet_covered_nodes "), ["7"]);
+    assert_eq!(samples(&metrics, "numacast_rejected_pods "), ["4"]);
     metrics.leads(false);
-    for name in ["numacast_fleet_nodes{", "numacast_fleet_available{", "numacast_fleet_covered_nodes "] {
+    for name in [
+        "numacast_fleet_nodes{",
+        "numacast_fleet_available{",
+        "numacast_fleet_covered_nodes ",
+        "numacast_rejected_pods ",
+    ] {
         assert_eq!(samples(&metrics, name), Vec::<String>::new(), "{name}");
     }
     assert_eq!(samples(&metrics, "numacast_garbage_held_back "), ["0"]);
@@ -67,6 +74,7 @@ fn the_table_says_what_is_served() {
     let error = ClusterError::NoCrd("v1alpha2");
     metrics.call_failed(&error);
     metrics.delete_failed(&error);
+    metrics.nudge_failed(&error);
     metrics.event_posted("AgentSilent");
     check_table(&metrics.encode(), DOCS);
 }

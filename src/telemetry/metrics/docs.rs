@@ -109,7 +109,7 @@ pub(in crate::telemetry) const WRITES: Doc = Doc {
     labels: &[(
         "reason",
         "`first`; `change`: of the node; `refresh`; `repair`: the object was deleted or edited; `takeover`: \
-         somebody else's leftover; `nudge`: pods that the scheduler rejected are to be tried again",
+         somebody else's leftover",
     )],
     help: "Writes of the object that the API server took",
 };

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use numacast::scheduler::{Informer, Plan, Terms, View};
+use numacast::controller::Plan;
+use numacast::scheduler::{Informer, Terms, View};
 
 use super::chance::{MS, S, Time};
 use super::ours::{Flaw, Nudges, Ours};

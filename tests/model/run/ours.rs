@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use numacast::controller::{Nudger, Plan};
 use numacast::kubelet::{ContainerUsage, PodUsage, Usage};
 use numacast::pod;
-use numacast::scheduler::{Contract, Nudger, Plan, Reading, Requirements, Stance, Terms, Verdict, View};
+use numacast::scheduler::{Contract, Reading, Requirements, Stance, Terms, Verdict, View};
 use numacast::topology::{Amounts, Fingerprint, PodSet, Zone};
 
 use super::chance::{MS, NEVER, S, Time};
@@ -78,7 +79,7 @@ pub(crate) struct Ours {
     nudges: Nudges,
     flaw: Flaw,
     contract: Contract,
-    nudger: Nudger,
+    nudger: Option<Nudger>,
     /// When the next of [`Nudges::Each`] is due, and when they end.
     each: Option<(Time, Time)>,
     requirements: Requirements,
@@ -113,11 +114,18 @@ pub(crate) struct Ours {
     ask_again: Option<Time>,
 }
 
+/// As if a pod waited all the time.
+fn always(plan: Plan) -> Nudger {
+    let mut nudger = Nudger::new(plan);
+    nudger.waiting(1, Duration::ZERO);
+    nudger
+}
+
 impl Ours {
     pub(crate) fn new(terms: Terms, nudges: Nudges, flaw: Flaw) -> Self {
         Self {
             contract: Contract::new(terms.clone()),
-            nudger: Nudger::new(if let Nudges::Plan(plan) = nudges { plan } else { None }),
+            nudger: if let Nudges::Plan(Some(plan)) = nudges { Some(always(plan)) } else { None },
             each: None,
             requirements: Requirements { cpus: true, ..Requirements::default() },
             terms,
@@ -379,13 +387,13 @@ impl Ours {
     }
 
     fn written(&mut self, world: &mut World) {
-        if let Some(Offer { object, pods }) = self.writing.take() {
+        if let Some(Offer { object, .. }) = self.writing.take() {
             if std::mem::take(&mut self.nudging) {
                 self.nudged(world.now);
             } else {
-                let free = object.available.iter().enumerate();
-                let zones: Vec<Zone> = free.map(|(id, free)| zone(id, *free)).collect();
-                self.nudger.wrote(pods, &zones, Duration::from_micros(world.now));
+                if let Some(nudger) = self.nudger.as_mut().filter(|_| !object.held) {
+                    nudger.changed(Duration::from_micros(world.now));
+                }
                 if let (Nudges::Each(each, lasting), false) = (self.nudges, object.held) {
                     self.each = Some((world.now + each, world.now + lasting));
                 }
@@ -404,8 +412,9 @@ impl Ours {
 
     fn due_nudge(&self) -> Option<Time> {
         let held = self.last.as_ref().is_some_and(|object| object.held);
-        let each = self.each.filter(|_| !held).map(|(due, _)| due);
-        self.nudger.due().map(micros).or(each)
+        let each = self.each.map(|(due, _)| due);
+        let due = self.nudger.as_ref().and_then(Nudger::due).map(micros).or(each);
+        due.filter(|_| !held)
     }
 
     fn nudge(&mut self, world: &mut World) {
@@ -417,7 +426,9 @@ impl Ours {
     }
 
     fn nudged(&mut self, now: Time) {
-        self.nudger.nudged(Duration::from_micros(now));
+        if let Some(nudger) = &mut self.nudger {
+            nudger.nudged(Duration::from_micros(now));
+        }
         if let (Some((_, until)), Nudges::Each(each, _)) = (self.each, self.nudges) {
             self.each = (now + each <= until).then_some((now + each, until));
         }

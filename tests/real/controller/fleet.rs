@@ -54,7 +54,8 @@ impl<'a> Fleet<'a> {
             serde_json::from_value(json!({"metadata": {"name": "controller"}, "rules": [
                 {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
                 {"apiGroups": ["topology.node.k8s.io"], "resources": ["noderesourcetopologies"],
-                 "verbs": ["get", "list", "delete"]},
+                 "verbs": ["get", "list", "delete", "watch", "patch"]},
+                {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
             ]}))?;
         Api::all(self.client.clone()).create(&PostParams::default(), &role).await?;
         let binding: ClusterRoleBinding = serde_json::from_value(binding("ClusterRole", "controller"))?;

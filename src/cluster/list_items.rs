@@ -1,0 +1,158 @@
+//! Takes a list in JSON apart while it comes in: one item at a time is held and read.
+
+use serde::Deserialize;
+
+/// An object is at most some 3 MiB, which is what the API server takes.
+const LARGEST: usize = 8 << 20;
+
+/// What comes in. Of a Kubernetes list only `items` is an array at the top level.
+#[derive(Debug, Default)]
+pub(super) struct ListItems {
+    /// Objects and arrays that are open.
+    depth: usize,
+    /// Within a text.
+    text: bool,
+    /// Behind a `\` in a text.
+    escaped: bool,
+    /// In the array of items.
+    within: bool,
+    /// The item that is coming in.
+    item: Vec<u8>,
+    /// The list without its items.
+    list: Vec<u8>,
+}
+
+#[derive(Deserialize)]
+struct List {
+    metadata: ListMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMetadata {
+    resource_version: String,
+}
+
+impl ListItems {
+    /// Takes the next piece, and hands over each item that is complete.
+    ///
+    /// # Errors
+    /// What is wrong with it, or what `take` says is.
+    pub(super) fn push(
+        &mut self,
+        piece: &[u8],
+        mut take: impl FnMut(&[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        for byte in piece {
+            let before = self.level();
+            self.step(*byte)?;
+            match (before, self.level()) {
+                (0, _) | (_, 0) => self.list.push(*byte),
+                // Between two items.
+                (1, 1) => {}
+                (_, after) => {
+                    self.item.push(*byte);
+                    if after == 1 {
+                        take(&self.item)?;
+                        self.item.clear();
+                    }
+                }
+            }
+        }
+        match self.item.len().max(self.list.len()) > LARGEST {
+            true => Err(format!("an item of it is larger than {LARGEST} bytes")),
+            false => Ok(()),
+        }
+    }
+
+    /// 0 outside of the array of items, 1 in it, more in an item.
+    fn level(&self) -> usize {
+        if self.within { self.depth - 1 } else { 0 }
+    }
+
+    fn step(&mut self, byte: u8) -> Result<(), String> {
+        if self.text {
+            self.text = self.escaped || byte != b'"';
+            self.escaped = !self.escaped && byte == b'\\';
+            return Ok(());
+        }
+        match byte {
+            b'"' => self.text = true,
+            b'{' | b'[' => {
+                self.within |= byte == b'[' && self.depth == 1;
+                self.depth += 1;
+            }
+            b'}' | b']' => {
+                self.depth = self.depth.checked_sub(1).ok_or("it is no JSON")?;
+                self.within &= self.depth > 1;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The version of the list, once everything came.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn finish(self) -> Result<String, String> {
+        let list: List = serde_json::from_slice(&self.list).map_err(|error| error.to_string())?;
+        Ok(list.metadata.resource_version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The items and the version of a list that comes in pieces of this size.
+    fn split(text: &str, size: usize) -> Result<(Vec<String>, String), String> {
+        let (mut list, mut items) = (ListItems::default(), Vec::new());
+        for piece in text.as_bytes().chunks(size) {
+            list.push(piece, |item| {
+                items.push(String::from_utf8(item.to_vec()).unwrap());
+                Ok(())
+            })?;
+        }
+        list.finish().map(|version| (items, version))
+    }
+
+    #[test]
+    fn a_list_is_taken_apart_wherever_its_pieces_end() {
+        let items = [r#"{"a":"]}\"[{\\","b":[[1],{}]}"#, r#"{}"#, r#"{"items":[{"c":"\\"}]}"#];
+        let text = format!(
+            "{{\"kind\":\"PodList\",\"metadata\":{{\"resourceVersion\":\"7\",\"x\":\"[\"}},\"items\":[ {},{} ,\n{}]}}\n",
+            items[0], items[1], items[2]
+        );
+        for size in 1..text.len() + 1 {
+            let (found, version) = split(&text, size).unwrap();
+            assert_eq!((found.as_slice(), version.as_str()), (&items.map(str::to_owned)[..], "7"), "{size}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_nothing_may_be_null_or_missing() {
+        for items in [",\"items\":null", ",\"items\":[]", ""] {
+            let text = format!("{{\"metadata\":{{\"resourceVersion\":\"7\"}}{items}}}");
+            assert_eq!(split(&text, 3), Ok((Vec::new(), "7".to_owned())));
+        }
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_is_none() {
+        let whole = r#"{"metadata":{"resourceVersion":"7"},"items":[{"a":1},{"b":2}]}"#;
+        for end in 0..whole.len() {
+            assert!(split(&whole[..end], 5).is_err(), "{}", &whole[..end]);
+        }
+        assert!(split("}", 1).is_err());
+        assert!(split(r#"{"metadata":{},"items":[]}"#, 9).is_err(), "without a version nothing can follow");
+    }
+
+    #[test]
+    fn an_item_without_end_is_given_up() {
+        let mut list = ListItems::default();
+        list.push(br#"{"items":[{"a":""#, |_| Ok(())).unwrap();
+        let piece = vec![b'x'; LARGEST];
+        assert!(list.push(&piece, |_| Ok(())).unwrap_err().contains("larger than"));
+    }
+}

@@ -1,0 +1,303 @@
+//! Nudges while pods wait because the scheduler plugin rejected them: [`Nudger`] says when.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::time::{Instant, sleep_until};
+use tracing::debug;
+
+use super::Work;
+use crate::backoff::back_off;
+use crate::cluster::{ChangedObject, ClusterError, Tellings, Told, UnscheduledPod};
+use crate::controller::said::Said;
+use crate::controller::{Nudger, Plan};
+
+/// How soon to try again after a nudge that failed.
+const RETRY: Duration = Duration::from_secs(1);
+/// The longest wait between two that fail.
+const RETRY_LIMIT: Duration = Duration::from_secs(60);
+/// Pods that wait for a moment each must not have the watch of the objects begun again all the time.
+const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
+
+/// What is known of waiting pods and of objects during a term.
+struct Nudging<'a> {
+    work: &'a Work<'a>,
+    nudger: Nudger,
+    /// The nudger's time starts here.
+    started: Instant,
+    /// Pods that wait because of the plugin.
+    waiting: BTreeSet<Box<str>>,
+    /// Changes of objects, while pods wait.
+    changes: Option<Tellings<ChangedObject>>,
+    /// When the watch of the objects was begun last.
+    watched: Option<Instant>,
+    /// Were objects listed since?
+    listed: bool,
+    /// The object that is nudged.
+    object: Option<String>,
+    /// Its version after the last nudge.
+    nudged: String,
+    failures: u32,
+    not_before: Instant,
+    pods_said: Said,
+    objects_said: Said,
+    nudges_said: Said,
+}
+
+impl Work<'_> {
+    /// Nudges as planned; never where there is no plan.
+    pub(super) async fn nudge(&self) {
+        if let Some(plan) = self.settings.nudge {
+            Nudging::new(self, plan).run().await;
+        }
+    }
+}
+
+impl<'a> Nudging<'a> {
+    fn new(work: &'a Work<'a>, plan: Plan) -> Self {
+        let now = Instant::now();
+        Self {
+            work,
+            nudger: Nudger::new(plan),
+            started: now,
+            waiting: BTreeSet::new(),
+            changes: None,
+            watched: None,
+            listed: false,
+            object: None,
+            nudged: String::new(),
+            failures: 0,
+            not_before: now,
+            pods_said: Said::default(),
+            objects_said: Said::default(),
+            nudges_said: Said::default(),
+        }
+    }
+
+    async fn run(&mut self) {
+        let mut pods = self.work.cluster.unscheduled_pods();
+        loop {
+            self.watch_while_pods_wait();
+            let due = self.due();
+            tokio::select! {
+                Some(told) = pods.next() => self.hear_of_pods(told),
+                Some(told) = next(&mut self.changes) => self.hear_of_objects(told),
+                () = sleep_until(due.unwrap_or(self.started)), if due.is_some() => self.nudge().await,
+            }
+        }
+    }
+
+    /// When to nudge; not as long as no object is known.
+    fn due(&self) -> Option<Instant> {
+        let due = self.nudger.due().filter(|_| self.object.is_some())?;
+        Some((self.started + due).max(self.not_before))
+    }
+
+    /// Every change of every object is told: not longer than needed.
+    fn watch_while_pods_wait(&mut self) {
+        if self.waiting.is_empty() {
+            self.changes = None;
+        } else if self.changes.is_none() {
+            let now = Instant::now();
+            let not_before = self.watched.map_or(now, |last| now.max(last + BETWEEN_WATCHES));
+            self.changes = Some(self.work.cluster.changed_topologies(not_before));
+            (self.watched, self.listed) = (Some(not_before), false);
+        }
+    }
+
+    fn hear_of_pods(&mut self, told: Result<Told<UnscheduledPod>, ClusterError>) {
+        match told {
+            Ok(Told::Listed(pods)) => {
+                self.pods_said.well("pods without a node can be watched again");
+                let listed: BTreeSet<_> = pods.into_iter().map(|pod| pod.name).collect();
+                // First those that are gone, so that others in their place count.
+                self.waiting.retain(|name| listed.contains(name));
+                self.count();
+                self.waiting = listed;
+            }
+            Ok(Told::Is(pod)) if pod.rejected => drop(self.waiting.insert(pod.name)),
+            Ok(Told::Is(pod) | Told::Gone(pod)) => drop(self.waiting.remove(&pod.name)),
+            Err(error) => {
+                self.work.metrics.call_failed(&error);
+                return self.pods_said.trouble(&format!(
+                    "which pods wait because of the scheduler plugin is not known, and no object is nudged for new ones: \
+                     {error}"
+                ));
+            }
+        }
+        self.count();
+    }
+
+    fn count(&mut self) {
+        let pods = self.waiting.len();
+        self.nudger.waiting(pods, self.started.elapsed());
+        self.work.metrics.figures(|figures| figures.rejected_pods = u64::try_from(pods).ok());
+    }
+
+    fn hear_of_objects(&mut self, told: Result<Told<ChangedObject>, ClusterError>) {
+        match told {
+            Ok(Told::Listed(first)) => {
+                self.objects_said.well("the objects can be watched again");
+                self.object = first.into_iter().next().map(|object| object.name);
+                // What changed since the last list may have been missed.
+                if self.listed {
+                    self.nudger.changed(self.started.elapsed());
+                }
+                self.listed = true;
+            }
+            Ok(Told::Is(object)) if object.version == self.nudged => {}
+            Ok(Told::Is(object)) => {
+                self.object.get_or_insert(object.name);
+                self.nudger.changed(self.started.elapsed());
+            }
+            Ok(Told::Gone(object)) if self.object.as_ref() == Some(&object.name) => self.choose_another(),
+            Ok(Told::Gone(_)) => {}
+            Err(error) => {
+                self.work.metrics.call_failed(&error);
+                self.objects_said
+                    .trouble(&format!("changes of objects are not seen while pods wait: {error}"));
+            }
+        }
+    }
+
+    /// The list at the beginning of a watch names an object.
+    fn choose_another(&mut self) {
+        (self.object, self.changes) = (None, None);
+    }
+
+    async fn nudge(&mut self) {
+        let Some(name) = self.object.clone() else { return };
+        match self.work.cluster.nudge(&name, &now()).await {
+            Ok(version) => {
+                debug!("nudged {name}: {} pods wait because of the scheduler plugin", self.waiting.len());
+                self.nudges_said.well("objects can be nudged again");
+                self.work.metrics.nudged();
+                (self.nudged, self.failures) = (version, 0);
+                self.nudger.nudged(self.started.elapsed());
+            }
+            Err(error) => {
+                self.work.metrics.nudge_failed(&error);
+                if error.is_not_found() {
+                    self.choose_another();
+                } else {
+                    self.work.metrics.call_failed(&error);
+                    self.nudges_said.trouble(&format!(
+                        "pods that the scheduler plugin rejected may wait longer: {error}"
+                    ));
+                }
+                self.retry();
+            }
+        }
+    }
+
+    /// The nudge is due still.
+    fn retry(&mut self) {
+        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+    }
+}
+
+/// The next that is told, if anybody tells.
+async fn next<T>(of: &mut Option<Tellings<T>>) -> Option<Result<Told<T>, ClusterError>> {
+    match of {
+        Some(tellings) => tellings.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A value that the annotation did not have before.
+#[allow(clippy::disallowed_methods, reason = "the annotation carries the wall clock's time")]
+fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use serde_json::{Value, json};
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::controller::fake::{self, Parts};
+
+    /// When objects were patched, in milliseconds, which, and with which code.
+    type Patches = Arc<Mutex<Vec<(u128, String, u16)>>>;
+
+    /// A cluster with a pod that waits. Objects are listed as `first` says for the time that has passed, and patched as
+    /// `patch` says of the name; the watch of the objects tells of each nudge.
+    fn cluster(
+        first: impl Fn(Duration) -> &'static str + Send + Sync + 'static,
+        patch: impl Fn(&str) -> u16 + Send + Sync + 'static,
+    ) -> (Parts, Patches) {
+        let (start, patches) = (Instant::now(), Patches::default());
+        let told = Arc::clone(&patches);
+        let answer = move |call: &str| -> (u16, Value) {
+            let version = told.lock().unwrap().iter().filter(|(.., code)| *code == 200).count() + 1;
+            let pods = call.contains("/pods");
+            let metadata =
+                json!({"name": "db", "namespace": "default", "resourceVersion": version.to_string()});
+            if let Some((_, path)) = call.split_once("PATCH ") {
+                let name = path.rsplit('/').next().unwrap().split('?').next().unwrap().to_owned();
+                let code = patch(&name);
+                told.lock().unwrap().push((start.elapsed().as_millis(), name, code));
+                let metadata = json!({"name": "a", "resourceVersion": (version + 1).to_string()});
+                return (code, if code == 200 { json!({"metadata": metadata}) } else { status(code) });
+            }
+            if call.contains("watch=") {
+                let bookmark = json!({"type": "BOOKMARK", "object": {"kind": "Pod", "apiVersion": "v1", "metadata":
+                    {"resourceVersion": version.to_string(), "annotations": {}}}});
+                let nudged = json!({"type": "MODIFIED", "object": {"metadata": metadata}});
+                return (200, if pods || version == 1 { bookmark } else { nudged });
+            }
+            let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                                   "message": "0/1 nodes are available: 1 cannot align pod."});
+            let item = match pods {
+                true => json!({"metadata": metadata, "status": {"conditions": [condition]}}),
+                false => json!({"metadata": {"name": first(start.elapsed()), "resourceVersion": "1"}}),
+            };
+            (200, json!({"metadata": {"resourceVersion": version.to_string()}, "items": [item]}))
+        };
+        let parts = Parts::new(fake::cluster(move |call| std::future::ready(answer(&call))));
+        (parts, patches)
+    }
+
+    fn status(code: u16) -> Value {
+        let reason = if code == 404 { "NotFound" } else { "InternalError" };
+        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": reason, "code": code})
+    }
+
+    async fn nudge_for(parts: &Parts, time: Duration) {
+        let _ = timeout(time, parts.work().nudge()).await;
+    }
+
+    fn times(patches: &Patches) -> Vec<u128> {
+        // Timers have a millisecond to spare.
+        patches.lock().unwrap().iter().map(|(at, ..)| at / 10 * 10).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nudges_follow_the_plan_and_do_not_count_as_changes() {
+        let (parts, patches) = cluster(|_| "a", |_| 200);
+        nudge_for(&parts, Duration::from_secs(80)).await;
+        assert_eq!(times(&patches), [1040, 2600, 5200, 10_400, 70_400]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nudges_that_fail_are_tried_again_less_and_less_often() {
+        let (parts, patches) = cluster(|_| "a", |_| 500);
+        nudge_for(&parts, Duration::from_secs(600)).await;
+        let count = patches.lock().unwrap().len();
+        assert!((10..20).contains(&count), "{count} in ten minutes");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_object_is_nudged_when_one_is_gone() {
+        let first = |passed: Duration| if passed < Duration::from_secs(1) { "a" } else { "b" };
+        let (parts, patches) = cluster(first, |name| if name == "a" { 404 } else { 200 });
+        nudge_for(&parts, Duration::from_secs(8)).await;
+        let names: Vec<String> = patches.lock().unwrap().iter().map(|(_, name, _)| name.clone()).collect();
+        assert_eq!(names[..2], ["a", "b"], "{names:?}");
+        assert_eq!(names.iter().filter(|name| *name == "a").count(), 1);
+    }
+}

@@ -1,0 +1,222 @@
+//! The controller nudges while pods wait because of the scheduler plugin, and only then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use numacast::cluster::{Cluster, NUDGE};
+use numacast::config::Config;
+use numacast::controller::{Controller, Settings};
+use numacast::sim::api_server::{ApiServer, Change, PODS, TOPOLOGIES};
+use numacast::telemetry::controller::Metrics;
+use numacast::telemetry::server::Exposition;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+/// What no test waits longer for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running replica.
+struct Replica {
+    metrics: Arc<Metrics>,
+    task: JoinHandle<()>,
+}
+
+impl Replica {
+    fn start(server: &ApiServer, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::default();
+        config.controller.namespace = "numacast".to_owned();
+        config.controller.daemon_set = String::new();
+        change(&mut config);
+        let settings = Settings::from_config(&config, None).unwrap();
+        let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
+        let controller = Controller::new(settings, cluster);
+        let metrics = controller.metrics();
+        Self { metrics, task: tokio::spawn(controller.run(std::future::pending())) }
+    }
+
+    /// A sample, by its name with its labels; 0 while there is none.
+    fn sample(&self, name: &str) -> u64 {
+        let text = self.metrics.encode();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0, |value| value.parse().unwrap())
+    }
+
+    fn nudges(&self) -> u64 {
+        self.sample("numacast_nudges_total")
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Two objects.
+async fn server() -> ApiServer {
+    let server = ApiServer::start_anywhere(1).await.unwrap();
+    for name in ["beta", "alpha"] {
+        server.add_node(name).unwrap();
+        server.put(&TOPOLOGIES, object(name, 8)).unwrap();
+    }
+    server
+}
+
+fn object(name: &str, cpus: u32) -> Value {
+    let cpu = json!({"name": "cpu", "capacity": "8", "allocatable": "8", "available": cpus.to_string()});
+    json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": name, "annotations": {"a": "b"}},
+        "zones": [{"name": "node-0", "type": "Node", "resources": [cpu]}],
+    })
+}
+
+/// A pod without a node, of which the scheduler says this.
+fn pod(name: &str, message: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
+        "spec": {"containers": [{"name": "main", "image": "pause"}]},
+        "status": {"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message},
+        ]},
+    })
+}
+
+const REJECTED: &str = "0/2 nodes are available: 2 cannot align pod.";
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let waited = timeout(PATIENCE, async {
+        while !holds() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+/// The objects that were written, each without its nudge and what the API server itself writes.
+fn written(changes: &mut broadcast::Receiver<Arc<Change>>) -> Vec<Value> {
+    let mut all = Vec::new();
+    while let Ok(change) = changes.try_recv() {
+        if change.object["kind"] == "NodeResourceTopology" {
+            let mut object = (*change.object).clone();
+            let metadata = object["metadata"].as_object_mut().unwrap();
+            assert!(metadata["annotations"].as_object_mut().unwrap().remove(NUDGE).is_some());
+            metadata.remove("resourceVersion");
+            metadata.remove("managedFields");
+            all.push(object);
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn a_pod_that_the_plugin_rejected_is_followed_by_nudges_until_it_is_scheduled() {
+    let server = server().await;
+    let before = server.get(&TOPOLOGIES, "", "alpha").unwrap();
+    let mut changes = server.changes();
+    let replicas = [Replica::start(&server, |_| {}), Replica::start(&server, |_| {})];
+    until("the leader watches pods", || server.watchers(&PODS) == 1).await;
+    server.put(&PODS, pod("db", REJECTED)).unwrap();
+    let nudges = || replicas.iter().map(Replica::nudges).sum::<u64>();
+    until("two nudges", || nudges() >= 2).await;
+    assert_eq!(replicas.iter().filter(|replica| replica.nudges() > 0).count(), 1, "two at work");
+    assert_eq!(replicas.iter().map(|replica| replica.sample("numacast_rejected_pods")).sum::<u64>(), 1);
+    assert_eq!(server.watchers(&TOPOLOGIES), 1);
+
+    // It is bound.
+    let mut bound = pod("db", REJECTED);
+    bound["spec"]["nodeName"] = json!("alpha");
+    server.put(&PODS, bound).unwrap();
+    until("nobody watches objects", || server.watchers(&TOPOLOGIES) == 0).await;
+    let last = nudges();
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(nudges(), last);
+
+    // Nothing but the annotation of one object was changed.
+    let mut expected = (*before).clone();
+    expected["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+    expected["metadata"].as_object_mut().unwrap().remove("managedFields");
+    let written = written(&mut changes);
+    assert_eq!(written.len() as u64, last);
+    assert!(written.iter().all(|object| *object == expected), "{written:#?}");
+}
+
+#[tokio::test]
+async fn there_are_none_while_no_pod_waits_because_of_the_plugin() {
+    let server = server().await;
+    let mut gated = pod("gated", REJECTED);
+    gated["spec"]["schedulingGates"] = json!([{"name": "example.com/wait"}]);
+    gated["status"]["conditions"][0]["reason"] = json!("SchedulingGated");
+    server.put(&PODS, gated).unwrap();
+    server.put(&PODS, pod("large", "0/2 nodes are available: 2 Insufficient cpu.")).unwrap();
+    let replica = Replica::start(&server, |_| {});
+    until("it watches pods", || server.watchers(&PODS) == 1).await;
+    let fresh = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "fresh", "namespace": "default"},
+                       "spec": {"containers": [{"name": "main", "image": "pause"}]}});
+    server.put(&PODS, fresh).unwrap();
+    server.put(&TOPOLOGIES, object("alpha", 4)).unwrap();
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!((server.watchers(&TOPOLOGIES), server.writes().requests), (0, 0));
+    assert_eq!(replica.sample("numacast_rejected_pods"), 0);
+
+    // One that waits and is deleted.
+    server.put(&PODS, pod("large", REJECTED)).unwrap();
+    until("it counts", || replica.sample("numacast_rejected_pods") == 1).await;
+    until("objects are watched", || server.watchers(&TOPOLOGIES) == 1).await;
+    server.delete(&PODS, "default", "large");
+    until("it counts no longer", || replica.sample("numacast_rejected_pods") == 0).await;
+    until("nobody watches objects", || server.watchers(&TOPOLOGIES) == 0).await;
+}
+
+#[tokio::test]
+async fn neither_a_dry_run_nor_one_that_is_off_follows_pods() {
+    for change in [
+        (|config: &mut Config| config.controller.dry_run = true) as fn(&mut Config),
+        |config: &mut Config| config.controller.nudge = "off".parse().unwrap(),
+    ] {
+        let server = server().await;
+        server.put(&PODS, pod("db", REJECTED)).unwrap();
+        let replica = Replica::start(&server, change);
+        until("it leads", || replica.sample("numacast_controller_leader") == 1).await;
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!((server.watchers(&PODS), server.writes().requests), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn rights_that_are_missing_are_told_and_used_when_they_come() {
+    let server = server().await;
+    server.put(&PODS, pod("db", REJECTED)).unwrap();
+    server.set_denied("list", "pods", true);
+    server.set_denied("patch", "noderesourcetopologies", true);
+    let replica = Replica::start(&server, |_| {});
+    let forbidden = "numacast_controller_errors_total{kind=\"forbidden\"}";
+    until("the list is refused", || replica.sample(forbidden) > 0).await;
+    server.set_denied("list", "pods", false);
+    until("a nudge is refused", || replica.sample("numacast_nudge_errors_total{kind=\"forbidden\"}") > 0)
+        .await;
+    assert_eq!(replica.nudges(), 0);
+    server.set_denied("patch", "noderesourcetopologies", false);
+    until("it nudges", || replica.nudges() > 0).await;
+}
+
+#[tokio::test]
+async fn a_history_that_is_gone_is_made_up_for_by_another_list() {
+    let server = server().await;
+    let replica = Replica::start(&server, |_| {});
+    until("it watches pods", || server.watchers(&PODS) == 1).await;
+    server.put(&PODS, pod("old", REJECTED)).unwrap();
+    until("it counts", || replica.sample("numacast_rejected_pods") == 1).await;
+    // While nobody is connected one goes and two come.
+    server.stop();
+    server.delete(&PODS, "default", "old");
+    for name in ["new", "newer"] {
+        server.put(&PODS, pod(name, REJECTED)).unwrap();
+    }
+    server.forget_history();
+    server.resume().await.unwrap();
+    until("both are known", || replica.sample("numacast_rejected_pods") == 2).await;
+    until("they are followed by a nudge", || replica.nudges() > 0).await;
+}
