@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use numacast::agent::{self, Recording};
-use numacast::cluster::{self, Devices, Frames, News, PodPage};
+use numacast::cluster::{self, Devices, Frames, News, PodList};
 use numacast::config::{Config, Layers, ProxyAnnotations, ProxyMapping};
 use numacast::core_v1::{decode_pod, pod_json, read_pod};
 use numacast::grpc;
@@ -244,38 +244,48 @@ pub(crate) fn grpc_frames(data: &[u8]) {
     assert_eq!(grpc::made_acceptable(&given, usize::MAX), given, "it is acceptable now");
 }
 
-/// What the API server says of pods in protocol buffers: a size for the pieces that it comes in, then a page of a list, what
-/// it says when it refuses, or the frames of a watch, whichever it is taken for.
+/// What the API server says of pods in protocol buffers: a size for the pieces that it comes in, then a list, what it says
+/// when it refuses, or the frames of a watch, whichever it is taken for.
 pub(crate) fn pod_watch(data: &[u8]) {
     let Some((size, sent)) = data.split_first() else { return };
-    if let Ok(page) = PodPage::open(sent.to_vec()) {
-        check_page(page, sent.len());
+    let pieces = || sent.chunks(usize::from(*size).max(1));
+    let whole = list([sent]);
+    assert_eq!(list(pieces()), whole, "however it comes in");
+    if let (pods, Ok(version)) = whole {
+        check_list(pods, version);
     }
     assert_ne!(cluster::refusal(500, sent).code, 0);
-    let whole = frames([sent]);
-    assert_eq!(frames(sent.chunks(usize::from(*size).max(1))), whole, "however it comes in");
+    assert_eq!(frames(pieces()), frames([sent]), "however it comes in");
 }
 
-/// A page that is written anew, from what was read of it, is the same page.
-fn check_page(mut page: PodPage, longest: usize) {
-    let (mut metadata, mut list, mut again, mut pods) =
-        (Vec::new(), Vec::new(), b"k8s\0".to_vec(), Vec::new());
-    put_bytes(&mut metadata, 2, page.version.as_bytes());
-    put_bytes(&mut metadata, 3, page.next.as_bytes());
-    put_bytes(&mut list, 1, &metadata);
-    let head = page.clone();
-    while let Some(pod) = page.take_bytes() {
-        check_message(pod);
-        put_bytes(&mut list, 2, pod);
-        pods.push(pod.to_vec());
+/// The pods of a list that comes in these pieces, and its version or what is wrong with it.
+fn list<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Result<String, cluster::Odd>) {
+    let (mut list, mut pods) = (PodList::default(), Vec::new());
+    for piece in pieces {
+        list.put(piece);
+        loop {
+            match list.take() {
+                Ok(Some(pod)) => pods.push(pod.to_vec()),
+                Ok(None) => break,
+                Err(odd) => return (pods, Err(odd)),
+            }
+        }
     }
-    assert!(pods.iter().map(Vec::len).sum::<usize>() <= longest);
+    (pods, list.end())
+}
+
+/// A list that is written anew, from what was read of it, is the same list.
+fn check_list(pods: Vec<Vec<u8>>, version: String) {
+    let (mut metadata, mut content, mut again) = (Vec::new(), Vec::new(), b"k8s\0".to_vec());
+    put_bytes(&mut metadata, 2, version.as_bytes());
+    put_bytes(&mut content, 1, &metadata);
+    for pod in &pods {
+        check_message(pod);
+        put_bytes(&mut content, 2, pod);
+    }
     put_bytes(&mut again, 1, b"\x0a\x02v1\x12\x07PodList");
-    put_bytes(&mut again, 2, &list);
-    let mut again = PodPage::open(again).expect("a page");
-    assert_eq!((&again.version, &again.next), (&head.version, &head.next));
-    let read = std::iter::from_fn(|| again.take_bytes().map(<[u8]>::to_vec));
-    assert_eq!(read.collect::<Vec<_>>(), pods);
+    put_bytes(&mut again, 2, &content);
+    assert_eq!(list([&again[..]]), (pods, Ok(version)));
 }
 
 /// What the frames of a watch say that comes in these pieces.

@@ -18,6 +18,7 @@ mod pods;
 mod rejected;
 mod slim;
 mod steady;
+mod watch;
 
 use std::fmt::{self, Debug};
 use std::future::Future;
@@ -45,7 +46,7 @@ pub use list_watch::{Tellings, Told};
 pub use nodes::SlimNode;
 pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
 pub use pages::Pages;
-pub use pods::{Frames, News, Odd, PodPage, refusal};
+pub use pods::{Frames, News, Odd, PodList, refusal};
 pub use rejected::{ChangedObject, NUDGE, UnscheduledPod};
 
 /// Our name in `managedFields`.

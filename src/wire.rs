@@ -210,6 +210,51 @@ impl Fields<'_> {
     }
 }
 
+/// How a record begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// Its number in the message's definition.
+    pub number: u32,
+    /// Is it text, bytes, a message or packed numbers?
+    pub is_bytes: bool,
+    /// Bytes before what it says: its key, and the length of bytes.
+    pub before: usize,
+    /// Bytes of what it says. Nobody checked that there are as many.
+    pub length: u64,
+}
+
+/// How the first record of `bytes` begins, of which not all need be there; `None` if that cannot be told yet.
+///
+/// # Errors
+/// No record begins like this, or a group does, which nobody writes any more.
+pub fn head(bytes: &[u8]) -> Result<Option<Head>, WireError> {
+    let Some((key, key_bytes)) = first_varint(bytes, 0)? else { return Ok(None) };
+    let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0 && key <= u64::from(u32::MAX));
+    let number = number.ok_or(WireError { reason: "a field number that there is not", at: 0 })?;
+    let head = |length| Head { number, is_bytes: false, before: key_bytes, length };
+    match key & 7 {
+        BYTES => Ok(first_varint(bytes, key_bytes)?.map(|(length, length_bytes)| Head {
+            is_bytes: true,
+            before: key_bytes + length_bytes,
+            ..head(length)
+        })),
+        VARINT => Ok(first_varint(bytes, key_bytes)?.map(|(_, length)| head(length as u64))),
+        FIXED64 => Ok(Some(head(8))),
+        FIXED32 => Ok(Some(head(4))),
+        _ => Err(WireError { reason: "a record of a kind that there is not", at: 0 }),
+    }
+}
+
+/// The number that begins at `at` and its bytes; `None` if it is not all there.
+fn first_varint(bytes: &[u8], at: usize) -> Result<Option<(u64, usize)>, WireError> {
+    let mut rest = Fields { bytes, at, end: bytes.len() };
+    match rest.varint() {
+        Ok(value) => Ok(Some((value, rest.at - at))),
+        Err(_) if bytes.len() - at < 10 && bytes[at..].iter().all(|byte| *byte >= 0x80) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Writes a number.
 pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {

@@ -1,27 +1,17 @@
 //! A watch on our one object, of its metadata only.
 
-use std::time::Duration;
-
-use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
-use kube::api::{DynamicObject, ObjectMeta, WatchEvent, WatchParams};
+use futures::StreamExt;
+use futures::stream::{BoxStream, unfold};
+use kube::Resource;
+use kube::api::{DynamicObject, ObjectMeta, WatchEvent};
 use kube::core::PartialObjectMeta;
-use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{Cluster, ClusterError};
-use crate::backoff::back_off;
+use super::pods::{Frames, Odd};
+use super::watch::{Heard, Lost, Told, Watch, Watched};
+use super::{Cluster, ClusterError, Failure};
 
-/// How long one watch lasts: some load balancers cut what was idle for five minutes.
-const SECONDS: u32 = 240;
-/// A connection that says nothing for so long beyond that is dead.
-const GRACE: Duration = Duration::from_secs(15);
-/// A real API server says about once a minute how far it is. One that did and is silent for longer watches what is no more,
-/// such as the objects of a CRD that was deleted and made again.
-const HEARTBEAT: Duration = Duration::from_secs(80);
-/// How soon to try again after a failure.
-const RETRY: Duration = Duration::from_millis(500);
-/// The longest wait between two failures.
-const RETRY_LIMIT: Duration = Duration::from_secs(30);
+/// Only the metadata, each event in a line.
+const ACCEPTED: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// What was seen of the object.
 #[derive(Clone, Debug)]
@@ -32,36 +22,8 @@ pub enum Glimpse {
     Gone(Option<Box<ObjectMeta>>),
 }
 
-type Events = BoxStream<'static, kube::Result<WatchEvent<PartialObjectMeta<DynamicObject>>>>;
-
 /// Follows the object of one node.
-pub struct Follow {
-    cluster: Cluster,
-    name: String,
-    /// Everything up to this version was seen; `None`: something may have been missed.
-    version: Option<String>,
-    events: Option<Events>,
-    failures: u32,
-    not_before: Instant,
-    /// Has this API server ever said how far it is, with nothing to tell?
-    beats: bool,
-}
-
-impl Cluster {
-    /// Follows the object of a node from `version` on.
-    #[must_use]
-    pub fn follow_topology(&self, name: &str, version: &str) -> Follow {
-        Follow {
-            cluster: self.clone(),
-            name: name.to_owned(),
-            version: Some(version.to_owned()).filter(|version| !version.is_empty()),
-            events: None,
-            failures: 0,
-            not_before: Instant::now(),
-            beats: false,
-        }
-    }
-}
+pub struct Follow(BoxStream<'static, Result<Glimpse, ClusterError>>);
 
 impl Follow {
     /// The next news. After an error it goes on by itself, a while later. May be dropped while it waits.
@@ -69,112 +31,126 @@ impl Follow {
     /// # Errors
     /// See [`ClusterError`].
     pub async fn next(&mut self) -> Result<Glimpse, ClusterError> {
-        loop {
-            sleep_until(self.not_before).await;
-            let Some(events) = &mut self.events else {
-                if let Some(glimpse) = self.begin().await? {
-                    return Ok(glimpse);
-                }
-                continue;
-            };
-            let limit = if self.beats { HEARTBEAT } else { Duration::from_secs(SECONDS.into()) + GRACE };
-            let event = match timeout(limit, events.try_next()).await {
-                Ok(Ok(Some(event))) => event,
-                // The server ends every watch after a while; the next one goes on from here.
-                Ok(Ok(None)) => {
-                    self.events = None;
-                    self.not_before = Instant::now() + RETRY;
-                    continue;
-                }
-                // Cut in the middle, or silent: whatever was said last may have been lost.
-                Ok(Err(_)) | Err(_) => {
-                    self.lose();
-                    continue;
-                }
-            };
-            if let Some(glimpse) = self.digest(event) {
-                return Ok(glimpse);
-            }
+        match self.0.next().await {
+            Some(news) => news,
+            // It has no end.
+            None => std::future::pending().await,
         }
     }
+}
 
-    /// Starts a watch; looks at the object first where something may have been missed.
-    async fn begin(&mut self) -> Result<Option<Glimpse>, ClusterError> {
-        let api = self.cluster.topologies();
-        let Some(version) = self.version.clone() else {
-            let what = format!("get noderesourcetopology {}", self.name);
-            let read = self.cluster.in_time(&what, api.get_metadata_opt(&self.name)).await;
-            return match read {
-                Ok(Some(object)) => {
-                    self.version.clone_from(&object.metadata.resource_version);
-                    Ok(Some(Glimpse::Is(Box::new(object.metadata))))
-                }
-                Ok(None) => {
-                    // From now on, whatever the version is: an object that is there will be told of.
-                    self.version = Some(String::new());
-                    Ok(Some(Glimpse::Gone(None)))
-                }
-                Err(failure) => match self.cluster.explain_object(failure, &what) {
-                    // Then a watch from now on has to do.
-                    error if error.is_forbidden() => {
-                        self.version = Some(String::new());
-                        Ok(None)
-                    }
-                    error => Err(self.fail(error)),
-                },
-            };
+impl Cluster {
+    /// Follows the object of a node from `version` on.
+    #[must_use]
+    pub fn follow_topology(&self, name: &str, version: &str) -> Follow {
+        let object = Object {
+            name: name.to_owned(),
+            path: DynamicObject::url_path(&self.form.version.resource(), None),
         };
-        let what = format!("watch noderesourcetopology {}", self.name);
-        let only = WatchParams::default().fields(&format!("metadata.name={}", self.name)).timeout(SECONDS);
-        match self.cluster.in_time(&what, api.watch_metadata(&only, &version)).await {
-            Ok(events) => {
-                self.events = Some(events.boxed());
-                Ok(None)
-            }
-            Err(failure) => {
-                let error = self.cluster.explain_object(failure, &what);
-                Err(self.fail(error))
-            }
-        }
+        let following = Following {
+            name: name.to_owned(),
+            missed: version.is_empty(),
+            watch: Watch::new(self.clone(), object, version.to_owned()),
+        };
+        Follow(unfold(following, |mut following| async { Some((following.next().await, following)) }).boxed())
+    }
+}
+
+/// What is watched.
+struct Object {
+    name: String,
+    /// Where all objects are.
+    path: String,
+}
+
+impl Watched for Object {
+    type Event = Glimpse;
+
+    fn what(&self) -> String {
+        format!("watch noderesourcetopology {}", self.name)
     }
 
-    fn digest(&mut self, event: WatchEvent<PartialObjectMeta<DynamicObject>>) -> Option<Glimpse> {
-        let glimpse = match event {
+    fn request(&self) -> (String, &'static str) {
+        (format!("{}?fieldSelector=metadata.name%3D{}", self.path, self.name), ACCEPTED)
+    }
+
+    fn frames(&self) -> Frames {
+        Frames::lines()
+    }
+
+    fn read(&self, frame: &[u8]) -> Result<Told<Glimpse>, Odd> {
+        type Event = WatchEvent<PartialObjectMeta<DynamicObject>>;
+        let event: Event = serde_json::from_slice(frame).map_err(|error| Odd::Line(error.to_string()))?;
+        let version = |metadata: &ObjectMeta| metadata.resource_version.clone().ok_or(Odd::NoVersion);
+        Ok(match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                self.version.clone_from(&object.metadata.resource_version);
-                Glimpse::Is(Box::new(object.metadata))
+                let version = version(&object.metadata)?;
+                Told::Event(Glimpse::Is(Box::new(object.metadata)), version)
             }
             WatchEvent::Deleted(object) => {
-                self.version.clone_from(&object.metadata.resource_version);
-                Glimpse::Gone(Some(Box::new(object.metadata)))
+                let version = version(&object.metadata)?;
+                Told::Event(Glimpse::Gone(Some(Box::new(object.metadata))), version)
             }
-            WatchEvent::Bookmark(bookmark) => {
-                self.version = Some(bookmark.metadata.resource_version);
-                self.beats = true;
-                return None;
-            }
-            // Mostly 410: the version is too old to go on from.
-            WatchEvent::Error(_) => {
-                self.lose();
-                return None;
-            }
-        };
-        self.failures = 0;
-        Some(glimpse)
+            WatchEvent::Bookmark(bookmark) => Told::Until(bookmark.metadata.resource_version),
+            WatchEvent::Error(status) => Told::Failed(status),
+        })
     }
 
-    /// Something may have been missed.
-    fn lose(&mut self) {
-        self.events = None;
-        self.version = None;
-        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+    fn explain(&self, cluster: &Cluster, failure: Failure) -> ClusterError {
+        cluster.explain_object(failure, &self.what())
+    }
+}
+
+/// The object and the watch of it.
+struct Following {
+    name: String,
+    watch: Watch<Object>,
+    /// Something may have been missed: the object has to be looked at.
+    missed: bool,
+}
+
+impl Following {
+    async fn next(&mut self) -> Result<Glimpse, ClusterError> {
+        loop {
+            if self.missed {
+                self.watch.pace.wait().await;
+                if let Some(glimpse) = self.look().await? {
+                    return Ok(glimpse);
+                }
+            }
+            match self.watch.next().await {
+                Ok(Heard::Event(glimpse)) => return Ok(glimpse),
+                Ok(Heard::Again) => {}
+                Err(Lost::Failed(error)) => return Err(error),
+                // Mostly 410: the version is too old to go on from.
+                Err(Lost::Stale(_)) => self.missed = true,
+            }
+        }
     }
 
-    fn fail(&mut self, error: ClusterError) -> ClusterError {
-        // A right that is missing does not make the version old, but much happens until it is given.
-        self.events = None;
-        self.version = None;
-        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
-        error
+    /// Looks at the object; `None` if that is not allowed.
+    async fn look(&mut self) -> Result<Option<Glimpse>, ClusterError> {
+        let cluster = self.watch.cluster.clone();
+        let what = format!("get noderesourcetopology {}", self.name);
+        let (version, glimpse) =
+            match cluster.in_time(&what, cluster.topologies().get_metadata_opt(&self.name)).await {
+                Ok(Some(object)) => {
+                    let version = object.metadata.resource_version.clone();
+                    (version.unwrap_or_default(), Some(Glimpse::Is(Box::new(object.metadata))))
+                }
+                // From now on, whatever the version is: an object that is there will be told of.
+                Ok(None) => (String::new(), Some(Glimpse::Gone(None))),
+                Err(failure) => match cluster.explain_object(failure, &what) {
+                    // Then a watch from now on has to do.
+                    error if error.is_forbidden() => (String::new(), None),
+                    error => {
+                        self.watch.fail(Some(&error));
+                        return Err(error);
+                    }
+                },
+            };
+        self.watch.go_on_from(version);
+        self.missed = false;
+        Ok(glimpse)
     }
 }

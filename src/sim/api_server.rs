@@ -16,7 +16,7 @@ mod selector;
 mod status;
 mod store;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,6 +50,22 @@ pub struct Writes {
     pub last_change: Option<Instant>,
 }
 
+/// A request for objects.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The verb as RBAC has it: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
+    pub verb: &'static str,
+    /// What for.
+    pub kind: &'static Kind,
+    /// The query, as it came.
+    pub query: String,
+    /// When.
+    pub at: tokio::time::Instant,
+}
+
+/// So many requests are remembered.
+const ASKED: usize = 4096;
+
 /// Why an object that a test or the scenario wanted is not as wanted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the simulated API server refused: {0}")]
@@ -82,6 +98,8 @@ struct State {
     generated: u64,
     /// The kind of each watch that is open.
     watched: Vec<&'static Kind>,
+    /// The last requests.
+    asked: VecDeque<Asked>,
 }
 
 impl Shared {
@@ -106,6 +124,13 @@ impl State {
             self.writes.changes += 1;
             self.writes.last_change = Some(Instant::now());
         }
+    }
+
+    fn note(&mut self, verb: &'static str, kind: &'static Kind, query: &str) {
+        if self.asked.len() == ASKED {
+            self.asked.pop_front();
+        }
+        self.asked.push_back(Asked { verb, kind, query: query.to_owned(), at: tokio::time::Instant::now() });
     }
 
     /// Is a kind there?
@@ -144,6 +169,7 @@ impl ApiServer {
             writes: Writes::default(),
             generated: 0,
             watched: Vec::new(),
+            asked: VecDeque::new(),
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), frozen: watch::Sender::new(false) });
         let (serving, address) = serve(&shared, address).await?;
@@ -258,6 +284,24 @@ impl ApiServer {
         let state = &mut *self.shared.lock();
         state.store.forget_history();
         state.pages.forget();
+    }
+
+    /// The watch cache learns nothing from now on, or again everything: what may be as old is answered from it.
+    pub fn set_behind(&self, behind: bool) {
+        self.shared.lock().store.set_behind(behind);
+    }
+
+    /// A backup of the past is restored: versions go back. Who watches from a newer one hears nothing until it comes again.
+    pub fn restore_backup(&self) {
+        let state = &mut *self.shared.lock();
+        state.store.restore_backup();
+        state.pages.forget();
+    }
+
+    /// The last requests for objects of a kind, refused ones too.
+    #[must_use]
+    pub fn asked(&self, kind: &'static Kind) -> Vec<Asked> {
+        self.shared.lock().asked.iter().filter(|asked| asked.kind == kind).cloned().collect()
     }
 
     /// How often `NodeResourceTopology` objects were written over HTTP.

@@ -13,6 +13,7 @@ mod kubectl;
 mod migration;
 mod order;
 mod pod_json;
+mod pod_list;
 mod pods_served;
 mod protobuf;
 mod proxy;

@@ -8,17 +8,15 @@ use std::ops::Range;
 use kube::core::Status;
 use kube::core::response::StatusDetails;
 
-use crate::core_v1::read_pod;
-use crate::pod::{Pod, Wanted};
 use crate::wire::{self, Value, WireError};
 
 /// Four bytes before everything that stands alone.
-const MAGIC: &[u8] = b"k8s\0";
+pub(super) const MAGIC: &[u8] = b"k8s\0";
 /// The content of what has none named.
-const CONTENT: &str = "application/vnd.kubernetes.protobuf";
+pub(super) const CONTENT: &str = "application/vnd.kubernetes.protobuf";
 
 /// Of what is no answer to our question so much is shown.
-const SHOWN: usize = 300;
+pub(super) const SHOWN: usize = 300;
 
 /// What was told is not what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,16 +39,22 @@ pub enum Odd {
     /// Nobody could go on from there.
     #[error("it says no version")]
     NoVersion,
-    /// It is larger than anything that the API server has.
-    #[error("it is larger than {0} bytes")]
+    /// The rest was to be asked for by a token, though all was asked for.
+    #[error("it is only a part of the list")]
+    Partial,
+    /// What is in it is larger than anything that the API server has.
+    #[error("an object in it is larger than {0} bytes")]
     TooLarge(usize),
+    /// A line is no event.
+    #[error("it is no event: {0}")]
+    Line(String),
 }
 
 /// Where something is in the bytes that came.
 type Place = Range<usize>;
 
 /// Where the last record of this number is that is text, bytes or a message; empty if there is none.
-fn last(bytes: &[u8], within: Place, number: u32) -> Result<Place, WireError> {
+pub(super) fn last(bytes: &[u8], within: Place, number: u32) -> Result<Place, WireError> {
     let mut found = within.end..within.end;
     for field in wire::fields_in(bytes, within) {
         let field = field?;
@@ -86,12 +90,12 @@ fn text(bytes: &[u8], place: Place) -> String {
     String::from_utf8_lossy(&bytes[place]).into_owned()
 }
 
-fn version(bytes: &[u8], metadata: Place, number: u32) -> Result<String, Odd> {
+pub(super) fn version(bytes: &[u8], metadata: Place, number: u32) -> Result<String, Odd> {
     let version = last_text(bytes, metadata, number)?;
     if version.is_empty() { Err(Odd::NoVersion) } else { Ok(version) }
 }
 
-fn last_text(bytes: &[u8], within: Place, number: u32) -> Result<String, WireError> {
+pub(super) fn last_text(bytes: &[u8], within: Place, number: u32) -> Result<String, WireError> {
     last(bytes, within, number).map(|place| text(bytes, place))
 }
 
@@ -122,57 +126,6 @@ fn open_as(bytes: &[u8], within: Place, expected: &'static str) -> Result<Place,
     match open(bytes, within)? {
         (kind, object) if kind == expected => Ok(object),
         (kind, _) => Err(Odd::Kind(kind, expected)),
-    }
-}
-
-/// One page of a list of pods. Its pods are read one by one, from the bytes that came.
-#[derive(Clone, Debug)]
-pub struct PodPage {
-    bytes: Vec<u8>,
-    /// Where those are that were not taken yet.
-    rest: Place,
-    /// The version of the list.
-    pub version: String,
-    /// Where the next page begins; empty if there is none.
-    pub next: String,
-}
-
-impl PodPage {
-    /// Reads what the API server answered.
-    ///
-    /// # Errors
-    /// It is no list of pods.
-    pub fn open(bytes: Vec<u8>) -> Result<Self, Odd> {
-        let list = open_as(&bytes, 0..bytes.len(), "PodList")?;
-        // All of its records are looked at: a list that is broken is none.
-        for field in wire::fields_in(&bytes, list.clone()) {
-            let field = field?;
-            if field.number == 2 {
-                content(field)?;
-            }
-        }
-        let metadata = last(&bytes, list.clone(), 1)?;
-        let version = version(&bytes, metadata.clone(), 2)?;
-        let next = last_text(&bytes, metadata, 3)?;
-        Ok(Self { bytes, rest: list, version, next })
-    }
-
-    /// The next pod, as it came.
-    pub fn take_bytes(&mut self) -> Option<&[u8]> {
-        for field in wire::fields_in(&self.bytes, self.rest.clone()) {
-            // None of them is broken.
-            let field = field.ok()?;
-            self.rest.start = field.record.end;
-            if let (2, Value::Bytes(pod)) = (field.number, field.value) {
-                return Some(&self.bytes[pod]);
-            }
-        }
-        None
-    }
-
-    /// The next pod, with what is wanted of it.
-    pub fn take(&mut self, wanted: &Wanted) -> Option<Result<Pod, String>> {
-        self.take_bytes().map(|pod| read_pod(pod, wanted))
     }
 }
 
@@ -221,16 +174,23 @@ fn status(bytes: &[u8], place: Place) -> Result<Status, WireError> {
     let message = last_text(bytes, place.clone(), 3)?;
     let reason = last_text(bytes, place.clone(), 4)?;
     let code = u16::try_from(number(bytes, place, 6)?).unwrap_or_default();
+    Ok(Status {
+        details: Some(details_of(retry_after_seconds)),
+        ..Status::failure(&message, &reason).with_code(code)
+    })
+}
+
+/// Details that say how long to wait, and nothing else.
+pub(super) fn details_of(retry_after_seconds: u32) -> StatusDetails {
     let nothing = String::new;
-    let details = StatusDetails {
+    StatusDetails {
         name: nothing(),
         group: nothing(),
         kind: nothing(),
         uid: nothing(),
         causes: Vec::new(),
         retry_after_seconds,
-    };
-    Ok(Status { details: Some(details), ..Status::failure(&message, &reason).with_code(code) })
+    }
 }
 
 /// What an answer says that is no success: mostly a `Status`, in protocol buffers or, from whoever stands before the API

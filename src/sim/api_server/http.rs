@@ -28,6 +28,8 @@ use super::{Shared, now, schema};
 const BODY_LIMIT: usize = 3 << 20;
 /// How long a watch lasts that asks for no time: real servers take half an hour to an hour.
 const WATCH_LIMIT: Duration = Duration::from_secs(1800);
+/// How long a list waits for the watch cache to be new enough.
+const FRESH: Duration = Duration::from_secs(3);
 /// How often a watch that wants to know is told how far it is, as in its end.
 const BEAT: Duration = Duration::from_secs(60);
 
@@ -59,6 +61,9 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
     let target = target(&segments);
     let verb = verb(request.method(), target.as_ref(), &parameters);
     let shape = Shape::of(request.headers(), target.as_ref());
+    if let Some(target) = &target {
+        shared.lock().note(verb, target.kind, request.uri().query().unwrap_or_default());
+    }
     let fault = shared.lock().faults.take(verb, target.as_ref().map_or("", |target| target.kind.plural));
     match &fault {
         Some(Fault::Cut) => return Err(cut()),
@@ -183,7 +188,7 @@ async fn respond(
             let object = shared.lock().store.get(&target.key())?;
             Ok(shape.reply(StatusCode::OK, &shape.object(&target, &object)))
         }
-        "list" => list(shared, &target, parameters, shape),
+        "list" => list(shared, &target, parameters, shape).await,
         "watch" => watch(shared, target, parameters, shape),
         "delete" => delete(shared, &target, parameters, &parts.headers, body).await,
         "create" | "update" | "patch" => {
@@ -201,7 +206,7 @@ async fn body_of(body: Body) -> Result<Bytes, Failure> {
     to_bytes(body, BODY_LIMIT).await.map_err(too_large)
 }
 
-fn list(
+async fn list(
     shared: &Shared,
     target: &Target,
     parameters: &Parameters,
@@ -210,16 +215,22 @@ fn list(
     let selector = selector(target, parameters)?;
     let text = |name: &str| parameters.get(name).map_or("", String::as_str);
     let limit = text("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
-    let page = {
-        let state = &mut *shared.lock();
-        match text("continue") {
-            "" => {
-                let mut objects = state.store.list(target.kind, &target.namespace);
-                objects.retain(|object| selector.matches(object));
-                state.pages.first(objects, state.store.version(), limit)
-            }
-            next => state.pages.next(next, limit)?,
+    let page = match (text("continue"), text("resourceVersion")) {
+        ("", "") => {
+            let state = &mut *shared.lock();
+            let mut objects = state.store.list(target.kind, &target.namespace);
+            objects.retain(|object| selector.matches(object));
+            state.pages.first(objects, state.store.version(), limit)
         }
+        // From the watch cache; of one that may be any age the limit is ignored.
+        ("", wanted) => {
+            let wanted = wanted.parse().map_err(|_| status::bad_request("no resource version".into()))?;
+            let (mut objects, version) = cached(shared, target, wanted).await?;
+            objects.retain(|object| selector.matches(object));
+            let limit = if wanted == 0 { usize::MAX } else { limit };
+            shared.lock().pages.first(objects, version, limit)
+        }
+        (next, _) => shared.lock().pages.next(next, limit)?,
     };
     let (api_version, kind) = match shape.metadata_only {
         true => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList".to_owned()),
@@ -236,6 +247,19 @@ fn list(
     let items: Vec<Value> = page.objects.iter().map(|object| shape.object(target, object)).collect();
     let list = json!({"apiVersion": api_version, "kind": kind, "metadata": metadata, "items": items});
     Ok(shape.reply(StatusCode::OK, &list))
+}
+
+/// What the watch cache has, which must not be older than `wanted`.
+async fn cached(shared: &Shared, target: &Target, wanted: u64) -> Result<(Vec<Arc<Value>>, u64), Failure> {
+    let now = || shared.lock().store.cached(target.kind, &target.namespace);
+    if now().1 < wanted {
+        tokio::time::sleep(FRESH).await;
+    }
+    let (objects, version) = now();
+    match version < wanted {
+        true => Err(status::too_large_version(wanted, version)),
+        false => Ok((objects, version)),
+    }
 }
 
 /// A watch of one object by its path is a watch with a field selector.
@@ -466,7 +490,9 @@ fn watch(
     let from: u64 = text("resourceVersion").parse().unwrap_or(0);
     let streamed = text("sendInitialEvents") == "true";
     let mut state = shared.lock();
-    let seen = state.store.version();
+    let version = state.store.version();
+    // Nothing is told up to the version that is asked for, though it may be one that is still to come.
+    let seen = version.max(from);
     let mut lines = Vec::new();
     if from == 0 || streamed {
         for object in state.store.list(target.kind, &target.namespace) {
@@ -475,7 +501,7 @@ fn watch(
             }
         }
         if streamed {
-            lines.push(shape.event("BOOKMARK", &shape.bookmark(&target, seen, true)));
+            lines.push(shape.event("BOOKMARK", &shape.bookmark(&target, version, true)));
         }
     } else {
         match state.store.since(from) {
@@ -544,6 +570,10 @@ impl Watch {
         }
         self.ended = Instant::now() >= self.until;
         self.beat = Some(self.beat? + BEAT);
+        if self.seen > self.shared.lock().store.version() {
+            // What follows is nothing that it knows of.
+            return Some(Bytes::new());
+        }
         Some(self.shape.event("BOOKMARK", &self.shape.bookmark(&self.target, self.seen, false)))
     }
 }

@@ -217,6 +217,14 @@ pub(super) fn expired(wanted: u64, oldest: u64) -> Failure {
     Failure::new(410, "Expired", format!("too old resource version: {wanted} ({oldest})"))
 }
 
+/// Of a list that must be newer than what the watch cache has.
+pub(super) fn too_large_version(wanted: u64, current: u64) -> Failure {
+    let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
+    let causes = json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
+    let details = json!({"causes": causes, "retryAfterSeconds": 1});
+    Failure { details, ..Failure::new(504, "Timeout", message) }
+}
+
 /// Of a list whose rest is no more.
 pub(super) fn too_old_to_continue() -> Failure {
     let message =

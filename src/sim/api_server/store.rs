@@ -81,6 +81,8 @@ pub(super) struct Store {
     /// The newest version that fell out of the history.
     forgotten: u64,
     changes: broadcast::Sender<Arc<Change>>,
+    /// What the watch cache has, with its version, while it stands still.
+    cache: Option<(BTreeMap<Key, Arc<Value>>, u64)>,
     rng: Rng,
 }
 
@@ -92,6 +94,7 @@ impl Store {
             history: VecDeque::new(),
             forgotten: 1,
             changes: broadcast::Sender::new(HISTORY),
+            cache: None,
             rng: Rng::with_seed(seed),
         }
     }
@@ -110,11 +113,27 @@ impl Store {
 
     /// The objects of a kind, in one namespace or (empty) in all.
     pub(super) fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Value>> {
-        self.objects
-            .iter()
-            .filter(|(key, _)| key.kind == kind && (namespace.is_empty() || key.namespace == namespace))
-            .map(|(_, object)| object.clone())
-            .collect()
+        of_kind(&self.objects, kind, namespace)
+    }
+
+    /// Likewise, as the watch cache has them, and its version.
+    pub(super) fn cached(&self, kind: &'static Kind, namespace: &str) -> (Vec<Arc<Value>>, u64) {
+        let (objects, version) = match &self.cache {
+            Some((objects, version)) => (objects, *version),
+            None => (&self.objects, self.version),
+        };
+        (of_kind(objects, kind, namespace), version)
+    }
+
+    /// The watch cache learns nothing from now on, or again everything.
+    pub(super) fn set_behind(&mut self, behind: bool) {
+        self.cache = behind.then(|| (self.objects.clone(), self.version));
+    }
+
+    /// A backup of the past is restored: what is written from now on has versions that there were already.
+    pub(super) fn restore_backup(&mut self) {
+        self.version /= 2;
+        self.forget_history();
     }
 
     /// The changes after a version, or the failure that makes a client list again.
@@ -300,6 +319,11 @@ impl Store {
         let hex = format!("{bits:032x}");
         format!("{}-{}-4{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
     }
+}
+
+fn of_kind(objects: &BTreeMap<Key, Arc<Value>>, kind: &'static Kind, namespace: &str) -> Vec<Arc<Value>> {
+    let fits = |key: &Key| key.kind == kind && (namespace.is_empty() || key.namespace == namespace);
+    objects.iter().filter(|(key, _)| fits(key)).map(|(_, object)| object.clone()).collect()
 }
 
 /// A custom resource must fit its schema; built-in kinds are taken as they come.

@@ -213,7 +213,8 @@ impl Cluster {
         self.wait_until_ready().await
     }
 
-    async fn text_of(&self, path: &str) -> Result<String> {
+    /// What the API server answers to an administrator.
+    pub(crate) async fn text_of(&self, path: &str) -> Result<String> {
         let request = tonic::codegen::http::Request::get(path).body(Vec::new())?;
         Ok(self.client.request_text(request).await?)
     }

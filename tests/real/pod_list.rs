@@ -1,0 +1,149 @@
+//! What the list of a node's pods costs a real API server, by its own counts: this node's pods, from its watch cache by the
+//! index on `spec.nodeName`, and nothing from etcd; also just after it has started.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::Pod as Object;
+use kube::Api;
+use kube::api::PostParams;
+use numacast::cluster::Cluster as ApiServer;
+use numacast::pod::{PodEvent, Wanted};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::support::{Cluster, Needs, Parts, pod, wait};
+
+const NODE: &str = "node-0";
+/// Nodes, and pods on each.
+const NODES: usize = 20;
+const PODS: usize = 100;
+/// The deadline of a call, and of waiting for news.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What lists of pods cost the API server so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cost {
+    /// Pods that were read from the watch cache.
+    cached: u64,
+    /// Those of them by the index on the node's name.
+    indexed: u64,
+    /// Pods that were read from etcd.
+    stored: u64,
+}
+
+impl Cost {
+    async fn of(cluster: &Cluster) -> Result<Self> {
+        let metrics = cluster.text_of("/metrics").await?;
+        let mut cost = Self::default();
+        for line in metrics.lines().filter(|line| line.contains("\"pods\"") || line.contains("=\"/pods\"")) {
+            let value =
+                || line.rsplit(' ').next().unwrap_or_default().parse::<f64>().map(|value| value as u64);
+            if line.starts_with("apiserver_cache_list_fetched_objects_total{") {
+                cost.cached += value()?;
+                cost.indexed += if line.contains("spec.nodeName") { value()? } else { 0 };
+            } else if line.starts_with("apiserver_storage_list_fetched_objects_total{") {
+                cost.stored += value()?;
+            }
+        }
+        Ok(cost)
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            cached: self.cached - before.cached,
+            indexed: self.indexed - before.indexed,
+            stored: self.stored - before.stored,
+        }
+    }
+}
+
+/// Hears up to the end of a list and gives the number of its pods.
+async fn listed(
+    events: &mut (impl Stream<Item = Result<PodEvent, String>> + Unpin),
+    errors: &mut Vec<String>,
+) -> Result<usize> {
+    let mut pods = 0;
+    loop {
+        match timeout(DEADLINE, events.next()).await?.context("it has ended")? {
+            Ok(PodEvent::Listing) => pods = 0,
+            Ok(PodEvent::Listed(_)) => pods += 1,
+            Ok(PodEvent::Complete) => return Ok(pods),
+            Ok(PodEvent::Again) => {}
+            Ok(event) => bail!("{event:?}"),
+            Err(sentence) => errors.push(sentence),
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let mut cluster = Cluster::start(&parts).await?;
+    let pods: Api<Object> = Api::namespaced(cluster.client(), "default");
+    let specs = (0..NODES).flat_map(|node| (0..PODS).map(move |index| (node, index)));
+    let made = specs.map(|(node, index)| {
+        let pods = pods.clone();
+        async move {
+            let object = pod(&format!("pod-{node}-{index}")).bound_to(&format!("node-{node}"))?;
+            pods.create(&PostParams::default(), &object).await?;
+            anyhow::Ok(())
+        }
+    });
+    stream::iter(made).buffer_unordered(16).try_collect::<()>().await?;
+
+    // At first.
+    let api_server = ApiServer::new(Some(&cluster.admin_kubeconfig()), DEADLINE).await?;
+    let (mut events, mut errors) = (Box::pin(api_server.pods_of(NODE, Wanted::default())), Vec::new());
+    let before = Cost::of(&cluster).await?;
+    ensure!(listed(&mut events, &mut errors).await? == PODS);
+    let cost = Cost::of(&cluster).await?.since(before);
+    let node = Cost { cached: PODS as u64, indexed: PODS as u64, stored: 0 };
+    ensure!(cost == node && errors.is_empty(), "{cost:?} {errors:?}");
+    ensure!(timeout(Duration::from_secs(2), events.next()).await.is_err(), "a watch that says nothing");
+    let cost = Cost::of(&cluster).await?.since(before);
+    ensure!(cost == node, "with the watch: {cost:?}");
+
+    // One pod by its name, as it is now.
+    let before = Cost::of(&cluster).await?;
+    let name = ("default".to_owned(), "pod-0-7".to_owned());
+    ensure!(api_server.pod_of(NODE, &name, &Wanted::default()).await?.is_some());
+    let cost = Cost::of(&cluster).await?.since(before);
+    ensure!(cost.cached + cost.stored <= 1, "{cost:?}");
+
+    // What pages cost, so that these counts are the right ones: etcd answers them, or the cache without its index.
+    let before = Cost::of(&cluster).await?;
+    let mut next = String::new();
+    loop {
+        let page = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{NODE}&limit=32&continue={next}");
+        let page: Value = serde_json::from_str(&cluster.text_of(&page).await?)?;
+        match page["metadata"]["continue"].as_str() {
+            Some(more) => more.clone_into(&mut next),
+            None => break,
+        }
+    }
+    let cost = Cost::of(&cluster).await?.since(before);
+    ensure!(cost.cached + cost.stored > 10 * node.cached, "{cost:?}");
+
+    // After a restart the cache is filled, once; a watch from the last version is refused, and the next list is not older
+    // than that.
+    pods.create(&PostParams::default(), &pod("newer").bound_to("node-1")?).await?;
+    cluster.kill_api_server()?;
+    cluster.restart_api_server().await?;
+    ensure!(listed(&mut events, &mut errors).await? == PODS, "{errors:?}");
+    let cost = wait::until("the cache is filled", async || {
+        let cost = Cost::of(&cluster).await?;
+        ensure!(cost.cached >= node.cached, "{cost:?}");
+        Ok(cost)
+    })
+    .await?;
+    let all = (NODES * PODS) as u64 + 1;
+    // The cache itself reads all pods from etcd, and the API server's own informer all of the cache. 1.36 counts neither.
+    let own = [0, all];
+    let right = cost.indexed == node.indexed
+        && own.contains(&(cost.cached - cost.indexed))
+        && own.contains(&cost.stored);
+    ensure!(right, "{cost:?} {errors:?}");
+    Ok(())
+}
