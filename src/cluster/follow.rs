@@ -10,6 +10,9 @@ use super::pods::{Frames, Odd};
 use super::watch::{Heard, Lost, Told, Watch, Watched};
 use super::{Cluster, ClusterError, Failure};
 
+/// A watch from here on is told of the object as the watch cache has it, and of what follows. The object's own version will not
+/// do: an API server that has started since the object was last written no longer knows it (410).
+const FROM_CACHE: &str = "0";
 /// Only the metadata, each event in a line.
 const ACCEPTED: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
@@ -132,24 +135,19 @@ impl Following {
     async fn look(&mut self) -> Result<Option<Glimpse>, ClusterError> {
         let cluster = self.watch.cluster.clone();
         let what = format!("get noderesourcetopology {}", self.name);
-        let (version, glimpse) =
-            match cluster.in_time(&what, cluster.topologies().get_metadata_opt(&self.name)).await {
-                Ok(Some(object)) => {
-                    let version = object.metadata.resource_version.clone();
-                    (version.unwrap_or_default(), Some(Glimpse::Is(Box::new(object.metadata))))
+        let glimpse = match cluster.in_time(&what, cluster.topologies().get_metadata_opt(&self.name)).await {
+            Ok(Some(object)) => Some(Glimpse::Is(Box::new(object.metadata))),
+            Ok(None) => Some(Glimpse::Gone(None)),
+            Err(failure) => match cluster.explain_object(failure, &what) {
+                // Then the watch has to do.
+                error if error.is_forbidden() => None,
+                error => {
+                    self.watch.fail(Some(&error));
+                    return Err(error);
                 }
-                // From now on, whatever the version is: an object that is there will be told of.
-                Ok(None) => (String::new(), Some(Glimpse::Gone(None))),
-                Err(failure) => match cluster.explain_object(failure, &what) {
-                    // Then a watch from now on has to do.
-                    error if error.is_forbidden() => (String::new(), None),
-                    error => {
-                        self.watch.fail(Some(&error));
-                        return Err(error);
-                    }
-                },
-            };
-        self.watch.go_on_from(version);
+            },
+        };
+        self.watch.go_on_from(FROM_CACHE.to_owned());
         self.missed = false;
         Ok(glimpse)
     }

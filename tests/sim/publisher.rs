@@ -421,6 +421,20 @@ async fn a_watch_that_breaks_misses_nothing() {
 }
 
 #[tokio::test]
+async fn an_object_that_is_older_than_the_history_is_watched() {
+    let world = started(|_| {}).await;
+    // As after a restart of the API server: it knows no version that is as old as the object's.
+    world.server.add_node("another").unwrap();
+    world.server.cut_connections();
+    world.server.forget_history();
+    world.until(|| (world.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
+    world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn a_node_that_is_made_anew_gets_an_object_of_its_own() {
     let world = started(|settings| settings.refresh = Duration::from_millis(300)).await;
     let before = owners(&world.server);
