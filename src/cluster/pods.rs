@@ -89,6 +89,10 @@ impl Cluster {
         (namespace, name): &PodName,
         wanted: &Wanted,
     ) -> Result<Option<Pod>, ClusterError> {
+        // A client of the proxy may ask for any name: one that no pod can have must not get into the query.
+        if !is_name(namespace) || !is_name(name) {
+            return Ok(None);
+        }
         // The same for every pod: it stands in sentences that are told once.
         let what = "list one pod of the node";
         let path = format!("/api/v1/namespaces/{namespace}/pods");
@@ -142,6 +146,14 @@ impl Cluster {
     pub(super) fn not_understood(&self, what: &str, reason: String) -> ClusterError {
         ClusterError::NotUnderstood { server: self.server.clone(), what: what.to_owned(), reason }
     }
+}
+
+/// May an object be called so? Kubernetes allows DNS subdomains (RFC 1123).
+fn is_name(name: &str) -> bool {
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    // A lone `.` or `..` in a path is a way to somewhere else.
+    (1..=253).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('.')
 }
 
 /// The field selector for the pods of a node, as it stands in a query.
@@ -361,6 +373,24 @@ impl Following {
                 self.at = At::Nothing;
                 reason.map_or(Ok(None), |error| Err(error.to_string()))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_object_has_do_not_get_into_a_query() {
+        for name in ["web-0", "a", "10", "web.example-1"] {
+            assert!(is_name(name), "{name}");
+        }
+        let long = "a".repeat(254);
+        for name in
+            ["", ".", "..", "a/b", "a&limit=1", "a%2Cspec.nodeName!=x", "A", "a b", "a?b", "a#", "\n", &long]
+        {
+            assert!(!is_name(name), "{name}");
         }
     }
 }
