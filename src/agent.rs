@@ -518,6 +518,10 @@ impl Agent {
 
     /// Lets so much time pass before a scan, in which the pods are followed.
     async fn rest(&mut self, time: Duration) {
+        // Even a sleep of no time lasts until the timer's next millisecond.
+        if time.is_zero() {
+            return;
+        }
         tokio::select! {
             () = sleep(time) => {}
             never = self.accord.follow_on() => match never {},

@@ -30,6 +30,9 @@ use crate::topology::{Placement, Rules, Topology};
 
 /// How long the first object waits for whoever knows the node's pods.
 const FIRST_LIST: Duration = Duration::from_secs(2);
+/// As [`FIRST_LIST`], where nothing but reservations protects a pod that was bound before: longer than the wait after one list
+/// that failed.
+const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
 /// After this long an operator should know that nobody tells.
 const UNTOLD: Duration = Duration::from_secs(60);
 
@@ -192,7 +195,10 @@ impl Accord {
                 return Asked::Departed;
             }
             match self.wait().await {
-                Woken::Look => return Asked::Bound,
+                Woken::Look => {
+                    self.looks = self.looks.saturating_add(1);
+                    return Asked::Bound;
+                }
                 Woken::Pods if self.pods.peek().asks_for_a_look(before) => {}
                 Woken::Pods | Woken::Ask => drop(self.agree()),
             }
@@ -261,7 +267,9 @@ impl Accord {
         if !needed || self.pods.has_told() {
             return false;
         }
-        let (first, untold) = (self.started + FIRST_LIST, self.started + UNTOLD);
+        // In the scheduler's view an object that is written without the pods is held.
+        let limit = if *view == View::Scheduler { FIRST_LIST } else { FIRST_LIST_TO_RESERVE };
+        let (first, untold) = (self.started + limit, self.started + UNTOLD);
         if now < first {
             self.ask_at = Some(first);
             return true;
@@ -304,7 +312,9 @@ impl Accord {
                 false if self.looks < SOON => (LOOK, SOON_LIMIT),
                 false => (LOOK, LOOK_LIMIT),
             };
-            self.look_at = Some(now + back_off(&mut self.looks, first, limit));
+            // It counts when it is made: until then it may be planned several times.
+            let mut looks = self.looks;
+            self.look_at = Some(now + back_off(&mut looks, first, limit));
         }
         self.metrics.unaccounted(self.unaccounted.len());
         for pod in &verdict.released {
@@ -341,7 +351,7 @@ impl Accord {
         }
         let same = self.last.as_ref().is_some_and(|(last, _)| says_the_same(last, &topology));
         if same {
-            self.joining.clear();
+            self.joining.is_said(&topology);
         } else if self.waits(&topology, verdict.parting) {
             return false;
         }

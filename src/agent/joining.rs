@@ -35,9 +35,12 @@ impl Joining {
         now < until
     }
 
-    /// Nothing waits any more.
-    pub(super) fn clear(&mut self) {
-        self.until = None;
+    /// `last` is what was offered last, and is so again: nothing waits any more. But where it is held, what agreed for a moment
+    /// keeps its time: holds that come one after another must not put it off for ever.
+    pub(super) fn is_said(&mut self, last: &Topology) {
+        if !is_held(last) {
+            self.until = None;
+        }
     }
 
     /// When what waits has to be offered, if that is still to come.
@@ -48,11 +51,14 @@ impl Joining {
 
 /// Does `next` say only that other pods agree, or that something was released by a pod that is about to leave the set?
 fn may_wait(last: &Topology, next: &Topology, parting: bool) -> bool {
-    let held = next.pods.is_some_and(|pods| pods.is_held());
-    !held
+    !is_held(next)
         && without_placement(&last.attributes).eq(without_placement(&next.attributes))
         && last.zones.len() == next.zones.len()
         && last.zones.iter().zip(&next.zones).all(|(last, next)| is_same_or_has_more(last, next, parting))
+}
+
+fn is_held(topology: &Topology) -> bool {
+    topology.pods.is_some_and(|pods| pods.is_held())
 }
 
 fn is_same_or_has_more(last: &Zone, next: &Zone, more: bool) -> bool {
@@ -103,8 +109,21 @@ mod tests {
         assert_eq!(joining.due(ms(200)), None);
         assert!(!joining.waits(&last, &topology(of(3), 8), false, ms(200)));
         assert!(joining.waits(&last, &topology(of(3), 8), false, ms(300)), "the next one has its own time");
-        joining.clear();
+        joining.is_said(&last);
         assert_eq!(joining.due(ms(301)), None);
+    }
+
+    #[test]
+    fn holds_one_after_another_do_not_put_off_what_agrees_in_between() {
+        let start = Instant::now();
+        let ms = |milliseconds| start + Duration::from_millis(milliseconds);
+        let (mut joining, held, agrees) =
+            (Joining::default(), topology(Fingerprint::HELD, 4), topology(of(1), 4));
+        assert!(joining.waits(&held, &agrees, false, ms(0)));
+        joining.is_said(&held);
+        assert!(joining.waits(&held, &agrees, false, ms(150)));
+        joining.is_said(&held);
+        assert!(!joining.waits(&held, &agrees, false, ms(250)));
     }
 
     #[test]

@@ -318,6 +318,8 @@ impl Task {
             return;
         }
         let Some(newest) = self.offers.borrow_and_update().clone() else { return };
+        // Even if no answer comes it may have been taken.
+        self.held &= newest.pods.is_none_or(|pods| pods.is_held());
         match self.writer.write(&newest).await {
             Ok(()) => {
                 self.written(reason, now.elapsed());

@@ -1,7 +1,7 @@
 //! Follows many objects by a list and the watches after it, reduced as they are read.
 //!
-//! The list is not paged: it is read item by item while it comes in. A watch that ends goes on where it ended; after a
-//! failure the list is read anew, after a back-off.
+//! The list is not paged: it is read item by item while it comes in. A watch that ends or is cut goes on where it ended; the
+//! list is read anew, after a back-off, where that cannot be.
 
 use std::marker::PhantomData;
 use std::pin::{Pin, pin};
@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::list_items::ListItems;
 use super::nodes::WATCH_SECONDS;
+use super::watch::is_ahead;
 use super::{Cluster, ClusterError, Failure};
 use crate::backoff::back_off;
 
@@ -110,7 +111,10 @@ impl<T: Reduced> ListWatch<T> {
                     Ok(Some(listed)) => return Ok(Told::Listed(listed)),
                     Ok(None) => continue,
                     Err(error) => {
-                        self.lose();
+                        match is_useless(&error) {
+                            true => self.lose(),
+                            false => self.interrupt(),
+                        }
                         return Err(error);
                     }
                 }
@@ -128,8 +132,12 @@ impl<T: Reduced> ListWatch<T> {
                     self.events = None;
                     self.not_before = Instant::now() + RETRY;
                 }
-                // Cut, or silent.
-                Ok(Err(_)) | Err(_) => self.lose(),
+                // An event that cannot be read is missed.
+                Ok(Err(kube::Error::SerdeError(_))) => self.lose(),
+                // Cut: the next watch goes on where this one was.
+                Ok(Err(_)) => self.interrupt(),
+                // Silent.
+                Err(_) => self.lose(),
             }
         }
     }
@@ -192,10 +200,16 @@ impl<T: Reduced> ListWatch<T> {
         told
     }
 
+    /// What was told still holds: a list would cost the API server much more than a watch.
+    fn interrupt(&mut self) {
+        self.events = None;
+        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+    }
+
     /// Something may have been missed.
     fn lose(&mut self) {
-        (self.events, self.version) = (None, None);
-        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+        self.version = None;
+        self.interrupt();
     }
 
     /// Of objects the resource itself may be unknown.
@@ -205,6 +219,11 @@ impl<T: Reduced> ListWatch<T> {
             false => failure.explain(what),
         }
     }
+}
+
+/// Is the version that the watch was to go on from of no use? It is too old, or is none, or is newer than any that there is.
+fn is_useless(error: &ClusterError) -> bool {
+    matches!(error, ClusterError::Refused { code: 400 | 410, .. }) || is_ahead(error)
 }
 
 /// What is kept of a list that comes in, and its version; or what is wrong with it.

@@ -149,6 +149,8 @@ struct Open {
     body: Body,
     frames: Frames,
     since: Instant,
+    /// For how long it was asked for.
+    asked: Duration,
     /// When the last frame came.
     heard: Instant,
     told: bool,
@@ -209,7 +211,8 @@ impl<W: Watched> Watch<W> {
         match self.cluster.within(ANSWER, &self.watched.what(), call).await {
             Ok(body) => {
                 let (frames, now) = (self.watched.frames(), Instant::now());
-                self.open = Some(Open { body, frames, since: now, heard: now, told: false });
+                let asked = Duration::from_secs(seconds.into());
+                self.open = Some(Open { body, frames, since: now, asked, heard: now, told: false });
                 Ok(())
             }
             Err(failure) => Err(self.lose(self.watched.explain(&self.cluster, failure))),
@@ -280,7 +283,10 @@ impl<W: Watched> Watch<W> {
         let reason = error.map_or_else(|| "the API server ended it".to_owned(), |error| chain(error));
         debug!("{} ended after {lasted:.1?}: {reason}", self.watched.what());
         if lasted >= SHORT || (open.told && error.is_none()) {
-            self.pace.ended();
+            // At the end of its time, which is random already, the next one begins at once.
+            if error.is_some() || lasted + RECONNECT < open.asked {
+                self.pace.ended();
+            }
             return Ok(());
         }
         let reason = format!("the watch lasted {lasted:.1?} only: {reason}");

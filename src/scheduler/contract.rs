@@ -1,6 +1,6 @@
 //! Which fingerprint the object carries, and when it is held.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use super::accounted::Requirements;
@@ -192,7 +192,7 @@ impl Contract {
         if self.pods.is_empty() && self.rows.is_empty() {
             return;
         }
-        let present: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+        let present: HashSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         self.pods.retain(|uid, _| present.contains(uid.as_str()));
         let is_listed = |(namespace, name): &(String, String)| {
             usage.pods.iter().any(|row| row.name == *name && row.namespace == *namespace)
@@ -208,12 +208,14 @@ impl Contract {
         now: Duration,
         verdict: &mut Verdict,
     ) {
-        let rows = by_name(reading.usage);
+        let rows = Rows::of(reading.usage);
         for pod in pods {
             let before = self.pods.get(&pod.uid).copied();
-            let rows = rows.get(&(pod.namespace.as_str(), pod.name.as_str())).map_or(&[][..], Vec::as_slice);
+            let rows = rows.of_pod(pod);
             let standing = match before {
                 Some(Standing::Excused) => continue,
+                // Nearly every pod, each time: whatever it asks for, it stays accounted.
+                Some(Standing::Accounted) if !rows.is_empty() && pod.phase != Phase::Pending => continue,
                 _ if asks_for_nothing(pod, reading) => Standing::settled(pod),
                 Some(Standing::Accounted) if rows.is_empty() => {
                     verdict.ask_again(now + MISSING);
@@ -398,13 +400,24 @@ pub(super) fn lists(zones: &[Zone], resource: &str) -> bool {
     zones.iter().any(|zone| zone.resources.contains_key(resource))
 }
 
-/// A name stands twice while a pod that was deleted by force is torn down and another has its name.
-pub(super) fn by_name(usage: &Usage) -> BTreeMap<(&str, &str), Vec<&PodUsage>> {
-    let mut rows: BTreeMap<_, Vec<&PodUsage>> = BTreeMap::new();
-    for pod in &usage.pods {
-        rows.entry((pod.namespace.as_str(), pod.name.as_str())).or_default().push(pod);
+/// The rows of the List by the name of their pod.
+pub(super) struct Rows<'a>(Vec<&'a PodUsage>);
+
+impl<'a> Rows<'a> {
+    pub(super) fn of(usage: &'a Usage) -> Self {
+        let mut rows: Vec<&PodUsage> = usage.pods.iter().collect();
+        // Stable: rows of one name stay in the order of the List.
+        rows.sort_by_key(|row| (&row.namespace, &row.name));
+        Self(rows)
     }
-    rows
+
+    /// Those of a pod's name: two while a pod that was deleted by force is torn down and another has its name.
+    pub(super) fn of_pod(&self, pod: &Pod) -> &[&'a PodUsage] {
+        let name = (&pod.namespace, &pod.name);
+        let from = self.0.partition_point(|row| (&row.namespace, &row.name) < name);
+        let named = self.0[from..].partition_point(|row| (&row.namespace, &row.name) == name);
+        &self.0[from..from + named]
+    }
 }
 
 /// What other publishers take for exclusive in the List (peers.md 3): CPUs, or memory or devices of some node.

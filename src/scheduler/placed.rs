@@ -1,6 +1,6 @@
 //! On which zones the containers are that the plugin deems exclusive, in the pods of the fingerprint.
 
-use super::contract::{Contract, by_name, lists};
+use super::contract::{Contract, Rows, lists};
 use super::exclusive::is_exclusive_container;
 use super::{Reading, View};
 use crate::machine::{Id, Machine};
@@ -20,7 +20,7 @@ impl Contract {
             return None;
         }
         let listed = |name: &str| lists(reading.zones, name);
-        let rows = by_name(reading.usage);
+        let rows = Rows::of(reading.usage);
         let counted: Vec<&Pod> = pods?.into_iter().filter(|pod| self.counts(pod, reading.zones)).collect();
         let mut placed = Vec::new();
         for pod in counted {
@@ -30,7 +30,7 @@ impl Contract {
             });
             for container in exclusive {
                 // With two of them it cannot be told which is the pod's.
-                let [row] = rows.get(&(pod.namespace.as_str(), pod.name.as_str()))?[..] else { return None };
+                let [row] = rows.of_pod(pod)[..] else { return None };
                 let usage = row.containers.iter().find(|usage| *usage.name == *container.name)?;
                 let zone = Some(home(usage, machine)?);
                 let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());

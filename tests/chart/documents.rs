@@ -252,7 +252,10 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
         ensure!(usual.contains(words), "{usual}");
     }
     for (values, words) in [
-        ("admissionPolicy.enabled=false", "WARNING: whoever has one agent's token may write"),
+        (
+            "admissionPolicy.enabled=false",
+            "WARNING: whoever has one agent's token, or the controller's, may write",
+        ),
         ("admissionPolicy.onMissingClaim=Allow", "WARNING: whoever has an agent's token that names no node"),
         ("kubelet.mountDir=true", "WARNING: the agents can read, and write, the volumes of every pod"),
         ("rbac.create=false,purge.enabled=false", "WARNING: no roles are made"),

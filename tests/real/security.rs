@@ -485,6 +485,12 @@ fn of_the_controller() -> Vec<Attempt> {
             ),
             nudged,
         ),
+        held(
+            who,
+            "make it long",
+            metadata("annotations", json!({"numacast.io/nudge": "x".repeat(65)})),
+            foreign,
+        ),
         held(who, "change it, and the zones with it", merge(&own, more), foreign),
         held(who, "change what an object says", merge(&own, change.clone()), foreign),
         held(
@@ -962,6 +968,21 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         )?;
         let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
         ensure!(found == set(&expected), "{config}: {found:#?}");
+    }
+    // Nudges are for who reads the objects at ticks, unless somebody wants them.
+    for (values, gone) in [
+        (json!({"config": {"consumer": "kai"}}), &whole[3..7]),
+        (json!({"config": {"consumer": "none"}}), &whole[3..7]),
+        (json!({"config": {"cache": "direct"}}), &whole[3..7]),
+        (json!({"config": {"cache": "overReserve"}}), &whole[..0]),
+        (
+            json!({"config": {"cache": "direct"}, "controller": {"config": {"controller": {"nudge": "auto"}}}}),
+            &whole[..0],
+        ),
+    ] {
+        let found = rights_of(&Chart::render(&parts, &values)?, CONTROLLER)?;
+        let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
+        ensure!(found == set(&expected), "{values}: {found:#?}");
     }
     let none =
         Chart::render(&parts, &json!({"controller": {"enabled": false}, "purge": {"enabled": false}}))?;

@@ -12,6 +12,7 @@ use numacast::config::{Config, RivalsMode};
 use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{ApiServer, Change, EVENTS, Fault, NODES, TOPOLOGIES};
 use numacast::sim::kubelet::PodSpec;
+use numacast::telemetry::server::Exposition;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 
@@ -221,6 +222,14 @@ async fn edit(server: &ApiServer, manager: &str, patch: Value) {
     topologies(server).patch("worker", &params, &Patch::Merge(patch)).await.unwrap();
 }
 
+/// Writes of other programs, as the agent counts them.
+fn foreign_writes(world: &World) -> u64 {
+    let metrics = world.metrics.encode();
+    let mut samples = metrics.lines().filter_map(|line| line.split_once(' '));
+    let sample = samples.find(|(name, _)| *name == r#"numacast_foreign_writes_total{writer="manager"}"#);
+    sample.and_then(|(_, value)| value.parse().ok()).unwrap_or_default()
+}
+
 /// Everything that was written to the object from now on, by whom.
 fn writers(changes: &mut Receiver<Arc<Change>>) -> Vec<String> {
     let mut found = Vec::new();
@@ -345,6 +354,15 @@ async fn a_publisher_that_rewrites_is_reported_and_not_answered() {
     }
     world.until(|| was_told(&world.server, "RivalPublisher", "`rte` keeps rewriting")).await;
     assert_eq!(writers(&mut changes), ["rte"; 20]);
+    // The controller's nudges are no rewrites.
+    for turn in 20..23 {
+        let nudge = json!({"metadata": {"annotations": {"numacast.io/nudge": turn.to_string()}}});
+        edit(&world.server, "numacast", nudge).await;
+    }
+    edit(&world.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
+    world.until(|| (foreign_writes(&world) >= 22).then_some(())).await;
+    assert_eq!(foreign_writes(&world), 22, "the first edit, and 21 rewrites");
+    writers(&mut changes);
     // Our own changes still go out.
     assert!(world.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
     world.agrees().await;

@@ -200,6 +200,11 @@ metrics:
 {{- /* The objects are read in the version in which the agents write them. */}}
 {{- $_ := set $own "publish" (dict "apiVersion" .) }}
 {{- end }}
+{{- /* Who reads the objects without ticks has nothing of nudges. */}}
+{{- $agents := .Values.config | default dict }}
+{{- if or (has (dig "consumer" "schedulerPlugins" $agents) (list "kai" "none")) (eq (dig "cache" "overReserve" $agents) "direct") }}
+{{- $_ := set $own.controller "nudge" "off" }}
+{{- end }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.controller.config | default dict)) }}
 {{- include "numacast.refuseShared" (dict "config" $config "of" "controller.config") }}
 {{- toYaml $config }}
@@ -476,7 +481,7 @@ securityContext:
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $told := list }}
 {{- if not .Values.admissionPolicy.enabled }}
-{{- $told = append $told "whoever has one agent's token may write the object of every node: admissionPolicy.enabled is false." }}
+{{- $told = append $told "whoever has one agent's token, or the controller's, may write the object of every node: admissionPolicy.enabled is false." }}
 {{- else if ne .Values.admissionPolicy.onMissingClaim "Deny" }}
 {{- $told = append $told "whoever has an agent's token that names no node may write the object of every node: admissionPolicy.onMissingClaim is Allow." }}
 {{- end }}

@@ -123,8 +123,12 @@ impl Task {
         // A rival may write often, and it is not answered: that needs no call.
         let author = Author::of_content(&metadata);
         if let Some(rival) = author.filter(|author| self.care.rivals.is_left(author, Instant::now())) {
+            // Annotations and labels, such as the controller's nudge, do not raise the generation: the rival wrote nothing.
+            let rewritten = self.writer.own().and_then(identity) != identity(&metadata);
             self.writer.saw(metadata);
-            self.decide(&rival, &["the content"], true);
+            if rewritten {
+                self.decide(&rival, &["the content"], true);
+            }
             return;
         }
         match self.writer.read().await {
