@@ -2,7 +2,6 @@
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
-use kube::Resource;
 use kube::api::{DynamicObject, ObjectMeta, WatchEvent};
 use kube::core::PartialObjectMeta;
 
@@ -10,8 +9,8 @@ use super::pods::{Frames, Odd};
 use super::watch::{Heard, Lost, Told, Watch, Watched};
 use super::{Cluster, ClusterError, Failure};
 
-/// A watch from here on is told of the object as the watch cache has it, and of what follows. The object's own version will not
-/// do: an API server that has started since the object was last written no longer knows it (410).
+/// A watch from this version starts with the object as the watch cache has it. One from the object's own version fails with 410
+/// if the API server has restarted since the object was last written.
 const FROM_CACHE: &str = "0";
 /// Only the metadata, each event in a line.
 const ACCEPTED: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
@@ -46,10 +45,7 @@ impl Cluster {
     /// Follows the object of a node from `version` on.
     #[must_use]
     pub fn follow_topology(&self, name: &str, version: &str) -> Follow {
-        let object = Object {
-            name: name.to_owned(),
-            path: DynamicObject::url_path(&self.form.version.resource(), None),
-        };
+        let object = Object { name: name.to_owned(), path: self.topologies_path() };
         let following = Following {
             name: name.to_owned(),
             missed: version.is_empty(),

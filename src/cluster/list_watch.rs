@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::list_items::ListItems;
 use super::nodes::WATCH_SECONDS;
-use super::watch::is_ahead;
+use super::watch::{ANSWER, is_useless};
 use super::{Cluster, ClusterError, Failure};
 use crate::backoff::back_off;
 
@@ -24,8 +24,6 @@ use crate::backoff::back_off;
 const GRACE: Duration = Duration::from_secs(15);
 /// A real API server sends a bookmark about once a minute. A watch that had one and is silent for longer is dead.
 const HEARTBEAT: Duration = Duration::from_secs(80);
-/// The API server itself gives a list up after a minute.
-const ANSWER: Duration = Duration::from_secs(65);
 /// How soon to try again after a failure, or after a watch that ended.
 const RETRY: Duration = Duration::from_secs(1);
 /// The longest wait between two failures.
@@ -42,10 +40,10 @@ pub(super) trait Reduced: DeserializeOwned + Clone + Send + 'static {
     }
 }
 
-/// What is told of objects.
+/// An event about the objects that are followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told<T> {
-    /// These are there, and no others: at the start, and after something may have been missed.
+    /// A complete list: at the start, and after events may have been missed.
     Listed(Vec<T>),
     /// This one came, or changed.
     Is(T),
@@ -74,7 +72,7 @@ type Events<T> = BoxStream<'static, kube::Result<WatchEvent<T>>>;
 struct ListWatch<T> {
     cluster: Cluster,
     which: Which,
-    /// Everything up to this version was told. `None`: something may have been missed.
+    /// The version of the last event. `None` where events may have been missed: the objects have to be listed.
     version: Option<String>,
     events: Option<Events<T>>,
     failures: u32,
@@ -200,7 +198,8 @@ impl<T: Reduced> ListWatch<T> {
         told
     }
 
-    /// What was told still holds: a list would cost the API server much more than a watch.
+    /// The watch ended, and no event was missed: the next one begins at the last version, which costs the API server much less
+    /// than a list.
     fn interrupt(&mut self) {
         self.events = None;
         self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
@@ -219,11 +218,6 @@ impl<T: Reduced> ListWatch<T> {
             false => failure.explain(what),
         }
     }
-}
-
-/// Is the version that the watch was to go on from of no use? It is too old, or is none, or is newer than any that there is.
-fn is_useless(error: &ClusterError) -> bool {
-    matches!(error, ClusterError::Refused { code: 400 | 410, .. }) || is_ahead(error)
 }
 
 /// What is kept of a list that comes in, and its version; or what is wrong with it.

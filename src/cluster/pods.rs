@@ -12,6 +12,8 @@
 mod answers;
 mod frames;
 mod list;
+#[cfg(test)]
+mod samples;
 
 use std::time::Duration;
 

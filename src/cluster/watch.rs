@@ -309,11 +309,9 @@ impl<W: Watched> Watch<W> {
     /// After a watch that was refused: is what was told still something to go on from?
     fn lose(&mut self, error: ClusterError) -> Lost {
         self.fail(Some(&error));
-        match &error {
-            // The version is too old, or is none.
-            ClusterError::Refused { code: 400 | 410, .. } => Lost::Stale(Some(error)),
-            error if is_ahead(error) => Lost::Stale(Some(error.clone())),
-            _ => Lost::Failed(error),
+        match is_useless(&error) {
+            true => Lost::Stale(Some(error)),
+            false => Lost::Failed(error),
         }
     }
 
@@ -322,6 +320,12 @@ impl<W: Watched> Watch<W> {
         self.fail(None);
         Lost::Stale(Some(self.cluster.not_understood(&self.watched.what(), odd.to_string())))
     }
+}
+
+/// Must a client list again instead of watching from this version? It has expired, is invalid, or is newer than any that the API
+/// server knows.
+pub(super) fn is_useless(error: &ClusterError) -> bool {
+    matches!(error, ClusterError::Refused { code: 400 | 410, .. }) || is_ahead(error)
 }
 
 /// Is the version newer than any that this API server knows? A load balancer's 504 says nothing of it.

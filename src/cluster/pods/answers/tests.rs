@@ -1,37 +1,19 @@
 use super::*;
 use crate::cluster::pods::Frames;
+use crate::cluster::pods::samples::{FORBIDDEN, enveloped, pod, record};
 use crate::core_v1::read_pod;
 use crate::pod::Wanted;
-use crate::wire::{put_bytes, put_number};
+use crate::wire::put_number;
 
 /// A pod changed, another was deleted, and in the end it was said how far the watch is.
 const WATCH: &[u8] = include_bytes!("../seen/watch.pb");
 /// A watch from a version that was too old.
 const EXPIRED: &[u8] = include_bytes!("../seen/watch-expired.pb");
-/// To one who may not list pods.
-const FORBIDDEN: &[u8] = include_bytes!("../seen/forbidden.pb");
 /// To one who wants a watch from version `abc` on.
 const NO_VERSION: &[u8] = include_bytes!("../seen/no-version.pb");
 
-fn record(number: u32, content: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    put_bytes(&mut out, number, content);
-    out
-}
-
-/// An object in its envelope, with more in the envelope.
-fn enveloped(kind: &str, object: &[u8], more: &[u8]) -> Vec<u8> {
-    let about = [record(1, b"v1"), record(2, kind.as_bytes())].concat();
-    [&b"k8s\0"[..], &record(1, &about), &record(2, object), more].concat()
-}
-
 fn event(what: &[u8], object: &[u8]) -> Vec<u8> {
     [record(1, what), record(2, &record(1, object))].concat()
-}
-
-/// A pod of this name, with this in its metadata.
-fn pod(name: &str, more: &[u8]) -> Vec<u8> {
-    record(1, &[&record(1, name.as_bytes())[..], &record(3, b"ns"), &record(6, b"7"), more].concat())
 }
 
 fn frames(stream: &[u8]) -> Vec<Vec<u8>> {

@@ -1,31 +1,12 @@
 use super::*;
+use crate::cluster::pods::samples::{FORBIDDEN, enveloped, pod, record};
 use crate::core_v1::read_pod;
 use crate::pod::{Annotation, Phase, Pod, Wanted, Whole};
-use crate::wire::put_bytes;
 
 /// What an API server of 1.36.3 answered: one pod of two, to who asked for one.
 const LIST: &[u8] = include_bytes!("../seen/list.pb");
 /// A list of nothing.
 const EMPTY: &[u8] = include_bytes!("../seen/list-empty.pb");
-/// To one who may not list pods.
-const FORBIDDEN: &[u8] = include_bytes!("../seen/forbidden.pb");
-
-fn record(number: u32, content: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    put_bytes(&mut out, number, content);
-    out
-}
-
-/// An object in its envelope, with more in the envelope.
-fn enveloped(kind: &str, object: &[u8], more: &[u8]) -> Vec<u8> {
-    let about = [record(1, b"v1"), record(2, kind.as_bytes())].concat();
-    [&b"k8s\0"[..], &record(1, &about), &record(2, object), more].concat()
-}
-
-/// A pod of this name, with this in its metadata.
-fn pod(name: &str, more: &[u8]) -> Vec<u8> {
-    record(1, &[&record(1, name.as_bytes())[..], &record(3, b"ns"), &record(6, b"7"), more].concat())
-}
 
 fn list(records: &[&[u8]]) -> Vec<u8> {
     enveloped("PodList", &[&record(1, &record(2, b"7"))[..], &records.concat()].concat(), b"")
