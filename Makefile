@@ -1,6 +1,6 @@
 # Everything a person runs. `make` alone tells what there is.
 
-.PHONY: help demo test heart matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting image reproduce sbom clean
+.PHONY: help demo test heart matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
@@ -42,27 +42,21 @@ matrix:
 real-faults: parts
 	cargo test --locked --test real-faults -- $(ARGS)
 
-contract:
+contract: shipped
 	tests/parts/build scheduler
-	cargo test --locked --test contract -- $(ARGS)
+	cargo test --locked --test contract -- --binary target/shipped/numacast $(ARGS)
 
-proxy-load:
+proxy-load: shipped
 	tests/parts/build podresources
-	cargo build --locked --release --no-default-features
-	install -D target/release/numacast target/shipped/numacast
 	cargo test --locked --test proxy-load -- --binary target/shipped/numacast $(ARGS)
 
-pods-load:
-	cargo build --locked --release --no-default-features
-	install -D target/release/numacast target/shipped/numacast
+pods-load: shipped
 	cargo test --locked --test pods-load -- --binary target/shipped/numacast $(ARGS)
 
 # The shipped controller; how much memory it took is printed.
 fleet: export NUMACAST_FLEET = $(or $(FLEET),5000)
 fleet: export NUMACAST_BINARY = $(CURDIR)/target/shipped/numacast
-fleet: parts
-	cargo build --locked --release --no-default-features
-	install -D target/release/numacast target/shipped/numacast
+fleet: parts shipped
 	cargo test --locked --test real controller::objects_of_nodes -- --nocapture
 
 fleet-load:
@@ -78,9 +72,7 @@ model:
 
 # ONLY=storm, ONLY=crowd or ONLY=changes for one part. In memory: a disk is too slow for a storm.
 soak: export TMPDIR ?= $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
-soak:
-	cargo build --locked --release --no-default-features
-	install -D target/release/numacast target/shipped/numacast
+soak: shipped
 	cargo test --locked --test soak -- --binary target/shipped/numacast $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 fuzz:
@@ -106,10 +98,12 @@ bench: $(if $(filter accounting,$(ONLY)),bench-accounting,bench-agent $(if $(ONL
 bench-accounting:
 	cargo bench --locked --no-default-features --bench accounting --bench accounting-heap
 
-bench-agent: parts
-	cargo build --locked --release --no-default-features
-	install -D target/release/numacast target/shipped/numacast
+bench-agent: shipped parts
 	cargo bench --locked --bench agent -- $(ONLY)
+
+# The static binary of the image: what it costs and how fast it is, is measured of this one.
+shipped:
+	install -D "$$(image/build --binary | tail -n 1)" target/shipped/numacast
 
 # What ships. docs/release.md tells how it is verified.
 image:

@@ -46,6 +46,8 @@ const PROBE: Duration = Duration::from_millis(20);
 const STARTS: [usize; 2] = [11, 5];
 /// Longer than the agent's poll: whatever it missed it knows then.
 const BEYOND_POLL: Duration = Duration::from_secs(6);
+/// So long at most an agent that is not the default is watched doing nothing.
+const VARIANT_IDLE: Duration = Duration::from_secs(60);
 /// Writes of the benchmark's own when nothing else happens.
 const FLOOR_WRITES: usize = 40;
 
@@ -383,8 +385,8 @@ impl<'a> Bench<'a> {
     }
 
     async fn idle(&mut self, index: usize, agent: &Running, figures: &mut Figures) -> Result<[Counts; 2]> {
-        let share = if index == 0 { 1 } else { 3 };
-        let time = Duration::from_secs((self.options.idle.as_secs() / share).max(1));
+        let most = if index == 0 { Duration::MAX } else { VARIANT_IDLE };
+        let time = self.options.idle.min(most);
         self.say(&format!("idle for {time:?}"));
         // What the API server's count costs the others, and a write that was joined with nothing, are over then.
         tokio::time::sleep(Duration::from_secs(2)).await;

@@ -85,6 +85,17 @@ impl Account {
     }
 }
 
+/// What a verdict is about. The same question has the same answer until the contract wants to be asked again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Question {
+    /// The version of the pods.
+    pods: u64,
+    /// The number of the account.
+    account: u64,
+    /// Did the kubelet answer?
+    answers: bool,
+}
+
 /// Publishes accounts as the scheduler's contract allows.
 #[derive(Debug)]
 pub(super) struct Accord {
@@ -115,6 +126,8 @@ pub(super) struct Accord {
     looks: u32,
     /// When to look for them.
     look_at: Option<Instant>,
+    /// What the contract was asked last, and whether everything that it answered was published or waits to be.
+    asked: Option<(Question, bool)>,
     /// When to ask the contract again if nothing happens.
     ask_at: Option<Instant>,
     /// What is new and waits for what follows.
@@ -155,6 +168,7 @@ impl Accord {
             unaccounted: BTreeSet::new(),
             looks: 0,
             look_at: None,
+            asked: None,
             ask_at: None,
             joining: Joining::default(),
             reserved: Vec::new(),
@@ -232,15 +246,35 @@ impl Accord {
 
     /// Offers the newest account to the publisher with what the contract says of the pods, unless that is known; is it new?
     fn agree(&mut self) -> bool {
-        self.consult().is_some_and(|verdict| verdict.stance != Stance::Wait && self.offer(&verdict))
+        if self.knows_the_answer(true) {
+            return false;
+        }
+        let Some(verdict) = self.consult() else { return false };
+        self.asked = Some((self.question(), true));
+        verdict.stance != Stance::Wait && self.offer(&verdict)
     }
 
     /// The same, if the object has to be held or something is reserved: what else there is to say can wait for the scan.
     fn hold(&mut self) {
-        let reserves = self.contract.terms().reserve;
-        if let Some(verdict) = self.consult().filter(|verdict| reserves || verdict.stance == Stance::Held) {
+        if self.knows_the_answer(false) {
+            return;
+        }
+        let Some(verdict) = self.consult() else { return };
+        let says = self.contract.terms().reserve || verdict.stance == Stance::Held;
+        self.asked = Some((self.question(), says));
+        if says {
             self.offer(&verdict);
         }
+    }
+
+    fn question(&self) -> Question {
+        Question { pods: self.pods.version(), account: self.taken, answers: self.answers }
+    }
+
+    /// Was the contract asked this already, and is it too early to ask again? `said`: and was all of its answer said?
+    fn knows_the_answer(&self, said: bool) -> bool {
+        let is_early = self.ask_at.is_none_or(|at| Instant::now() < at);
+        is_early && self.asked.is_some_and(|(question, all)| (all || !said) && question == self.question())
     }
 
     fn consult(&mut self) -> Option<Verdict> {
@@ -352,7 +386,7 @@ impl Accord {
         let same = self.last.as_ref().is_some_and(|(last, _)| says_the_same(last, &topology));
         if same {
             self.joining.is_said(&topology);
-        } else if self.waits(&topology, verdict.parting) {
+        } else if self.waits(&topology) {
             return false;
         }
         let Some(account) = &self.newest else { return false };
@@ -374,11 +408,11 @@ impl Accord {
     }
 
     /// Does what is new wait for what follows? Where the object is read directly nothing waits.
-    fn waits(&mut self, topology: &Topology, parting: bool) -> bool {
+    fn waits(&mut self, topology: &Topology) -> bool {
         let Terms { view, reserve, .. } = self.contract.terms();
         let (View::Scheduler, false, Some((last, _))) = (view, reserve, &self.last) else { return false };
         let now = Instant::now();
-        let waits = self.joining.waits(last, topology, parting, now);
+        let waits = self.joining.waits(last, topology, now);
         self.ask_at = [self.ask_at, self.joining.due(now)].into_iter().flatten().min();
         waits
     }

@@ -1,8 +1,8 @@
 //! Changes that wait a moment to be written together with what follows.
 //!
 //! An overreserving plugin looks at the object at its ticks only, a second apart or more. It loses next to nothing when it is
-//! told 200 ms later that the pods agree again, and a pod that starts, or ends, mostly causes another change within that
-//! time. A hold and a zone that has less never wait, and take with them what does.
+//! told 50 ms later that the pods agree again, and a pod that starts, or ends, often causes another change within that
+//! time. A hold and a changed zone never wait, and take with them what does.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::topology::{Placement, Topology, Zone};
 
 /// How long a change may wait, whatever else changes meanwhile.
-pub(super) const JOIN: Duration = Duration::from_millis(200);
+pub(super) const JOIN: Duration = Duration::from_millis(50);
 
 /// Whether a change waits, and until when.
 #[derive(Debug, Default)]
@@ -21,10 +21,9 @@ pub(super) struct Joining {
 }
 
 impl Joining {
-    /// Does what is new in `next` wait? `last` is what was offered last. `parting` tells that a pod has ended that is about
-    /// to leave the set.
-    pub(super) fn waits(&mut self, last: &Topology, next: &Topology, parting: bool, now: Instant) -> bool {
-        if !may_wait(last, next, parting) {
+    /// Does what is new in `next` wait? `last` is what was offered last.
+    pub(super) fn waits(&mut self, last: &Topology, next: &Topology, now: Instant) -> bool {
+        if !may_wait(last, next) {
             self.until = None;
             return false;
         }
@@ -49,28 +48,24 @@ impl Joining {
     }
 }
 
-/// Does `next` say only that other pods agree, or that something was released by a pod that is about to leave the set?
-fn may_wait(last: &Topology, next: &Topology, parting: bool) -> bool {
+/// Does `next` say only that other pods agree?
+fn may_wait(last: &Topology, next: &Topology) -> bool {
     !is_held(next)
         && without_placement(&last.attributes).eq(without_placement(&next.attributes))
         && last.zones.len() == next.zones.len()
-        && last.zones.iter().zip(&next.zones).all(|(last, next)| is_same_or_has_more(last, next, parting))
+        && last.zones.iter().zip(&next.zones).all(|(last, next)| is_same_zone(last, next))
 }
 
 fn is_held(topology: &Topology) -> bool {
     topology.pods.is_some_and(|pods| pods.is_held())
 }
 
-fn is_same_or_has_more(last: &Zone, next: &Zone, more: bool) -> bool {
+fn is_same_zone(last: &Zone, next: &Zone) -> bool {
     let Zone { id, costs, resources, attributes } = next;
-    let same = last.id == *id
+    last.id == *id
         && last.costs == *costs
-        && last.resources.keys().eq(resources.keys())
-        && without_placement(&last.attributes).eq(without_placement(attributes));
-    same && last.resources.values().zip(resources.values()).all(|(last, next)| {
-        let same = last.capacity == next.capacity && last.allocatable == next.allocatable;
-        same && (last.available == next.available || more && last.available < next.available)
-    })
+        && last.resources == *resources
+        && without_placement(&last.attributes).eq(without_placement(attributes))
 }
 
 /// Where containers are goes with the set of pods.
@@ -103,14 +98,14 @@ mod tests {
         let ms = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut joining = Joining::default();
         let last = topology(of(1), 8);
-        assert!(joining.waits(&last, &topology(of(2), 8), false, ms(0)));
-        assert_eq!(joining.due(ms(1)), Some(ms(200)));
-        assert!(joining.waits(&last, &topology(of(3), 8), false, ms(150)), "more changes do not put it off");
-        assert_eq!(joining.due(ms(200)), None);
-        assert!(!joining.waits(&last, &topology(of(3), 8), false, ms(200)));
-        assert!(joining.waits(&last, &topology(of(3), 8), false, ms(300)), "the next one has its own time");
+        assert!(joining.waits(&last, &topology(of(2), 8), ms(0)));
+        assert_eq!(joining.due(ms(1)), Some(ms(50)));
+        assert!(joining.waits(&last, &topology(of(3), 8), ms(40)), "more changes do not put it off");
+        assert_eq!(joining.due(ms(50)), None);
+        assert!(!joining.waits(&last, &topology(of(3), 8), ms(50)));
+        assert!(joining.waits(&last, &topology(of(3), 8), ms(90)), "the next one has its own time");
         joining.is_said(&last);
-        assert_eq!(joining.due(ms(301)), None);
+        assert_eq!(joining.due(ms(91)), None);
     }
 
     #[test]
@@ -119,30 +114,29 @@ mod tests {
         let ms = |milliseconds| start + Duration::from_millis(milliseconds);
         let (mut joining, held, agrees) =
             (Joining::default(), topology(Fingerprint::HELD, 4), topology(of(1), 4));
-        assert!(joining.waits(&held, &agrees, false, ms(0)));
+        assert!(joining.waits(&held, &agrees, ms(0)));
         joining.is_said(&held);
-        assert!(joining.waits(&held, &agrees, false, ms(150)));
+        assert!(joining.waits(&held, &agrees, ms(40)));
         joining.is_said(&held);
-        assert!(!joining.waits(&held, &agrees, false, ms(250)));
+        assert!(!joining.waits(&held, &agrees, ms(60)));
     }
 
     #[test]
     fn a_hold_and_a_changed_zone_never_wait() {
         let now = Instant::now();
         let last = topology(of(1), 4);
-        let waits = |next: &Topology, parting| Joining::default().waits(&last, next, parting, now);
-        assert!(!waits(&topology(Fingerprint::HELD, 4), true));
-        assert!(!waits(&topology(of(2), 3), true), "an allocation");
-        assert!(!waits(&topology(of(1), 5), false), "a release");
-        assert!(waits(&topology(of(1), 5), true), "a release that another set is about to follow");
+        let waits = |next: &Topology| Joining::default().waits(&last, next, now);
+        assert!(!waits(&topology(Fingerprint::HELD, 4)));
+        assert!(!waits(&topology(of(2), 3)), "an allocation");
+        assert!(!waits(&topology(of(1), 5)), "a release");
         let policy = ("topologyManagerPolicy".to_owned(), "none".to_owned());
-        assert!(!waits(&Topology { attributes: vec![policy], ..topology(of(2), 4) }, true));
+        assert!(!waits(&Topology { attributes: vec![policy], ..topology(of(2), 4) }));
         let mut larger = topology(of(2), 4);
         larger.zones[0].resources.values_mut().for_each(|amounts| amounts.capacity = 9);
-        assert!(!waits(&larger, true));
-        assert!(!waits(&Topology { zones: Vec::new(), ..topology(of(2), 4) }, true));
+        assert!(!waits(&larger));
+        assert!(!waits(&Topology { zones: Vec::new(), ..topology(of(2), 4) }));
         let held = topology(Fingerprint::HELD, 4);
-        assert!(Joining::default().waits(&held, &last, false, now), "no longer held, with the same zones");
+        assert!(Joining::default().waits(&held, &last, now), "no longer held, with the same zones");
     }
 
     #[test]
@@ -156,7 +150,7 @@ mod tests {
             topology
         };
         let waits =
-            |next: &Topology| Joining::default().waits(&placed("a", "b"), next, false, Instant::now());
+            |next: &Topology| Joining::default().waits(&placed("a", "b"), next, Instant::now());
         assert!(waits(&placed("c", "d")));
         assert!(waits(&topology(of(1), 4)));
         let mut other = placed("a", "b");

@@ -232,7 +232,11 @@ async fn watch(directories: &Directories, pending: &Pending) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
             Err(error) => return Err(error),
         }
-        sleep(storm.pause(Instant::now())).await;
+        let pause = storm.pause(Instant::now());
+        // Even a sleep of no time lasts until the timer's next millisecond.
+        if !pause.is_zero() {
+            sleep(pause).await;
+        }
     }
 }
 

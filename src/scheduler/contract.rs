@@ -7,11 +7,15 @@ use super::accounted::Requirements;
 use super::exclusive::is_exclusive;
 use super::{Informer, PluginRelease, Reservation, View};
 use crate::kubelet::{ContainerUsage, PodUsage, Usage};
-use crate::pod::{Life, Phase, Pod};
+use crate::pod::{ContainerKind, Phase, Pod};
 use crate::topology::{Fingerprint, Method, PodSet, Zone, pod_hash};
 
 /// A wait that is prolonged by ever new pods ends after so many times its length.
 const PROLONGED: u32 = 3;
+
+/// So long a pod that the List shows may take to run and is counted beforehand: what accounts for it is then one write, and agrees
+/// as soon as the plugin counts it. Containers whose image is there start within a second or so.
+const STARTING: Duration = Duration::from_millis(2000);
 
 /// So long a pod that runs may be missing in the List: it is ending, as the API server is about to say.
 const MISSING: Duration = Duration::from_secs(10);
@@ -89,8 +93,6 @@ pub struct Verdict {
     /// Pods that did not become accounted within the limit: from now on they neither hold the object nor have anything
     /// reserved.
     pub released: Vec<(String, String)>,
-    /// Was a pod deleted of which no container runs any more? Then the set is about to lose it.
-    pub parting: bool,
     /// When to ask again if nothing happens before.
     pub again: Option<Duration>,
 }
@@ -103,6 +105,8 @@ enum Standing {
     /// The List shows all of it; but it is Pending still, and what is shown may be what an earlier pod of the same name
     /// had.
     Shown,
+    /// As [`Standing::Shown`], since then, and it is about to run: the fingerprint counts it already.
+    Starting(Duration),
     /// It was accounted, and the List does not name it any more, since then: it is ending, or the kubelet forgot it.
     Missing(Duration),
     /// Not yet.
@@ -141,13 +145,17 @@ pub struct Contract {
     rows: BTreeMap<(String, String), Row>,
     /// Since when nothing was published because pods are being admitted.
     waiting: Option<Duration>,
+    /// What was available in the zones when they were judged last.
+    available: Vec<u64>,
+    /// Something was released since.
+    released: bool,
 }
 
 impl Contract {
     /// A contract about no pod yet.
     #[must_use]
     pub const fn new(terms: Terms) -> Self {
-        Self { terms, pods: BTreeMap::new(), rows: BTreeMap::new(), waiting: None }
+        Self { terms, pods: BTreeMap::new(), rows: BTreeMap::new(), waiting: None, available: Vec::new(), released: false }
     }
 
     /// What was agreed.
@@ -166,10 +174,10 @@ impl Contract {
     ) -> Verdict {
         let mut verdict = Verdict::of(Stance::Agreed, None);
         let pods: Option<Vec<&Pod>> = pods.map(|pods| pods.into_iter().collect());
+        self.look_for_releases(reading.zones);
         if let Some(pods) = &pods {
             self.forget_all_but(pods, reading.usage);
             self.look_at_new_ones(pods, reading, now, &mut verdict);
-            verdict.parting = pods.iter().any(|pod| pod.deleted && pod.life != Life::Living);
         }
         if self.terms.view == View::Scheduler {
             verdict.stance = if pods.is_some() { self.stance(&mut verdict, now) } else { Stance::Held };
@@ -182,6 +190,15 @@ impl Contract {
         };
         verdict.pods = fingerprint.map(|fingerprint| self.set(fingerprint));
         verdict
+    }
+
+    /// Is more available anywhere than there was?
+    fn look_for_releases(&mut self, zones: &[Zone]) {
+        let amounts = zones.iter().flat_map(|zone| zone.resources.values());
+        let available: Vec<u64> = amounts.map(|amounts| amounts.available).collect();
+        let before = std::mem::replace(&mut self.available, available);
+        self.released = before.len() != self.available.len()
+            || before.iter().zip(&self.available).any(|(before, now)| before < now);
     }
 
     const fn set(&self, fingerprint: Fingerprint) -> PodSet {
@@ -227,7 +244,13 @@ impl Contract {
                     verdict.ask_again(since + MISSING);
                     continue;
                 }
-                Some(Standing::Missing(_) | Standing::Shown | Standing::Waiting(_)) | None => {
+                Some(
+                    Standing::Missing(_)
+                    | Standing::Shown
+                    | Standing::Starting(_)
+                    | Standing::Waiting(_),
+                )
+                | None => {
                     self.look_at(pod, rows, reading, now, verdict)
                 }
             };
@@ -253,7 +276,7 @@ impl Contract {
         let own: Vec<&&PodUsage> = rows.iter().filter(|row| sure || !self.is_anothers(pod, row)).collect();
         if let Some(row) = own.iter().find(|row| reading.requirements.are_met(pod, row)) {
             self.rows.insert(pod.full_name(), Row { uid: pod.uid.clone(), holdings: row.holdings_hash() });
-            return Standing::settled(pod);
+            return self.shown(pod, now, verdict);
         }
         let left = self.terms.hold_limit.saturating_sub(wait.answered);
         if left.is_zero() {
@@ -269,6 +292,23 @@ impl Contract {
         }
         verdict.ask_again(now + left);
         Standing::Waiting(wait)
+    }
+
+    /// The List shows all of a pod.
+    fn shown(&self, pod: &Pod, now: Duration, verdict: &mut Verdict) -> Standing {
+        let since = match self.pods.get(&pod.uid) {
+            Some(Standing::Shown) => None,
+            Some(Standing::Starting(since)) => Some(*since),
+            _ => Some(now),
+        };
+        let starts = self.terms.view == View::Scheduler && pod.phase == Phase::Pending && starts_soon(pod);
+        match since.filter(|since| starts && !self.released && now < *since + STARTING) {
+            Some(since) => {
+                verdict.ask_again(since + STARTING);
+                Standing::Starting(since)
+            }
+            None => Standing::settled(pod),
+        }
     }
 
     /// Does the List still show under this name what an earlier pod had, one that was deleted by force? Its CPUs may be in
@@ -298,7 +338,11 @@ impl Contract {
     fn stance(&mut self, verdict: &mut Verdict, now: Duration) -> Stance {
         let oldest = self.pods.values().filter_map(|standing| match standing {
             Standing::Waiting(wait) => Some(wait.since),
-            Standing::Accounted | Standing::Shown | Standing::Missing(_) | Standing::Excused => None,
+            Standing::Accounted
+            | Standing::Shown
+            | Standing::Starting(_)
+            | Standing::Missing(_)
+            | Standing::Excused => None,
         });
         let Some(oldest) = oldest.min() else {
             self.waiting = None;
@@ -320,15 +364,20 @@ impl Contract {
         Fingerprint::of(counted.map(|pod| pod_hash(&pod.namespace, &pod.name)))
     }
 
-    /// Does the plugin count this pod?
+    /// Does the plugin count this pod, or will it in a moment, as was judged last?
     #[must_use]
     pub fn counts(&self, pod: &Pod, zones: &[Zone]) -> bool {
         let phase = match self.terms.informer {
-            Informer::Dedicated => pod.phase != Phase::Pending,
+            _ if pod.phase == Phase::Pending => self.is_starting(pod),
+            Informer::Dedicated => true,
             Informer::Shared => pod.phase == Phase::Running,
         };
         let listed = |name: &str| lists(zones, name);
         phase && (self.terms.method == Method::All || is_exclusive(pod, &listed, self.terms.release))
+    }
+
+    fn is_starting(&self, pod: &Pod) -> bool {
+        matches!(self.pods.get(&pod.uid), Some(Standing::Starting(_)))
     }
 
     /// The pods (namespace, name) that the fingerprint stands for.
@@ -367,6 +416,11 @@ fn asks_for_nothing(pod: &Pod, reading: &Reading<'_>) -> bool {
     goes || !reading.requirements.concern(pod)
 }
 
+/// Is nothing known that keeps the pod Pending for long once it is admitted?
+fn starts_soon(pod: &Pod) -> bool {
+    !pod.deleted && pod.containers.iter().all(|container| container.kind != ContainerKind::Init)
+}
+
 impl Standing {
     /// Nothing more is to come.
     const fn settled(pod: &Pod) -> Self {
@@ -385,7 +439,6 @@ impl Verdict {
             unaccounted: Vec::new(),
             reserved: Vec::new(),
             released: Vec::new(),
-            parting: false,
             again: None,
         }
     }
@@ -532,10 +585,47 @@ mod tests {
         assert_eq!(bench.stance(&pods, "a+ b", 120), Stance::Held);
         let agreed = bench.verdict(&pods, "a+ b+", ms(150));
         assert_eq!(agreed.stance, Stance::Agreed);
-        assert_eq!(said(&agreed), fingerprint("a"), "the plugin does not count who is Pending");
+        assert_eq!(said(&agreed), fingerprint("a b"), "the plugin will count it in a moment");
         let running = [pod("a", "1", Running), pod("b", "2", Running)];
         assert_eq!(said(&bench.verdict(&running, "a+ b+", ms(900))), fingerprint("a b"));
         assert_eq!(bench.stance(&running, "a+", 950), Stance::Agreed, "what it has given back is free");
+    }
+
+    #[test]
+    fn a_pod_that_is_about_to_run_is_counted_for_a_while() {
+        let mut bench = Bench::new();
+        let pods = [pod("a", "1", Running), pod("b", "2", Pending)];
+        let modest = Pod { guaranteed: false, ..pod("c", "3", Pending) };
+        let all = [pods[0].clone(), pods[1].clone(), modest];
+        assert_eq!(said(&bench.verdict(&all, "a+ b c", ms(0))), fingerprint("a"), "nothing was given to it");
+        let counted = bench.verdict(&all, "a+ b+ c", ms(10));
+        assert_eq!((said(&counted), counted.again), (fingerprint("a b"), Some(ms(2010))));
+        let listed = list("a+ b+ c");
+        let names: Vec<String> =
+            bench.contract.counted(Some(&all), &listed, &[]).into_iter().map(|(_, name)| name).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(said(&bench.verdict(&pods, "a+ b+", ms(2009))), fingerprint("a b"));
+        // Its image is being pulled: the others are to agree meanwhile.
+        let late = bench.verdict(&pods, "a+ b+", ms(2010));
+        assert_eq!((said(&late), late.again), (fingerprint("a"), None));
+        assert_eq!(said(&bench.verdict(&pods, "a+ b+", ms(2011))), fingerprint("a"), "not once more");
+        let running = [pod("a", "1", Running), pod("b", "2", Running)];
+        assert_eq!(said(&bench.verdict(&running, "a+ b+", ms(9000))), fingerprint("a b"));
+    }
+
+    #[test]
+    fn a_pod_that_will_not_run_soon_is_not_counted_before_it_does() {
+        let init = Container { kind: ContainerKind::Init, ..Container::default() };
+        let mut initialised = pod("a", "1", Pending);
+        initialised.containers = initialised.containers.iter().cloned().chain([init]).collect();
+        let deleted = Pod { deleted: true, ..pod("a", "1", Pending) };
+        for late in [initialised, deleted] {
+            let mut bench = Bench::new();
+            assert_eq!(said(&bench.verdict(&[late], "a+", ms(0))), fingerprint(""));
+        }
+        let mut bench = Bench::new();
+        bench.contract = Contract::new(Terms { view: View::None, ..Terms::default() });
+        assert_eq!(bench.verdict(&[pod("a", "1", Pending)], "a+", ms(0)).again, None, "nobody counts");
     }
 
     #[test]
@@ -727,6 +817,7 @@ mod tests {
         let pods: Vec<Pod> =
             phases.map(|phase| pod(&format!("{phase:?}"), &format!("{phase:?}"), phase)).into();
         let mut bench = Bench::new();
+        bench.requirements.cpus = false;
         let names = "Pending+ Running+ Unknown+";
         assert_eq!(
             said(&bench.verdict(&pods, names, ms(0))),

@@ -80,7 +80,12 @@ impl Exporter {
     }
 
     /// Starts numacast's controller beside its agent.
-    pub(crate) fn start_controller(&self, binary: &PathBuf, cluster: &Cluster) -> Result<Option<Process>> {
+    pub(crate) fn start_controller(
+        &self,
+        binary: &PathBuf,
+        cluster: &Cluster,
+        settings: &[&str],
+    ) -> Result<Option<Process>> {
         if !matches!(self, Self::Numacast(_)) {
             return Ok(None);
         }
@@ -88,6 +93,9 @@ impl Exporter {
         command.args(["controller", "--metrics-address", "none", "--health-address", "none"]);
         command.arg("--kubeconfig").arg(cluster.admin_kubeconfig());
         command.args(["--set", "controller.lease=", "--set", "controller.daemonSet="]);
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
         Ok(Some(Process::start("controller", cluster.dir(), command)?))
     }
 }

@@ -24,7 +24,7 @@ const fn over_reserve(resync: u64, backoff: (u64, u64), odd: bool) -> Row {
 }
 
 const fn direct(cache: Cache, odd: bool, reserves: bool) -> Row {
-    let clocks = Clocks { resync: 0, backoff: (1, 10) };
+    let clocks = Clocks { resync: 0, backoff: (1, 2) };
     Row { cache, clocks, odd, reserves, seeds: 6, seconds: 60 }
 }
 
@@ -61,6 +61,11 @@ impl Row {
             (true, true) => &["cache=direct"],
             (true, false) => &["cache=direct", "publish.reserve=false"],
         }
+    }
+
+    /// The controller's settings: who reads the object directly needs no nudges, and the chart turns them off.
+    pub(crate) fn controller_settings(&self) -> &'static [&'static str] {
+        if self.cache.is_direct() { &["controller.nudge=off"] } else { &[] }
     }
 
     /// What numacast must not let happen, and did.

@@ -47,7 +47,7 @@ pub(crate) enum Who {
 
 /// numacast's own.
 pub(crate) const PATIENCE: Time = 50 * MS;
-pub(crate) const JOIN: Time = 200 * MS;
+pub(crate) const JOIN: Time = 50 * MS;
 
 impl Who {
     /// numacast as it comes.

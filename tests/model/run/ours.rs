@@ -310,18 +310,14 @@ impl Ours {
             held: verdict.stance == Stance::Held && self.flaw == Flaw::None,
             ..Object::default()
         };
-        if !self.may_wait(&object, verdict.parting, world.now) {
+        if !self.may_wait(&object, world.now) {
             self.offer(world, object);
         }
     }
 
-    /// Does the object say only that pods agree, or what was released by a pod that is about to leave the set, and may
-    /// something else follow soon?
-    fn may_wait(&mut self, object: &Object, parting: bool, now: Time) -> bool {
-        let joins = |newest: &&Object| {
-            let mut zones = newest.available.iter().zip(&object.available);
-            *newest != object && zones.all(|(last, next)| last == next || parting && last < next)
-        };
+    /// Does the object say only that pods agree, and may something else follow soon?
+    fn may_wait(&mut self, object: &Object, now: Time) -> bool {
+        let joins = |newest: &&Object| *newest != object && newest.available == object.available;
         if self.terms.view != View::Scheduler || object.held || self.newest().filter(joins).is_none() {
             self.joins = None;
             return false;

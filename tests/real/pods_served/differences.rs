@@ -275,6 +275,16 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sometimes: false,
     },
     Row {
+        sources: &[Source::ApiServer],
+        scenarios: &["the_api_server_is_away"],
+        pods: Pods::Static,
+        aspect: "flicker",
+        what: "after an outage of the API server that was longer than 30 s, `PodInfo`'s watch may hear that a static pod is gone that \
+               was made meanwhile, and then that it is there",
+        why: "`/pods` told of it during the outage; the API server tells of it when the kubelet has made its mirror",
+        sometimes: true,
+    },
+    Row {
         sources: OURS,
         scenarios: &["a_slow_watcher"],
         pods: Pods::Any,
