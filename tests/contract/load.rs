@@ -16,7 +16,7 @@ use crate::support::{RealNode, pod};
 /// CPUs that pods may have to themselves.
 pub(crate) const CPUS: u32 = 14;
 /// What the pods want together that have not ended: 110 % of it, in tenths of a CPU.
-const WANTED: u32 = CPUS * 11;
+pub(crate) const WANTED: u32 = CPUS * 11;
 /// A pod's CPUs.
 const SIZES: std::ops::RangeInclusive<u32> = 1..=4;
 /// No pod lives shorter than this.
@@ -41,17 +41,47 @@ pub(crate) struct Short {
     /// It was asked to end, or its container has.
     pub(crate) ending: Option<Instant>,
     /// The object is terminal, or gone.
-    ended: bool,
+    ended: Option<Instant>,
     /// Why the kubelet refused it.
     pub(crate) refused: Option<String>,
+}
+
+/// Which pods come, one after another.
+pub(crate) struct Draw {
+    random: Rng,
+    next_cpus: u32,
+}
+
+/// A pod to come.
+pub(crate) struct Drawn {
+    pub(crate) cpus: u32,
+    pub(crate) life: Duration,
+    completes: bool,
+}
+
+impl Draw {
+    pub(crate) fn new(mut random: Rng) -> Self {
+        let next_cpus = random.u32(SIZES);
+        Self { random, next_cpus }
+    }
+
+    pub(crate) fn next(&mut self) -> Drawn {
+        let cpus = std::mem::replace(&mut self.next_cpus, self.random.u32(SIZES));
+        let life = SHORTEST + self.some(LIFE - SHORTEST);
+        Drawn { cpus, life, completes: self.random.bool() }
+    }
+
+    /// A time that is so long on average, and each moment as likely to end as any other.
+    fn some(&mut self, mean: Duration) -> Duration {
+        mean.mul_f64(-self.random.f64().max(1e-9).ln())
+    }
 }
 
 /// The loop.
 pub(crate) struct Load<'a> {
     node: &'a RealNode,
     events: Events<Pod>,
-    random: Rng,
-    next_cpus: u32,
+    draw: Draw,
     pub(crate) pods: BTreeMap<String, Short>,
     foreign: Option<Foreign>,
 }
@@ -67,11 +97,10 @@ struct Foreign {
 }
 
 impl<'a> Load<'a> {
-    pub(crate) async fn new(node: &'a RealNode, mut random: Rng, foreign: bool) -> Result<Self> {
-        let next_cpus = random.u32(SIZES);
+    pub(crate) async fn new(node: &'a RealNode, random: Rng, foreign: bool) -> Result<Self> {
         let events = Events::of_pods(&node.client(), None).await?;
         let foreign = foreign.then(|| Foreign { number: 0, next: Instant::now(), there: Vec::new() });
-        Ok(Self { node, events, random, next_cpus, pods: BTreeMap::new(), foreign })
+        Ok(Self { node, events, draw: Draw::new(random), pods: BTreeMap::new(), foreign })
     }
 
     /// Keeps on until the time is over.
@@ -91,34 +120,36 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
+    /// How long it takes on average until a pod has ended that ran and is to end.
+    pub(crate) fn ends(&self) -> Duration {
+        let ran = self.pods.values().filter(|pod| pod.running.is_some());
+        let times = ran.filter_map(|pod| Some(pod.ended?.saturating_duration_since(pod.ending?)));
+        let times: Vec<Duration> = times.collect();
+        times.iter().sum::<Duration>() / u32::try_from(times.len().max(1)).unwrap_or(u32::MAX)
+    }
+
     /// CPUs of the pods that have not ended.
     fn wanted(&self) -> u32 {
-        self.pods.values().filter(|pod| !pod.ended).map(|pod| pod.cpus).sum()
+        self.pods.values().filter(|pod| pod.ended.is_none()).map(|pod| pod.cpus).sum()
     }
 
     async fn create(&mut self) -> Result<()> {
-        let cpus = std::mem::replace(&mut self.next_cpus, self.random.u32(SIZES));
+        let Drawn { cpus, life, completes } = self.draw.next();
         let name = format!("short-{}", self.pods.len());
         let object = pod(&name).cpus(cpus).memory("64Mi").scheduled_by(scheduler::NAME)?;
-        let beyond = self.some(LIFE - SHORTEST);
         let short = Short {
             cpus,
-            life: SHORTEST + beyond,
-            completes: self.random.bool(),
+            life,
+            completes,
             created: Instant::now(),
             running: None,
             ending: None,
-            ended: false,
+            ended: None,
             refused: None,
         };
         self.pods.insert(name, short);
         self.api().create(&PostParams::default(), &object).await?;
         Ok(())
-    }
-
-    /// A time that is so long on average, and each moment as likely to end as any other.
-    fn some(&mut self, mean: Duration) -> Duration {
-        mean.mul_f64(-self.random.f64().max(1e-9).ln())
     }
 
     async fn come_and_go(&mut self) -> Result<()> {
@@ -127,8 +158,8 @@ impl<'a> Load<'a> {
         if foreign.next <= now {
             let name = format!("foreign-{}", foreign.number);
             foreign.number += 1;
-            foreign.next = now + self.some(FOREIGN);
-            foreign.there.push((name.clone(), now + self.some(FOREIGN)));
+            foreign.next = now + self.draw.some(FOREIGN);
+            foreign.there.push((name.clone(), now + self.draw.some(FOREIGN)));
             self.node.submit(&pod(&name)).await?;
         }
         for (name, _) in foreign.there.extract_if(.., |(_, until)| *until <= now) {
@@ -140,7 +171,7 @@ impl<'a> Load<'a> {
 
     async fn end_the_old(&mut self) -> Result<()> {
         let due = |pod: &Short| {
-            pod.ending.is_none() && !pod.ended && pod.running.is_some_and(|since| since.elapsed() >= pod.life)
+            pod.ending.is_none() && pod.ended.is_none() && pod.running.is_some_and(|since| since.elapsed() >= pod.life)
         };
         let due: Vec<String> = self.pods.iter().filter(|(_, pod)| due(pod)).map(|(n, _)| n.clone()).collect();
         for name in due {
@@ -162,10 +193,10 @@ impl<'a> Load<'a> {
         if phase(&object) == "Running" {
             pod.running.get_or_insert(at);
         }
-        if !terminal && !gone || pod.ended {
+        if !terminal && !gone || pod.ended.is_some() {
             return Ok(());
         }
-        pod.ended = true;
+        pod.ended = Some(at);
         pod.ending.get_or_insert(at);
         if pod.running.is_none() {
             pod.refused = Some(object.status.and_then(|status| status.reason).unwrap_or_default());

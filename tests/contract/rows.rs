@@ -3,6 +3,9 @@
 use crate::run::Total;
 use crate::scheduler::{Cache, Clocks};
 
+/// With a direct cache at least so much of what is possible is to be busy.
+const LEAST_OF_IDEAL: f64 = 0.95;
+
 /// A row of the table: a scheduler, and what is on the node beside the load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
@@ -81,8 +84,12 @@ impl Row {
             if total.refused_percent() > 1.0 {
                 broken.push(format!("{:.1} % of the pods refused", total.refused_percent()));
             }
-            if total.busy() < 0.84 {
-                broken.push(format!("{:.0} % of the CPUs busy", 100.0 * total.busy()));
+            if total.busy() < LEAST_OF_IDEAL * total.ideal() {
+                broken.push(format!(
+                    "{:.0} % of the CPUs busy, where {:.0} % can be",
+                    100.0 * total.busy(),
+                    100.0 * total.ideal()
+                ));
             }
         }
         broken

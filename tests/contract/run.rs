@@ -14,7 +14,7 @@ use crate::load::{CPUS, Load, Short};
 use crate::rows::Row;
 use crate::scheduler::{Log, Scheduler, Setup};
 use crate::support::{Cluster, Parts, pod};
-use crate::{node, percentiles};
+use crate::{ideal, node, percentiles};
 
 /// A node on which no pod has started for so long, though some waited all the time, is called frozen.
 const FROZEN: Duration = Duration::from_secs(45);
@@ -42,6 +42,8 @@ pub(crate) struct Figures {
     /// Name, and the kubelet's word.
     pub(crate) refused: Vec<(String, String)>,
     pub(crate) busy: f64,
+    /// What it would be if only the kubelet needed time, to end pods.
+    pub(crate) ideal: f64,
     /// From the creation of a pod to its being Running.
     pub(crate) waits: Vec<Duration>,
     /// Requests that write the object, without nudges.
@@ -106,7 +108,8 @@ impl Run {
             writes: (after.writes - before.writes).saturating_sub(nudges),
             gets: after.gets - before.gets,
         };
-        Ok(Figures::of(&load, from, to, requests, nudges, scheduler.log()?))
+        let ideal = ideal::busy(self.seed, self.row.odd, self.time, load.ends());
+        Ok(Figures { ideal, ..Figures::of(&load, from, to, requests, nudges, scheduler.log()?) })
     }
 }
 
@@ -139,6 +142,7 @@ impl Figures {
             started: starts.len(),
             refused: refused.collect(),
             busy: load.pods.values().map(busy).sum::<f64>() / f64::from(CPUS) / (to - from).as_secs_f64(),
+            ideal: 0.0,
             waits: load.pods.values().filter_map(wait).collect(),
             writes: requests.writes,
             nudges,
@@ -151,13 +155,14 @@ impl Figures {
     /// One line, and one for each thing that a person should know.
     pub(crate) fn tell(&self, run: &Run) -> String {
         let mut text = format!(
-            "{}, {}, seed {}: {} started, {} refused, {:.0} % busy, {} writes, {} nudges, {} GETs, longest pause {:.0} s\n",
+            "{}, {}, seed {}: {} started, {} refused, {:.0} of {:.0} % busy, {} writes, {} nudges, {} GETs, longest pause {:.0} s\n",
             run.exporter,
             run.row.name(),
             run.seed,
             self.started,
             self.refused.len(),
             100.0 * self.busy,
+            100.0 * self.ideal,
             self.writes,
             self.nudges,
             self.gets,
@@ -196,6 +201,7 @@ pub(crate) struct Total {
     started: usize,
     pub(crate) refused: usize,
     busy: Vec<f64>,
+    ideal: f64,
     waits: Vec<Duration>,
     writes: u64,
     nudges: u64,
@@ -211,6 +217,7 @@ impl Total {
         self.started += figures.started;
         self.refused += figures.refused.len();
         self.busy.push(figures.busy);
+        self.ideal += figures.ideal;
         self.waits.extend(figures.waits);
         self.writes += figures.writes;
         self.nudges += figures.nudges;
@@ -221,6 +228,11 @@ impl Total {
 
     pub(crate) fn busy(&self) -> f64 {
         self.busy.iter().sum::<f64>() / self.runs.max(1) as f64
+    }
+
+    /// The same if only the kubelet needed time, to end pods.
+    pub(crate) fn ideal(&self) -> f64 {
+        self.ideal / self.runs.max(1) as f64
     }
 
     pub(crate) fn refused_percent(&self) -> f64 {
@@ -240,12 +252,13 @@ impl Total {
             (agreed, compared) => format!("{agreed} of {compared}"),
         };
         format!(
-            "{} | {:.0} | {:.0} % ({:.0}-{:.0}) | {} ({:.1} %) | {p50:.1} / {p90:.1} | {:.1} | {:.2} | {:.1} | {agreed}",
+            "{} | {:.0} | {:.0} % ({:.0}-{:.0}) | {:.0} % | {} ({:.1} %) | {p50:.1} / {p90:.1} | {:.1} | {:.2} | {:.1} | {agreed}",
             self.runs,
             pods,
             100.0 * self.busy(),
             100.0 * least,
             100.0 * most,
+            100.0 * self.ideal(),
             self.refused,
             self.refused_percent(),
             self.writes as f64 / pods,
@@ -257,5 +270,5 @@ impl Total {
 
 /// The head of the table.
 pub(crate) const HEAD: &str = "\
-| exporter | plugin's cache, clocks | seeds | pods | CPUs busy | refused | create to Running p50 / p90, s | writes per pod | nudges/s | GETs per pod | fingerprints agreed |
-|---|---|---|---|---|---|---|---|---|---|---|";
+| exporter | plugin's cache, clocks | seeds | pods | CPUs busy | ideally | refused | create to Running p50 / p90, s | writes per pod | nudges/s | GETs per pod | fingerprints agreed |
+|---|---|---|---|---|---|---|---|---|---|---|---|";
