@@ -36,10 +36,9 @@ const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
 /// After this long an operator should know that nobody tells.
 const UNTOLD: Duration = Duration::from_secs(60);
 
-/// How long between the first two looks for a pod that was bound. A kubelet needs some 5 to 20 ms to admit one.
+/// How soon after it was bound a pod is looked for in the List, and how long between two looks at most. A kubelet needs
+/// some 15 ms to admit one.
 const LOOK: Duration = Duration::from_millis(5);
-/// The shortest and the longest that is learned of how long this kubelet needs.
-const ADMISSION: [Duration; 2] = [Duration::from_millis(3), Duration::from_millis(50)];
 /// As [`LOOK`], where the kubelet's files tell when it has admitted one.
 const LATER_LOOK: Duration = Duration::from_millis(200);
 /// The longest wait between two such looks.
@@ -123,10 +122,6 @@ pub(super) struct Accord {
     files_tell: bool,
     /// Pods that the zones do not account for.
     unaccounted: BTreeSet<PodName>,
-    /// Since when the newest of them is.
-    bound: Option<Instant>,
-    /// How long the kubelet needs to admit a pod, as far as the looks tell: the first look is after so long.
-    admission: Duration,
     /// How often in a row they were looked for.
     looks: u32,
     /// When to look for them.
@@ -171,8 +166,6 @@ impl Accord {
             taken: 0,
             files_tell: false,
             unaccounted: BTreeSet::new(),
-            bound: None,
-            admission: LOOK,
             looks: 0,
             look_at: None,
             asked: None,
@@ -343,41 +336,24 @@ impl Accord {
         if !unaccounted.is_subset(&self.unaccounted) {
             self.looks = 0;
             self.look_at = None;
-            self.bound = Some(now);
         }
         self.unaccounted = unaccounted;
         if self.unaccounted.is_empty() {
             self.look_at = None;
-            self.learn_admission(now);
         } else if self.answers && self.look_at.is_none() {
-            self.look_at = Some(now + self.until_look());
+            let (first, limit) = match self.files_tell {
+                true => (LATER_LOOK, LOOK_LIMIT),
+                false if self.looks < SOON => (LOOK, SOON_LIMIT),
+                false => (LOOK, LOOK_LIMIT),
+            };
+            // It counts when it is made: until then it may be planned several times.
+            let mut looks = self.looks;
+            self.look_at = Some(now + back_off(&mut looks, first, limit));
         }
         self.metrics.unaccounted(self.unaccounted.len());
         for pod in &verdict.released {
             self.let_go(pod);
         }
-    }
-
-    /// How long to wait before the next look for pods that were bound.
-    fn until_look(&self) -> Duration {
-        let (first, limit) = match self.files_tell {
-            true => (LATER_LOOK, LOOK_LIMIT),
-            false if self.looks == 0 => return self.admission,
-            false if self.looks < SOON => (LOOK, SOON_LIMIT),
-            false => (LOOK, LOOK_LIMIT),
-        };
-        // It counts when it is made: until then it may be planned several times.
-        let mut looks = self.looks.saturating_sub(u32::from(!self.files_tell));
-        back_off(&mut looks, first, limit)
-    }
-
-    /// Every pod that was bound is accounted for. A first look that was late enough may be a bit earlier the next time; one
-    /// that was too early is later.
-    fn learn_admission(&mut self, now: Instant) {
-        let Some(bound) = self.bound.take().filter(|_| !self.files_tell && self.looks > 0) else { return };
-        let [least, most] = ADMISSION;
-        let took = if self.looks == 1 { self.admission.mul_f64(0.9) } else { now.duration_since(bound) };
-        self.admission = took.clamp(least, most);
     }
 
     /// The kubelet had time enough for this pod. Where nothing in the object waits for it that is nobody's concern.
@@ -431,11 +407,12 @@ impl Accord {
         true
     }
 
-    /// Does what is new wait for what follows?
+    /// Does what is new wait for what follows? Where the object is read directly nothing waits.
     fn waits(&mut self, topology: &Topology) -> bool {
-        let Some((last, _)) = &self.last else { return false };
+        let Terms { view, reserve, .. } = self.contract.terms();
+        let (View::Scheduler, false, Some((last, _))) = (view, reserve, &self.last) else { return false };
         let now = Instant::now();
-        let waits = self.joining.waits(self.contract.terms(), last, topology, now);
+        let waits = self.joining.waits(last, topology, now);
         self.ask_at = [self.ask_at, self.joining.due(now)].into_iter().flatten().min();
         waits
     }

@@ -3,24 +3,15 @@
 //! An overreserving plugin looks at the object at its ticks only, a second apart or more. It loses next to nothing when it is
 //! told 50 ms later that the pods agree again, and a pod that starts, or ends, often causes another change within that
 //! time. A hold and a changed zone never wait, and take with them what does.
-//!
-//! Who reads the object directly tries pods again as soon as it changes. When a pod ends there is often another in its
-//! place, which the scheduler has placed somewhere else by then: a release that is written a moment before that pod's
-//! reservation makes the scheduler place a third one by an object that lacks it. So what only gives back waits for 10 ms.
-//! A reservation and an allocation never wait.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::scheduler::{Terms, View};
 use crate::topology::{Placement, Topology, Zone};
 
-/// How long another set of pods may wait, whatever else changes meanwhile.
+/// How long a change may wait, whatever else changes meanwhile.
 pub(super) const JOIN: Duration = Duration::from_millis(50);
-
-/// How long a release may wait where the object is read directly.
-const JOIN_RELEASES: Duration = Duration::from_millis(10);
 
 /// Whether a change waits, and until when.
 #[derive(Debug, Default)]
@@ -31,12 +22,12 @@ pub(super) struct Joining {
 
 impl Joining {
     /// Does what is new in `next` wait? `last` is what was offered last.
-    pub(super) fn waits(&mut self, terms: &Terms, last: &Topology, next: &Topology, now: Instant) -> bool {
-        let Some(wait) = may_wait(terms, last, next) else {
+    pub(super) fn waits(&mut self, last: &Topology, next: &Topology, now: Instant) -> bool {
+        if !may_wait(last, next) {
             self.until = None;
             return false;
-        };
-        let until = *self.until.get_or_insert(now + wait);
+        }
+        let until = *self.until.get_or_insert(now + JOIN);
         if now >= until {
             self.until = None;
         }
@@ -57,35 +48,24 @@ impl Joining {
     }
 }
 
-/// For how long `next` may wait: because it says only that other pods agree, or, where the object is read directly, that
-/// more is available.
-fn may_wait(terms: &Terms, last: &Topology, next: &Topology) -> Option<Duration> {
-    let (wait, more) = match (terms.view, terms.reserve) {
-        (_, true) => (JOIN_RELEASES, true),
-        (View::Scheduler, false) => (JOIN, false),
-        (View::Kubelet | View::None, false) => return None,
-    };
-    let may = !is_held(next)
+/// Does `next` say only that other pods agree?
+fn may_wait(last: &Topology, next: &Topology) -> bool {
+    !is_held(next)
         && without_placement(&last.attributes).eq(without_placement(&next.attributes))
         && last.zones.len() == next.zones.len()
-        && last.zones.iter().zip(&next.zones).all(|(last, next)| is_same_or_has_more(last, next, more));
-    may.then_some(wait)
+        && last.zones.iter().zip(&next.zones).all(|(last, next)| is_same_zone(last, next))
 }
 
 fn is_held(topology: &Topology) -> bool {
     topology.pods.is_some_and(|pods| pods.is_held())
 }
 
-fn is_same_or_has_more(last: &Zone, next: &Zone, more: bool) -> bool {
+fn is_same_zone(last: &Zone, next: &Zone) -> bool {
     let Zone { id, costs, resources, attributes } = next;
-    let same = last.id == *id
+    last.id == *id
         && last.costs == *costs
-        && last.resources.keys().eq(resources.keys())
-        && without_placement(&last.attributes).eq(without_placement(attributes));
-    same && last.resources.values().zip(resources.values()).all(|(last, next)| {
-        let same = last.capacity == next.capacity && last.allocatable == next.allocatable;
-        same && (last.available == next.available || more && last.available < next.available)
-    })
+        && last.resources == *resources
+        && without_placement(&last.attributes).eq(without_placement(attributes))
 }
 
 /// Where containers are goes with the set of pods.
@@ -108,10 +88,6 @@ mod tests {
         }
     }
 
-    fn terms() -> Terms {
-        Terms::default()
-    }
-
     fn of(pods: u64) -> Fingerprint {
         Fingerprint::of([pods])
     }
@@ -122,12 +98,12 @@ mod tests {
         let ms = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut joining = Joining::default();
         let last = topology(of(1), 8);
-        assert!(joining.waits(&terms(), &last, &topology(of(2), 8), ms(0)));
+        assert!(joining.waits(&last, &topology(of(2), 8), ms(0)));
         assert_eq!(joining.due(ms(1)), Some(ms(50)));
-        assert!(joining.waits(&terms(), &last, &topology(of(3), 8), ms(40)), "more changes do not put it off");
+        assert!(joining.waits(&last, &topology(of(3), 8), ms(40)), "more changes do not put it off");
         assert_eq!(joining.due(ms(50)), None);
-        assert!(!joining.waits(&terms(), &last, &topology(of(3), 8), ms(50)));
-        assert!(joining.waits(&terms(), &last, &topology(of(3), 8), ms(90)), "the next one has its own time");
+        assert!(!joining.waits(&last, &topology(of(3), 8), ms(50)));
+        assert!(joining.waits(&last, &topology(of(3), 8), ms(90)), "the next one has its own time");
         joining.is_said(&last);
         assert_eq!(joining.due(ms(91)), None);
     }
@@ -138,18 +114,18 @@ mod tests {
         let ms = |milliseconds| start + Duration::from_millis(milliseconds);
         let (mut joining, held, agrees) =
             (Joining::default(), topology(Fingerprint::HELD, 4), topology(of(1), 4));
-        assert!(joining.waits(&terms(), &held, &agrees, ms(0)));
+        assert!(joining.waits(&held, &agrees, ms(0)));
         joining.is_said(&held);
-        assert!(joining.waits(&terms(), &held, &agrees, ms(40)));
+        assert!(joining.waits(&held, &agrees, ms(40)));
         joining.is_said(&held);
-        assert!(!joining.waits(&terms(), &held, &agrees, ms(60)));
+        assert!(!joining.waits(&held, &agrees, ms(60)));
     }
 
     #[test]
     fn a_hold_and_a_changed_zone_never_wait() {
         let now = Instant::now();
         let last = topology(of(1), 4);
-        let waits = |next: &Topology| Joining::default().waits(&terms(), &last, next, now);
+        let waits = |next: &Topology| Joining::default().waits(&last, next, now);
         assert!(!waits(&topology(Fingerprint::HELD, 4)));
         assert!(!waits(&topology(of(2), 3)), "an allocation");
         assert!(!waits(&topology(of(1), 5)), "a release");
@@ -160,27 +136,7 @@ mod tests {
         assert!(!waits(&larger));
         assert!(!waits(&Topology { zones: Vec::new(), ..topology(of(2), 4) }));
         let held = topology(Fingerprint::HELD, 4);
-        assert!(Joining::default().waits(&terms(), &held, &last, now), "no longer held, with the same zones");
-    }
-
-    #[test]
-    fn where_the_object_is_read_directly_only_what_gives_back_waits() {
-        let direct = Terms { view: View::None, reserve: true, ..Terms::default() };
-        let neither = Terms { view: View::None, ..Terms::default() };
-        let start = Instant::now();
-        let bare = |available| Topology { pods: None, ..topology(of(1), available) };
-        let mut joining = Joining::default();
-        assert!(joining.waits(&direct, &bare(4), &bare(5), start));
-        assert_eq!(joining.due(start), Some(start + JOIN_RELEASES));
-        assert!(!joining.waits(&direct, &bare(4), &bare(3), start), "a reservation");
-        assert_eq!(joining.due(start), None, "it took the release with it");
-        assert!(joining.waits(&direct, &bare(4), &bare(5), start));
-        assert!(!joining.waits(&direct, &bare(4), &bare(6), start + JOIN_RELEASES));
-        assert!(!Joining::default().waits(&neither, &bare(4), &bare(5), start));
-        let mut two = [bare(4), bare(5)];
-        two.iter_mut().for_each(|topology| topology.zones.push(topology.zones[0].clone()));
-        two[1].zones[1].resources.values_mut().for_each(|amounts| amounts.available = 3);
-        assert!(!joining.waits(&direct, &two[0], &two[1], start), "more in one zone, less in the other");
+        assert!(Joining::default().waits(&held, &last, now), "no longer held, with the same zones");
     }
 
     #[test]
@@ -194,7 +150,7 @@ mod tests {
             topology
         };
         let waits =
-            |next: &Topology| Joining::default().waits(&terms(), &placed("a", "b"), next, Instant::now());
+            |next: &Topology| Joining::default().waits(&placed("a", "b"), next, Instant::now());
         assert!(waits(&placed("c", "d")));
         assert!(waits(&topology(of(1), 4)));
         let mut other = placed("a", "b");

@@ -27,8 +27,6 @@ const POLL: Time = 5 * S;
 const POLL_BLIND: Time = 800 * MS;
 /// A kubelet that has started is not believed about pods that it does not list, for so long.
 const SETTLE: Time = 20 * S;
-/// How long a release waits where the object is read directly.
-const JOIN_RELEASES: Time = 10 * MS;
 /// How long the object as it stood is believed while the node cannot be read.
 const UNREAD: Time = 500 * MS;
 /// How long a pod that went may stay in the List.
@@ -317,23 +315,14 @@ impl Ours {
         }
     }
 
-    /// Does the object say only that pods agree or, where it is read directly, that more is available; and may something else
-    /// follow soon?
+    /// Does the object say only that pods agree, and may something else follow soon?
     fn may_wait(&mut self, object: &Object, now: Time) -> bool {
-        let (wait, more) = match (self.terms.view, self.terms.reserve) {
-            (_, true) => (JOIN_RELEASES, true),
-            (View::Scheduler, false) => (self.join, false),
-            (View::Kubelet | View::None, false) => return false,
-        };
-        let joins = |newest: &&Object| {
-            let mut zones = newest.available.iter().zip(&object.available);
-            *newest != object && zones.all(|(last, next)| last == next || more && last < next)
-        };
-        if object.held || self.newest().filter(joins).is_none() {
+        let joins = |newest: &&Object| *newest != object && newest.available == object.available;
+        if self.terms.view != View::Scheduler || object.held || self.newest().filter(joins).is_none() {
             self.joins = None;
             return false;
         }
-        let until = *self.joins.get_or_insert(now + wait);
+        let until = *self.joins.get_or_insert(now + self.join);
         if now >= until {
             self.joins = None;
             return false;
