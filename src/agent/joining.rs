@@ -149,8 +149,7 @@ mod tests {
             topology.zones[0].attributes.push(of_plugin("vector", vector));
             topology
         };
-        let waits =
-            |next: &Topology| Joining::default().waits(&placed("a", "b"), next, Instant::now());
+        let waits = |next: &Topology| Joining::default().waits(&placed("a", "b"), next, Instant::now());
         assert!(waits(&placed("c", "d")));
         assert!(waits(&topology(of(1), 4)));
         let mut other = placed("a", "b");

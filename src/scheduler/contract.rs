@@ -155,7 +155,14 @@ impl Contract {
     /// A contract about no pod yet.
     #[must_use]
     pub const fn new(terms: Terms) -> Self {
-        Self { terms, pods: BTreeMap::new(), rows: BTreeMap::new(), waiting: None, available: Vec::new(), released: false }
+        Self {
+            terms,
+            pods: BTreeMap::new(),
+            rows: BTreeMap::new(),
+            waiting: None,
+            available: Vec::new(),
+            released: false,
+        }
     }
 
     /// What was agreed.
@@ -245,14 +252,9 @@ impl Contract {
                     continue;
                 }
                 Some(
-                    Standing::Missing(_)
-                    | Standing::Shown
-                    | Standing::Starting(_)
-                    | Standing::Waiting(_),
+                    Standing::Missing(_) | Standing::Shown | Standing::Starting(_) | Standing::Waiting(_),
                 )
-                | None => {
-                    self.look_at(pod, rows, reading, now, verdict)
-                }
+                | None => self.look_at(pod, rows, reading, now, verdict),
             };
             match self.pods.get_mut(&pod.uid) {
                 Some(known) => *known = standing,

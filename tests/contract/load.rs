@@ -171,7 +171,9 @@ impl<'a> Load<'a> {
 
     async fn end_the_old(&mut self) -> Result<()> {
         let due = |pod: &Short| {
-            pod.ending.is_none() && pod.ended.is_none() && pod.running.is_some_and(|since| since.elapsed() >= pod.life)
+            pod.ending.is_none()
+                && pod.ended.is_none()
+                && pod.running.is_some_and(|since| since.elapsed() >= pod.life)
         };
         let due: Vec<String> = self.pods.iter().filter(|(_, pod)| due(pod)).map(|(n, _)| n.clone()).collect();
         for name in due {

@@ -83,7 +83,8 @@ impl Run {
             node.says("unpullable", "ErrImageNeverPull").await?;
         }
         let mut exporter = self.exporter.start(&self.binary, &cluster, &node, self.row.settings()).await?;
-        let mut controller = self.exporter.start_controller(&self.binary, &cluster, self.row.controller_settings())?;
+        let mut controller =
+            self.exporter.start_controller(&self.binary, &cluster, self.row.controller_settings())?;
         let Row { cache, clocks, .. } = self.row;
         let setup = Setup { cache, clocks, informer: self.informer.clone() };
         let mut scheduler = Scheduler::start(&parts.program("scheduler"), &cluster, &setup).await?;
