@@ -13,9 +13,10 @@ use crate::topology::{Fingerprint, Method, PodSet, Zone, pod_hash};
 /// A wait that is prolonged by ever new pods ends after so many times its length.
 const PROLONGED: u32 = 3;
 
-/// So long a pod that the List shows may take to run and is counted beforehand: what accounts for it is then one write, and agrees
-/// as soon as the plugin counts it. Containers whose image is there start within a second or so.
-const STARTING: Duration = Duration::from_millis(2000);
+/// So long a pod that the List shows may take to run and is counted beforehand: what accounts for it is then one write, and
+/// agrees as soon as the plugin counts it. Containers whose image is there start within a second or so. Until the pod runs the
+/// plugin cannot agree, so a release ends it: that is worth a write of its own.
+const STARTING: Duration = Duration::from_secs(2);
 
 /// So long a pod that runs may be missing in the List: it is ending, as the API server is about to say.
 const MISSING: Duration = Duration::from_secs(10);
@@ -613,6 +614,28 @@ mod tests {
         assert_eq!(said(&bench.verdict(&pods, "a+ b+", ms(2011))), fingerprint("a"), "not once more");
         let running = [pod("a", "1", Running), pod("b", "2", Running)];
         assert_eq!(said(&bench.verdict(&running, "a+ b+", ms(9000))), fingerprint("a b"));
+    }
+
+    #[test]
+    fn a_release_is_told_without_a_pod_that_does_not_run_yet() {
+        let mut bench = Bench::new();
+        let pods = [pod("a", "1", Running), pod("b", "2", Pending)];
+        let mut said = |names: &str, available: [u64; 2]| {
+            let amounts = |available| crate::topology::Amounts { capacity: 8, allocatable: 8, available };
+            let zone = |available| Zone {
+                resources: [("cpu".to_owned(), amounts(available))].into(),
+                ..Zone::default()
+            };
+            let (usage, zones) = (list(names), available.map(zone));
+            let Bench { contract, requirements, .. } = &mut bench;
+            let reading = Reading { usage: &usage, number: 0, requirements, zones: &zones, answers: true };
+            contract.judge(Some(&pods), &reading, ms(0)).pods.map(|set| set.fingerprint)
+        };
+        assert_eq!(said("a+ b", [4, 4]), fingerprint("a"));
+        assert_eq!(said("a+ b+", [4, 2]), fingerprint("a b"));
+        assert_eq!(said("a+ b+", [4, 2]), fingerprint("a b"));
+        assert_eq!(said("a+ b+", [5, 1]), fingerprint("a"), "more in one zone, less in the other");
+        assert_eq!(said("a+ b+", [5, 1]), fingerprint("a"), "and it stays so");
     }
 
     #[test]
