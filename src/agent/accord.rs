@@ -303,13 +303,13 @@ impl Accord {
         }
         // In the scheduler's view an object that is written without the pods is held.
         let limit = if *view == View::Scheduler { FIRST_LIST } else { FIRST_LIST_TO_RESERVE };
-        let (first, untold) = (self.started + limit, self.started + UNTOLD);
-        if now < first {
-            self.ask_at = Some(first);
+        let (deadline, warn_at) = (self.started + limit, self.started + UNTOLD);
+        if now < deadline {
+            self.ask_at = Some(deadline);
             return true;
         }
-        if now < untold {
-            self.ask_at = Some(untold);
+        if now < warn_at {
+            self.ask_at = Some(warn_at);
         } else if !self.told_untold {
             self.told_untold = true;
             let lacks = match view {

@@ -13,9 +13,9 @@ use crate::topology::{Fingerprint, Method, PodSet, Zone, pod_hash};
 /// A wait that is prolonged by ever new pods ends after so many times its length.
 const PROLONGED: u32 = 3;
 
-/// So long a pod that the List shows may take to run and is counted beforehand: what accounts for it is then one write, and
-/// agrees as soon as the plugin counts it. Containers whose image is there start within a second or so. Until the pod runs the
-/// plugin cannot agree, so a release ends it: that is worth a write of its own.
+/// How long an admitted pod is counted before it is Running. The write that accounts for it then already has the fingerprint
+/// that the plugin computes once the pod runs, which saves a write. Containers whose image is on the node start within about a
+/// second. Until then the plugin cannot agree, so a release on the node ends this early.
 const STARTING: Duration = Duration::from_secs(2);
 
 /// So long a pod that runs may be missing in the List: it is ending, as the API server is about to say.
@@ -146,9 +146,9 @@ pub struct Contract {
     rows: BTreeMap<(String, String), Row>,
     /// Since when nothing was published because pods are being admitted.
     waiting: Option<Duration>,
-    /// What was available in the zones when they were judged last.
+    /// What was available in the zones at the last judgement; empty outside the scheduler's view.
     available: Vec<u64>,
-    /// Something was released since.
+    /// Whether this judgement found more available than the one before.
     released: bool,
 }
 
@@ -182,7 +182,9 @@ impl Contract {
     ) -> Verdict {
         let mut verdict = Verdict::of(Stance::Agreed, None);
         let pods: Option<Vec<&Pod>> = pods.map(|pods| pods.into_iter().collect());
-        self.look_for_releases(reading.zones);
+        if self.terms.view == View::Scheduler {
+            self.look_for_releases(reading.zones);
+        }
         if let Some(pods) = &pods {
             self.forget_all_but(pods, reading.usage);
             self.look_at_new_ones(pods, reading, now, &mut verdict);
@@ -200,7 +202,7 @@ impl Contract {
         verdict
     }
 
-    /// Is more available anywhere than there was?
+    /// Notes whether any zone has more available than at the last judgement.
     fn look_for_releases(&mut self, zones: &[Zone]) {
         let amounts = zones.iter().flat_map(|zone| zone.resources.values());
         let available: Vec<u64> = amounts.map(|amounts| amounts.available).collect();

@@ -110,7 +110,7 @@ impl Run {
             gets: after.gets - before.gets,
         };
         let ideal = ideal::busy(self.seed, self.row.odd, self.time, load.ends());
-        Ok(Figures { ideal, ..Figures::of(&load, from, to, requests, nudges, scheduler.log()?) })
+        Ok(Figures::of(&load, [from, to], ideal, requests, nudges, scheduler.log()?))
     }
 }
 
@@ -127,7 +127,14 @@ fn nudges(objects: &mut Events<DynamicObject>) -> u64 {
 }
 
 impl Figures {
-    fn of(load: &Load<'_>, from: Instant, to: Instant, requests: Requests, nudges: u64, log: Log) -> Self {
+    fn of(
+        load: &Load<'_>,
+        [from, to]: [Instant; 2],
+        ideal: f64,
+        requests: Requests,
+        nudges: u64,
+        log: Log,
+    ) -> Self {
         let mut starts: Vec<Instant> = load.pods.values().filter_map(|pod| pod.running).collect();
         starts.sort_unstable();
         let edges: Vec<Instant> = [from].into_iter().chain(starts.iter().copied()).chain([to]).collect();
@@ -143,7 +150,7 @@ impl Figures {
             started: starts.len(),
             refused: refused.collect(),
             busy: load.pods.values().map(busy).sum::<f64>() / f64::from(CPUS) / (to - from).as_secs_f64(),
-            ideal: 0.0,
+            ideal,
             waits: load.pods.values().filter_map(wait).collect(),
             writes: requests.writes,
             nudges,

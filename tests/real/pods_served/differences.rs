@@ -279,9 +279,10 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &["the_api_server_is_away"],
         pods: Pods::Static,
         aspect: "flicker",
-        what: "after an outage of the API server that was longer than 30 s, `PodInfo`'s watch may hear that a static pod is gone that \
-               was made meanwhile, and then that it is there",
-        why: "`/pods` told of it during the outage; the API server tells of it when the kubelet has made its mirror",
+        what: "a static pod that was created while the API server was unreachable for more than 30 s: when it is back, a `PodInfo` \
+               watch may get `DELETED` and then `ADDED` for it",
+        why: "during the outage the pod is read from the kubelet's `/pods`; the API server does not have it until the kubelet \
+              creates its mirror pod",
         sometimes: true,
     },
     Row {
