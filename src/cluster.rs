@@ -38,11 +38,12 @@ use crate::causes::chain;
 use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Fields};
 
 pub use crate::seen::Seen;
-pub use agents::{AgentPod, pod_labels, runs_agents};
+pub use agents::{AgentPod, SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
 pub use devices::{Device, Devices};
 pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
 pub use list_watch::{Tellings, Told};
+use nodes::KubeletNode;
 pub use nodes::SlimNode;
 pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
 pub use pages::Pages;
@@ -52,8 +53,7 @@ pub use rejected::{ChangedObject, NUDGE, UnscheduledPod};
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
 
-/// Nothing is heard for so long on a connection that is alive: the server ends each watch before, and everything else has
-/// a deadline of its own. A list of a watch has none but this.
+/// Nothing is heard for so long on a connection of kube's watcher that is alive: the server ends each watch before.
 const SILENCE: Duration = Duration::from_secs(280);
 
 /// A client of the API server with deadlines.
@@ -252,7 +252,6 @@ impl Cluster {
         // A stale object must not be written minutes late by a retry that knows nothing of newer ones.
         config.default_retry = false;
         config.connect_timeout = Some(timeout);
-        config.read_timeout = Some(SILENCE);
         let server = config.cluster_url.to_string();
         let client = kube::Client::try_from(config.clone()).map_err(|error| no_config(chain(&error)))?;
         Ok(Self { client, server, timeout, config: Some(Arc::new(config)), form: Form::default() })
@@ -262,6 +261,15 @@ impl Cluster {
     #[must_use]
     pub fn with_client(client: kube::Client, server: String, timeout: Duration) -> Self {
         Self { client, server, timeout, config: None, form: Form::default() }
+    }
+
+    /// A client for kube's watcher, which has no deadline of its own. All else does without a read timeout: for every piece that
+    /// arrives it sets a timer that expires at once, so that the runtime wakes a second time.
+    fn client_for_watcher(&self) -> kube::Client {
+        let Some(mut config) = self.config.as_deref().cloned() else { return self.client.clone() };
+        config.read_timeout = Some(SILENCE);
+        // The first client was made from it.
+        kube::Client::try_from(config).unwrap_or_else(|_| self.client.clone())
     }
 
     /// The same API server, with objects in another form.
@@ -298,10 +306,8 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::node_uid`].
     pub async fn kubelet_version(&self, name: &str) -> Result<String, ClusterError> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = self.get_node(name, nodes.get(name)).await?;
-        let info = node.status.and_then(|status| status.node_info);
-        Ok(info.map(|info| info.kubelet_version).unwrap_or_default())
+        let nodes: Api<KubeletNode> = Api::all(self.client.clone());
+        Ok(self.get_node(name, nodes.get(name)).await?.version())
     }
 
     /// Where a node's kubelet has its HTTPS port, as it reported: the InternalIP and the port; nothing as long as it has
@@ -310,16 +316,11 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::node_uid`].
     pub async fn kubelet_address(&self, name: &str) -> Result<Option<(String, u16)>, ClusterError> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = self.get_node(name, nodes.get(name)).await?;
-        let status = node.status.unwrap_or_default();
-        let internal = status.addresses.into_iter().flatten().find(|address| address.type_ == "InternalIP");
-        let port = status.daemon_endpoints.and_then(|endpoints| endpoints.kubelet_endpoint);
-        let port = port.and_then(|endpoint| u16::try_from(endpoint.port).ok());
-        Ok(internal.map(|address| address.address).zip(port))
+        let nodes: Api<KubeletNode> = Api::all(self.client.clone());
+        Ok(self.get_node(name, nodes.get(name)).await?.address())
     }
 
-    /// A call that gets a Node, all of it or its metadata.
+    /// A call that gets something of a Node.
     async fn get_node<T>(
         &self,
         name: &str,

@@ -36,9 +36,12 @@ const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
 /// After this long an operator should know that nobody tells.
 const UNTOLD: Duration = Duration::from_secs(60);
 
-/// How soon after it was bound a pod is looked for in the List, and how long between two looks at most. A kubelet needs
-/// some 15 ms to admit one.
+/// How soon after it was bound a pod is looked for in the List.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long between two of the first looks: a kubelet needs 5 ms to admit a pod, or 30 ms on a large node.
+const FIRST_LIMIT: Duration = Duration::from_millis(10);
+/// So many looks are the first: until the object is held for the pod.
+const FIRST: u32 = 5;
 /// As [`LOOK`], where the kubelet's files tell when it has admitted one.
 const LATER_LOOK: Duration = Duration::from_millis(200);
 /// The longest wait between two such looks.
@@ -343,6 +346,7 @@ impl Accord {
         } else if self.answers && self.look_at.is_none() {
             let (first, limit) = match self.files_tell {
                 true => (LATER_LOOK, LOOK_LIMIT),
+                false if self.looks < FIRST => (LOOK, FIRST_LIMIT),
                 false if self.looks < SOON => (LOOK, SOON_LIMIT),
                 false => (LOOK, LOOK_LIMIT),
             };

@@ -22,7 +22,7 @@ use tracing::{debug, warn};
 use super::hotplug::Hotplug;
 
 /// How often to look for directories that are missing or were replaced without a word.
-const REARM: Duration = Duration::from_secs(1);
+const REARM: Duration = Duration::from_secs(5);
 /// How long to wait when the kernel gives us no inotify instance (the default limit is 128 of them).
 const NO_INSTANCE: Duration = Duration::from_secs(30);
 

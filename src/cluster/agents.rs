@@ -1,8 +1,10 @@
 //! The agents: their DaemonSet and its pods, as far as the controller needs to know them.
 
+use std::collections::BTreeMap;
+
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{NodeAffinity, NodeSelector, Pod, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::api::{DeleteParams, Preconditions};
 use kube::core::Selector;
@@ -88,6 +90,80 @@ impl From<RawPod> for AgentPod {
 
 reads_as!(AgentPod, Pod);
 
+/// What is read of a DaemonSet. Code that reads a whole one, with every kind of volume, makes the binary 200 KiB larger.
+#[derive(Clone, Debug, Deserialize)]
+pub struct SlimDaemonSet {
+    #[serde(default)]
+    metadata: ObjectMeta,
+    spec: Option<DaemonSetSpec>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct DaemonSetSpec {
+    selector: LabelSelector,
+    template: PodTemplate,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct PodTemplate {
+    spec: Option<SlimPodSpec>,
+}
+
+/// What is read of what a DaemonSet's pods are.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SlimPodSpec {
+    /// The Node that they are for.
+    pub node_name: Option<String>,
+    /// Labels that the Node must have.
+    pub node_selector: Option<BTreeMap<String, String>>,
+    affinity: Option<Affinity>,
+    /// The taints that they tolerate.
+    pub tolerations: Option<Vec<Toleration>>,
+    /// Are they in the Node's network?
+    pub host_network: Option<bool>,
+    containers: Option<Vec<SlimContainer>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Affinity {
+    node_affinity: Option<NodeAffinity>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct SlimContainer {
+    image: Option<String>,
+    command: Option<Vec<String>>,
+    args: Option<Vec<String>>,
+}
+
+impl SlimDaemonSet {
+    /// Is it being deleted?
+    #[must_use]
+    pub const fn is_deleted(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// What its pods are.
+    #[must_use]
+    pub fn pod(&self) -> Option<&SlimPodSpec> {
+        self.spec.as_ref().and_then(|spec| spec.template.spec.as_ref())
+    }
+}
+
+impl SlimPodSpec {
+    /// The Nodes that they must be on.
+    #[must_use]
+    pub fn required_nodes(&self) -> Option<&NodeSelector> {
+        let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;
+        affinity.required_during_scheduling_ignored_during_execution.as_ref()
+    }
+}
+
+reads_as!(SlimDaemonSet, DaemonSet);
+
 /// As it is written in a query: an empty one means every pod, so there is none for it.
 fn query(selector: &LabelSelector) -> Option<String> {
     let selector = Selector::try_from(selector.clone()).ok()?;
@@ -96,15 +172,14 @@ fn query(selector: &LabelSelector) -> Option<String> {
 
 /// The labels of a DaemonSet's pods, as they are written in a query. `None` where it selects nothing that can be written.
 #[must_use]
-pub fn pod_labels(of: &DaemonSet) -> Option<String> {
+pub fn pod_labels(of: &SlimDaemonSet) -> Option<String> {
     of.spec.as_ref().and_then(|spec| query(&spec.selector))
 }
 
 /// Does it run our agents? Whoever names another one by mistake must not lose it.
 #[must_use]
-pub fn runs_agents(of: &DaemonSet) -> bool {
-    let pod = of.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    pod.into_iter().flat_map(|pod| &pod.containers).any(|container| {
+pub fn runs_agents(of: &SlimDaemonSet) -> bool {
+    of.pod().into_iter().flat_map(|pod| pod.containers.iter().flatten()).any(|container| {
         let words = || container.command.iter().chain(&container.args).flatten();
         let named = |text: &String| text.rsplit('/').next().is_some_and(|name| name.starts_with("numacast"));
         words().any(|word| word == "agent") && words().chain(&container.image).any(named)
@@ -116,8 +191,12 @@ impl Cluster {
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub async fn daemon_set(&self, namespace: &str, name: &str) -> Result<Option<DaemonSet>, ClusterError> {
-        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
+    pub async fn daemon_set(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<SlimDaemonSet>, ClusterError> {
+        let api: Api<SlimDaemonSet> = Api::namespaced(self.client.clone(), namespace);
         let what = format!("get daemonset {namespace}/{name}");
         self.in_time(&what, api.get_opt(name)).await.map_err(|failure| failure.explain(&what))
     }
@@ -126,9 +205,9 @@ impl Cluster {
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub async fn delete_daemon_set(&self, namespace: &str, of: &DaemonSet) -> Result<bool, ClusterError> {
+    pub async fn delete_daemon_set(&self, namespace: &str, of: &SlimDaemonSet) -> Result<bool, ClusterError> {
         let name = &of.name_any();
-        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
+        let api: Api<SlimDaemonSet> = Api::namespaced(self.client.clone(), namespace);
         let what = format!("delete daemonset {namespace}/{name}");
         let preconditions = Preconditions { uid: of.uid(), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
@@ -145,7 +224,7 @@ impl Cluster {
         namespace: &str,
         labels: &str,
     ) -> impl Stream<Item = Result<Seen<AgentPod>, String>> + Send + 'static {
-        let pods: Api<AgentPod> = Api::namespaced(self.client.clone(), namespace);
+        let pods: Api<AgentPod> = Api::namespaced(self.client_for_watcher(), namespace);
         let config = watcher::Config::default().labels(labels).page_size(PAGE).timeout(WATCH_SECONDS);
         watcher(pods, config).backoff(Steady::default()).map(|event| match event {
             Ok(event) => Ok(event.into()),

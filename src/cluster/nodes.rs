@@ -109,6 +109,63 @@ impl SlimNode {
 
 reads_as!(SlimNode, Node);
 
+/// What a Node says of its kubelet, without the images that it has.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct KubeletNode {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    status: KubeletStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct KubeletStatus {
+    node_info: NodeInfo,
+    addresses: Option<Vec<NodeAddress>>,
+    daemon_endpoints: DaemonEndpoints,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct NodeInfo {
+    kubelet_version: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct NodeAddress {
+    r#type: String,
+    address: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct DaemonEndpoints {
+    kubelet_endpoint: Option<DaemonEndpoint>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct DaemonEndpoint {
+    #[serde(rename = "Port")]
+    port: i32,
+}
+
+impl KubeletNode {
+    /// The kubelet's version; empty if it has not reported one yet.
+    pub(super) fn version(self) -> String {
+        self.status.node_info.kubelet_version
+    }
+
+    /// The InternalIP and the kubelet's port, if it has reported both.
+    pub(super) fn address(self) -> Option<(String, u16)> {
+        let KubeletStatus { addresses, daemon_endpoints, .. } = self.status;
+        let internal = addresses.into_iter().flatten().find(|address| address.r#type == "InternalIP");
+        let port = daemon_endpoints.kubelet_endpoint.and_then(|endpoint| u16::try_from(endpoint.port).ok());
+        internal.map(|address| address.address).zip(port)
+    }
+}
+
+reads_as!(KubeletNode, Node);
+
 fn listing() -> Listing {
     Listing {
         what: "list nodes".to_owned(),
@@ -122,7 +179,7 @@ fn listing() -> Listing {
 impl Cluster {
     /// Follows all Nodes. An error is one sentence, and the watch goes on after a back-off.
     pub fn nodes(&self) -> impl Stream<Item = Result<Seen<SlimNode>, String>> + Send + 'static {
-        let nodes: Api<SlimNode> = Api::all(self.client.clone());
+        let nodes: Api<SlimNode> = Api::all(self.client_for_watcher());
         let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
         watcher(nodes, config).backoff(Steady::default()).map(|event| match event {
             Ok(event) => Ok(event.into()),
@@ -191,5 +248,28 @@ mod tests {
         assert!(!bare.ready && bare.taints.is_empty(), "a Node that has not reported yet");
         let unknown = json!({"metadata": {"name": "b"}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
         assert!(!serde_json::from_value::<SlimNode>(unknown).unwrap().ready);
+    }
+
+    #[test]
+    fn a_node_tells_of_its_kubelet_what_it_has_reported() {
+        let node = |status: serde_json::Value| {
+            serde_json::from_value::<KubeletNode>(json!({"metadata": {"name": "a"}, "status": status}))
+                .unwrap()
+        };
+        let whole = node(json!({
+            "nodeInfo": {"kubeletVersion": "v1.36.3", "osImage": "x"},
+            "addresses": [{"type": "Hostname", "address": "a"}, {"type": "InternalIP", "address": "10.0.0.7"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
+            "images": [{"names": ["i"], "sizeBytes": 1}],
+        }));
+        assert_eq!(whole.clone().version(), "v1.36.3");
+        assert_eq!(whole.address(), Some(("10.0.0.7".to_owned(), 10250)));
+        let port_only = node(json!({"daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}}));
+        assert_eq!((port_only.clone().address(), port_only.version()), (None, String::new()));
+        let address_only =
+            json!({"addresses": [{"type": "InternalIP", "address": "10.0.0.7"}], "daemonEndpoints": {}});
+        assert_eq!(node(address_only).address(), None);
+        let new: KubeletNode = serde_json::from_value(json!({"metadata": {"name": "b"}})).unwrap();
+        assert_eq!(new.address(), None);
     }
 }

@@ -4,12 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
     NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration,
 };
 
-use crate::cluster::SlimNode;
+use crate::cluster::{SlimDaemonSet, SlimNode};
 
 /// The tolerations that every daemon pod gets (`AddOrUpdateDaemonPodTolerations`)...
 const ADDED: [(&str, &str); 6] = [
@@ -35,20 +34,19 @@ pub struct Coverage {
 impl Coverage {
     /// What this DaemonSet covers; nothing if it is being deleted.
     #[must_use]
-    pub fn of(daemon_set: &DaemonSet) -> Option<Self> {
-        if daemon_set.metadata.deletion_timestamp.is_some() {
+    pub fn of(daemon_set: &SlimDaemonSet) -> Option<Self> {
+        if daemon_set.is_deleted() {
             return None;
         }
-        let pod = daemon_set.spec.as_ref()?.template.spec.clone()?;
+        let pod = daemon_set.pod()?;
         let added =
             ADDED.into_iter().chain(pod.host_network.unwrap_or(false).then_some(ADDED_IN_HOST_NETWORK));
-        let affinity = pod.affinity.and_then(|affinity| affinity.node_affinity);
+        let tolerations = pod.tolerations.iter().flatten().cloned();
         Some(Self {
-            name: pod.node_name.filter(|name| !name.is_empty()),
-            selector: pod.node_selector.unwrap_or_default(),
-            affinity: affinity
-                .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution),
-            tolerations: pod.tolerations.into_iter().flatten().chain(added.map(tolerates_any)).collect(),
+            name: pod.node_name.clone().filter(|name| !name.is_empty()),
+            selector: pod.node_selector.clone().unwrap_or_default(),
+            affinity: pod.required_nodes().cloned(),
+            tolerations: tolerations.chain(added.map(tolerates_any)).collect(),
         })
     }
 
