@@ -297,7 +297,7 @@ pub struct Agent {
     known: KnownDevices,
     /// Pods that were given time to be admitted completely.
     waited_for: BTreeSet<PodName>,
-    /// The List of the scan before.
+    /// The List of the last scan that was believed.
     previous: Arc<Usage>,
     /// Names of pods that have ended which others have now.
     returned: BTreeSet<PodName>,
@@ -558,6 +558,7 @@ impl Agent {
             Ok(doubt) => doubt,
             Err(reason) => return self.wait_to_settle(reason),
         };
+        self.previous = Arc::clone(&scan.usage);
         if self.still_being_admitted(&scan) {
             self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
@@ -586,10 +587,10 @@ impl Agent {
         }
     }
 
-    /// A pod that has ended only gives back. One that holds more than in the List before is another, whose name the API
-    /// server has not told us yet.
+    /// A pod that has ended only gives back. One that holds more than in the last List that was believed is another, whose name
+    /// the API server has not told us yet. What a kubelet lists while it starts is no such List.
     fn tell_returned(&mut self, scan: &mut Scan) {
-        let before = std::mem::replace(&mut self.previous, Arc::clone(&scan.usage));
+        let before = Arc::clone(&self.previous);
         self.returned.retain(|name| scan.terminal.contains(name));
         if scan.terminal.is_empty() {
             return;
