@@ -588,7 +588,7 @@ impl Agent {
     }
 
     /// A pod that has ended only gives back. One that holds more than in the last List that was believed is another, whose name
-    /// the API server has not told us yet. What a kubelet lists while it starts is no such List.
+    /// the API server has not told us yet. Lists of a kubelet that is still starting are not compared: they may be incomplete.
     fn tell_returned(&mut self, scan: &mut Scan) {
         let before = Arc::clone(&self.previous);
         self.returned.retain(|name| scan.terminal.contains(name));

@@ -53,7 +53,7 @@ pub use rejected::{ChangedObject, NUDGE, UnscheduledPod};
 /// Our name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
 
-/// Nothing is heard for so long on a connection of kube's watcher that is alive: the server ends each watch before.
+/// Read timeout for kube's watcher. It is longer than a watch is requested for, so a healthy connection never reaches it.
 const SILENCE: Duration = Duration::from_secs(280);
 
 /// A client of the API server with deadlines.
@@ -263,12 +263,12 @@ impl Cluster {
         Self { client, server, timeout, config: None, form: Form::default() }
     }
 
-    /// A client for kube's watcher, which has no deadline of its own. All else does without a read timeout: for every piece that
-    /// arrives it sets a timer that expires at once, so that the runtime wakes a second time.
+    /// A client for kube's watcher, which has no timeout of its own. Other requests have deadlines and need no read timeout, which
+    /// sets an expired timer on every read and so wakes the runtime twice.
     fn client_for_watcher(&self) -> kube::Client {
         let Some(mut config) = self.config.as_deref().cloned() else { return self.client.clone() };
         config.read_timeout = Some(SILENCE);
-        // The first client was made from it.
+        // `self.client` was built from the same configuration.
         kube::Client::try_from(config).unwrap_or_else(|_| self.client.clone())
     }
 
@@ -320,7 +320,7 @@ impl Cluster {
         Ok(self.get_node(name, nodes.get(name)).await?.address())
     }
 
-    /// A call that gets something of a Node.
+    /// Runs a request for a Node, or for a part of it.
     async fn get_node<T>(
         &self,
         name: &str,

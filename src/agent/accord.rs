@@ -33,14 +33,14 @@ const FIRST_LIST: Duration = Duration::from_secs(2);
 /// As [`FIRST_LIST`], where nothing but reservations protects a pod that was bound before: longer than the wait after one list
 /// that failed.
 const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
-/// After this long an operator should know that nobody tells.
-const UNTOLD: Duration = Duration::from_secs(60);
+/// A warning is logged if no source has listed the node's pods after this time.
+const WARN_AFTER: Duration = Duration::from_secs(60);
 
-/// How soon after it was bound a pod is looked for in the List.
+/// The delay from a pod's binding to the first List that may show it.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long between two of the first looks: a kubelet needs 5 ms to admit a pod, or 30 ms on a large node.
+/// The longest delay between the first Lists: a kubelet admits a pod within 5 ms, or within 30 ms on a large node.
 const FIRST_LIMIT: Duration = Duration::from_millis(10);
-/// So many looks are the first: until the object is held for the pod.
+/// The number of first Lists. They end when the object is held for the pod.
 const FIRST: u32 = 5;
 /// As [`LOOK`], where the kubelet's files tell when it has admitted one.
 const LATER_LOOK: Duration = Duration::from_millis(200);
@@ -306,7 +306,8 @@ impl Accord {
         }
         // In the scheduler's view an object that is written without the pods is held.
         let limit = if *view == View::Scheduler { FIRST_LIST } else { FIRST_LIST_TO_RESERVE };
-        let (deadline, warn_at) = (self.started + limit, self.started + UNTOLD);
+        let deadline = self.started + limit;
+        let warn_at = self.started + WARN_AFTER;
         if now < deadline {
             self.ask_at = Some(deadline);
             return true;

@@ -90,7 +90,7 @@ impl From<RawPod> for AgentPod {
 
 reads_as!(AgentPod, Pod);
 
-/// What is read of a DaemonSet. Code that reads a whole one, with every kind of volume, makes the binary 200 KiB larger.
+/// The part of a DaemonSet that the controller uses. Deserializing all of it adds 200 KiB to the binary, mostly for volumes.
 #[derive(Clone, Debug, Deserialize)]
 pub struct SlimDaemonSet {
     #[serde(default)]
@@ -109,18 +109,18 @@ struct PodTemplate {
     spec: Option<SlimPodSpec>,
 }
 
-/// What is read of what a DaemonSet's pods are.
+/// The part of a DaemonSet's pod template that the controller uses.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SlimPodSpec {
-    /// The Node that they are for.
+    /// `nodeName`
     pub node_name: Option<String>,
-    /// Labels that the Node must have.
+    /// `nodeSelector`: labels that the Node must have.
     pub node_selector: Option<BTreeMap<String, String>>,
     affinity: Option<Affinity>,
-    /// The taints that they tolerate.
+    /// `tolerations`, without those that the DaemonSet controller adds.
     pub tolerations: Option<Vec<Toleration>>,
-    /// Are they in the Node's network?
+    /// `hostNetwork`
     pub host_network: Option<bool>,
     containers: Option<Vec<SlimContainer>>,
 }
@@ -146,7 +146,7 @@ impl SlimDaemonSet {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// What its pods are.
+    /// The spec of its pod template.
     #[must_use]
     pub fn pod(&self) -> Option<&SlimPodSpec> {
         self.spec.as_ref().and_then(|spec| spec.template.spec.as_ref())
@@ -154,7 +154,7 @@ impl SlimDaemonSet {
 }
 
 impl SlimPodSpec {
-    /// The Nodes that they must be on.
+    /// The required node affinity.
     #[must_use]
     pub fn required_nodes(&self) -> Option<&NodeSelector> {
         let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;

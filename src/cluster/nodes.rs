@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, NodeSystemInfo, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
@@ -109,7 +109,7 @@ impl SlimNode {
 
 reads_as!(SlimNode, Node);
 
-/// What a Node says of its kubelet, without the images that it has.
+/// The part of a Node that describes its kubelet. A whole Node also lists its images, some 15 KiB.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct KubeletNode {
     metadata: ObjectMeta,
@@ -120,33 +120,9 @@ pub(super) struct KubeletNode {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct KubeletStatus {
-    node_info: NodeInfo,
+    node_info: NodeSystemInfo,
     addresses: Option<Vec<NodeAddress>>,
-    daemon_endpoints: DaemonEndpoints,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct NodeInfo {
-    kubelet_version: String,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct NodeAddress {
-    r#type: String,
-    address: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct DaemonEndpoints {
-    kubelet_endpoint: Option<DaemonEndpoint>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct DaemonEndpoint {
-    #[serde(rename = "Port")]
-    port: i32,
+    daemon_endpoints: NodeDaemonEndpoints,
 }
 
 impl KubeletNode {
@@ -158,7 +134,7 @@ impl KubeletNode {
     /// The InternalIP and the kubelet's port, if it has reported both.
     pub(super) fn address(self) -> Option<(String, u16)> {
         let KubeletStatus { addresses, daemon_endpoints, .. } = self.status;
-        let internal = addresses.into_iter().flatten().find(|address| address.r#type == "InternalIP");
+        let internal = addresses.into_iter().flatten().find(|address| address.type_ == "InternalIP");
         let port = daemon_endpoints.kubelet_endpoint.and_then(|endpoint| u16::try_from(endpoint.port).ok());
         internal.map(|address| address.address).zip(port)
     }
