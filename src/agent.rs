@@ -339,6 +339,7 @@ impl Agent {
         let mut scanner = Scanner::new(&settings);
         scanner.report_to(Arc::clone(&metrics));
         scanner.ask_through(cluster.clone());
+        scanner.identify_by(pods.clone());
         let (rules, new_rules) = watch::channel(settings.rules.clone());
         let now = Instant::now();
         Self {

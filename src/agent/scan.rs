@@ -1,6 +1,6 @@
 //! One consistent reading of the node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,14 @@ use super::Settings;
 use super::kubelet_config::ConfigReader;
 use crate::cluster::Cluster;
 use crate::kubelet::{
-    Allocatable, Ask, Asker, ClientError, Connection, Flight, KubeletConfig, ManagerState, StatePaths,
-    StateReader, Upstream, Usage, allocatable_of, usage_of,
+    Allocatable, Ask, Asker, ClientError, Connection, Flight, KubeletConfig, ManagerState, PodUsage,
+    StatePaths, StateReader, Upstream, Usage, allocatable_of, usage_of,
 };
 use crate::machine::{self, HostRoots, Machine, MachineError};
-use crate::pod::Terminal;
+use crate::pod::{Pod, PodName, Terminal};
+use crate::pod_source::PodSource;
 use crate::telemetry::metrics::Metrics;
-use crate::topology::{self, Links};
+use crate::topology;
 
 /// How often a scan starts over when the kubelet restarts in its middle.
 const ATTEMPTS: usize = 3;
@@ -106,6 +107,7 @@ pub struct Scanner {
     absent: BTreeSet<String>,
     books: StateReader,
     terminal: Terminal,
+    pods: PodSource,
     calls: u32,
     metrics: Option<Arc<Metrics>>,
 }
@@ -151,6 +153,7 @@ impl Scanner {
             absent: BTreeSet::new(),
             books: StateReader::new(StatePaths::new(&settings.kubelet_dir, &settings.device_plugins)),
             terminal: Terminal::default(),
+            pods: PodSource::none(),
             calls: 0,
             metrics: None,
         }
@@ -164,6 +167,11 @@ impl Scanner {
     /// Reads the kubelet's answers with this in them from now on.
     pub fn merge_with(&mut self, merge: Merge) {
         self.merge = merge;
+    }
+
+    /// Takes pods' UIDs from `pods` from now on.
+    pub(super) fn identify_by(&mut self, pods: PodSource) {
+        self.pods = pods;
     }
 
     /// Counts calls from now on.
@@ -290,14 +298,16 @@ impl Scanner {
     /// List, and only who saw it leave knows that nobody has what it says.
     fn read_books(&mut self, usage: &Usage) -> Option<Arc<ManagerState>> {
         let state = self.books.read()?;
-        if state.pods.keys().all(|uid| state.names.contains_key(uid)) {
-            return Some(Arc::clone(state));
+        if !state.is_named() {
+            let active = topology::active_pods(usage, &self.terminal);
+            let names = self.pods.with(|told| told_names(active, told.into_iter().flatten(), state));
+            name(state, names);
         }
-        let Links { certain, .. } = topology::links(topology::active_pods(usage, &self.terminal), state);
-        let unnamed = certain.into_iter().filter(|(uid, _)| !state.names.contains_key(*uid));
-        let names: Vec<_> = unnamed.map(|(uid, pod)| (uid.to_owned(), pod.full_name())).collect();
-        if !names.is_empty() {
-            Arc::make_mut(state).names.extend(names);
+        if !state.is_named() {
+            let certain = topology::links(topology::active_pods(usage, &self.terminal), state).certain;
+            let names = certain.into_iter().filter(|(uid, _)| !state.names.contains_key(*uid));
+            let names = names.map(|(uid, pod)| (uid.to_owned(), pod.full_name())).collect();
+            name(state, names);
         }
         Some(Arc::clone(state))
     }
@@ -346,6 +356,29 @@ impl Scanner {
         let groups = containers.flat_map(|container| &container.devices);
         let uncovered = groups.filter(|group| !self.offered.contains(&group.resource));
         uncovered.map(|group| group.resource.clone()).collect()
+    }
+}
+
+/// Entries of the books without a name whose pods `told` knows by UID: each UID with its pod's name. The List must name the
+/// pod too, as one that holds something, and no other entry may have its name: else this may be the next pod of that name,
+/// which the List does not show yet.
+fn told_names<'a, 'b>(
+    listed: impl Iterator<Item = &'a PodUsage>,
+    told: impl Iterator<Item = &'b Pod>,
+    state: &ManagerState,
+) -> Vec<(String, PodName)> {
+    let taken: HashSet<&PodName> = state.names.values().collect();
+    let holders = listed.filter(|pod| pod.holds_anything()).map(PodUsage::full_name);
+    let listed: HashSet<PodName> = holders.filter(|name| !taken.contains(name)).collect();
+    let unnamed = |pod: &&Pod| state.pods.contains_key(&pod.uid) && !state.names.contains_key(&pod.uid);
+    let names = told.filter(unnamed).map(|pod| (pod.uid.clone(), pod.full_name()));
+    names.filter(|(_, name)| listed.contains(name)).collect()
+}
+
+/// Adds names to the books; they are copied only if there are some.
+fn name(state: &mut Arc<ManagerState>, names: Vec<(String, PodName)>) {
+    if !names.is_empty() {
+        Arc::make_mut(state).names.extend(names);
     }
 }
 

@@ -33,6 +33,12 @@ pub struct ManagerState {
 }
 
 impl ManagerState {
+    /// Is it known whose each entry is?
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        self.pods.keys().all(|uid| self.names.contains_key(uid))
+    }
+
     fn container(&mut self, pod: &str, name: &str) -> &mut ContainerUsage {
         let containers = self.pods.entry(pod.to_owned()).or_default();
         let at = match containers.binary_search_by(|container| container.name.as_str().cmp(name)) {

@@ -8,7 +8,7 @@ use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::pattern::PodPattern;
 use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, TOPOLOGIES};
-use numacast::sim::kubelet::{Age, Call, Options, PodSpec, RestartTiming, Split};
+use numacast::sim::kubelet::{Age, Call, ContainerSpec, Options, PodSpec, RestartTiming, Role, Split};
 use numacast::telemetry::metrics::Metrics;
 use numacast::topology::Exclude;
 use serde_json::json;
@@ -185,6 +185,40 @@ async fn pods_come_and_go_and_the_object_follows() {
     kubelet.start_pod(PodSpec::guaranteed("b", 4, GIB).hugepages("hugepages-2Mi", 64 << 20)).await.unwrap();
     world.agrees().await;
     assert!(kubelet.stop_pod("default", "a"));
+    world.agrees().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn of_two_pods_that_look_alike_the_one_that_left_holds_nothing() {
+    let (node, server) = (SimNode::with(quick()), server().await);
+    let replica = |name: &str, init: u64| {
+        let container = |name: &str, role, memory| ContainerSpec {
+            name: name.into(),
+            role,
+            milli_cpu: 500,
+            memory,
+            ..ContainerSpec::default()
+        };
+        let containers = vec![container("init", Role::Init, init), container("main", Role::App, GIB)];
+        PodSpec { guaranteed: true, containers, ..PodSpec::new(name) }.on([0])
+    };
+    // The List shows the same of both. What the init containers keep is in the kubelet's files alone, by UID, and stays there
+    // until the next pod is admitted.
+    let pods = [replica("large", 3 * GIB), replica("small", 2 * GIB)];
+    for pod in pods {
+        server.put(&PODS, pod.object("worker", "Running")).unwrap();
+        let uid = pod.uid.clone();
+        node.kubelet.announce_pod(pod).unwrap();
+        node.kubelet.admit_pod(&uid).unwrap();
+    }
+    let world = World::with(node, server, |_| {});
+    world.agrees().await;
+    // A List that is read with the pods known.
+    world.node.kubelet.start_pod(PodSpec::guaranteed("other", 1, GIB)).await.unwrap();
+    world.agrees().await;
+    assert!(world.server.delete(&PODS, "default", "large"));
+    assert!(world.node.kubelet.stop_pod("default", "large"));
     world.agrees().await;
     world.stop().await;
 }
