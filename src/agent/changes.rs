@@ -58,7 +58,7 @@ fn nodes_of(pod: &PodUsage, machine: &Machine) -> IdSet {
         devices.iter().for_each(|group| nodes.union_with(&group.nodes));
     }
     memory.iter().for_each(|block| nodes.union_with(&block.nodes));
-    for node in machine.nodes.iter().filter(|node| !node.cpus.intersection(&cpus).is_empty()) {
+    for node in machine.nodes.iter().filter(|node| node.cpus.intersects(&cpus)) {
         nodes.insert(node.id);
     }
     nodes

@@ -78,6 +78,12 @@ impl IdSet {
         }
     }
 
+    /// Is any id in both sets?
+    #[must_use]
+    pub fn intersects(&self, other: &Self) -> bool {
+        self.words.iter().zip(&other.words).any(|(a, b)| a & b != 0)
+    }
+
     /// The ids in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
@@ -256,6 +262,7 @@ mod tests {
     fn set_algebra_keeps_equal_sets_equal() {
         let (a, b) = (set("0-9,100"), set("5-12,200"));
         assert_eq!(a.intersection(&b), set("5-9"));
+        assert!(a.intersects(&b) && !a.intersects(&set("10-99,101")) && !a.intersects(&IdSet::new()));
         assert_eq!(a.difference(&b), set("0-4,100"));
         assert_eq!(a.difference(&a), IdSet::new());
         assert!(a.difference(&a).is_empty());

@@ -58,7 +58,9 @@ impl PodView {
     /// Does this tell of a pod that gave something back, or of who may be believed, and `before` did not? Only the
     /// kubelet's List says what follows.
     pub fn asks_for_a_look(&self, before: &Self) -> bool {
-        self.follows != before.follows || self.terminal != before.terminal || self.gone != before.gone
+        // One that is forgotten is no news.
+        let went = |(name, at)| before.gone.get(name) != Some(at);
+        self.follows != before.follows || self.terminal != before.terminal || self.gone.iter().any(went)
     }
 }
 
@@ -471,6 +473,20 @@ mod tests {
         let many = (0..3 * MOST_DEPARTED).map(|number| pod(&number.to_string(), "1", Life::Ended));
         many.for_each(|pod| pods.take(PodEvent::Is(pod), start));
         assert_eq!(pods.departed.len(), MOST_DEPARTED);
+    }
+
+    #[test]
+    fn a_pod_that_goes_asks_for_a_look_and_one_that_is_forgotten_does_not() {
+        let (start, later) = (Instant::now(), Instant::now() + LINGER);
+        let gone = |pods: &[(&str, Instant)]| {
+            let pods = pods.iter().map(|(name, at)| (("ns".into(), (*name).into()), *at));
+            PodView { gone: Arc::new(pods.collect()), ..PodView::default() }
+        };
+        let (one, both, next) =
+            (gone(&[("a", start)]), gone(&[("a", start), ("b", later)]), gone(&[("b", later)]));
+        assert!(one.asks_for_a_look(&gone(&[])) && both.asks_for_a_look(&one) && next.asks_for_a_look(&one));
+        assert!(gone(&[("a", later)]).asks_for_a_look(&one), "another pod of that name");
+        assert!(!next.asks_for_a_look(&both) && !one.asks_for_a_look(&one));
     }
 
     #[test]

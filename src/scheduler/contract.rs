@@ -144,6 +144,8 @@ pub struct Contract {
     pods: BTreeMap<String, Standing>,
     /// From when it showed all of a pod until it is gone.
     rows: BTreeMap<(String, String), Row>,
+    /// Is any of these rows that of a pod that is gone?
+    shows_the_gone: bool,
     /// Since when nothing was published because pods are being admitted.
     waiting: Option<Duration>,
     /// What was available in the zones at the last judgement; empty outside the scheduler's view.
@@ -160,6 +162,7 @@ impl Contract {
             terms,
             pods: BTreeMap::new(),
             rows: BTreeMap::new(),
+            shows_the_gone: false,
             waiting: None,
             available: Vec::new(),
             released: false,
@@ -186,8 +189,8 @@ impl Contract {
             self.look_for_releases(reading.zones);
         }
         if let Some(pods) = &pods {
-            self.forget_all_but(pods, reading.usage);
             self.look_at_new_ones(pods, reading, now, &mut verdict);
+            self.forget_all_but(pods, reading.usage);
         }
         if self.terms.view == View::Scheduler {
             verdict.stance = if pods.is_some() { self.stance(&mut verdict, now) } else { Stance::Held };
@@ -215,8 +218,10 @@ impl Contract {
         PodSet { fingerprint, method: self.terms.method }
     }
 
+    /// Forgets pods that are gone, and what the List showed of them once it does not any more.
     fn forget_all_but(&mut self, pods: &[&Pod], usage: &Usage) {
-        if self.pods.is_empty() && self.rows.is_empty() {
+        // All of `pods` are known by now, so that any more are gone.
+        if self.pods.len() == pods.len() && !self.shows_the_gone {
             return;
         }
         let present: HashSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
@@ -225,6 +230,7 @@ impl Contract {
             usage.pods.iter().any(|row| row.name == *name && row.namespace == *namespace)
         };
         self.rows.retain(|name, row| present.contains(row.uid.as_str()) || is_listed(name));
+        self.shows_the_gone = self.rows.values().any(|row| !present.contains(row.uid.as_str()));
     }
 
     /// Which of the pods that were not accounted are now, and which are not any more?

@@ -46,7 +46,7 @@ pub struct Placed<'a> {
 pub fn home(container: &ContainerUsage, machine: &Machine) -> Option<Id> {
     let mut nodes = IdSet::new();
     for node in &machine.nodes {
-        if !node.cpus.intersection(&container.cpus).is_empty() {
+        if node.cpus.intersects(&container.cpus) {
             nodes.insert(node.id);
         }
     }

@@ -156,7 +156,7 @@ impl CpuManager {
                 message: format!("{container} was admitted with {} exclusive CPUs", original.len()),
             });
         }
-        let nodes = self.of_node.iter().filter(|(_, cpus)| !cpus.intersection(&now).is_empty());
+        let nodes = self.of_node.iter().filter(|(_, cpus)| cpus.intersects(&now));
         let near: BTreeSet<Id> = nodes.map(|(id, _)| *id).collect();
         let mut cpus = original.clone();
         let pool = if count >= now.len() { self.free() } else { now.difference(&original) };

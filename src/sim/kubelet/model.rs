@@ -393,7 +393,7 @@ impl Model {
         let mut zones = IdSet::new();
         for given in given {
             let nodes = self.memory.nodes.keys();
-            let cpus = nodes.filter(|id| !self.cpus.of_node(**id).intersection(&given.cpus).is_empty());
+            let cpus = nodes.filter(|id| self.cpus.of_node(**id).intersects(&given.cpus));
             cpus.for_each(|id| zones.insert(*id));
             let parts = given.memory.iter().flat_map(|block| &block.split);
             parts.filter(|(_, bytes)| **bytes > 0).for_each(|(id, _)| zones.insert(*id));
