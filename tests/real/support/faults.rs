@@ -341,16 +341,32 @@ impl Faults {
         })
         .await?;
         self.pods = here;
-        if !self.static_pod {
+        match self.static_pod {
+            true => self.static_pod_settles().await,
+            false => self.node.is_gone(&self.static_name()).await,
+        }
+    }
+
+    /// It runs, or the node is full and the kubelet refuses it; then it goes, for a kubelet that restarts tries it again.
+    async fn static_pod_settles(&mut self) -> Result<()> {
+        let refused = |why: &str| {
+            ["UnexpectedAdmissionError", "TopologyAffinityError"].iter().any(|end| why.ends_with(end))
+        };
+        // The copy of the one before may be there for a while.
+        let fate = until("the static pod runs or is refused", async || {
+            let fate = self.node.fate_of(&self.static_name()).await?;
+            let settled = match &fate {
+                Fate::Running => true,
+                Fate::Ended(why) => refused(why),
+            };
+            ensure!(settled, "it does neither: {fate:?}");
+            Ok(fate)
+        })
+        .await?;
+        if let Fate::Ended(why) = fate {
+            self.notes.push(format!("the static pod refused: {why}"));
+            self.come_or_go()?;
             self.node.is_gone(&self.static_name()).await?;
-        } else {
-            // The copy of the one before may be there for a while.
-            until("the static pod runs", async || {
-                let fate = self.node.fate_of(&self.static_name()).await?;
-                ensure!(fate == Fate::Running, "it does not: {fate:?}");
-                Ok(())
-            })
-            .await?;
         }
         Ok(())
     }
