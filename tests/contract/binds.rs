@@ -28,7 +28,7 @@ pub(crate) struct Binds {
     /// Listed by a kubelet that has not given it its CPUs yet.
     given: Vec<Duration>,
     running: Vec<Duration>,
-    /// The object is held, or its zones tell of it: the end of the window in which the plugin may believe too much.
+    /// The object is held, or its zones account for the pod: the end of the window in which the plugin may believe too much.
     told: Vec<Duration>,
     /// The object agrees, and its zones tell of it.
     agreed: Vec<Duration>,
@@ -143,12 +143,12 @@ impl Binds {
     pub(crate) fn table(&mut self) -> String {
         let rows = [
             ("the API server answers whoever binds", &mut self.answered),
-            ("a watch of the node's pods tells of it", &mut self.watched),
+            ("a watch of the node's pods delivers the bound pod", &mut self.watched),
             ("the kubelet's List names it", &mut self.listed),
             ("the List shows its CPUs", &mut self.given),
             ("its status Running reaches a watch", &mut self.running),
-            ("the object is held, or tells of it", &mut self.told),
-            ("the object tells of it, and agrees with the plugin", &mut self.agreed),
+            ("the object is held or accounts for the pod", &mut self.told),
+            ("the object accounts for the pod, and its fingerprint matches the plugin's", &mut self.agreed),
         ];
         let mut text =
             "| after the request to bind was sent, ms | p50 | p90 | at most |\n|---|---|---|---|\n"

@@ -347,7 +347,8 @@ impl Faults {
         }
     }
 
-    /// It runs, or the node is full and the kubelet refuses it; then it goes, for a kubelet that restarts tries it again.
+    /// Waits until the static pod runs or is refused because the node is full. A refused one is removed: a restarted kubelet
+    /// would admit it again.
     async fn static_pod_settles(&mut self) -> Result<()> {
         let refused = |why: &str| {
             ["UnexpectedAdmissionError", "TopologyAffinityError"].iter().any(|end| why.ends_with(end))
