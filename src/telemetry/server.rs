@@ -1,10 +1,16 @@
-//! HTTP for metrics and health. Whoever connects gets one answer and has ten seconds for it.
+//! HTTP for metrics and health, one request per connection. Whoever can reach the port can connect, so connections are
+//! bounded in number, per address, in time and in bytes, and a new one is always accepted: an older one that has sent no
+//! request makes room. Otherwise silent connections would keep the kubelet's probes out, and it would restart the
+//! container.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -16,18 +22,24 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::tls::Tls;
 use crate::config::Endpoint;
 
-/// Scrapers are few. More connections wait in the kernel's queue.
-const CONNECTIONS: usize = 16;
-/// As the standard library has it.
-const BACKLOG: u32 = 128;
-/// How long a connection may last: a peer that says nothing must not keep its place.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Open connections. An idle one takes some 10 KiB.
+const CONNECTIONS: usize = 64;
+/// Open connections of one address. A kubelet or a scraper has one or two.
+const CONNECTIONS_PER_ADDRESS: usize = 16;
+/// Connections that wait in the kernel to be accepted, if `net.core.somaxconn` is not lower.
+const BACKLOG: u32 = 1024;
+/// How long the TLS handshake and the request's header may take together.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the client may take to read the answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
+/// The header of a request, in bytes. It is the least that hyper can be given.
+const HEADER_BYTES: usize = 8192;
 /// After a connection could not be accepted, say for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -211,37 +223,98 @@ async fn everywhere(port: u16) -> io::Result<TcpListener> {
 }
 
 async fn accept(listener: TcpListener, endpoints: Endpoints, tls: Option<Arc<Tls>>) {
-    let mut connections = JoinSet::new();
+    let (mut tasks, mut connections) = (JoinSet::new(), Connections::default());
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(serve(stream, endpoints.clone(), tls.clone()))),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, address)) => {
+                    let requested = Arc::new(AtomicBool::new(false));
+                    let connection = serve(stream, endpoints.clone(), tls.clone(), Arc::clone(&requested));
+                    // An IPv4 address is the same one on a socket of both families.
+                    let address = address.ip().to_canonical();
+                    connections.add(Connection { address, requested, task: tasks.spawn(connection) });
+                    // A request that came with the connection is read before the next connection can replace it.
+                    yield_now().await;
+                }
                 Err(_) => sleep(PAUSE).await,
             },
-            Some(_) = connections.join_next() => {}
+            Some(_) = tasks.join_next() => {}
         }
     }
 }
 
-/// A peer that left or talks nonsense is its own trouble.
-async fn serve(stream: TcpStream, endpoints: Endpoints, tls: Option<Arc<Tls>>) {
-    let connection = async {
-        let Some(tls) = tls else { return converse(stream, endpoints).await };
-        let Some(acceptor) = tls.acceptor() else { return };
-        if let Ok(stream) = acceptor.accept(stream).await {
-            converse(stream, endpoints).await;
-        }
-    };
-    let _ = timeout(PATIENCE, connection).await;
+/// An open connection.
+struct Connection {
+    address: IpAddr,
+    /// Whether its request has been read.
+    requested: Arc<AtomicBool>,
+    task: AbortHandle,
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, endpoints: Endpoints) {
+/// The open connections, the oldest first.
+#[derive(Default)]
+struct Connections(Vec<Connection>);
+
+impl Connections {
+    /// Adds a connection and closes an older one if there are too many: of the same address if that has too many, else
+    /// of the address with the most.
+    fn add(&mut self, connection: Connection) {
+        self.0.retain(|open| !open.task.is_finished());
+        let of_address = self.0.iter().filter(|open| open.address == connection.address).count();
+        if of_address >= CONNECTIONS_PER_ADDRESS {
+            self.close_one(connection.address);
+        } else if self.0.len() >= CONNECTIONS
+            && let Some(address) = self.most_frequent_address()
+        {
+            self.close_one(address);
+        }
+        self.0.push(connection);
+    }
+
+    fn most_frequent_address(&self) -> Option<IpAddr> {
+        let mut counts = HashMap::new();
+        for open in &self.0 {
+            *counts.entry(open.address).or_insert(0) += 1;
+        }
+        counts.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address)
+    }
+
+    /// Closes the oldest connection of an address that has sent no request, or else its oldest.
+    fn close_one(&mut self, address: IpAddr) {
+        let silent = |open: &Connection| open.address == address && !open.requested.load(Ordering::Relaxed);
+        let position = self.0.iter().position(silent);
+        let Some(position) = position.or_else(|| self.0.iter().position(|open| open.address == address))
+        else {
+            return;
+        };
+        self.0.remove(position).task.abort();
+    }
+}
+
+/// Serves one request, within the timeouts. Errors are the client's: it left or does not speak HTTP.
+async fn serve(stream: TcpStream, endpoints: Endpoints, tls: Option<Arc<Tls>>, requested: Arc<AtomicBool>) {
+    let connection = async {
+        let Some(tls) = tls else { return converse(stream, endpoints, &requested).await };
+        let Some(acceptor) = tls.acceptor() else { return };
+        if let Ok(stream) = acceptor.accept(stream).await {
+            converse(stream, endpoints, &requested).await;
+        }
+    };
+    let mut connection = pin!(connection);
+    if timeout(HEADER_TIMEOUT, &mut connection).await.is_err() && requested.load(Ordering::Relaxed) {
+        let _ = timeout(ANSWER_TIMEOUT, connection).await;
+    }
+}
+
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, endpoints: Endpoints, requested: &AtomicBool) {
     let service = service_fn(|request: Request<Incoming>| {
+        requested.store(true, Ordering::Relaxed);
         let answer = answer(&endpoints, request.method(), request.uri().path());
         async move { Ok::<_, Infallible>(answer) }
     });
-    let connection = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service);
-    let _ = connection.await;
+    let mut http = http1::Builder::new();
+    http.keep_alive(false).max_buf_size(HEADER_BYTES);
+    let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
 /// What is served, by method and path. hyper leaves out the body of an answer to HEAD.

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
@@ -10,9 +11,12 @@ use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::{Call, Fault};
 use numacast::telemetry::metrics::Metrics;
 use numacast::telemetry::server::{Endpoints, Server};
-use tokio::net::{TcpListener, TcpStream};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::Instant;
 
-use crate::support::{ANYWHERE, SimNode, ask, get};
+use crate::support::{ANYWHERE, SimNode, ask, at_one_moment, get};
 
 /// Metrics alone.
 fn metrics(metrics: Arc<Metrics>) -> Endpoints {
@@ -91,18 +95,71 @@ async fn other_paths_and_verbs_are_refused_in_a_sentence() {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
 }
 
+/// A connection from `source` on which so much was sent.
+async fn connect(source: Ipv4Addr, to: SocketAddr, sent: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((source, 0).into()).unwrap();
+    let mut stream = socket.connect(to).await.unwrap();
+    stream.write_all(sent.as_bytes()).await.unwrap();
+    stream
+}
+
 #[tokio::test(start_paused = true)]
-async fn peers_that_say_nothing_lose_their_place() {
-    let server = server().await;
-    // More than are served at once.
-    let mut silent = Vec::new();
-    for _ in 0..20 {
-        silent.push(TcpStream::connect(server.address()).await.unwrap());
+async fn a_thousand_idle_and_slow_connections_of_one_address_delay_no_probe() {
+    let files = Resource::Nofile;
+    setrlimit(files, Rlimit { current: Some(4096), ..getrlimit(files) }).unwrap();
+    for attacker in [Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::LOCALHOST] {
+        let server = server().await;
+        let mut open = Vec::new();
+        at_one_moment(async {
+            let slow = ["", "G", "GET /metrics HTTP/1.1\r\nHost: numacast\r\n"];
+            for sent in slow.iter().cycle().take(1000) {
+                open.push(connect(attacker, server.address(), sent).await);
+                if open.len() % 100 == 0 {
+                    let answer = get(server.address(), "/metrics").await;
+                    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+                }
+            }
+        })
+        .await;
     }
-    // The clock moves on whenever everybody waits: the hour is over at once if nobody is shown the door.
-    let hour = std::time::Duration::from_secs(3600);
-    let answer = tokio::time::timeout(hour, get(server.address(), "/metrics")).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_of_one_address_close_none_of_another() {
+    let server = server().await;
+    let answer = at_one_moment(async {
+        let mut scraper = connect(Ipv4Addr::LOCALHOST, server.address(), "").await;
+        let mut open = Vec::new();
+        for _ in 0..200 {
+            open.push(connect(Ipv4Addr::new(127, 0, 0, 2), server.address(), "").await);
+        }
+        scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: numacast\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        scraper.read_to_string(&mut answer).await.unwrap();
+        answer
+    });
+    let answer = answer.await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_without_a_request_is_closed_after_two_seconds() {
+    let server = server().await;
+    for sent in ["", "GET /metrics HTTP/1.1\r\n"] {
+        let mut silent = connect(Ipv4Addr::LOCALHOST, server.address(), sent).await;
+        let start = Instant::now();
+        let closed = silent.read(&mut [0; 512]).await;
+        assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+        assert!(start.elapsed() < Duration::from_secs(3), "by the virtual clock: {:?}", start.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_long_header_is_refused() {
+    let request = format!("GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(9000));
+    let answer = ask(server().await.address(), &request).await;
+    assert!(answer.starts_with("HTTP/1.1 431 Request Header Fields Too Large\r\n"), "{answer}");
 }
 
 #[tokio::test]

@@ -69,3 +69,20 @@ pub(crate) async fn ask(address: SocketAddr, request: &str) -> String {
 pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: numacast\r\n\r\n")).await
 }
+
+/// Does `work` while the clock stands still, of a test whose clock is virtual. Without this the clock moves on whenever
+/// everybody waits, even for a socket.
+///
+/// # Panics
+/// When `work` waits for a timer.
+pub(crate) async fn at_one_moment<T>(work: impl Future<Output = T>) -> T {
+    // A blocking task keeps the clock from moving.
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let guard = tokio::task::spawn_blocking(move || ended.recv_timeout(Duration::from_secs(20)));
+    let result = tokio::select! {
+        result = work => result,
+        _ = guard => panic!("it waits for a timer"),
+    };
+    drop(done);
+    result
+}

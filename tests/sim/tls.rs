@@ -16,10 +16,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::{advance, pause, resume};
+use tokio::time::{Instant, advance, pause, resume};
 use tokio_rustls::TlsConnector;
 
-use crate::support::{ANYWHERE, get};
+use crate::support::{ANYWHERE, at_one_moment, get};
 
 /// An authority.
 struct Ca(CertifiedIssuer<'static, KeyPair>);
@@ -152,4 +152,27 @@ async fn where_clients_need_a_certificate_only_those_with_the_right_one_read() {
             assert!(scrape(server.address(), &client(&ca, own, version)).await.is_err());
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_connections_and_half_handshakes_delay_no_scrape() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let server = server(ca.write(dir.path())).await;
+    let client = client(&ca, None, &rustls::version::TLS13);
+    let mut open = Vec::new();
+    at_one_moment(async {
+        // A TLS record of a handshake whose rest never comes.
+        for sent in [&b""[..], b"\x16\x03\x01\x02\x00\x01"].iter().cycle().take(200) {
+            let mut stream = TcpStream::connect(server.address()).await.unwrap();
+            stream.write_all(sent).await.unwrap();
+            open.push(stream);
+        }
+        let (answer, _) = scrape(server.address(), &client).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    })
+    .await;
+    let start = Instant::now();
+    let closed = open.pop().unwrap().read(&mut [0; 64]).await;
+    assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+    assert!(start.elapsed() < Duration::from_secs(3), "by the virtual clock: {:?}", start.elapsed());
 }
