@@ -38,13 +38,12 @@ use crate::bucket::Bucket;
 use crate::cluster::{Cluster, ClusterError};
 use crate::kubelet::{PodUsage, Upstream, Usage};
 use crate::machine::IdSet;
-use crate::nrt::NodeResourceTopology;
 use crate::pod::{Pod, PodEvent, PodName, Wanted};
 use crate::pod_source::{LINGER, PodSource, PodView};
-use crate::scheduler::{self, Contract, Reading, Requirements, Reservation, Stance, Terms, View};
+use crate::scheduler::{self, Contract, Reading, Requirements, Reservation};
 use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
-use crate::topology::{self, Finding, Rules, Topology, Zone};
+use crate::topology::{self, Finding, Rules, Topology};
 
 pub use kubelet_config::ConfigSources;
 pub use notices::Reason;
@@ -59,7 +58,7 @@ use accord::{Accord, Asked};
 use known::KnownDevices;
 use notices::Notices;
 use pace::Pace;
-use publish::{Publisher, Writer};
+use publish::Publisher;
 use settle::{PATIENCE, Settling, Told, Verdict};
 use standing::{Carried, Known, Others, Promise};
 use triggers::{Directories, Trigger, Triggers};
@@ -109,9 +108,9 @@ pub enum OnceError {
     /// The node could not be read.
     #[error(transparent)]
     Scan(#[from] ScanError),
-    /// The object could not be written.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    /// The object could not be written; why, in a sentence.
+    #[error("{0}")]
+    Publish(String),
 }
 
 /// What a person following the agent may want to know.
@@ -123,64 +122,6 @@ pub struct Status {
     pub trouble: Option<String>,
 }
 
-/// Scans, publishes and returns the object: one pass.
-///
-/// # Errors
-/// The first thing that went wrong.
-pub async fn once(settings: &Settings, cluster: &Cluster) -> Result<NodeResourceTopology, OnceError> {
-    let cluster = &cluster.clone().in_form(settings.form);
-    let mut scanner = Scanner::new(settings);
-    scanner.ask_through(cluster.clone());
-    let scan = scan_when_ready(&mut scanner, settings).await?;
-    let topology = account(&scan, &BTreeSet::new(), &settings.rules);
-    for problem in scan.problems() {
-        warn!("{problem}");
-    }
-    let mut writer = Writer::new(settings.node.clone(), cluster.clone(), settings.owner_reference);
-    let verdict = judge_once(settings, cluster, &scan, &topology).await;
-    let mut topology = topology;
-    topology.pods = verdict.pods;
-    let reserved = reserved_in(&verdict, settings, &topology.zones);
-    scheduler::reserve(&mut topology.zones, &reserved);
-    let standing = writer.start().await?;
-    let mut carried = match settings.kubelet_config.may_tell() {
-        true => Carried::only(&standing),
-        false => Carried::nothing(),
-    };
-    if let Some(sentence) = carried.complete(&mut topology, certainty(&scanner, &scan), Instant::now()) {
-        warn!("{sentence}");
-    }
-    writer.write(&topology).await?;
-    Ok(object(&settings.node, None, &topology))
-}
-
-/// What a single pass says of the pods. It waits for nobody: a pod that is being admitted holds the object.
-async fn judge_once(
-    settings: &Settings,
-    cluster: &Cluster,
-    scan: &Scan,
-    topology: &Topology,
-) -> scheduler::Verdict {
-    let terms = Terms { patience: Duration::ZERO, ..settings.terms.clone() };
-    let pods = match terms.view == View::Scheduler || terms.reserve {
-        true => listed_pods(settings, cluster).await,
-        false => None,
-    };
-    let requirements = Requirements::of(&scan.inventory.allocatable, &BTreeSet::new());
-    let reading = Reading {
-        usage: &scan.usage,
-        number: 0,
-        requirements: &requirements,
-        zones: &topology.zones,
-        answers: true,
-    };
-    let verdict = Contract::new(terms).judge(pods.as_deref(), &reading, Duration::ZERO);
-    if verdict.stance == Stance::Held {
-        warn!("the object is held: not every pod of the node is known and accounted for");
-    }
-    verdict
-}
-
 /// What these zones are to lack for pods that are bound, and that the List of `scan` does not show yet. Asks the API server
 /// for the pods of the node; nothing if it does not tell, or nothing is to be reserved.
 pub async fn reserved(
@@ -189,17 +130,21 @@ pub async fn reserved(
     scan: &Scan,
     topology: &Topology,
 ) -> Vec<Reservation> {
-    match settings.terms.reserve {
-        true => {
-            let verdict = judge_once(settings, cluster, scan, topology).await;
-            reserved_in(&verdict, settings, &topology.zones)
-        }
-        false => Vec::new(),
+    if !settings.terms.reserve {
+        return Vec::new();
     }
-}
-
-fn reserved_in(verdict: &scheduler::Verdict, settings: &Settings, zones: &[Zone]) -> Vec<Reservation> {
-    scheduler::allowed(&verdict.reserved, &settings.rules.exclude, zones)
+    let pods = listed_pods(settings, cluster).await;
+    let requirements = Requirements::of(&scan.inventory.allocatable, &BTreeSet::new());
+    let reading = Reading {
+        usage: &scan.usage,
+        number: 0,
+        requirements: &requirements,
+        zones: &topology.zones,
+        answers: true,
+        unlisted: Some(scan.unlisted()),
+    };
+    let verdict = Contract::new(settings.terms.clone()).judge(pods.as_deref(), &reading, Duration::ZERO);
+    scheduler::allowed(&verdict.reserved, &settings.rules.exclude, &topology.zones)
 }
 
 /// The node's pods, if the API server tells.
@@ -227,23 +172,6 @@ fn certainty(scanner: &Scanner, scan: &Scan) -> Known {
         None => Known::Nothing,
         Some(_) if scanner.is_config_certain() => Known::Certain,
         Some(_) => Known::Doubtful,
-    }
-}
-
-/// A kubelet that has just started cannot answer truly for a moment.
-async fn scan_when_ready(scanner: &mut Scanner, settings: &Settings) -> Result<Scan, ScanError> {
-    let mut settling = Settling::new(&settings.node, settings.settle);
-    loop {
-        let scan = scanner.scan(Depth::Everything).await?;
-        let Verdict::Wait(reason) = settling.judge(&scan, Instant::now(), false, None) else {
-            if scanner.awaits_config() {
-                scanner.config_told().await;
-                return scanner.scan(Depth::Everything).await;
-            }
-            return Ok(scan);
-        };
-        debug!("{reason}; looking again");
-        sleep(RETRY).await;
     }
 }
 
@@ -304,6 +232,8 @@ pub struct Agent {
     /// What was told in the turn before.
     told: BTreeSet<String>,
     failures: u32,
+    /// Why the last scan failed, if it did.
+    failed: Option<ScanError>,
     /// Since when no scan has given an account.
     unreadable_since: Option<Instant>,
     /// When everything has to be read again, whatever happens in between.
@@ -374,6 +304,7 @@ impl Agent {
             returned: BTreeSet::new(),
             told: BTreeSet::new(),
             failures: 0,
+            failed: None,
             unreadable_since: None,
             everything_due: now,
             status: watch::Sender::new(Status::default()),
@@ -452,6 +383,34 @@ impl Agent {
         self.accord.publisher.stop().await;
     }
 
+    /// Turns the loop until the object is written once.
+    ///
+    /// # Errors
+    /// The first scan or write that failed.
+    pub async fn run_once(mut self) -> Result<(), OnceError> {
+        self.accord.first_pods(!self.settings.pods.order.is_empty()).await;
+        let mut published = self.published();
+        let mut depth = Depth::Everything;
+        loop {
+            let next = self.turn(depth).await;
+            if let Some(error) = self.failed.take() {
+                return Err(error.into());
+            }
+            depth = tokio::select! {
+                biased;
+                Ok(()) = published.changed() => {
+                    let Published { writes, trouble, .. } = published.borrow_and_update().clone();
+                    match trouble {
+                        Some(sentence) => return Err(OnceError::Publish(sentence)),
+                        None if writes > 0 => return Ok(()),
+                        None => Depth::Everything,
+                    }
+                }
+                depth = self.wait(next) => depth,
+            };
+        }
+    }
+
     /// One scan and what follows from it.
     async fn turn(&mut self, mut depth: Depth) -> Next {
         let turn = self.bucket.take(Instant::now());
@@ -483,7 +442,9 @@ impl Agent {
             }
             Err(error) => {
                 self.metrics.scanned(Outcome::Failed);
-                self.fail(error.to_string())
+                let next = self.fail(error.to_string());
+                self.failed = Some(error);
+                next
             }
         };
         if depth == Depth::Usage {

@@ -28,6 +28,8 @@ pub struct Machine {
     pub numa: bool,
     /// The kinds of cores of a hybrid machine, by the kernel's name (`core`, `atom`), and the online CPUs of each.
     pub core_types: BTreeMap<String, IdSet>,
+    /// CPUs of one core, at most; 2 where the kernel does not tell.
+    pub threads_per_core: u64,
     /// What could not be read, in the order in which it was met.
     pub problems: Vec<Problem>,
 }

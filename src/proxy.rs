@@ -161,6 +161,13 @@ impl Proxy {
         self.metrics.clone()
     }
 
+    /// Waits until the pods and the node's devices are known, but not for longer than an answer may wait.
+    pub async fn first_words(&self) {
+        if let Some(knowledge) = &self.knowledge {
+            knowledge.first_words(knowledge.deadline()).await;
+        }
+    }
+
     /// Puts into an answer to `List` what is known now; as it came where that cannot be done.
     #[must_use]
     pub fn merging_lists(&self) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {

@@ -14,11 +14,13 @@ mod contract;
 mod exclusive;
 mod placed;
 mod reserved;
+mod unlisted;
 
 pub use accounted::Requirements;
 pub use contract::{Contract, Reading, Stance, Terms, Verdict};
 pub use exclusive::{is_exclusive, is_exclusive_container};
 pub use reserved::{Reservation, allowed, reserve, totals};
+pub use unlisted::Unlisted;
 
 /// Whose pods the fingerprint stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use super::Settings;
@@ -20,8 +20,6 @@ use super::publish::Publisher;
 use super::scan::Scan;
 use super::status_file::StatusFile;
 use crate::backoff::back_off;
-use crate::kubelet::Usage;
-use crate::machine::Machine;
 use crate::pod::PodName;
 use crate::pod_source::{PodSource, PodView};
 use crate::scheduler::{self, Contract, Reading, Requirements, Reservation, Stance, Terms, Verdict, View};
@@ -75,16 +73,16 @@ enum Woken {
 #[derive(Debug)]
 struct Account {
     topology: Topology,
-    usage: Arc<Usage>,
-    machine: Arc<Machine>,
+    scan: Scan,
     requirements: Requirements,
 }
 
 impl Account {
     /// What the contract looks at.
     fn reading(&self, number: u64, answers: bool) -> Reading<'_> {
-        let Self { topology, usage, requirements, machine: _ } = self;
-        Reading { usage, number, requirements, zones: &topology.zones, answers }
+        let Self { topology, scan, requirements } = self;
+        let unlisted = Some(scan.unlisted());
+        Reading { usage: &scan.usage, number, requirements, zones: &topology.zones, answers, unlisted }
     }
 }
 
@@ -180,6 +178,18 @@ impl Accord {
         }
     }
 
+    /// Waits until somebody has told which pods there are, if somebody is to, but not for ever.
+    pub(super) async fn first_pods(&mut self, expected: bool) {
+        let told = async {
+            while !self.pods.has_told() {
+                self.pods.changed().await;
+            }
+        };
+        if expected && timeout(FIRST_LIST, told).await.is_err() {
+            debug!("nobody has told yet which pods there are on the node");
+        }
+    }
+
     /// A scan failed, or is not the whole truth yet.
     pub(super) fn silent(&mut self) {
         self.answers = false;
@@ -193,12 +203,8 @@ impl Accord {
         self.taken += 1;
         self.files_tell = scan.files_tell;
         self.look_at = None;
-        self.newest = Some(Account {
-            topology,
-            usage: Arc::clone(&scan.usage),
-            machine: Arc::clone(&scan.inventory.machine),
-            requirements: Requirements::of(&scan.inventory.allocatable, known),
-        });
+        let requirements = Requirements::of(&scan.inventory.allocatable, known);
+        self.newest = Some(Account { topology, scan: scan.clone(), requirements });
         self.agree()
     }
 
@@ -399,7 +405,7 @@ impl Accord {
             self.tell_people(account, verdict);
             self.told_of.clone_from(&verdict.unaccounted);
         }
-        let holders = (!same).then(|| Footprints::of(&account.usage, &account.machine));
+        let holders = (!same).then(|| Footprints::of(&account.scan.usage, &account.scan.inventory.machine));
         self.tell_reserved(reserved);
         let Some(holders) = holders else { return false };
         let last = self.last.as_ref().map(|(topology, holders)| (topology, holders));
@@ -429,9 +435,10 @@ impl Accord {
         }
         let was = |pod: &PodName| self.reserved.iter().any(|before| before.pod == *pod);
         for new in reserved.iter().filter(|of| !was(&of.pod)) {
-            info!("reserved in every zone for the pod {new}");
+            info!("reserved for the pod {new}");
         }
-        self.metrics.reserved(reserved.len(), &scheduler::totals(&reserved));
+        let pods: BTreeSet<&PodName> = reserved.iter().map(|of| &of.pod).collect();
+        self.metrics.reserved(pods.len(), &scheduler::totals(&reserved));
         self.reserved = reserved;
     }
 
@@ -442,7 +449,7 @@ impl Accord {
         }
         if let (Some(file), Some(set)) = (&self.status_file, verdict.pods) {
             let zones = &account.topology.zones;
-            let counted = self.pods.with(|pods| self.contract.counted(pods, &account.usage, zones));
+            let counted = self.pods.with(|pods| self.contract.counted(pods, &account.scan.usage, zones));
             file.write(&self.node, set, counted, &verdict.unaccounted);
         }
     }
@@ -453,7 +460,7 @@ impl Accord {
             return None;
         }
         let reading = account.reading(self.taken, self.answers);
-        self.pods.with(|pods| self.contract.placement(pods, &reading, &account.machine))
+        self.pods.with(|pods| self.contract.placement(pods, &reading, &account.scan.inventory.machine))
     }
 }
 

@@ -173,11 +173,6 @@ impl ConfigReader {
         self.known.as_ref().map(|(_, config)| config)
     }
 
-    /// May it still come?
-    pub(super) fn may_come(&self) -> bool {
-        self.known.is_none() && self.sources.may_tell()
-    }
-
     /// Is it what the kubelet runs with, as far as anybody can tell?
     pub(super) fn is_certain(&self) -> bool {
         // Who gives the policies by hand has no doubt.
@@ -193,14 +188,6 @@ impl ConfigReader {
     /// can.
     pub(super) fn out_of_reach(&self) -> Option<PathBuf> {
         self.problem.as_ref().and_then(|_| self.sources.replaced())
-    }
-
-    /// Waits for the answer of a kubelet that is being asked; it is taken by the next [`ConfigReader::read`].
-    pub(super) async fn answered(&mut self) {
-        if let Some(answer) = &mut self.asking.answer {
-            let read = answer.await;
-            self.take(read.unwrap_or_else(|_| Err("nobody asked the kubelet".to_owned())));
-        }
     }
 
     /// Reads what this connection's kubelet has read, unless that is known; returns what is wrong with it.
@@ -333,6 +320,12 @@ mod tests {
         ConfigReader::new(ConfigSources { source, files, port, by_hand })
     }
 
+    /// Waits for the kubelet that is being asked.
+    async fn answered(reader: &mut ConfigReader) {
+        let answer = reader.asking.answer.take().unwrap().await.unwrap();
+        reader.take(answer);
+    }
+
     #[tokio::test]
     async fn a_kubelet_that_does_not_tell_is_asked_again_later_and_the_next_one_at_once() {
         let (port, cluster) = nobody().await;
@@ -340,8 +333,8 @@ mod tests {
         reader.ask_through(cluster);
         let (first, start) = (Connection::default(), Instant::now());
         assert_eq!(reader.read(first, None, start), Vec::<String>::new(), "the answer may make it good");
-        assert!(reader.asking.answer.is_some() && reader.may_come());
-        reader.answered().await;
+        assert!(reader.asking.answer.is_some());
+        answered(&mut reader).await;
         let told = reader.read(first, None, start);
         assert_eq!(told.len(), 1);
         assert!(
@@ -354,7 +347,7 @@ mod tests {
         assert!(reader.asking.answer.is_none(), "not so soon");
         reader.read(first, None, Instant::now() + AGAIN * 2);
         assert!(reader.asking.answer.is_some());
-        reader.answered().await;
+        answered(&mut reader).await;
         assert_eq!(reader.asking.failures, 2);
         assert_eq!(reader.read(first.next(), None, start), Vec::<String>::new());
         assert_eq!((reader.asking.answer.is_some(), reader.asking.failures), (true, 0), "another kubelet");
@@ -374,7 +367,7 @@ mod tests {
         reader.asking.answer = Some(receiver);
         let _ = sender.send(Ok((KubeletConfig::default(), vec!["odd".to_owned()])));
         assert_eq!(reader.read(Connection::default().next(), None, Instant::now()), ["odd"]);
-        assert!(reader.is_certain() && !reader.may_come());
+        assert!(reader.is_certain());
         assert_eq!(reader.read(Connection::default().next(), None, Instant::now()), ["odd"], "it still is");
     }
 
@@ -390,7 +383,7 @@ mod tests {
         );
         let mut nothing = reader(ConfigSource::None, KubeletPort::default(), ByHand::default());
         assert_eq!(nothing.read(Connection::default(), None, Instant::now()), Vec::<String>::new());
-        assert!(nothing.config().is_none() && !nothing.may_come());
+        assert!(nothing.config().is_none());
         assert_eq!(nothing.sources.read(None).await, Ok(None));
     }
 }

@@ -18,6 +18,7 @@ use crate::kubelet::{
 use crate::machine::{self, HostRoots, Machine, MachineError};
 use crate::pod::{Pod, PodName, Terminal};
 use crate::pod_source::PodSource;
+use crate::scheduler::Unlisted;
 use crate::telemetry::metrics::Metrics;
 use crate::topology;
 
@@ -136,6 +137,16 @@ impl Scan {
     pub fn problems(&self) -> impl Iterator<Item = &String> {
         self.inventory.problems.iter().chain(&self.state_problems)
     }
+
+    /// What tells what plain init containers keep.
+    pub(super) fn unlisted(&self) -> Unlisted<'_> {
+        Unlisted {
+            machine: &self.inventory.machine,
+            config: self.inventory.config.as_ref(),
+            state: self.state.as_deref(),
+            managers: self.files_tell && self.state_problems.is_empty(),
+        }
+    }
 }
 
 impl Scanner {
@@ -184,11 +195,6 @@ impl Scanner {
         self.config.ask_through(cluster);
     }
 
-    /// Is the kubelet's configuration unknown still, and may somebody tell it?
-    pub(super) fn awaits_config(&self) -> bool {
-        self.config.may_come()
-    }
-
     /// Is the configuration what the kubelet runs with, as far as anybody can tell?
     pub(super) fn is_config_certain(&self) -> bool {
         self.config.is_certain()
@@ -197,11 +203,6 @@ impl Scanner {
     /// Why the kubelet's configuration is not known, as far as anybody said.
     pub(super) fn config_problem(&self) -> Option<&str> {
         self.config.problem()
-    }
-
-    /// Waits for the kubelet if it is being asked for its configuration, which the next scan of everything has then.
-    pub(super) async fn config_told(&mut self) {
-        self.config.answered().await;
     }
 
     /// A call that began at `start` ended.

@@ -199,13 +199,6 @@ impl Carried {
         Self { over: true, ..Self::new(Instant::now(), Duration::ZERO, Duration::ZERO) }
     }
 
-    /// What one pass carries, which is reported at once.
-    pub(super) fn only(standing: &Standing) -> Self {
-        let mut carried = Self::new(Instant::now(), Duration::ZERO, Duration::ZERO);
-        carried.take(standing);
-        carried
-    }
-
     /// Takes the policies of the object that stood.
     pub(super) fn take(&mut self, standing: &Standing) {
         self.policies = standing.policies();
@@ -335,9 +328,6 @@ mod tests {
             (Vec::new(), None),
             "what was read holds"
         );
-
-        let (kept, sentence) = attributes(&mut Carried::only(&standing), Known::Nothing, Instant::now());
-        assert_eq!((kept, sentence.is_some()), (standing.policies(), true), "one pass reports at once");
 
         let mut doubted = carried();
         let read = ["topologyManagerPolicy", "topologyManagerOptionNew", "cpu_core"];

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
 use super::settings::SettingsArgs;
-use crate::agent::{self, Agent, Merge, MergeAnswer, Settings};
+use crate::agent::{Agent, Merge, MergeAnswer, Settings};
 use crate::cluster::Cluster;
 use crate::pod_source::Relay;
 use crate::pods_api::{self, PodsApi};
@@ -41,8 +41,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     let mut settings = Settings::from_config(&config);
-    let serves = config.proxy.enabled && !once;
-    let proxy = serves.then(|| proxy::Settings::from_config(&config, &settings.pods.order));
+    // A single pass serves nothing, but the zones are to count what the proxy merges.
+    let proxy = config.proxy.enabled && (!once || config.proxy.zones);
+    let proxy = proxy.then(|| proxy::Settings::from_config(&config, &settings.pods.order));
     if let Some(proxy) = &proxy {
         settings.pods.wanted = proxy.wanted();
     }
@@ -54,8 +55,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         let cluster =
             Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;
         if once {
-            let object = agent::once(&settings, &cluster).await?;
-            info!("published {} with {} zones", settings.node, object.spec.zones.len());
+            run_once(settings, proxy, cluster).await?;
             return Ok(ExitCode::SUCCESS);
         }
         info!("numacast {} on node {}", env!("CARGO_PKG_VERSION"), settings.node);
@@ -70,6 +70,23 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         run_all(agent, proxy, pods_api, shutdown).await;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// One object, and as little as it takes.
+async fn run_once(
+    settings: Settings,
+    proxy: Option<proxy::Settings>,
+    cluster: Cluster,
+) -> anyhow::Result<()> {
+    let node = settings.node.clone();
+    let mut agent = Agent::new(settings, cluster.clone());
+    let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster));
+    if let Some(proxy) = &proxy {
+        proxy.first_words().await;
+    }
+    agent.run_once().await?;
+    info!("published the NodeResourceTopology of {node}");
+    Ok(())
 }
 
 /// A proxy that shares what the agent has: its connection to the kubelet and what it knows of pods.

@@ -101,7 +101,7 @@ async fn reserve(config: &Config, scan: &Scan, mut topology: Topology) -> Topolo
         }
     };
     for reservation in &reserved {
-        info!("reserved in every zone for the pod {reservation}");
+        info!("reserved for the pod {reservation}");
     }
     scheduler::reserve(&mut topology.zones, &reserved);
     topology

@@ -157,8 +157,8 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
     (
         "publish.apiVersion",
         &[
-            "v1alpha1: for consumers that read no other, such as koord-scheduler, and for CRDs that serve no other. There are \
-             no attributes in it: policy and scope stand in topologyPolicies, the fingerprint in RTE's annotation, and \
+            "v1alpha1: for consumers that read no other version, and for CRDs that serve no other. (koord-scheduler reads \
+             v1alpha1, but its CPUs from annotations of koordlet, which numacast does not write.) There are no attributes in it: policy and scope stand in topologyPolicies, the fingerprint in RTE's annotation, and \
              what else the attributes say is not said. An API server that has both versions gives each reader its own, but \
              what was written as v1alpha1 has no attributes in v1alpha2 either.",
         ],

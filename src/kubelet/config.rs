@@ -25,6 +25,8 @@ const FILE_LIMIT: u64 = 1 << 20;
 pub struct KubeletConfig {
     /// `none` or `static`.
     pub cpu_manager_policy: String,
+    /// The CPU Manager's options, verbatim.
+    pub cpu_manager_policy_options: BTreeMap<String, String>,
     /// `None` or `Static`.
     pub memory_manager_policy: String,
     /// `none`, `best-effort`, `restricted` or `single-numa-node`.
@@ -46,6 +48,7 @@ impl Default for KubeletConfig {
     fn default() -> Self {
         Self {
             cpu_manager_policy: "none".into(),
+            cpu_manager_policy_options: BTreeMap::new(),
             memory_manager_policy: "None".into(),
             topology_manager_policy: "none".into(),
             topology_manager_scope: "container".into(),
@@ -174,6 +177,7 @@ fn pick(value: &Value, problems: &mut Vec<String>) -> KubeletConfig {
         memory_manager_policy: key("memoryManagerPolicy", defaults.memory_manager_policy),
         topology_manager_policy: key("topologyManagerPolicy", defaults.topology_manager_policy),
         topology_manager_scope: key("topologyManagerScope", defaults.topology_manager_scope),
+        cpu_manager_policy_options: options(&value["cpuManagerPolicyOptions"]),
         topology_manager_policy_options: options(&value["topologyManagerPolicyOptions"]),
         reserved_system_cpus: reserved_cpus(&value["reservedSystemCPUs"], problems),
         reserved_cpu_count: reserved_cpu_count(value, problems),

@@ -29,7 +29,8 @@ pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
     };
     reader.count_once(&mut nodes);
     let core_types = reader.core_types();
-    Ok(Machine { nodes, numa: online.is_some(), core_types, problems: reader.problems })
+    let threads_per_core = reader.threads_per_core(&nodes);
+    Ok(Machine { nodes, numa: online.is_some(), core_types, threads_per_core, problems: reader.problems })
 }
 
 struct Reader<'a, F> {
@@ -121,6 +122,16 @@ impl<F: HostFiles> Reader<'_, F> {
             }
         }
         types
+    }
+
+    /// As the first CPU of each node tells.
+    fn threads_per_core(&self, nodes: &[NumaNode]) -> u64 {
+        let first = nodes.iter().filter_map(|node| node.cpus.iter().next());
+        let siblings = |cpu: Id| {
+            let text = self.files.read(&format!("{CPUS}/cpu{cpu}/topology/thread_siblings_list")).ok()?;
+            text.parse().ok().map(|siblings: IdSet| siblings.len())
+        };
+        first.filter_map(siblings).max().unwrap_or(2)
     }
 
     /// No NUMA information: everything is on one node with the id 0.

@@ -46,32 +46,45 @@ impl Requirements {
     }
 
     /// What the kubelet will give to the pod besides what this row of the List shows, by resource: CPUs, bytes or devices.
-    /// No zeros. As the kubelet and the scheduler have it, ordinary init containers run one after the other, beside the
-    /// sidecars before them, and the others take over what they had.
+    /// No zeros.
     pub(super) fn missing(&self, pod: &Pod, row: Option<&PodUsage>) -> BTreeMap<String, u64> {
-        let (mut most, mut stays, mut shown) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let demands = self.demands(pod, row).into_iter();
+        let missing = demands.map(|(name, demand)| (name.to_owned(), demand.missing()));
+        missing.filter(|(_, amount)| *amount > 0).collect()
+    }
+
+    /// What the pod is given by resource, and what this row of the List shows of it. As the kubelet and the scheduler have it,
+    /// ordinary init containers run one after the other, beside the sidecars before them, and the others take over what they
+    /// had.
+    pub(super) fn demands<'a>(&self, pod: &'a Pod, row: Option<&PodUsage>) -> BTreeMap<&'a str, Demand> {
+        let mut demands: BTreeMap<&str, Demand> = BTreeMap::new();
         for container in &pod.containers {
             let usage =
                 row.and_then(|row| row.containers.iter().find(|usage| *usage.name == *container.name));
             for need in self.of_container(pod, container) {
-                let before = stays.entry(need.resource).or_insert(0_u64);
-                let now = before.saturating_add(need.amount);
-                let most = most.entry(need.resource).or_insert(0_u64);
-                *most = now.max(*most);
+                let demand = demands.entry(need.resource).or_default();
+                let now = demand.stays.saturating_add(need.amount);
+                demand.most = demand.most.max(now);
                 if container.kind == ContainerKind::Init {
+                    demand.init = demand.init.max(need.amount);
                     continue;
                 }
-                *before = now;
-                let seen = usage.map_or(0, |usage| need.shown(usage).min(need.amount));
-                let shown = shown.entry(need.resource).or_insert(0_u64);
-                *shown = shown.saturating_add(seen);
+                demand.stays = now;
+                let shown = usage.map_or(0, |usage| need.shown(usage).min(need.amount));
+                demand.shown = demand.shown.saturating_add(shown);
             }
         }
-        let left = |(name, most): (&str, u64)| {
-            let left = most.saturating_sub(shown.get(name).copied().unwrap_or_default());
-            (left > 0).then(|| (name.to_owned(), left))
+        demands
+    }
+
+    /// The CPUs of each container that has some alone, ordinary init containers among them.
+    pub(super) fn exclusive_cpus(&self, pod: &Pod) -> Vec<(ContainerKind, u64)> {
+        let cpus = |container: &Container| {
+            let needs = self.of_container(pod, container);
+            let cpus = needs.iter().find(|need| need.resource == "cpu");
+            cpus.map(|cpus| (container.kind, cpus.amount))
         };
-        most.into_iter().filter_map(left).collect()
+        pod.containers.iter().filter_map(cpus).collect()
     }
 
     /// What the List shows of a container. Ordinary init containers are not in it: the others take over what they had.
@@ -103,6 +116,26 @@ impl Requirements {
             }
         }
         needs
+    }
+}
+
+/// CPUs, bytes or devices of one resource that a pod is given.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Demand {
+    /// At the same time, at most.
+    pub(super) most: u64,
+    /// To an ordinary init container, at most.
+    pub(super) init: u64,
+    /// To the containers that stay.
+    stays: u64,
+    /// What the List shows of it.
+    shown: u64,
+}
+
+impl Demand {
+    /// What the List does not show.
+    pub(super) fn missing(&self) -> u64 {
+        self.most.saturating_sub(self.shown)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::accounted::Requirements;
 use super::exclusive::is_exclusive;
+use super::unlisted::{Unlisted, has_plain_init};
 use super::{Informer, PluginRelease, Reservation, View};
 use crate::kubelet::{ContainerUsage, PodUsage, Usage};
 use crate::pod::{ContainerKind, Phase, Pod};
@@ -59,7 +60,7 @@ impl Default for Terms {
 pub struct Reading<'a> {
     /// The newest List that was believed.
     pub usage: &'a Usage,
-    /// Another number for every List.
+    /// The number of that List, counted from any.
     pub number: u64,
     /// What the kubelet gives to one container alone.
     pub requirements: &'a Requirements,
@@ -67,6 +68,8 @@ pub struct Reading<'a> {
     pub zones: &'a [Zone],
     /// Does the kubelet answer? While it does not, no pod can be accounted, and none is to blame for it.
     pub answers: bool,
+    /// What tells what plain init containers keep; nothing is looked for without it.
+    pub unlisted: Option<Unlisted<'a>>,
 }
 
 /// What may be published.
@@ -89,7 +92,8 @@ pub struct Verdict {
     pub pods: Option<PodSet>,
     /// Pods (namespace, name) that the zones do not account for.
     pub unaccounted: Vec<(String, String)>,
-    /// What is to be taken from the zones for them, if anything is to be reserved.
+    /// What is to be taken from the zones for them, if anything is to be reserved, and what others keep that the List does
+    /// not show.
     pub reserved: Vec<Reservation>,
     /// Pods that did not become accounted within the limit: from now on they neither hold the object nor have anything
     /// reserved.
@@ -191,6 +195,7 @@ impl Contract {
         if let Some(pods) = &pods {
             self.look_at_new_ones(pods, reading, now, &mut verdict);
             self.forget_all_but(pods, reading.usage);
+            self.look_for_surplus(pods, reading, &mut verdict);
         }
         if self.terms.view == View::Scheduler {
             verdict.stance = if pods.is_some() { self.stance(&mut verdict, now) } else { Stance::Held };
@@ -250,6 +255,10 @@ impl Contract {
                 // Nearly every pod, each time: whatever it asks for, it stays accounted.
                 Some(Standing::Accounted) if !rows.is_empty() && pod.phase != Phase::Pending => continue,
                 _ if asks_for_nothing(pod, reading) => Standing::settled(pod),
+                // What it has still, the List shows.
+                Some(known) if is_leaving(pod) && !matches!(known, Standing::Waiting(_)) => {
+                    Standing::Accounted
+                }
                 Some(Standing::Accounted) if rows.is_empty() => {
                     verdict.ask_again(now + MISSING);
                     Standing::Missing(now)
@@ -272,6 +281,21 @@ impl Contract {
         }
     }
 
+    /// What plain init containers of accounted pods keep, which the List does not show.
+    fn look_for_surplus(&self, pods: &[&Pod], reading: &Reading<'_>, verdict: &mut Verdict) {
+        let Some(unlisted) = reading.unlisted else { return };
+        let waits = |pod: &Pod| matches!(self.pods.get(&pod.uid), Some(Standing::Waiting(_)));
+        for pod in pods.iter().filter(|pod| has_plain_init(pod) && !pod.phase.is_terminal() && !waits(pod)) {
+            let named = |row: &&PodUsage| row.name == pod.name && row.namespace == pod.namespace;
+            let rows = reading.usage.pods.iter().filter(named);
+            // Of two rows of one name the pod's is the one that shows what it asks for.
+            if let Some(row) = rows.max_by_key(|row| reading.requirements.are_met(pod, row)) {
+                let surplus = unlisted.surplus(reading.requirements, reading.zones, pod, row);
+                verdict.reserved.extend(surplus);
+            }
+        }
+    }
+
     /// Does one of its rows show a pod?
     fn look_at(
         &mut self,
@@ -289,6 +313,10 @@ impl Contract {
             self.rows.insert(pod.full_name(), Row { uid: pod.uid.clone(), holdings: row.holdings_hash() });
             return self.shown(pod, now, verdict);
         }
+        // A List that was asked for after the pod ran shows what it has still. The next one may have been on its way.
+        if is_leaving(pod) && wait.ran.is_some_and(|ran| reading.number > ran + 1) {
+            return Standing::Accounted;
+        }
         let left = self.terms.hold_limit.saturating_sub(wait.answered);
         if left.is_zero() {
             verdict.released.push(pod.full_name());
@@ -299,7 +327,7 @@ impl Contract {
             // Of several rows nobody can tell which is the pod's.
             let row = if let [row] = own[..] { Some(*row) } else { None };
             let amounts = reading.requirements.missing(pod, row);
-            verdict.reserved.push(Reservation { pod: pod.full_name(), amounts });
+            verdict.reserved.push(Reservation { pod: pod.full_name(), amounts, zones: None });
         }
         verdict.ask_again(now + left);
         Standing::Waiting(wait)
@@ -420,11 +448,15 @@ impl Contract {
     }
 }
 
-/// Whoever ends or goes asks for nothing any more: what it has still, the List shows. But a pod that was deleted while
-/// Pending may be let in yet, by a kubelet that hears of it later than we do.
+/// A pod that has ended, and one that has nothing alone, asks for nothing.
 fn asks_for_nothing(pod: &Pod, reading: &Reading<'_>) -> bool {
-    let goes = pod.phase.is_terminal() || pod.deleted && pod.phase != Phase::Pending;
-    goes || !reading.requirements.concern(pod)
+    pod.phase.is_terminal() || !reading.requirements.concern(pod)
+}
+
+/// Was the pod deleted while it runs? One that was deleted while Pending may be let in yet, by a kubelet that hears of the
+/// deletion later than we do.
+fn is_leaving(pod: &Pod) -> bool {
+    pod.deleted && pod.phase != Phase::Pending
 }
 
 /// Is nothing known that keeps the pod Pending for long once it is admitted?
@@ -563,6 +595,7 @@ mod tests {
                 requirements: &self.requirements,
                 zones: &[],
                 answers: self.answers,
+                unlisted: None,
             };
             self.contract.judge(Some(pods), &reading, now)
         }
@@ -636,7 +669,14 @@ mod tests {
             };
             let (usage, zones) = (list(names), available.map(zone));
             let Bench { contract, requirements, .. } = &mut bench;
-            let reading = Reading { usage: &usage, number: 0, requirements, zones: &zones, answers: true };
+            let reading = Reading {
+                usage: &usage,
+                number: 0,
+                requirements,
+                zones: &zones,
+                answers: true,
+                unlisted: None,
+            };
             contract.judge(Some(&pods), &reading, ms(0)).pods.map(|set| set.fingerprint)
         };
         assert_eq!(said("a+ b", [4, 4]), fingerprint("a"));
@@ -726,16 +766,29 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_ended_or_is_deleted_does_not_hold() {
-        for gone in
-            [pod("a", "1", Succeeded), pod("a", "1", Failed), Pod { deleted: true, ..pod("a", "1", Running) }]
-        {
+    fn a_pod_that_ended_does_not_hold() {
+        for gone in [pod("a", "1", Succeeded), pod("a", "1", Failed)] {
             let mut bench = Bench::new();
             assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 0), Stance::Wait);
             assert_eq!(bench.stance(&[pod("a", "1", Pending)], "", 100), Stance::Held);
             assert_eq!(bench.stance(std::slice::from_ref(&gone), "", 101), Stance::Agreed, "{gone:?}");
             assert_eq!(bench.stance(&[], "", 102), Stance::Agreed);
         }
+    }
+
+    #[test]
+    fn a_pod_that_was_deleted_while_it_ran_holds_until_a_list_that_came_later() {
+        let leaving = || [Pod { deleted: true, ..pod("a", "1", Running) }];
+        let mut bench = Bench::new();
+        assert_eq!(bench.stance(&leaving(), "", 0), Stance::Wait);
+        // The List of before its admission, and one that may have been on its way.
+        assert_eq!(bench.verdict_again(&leaving(), "", ms(100)).stance, Stance::Held);
+        assert_eq!(bench.stance(&leaving(), "", 101), Stance::Held);
+        assert_eq!(bench.stance(&leaving(), "", 102), Stance::Agreed, "what it had is free");
+        let mut bench = Bench::new();
+        assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 0), Stance::Agreed);
+        assert_eq!(bench.stance(&leaving(), "a+", 1), Stance::Agreed, "it was accounted for before");
+        assert_eq!(bench.stance(&leaving(), "", 2), Stance::Agreed);
     }
 
     #[test]
@@ -896,6 +949,7 @@ mod tests {
             requirements: &bench.requirements,
             zones: &[],
             answers: true,
+            unlisted: None,
         };
         let verdict = bench.contract.judge(None::<[&Pod; 0]>, &reading, ms(0));
         assert_eq!((verdict.stance, said(&verdict)), (Stance::Held, Some(Fingerprint::HELD)));

@@ -92,6 +92,7 @@ mod tests {
             requirements: &Requirements::default(),
             zones: &[zone(0), zone(1)],
             answers: true,
+            unlisted: None,
         };
         Contract::new(Terms::default()).placement(Some(pods), &reading, &machine()).map(|p| p.metadata)
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::contract::lists;
+use crate::machine::IdSet;
 use crate::pod::PodName;
 use crate::topology::{Exclude, Zone};
 
@@ -17,9 +18,11 @@ pub struct Reservation {
     pub pod: PodName,
     /// CPUs, bytes or devices by the name of the resource; no zeros.
     pub amounts: BTreeMap<String, u64>,
+    /// The zones that lack it; every zone if it is not known which.
+    pub zones: Option<IdSet>,
 }
 
-/// `ns/a: cpu 2, memory 1073741824`.
+/// `ns/a: cpu 2, memory 1073741824 in every zone`.
 impl fmt::Display for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (namespace, name) = &self.pod;
@@ -28,7 +31,10 @@ impl fmt::Display for Reservation {
             let comma = if number == 0 { "" } else { ", " };
             write!(f, "{comma}{resource} {amount}")?;
         }
-        Ok(())
+        match &self.zones {
+            Some(zones) => write!(f, " in zone {zones}"),
+            None => f.write_str(" in every zone"),
+        }
     }
 }
 
@@ -37,9 +43,10 @@ impl fmt::Display for Reservation {
 #[must_use]
 pub fn allowed(reservations: &[Reservation], exclude: &Exclude, zones: &[Zone]) -> Vec<Reservation> {
     let counted = reservations.iter().filter(|of| !exclude.pod(&of.pod.0, &of.pod.1));
-    let listed = counted.map(|Reservation { pod, amounts }| {
+    let listed = counted.map(|Reservation { pod, amounts, zones: of }| {
         let amounts = amounts.iter().filter(|(name, _)| lists(zones, name));
-        Reservation { pod: pod.clone(), amounts: amounts.map(|(name, n)| (name.clone(), *n)).collect() }
+        let amounts = amounts.map(|(name, amount)| (name.clone(), *amount)).collect();
+        Reservation { pod: pod.clone(), amounts, zones: of.clone() }
     });
     listed.filter(|of| !of.amounts.is_empty()).collect()
 }
@@ -55,11 +62,16 @@ pub fn totals(reservations: &[Reservation]) -> BTreeMap<&str, u64> {
     totals
 }
 
-/// Takes what is reserved from what is available in every zone, as far as there is any. Capacity and allocatable stay.
+/// Takes what is reserved from what is available in its zones, as far as there is any. Capacity and allocatable stay.
 pub fn reserve(zones: &mut [Zone], reservations: &[Reservation]) {
-    for (name, amount) in totals(reservations) {
-        for amounts in zones.iter_mut().filter_map(|zone| zone.resources.get_mut(name)) {
-            amounts.available = amounts.available.saturating_sub(amount);
+    for reservation in reservations {
+        let lack = |zone: &Zone| reservation.zones.as_ref().is_none_or(|of| of.contains(zone.id));
+        for zone in zones.iter_mut().filter(|zone| lack(zone)) {
+            for (name, amount) in &reservation.amounts {
+                if let Some(amounts) = zone.resources.get_mut(name) {
+                    amounts.available = amounts.available.saturating_sub(*amount);
+                }
+            }
         }
     }
 }
@@ -90,14 +102,27 @@ mod tests {
 
     fn reservation() -> impl Strategy<Value = Reservation> {
         let amounts = btree_map(prop::sample::select(NAMES.map(str::to_owned).to_vec()), amount(), 0..3);
-        amounts.prop_map(|amounts| Reservation { pod: ("ns".into(), "a".into()), amounts })
+        let zones = prop::option::of(vec(0..5_u16, 0..3));
+        (amounts, zones).prop_map(|(amounts, zones)| Reservation {
+            pod: ("ns".into(), "a".into()),
+            amounts,
+            zones: zones.map(|zones| zones.into_iter().collect()),
+        })
+    }
+
+    /// Zones with the ids 0, 1 and so on.
+    fn zones() -> impl Strategy<Value = Vec<Zone>> {
+        vec(zone(), 0..5).prop_map(|mut zones| {
+            (0..).zip(&mut zones).for_each(|(id, zone)| zone.id = id);
+            zones
+        })
     }
 
     #[test]
     fn zones_lack_what_they_list_of_pods_that_count() {
         let of = |pod: &str, amounts: &[(&str, u64)]| {
             let amounts = amounts.iter().map(|(name, amount)| ((*name).to_owned(), *amount));
-            Reservation { pod: ("ns".into(), pod.into()), amounts: amounts.collect() }
+            Reservation { pod: ("ns".into(), pod.into()), amounts: amounts.collect(), zones: None }
         };
         let all = [
             of("a", &[("cpu", 2), ("memory", 5), ("a.b/c", 1)]),
@@ -109,7 +134,7 @@ mod tests {
         let mine = PodPattern { namespace: "ns".parse().unwrap(), name: "mine".parse().unwrap() };
         let exclude = Exclude { pods: vec![mine], ..Exclude::default() };
         let told: Vec<String> = allowed(&all, &exclude, &zones).iter().map(ToString::to_string).collect();
-        assert_eq!(told, ["ns/a: cpu 2, memory 5"]);
+        assert_eq!(told, ["ns/a: cpu 2, memory 5 in every zone"]);
     }
 
     proptest! {
@@ -117,13 +142,15 @@ mod tests {
 
         #[test]
         fn only_what_is_available_shrinks_and_by_the_sum_at_most(
-            before in vec(zone(), 0..5),
+            before in zones(),
             reservations in vec(reservation(), 0..5),
         ) {
             let mut after = before.clone();
             reserve(&mut after, &reservations);
-            let totals = totals(&reservations);
             for (was, is) in before.iter().zip(&after) {
+                let concern = |of: &&Reservation| of.zones.as_ref().is_none_or(|zones| zones.contains(was.id));
+                let own: Vec<Reservation> = reservations.iter().filter(concern).cloned().collect();
+                let totals = totals(&own);
                 for (name, was) in &was.resources {
                     let taken = totals.get(name.as_str()).copied().unwrap_or_default().min(was.available);
                     let expected = Amounts { available: was.available - taken, ..*was };
@@ -136,7 +163,7 @@ mod tests {
 
         #[test]
         fn neither_order_nor_grouping_matters(
-            before in vec(zone(), 0..5),
+            before in zones(),
             reservations in vec(reservation(), 0..5),
             at in any::<prop::sample::Index>(),
         ) {

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use numacast::agent::{Settings, once};
+use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::sim::api_server::ApiServer;
@@ -20,7 +20,7 @@ async fn kubectl_reads_the_embedded_api_server() -> Result<()> {
     let mut config = Config { node_name: "worker".into(), ..Config::default() };
     config.host.root = node.root().to_owned();
     let cluster = Cluster::with_client(server.client()?, server.url(), config.publish.timeout.get());
-    once(&Settings::from_config(&config), &cluster).await?;
+    Agent::new(Settings::from_config(&config), cluster).run_once().await?;
 
     for (words, expected) in [
         (vec!["get", "noderesourcetopologies"], "worker"),

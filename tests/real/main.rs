@@ -9,6 +9,7 @@ mod docs;
 mod faults;
 mod fingerprint;
 mod harness;
+mod init_containers;
 mod kubectl;
 mod migration;
 mod order;

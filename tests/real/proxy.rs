@@ -643,7 +643,10 @@ async fn zones_count_what_is_merged() -> Result<()> {
     world.node.delete("whole").await?;
     let left = [("node-0", GPU, free(2, 2)), ("node-1", GPU, free(2, 1)), ("node-1", RDMA, free(3, 3))];
     world.zones_have(&left).await.context("one pod has one")?;
-    world.proxy.still_runs()
+    world.proxy.still_runs()?;
+    world.proxy.kill()?;
+    Proxy::agent_once(&world.node, &["proxy.zones=true"]).await?;
+    world.zones_have(&left).await.context("a single pass says the same")
 }
 
 impl World {

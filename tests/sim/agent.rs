@@ -171,6 +171,39 @@ async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() 
     world.stop().await;
 }
 
+/// An old kubelet lists a pod that has ended, and the object that stands names devices whose plugin is away.
+#[tokio::test]
+async fn a_single_pass_says_what_an_agent_says_that_goes_on() {
+    let options = Options { age: Age::V1_29, ..quick() };
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let node =
+        json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
+    server.put(&NODES, node).unwrap();
+    let world = World::with(SimNode::with(options), server, |_| {});
+    let job = PodSpec::guaranteed("job", 2, GIB).devices("example.com/nic", 1);
+    world.node.kubelet.start_pod(job.clone()).await.unwrap();
+    world.server.put(&PODS, job.object("worker", "Running")).unwrap();
+    world.agrees().await;
+    world.node.kubelet.finish_pod("default", "job");
+    world.server.put(&PODS, job.object("worker", "Succeeded")).unwrap();
+    world.agrees().await;
+    let world = world.kill().await;
+    let mut object = serde_json::to_value(world.server.topology("worker").unwrap()).unwrap();
+    for zone in object["zones"].as_array_mut().unwrap() {
+        let gone = json!({"name": "example.com/gone", "capacity": "0", "allocatable": "0", "available": "0"});
+        // The names are in order.
+        zone["resources"].as_array_mut().unwrap().insert(2, gone);
+    }
+    world.server.put(&TOPOLOGIES, object).unwrap();
+    let goes_on = world.server.topology("worker").unwrap().spec;
+    let mut config = Config { node_name: "worker".into(), ..Config::default() };
+    config.host.root = world.node.root().to_owned();
+    let cluster =
+        Cluster::with_client(world.server.client().unwrap(), world.server.url(), Duration::from_secs(5));
+    Agent::new(Settings::from_config(&config), cluster).run_once().await.unwrap();
+    assert_eq!(world.server.topology("worker").unwrap().spec, goes_on);
+}
+
 pub(crate) fn quick() -> Options {
     Options { release_lag: Duration::from_millis(20), limited: false, ..Options::default() }
 }

@@ -7,7 +7,7 @@ use numacast::agent::Settings;
 use numacast::pattern::PodPattern;
 use numacast::scheduler::{Informer, View};
 use numacast::sim::api_server::{ApiServer, EVENTS, Fault, PODS, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, PodSpec, Role};
+use numacast::sim::kubelet::{Call, Fault as Limit, PodSpec, Role};
 use numacast::topology::{Exclude, Fingerprint, Method, pod_hash};
 use serde_json::{Value, json};
 
@@ -97,7 +97,7 @@ async fn a_pod_that_asks_for_nothing_of_its_own_never_holds() {
 #[tokio::test]
 async fn the_object_is_held_although_the_kubelet_does_not_answer() {
     let world = world(|_| {}).await;
-    world.node.kubelet.fail_next(Call::List, 1000, &numacast::sim::kubelet::Fault::Hang);
+    world.node.kubelet.fail_next(Call::List, 1000, &Limit::Hang);
     // The agent is about to ask, and is not answered.
     std::fs::write(world.node.root().join("var/lib/kubelet/cpu_manager_state.other"), "").unwrap();
     show(&world, &db("a"), "Pending");
@@ -142,6 +142,34 @@ async fn a_pod_that_is_deleted_before_it_was_admitted_holds_until_the_kubelet_is
     assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
     deleted("Failed");
     says(&world, "a").await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_list_from_before_its_admission_does_not_account_for_a_deleted_pod() {
+    let world = world(|_| {}).await;
+    says(&world, "").await;
+    let free = |zones: &Value| -> u64 {
+        let resources =
+            zones.as_array().unwrap().iter().flat_map(|zone| zone["resources"].as_array().unwrap());
+        let cpus = resources.filter(|resource| resource["name"] == "cpu");
+        cpus.map(|cpu| cpu["available"].as_str().unwrap().parse::<u64>().unwrap()).sum()
+    };
+    let mut changes = world.server.changes();
+    // The limit that all clients of the kubelet share is used up by others for some seconds.
+    let limited = Limit::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
+    world.node.kubelet.fail_next(Call::List, 5, &limited);
+    run(&world, &db("a")).await;
+    let mut deleted = db("a").object("worker", "Running");
+    deleted["metadata"]["deletionTimestamp"] = json!("2026-11-23T04:00:00Z");
+    world.server.put(&PODS, deleted).unwrap();
+    says(&world, "a").await;
+    let agrees = Fingerprint::of([pod_hash("default", "a")]).to_string();
+    while let Ok(change) = changes.try_recv() {
+        if change.object.to_string().contains(&agrees) {
+            assert_eq!(free(&change.object["zones"]), 12, "it has two of the 14: {}", change.object);
+        }
+    }
     world.stop().await;
 }
 
@@ -307,7 +335,7 @@ async fn what_an_agent_left_that_was_killed_is_held_if_the_node_cannot_be_read()
     let agreed = first.server.topology("worker").unwrap();
     let first = first.kill().await;
     assert_eq!(first.server.topology("worker").unwrap().spec, agreed.spec);
-    first.node.kubelet.fail_next(Call::List, 1000, &numacast::sim::kubelet::Fault::Hang);
+    first.node.kubelet.fail_next(Call::List, 1000, &Limit::Hang);
     let second = first.again(|settings| settings.kubelet_timeout = Duration::from_millis(200));
     show(&second, &db("b"), "Pending");
     is_held(&second).await;

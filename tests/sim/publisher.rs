@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use numacast::agent::Settings;
+use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::{Config, RivalsMode};
 use numacast::nrt::NodeResourceTopology;
@@ -126,7 +126,7 @@ async fn a_single_pass_keeps_policies_that_nobody_can_read() {
     let mut settings = Settings::from_config(&config);
     without_config(&mut settings);
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
-    numacast::agent::once(&settings, &cluster).await.unwrap();
+    Agent::new(settings, cluster).run_once().await.unwrap();
     let object = server.topology("worker").unwrap();
     assert_eq!(object.spec.zones.len(), 2);
     let expected = POLICIES.map(|(name, value)| (name.to_owned(), value.to_owned()));

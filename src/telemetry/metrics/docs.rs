@@ -86,14 +86,14 @@ pub(in crate::telemetry) const RESERVED_PODS: Doc = Doc {
     name: "numacast_reserved_pods",
     kind: "gauge",
     labels: &[],
-    help: "Pods bound to the node for which the zones reserve what the kubelet's List does not show yet",
+    help: "Pods for which the zones lack what the kubelet's List does not show: not yet, or what init containers keep",
 };
 
 pub(in crate::telemetry) const RESERVED: Doc = Doc {
     name: "numacast_reserved",
     kind: "gauge",
     labels: &[("resource", "the resource's name")],
-    help: "CPUs, bytes or devices that are reserved for these pods, taken from what every zone has available",
+    help: "CPUs, bytes or devices that are reserved for these pods, taken from what the zones have available",
 };
 
 pub(in crate::telemetry) const LET_GO: Doc = Doc {

@@ -291,6 +291,7 @@ impl Ours {
             requirements: &self.requirements,
             zones: &self.zones,
             answers: self.answers,
+            unlisted: None,
         };
         let pods = self.pods.as_ref().map(|pods| pods.values());
         let verdict = self.contract.judge(pods, &reading, now);

@@ -18,12 +18,30 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts the agent of a node, with further arguments.
     pub(crate) fn start(node: &RealNode, arguments: &[&str]) -> Result<Self> {
+        Self::start_with(Self::places(node), node, arguments)
+    }
+
+    /// The same, with only those of the kubelet's directories that the chart mounts by default, and its configuration.
+    pub(crate) fn start_with_default_mounts(node: &RealNode) -> Result<Self> {
+        let mounted = node.dir().join("mounted");
+        std::fs::create_dir(&mounted)?;
+        for name in ["pod-resources", "device-plugins"] {
+            std::os::unix::fs::symlink(node.kubelet_dir().join(name), mounted.join(name))?;
+        }
+        let config = node.kubelet_dir().join("config.yaml");
+        let config = format!("--set=kubelet.config.file={}", config.display());
+        let mut places = Self::places(node);
+        places[5] = mounted.into_os_string();
+        Self::start_with(places, node, &[&config])
+    }
+
+    fn start_with(places: [OsString; 6], node: &RealNode, arguments: &[&str]) -> Result<Self> {
         let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
         command.args(["agent", "--node-name", node.name()]);
         command.arg("--kubeconfig").arg(node.agent_kubeconfig());
         // Several agents of one test run would want the same ports.
         command.args(["--metrics-address", "none", "--health-address", "none"]);
-        command.args(Self::places(node)).args(arguments);
+        command.args(places).args(arguments);
         Ok(Self { process: Process::start("agent", node.dir(), command)? })
     }
 

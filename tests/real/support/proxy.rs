@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -41,27 +42,41 @@ impl Proxy {
         place: Place,
         settings: &[&str],
     ) -> Result<Self> {
-        let dir = node.dir().join("proxy");
         let metrics = format!("127.0.0.1:{}", free_port()?);
+        let command = Self::command(binary, node, place, &metrics, settings);
+        let process = Process::start("proxy", node.dir(), command)?;
+        let mut proxy = Self { process, dir: node.dir().join("proxy"), metrics };
+        proxy.serves().await?;
+        Ok(proxy)
+    }
+
+    /// A single pass of an agent with these settings.
+    pub(crate) async fn agent_once(node: &RealNode, settings: &[&str]) -> Result<()> {
+        let binary = Path::new(env!("CARGO_BIN_EXE_numacast"));
+        let mut command = Self::command(binary, node, Place::Agent, "none", settings);
+        command.arg("--once");
+        let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    fn command(binary: &Path, node: &RealNode, place: Place, metrics: &str, settings: &[&str]) -> Command {
         let mut command = tethered(binary);
         command.arg(if place == Place::Agent { "agent" } else { "proxy" }).args(["--node-name", node.name()]);
         command.arg("--kubeconfig").arg(node.agent_kubeconfig());
-        command.args(["--metrics-address", &metrics, "--health-address", "none"]);
+        command.args(["--metrics-address", metrics, "--health-address", "none"]);
         let at = |key: &str, path: PathBuf| format!("{key}={}", path.display());
         let own = [
             at("host.sys", node.dir().join("sys")),
             at("host.proc", node.dir().join("proc")),
             at("kubelet.dir", node.kubelet_dir()),
-            at("proxy.dir", dir.clone()),
+            at("proxy.dir", node.dir().join("proxy")),
             "proxy.enabled=true".to_owned(),
         ];
         for setting in own.iter().map(String::as_str).chain(settings.iter().copied()) {
             command.args([OsString::from("--set"), setting.into()]);
         }
-        let process = Process::start("proxy", node.dir(), command)?;
-        let mut proxy = Self { process, dir, metrics };
-        proxy.serves().await?;
-        Ok(proxy)
+        command
     }
 
     /// Waits until somebody listens.
@@ -82,6 +97,11 @@ impl Proxy {
     /// Fails when it has ended.
     pub(crate) fn still_runs(&mut self) -> Result<()> {
         self.process.still_runs()
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.process.kill()
     }
 
     /// The end of its log.

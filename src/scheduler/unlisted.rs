@@ -1,0 +1,250 @@
+//! What plain init containers keep and the List does not show.
+//!
+//! The kubelet gives a plain init container its CPUs, memory and devices until the pod ends. The containers that start after
+//! it use them again, and nobody else gets what is left over (k/k #131764). Where the kubelet's files tell that, the account
+//! has it. Otherwise it follows from the pod's specification, and is taken from the zones like a reservation: from the one zone
+//! that it is in where that is certain, else from every zone. That may promise too little, but never too much.
+
+use super::Reservation;
+use super::accounted::{Demand, Requirements};
+use super::exclusive::is_huge_pages;
+use crate::kubelet::{KubeletConfig, ManagerState, PodUsage};
+use crate::machine::{Id, IdSet, Machine};
+use crate::pod::{ContainerKind, Pod};
+use crate::topology::Zone;
+
+/// What is known of the node besides the List.
+#[derive(Clone, Copy, Debug)]
+pub struct Unlisted<'a> {
+    /// Which CPUs are on which node.
+    pub machine: &'a Machine,
+    /// How the kubelet aligns containers, if that is known.
+    pub config: Option<&'a KubeletConfig>,
+    /// What the kubelet's files say, as far as they can be read.
+    pub state: Option<&'a ManagerState>,
+    /// The files of the CPU Manager and the Memory Manager are among them.
+    pub managers: bool,
+}
+
+/// Does the pod have a container that keeps what it was given although it has ended?
+pub(super) fn has_plain_init(pod: &Pod) -> bool {
+    pod.containers.iter().any(|container| container.kind == ContainerKind::Init)
+}
+
+impl Unlisted<'_> {
+    /// What the pod keeps beyond what this row of the List shows, and where.
+    pub(super) fn surplus(
+        &self,
+        requirements: &Requirements,
+        zones: &[Zone],
+        pod: &Pod,
+        row: &PodUsage,
+    ) -> Vec<Reservation> {
+        let mut surplus = Vec::new();
+        let demands = requirements.demands(pod, Some(row));
+        let init_has_cpus = demands.get("cpu").is_some_and(|cpus| cpus.init > 0);
+        for (resource, demand) in demands.iter().filter(|(name, _)| !self.is_told(pod, name)) {
+            let mut take = |amount: u64, zones: Option<IdSet>| {
+                let amounts = [((*resource).to_owned(), amount)].into();
+                (amount > 0).then(|| surplus.push(Reservation { pod: pod.full_name(), amounts, zones }));
+            };
+            let apart = if *resource == "cpu" { self.apart(&requirements.exclusive_cpus(pod)) } else { 0 };
+            let missing = demand.missing().saturating_add(apart);
+            let Some(home) = self.home(row, resource).filter(|id| fits(zones, *id, resource, demand)) else {
+                take(missing, None);
+                continue;
+            };
+            take(missing, Some([home].into_iter().collect()));
+            // Nothing but its CPUs keeps an init container's memory on the node where the others' memory is.
+            let follows = !is_memory(resource)
+                || self.aligns_pods()
+                || init_has_cpus && self.home(row, "cpu") == Some(home);
+            if !follows {
+                let others = zones.iter().map(|zone| zone.id).filter(|id| *id != home);
+                take(demand.init, Some(others.collect()));
+            }
+        }
+        surplus
+    }
+
+    /// How many CPUs of init containers the others may not use again although they could. The kubelet takes CPUs in the same
+    /// order for each container, so that the smaller set is part of the larger one, but for single CPUs of a core: for these it
+    /// prefers a core that is taken in part (`takeByTopologyNUMAPacked` in its `cpu_assignment.go`). With these options of the
+    /// CPU Manager the sets may have nothing in common.
+    fn apart(&self, containers: &[(ContainerKind, u64)]) -> u64 {
+        let init = containers.iter().filter(|(kind, _)| *kind == ContainerKind::Init);
+        let init: u64 = init.map(|(_, cpus)| cpus).sum();
+        if init == 0 || containers.iter().all(|(_, cpus)| *cpus == containers[0].1) {
+            return 0;
+        }
+        let options = self.config.map(|config| &config.cpu_manager_policy_options);
+        let is_on = |option| options.and_then(|all| all.get(option)).is_some_and(|value| value == "true");
+        if ["prefer-align-cpus-by-uncorecache", "distribute-cpus-across-cores"].into_iter().any(is_on) {
+            return init;
+        }
+        let threads = self.machine.threads_per_core.max(1);
+        containers.iter().map(|(_, cpus)| cpus % threads).sum::<u64>().min(init)
+    }
+
+    /// Do the kubelet's files say what this pod was given of the resource?
+    fn is_told(&self, pod: &Pod, resource: &str) -> bool {
+        if resource == "cpu" || is_memory(resource) {
+            return self.managers;
+        }
+        self.state.is_some_and(|state| state.names.contains_key(&pod.uid))
+    }
+
+    /// The one node on which the containers in the row have this resource, if an init container that fits on one node has it
+    /// there as well: the Topology Manager sees to that for CPUs and devices that are used again.
+    fn home(&self, row: &PodUsage, resource: &str) -> Option<Id> {
+        let config = self.config?;
+        if !matches!(&*config.topology_manager_policy, "restricted" | "single-numa-node") {
+            return None;
+        }
+        let nodes = self.nodes(row, resource);
+        let mut ids = nodes.iter();
+        ids.next().filter(|_| ids.next().is_none())
+    }
+
+    /// The nodes on which the containers in the row have a resource.
+    fn nodes(&self, row: &PodUsage, resource: &str) -> IdSet {
+        let mut nodes = IdSet::new();
+        for container in &row.containers {
+            let on = |node: &&crate::machine::NumaNode| node.cpus.intersects(&container.cpus);
+            if resource == "cpu" {
+                self.machine.nodes.iter().filter(on).for_each(|node| nodes.insert(node.id));
+            }
+            let blocks = container.memory.iter().filter(|block| block.resource == resource);
+            blocks.for_each(|block| nodes.union_with(&block.nodes));
+            let groups = container.devices.iter().filter(|group| group.resource == resource);
+            groups.for_each(|group| nodes.union_with(&group.nodes));
+        }
+        nodes
+    }
+
+    /// Are all containers of a pod given what they ask for on the same nodes?
+    fn aligns_pods(&self) -> bool {
+        self.config.is_some_and(|config| config.topology_manager_scope == "pod")
+    }
+}
+
+fn is_memory(resource: &str) -> bool {
+    resource == "memory" || is_huge_pages(resource)
+}
+
+/// Could the zone hold all of it?
+fn fits(zones: &[Zone], id: Id, resource: &str, demand: &Demand) -> bool {
+    let zone = zones.iter().find(|zone| zone.id == id);
+    zone.and_then(|zone| zone.resources.get(resource)).is_some_and(|has| demand.most <= has.allocatable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::{ContainerUsage, MemoryBlock};
+    use crate::machine::NumaNode;
+    use crate::pod::Container;
+    use crate::topology::Amounts;
+
+    const GIB: u64 = 1 << 30;
+
+    fn machine() -> Machine {
+        let node = |id: Id| NumaNode { id, cpus: (id * 8..id * 8 + 8).collect(), ..NumaNode::default() };
+        Machine { nodes: vec![node(0), node(1)], ..Machine::default() }
+    }
+
+    fn zones() -> [Zone; 2] {
+        let amounts = |capacity| Amounts { capacity, allocatable: capacity, available: capacity };
+        let resources = [("cpu".to_owned(), amounts(8)), ("memory".to_owned(), amounts(8 * GIB))];
+        [0, 1].map(|id| Zone { id, resources: resources.clone().into(), ..Zone::default() })
+    }
+
+    fn config(policy: &str, scope: &str) -> KubeletConfig {
+        KubeletConfig {
+            topology_manager_policy: policy.into(),
+            topology_manager_scope: scope.into(),
+            ..KubeletConfig::default()
+        }
+    }
+
+    /// A Guaranteed pod: thousandths of a CPU and GiB of the init container and of the other.
+    fn pod(init: (u64, u64), app: (u64, u64)) -> Pod {
+        let container = |name: &str, kind, (cpu_milli, gib)| Container {
+            name: name.into(),
+            kind,
+            cpu_milli,
+            memory: gib * GIB,
+            ..Container::default()
+        };
+        let containers =
+            [container("init", ContainerKind::Init, init), container("app", ContainerKind::App, app)];
+        let (namespace, name, uid) = ("ns".into(), "a".into(), "1".into());
+        Pod { namespace, name, uid, guaranteed: true, containers: containers.into(), ..Pod::default() }
+    }
+
+    /// What the List shows of the other container.
+    fn row(cpus: &str, gib: u64, node: Id) -> PodUsage {
+        let memory =
+            MemoryBlock { resource: "memory".into(), bytes: gib * GIB, nodes: [node].into_iter().collect() };
+        let app = ContainerUsage {
+            name: "app".into(),
+            cpus: cpus.parse().unwrap(),
+            memory: vec![memory],
+            ..ContainerUsage::default()
+        };
+        PodUsage { containers: vec![app], ..PodUsage::default() }
+    }
+
+    fn surplus(config: Option<&KubeletConfig>, managers: bool, pod: &Pod, row: &PodUsage) -> Vec<String> {
+        let machine = machine();
+        let unlisted = Unlisted { machine: &machine, config, state: None, managers };
+        let requirements = Requirements { cpus: true, memory: true, ..Requirements::default() };
+        let surplus = unlisted.surplus(&requirements, &zones(), pod, row);
+        surplus.iter().map(|one| one.to_string().replace("ns/a: ", "")).collect()
+    }
+
+    #[test]
+    fn what_is_left_over_is_on_the_node_of_the_others_where_they_are_aligned() {
+        let (pod, row) = (pod((8000, 4), (2000, 1)), row("8-9", 1, 1));
+        for aligned in [config("single-numa-node", "container"), config("restricted", "pod")] {
+            let left = surplus(Some(&aligned), false, &pod, &row);
+            assert_eq!(left, ["cpu 6 in zone 1", "memory 3221225472 in zone 1"]);
+            assert!(surplus(Some(&aligned), true, &pod, &row).is_empty(), "the account has it");
+        }
+    }
+
+    #[test]
+    fn it_is_taken_from_every_zone_where_nothing_says_which() {
+        let pod = pod((8000, 4), (2000, 1));
+        let everywhere = ["cpu 6 in every zone", "memory 3221225472 in every zone"];
+        assert_eq!(surplus(None, false, &pod, &row("8-9", 1, 1)), everywhere);
+        let loose = config("best-effort", "container");
+        assert_eq!(surplus(Some(&loose), false, &pod, &row("8-9", 1, 1)), everywhere);
+        let strict = config("single-numa-node", "container");
+        let spread = surplus(Some(&strict), false, &pod, &row("7-8", 1, 1));
+        assert_eq!(spread, [everywhere[0], "memory 3221225472 in zone 1", "memory 4294967296 in zone 0"]);
+    }
+
+    #[test]
+    fn an_init_container_that_no_zone_holds_is_on_several() {
+        let strict = config("restricted", "container");
+        let left = surplus(Some(&strict), false, &pod((9000, 1), (2000, 1)), &row("8-9", 1, 1));
+        assert_eq!(left, ["cpu 7 in every zone"]);
+    }
+
+    #[test]
+    fn memory_alone_does_not_keep_containers_together() {
+        // The init container has a share of a CPU: its memory may be on either node.
+        let (pod, row) = (pod((500, 2), (2000, 2)), row("8-9", 2, 1));
+        let aligned = |scope| surplus(Some(&config("single-numa-node", scope)), false, &pod, &row);
+        assert_eq!(aligned("container"), ["memory 2147483648 in zone 0"]);
+        assert!(aligned("pod").is_empty());
+    }
+
+    #[test]
+    fn what_the_others_use_again_is_not_left_over() {
+        let strict = config("single-numa-node", "container");
+        let left = surplus(Some(&strict), false, &pod((2000, 1), (3000, 1)), &row("8-10", 1, 1));
+        assert!(left.is_empty(), "{left:?}");
+    }
+}

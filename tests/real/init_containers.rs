@@ -1,0 +1,139 @@
+//! Large init containers, with the chart's default mounts: the kubelet's directory itself is not among them, so that only the
+//! pods' specifications tell what init containers keep. A pod is started only where the published zones say that it fits, and
+//! the kubelet must not refuse one.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
+
+use crate::support::agent::Agent;
+use crate::support::fingerprint::{Counting, Upstream, published};
+use crate::support::node::Fate;
+use crate::support::nrt::{self, Zones};
+use crate::support::pods::{PodSpec, pod};
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts, RealNode, oracle};
+
+const NIC: &str = "example.com/nic";
+const COUNTING: Counting = Counting { informer: "dedicated", method: "all", plugin: "v0.35" };
+/// Steps of one walk.
+const STEPS: usize = 20;
+const GIB: u64 = 1 << 30;
+
+#[tokio::test]
+async fn no_pod_is_refused_where_each_container_is_aligned() -> Result<()> {
+    walk("single-numa-node", "container").await
+}
+
+#[tokio::test]
+async fn no_pod_is_refused_where_pods_are_aligned() -> Result<()> {
+    walk("restricted", "pod").await
+}
+
+/// CPUs, memory in GiB and devices of a container.
+type Amounts = (u32, u64, u32);
+
+/// A pod with one init container and one or two others.
+struct Shape {
+    init: Amounts,
+    apps: Vec<Amounts>,
+}
+
+impl Shape {
+    fn any(random: &mut Rng) -> Self {
+        let device = |random: &mut Rng| u32::from(random.u8(..4) == 0);
+        let init = (random.u32(1..=6), random.u64(1..=6), device(random));
+        let count = random.usize(1..=2);
+        let app = |random: &mut Rng| (random.u32(1..=3), random.u64(1..=3), device(random));
+        Self { init, apps: (0..count).map(|_| app(random)).collect() }
+    }
+
+    fn pod(&self, name: &str) -> PodSpec {
+        let ask = |one: PodSpec, (cpus, memory, devices): Amounts| {
+            let one = one.cpus(cpus).memory(&format!("{memory}Gi"));
+            if devices > 0 { one.device(NIC, devices) } else { one }
+        };
+        let mut one = ask(pod(name), self.apps[0]);
+        for app in &self.apps[1..] {
+            one = ask(one.container("second"), *app);
+        }
+        ask(one.init("first"), self.init)
+    }
+
+    /// Does all of it fit into one zone, as the scheduler sees it?
+    fn fits(&self, zones: &Zones) -> bool {
+        let sum = |of: fn(&Amounts) -> u64| self.apps.iter().map(of).sum::<u64>();
+        let cpus = u64::from(self.init.0).max(sum(|app| app.0.into()));
+        let memory = self.init.1.max(sum(|app| app.1)) * GIB;
+        let devices = u64::from(self.init.2).max(sum(|app| app.2.into()));
+        zones.values().any(|zone| {
+            let free = |name: &str| zone.get(name).map_or(0, |figures| figures.available);
+            cpus <= free("cpu") && memory <= free("memory") && devices <= free(NIC)
+        })
+    }
+}
+
+async fn walk(policy: &str, scope: &str) -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let _ = writeln!(std::io::stderr(), "init containers, {policy}, {scope}: NUMACAST_SEED={seed}");
+    let mut random = Rng::with_seed(seed);
+    let cluster = Cluster::start(&parts).await?;
+    let node = RealNode::on("two-by-eight")?
+        .kubelet("topologyManagerPolicy", policy.into())
+        .kubelet("topologyManagerScope", scope.into())
+        .start(&cluster)
+        .await?;
+    let mut agent = Agent::start_with_default_mounts(&node)?;
+    let upstream = Upstream::of(&parts);
+    let (mut pods, mut history): (Vec<String>, String) = (Vec::new(), String::new());
+    for step in 0..STEPS {
+        let zones = agreed(&node, &mut agent, &upstream).await.with_context(|| history.clone())?;
+        let fitting = (0..8).map(|_| Shape::any(&mut random)).find(|shape| shape.fits(&zones));
+        let Some(shape) = fitting else {
+            let name = pods.swap_remove(random.usize(..pods.len()));
+            node.delete(&name).await?;
+            writeln!(history, "{name} was deleted")?;
+            continue;
+        };
+        let name = format!("pod-{step}");
+        let spec = shape.pod(&name);
+        writeln!(history, "{spec} was started beside {}", free(&zones))?;
+        let fate = node.try_to_run(spec).await?;
+        ensure!(fate == Fate::Running, "the kubelet refused a pod that fits: {fate:?}\n{history}");
+        pods.push(name);
+    }
+    Ok(())
+}
+
+/// What the zones have available, in one line.
+fn free(zones: &Zones) -> String {
+    let zone = |(zone, resources): (&String, &BTreeMap<String, nrt::Figures>)| {
+        let shown = resources.iter().filter(|(name, _)| !name.starts_with("hugepages"));
+        let shown: Vec<String> =
+            shown.map(|(name, figures)| format!("{name} {}", figures.available)).collect();
+        format!("{zone}: {}", shown.join(" "))
+    };
+    zones.iter().map(zone).collect::<Vec<_>>().join("; ")
+}
+
+/// Waits until the object agrees with the pods that there are and promises no more than the kubelet's own files say: what its
+/// zones are then.
+async fn agreed(node: &RealNode, agent: &mut Agent, upstream: &Upstream) -> Result<Zones> {
+    until("the object agrees and promises no more than there is", async || {
+        agent.still_runs()?;
+        node.kubelet_still_runs()?;
+        let object = nrt::read(&node.client(), node.name()).await?;
+        let expected = upstream.expects(COUNTING, &node.pods().await?, &object)?;
+        ensure!(published(&object) == Some(&expected.fingerprint), "it does not agree");
+        let truth = oracle::expected(node).await?;
+        let beyond = truth.promises_beyond(&object.zones);
+        ensure!(beyond.is_empty(), "it promises too much: {}", beyond.join(", "));
+        Ok(object.zones)
+    })
+    .await
+}
