@@ -178,10 +178,10 @@ impl Accord {
         }
     }
 
-    /// Waits until somebody has told which pods there are, if somebody is to, but not for ever.
+    /// Waits until it is known which pods there are and which of them have ended, if somebody is to tell, but not for ever.
     pub(super) async fn first_pods(&mut self, expected: bool) {
         let told = async {
-            while !self.pods.has_told() {
+            while !self.pods.now().complete {
                 self.pods.changed().await;
             }
         };

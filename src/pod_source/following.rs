@@ -52,6 +52,8 @@ pub struct PodView {
     pub gone: Arc<BTreeMap<PodName, Instant>>,
     /// Another number when any pod is another.
     pub version: u64,
+    /// All pods were listed once, and it is known whether this kubelet lists those that have ended.
+    pub complete: bool,
 }
 
 impl PodView {
@@ -270,15 +272,17 @@ impl Follower {
         // Of one that is asked now and then nobody can wait for a release.
         let follows = up && teller.is_prompt();
         let version = pods.version;
+        let complete = pods.complete && self.lists_ended.is_some();
         let gone = pods.gone(Instant::now());
         self.news.send_if_modified(|last| {
             let same = last.follows == follows
                 && last.version == version
+                && last.complete == complete
                 && *last.terminal == terminal
                 && *last.gone == *gone;
             if !same {
-                *last =
-                    PodView { follows, terminal: Arc::new(terminal), gone: Arc::new(gone.clone()), version };
+                let (terminal, gone) = (Arc::new(terminal), Arc::new(gone.clone()));
+                *last = PodView { follows, terminal, gone, version, complete };
             }
             !same
         });

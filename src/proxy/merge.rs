@@ -4,6 +4,7 @@
 //! answer goes through: only the containers that get something change, all else stays as it came, byte for byte.
 
 mod attribution;
+mod budget;
 mod koordinator;
 mod names;
 mod node;
@@ -27,5 +28,11 @@ pub use crate::wire::WireError;
 const ID_LIMIT: usize = Template::LONGEST;
 /// So many ids a pod may have.
 const IDS_LIMIT: usize = 1024;
+/// So many devices of one resource a pod may have that its containers do not ask for: who places pods may give more than one
+/// device for a request (`ApplyForAll` of Koordinator's `device-allocate-hint`), or know of no request at all.
+const UNASKED_LIMIT: usize = 16;
+/// What all annotations together may add to an answer, in bytes, roughly. Many clients of the kubelet take no more than 4 MiB,
+/// and a List of the kubelet alone may have most of that.
+const NODE_BYTES: usize = 1 << 20;
 /// Of so many types Koordinator's devices of a pod may be. There are three, and each is a resource in our tables.
 const TYPES_LIMIT: usize = 16;

@@ -1,5 +1,6 @@
 //! Which container of a pod has which device: what is allocated by annotation is allocated to the pod as a whole.
 
+use super::UNASKED_LIMIT;
 use super::koordinator::own;
 use super::names::{GPU, counts_accelerators};
 use crate::pod::{Container, ContainerKind};
@@ -7,12 +8,13 @@ use crate::pod::{Container, ContainerKind};
 /// All of a device.
 const WHOLE: u64 = 100;
 
-/// For each of `count` devices the position of its container among `containers`; nothing if there is none for them.
+/// For each of `count` devices the position of its container among `containers`; nothing if there is none for them. Fewer
+/// than `count` if nobody asks for that many: an annotation is whatever the pod's owner wrote, and must not make answers large.
 ///
-/// Containers that ask get as many as they ask for, in the order of the specification; what is left over goes to the last
-/// of them. Where nobody asks, the first container that is no sidecar has all. Each device is with one container: of those
-/// that share one, two that ask for half a card each, it is the first. Koordinator lets every container of a pod see all
-/// of its accelerators, but whoever counts ids counts devices.
+/// Containers that ask get as many as they ask for, in the order of the specification. Of what is no accelerator more may be
+/// given than is asked for; that goes to the last of them. Where nobody asks, the first container that is no sidecar has all.
+/// Each device is with one container: of those that share one, two that ask for half a card each, it is the first.
+/// Koordinator lets every container of a pod see all of its accelerators, but whoever counts ids counts devices.
 pub(super) fn distribute(
     containers: &[Container],
     kind: Option<&str>,
@@ -32,10 +34,16 @@ pub(super) fn distribute(
     let asking: Vec<(usize, usize)> = asking.filter(|(_, asked)| *asked > 0).collect();
     let Some((last, _)) = asking.last() else {
         let regular = containers.iter().position(|container| container.kind == ContainerKind::App)?;
-        return Some(vec![regular; count]);
+        return Some(vec![regular; count.min(UNASKED_LIMIT)]);
     };
     let shares = asking.iter().flat_map(|(at, asked)| std::iter::repeat_n(*at, (*asked).min(count)));
-    Some(shares.chain(std::iter::repeat(*last)).take(count).collect())
+    let unasked = if kind == Some(GPU) { 0 } else { UNASKED_LIMIT };
+    Some(shares.chain(std::iter::repeat_n(*last, unasked)).take(count).collect())
+}
+
+/// How many devices of a resource a container may be given by name.
+pub(super) fn at_most(container: &Container, resource: &str) -> usize {
+    asked(container, None, resource, WHOLE).max(UNASKED_LIMIT)
 }
 
 /// How many devices a container asks for; all of one that is no accelerator is so much.

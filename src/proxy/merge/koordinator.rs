@@ -15,6 +15,8 @@ pub(super) const STATUS: &str = "scheduling.koordinator.sh/resource-status";
 const SHARES: [&str; 5] = ["gpu", "gpu-core", "gpu-memory-ratio", "rdma", "fpga"];
 /// Where its resources live; the second was once.
 const DOMAINS: [&str; 2] = ["koordinator.sh/", "kubernetes.io/"];
+/// Amounts of memory of one pod: 64 nodes with memory and three sizes of huge pages.
+const MEMORY_LIMIT: usize = 256;
 /// Linux builds for no CPU above.
 const HIGHEST_CPU: Id = 8191;
 
@@ -182,6 +184,9 @@ fn memory(entry: &Value, all: &mut Vec<(Box<str>, u64, Id)>) -> Result<(), &'sta
     for (name, amount) in resources {
         if name != "memory" && !name.starts_with("hugepages-") {
             continue;
+        }
+        if all.len() >= MEMORY_LIMIT {
+            return Err("more amounts of memory than a node can have");
         }
         let bytes = quantity(amount).ok_or("an amount of memory that cannot be read")?.ceil();
         if bytes > 0 && name.len() <= 63 {

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use serde_json::Value;
 use twox_hash::XxHash64;
 
-use super::attribution::distribute;
+use super::attribution::{at_most, distribute};
+use super::budget;
 use super::koordinator::{self, Allocated, DEVICES, STATUS, Status};
 use super::names;
 use super::node::{Known, Node};
 use super::problem::{Kind, Problem, Problems};
 use super::rules::{Mapping, Rules};
-use super::{ID_LIMIT, IDS_LIMIT, TYPES_LIMIT};
+use super::{ID_LIMIT, IDS_LIMIT, NODE_BYTES, TYPES_LIMIT};
 use crate::json_path::{Match, Template};
 use crate::machine::IdSet;
 use crate::pod::{Annotation, Pod, PodName};
@@ -159,6 +160,7 @@ impl Rules {
             draft.read();
             drafts.push(draft);
         }
+        budget::keep(&mut drafts, NODE_BYTES);
         if self.shared_ids {
             number_parts(&mut drafts);
         }
@@ -218,21 +220,21 @@ fn living<'a>(pods: impl Iterator<Item = &'a Pod>) -> impl Iterator<Item = &'a P
 type Named = (Arc<str>, Box<str>);
 
 /// A pod whose annotations are being read.
-struct Draft<'a> {
+pub(super) struct Draft<'a> {
     pod: &'a Pod,
     rules: &'a Rules,
     node: &'a Node,
     /// In the order in which they were allocated.
-    wanted: Vec<Wanted>,
+    pub(super) wanted: Vec<Wanted>,
     seen: BTreeSet<Named>,
-    status: Status,
-    problems: Problems,
+    pub(super) status: Status,
+    pub(super) problems: Problems,
 }
 
 /// A device of a pod.
-struct Wanted {
-    resource: Arc<str>,
-    id: Box<str>,
+pub(super) struct Wanted {
+    pub(super) resource: Arc<str>,
+    pub(super) id: Box<str>,
     nodes: IdSet,
     /// The position of its container.
     container: usize,
@@ -425,21 +427,36 @@ impl<'a> Draft<'a> {
 
     fn share_out_mapped(&mut self, mapping: &Mapping, found: Vec<(Box<str>, Option<String>)>) {
         let mut free = Vec::new();
-        for (id, container) in found {
+        let mut named: BTreeMap<String, usize> = BTreeMap::new();
+        let mut distinct = BTreeSet::new();
+        for (id, container) in found.into_iter().filter(|one| distinct.insert(one.clone())) {
             let ids = vec![(id.clone(), self.node.nodes_of(&id, None))];
             let unit = Unit { ids, share: Share::All };
             match container {
                 None => free.push(unit),
-                Some(name) => self.share_out_to(&mapping.resource, &name, unit),
+                Some(name) => {
+                    let before = named.entry(name.clone()).or_default();
+                    self.share_out_to(&mapping.resource, &name, unit, *before);
+                    *before += 1;
+                }
             }
         }
         self.share_out(None, &mapping.resource, free);
     }
 
-    /// Gives a device to the container of this name.
-    fn share_out_to(&mut self, resource: &Arc<str>, name: &str, unit: Unit) {
-        match self.pod.containers.iter().position(|container| &*container.name == name) {
-            Some(container) => self.give(resource, container, unit),
+    /// Gives a device to the container of this name, which was given so many before.
+    fn share_out_to(&mut self, resource: &Arc<str>, name: &str, unit: Unit, before: usize) {
+        let containers = &self.pod.containers;
+        match containers.iter().position(|container| &*container.name == name) {
+            Some(container) if before < at_most(&containers[container], resource) => {
+                self.give(resource, container, unit);
+            }
+            Some(_) => self.problems.add(Kind::TooMany, unit.ids.len(), || {
+                format!(
+                    "an annotation gives container `{}` more of `{resource}` than it asks for",
+                    shown(name)
+                )
+            }),
             None => self.problems.add(Kind::NoContainer, unit.ids.len(), || {
                 format!("an annotation gives a device to container `{}`, which it does not have", shown(name))
             }),
@@ -453,8 +470,18 @@ impl<'a> Draft<'a> {
         }
         match distribute(&self.pod.containers, kind, resource, units.len()) {
             Some(places) => {
+                let (all, asked) = (units.len(), places.len());
+                let unasked: usize = units[asked..].iter().map(|unit| unit.ids.len()).sum();
                 for (unit, container) in units.into_iter().zip(places) {
                     self.give(resource, container, unit);
+                }
+                if unasked > 0 {
+                    let what = || {
+                        format!(
+                            "an annotation gives it {all} of `{resource}`, and it asks for {asked} at most"
+                        )
+                    };
+                    self.problems.add(Kind::TooMany, unasked, what);
                 }
             }
             None => {

@@ -98,9 +98,48 @@ fn ids_are_short_and_can_be_printed() {
 #[test]
 fn a_pod_has_a_thousand_devices_at_most() {
     let all: Vec<String> = (0..1500).map(|n| format!(r#"{{"id":"{n}"}}"#)).collect();
-    let plan = planned(&format!(r#"{{"gpu":[{}]}}"#, all.join(",")), &Node::default());
+    let text = format!(r#"{{"gpu":[{}]}}"#, all.join(","));
+    let asks = [container("main", &[("koordinator.sh/gpu", 150_000)])];
+    let plan = plain().plan([&pod("p", DEVICES, &text, &asks)].into_iter(), &Node::default());
     assert_eq!(ids(&plan).len(), 1024);
     assert_eq!(problems(&plan), [("too_many", 476)]);
+}
+
+#[test]
+fn a_pod_has_no_more_devices_than_it_asks_for() {
+    let of = |kind: &str, asks: &[(&str, u64)]| {
+        let all: Vec<String> = (0..100).map(|n| format!(r#"{{"id":"{n}"}}"#)).collect();
+        let text = format!(r#"{{"{kind}":[{}]}}"#, all.join(","));
+        let plan = plain()
+            .plan([&pod("p", DEVICES, &text, &[container("main", asks)])].into_iter(), &Node::default());
+        (ids(&plan).len(), problems(&plan))
+    };
+    assert_eq!(of("gpu", &[("koordinator.sh/gpu", 800)]), (8, vec![("too_many", 92)]));
+    assert_eq!(of("gpu", &[("nvidia.com/gpu", 2)]), (2, vec![("too_many", 98)]));
+    assert_eq!(of("gpu", &[]), (16, vec![("too_many", 84)]), "nobody asks");
+    let few = of("rdma", &[("koordinator.sh/rdma", 200)]);
+    assert_eq!(few, (18, vec![("too_many", 82)]), "a request may be for every card that fits");
+}
+
+#[test]
+fn made_up_devices_of_many_pods_leave_the_answer_small_and_others_theirs() {
+    let long = "x".repeat(ID_LIMIT - 8);
+    let made_up = |of: usize| {
+        let all: Vec<String> = (0..200).map(|n| format!(r#"{{"id":"{of}-{n}-{long}"}}"#)).collect();
+        format!(r#"{{"gpu":[{}]}}"#, all.join(","))
+    };
+    let asks = [container("main", &[("koordinator.sh/gpu", 102_400)])];
+    let mut pods: Vec<Pod> = (0..64).map(|n| pod(&format!("p{n}"), DEVICES, &made_up(n), &asks)).collect();
+    let honest = r#"{"gpu":[{"id":"GPU-a"},{"id":"GPU-b"}]}"#;
+    pods.push(pod("honest", DEVICES, honest, &[container("main", &[("koordinator.sh/gpu", 200)])]));
+    let plain_answer = bytes(&answer(&pods));
+    let plan = plain().plan(pods.iter(), &Node::default());
+    let merged = plan.list(&plain_answer, Version::V1).unwrap();
+    let added = merged.bytes.len() - plain_answer.len();
+    assert!((500_000..NODE_BYTES).contains(&added), "{added} bytes more");
+    let shown = shown(&merged.bytes);
+    assert_eq!(shown.last().unwrap(), "honest/main: nvidia.com/gpu=GPU-a,GPU-b");
+    assert_eq!(plan.problems().len(), 64, "one of each of the others");
 }
 
 #[test]

@@ -1,0 +1,87 @@
+//! What annotations may add to an answer. Whoever makes pods writes what he likes into them, and an answer that is too large is
+//! refused by the clients of all pods.
+
+use super::koordinator::Status;
+use super::plan::{Draft, Wanted};
+use super::problem::Kind;
+
+/// What a device takes beside its id and its resource: keys, lengths and a NUMA node.
+const DEVICE: usize = 24;
+/// What a CPU takes, and an amount of memory beside its name.
+const CPU: usize = 2;
+const MEMORY: usize = 24;
+
+/// Leaves out devices until all pods together add no more than so many bytes: those of the pods that add the most. A pod that
+/// adds little loses nothing, however many others there are.
+pub(super) fn keep(drafts: &mut [Draft<'_>], bytes: usize) {
+    let costs: Vec<usize> = drafts.iter().map(cost).collect();
+    let Some(share) = share(costs, bytes) else { return };
+    for draft in drafts.iter_mut().filter(|draft| cost(draft) > share) {
+        if of_status(&draft.status) > share {
+            draft.status = Status::default();
+            draft.problems.add(Kind::TooMany, 0, || too_much("CPUs and memory"));
+        }
+        let mut left = share - of_status(&draft.status);
+        let fitting = draft.wanted.iter().take_while(|wanted| {
+            let fits = of_device(wanted) <= left;
+            left -= of_device(wanted).min(left);
+            fits
+        });
+        let fitting = fitting.count();
+        let more = draft.wanted.split_off(fitting).len();
+        if more > 0 {
+            draft.problems.add(Kind::TooMany, more, || too_much("devices"));
+        }
+    }
+}
+
+fn too_much(what: &str) -> String {
+    format!(
+        "the annotations of all pods are too large for an answer, and this pod has the most {what} in them"
+    )
+}
+
+/// The most that one may have so that all together have no more than `most`; nothing if they have not.
+fn share(mut costs: Vec<usize>, most: usize) -> Option<usize> {
+    if costs.iter().fold(0, |sum: usize, cost| sum.saturating_add(*cost)) <= most {
+        return None;
+    }
+    costs.sort_unstable();
+    let (mut left, mut others) = (most, costs.len());
+    for cost in costs {
+        if cost > left / others {
+            break;
+        }
+        left -= cost;
+        others -= 1;
+    }
+    Some(left / others)
+}
+
+fn cost(draft: &Draft<'_>) -> usize {
+    of_status(&draft.status) + draft.wanted.iter().map(of_device).sum::<usize>()
+}
+
+fn of_device(wanted: &Wanted) -> usize {
+    DEVICE + wanted.resource.len() + wanted.id.len()
+}
+
+fn of_status(status: &Status) -> usize {
+    let cpus = usize::try_from(status.cpus.len()).unwrap_or(usize::MAX);
+    let memory: usize = status.memory.iter().map(|(name, ..)| MEMORY + name.len()).sum();
+    cpus.saturating_mul(CPU).saturating_add(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_little_keeps_it_and_the_others_share_what_is_left() {
+        assert_eq!(share(vec![30, 30, 40], 100), None);
+        assert_eq!(share(vec![10, 30, 61], 100), Some(60));
+        assert_eq!(share(vec![90, 10, 90], 100), Some(45));
+        assert_eq!(share(vec![50, 50, 50, 50], 100), Some(25));
+        assert_eq!(share(vec![7; 1000], 100), Some(0), "more pods than bytes");
+    }
+}
