@@ -12,7 +12,7 @@ use fastrand::Rng;
 use crate::support::agent::Agent;
 use crate::support::fingerprint::{Counting, Upstream, published};
 use crate::support::node::Fate;
-use crate::support::nrt::{self, Zones};
+use crate::support::nrt::{self, Figures, Zones};
 use crate::support::pods::{PodSpec, pod};
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, RealNode, oracle};
@@ -63,17 +63,31 @@ impl Shape {
         ask(one.init("first"), self.init)
     }
 
-    /// Does all of it fit into one zone, as the scheduler sees it?
-    fn fits(&self, zones: &Zones) -> bool {
-        let sum = |of: fn(&Amounts) -> u64| self.apps.iter().map(of).sum::<u64>();
-        let cpus = u64::from(self.init.0).max(sum(|app| app.0.into()));
-        let memory = self.init.1.max(sum(|app| app.1)) * GIB;
-        let devices = u64::from(self.init.2).max(sum(|app| app.2.into()));
-        zones.values().any(|zone| {
+    /// Does all of it fit into one zone, as the scheduler sees it? The kubelet looks for a place for the init container alone,
+    /// and refuses the pod if the others do not fit there: so they have to fit wherever that can be by `truth`.
+    fn fits(&self, published: &Zones, truth: &Zones) -> bool {
+        let most = |of: fn(&Amounts) -> u64| of(&self.init).max(self.apps.iter().map(of).sum());
+        let all = [most(cpus), most(memory), most(devices)];
+        let init = [cpus(&self.init), memory(&self.init), devices(&self.init)];
+        let has = |zone: &BTreeMap<String, Figures>, amounts: [u64; 3]| {
             let free = |name: &str| zone.get(name).map_or(0, |figures| figures.available);
-            cpus <= free("cpu") && memory <= free("memory") && devices <= free(NIC)
-        })
+            [free("cpu"), free("memory"), free(NIC)].iter().zip(amounts).all(|(free, amount)| amount <= *free)
+        };
+        published.values().any(|zone| has(zone, all))
+            && truth.values().all(|zone| !has(zone, init) || has(zone, all))
     }
+}
+
+fn cpus(amounts: &Amounts) -> u64 {
+    amounts.0.into()
+}
+
+fn memory(amounts: &Amounts) -> u64 {
+    amounts.1 * GIB
+}
+
+fn devices(amounts: &Amounts) -> u64 {
+    amounts.2.into()
 }
 
 async fn walk(policy: &str, scope: &str) -> Result<()> {
@@ -92,8 +106,8 @@ async fn walk(policy: &str, scope: &str) -> Result<()> {
     let upstream = Upstream::of(&parts);
     let (mut pods, mut history): (Vec<String>, String) = (Vec::new(), String::new());
     for step in 0..STEPS {
-        let zones = agreed(&node, &mut agent, &upstream).await.with_context(|| history.clone())?;
-        let fitting = (0..8).map(|_| Shape::any(&mut random)).find(|shape| shape.fits(&zones));
+        let (zones, truth) = agreed(&node, &mut agent, &upstream).await.with_context(|| history.clone())?;
+        let fitting = (0..8).map(|_| Shape::any(&mut random)).find(|shape| shape.fits(&zones, &truth));
         let Some(shape) = fitting else {
             let name = pods.swap_remove(random.usize(..pods.len()));
             node.delete(&name).await?;
@@ -112,7 +126,7 @@ async fn walk(policy: &str, scope: &str) -> Result<()> {
 
 /// What the zones have available, in one line.
 fn free(zones: &Zones) -> String {
-    let zone = |(zone, resources): (&String, &BTreeMap<String, nrt::Figures>)| {
+    let zone = |(zone, resources): (&String, &BTreeMap<String, Figures>)| {
         let shown = resources.iter().filter(|(name, _)| !name.starts_with("hugepages"));
         let shown: Vec<String> =
             shown.map(|(name, figures)| format!("{name} {}", figures.available)).collect();
@@ -121,9 +135,9 @@ fn free(zones: &Zones) -> String {
     zones.iter().map(zone).collect::<Vec<_>>().join("; ")
 }
 
-/// Waits until the object agrees with the pods that there are and promises no more than the kubelet's own files say: what its
-/// zones are then.
-async fn agreed(node: &RealNode, agent: &mut Agent, upstream: &Upstream) -> Result<Zones> {
+/// Waits until the object agrees with the pods that there are and promises no more than the kubelet's own files say: its zones
+/// then, and those of the files.
+async fn agreed(node: &RealNode, agent: &mut Agent, upstream: &Upstream) -> Result<(Zones, Zones)> {
     until("the object agrees and promises no more than there is", async || {
         agent.still_runs()?;
         node.kubelet_still_runs()?;
@@ -133,7 +147,7 @@ async fn agreed(node: &RealNode, agent: &mut Agent, upstream: &Upstream) -> Resu
         let truth = oracle::expected(node).await?;
         let beyond = truth.promises_beyond(&object.zones);
         ensure!(beyond.is_empty(), "it promises too much: {}", beyond.join(", "));
-        Ok(object.zones)
+        Ok((object.zones, truth.into_zones()))
     })
     .await
 }

@@ -197,6 +197,11 @@ impl Expected {
         self
     }
 
+    /// The zones.
+    pub(crate) fn into_zones(self) -> Zones {
+        self.zones
+    }
+
     /// Where a published object promises more than there is: what a scheduler would be misled by.
     pub(crate) fn promises_beyond(&self, published: &Zones) -> Vec<String> {
         let mut found = Vec::new();
