@@ -74,13 +74,24 @@ annotations:
 /host
 {{- end }}
 
+{{/* "true" where the objects are read at the ticks of the scheduler plugin's overreserving cache. */}}
+{{- define "numacast.overReserves" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- if and (eq ($config.consumer | default "schedulerPlugins") "schedulerPlugins") (eq ($config.cache | default "overReserve") "overReserve") }}true{{ end }}
+{{- end }}
+
+{{/* "true" where the agents say on which NUMA node each container is: publish.placement, or what follows from who reads. */}}
+{{- define "numacast.placement" -}}
+{{- $placement := dig "publish" "placement" nil (include "numacast.agentConfig" . | fromYaml) }}
+{{- if kindIs "invalid" $placement }}{{ include "numacast.overReserves" . }}{{ else if $placement }}true{{ end }}
+{{- end }}
+
 {{/* Who tells the agent of pods, as a YAML list: what follows from `consumer` and `cache` in its configuration, and the keys that are
      set win. */}}
 {{- define "numacast.podTellers" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $consumer := $config.consumer | default "schedulerPlugins" }}
-{{- $direct := or (eq $consumer "kai") (eq ($config.cache | default "overReserve") "direct") }}
-{{- $ofConsumer := ternary "scheduler" "none" (and (eq $consumer "schedulerPlugins") (not $direct)) }}
+{{- $direct := or (eq ($config.consumer | default "schedulerPlugins") "kai") (eq ($config.cache | default "overReserve") "direct") }}
+{{- $ofConsumer := ternary "scheduler" "none" (eq (include "numacast.overReserves" .) "true") }}
 {{- $view := dig "fingerprint" "view" nil $config | default $ofConsumer }}
 {{- $reserve := dig "publish" "reserve" nil $config }}
 {{- if kindIs "invalid" $reserve }}{{ $reserve = $direct }}{{ end }}
@@ -442,6 +453,10 @@ securityContext:
 {{- include "numacast.refuseServedDir" (dict "root" $root "served" .) }}
 {{- end }}
 {{- $kubelet := dig "kubelet" "config" (dict) $config }}
+{{- $most := dig "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" $kubelet | toString }}
+{{- if not (regexMatch "^([89]|[1-9][0-9]{1,5})$" $most) }}
+{{- fail (printf "config.kubelet.config.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets take numbers from 8 on, and admissionPolicy refuses others" $most) }}
+{{- end }}
 {{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
 {{- fail "config.kubelet.config.source: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
 {{- end }}
