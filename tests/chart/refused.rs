@@ -55,7 +55,7 @@ const BY_THE_SCHEMA: [(&str, &str); 40] = [
 ];
 
 /// What no schema can know.
-const BY_THE_TEMPLATES: [(&str, &str); 32] = [
+const BY_THE_TEMPLATES: [(&str, &str); 35] = [
     (
         "controller.config.controller.namespace=a",
         "controller.config.controller.namespace: it is the release's",
@@ -107,6 +107,12 @@ const BY_THE_TEMPLATES: [(&str, &str); 32] = [
         "config.podsApi.dir: /var/lib/kubelet/pods-api is the kubelet's, or holds what is (kubelet.dir: /var/lib/kubelet)",
     ),
     ("config.podsApi.enabled=true,config.podsApi.dir=/dev/shm", "config.podsApi.dir: /dev/shm is in /dev"),
+    ("config.proxy.enabled=true,config.proxy.dir=/usr/lib", "config.proxy.dir: /usr/lib is in /usr"),
+    ("config.proxy.enabled=true,config.proxy.group=7", "config.proxy.mode: 0755 lets no group connect"),
+    (
+        "config.podsApi.enabled=true,config.podsApi.group=7,config.podsApi.mode=0700",
+        "config.podsApi.mode: 0700 lets no group connect, so config.podsApi.group would have no effect",
+    ),
     (
         "config.podsApi.enabled=true,config.podsApi.dir=/run/numacast/pod-resources,config.proxy.enabled=true",
         "is that of another socket, or holds it, or is in it (config.podsApi.dir: /run/numacast/pod-resources)",
