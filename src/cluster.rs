@@ -178,6 +178,12 @@ impl ClusterError {
         matches!(self, Self::Forbidden(_) | Self::Refused { code: 403, .. })
     }
 
+    /// Did an admission plugin refuse what RBAC allows?
+    #[must_use]
+    pub const fn is_denied(&self) -> bool {
+        matches!(self, Self::Refused { code: 403, .. })
+    }
+
     /// Did somebody write between our reading and our writing, or is the object another than the one that we mean?
     #[must_use]
     pub fn is_conflict(&self) -> bool {

@@ -36,7 +36,7 @@ pub use percent::Percent;
 pub use pods_api::{PodsApi, PodsApiSource};
 pub use proxy::{Proxy, ProxyAnnotations, ProxyMapping};
 pub use schema::SCHEMA;
-pub use socket::SocketMode;
+pub use socket::{ServedSocket, SocketMode};
 pub use watch::FileWatch;
 
 /// Everything a person can set. The defaults are in [`Config::default`], the words for people in [`DOCS`].

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use crate::backoff::back_off;
 use crate::cluster::Cluster;
-use crate::config::{self, Config, PodsApiSource};
+use crate::config::{Config, PodsApiSource};
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::pod::{PodEvent, Wanted};
 use crate::pod_source::{PodTeller, PodTellers, Telling};
@@ -89,15 +89,14 @@ impl Settings {
     pub fn from_config(config: &Config) -> Self {
         use PodTeller::{ApiServer, Kubelet, PodsApi};
         let config = config.clone().resolved();
-        let config::PodsApi { mode, group, source, .. } = &config.pods_api;
-        let order = match source {
+        let order = match config.pods_api.source {
             // The kubelet's own speaks first, and has static pods as they are.
             PodsApiSource::Auto => vec![PodsApi, ApiServer, Kubelet],
             PodsApiSource::PodsApi => vec![PodsApi],
             PodsApiSource::ApiServer => vec![ApiServer],
             PodsApiSource::Kubelet => vec![Kubelet],
         };
-        Self { socket: Socket { path: config.pods_api.socket(), mode: mode.get(), group: *group }, order }
+        Self { socket: config.pods_api.served().into(), order }
     }
 }
 

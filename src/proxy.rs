@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::backoff::back_off;
 use crate::cluster::Cluster;
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::kubelet::{Ask, Asker, Upstream};
 use crate::pod::Wanted;
@@ -90,8 +90,8 @@ impl Settings {
     #[must_use]
     pub fn from_config(config: &Config, tellers: &[PodTeller]) -> Self {
         let config = config.clone().resolved();
-        let config::Proxy { mode, group, annotations, .. } = &config.proxy;
-        let socket = Socket { path: config.proxy.socket(), mode: mode.get(), group: *group };
+        let annotations = &config.proxy.annotations;
+        let socket = config.proxy.served().into();
         let rules = match annotations.are_wanted() {
             true => Some(Rules::new(annotations, config.proxy.zones || config.proxy.allocatable)),
             false => None,

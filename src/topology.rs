@@ -26,8 +26,14 @@ pub use rules::{Exclude, Rules};
 /// The highest zone id the scheduler's 64-bit masks can hold; a zone `node-64` makes it panic.
 pub const HIGHEST_ZONE: Id = 63;
 
-/// The cost that stands for "unknown or unreachable".
+/// The cost that stands for "unknown or unreachable", and the largest that there is: a SLIT has a byte for each (ACPI 6.5,
+/// 5.2.17). The scheduler plugin takes zones with larger ones for zones that fit nothing (scheduler-plugins 903da7df,
+/// `least_numa.go`, `findSuitableCombination`).
 pub const UNKNOWN_COST: u32 = 255;
+
+/// The largest amount that is published. The scheduler plugin multiplies what is available by 100 in 64 bits
+/// (`least_allocated.go`), and a score that overflows ends the placing of every pod that gets as far as this node.
+pub const LARGEST_AMOUNT: u64 = 9_999_999_999_999_999;
 
 /// The distance of a node to itself where the kernel tells none.
 const SELF_COST: u32 = 10;
@@ -130,6 +136,16 @@ pub struct Amounts {
     pub available: u64,
 }
 
+impl Amounts {
+    fn bounded(self) -> Self {
+        Self {
+            capacity: self.capacity.min(LARGEST_AMOUNT),
+            allocatable: self.allocatable.min(LARGEST_AMOUNT),
+            available: self.available.min(LARGEST_AMOUNT),
+        }
+    }
+}
+
 /// Something in the inputs that does not fit together. The numbers are safe all the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
@@ -230,11 +246,9 @@ fn zone_ids(inputs: &Inputs<'_>, findings: &mut BTreeSet<Finding>) -> IdSet {
 }
 
 fn cost(machine: &Machine, from: Id, to: Id) -> u32 {
-    match machine.node(from) {
-        Some(node) if from == to => node.distances.get(&to).copied().unwrap_or(SELF_COST),
-        Some(node) => node.distances.get(&to).copied().unwrap_or(UNKNOWN_COST),
-        None => UNKNOWN_COST,
-    }
+    let told = machine.node(from).and_then(|node| node.distances.get(&to).copied());
+    let silent = if from == to && machine.node(from).is_some() { SELF_COST } else { UNKNOWN_COST };
+    told.unwrap_or(silent).min(UNKNOWN_COST)
 }
 
 /// The zones while they are being filled.
@@ -255,7 +269,7 @@ impl<'a> Ledger<'a> {
             return;
         }
         for (id, resources) in &mut self.zones {
-            resources.insert(resource.to_owned(), amounts(*id));
+            resources.insert(resource.to_owned(), amounts(*id).bounded());
         }
     }
 

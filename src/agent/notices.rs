@@ -110,7 +110,8 @@ impl Reason {
             ),
             Self::PublishRefused => (
                 "The API server has refused the object for more than a minute",
-                "Read the note: mostly a missing right, a missing CRD (`numacast crd`), or one with another schema",
+                "Read the note: mostly a missing right, a missing CRD (`numacast crd`) or one with another schema, or more zones than \
+                 the chart's `admissionPolicy.maxZones`",
             ),
             Self::NodeUnreadable => (
                 "The kubelet or the hardware could not be read for more than a minute; the object is getting old",

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::config::is_device;
 use crate::nrt::{NodeResourceTopology, POLICY, SCOPE, ZONE_TYPE, Zone, zone_name};
 use crate::topology::{Amounts, Topology};
 
@@ -56,8 +57,8 @@ impl Standing {
     pub fn devices(&self) -> BTreeSet<String> {
         let resources = self.zones().flat_map(|zone| zone.resources.iter().flatten());
         let names = resources.map(|resource| resource.name.as_str());
-        // Those of the kubelet's own managers have no domain.
-        names.filter(|name| name.contains('/')).map(str::to_owned).collect()
+        // Those of the kubelet's own managers have no domain, and who wrote the object may have made up others.
+        names.filter(|name| is_device(name)).map(str::to_owned).collect()
     }
 
     /// The attributes that tell how the kubelet is configured; none if policy or scope is missing.
@@ -279,7 +280,7 @@ mod tests {
 
     #[test]
     fn devices_are_what_has_a_domain() {
-        let names = ["cpu", "memory", "hugepages-2Mi", "example.com/nic"];
+        let names = ["cpu", "memory", "hugepages-2Mi", "example.com/nic", "made up/nic"];
         assert_eq!(standing(&[], &names).devices(), ["example.com/nic".to_owned()].into());
         assert_eq!(Standing::Missing.devices(), BTreeSet::new());
     }

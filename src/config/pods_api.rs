@@ -1,11 +1,11 @@
 //! The Pods API that we serve, as people configure it.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, SocketMode};
+use super::{Config, ServedSocket, SocketMode};
 
 /// The Pods API that we serve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -54,10 +54,17 @@ impl PodsApi {
     /// The name of the socket in its directory, which is that of the kubelet's.
     pub const SOCKET: &str = "pods-api.sock";
 
-    /// The socket of a resolved configuration.
+    /// The path of the socket of a resolved configuration.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.clone().unwrap_or_default().join(Self::SOCKET)
+    }
+
+    /// The socket of a resolved configuration.
+    #[must_use]
+    pub fn served(&self) -> ServedSocket {
+        let keys = ["podsApi.dir", "podsApi.mode"];
+        ServedSocket { path: self.socket(), mode: self.mode, group: self.group, keys }
     }
 
     pub(super) fn resolve(&mut self, root: &Path) {
@@ -67,28 +74,10 @@ impl PodsApi {
     /// What cannot work together: the key to blame, and why.
     pub(super) fn conflicts(&self, config: &Config) -> Vec<(&'static str, &'static str)> {
         let resolved = config.clone().resolved();
-        let mut conflicts = Vec::new();
-        let ours = resolved.pods_api.socket();
-        let kubelets = resolved.kubelet.pods_socket.unwrap_or_default();
-        let of_kubelet = resolved.kubelet.dir.is_some_and(|dir| ours.starts_with(dir.join("pods-api")));
-        if ours.parent() == kubelets.parent() || of_kubelet {
-            conflicts.push((
-                "podsApi.dir",
-                "that is the directory of the kubelet's own Pods API, which makes its socket there anew; ours needs a \
-                 directory of its own",
-            ));
-        }
-        if resolved.proxy.enabled && self.enabled && ours.parent() == resolved.proxy.socket().parent() {
+        let (ours, proxys) = (resolved.pods_api.served(), resolved.proxy.socket());
+        let mut conflicts = ours.conflicts(&resolved.kubelet);
+        if resolved.proxy.enabled && self.enabled && ours.path.parent() == proxys.parent() {
             conflicts.push(("podsApi.dir", "`proxy.dir` is the same; each needs a directory of its own"));
-        }
-        if !ours.is_absolute() || ours.components().any(|part| part == Component::ParentDir) {
-            conflicts.push(("podsApi.dir", "it must be an absolute path without `..`"));
-        }
-        if self.group.is_some() && !self.mode.lets_a_group_in() {
-            conflicts.push((
-                "podsApi.mode",
-                "it lets no group connect, so `podsApi.group` would have no effect; write \"0660\"",
-            ));
         }
         conflicts
     }
@@ -109,6 +98,8 @@ mod tests {
         assert_eq!(keys(|c| c.pods_api.dir = Some("/var/lib/kubelet/pods-api".into())), ["podsApi.dir"]);
         assert_eq!(keys(|c| c.pods_api.dir = Some("/var/lib/kubelet/pods-api/a".into())), ["podsApi.dir"]);
         assert_eq!(keys(|c| c.pods_api.dir = Some("here".into())), ["podsApi.dir"]);
+        assert_eq!(keys(|c| c.pods_api.dir = Some("/var/lib/kubelet/pod-resources".into())), ["podsApi.dir"]);
+        assert_eq!(keys(|c| c.pods_api.dir = Some("/var/lib".into())), ["podsApi.dir"]);
         assert_eq!(keys(|c| c.pods_api.dir = Some("/var/lib/kubelet/x/../pods-api".into())), ["podsApi.dir"]);
         assert_eq!(keys(|c| c.pods_api.group = Some(7)), ["podsApi.mode"]);
         let one_place = |c: &mut Config| {

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::exclude::check_device;
-use super::{Config, Period, PodSource, SocketMode};
+use super::{Config, Period, PodSource, ServedSocket, SocketMode};
 use crate::json_path::{JsonPath, Template};
 
 /// The podresources proxy.
@@ -171,10 +171,17 @@ impl ProxyAnnotations {
 }
 
 impl Proxy {
-    /// The socket of a resolved configuration.
+    /// The path of the socket of a resolved configuration.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.clone().unwrap_or_default().join("kubelet.sock")
+    }
+
+    /// The socket of a resolved configuration.
+    #[must_use]
+    pub fn served(&self) -> ServedSocket {
+        let keys = ["proxy.dir", "proxy.mode"];
+        ServedSocket { path: self.socket(), mode: self.mode, group: self.group, keys }
     }
 
     pub(super) fn resolve(&mut self, root: &Path) {
@@ -211,24 +218,7 @@ impl Proxy {
     /// What cannot work together: the key to blame, and why.
     pub(super) fn conflicts(&self, config: &Config) -> Vec<(&'static str, &'static str)> {
         let resolved = config.clone().resolved();
-        let mut conflicts = Vec::new();
-        let (ours, kubelets) = (resolved.proxy.socket(), resolved.kubelet.socket.unwrap_or_default());
-        let of_kubelet = resolved.kubelet.dir.is_some_and(|dir| ours.starts_with(dir.join("pod-resources")));
-        if ours.parent() == kubelets.parent() || of_kubelet {
-            conflicts.push((
-                "proxy.dir",
-                "that is the directory of the kubelet's own socket; the proxy needs one of its own",
-            ));
-        }
-        if !ours.is_absolute() {
-            conflicts.push(("proxy.dir", "it must be an absolute path"));
-        }
-        if self.group.is_some() && !self.mode.lets_a_group_in() {
-            conflicts.push((
-                "proxy.mode",
-                "it lets no group connect, so `proxy.group` would have no effect; write \"0660\"",
-            ));
-        }
+        let mut conflicts = resolved.proxy.served().conflicts(&resolved.kubelet);
         if self.enabled {
             conflicts.extend(self.needs_pods(config));
         }
@@ -292,6 +282,10 @@ mod tests {
         assert_eq!(keys(|c| c.proxy.dir = Some("/var/lib/kubelet/pod-resources".into())), ["proxy.dir"]);
         assert_eq!(keys(|c| c.kubelet.socket = Some("/run/numacast/pod-resources/x".into())), ["proxy.dir"]);
         assert_eq!(keys(|c| c.proxy.dir = Some("here".into())), ["proxy.dir"]);
+        assert_eq!(keys(|c| c.proxy.dir = Some("/var/lib/kubelet/x/../pod-resources".into())), ["proxy.dir"]);
+        assert_eq!(keys(|c| c.proxy.dir = Some("/var/lib/kubelet/device-plugins".into())), ["proxy.dir"]);
+        assert_eq!(keys(|c| c.proxy.dir = Some("/var/lib/kubelet/pods-api".into())), ["proxy.dir"]);
+        assert_eq!(keys(|c| c.proxy.dir = Some("/var/lib".into())), ["proxy.dir"]);
         assert_eq!(keys(|c| c.proxy.group = Some(7)), ["proxy.mode"]);
         assert_eq!(keys(|c| c.proxy.zones = true), ["proxy.zones"]);
         let alone = |c: &mut Config| {

@@ -1,9 +1,74 @@
-//! Who may connect to a socket of ours.
+//! A socket of ours: where it is, and who may connect.
 
 use std::fmt;
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::Kubelet;
+use crate::grpc::Socket;
+
+/// A socket that we serve, as `proxy` and `podsApi` configure one each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedSocket {
+    /// The socket's file.
+    pub path: PathBuf,
+    /// Who may connect.
+    pub mode: SocketMode,
+    /// The group that it belongs to; that of the process when not set.
+    pub group: Option<u32>,
+    /// The keys to blame for a directory and a mode that cannot work.
+    pub(super) keys: [&'static str; 2],
+}
+
+impl ServedSocket {
+    /// What cannot work beside this kubelet of a resolved configuration: the key to blame, and why.
+    pub(super) fn conflicts(&self, kubelet: &Kubelet) -> Vec<(&'static str, &'static str)> {
+        let [dir, mode] = self.keys;
+        let mut conflicts = Vec::new();
+        if !self.path.is_absolute() || self.path.components().any(|part| part == Component::ParentDir) {
+            conflicts.push((dir, "it must be an absolute path without `..`"));
+        }
+        if self.path.parent().is_some_and(|ours| meets(ours, &directories(kubelet))) {
+            conflicts.push((
+                dir,
+                "that is a directory in which the kubelet makes sockets, or holds one, or is in one; ours needs a directory \
+                 of its own",
+            ));
+        }
+        if self.group.is_some() && !self.mode.lets_a_group_in() {
+            conflicts
+                .push((mode, "it lets no group connect, so the group would have no effect; write \"0660\""));
+        }
+        conflicts
+    }
+}
+
+impl From<ServedSocket> for Socket {
+    fn from(served: ServedSocket) -> Self {
+        Self { path: served.path, mode: served.mode.get(), group: served.group }
+    }
+}
+
+/// Where the kubelet makes sockets: it removes what else it finds in some of these.
+fn directories(kubelet: &Kubelet) -> Vec<PathBuf> {
+    let parent = |socket: &Option<PathBuf>| Some(socket.as_deref()?.parent()?.to_owned());
+    let below = |name| kubelet.dir.as_ref().map(|dir| dir.join(name));
+    let all = [
+        parent(&kubelet.socket),
+        parent(&kubelet.pods_socket),
+        kubelet.device_plugins.clone(),
+        below("pod-resources"),
+        below("pods-api"),
+    ];
+    all.into_iter().flatten().collect()
+}
+
+/// Is `ours` one of them, or is one in the other?
+fn meets(ours: &Path, theirs: &[PathBuf]) -> bool {
+    theirs.iter().any(|theirs| ours.starts_with(theirs) || theirs.starts_with(ours))
+}
 
 /// Permissions of a socket. To connect is to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -43,7 +43,7 @@ const EVERYTHING: [&str; 14] = [
 ];
 
 /// One switch, or a few that have to do with each other.
-const SWITCHES: [&[&str]; 62] = [
+const SWITCHES: [&[&str]; 66] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -171,6 +171,10 @@ const SWITCHES: [&[&str]; 62] = [
     ],
     &["admissionPolicy.enabled=false"],
     &["admissionPolicy.onMissingClaim=Allow"],
+    &["admissionPolicy.maxZones=64"],
+    &["config.publish.placement=false"],
+    &["config.consumer=kai", "config.publish.placement=true"],
+    &["config.publish.topologyPolicies=true"],
     &["lookup=false", "purge.enabled=false"],
 ];
 

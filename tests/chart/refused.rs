@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use crate::helm::{Helm, chart};
 
 /// What is set, and words of the answer.
-const BY_THE_SCHEMA: [(&str, &str); 38] = [
+const BY_THE_SCHEMA: [(&str, &str); 40] = [
     ("agent=null", "missing property 'agent'"),
     ("fullnameOverride=1st", "at '/fullnameOverride'"),
     ("agnet.enabled=true", "additional properties 'agnet' not allowed"),
@@ -50,10 +50,12 @@ const BY_THE_SCHEMA: [(&str, &str); 38] = [
     ("serviceAccount.create=false", "at '/serviceAccount': additional properties 'create' not allowed"),
     ("networkPolicy.apiServerPorts[0]=70000", "at '/networkPolicy/apiServerPorts/0'"),
     ("fullnameOverride=Zones", "at '/fullnameOverride'"),
+    ("admissionPolicy.maxZones=0", "at '/admissionPolicy/maxZones'"),
+    ("admissionPolicy.maxZones=65", "at '/admissionPolicy/maxZones'"),
 ];
 
 /// What no schema can know.
-const BY_THE_TEMPLATES: [(&str, &str); 31] = [
+const BY_THE_TEMPLATES: [(&str, &str); 35] = [
     (
         "controller.config.controller.namespace=a",
         "controller.config.controller.namespace: it is the release's",
@@ -105,6 +107,12 @@ const BY_THE_TEMPLATES: [(&str, &str); 31] = [
         "config.podsApi.dir: /var/lib/kubelet/pods-api is the kubelet's, or holds what is (kubelet.dir: /var/lib/kubelet)",
     ),
     ("config.podsApi.enabled=true,config.podsApi.dir=/dev/shm", "config.podsApi.dir: /dev/shm is in /dev"),
+    ("config.proxy.enabled=true,config.proxy.dir=/usr/lib", "config.proxy.dir: /usr/lib is in /usr"),
+    ("config.proxy.enabled=true,config.proxy.group=7", "config.proxy.mode: 0755 lets no group connect"),
+    (
+        "config.podsApi.enabled=true,config.podsApi.group=7,config.podsApi.mode=0700",
+        "config.podsApi.mode: 0700 lets no group connect, so config.podsApi.group would have no effect",
+    ),
     (
         "config.podsApi.enabled=true,config.podsApi.dir=/run/numacast/pod-resources,config.proxy.enabled=true",
         "is that of another socket, or holds it, or is in it (config.podsApi.dir: /run/numacast/pod-resources)",
@@ -114,6 +122,10 @@ const BY_THE_TEMPLATES: [(&str, &str); 31] = [
         "config.proxy.dir: /run/numacast/pod-resources is that of another socket, or holds it, or is in it",
     ),
     ("config.kubelet.config.source=file", "no file is mounted; set kubelet.configFile"),
+    (
+        "config.kubelet.config.topologyManagerPolicyOptions.max-allowable-numa-nodes=four",
+        "max-allowable-numa-nodes: four: kubelets take numbers from 8 on",
+    ),
     (
         "config.health.address=127.0.0.1:9743",
         "config.health.address: 127.0.0.1:9743 is reached from inside the pod only; use \":9743\"",

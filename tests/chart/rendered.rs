@@ -312,6 +312,7 @@ fn a_default_can_be_taken_away() -> Result<()> {
         "image.tag",
         "image.digest",
         "kubelet.configFile",
+        "admissionPolicy.maxZones",
         "lookup",
     ] {
         let objects = helm.render(&["--set", &format!("{values}=null")]).context(values)?;

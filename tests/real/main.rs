@@ -2,6 +2,7 @@
 //!
 //! Where these cannot run the tests say so in one line and pass, except under `CI=true`.
 
+mod admitted;
 mod chart;
 mod configuration;
 mod controller;

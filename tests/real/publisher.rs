@@ -1,11 +1,11 @@
 //! The agent's object in a real cluster where others have a say: what only a real API server can prove of field
 //! managers, owners, rights and Events. The kubelet is the simulated one, since it is not the subject.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams};
 use kube::core::GroupVersionKind;
@@ -16,28 +16,47 @@ use serde_json::{Value, json};
 
 use crate::refusals::{agent, with_node};
 use crate::sim_node::SimNode;
-use crate::support::chart::{self, Chart, RELEASE};
+use crate::support::chart::{self, AGENT, Chart, RELEASE};
 use crate::support::process::Process;
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts};
+use crate::support::{Cluster, Needs, Parts, tokens};
 
 /// A cluster, a node in it, and the agent with the token, the rights and the policies that the chart gives it.
 struct World {
     agent: Process,
-    _node: SimNode,
+    node: SimNode,
     cluster: Cluster,
     kubectl: PathBuf,
 }
 
 impl World {
-    async fn start(parts: &Parts, cluster: Cluster, with: &[&str]) -> Result<Self> {
+    /// The chart's values have this configuration, and the agent has it with further arguments.
+    async fn start(parts: &Parts, cluster: Cluster, config: &[(&str, &str)], with: &[&str]) -> Result<Self> {
         let kubectl = parts.program("kubectl");
         let node = SimNode::start();
-        let kubeconfig = chart::agent_of(&cluster, &Chart::render(parts, &json!({}))?, "worker").await?;
-        let more = [&["--set", "metrics.address=none", "--log-level", "debug"], with].concat();
-        let command = agent(&node, &kubeconfig, "worker", &more);
-        let agent = Process::start("agent", cluster.dir(), command)?;
-        Ok(Self { agent, _node: node, cluster, kubectl })
+        let mut values = json!({});
+        let mut arguments: Vec<String> = with.iter().map(|word| (*word).to_owned()).collect();
+        for (key, value) in config {
+            let (section, name) = key.split_once('.').context("no key of two parts")?;
+            values[section][name] = serde_saphyr::from_str(value)?;
+            arguments.extend(["--set".to_owned(), format!("{key}={value}")]);
+        }
+        let chart = Chart::render(parts, &json!({ "config": values }))?;
+        let kubeconfig = chart::agent_of(&cluster, &chart, "worker").await?;
+        let agent = Self::agent(&cluster, &node, &kubeconfig, &arguments)?;
+        Ok(Self { agent, node, cluster, kubectl })
+    }
+
+    fn agent(
+        cluster: &Cluster,
+        node: &SimNode,
+        kubeconfig: &Path,
+        with: &[impl AsRef<str>],
+    ) -> Result<Process> {
+        let with = with.iter().map(AsRef::as_ref);
+        let more: Vec<&str> =
+            ["--set", "metrics.address=none", "--log-level", "debug"].into_iter().chain(with).collect();
+        Process::start("agent", cluster.dir(), agent(node, kubeconfig, "worker", &more))
     }
 
     async fn object(&self) -> Result<Value> {
@@ -59,6 +78,17 @@ impl World {
         })
         .await;
         found.with_context(|| format!("the agent's last words:\n{}", self.agent.last_words()))
+    }
+
+    /// Somebody deletes this object; the next one.
+    async fn made_again(&mut self, object: &Value) -> Result<Value> {
+        self.kubectl(&["delete", "noderesourcetopologies", "worker"]).await?;
+        let uid = &object["metadata"]["uid"];
+        self.until("the object is made again", |again| {
+            ensure!(again["metadata"]["uid"] != *uid, "it is the same");
+            Ok(())
+        })
+        .await
     }
 
     async fn kubectl(&self, words: &[&str]) -> Result<String> {
@@ -131,7 +161,7 @@ async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     leave_behind(&cluster).await?;
-    let mut world = World::start(&parts, cluster, &[]).await?;
+    let mut world = World::start(&parts, cluster, &[], &[]).await?;
 
     let object = world.until("what NFD left is taken over", nothing_misleads).await?;
     owned_by_the_node(&world.cluster, &object).await?;
@@ -153,14 +183,7 @@ async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
     owned_by_the_node(&world.cluster, &edited).await?;
 
     // A person who deletes it.
-    world.kubectl(&["delete", "noderesourcetopologies", "worker"]).await?;
-    let uid = edited["metadata"]["uid"].clone();
-    let again = world
-        .until("the object is made again", |object| {
-            ensure!(object["metadata"]["uid"] != uid, "it is the same");
-            Ok(())
-        })
-        .await?;
+    let again = world.made_again(&edited).await?;
     owned_by_the_node(&world.cluster, &again).await?;
 
     // `kubectl describe node` shows what was told.
@@ -180,11 +203,11 @@ async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_node_that_is_made_anew_is_the_owner_of_the_next_object_only() -> Result<()> {
+async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     let with = ["--set", "publish.refresh=1s"];
-    let mut world = World::start(&parts, cluster, &with).await?;
+    let mut world = World::start(&parts, cluster, &[], &with).await?;
     let first = world.until("the object is there", |_| Ok(())).await?;
     owned_by_the_node(&world.cluster, &first).await?;
 
@@ -205,15 +228,24 @@ async fn a_node_that_is_made_anew_is_the_owner_of_the_next_object_only() -> Resu
         "the owner was changed"
     );
 
-    world.kubectl(&["delete", "noderesourcetopologies", "worker"]).await?;
-    let uid = first["metadata"]["uid"].clone();
-    let again = world
-        .until("the object is made again", |object| {
-            ensure!(object["metadata"]["uid"] != uid, "it is the same");
-            Ok(())
-        })
-        .await?;
-    owned_by_the_node(&world.cluster, &again).await
+    // The agent's token names the earlier Node, and the policy lets no other be the owner.
+    let next = world.made_again(&first).await?;
+    ensure!(next["metadata"].get("ownerReferences").is_none(), "{}", next["metadata"]);
+    let words = world.agent.last_words();
+    ensure!(
+        words.contains("by the UID that its token names") && words.contains("made without an owner"),
+        "{words}"
+    );
+
+    // A kubelet renews tokens.
+    let admin = world.cluster.client();
+    let pod = Api::<Pod>::namespaced(admin.clone(), RELEASE).get(&format!("{AGENT}-on-worker")).await?;
+    let token = tokens::request(&admin, RELEASE, AGENT, Some(tokens::to_pod(&pod))).await?;
+    let renewed = world.cluster.kubeconfig_of("renewed", &token)?;
+    world.agent.kill()?;
+    world.agent = World::agent(&world.cluster, &world.node, &renewed, &with)?;
+    let last = world.made_again(&next).await?;
+    owned_by_the_node(&world.cluster, &last).await
 }
 
 #[tokio::test]
@@ -223,7 +255,7 @@ async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
     let cluster = Cluster::start_with(&parts, &["OwnerReferencesPermissionEnforcement"]).await?;
     let cluster = with_node(cluster).await?;
     leave_behind(&cluster).await?;
-    let mut world = World::start(&parts, cluster, &[]).await?;
+    let mut world = World::start(&parts, cluster, &[], &[]).await?;
     let object = world.until("all but the owner is taken over", nothing_misleads).await?;
     ensure!(object["metadata"]["ownerReferences"][0]["kind"] == "Namespace", "{}", object["metadata"]);
     until("the node's description tells", async || {
@@ -233,13 +265,7 @@ async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
     })
     .await?;
     // Writes go on, and an object of our own has our own owner.
-    world.kubectl(&["delete", "noderesourcetopologies", "worker"]).await?;
-    let again = world
-        .until("the object is made again", |object| {
-            ensure!(object["metadata"]["ownerReferences"][0]["kind"] == "Node", "{}", object["metadata"]);
-            Ok(())
-        })
-        .await?;
+    let again = world.made_again(&object).await?;
     owned_by_the_node(&world.cluster, &again).await
 }
 
@@ -249,8 +275,8 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     leave_behind(&cluster).await?;
-    let with = ["--set", "publish.apiVersion=v1alpha1", "--set", "publish.refresh=1s"];
-    let mut world = World::start(&parts, cluster, &with).await?;
+    let config = [("publish.apiVersion", "v1alpha1"), ("publish.refresh", "1s")];
+    let mut world = World::start(&parts, cluster, &config, &[]).await?;
     let only_its_pod = Fingerprint::of([pod_hash(RELEASE, "numacast-agent-on-worker")]).to_string();
     // The machine's kubelet: best-effort for containers.
     let is_right = |object: &Value| {
@@ -292,7 +318,7 @@ async fn deprecated_policies_stand_beside_the_attributes_on_request() -> Result<
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     leave_behind(&cluster).await?;
-    let mut world = World::start(&parts, cluster, &["--set", "publish.topologyPolicies=true"]).await?;
+    let mut world = World::start(&parts, cluster, &[("publish.topologyPolicies", "true")], &[]).await?;
     let object = world
         .until("both are there", |object| {
             ensure!(object["topologyPolicies"] == json!(["BestEffortContainerLevel"]), "{object}");

@@ -111,17 +111,19 @@ struct Attempt {
     free: Option<Answer>,
     /// Is there no object yet?
     at_first: bool,
+    /// What the policy that refuses says.
+    because: &'static str,
 }
 
 /// An attempt about which the policies have nothing to say.
 fn plain(who: &'static str, what: &'static str, call: Call, answer: Answer) -> Attempt {
-    Attempt { who, what, call, answer, bare: answer, free: None, at_first: false }
+    Attempt { who, what, call, answer, bare: answer, free: None, at_first: false, because: "" }
 }
 
 /// An attempt about which they have.
 fn held(who: &'static str, what: &'static str, call: Call, answers: [Answer; 3]) -> Attempt {
     let [answer, bare, free] = answers;
-    Attempt { who, what, call, answer, bare, free: Some(free), at_first: false }
+    Attempt { who, what, call, answer, bare, free: Some(free), at_first: false, because: "" }
 }
 
 impl Attempt {
@@ -131,20 +133,43 @@ impl Attempt {
     }
 }
 
+/// An object as an agent writes it.
 fn topology(version: &str, name: &str, metadata: Value) -> Value {
     let mut object = json!({
         "apiVersion": format!("topology.node.k8s.io/{version}"),
         "kind": "NodeResourceTopology",
         "metadata": {"name": name},
-        "topologyPolicies": ["None"],
-        "zones": [{"name": "node-0", "type": "Node", "resources": [
-            {"name": "cpu", "capacity": "8", "allocatable": "8", "available": "8"},
-        ]}],
+        "zones": zones(2),
     });
+    match version {
+        "v1alpha1" => object["topologyPolicies"] = json!(["None"]),
+        _ => object["attributes"] = json!([attribute("topologyManagerPolicy", "none")]),
+    }
     for (key, value) in metadata.as_object().into_iter().flatten() {
         object["metadata"][key] = value.clone();
     }
     object
+}
+
+fn attribute(name: &str, value: &str) -> Value {
+    json!({"name": name, "value": value})
+}
+
+/// The first of so many zones, as an agent writes them.
+fn zones(count: usize) -> Vec<Value> {
+    let costs: Vec<Value> = (0..count).map(|id| json!({"name": format!("node-{id}"), "value": 10})).collect();
+    let zone = |id: usize| {
+        json!({"name": format!("node-{id}"), "type": "Node", "costs": costs, "resources": [
+            {"name": "cpu", "capacity": "8", "allocatable": "8", "available": "8"},
+            {"name": "memory", "capacity": "1073741824", "allocatable": "1073741824", "available": "0"},
+        ]})
+    };
+    (0..count).map(zone).collect()
+}
+
+/// A change that an agent may make to an object.
+fn change() -> Value {
+    json!({"attributes": [attribute("topologyManagerPolicy", "restricted")]})
 }
 
 fn at(base: &str, name: &str) -> String {
@@ -205,7 +230,6 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
     let (own, other) = (at(V1ALPHA2, "alpha"), at(V1ALPHA2, "beta"));
     let new = |name: &str| topology("v1alpha2", name, json!({}));
     let old = |name: &str| topology("v1alpha1", name, json!({}));
-    let change = json!({"attributes": [{"name": "a", "value": "b"}]});
     let with = |metadata: Value| json!({"metadata": metadata});
     let owner = |kind: &str, name: &str, of: &str| {
         let version = if kind == "Deployment" { "apps/v1" } else { "v1" };
@@ -213,13 +237,20 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
     };
     let mut blocking = owner("Node", "alpha", "alpha");
     blocking[0]["blockOwnerDeletion"] = json!(true);
+    let mut controlling = owner("Node", "alpha", "alpha");
+    controlling[0]["controller"] = json!(true);
     let anonymous = topology("v1alpha2", "", json!({"name": null, "generateName": "beta"}));
     vec![
         held(who, "create the object of its node", create(V1ALPHA2, new("alpha")), yes).at_first(),
         held(who, "create it by server-side apply", apply(&own, new("alpha")), yes).at_first(),
         held(who, "apply it", apply(&own, new("alpha")), yes),
-        held(who, "apply it in v1alpha1", apply(&at(V1ALPHA1, "alpha"), old("alpha")), yes),
-        held(who, "change it by a merge patch", merge(&own, change.clone()), yes),
+        held(
+            who,
+            "apply it in v1alpha1, its `topologyPolicies` as they were",
+            apply(&at(V1ALPHA1, "alpha"), old("alpha")),
+            yes,
+        ),
+        held(who, "change it by a merge patch", merge(&own, change()), yes),
         held(
             who,
             "make its Node the owner",
@@ -228,16 +259,23 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
         ),
         held(who, "replace it (`update`)", put(&own, new("alpha")), [Rights, Rights, Yes]),
         held(who, "call it otherwise", merge(&own, with(json!({"name": "beta"}))), [Code(400); 3]),
+        held(
+            who,
+            "create it in v1alpha1 (only with `publish.apiVersion: v1alpha1`)",
+            create(V1ALPHA1, old("alpha")),
+            foreign,
+        )
+        .at_first(),
         held(who, "create the object of another node", create(V1ALPHA2, new("beta")), foreign).at_first(),
         held(who, "create it by server-side apply", apply(&other, new("beta")), foreign).at_first(),
         held(who, "create it in v1alpha1", create(V1ALPHA1, old("beta")), foreign).at_first(),
         held(who, "apply it", apply(&other, new("beta")), foreign),
         held(who, "apply it in v1alpha1", apply(&at(V1ALPHA1, "beta"), old("beta")), foreign),
-        held(who, "change it by a merge patch", merge(&other, change.clone()), foreign),
+        held(who, "change it by a merge patch", merge(&other, change()), foreign),
         held(
             who,
             "change it by a merge patch in v1alpha1",
-            merge(at(V1ALPHA1, "beta"), change.clone()),
+            merge(at(V1ALPHA1, "beta"), json!({"topologyPolicies": ["Restricted"]})),
             foreign,
         ),
         held(
@@ -249,7 +287,7 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
             ),
             foreign,
         ),
-        held(who, "change it, dry run", merge(format!("{other}?dryRun=All"), change.clone()), foreign),
+        held(who, "change it, dry run", merge(format!("{other}?dryRun=All"), change()), foreign),
         held(who, "replace it (`update`)", put(&other, new("beta")), [Rights, Rights, Policy]),
         held(who, "create an object of no node", create(V1ALPHA2, new("nowhere")), foreign),
         held(who, "create an object with a generated name", create(V1ALPHA2, anonymous), foreign),
@@ -261,6 +299,18 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
             who,
             "make another Node the owner of its object",
             merge(&own, with(json!({"ownerReferences": owner("Node", "beta", "beta")}))),
+            owned,
+        ),
+        held(
+            who,
+            "make its Node the owner by the UID of another",
+            merge(&own, with(json!({"ownerReferences": owner("Node", "alpha", "beta")}))),
+            owned,
+        ),
+        held(
+            who,
+            "make its Node the `controller` of its object",
+            merge(&own, with(json!({"ownerReferences": controlling}))),
             owned,
         ),
         held(
@@ -301,12 +351,247 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
         held(
             who,
             "change the status subresource",
-            merge(format!("{own}/status"), change),
+            merge(format!("{own}/status"), change()),
             [Rights, Rights, Code(404)],
         ),
         plain(who, "read the object of any node", get(&other), Yes),
         plain(who, "list all", get(V1ALPHA2), Rights),
     ]
+}
+
+/// What would stop or mislead the readers of every node's object, by one change of what an agent writes.
+fn of_content() -> Vec<Attempt> {
+    type Change = Box<dyn Fn(&mut Value)>;
+    let own = at(V1ALPHA2, "alpha");
+    let write = |what: &'static str, change: Change, answers: [Answer; 3]| {
+        let mut object = topology("v1alpha2", "alpha", json!({}));
+        change(&mut object);
+        held("agent", what, apply(&own, object), answers)
+    };
+    let yes = |what: &'static str, change: Change| write(what, change, [Yes, Yes, Yes]);
+    let no = |what: &'static str, because: &'static str, change: Change| Attempt {
+        because,
+        ..write(what, change, [Policy, Yes, Policy])
+    };
+    let attributed = |name: &'static str, value: &'static str| -> Change {
+        Box::new(move |object| object["attributes"] = json!([attribute(name, value)]))
+    };
+    let placed = |vector: &'static str| -> Change {
+        Box::new(move |object| {
+            object["attributes"] = json!([attribute(METADATA, "npv0v001::ve=leb89::cc=3::nn=2::bn=0")]);
+            object["zones"][1]["attributes"] = json!([attribute(VECTOR, vector)]);
+        })
+    };
+    let amount = |value: &'static str| -> Change {
+        Box::new(move |object| object["zones"][1]["resources"][0]["available"] = json!(value))
+    };
+    let metadata = |value: Value| -> Change {
+        Box::new(move |object| {
+            for (key, value) in value.as_object().into_iter().flatten() {
+                object["metadata"][key] = value.clone();
+            }
+        })
+    };
+    let annotated = |key: &str, value: &str| metadata(json!({"annotations": {key: value}}));
+    vec![
+        yes("write every attribute that there is", Box::new(|object| *object = full("alpha"))),
+        yes("write eight zones", Box::new(|object| object["zones"] = json!(zones(8)))),
+        no(
+            "write nine zones (`admissionPolicy.maxZones`)",
+            "has 9 zones, and agents may write 8",
+            Box::new(|o| o["zones"] = json!(zones(9))),
+        ),
+        no(
+            "write 64 zones without anything",
+            "has 64 zones, and agents may write 8",
+            Box::new(|object| {
+                object["zones"] =
+                    (0..64).map(|id| json!({"name": format!("node-{id}"), "type": "Node"})).collect();
+            }),
+        ),
+        no(
+            "begin with `node-1`",
+            "zones are node-0",
+            Box::new(|object| object["zones"] = json!(zones(2)[1..])),
+        ),
+        no("write `node-0` twice", "zones are node-0", Box::new(|o| o["zones"][1]["name"] = json!("node-0"))),
+        no(
+            "write `node-64`",
+            "zones are node-0",
+            Box::new(|object| object["zones"][1]["name"] = json!("node-64")),
+        ),
+        no(
+            "write a zone of another type",
+            "zones have the type Node",
+            Box::new(|object| object["zones"][0]["type"] = json!("Socket")),
+        ),
+        no(
+            "write a zone with a parent",
+            "zones have the type Node",
+            Box::new(|object| object["zones"][1]["parent"] = json!("node-0")),
+        ),
+        no(
+            "leave out a cost",
+            "every zone has a cost",
+            Box::new(|object| {
+                object["zones"][0]["costs"].as_array_mut().map(Vec::pop);
+            }),
+        ),
+        no(
+            "write a cost of 256",
+            "every zone has a cost",
+            Box::new(|o| o["zones"][0]["costs"][0]["value"] = json!(256)),
+        ),
+        no(
+            "write a negative cost",
+            "every zone has a cost",
+            Box::new(|o| o["zones"][0]["costs"][0]["value"] = json!(-1)),
+        ),
+        no(
+            "list a resource in one zone alone",
+            "every zone lists the same resources",
+            Box::new(|object| {
+                object["zones"][1]["resources"].as_array_mut().map(Vec::pop);
+            }),
+        ),
+        no(
+            "list 257 resources",
+            "every zone lists the same resources",
+            Box::new(|object| {
+                let resource = |number| json!({"name": format!("a/{number}"), "capacity": 1, "allocatable": 1, "available": 1});
+                object["zones"] = json!(zones(1));
+                object["zones"][0]["resources"] = (0..257).map(resource).collect();
+            }),
+        ),
+        no(
+            "list what is no resource",
+            "every zone lists the same resources",
+            Box::new(|object| {
+                object["zones"] = json!(zones(1));
+                object["zones"][0]["resources"][0]["name"] = json!("all cpus");
+            }),
+        ),
+        no("write a negative amount", "amounts are whole numbers", amount("-1")),
+        no("write an amount with a suffix (`100P`)", "amounts are whole numbers", amount("100P")),
+        no("write an amount with an exponent (`1e999999`)", "amounts are whole numbers", amount("1e999999")),
+        no("write an amount of 17 digits", "amounts are whole numbers", amount("10000000000000000")),
+        no(
+            "write an attribute of its own",
+            "no agent writes the attribute a with the value b",
+            attributed("a", "b"),
+        ),
+        no(
+            "write a policy that there is not",
+            "no agent writes the attribute topologyManagerPolicy with the value all",
+            attributed("topologyManagerPolicy", "all"),
+        ),
+        no(
+            "write `topologyManagerMaxNUMANodes` of 2",
+            "no agent writes the attribute topologyManagerMaxNUMANodes with the value 2",
+            attributed("topologyManagerMaxNUMANodes", "2"),
+        ),
+        no(
+            "write a malformed fingerprint",
+            "no agent writes the attribute nodeTopologyPodsFingerprint",
+            attributed("nodeTopologyPodsFingerprint", "pfp0v0"),
+        ),
+        no(
+            "write an attribute twice",
+            "up to 64 attributes, each once",
+            Box::new(|object| {
+                let twice = attribute("topologyManagerScope", "pod");
+                object["attributes"] = json!([twice, twice]);
+            }),
+        ),
+        no(
+            "write 65 attributes",
+            "up to 64 attributes, each once",
+            Box::new(|object| {
+                let option = |number| attribute(&format!("topologyManagerOptionA{number}"), "true");
+                object["attributes"] = (0..65).map(option).collect();
+            }),
+        ),
+        no(
+            "write an attribute of 20 KiB",
+            "no agent writes attributes of these names",
+            Box::new(|o| o["attributes"] = json!([attribute("cpu_core", &"1,".repeat(10 << 10))])),
+        ),
+        no(
+            "write `topologyPolicies` (only with `publish.topologyPolicies`)",
+            "writes no topologyPolicies",
+            Box::new(|object| object["topologyPolicies"] = json!(["Restricted"])),
+        ),
+        yes("say on which NUMA node containers are (only with `publish.placement`)", placed("#$")),
+        no("write a vector of `&`, which decodes to -1", "the only attribute of a zone is", placed("&")),
+        no("write a vector that ends within a number", "the only attribute of a zone is", placed("#~")),
+        no(
+            "write a vector with a number that overflows",
+            "the only attribute of a zone is",
+            placed("~~~~~~~~!"),
+        ),
+        no("write a vector beyond ASCII", "the only attribute of a zone is", placed("\u{e9}")),
+        no("write an empty vector", "the only attribute of a zone is", placed("")),
+        no(
+            "write another attribute of a zone",
+            "the only attribute of a zone is",
+            Box::new(|o| o["zones"][0]["attributes"] = json!([attribute("a", "b")])),
+        ),
+        no(
+            "write malformed metadata of placements",
+            "no agent writes the attribute topology.node.k8s.io/numaplacement-metadata",
+            attributed(METADATA, "npv0v001::ve=leb89::cc=-1"),
+        ),
+        no(
+            "write metadata for other zones",
+            "the only attribute of a zone is",
+            attributed(METADATA, "npv0v001::ve=leb89::cc=0::nn=64::bn=0"),
+        ),
+        no(
+            "set a label",
+            "changes no labels",
+            metadata(json!({"labels": {"app.kubernetes.io/instance": "another"}})),
+        ),
+        no(
+            "set the annotation of a fingerprint",
+            "changes no annotations",
+            annotated(FINGERPRINT_ANNOTATION, "pfp0v001ef46db3751d8e999"),
+        ),
+        no(
+            "set the annotation `numacast.io/nudge`",
+            "changes no annotations",
+            annotated("numacast.io/nudge", "1"),
+        ),
+        no(
+            "set the annotation `numacast.io/keep`",
+            "changes no annotations",
+            annotated("numacast.io/keep", "true"),
+        ),
+    ]
+}
+
+const METADATA: &str = "topology.node.k8s.io/numaplacement-metadata";
+const VECTOR: &str = "topology.node.k8s.io/numaplacement-vector";
+const FINGERPRINT_ANNOTATION: &str = "topology.node.k8s.io/fingerprint";
+
+/// An object with every attribute that an agent may write.
+fn full(name: &str) -> Value {
+    let mut object = topology("v1alpha2", name, json!({}));
+    let attributes = [
+        ("topologyManagerPolicy", "single-numa-node"),
+        ("topologyManagerScope", "container"),
+        ("topologyManagerMaxNUMANodes", "16"),
+        ("topologyManagerOptionPreferClosestNumaNodes", "true"),
+        ("cpuManagerPolicy", "static"),
+        ("memoryManagerPolicy", "Static"),
+        ("cpu_atom", "8-15,24"),
+        ("cpu_core", "0-7"),
+        ("nodeTopologyPodsFingerprint", "pfp0v001ef46db3751d8e999"),
+        ("nodeTopologyPodsFingerprintMethod", "with-exclusive-resources"),
+        (METADATA, "npv0v001::ve=leb89::cc=5::nn=2::bn=0"),
+    ];
+    object["attributes"] = attributes.iter().map(|(name, value)| attribute(name, value)).collect();
+    object["zones"][1]["attributes"] = json!([attribute(VECTOR, "$#")]);
+    object
 }
 
 fn of_events() -> Vec<Attempt> {
@@ -418,14 +703,13 @@ fn of_the_rest() -> Vec<Attempt> {
 /// The agent's token in other forms than its pod has it.
 fn of_other_tokens() -> Vec<Attempt> {
     let own = at(V1ALPHA2, "alpha");
-    let change = json!({"attributes": [{"name": "a", "value": "b"}]});
-    let write = |who, what, answers| held(who, what, merge(&own, change.clone()), answers);
+    let write = |who, what, answers| held(who, what, merge(&own, change()), answers);
     let refused = [Policy, Yes, Policy];
     vec![
         held(
             "agent on beta",
             "change the object of node `beta`",
-            merge(at(V1ALPHA2, "beta"), change.clone()),
+            merge(at(V1ALPHA2, "beta"), change()),
             [Yes, Yes, Yes],
         ),
         write("agent on beta", "change the object of node `alpha`", refused),
@@ -445,7 +729,6 @@ fn of_other_tokens() -> Vec<Attempt> {
 fn of_the_controller() -> Vec<Attempt> {
     let who = "controller";
     let own = at(V1ALPHA2, "alpha");
-    let change = json!({"attributes": [{"name": "a", "value": "b"}]});
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     let sets = |namespace: &str| format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");
     let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{RELEASE}/leases");
@@ -492,7 +775,7 @@ fn of_the_controller() -> Vec<Attempt> {
             foreign,
         ),
         held(who, "change it, and the zones with it", merge(&own, more), foreign),
-        held(who, "change what an object says", merge(&own, change.clone()), foreign),
+        held(who, "change what an object says", merge(&own, change()), foreign),
         held(
             who,
             "change it in v1alpha1",
@@ -502,7 +785,7 @@ fn of_the_controller() -> Vec<Attempt> {
         held(
             who,
             "remove what an object says",
-            json_patch(&own, json!([{"op": "remove", "path": "/topologyPolicies"}])),
+            json_patch(&own, json!([{"op": "remove", "path": "/attributes"}])),
             foreign,
         ),
         held(
@@ -538,7 +821,7 @@ fn of_the_controller() -> Vec<Attempt> {
         held(
             who,
             "change the status subresource",
-            merge(format!("{own}/status"), change),
+            merge(format!("{own}/status"), change()),
             [Rights, Rights, Code(404)],
         ),
         yes("list Nodes", get("/api/v1/nodes")),
@@ -675,11 +958,38 @@ impl World {
             answer(&admin, &merge(&path, none)).await?;
             answer(&admin, &delete(&path)).await?;
             if !attempt.at_first {
-                let made = create(V1ALPHA2, topology("v1alpha2", name, json!({})));
+                let mut object = topology("v1alpha2", name, json!({}));
+                // Without them nobody can change it in v1alpha1.
+                object["topologyPolicies"] = json!(["None"]);
+                let made = create(V1ALPHA2, object);
                 ensure!(answer(&admin, &made).await?.0 == Yes, "{name} cannot be made anew");
             }
         }
         Ok(())
+    }
+
+    /// The object of `alpha` is this one.
+    async fn reset_to(&self, object: Option<&Value>) -> Result<()> {
+        let admin = self.cluster.client();
+        answer(&admin, &delete(at(V1ALPHA2, "alpha"))).await?;
+        if let Some(object) = object {
+            let (found, words) = answer(&admin, &create(V1ALPHA2, object.clone())).await?;
+            ensure!(found == Yes, "{words}");
+        }
+        Ok(())
+    }
+
+    /// Waits until the policy lets the agent write so many zones: that tells policies apart.
+    async fn until_so_many_zones_are_taken(&self, most: usize) -> Result<()> {
+        let mut object = topology("v1alpha2", "alpha", json!({}));
+        object["zones"] = json!(zones(most + 1));
+        let call = apply(&at(V1ALPHA2, "alpha"), object);
+        until(&format!("{most} zones are taken"), async || {
+            let (found, words) = answer(&self.clients["agent"], &call).await?;
+            ensure!(found == Policy && words.contains(&format!("agents may write {most}:")), "{words}");
+            Ok(())
+        })
+        .await
     }
 
     async fn attempt(&self, attempt: &Attempt) -> Result<(Answer, String)> {
@@ -764,7 +1074,7 @@ async fn answer(client: &Client, call: &Call) -> Result<(Answer, String)> {
 }
 
 fn all_attempts(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
-    let agents = [of_topologies(uids), of_events(), of_the_rest(), of_other_tokens()];
+    let agents = [of_topologies(uids), of_content(), of_events(), of_the_rest(), of_other_tokens()];
     agents.into_iter().flatten().chain(of_the_controller()).chain(of_the_purge()).collect()
 }
 
@@ -814,7 +1124,9 @@ async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
     }
     world.all_rights(false).await?;
     for attempt in &attempts {
-        note(attempt, "as it is", attempt.answer, world.attempt(attempt).await?);
+        let found = world.attempt(attempt).await?;
+        ensure!(found.1.contains(attempt.because), "{}: {}", attempt.what, found.1);
+        note(attempt, "as it is", attempt.answer, found);
     }
     ensure!(wrong.is_empty(), "{} answers are others:\n{}", wrong.len(), wrong.join("\n"));
     check_document("docs/security.md", "attempts", &table(&attempts))
@@ -1058,7 +1370,8 @@ async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
     let left = json!({"metadata": {
         "ownerReferences": [owner.clone()],
         "finalizers": ["example.com/stay"],
-        "annotations": {"numacast.io/keep": "true"},
+        "annotations": {"numacast.io/keep": "true", FINGERPRINT_ANNOTATION: "pfp0v001ef46db3751d8e999"},
+        "labels": {"team": "hpc"},
     }});
     let own = at(V1ALPHA2, "alpha");
     let admin = world.cluster.client();
@@ -1072,8 +1385,101 @@ async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
         let (found, words) = answer(agent, &call).await?;
         ensure!(found == Yes, "{words}");
     }
+    let metadata = |key: &str, value: Value| merge(&own, json!({"metadata": {key: value}}));
+    for (call, expected) in [
+        (metadata("annotations", json!({FINGERPRINT_ANNOTATION: null})), Yes),
+        (metadata("annotations", json!({"numacast.io/keep": null})), Policy),
+        (metadata("labels", json!({"team": null})), Policy),
+        (metadata("finalizers", json!([])), Policy),
+    ] {
+        let (found, words) = answer(agent, &call).await?;
+        ensure!(found == expected, "{}: {found}: {words}", call.body);
+    }
     let stays = json!({"metadata": {"ownerReferences": [mine, owner]}});
     let (found, words) = answer(agent, &merge(&own, stays)).await?;
     ensure!(found == Policy, "what went does not come back: {words}");
+    Ok(())
+}
+
+/// What the policy takes and refuses follows from the configuration of the agents.
+#[tokio::test]
+async fn the_policy_follows_the_configuration() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let world = World::start(&parts).await?;
+    let new = || topology("v1alpha2", "alpha", json!({}));
+    let with = |key: &str, value: Value| {
+        let mut object = new();
+        object[key] = value;
+        object
+    };
+    let without_metadata = || {
+        let mut object = full("alpha");
+        object["attributes"].as_array_mut().map(Vec::pop);
+        object
+    };
+    let old = |annotation: &str, policies: Value| {
+        let mut object =
+            topology("v1alpha1", "alpha", json!({"annotations": {FINGERPRINT_ANNOTATION: annotation}}));
+        object["topologyPolicies"] = policies;
+        object
+    };
+    let sparse = |ids: [usize; 2]| {
+        let mut sparse: Vec<Value> = ids.iter().map(|id| zones(9)[*id].clone()).collect();
+        let costs: Vec<Value> = ids.iter().map(|id| zones(9)[0]["costs"][*id].clone()).collect();
+        sparse.iter_mut().for_each(|zone| zone["costs"] = json!(costs));
+        with("zones", json!(sparse))
+    };
+    let fingerprint = "pfp0v001ef46db3751d8e999";
+    let policies = |names: Value| with("topologyPolicies", names);
+    type Case = (&'static str, Option<Value>, Value, Answer);
+    let of_placement = |answer: Answer| -> Vec<Case> {
+        vec![
+            ("placements", None, full("alpha"), answer),
+            ("a vector alone", None, without_metadata(), answer),
+            ("agents that are not replaced yet", Some(full("alpha")), full("alpha"), Yes),
+            ("none", None, new(), Yes),
+        ]
+    };
+    let of_policies = vec![
+        ("a name of NFD's", None, policies(json!(["RestrictedPodLevel"])), Yes),
+        ("none", None, policies(json!([])), Yes),
+        ("another name", None, policies(json!(["Restricted"])), Policy),
+        ("two names", None, policies(json!(["None", "RestrictedPodLevel"])), Policy),
+    ];
+    let of_v1alpha1 = vec![
+        ("v1alpha1", None, old(fingerprint, json!(["SingleNUMANodePodLevel"])), Yes),
+        ("no policies", None, old(fingerprint, json!([])), Yes),
+        ("another name", None, old(fingerprint, json!(["single-numa-node"])), Policy),
+        ("a malformed fingerprint", None, old("x", json!(["None"])), Policy),
+    ];
+    let of_sparse = vec![
+        ("sparse ids", None, sparse([0, 8]), Yes),
+        ("no order", None, sparse([8, 0]), Policy),
+        ("a zone twice", None, sparse([8, 8]), Policy),
+    ];
+    let of_many = vec![("64 zones", None, with("zones", json!(zones(64))), Yes)];
+    for (most, config, cases) in [
+        (9, json!({"consumer": "kai"}), of_placement(Policy)),
+        (10, json!({"consumer": "none"}), of_placement(Policy)),
+        (11, json!({"cache": "direct"}), of_placement(Policy)),
+        (12, json!({"publish": {"placement": false}}), of_placement(Policy)),
+        (13, json!({"consumer": "kai", "publish": {"placement": true}}), of_placement(Yes)),
+        (14, json!({"publish": {"topologyPolicies": true}}), of_policies),
+        (15, json!({"publish": {"apiVersion": "v1alpha1"}}), of_v1alpha1),
+        (16, json!({"zones": {"fillers": false}}), of_sparse),
+        (64, json!({}), of_many),
+    ] {
+        let values = json!({"config": config, "admissionPolicy": {"maxZones": most}});
+        Chart::render(&parts, &values)?.install(&world.cluster.client(), &POLICIES).await?;
+        world.until_so_many_zones_are_taken(most).await?;
+        for (what, before, object, expected) in cases {
+            world.reset_to(before.as_ref()).await?;
+            let version =
+                if object["apiVersion"] == "topology.node.k8s.io/v1alpha1" { V1ALPHA1 } else { V1ALPHA2 };
+            let (found, words) =
+                answer(&world.clients["agent"], &apply(&at(version, "alpha"), object)).await?;
+            ensure!(found == expected, "{config}: {what}: {found}: {words}");
+        }
+    }
     Ok(())
 }

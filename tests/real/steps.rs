@@ -1,4 +1,5 @@
-//! After every step of a seeded walk the published object says what the kubelet's own files say.
+//! After every step of a seeded walk the published object says what the kubelet's own files say. The agent has the rights that
+//! the chart gives it, under the chart's admission policies.
 
 use std::io::Write;
 
@@ -6,6 +7,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::support::agent::Agent;
+use crate::support::chart;
 use crate::support::walk::Walk;
 use crate::support::{Cluster, Needs, Parts, RealNode};
 
@@ -14,9 +16,10 @@ const STEPS: usize = 36;
 
 #[tokio::test]
 async fn two_zones_are_true_after_every_step() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
-    let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+    let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+    node.act_as(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
     walk(node, agent, 12).go(STEPS).await
@@ -24,9 +27,10 @@ async fn two_zones_are_true_after_every_step() -> Result<()> {
 
 #[tokio::test]
 async fn eight_zones_with_a_hundred_pods_are_true_after_every_step() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
-    let node = RealNode::on("eight-by-sixty-four")?.start(&cluster).await?;
+    let mut node = RealNode::on("eight-by-sixty-four")?.start(&cluster).await?;
+    node.act_as(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
     let mut walk = walk(node, agent, 110);
@@ -36,9 +40,9 @@ async fn eight_zones_with_a_hundred_pods_are_true_after_every_step() -> Result<(
 
 #[tokio::test]
 async fn a_kubelet_without_static_policies_has_every_cpu_for_everyone() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
-    let node = RealNode::on("two-by-eight")?
+    let mut node = RealNode::on("two-by-eight")?
         .kubelet("cpuManagerPolicy", "none".into())
         .kubelet("memoryManagerPolicy", "None".into())
         .kubelet("topologyManagerPolicy", "none".into())
@@ -46,6 +50,7 @@ async fn a_kubelet_without_static_policies_has_every_cpu_for_everyone() -> Resul
         .kubelet("reservedMemory", Value::Null)
         .start(&cluster)
         .await?;
+    node.act_as(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
     walk(node, agent, 12).go(12).await

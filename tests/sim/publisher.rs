@@ -202,6 +202,17 @@ async fn an_object_that_nobody_owns_stays_so() {
     world.stop().await;
 }
 
+/// As the chart's policy does while the agent's token names a Node that was made anew.
+#[tokio::test]
+async fn an_object_whose_owner_a_policy_refuses_is_made_without_one() {
+    let server = server().await;
+    server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::Status(403));
+    let world = World::with(SimNode::with(quick()), server, |_| {});
+    world.agrees().await;
+    assert_eq!(owners(&world.server), [""; 0]);
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn without_owner_references_the_node_is_never_asked_for() {
     let server = server().await;

@@ -74,13 +74,24 @@ annotations:
 /host
 {{- end }}
 
+{{/* "true" where the objects are read at the ticks of the scheduler plugin's overreserving cache. */}}
+{{- define "numacast.overReserves" -}}
+{{- $config := include "numacast.agentConfig" . | fromYaml }}
+{{- if and (eq ($config.consumer | default "schedulerPlugins") "schedulerPlugins") (eq ($config.cache | default "overReserve") "overReserve") }}true{{ end }}
+{{- end }}
+
+{{/* "true" where the agents say on which NUMA node each container is: publish.placement, or what follows from who reads. */}}
+{{- define "numacast.placement" -}}
+{{- $placement := dig "publish" "placement" nil (include "numacast.agentConfig" . | fromYaml) }}
+{{- if kindIs "invalid" $placement }}{{ include "numacast.overReserves" . }}{{ else if $placement }}true{{ end }}
+{{- end }}
+
 {{/* Who tells the agent of pods, as a YAML list: what follows from `consumer` and `cache` in its configuration, and the keys that are
      set win. */}}
 {{- define "numacast.podTellers" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $consumer := $config.consumer | default "schedulerPlugins" }}
-{{- $direct := or (eq $consumer "kai") (eq ($config.cache | default "overReserve") "direct") }}
-{{- $ofConsumer := ternary "scheduler" "none" (and (eq $consumer "schedulerPlugins") (not $direct)) }}
+{{- $direct := or (eq ($config.consumer | default "schedulerPlugins") "kai") (eq ($config.cache | default "overReserve") "direct") }}
+{{- $ofConsumer := ternary "scheduler" "none" (eq (include "numacast.overReserves" .) "true") }}
 {{- $view := dig "fingerprint" "view" nil $config | default $ofConsumer }}
 {{- $reserve := dig "publish" "reserve" nil $config }}
 {{- if kindIs "invalid" $reserve }}{{ $reserve = $direct }}{{ end }}
@@ -121,7 +132,7 @@ annotations:
 {{- if dig "podsApi" "enabled" false $config }}{{ dig "podsApi" "source" "auto" $config }}{{ else }}none{{ end }}
 {{- end }}
 
-{{/* What the agent serves on the host, as a YAML list of {key, volume, dir, group, socket}; a directory is the same on the host and
+{{/* What the agent serves on the host, as a YAML list of {key, volume, dir, mode, group, socket}; a directory is the same on the host and
      in the agent's container. */}}
 {{- define "numacast.served" -}}
 {{- $config := .Values.config | default dict }}
@@ -131,7 +142,7 @@ annotations:
 {{- range list $proxy $podsApi }}
 {{- $of := get $config .key | default dict }}
 {{- if $of.enabled }}
-{{- $served = append $served (merge (dict "dir" ($of.dir | default .dir) "group" $of.group) .) }}
+{{- $served = append $served (merge (dict "dir" ($of.dir | default .dir) "mode" ($of.mode | default "0755") "group" $of.group) .) }}
 {{- end }}
 {{- end }}
 {{- toYaml $served }}
@@ -439,17 +450,21 @@ securityContext:
 {{- end }}
 {{- end }}
 {{- range include "numacast.served" . | fromYamlArray }}
-{{- include "numacast.refuseServedDir" (dict "root" $root "served" .) }}
+{{- include "numacast.refuseServed" (dict "root" $root "served" .) }}
 {{- end }}
 {{- $kubelet := dig "kubelet" "config" (dict) $config }}
+{{- $most := dig "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" $kubelet | toString }}
+{{- if not (regexMatch "^([89]|[1-9][0-9]{1,5})$" $most) }}
+{{- fail (printf "config.kubelet.config.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets take numbers from 8 on, and admissionPolicy refuses others" $most) }}
+{{- end }}
 {{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
 {{- fail "config.kubelet.config.source: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
 {{- end }}
 {{- end }}
 
-{{/* Fails for a directory of a socket that is no directory of its own: the agent may write there.
-     Takes (dict "root" $ "served" (one of numacast.served)). */}}
-{{- define "numacast.refuseServedDir" -}}
+{{/* Fails for a directory of a socket that is no directory of its own, since the agent may write there, and for a group that its
+     mode keeps out. Takes (dict "root" $ "served" (one of numacast.served)). */}}
+{{- define "numacast.refuseServed" -}}
 {{- $dir := .served.dir }}
 {{- $key := printf "config.%s.dir" .served.key }}
 {{- if not (regexMatch "^(/[^/]+){2,}$" $dir) }}
@@ -469,7 +484,10 @@ securityContext:
 {{- fail (printf "%s: %s is that of another socket, or holds it, or is in it (config.%s.dir: %s); each needs a directory of its own" $key $dir .key .dir) }}
 {{- end }}
 {{- end }}
-{{- range list "/sys" "/proc" "/dev" "/etc" "/boot" }}
+{{- if and (not (kindIs "invalid" .served.group)) (not (regexMatch "^0?[0-7][2367][0-7]$" .served.mode)) }}
+{{- fail (printf "config.%s.mode: %s lets no group connect, so config.%s.group would have no effect; write \"0660\"" .served.key .served.mode .served.key) }}
+{{- end }}
+{{- range list "/sys" "/proc" "/dev" "/etc" "/boot" "/usr" "/bin" "/sbin" "/lib" "/lib64" "/root" }}
 {{- if include "numacast.below" (list $dir .) }}
 {{- fail (printf "%s: %s is in %s, where the agent must not be able to write" $key $dir .) }}
 {{- end }}

@@ -159,17 +159,39 @@ impl Writer {
 
     /// Sends an object with this content, as the one that we know.
     async fn send(&mut self, mut object: NodeResourceTopology) -> Result<(), ClusterError> {
+        let mut made = false;
         object.metadata.owner_references = match &self.own {
             Own::Is(metadata) => {
                 // Only this one: in place of one that is gone another must be made, with another owner.
                 object.metadata.uid.clone_from(&metadata.uid);
                 Some(self.repeated(metadata)).filter(|references| !references.is_empty())
             }
-            Own::Unknown | Own::Missing => self.first_reference().await?.map(|reference| vec![reference]),
+            Own::Unknown | Own::Missing => {
+                let owner = self.first_reference().await?;
+                made = owner.is_some();
+                owner.map(|reference| vec![reference])
+            }
         };
-        let metadata = self.cluster.apply(&object).await?;
+        let metadata = match self.cluster.apply(&object).await {
+            Err(error) if made && error.is_denied() => self.make_without_owner(object, &error).await?,
+            applied => applied?,
+        };
         self.own = Own::Is(Box::new(metadata));
         Ok(())
+    }
+
+    /// A policy may refuse the owner alone: the chart's does where the Node was made anew, until the kubelet has asked for
+    /// a token that names the new one. An object that nobody owns is better than none: the controller removes it when the
+    /// Node goes.
+    async fn make_without_owner(
+        &self,
+        mut object: NodeResourceTopology,
+        refusal: &ClusterError,
+    ) -> Result<ObjectMeta, ClusterError> {
+        object.metadata.owner_references = None;
+        let metadata = self.cluster.apply(&object).await?;
+        warn!("{refusal}; the NodeResourceTopology {} is made without an owner", self.node);
+        Ok(metadata)
     }
 
     /// The references to this node's Node, word by word: an owner is set when the object is made and never changed, and

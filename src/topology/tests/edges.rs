@@ -40,3 +40,16 @@ fn what_one_block_explains_of_the_books_no_other_does() {
     assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 3 * GIB]));
     assert_eq!(case.of("memory")[1], (1, [8 * GIB, 4 * GIB, 2 * GIB]));
 }
+
+#[test]
+fn costs_and_amounts_are_no_larger_than_the_scheduler_plugin_can_score() {
+    let mut case = Case::default();
+    case.machine.nodes[0].distances = [(0, 10), (1, 256)].into();
+    case.machine.nodes[1].memory = u64::MAX;
+    case.machine.nodes[1].hugepages.clear();
+    let zones = case.account().zones;
+    assert_eq!(zones[0].costs, [(0, 10), (1, 255)].into());
+    assert_eq!(zones[1].resources["memory"].capacity, LARGEST_AMOUNT);
+    assert_eq!(zones[1].resources["memory"].available, LARGEST_AMOUNT);
+    assert!(LARGEST_AMOUNT.checked_mul(100).is_some_and(|score| i64::try_from(score).is_ok()));
+}

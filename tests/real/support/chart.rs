@@ -99,6 +99,33 @@ pub(crate) async fn agent_of(cluster: &Cluster, chart: &Chart, node: &str) -> Re
     cluster.kubeconfig_of(AGENT, &token)
 }
 
+/// As [`agent_of`], for a node whose kubelet would run the agent's pod: the token names no node, which the policies let pass,
+/// and the rest of them holds.
+#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+pub(crate) async fn agent_without_a_pod(cluster: &Cluster, parts: &Parts) -> Result<PathBuf> {
+    let admin = cluster.client();
+    let chart = Chart::render(parts, &serde_json::json!({"admissionPolicy": {"onMissingClaim": "Allow"}}))?;
+    tokens::namespace(&admin, RELEASE).await?;
+    chart.install(&admin, &RIGHTS).await?;
+    chart.install(&admin, &POLICIES).await?;
+    let token = tokens::request(&admin, RELEASE, AGENT, None).await?;
+    let agent = nrt::api(&cluster.client_of(AGENT, &token).await?);
+    until("rights and policies are in force", async || {
+        let nameless = serde_json::from_value(serde_json::json!({
+            "apiVersion": "topology.node.k8s.io/v1alpha2",
+            "kind": "NodeResourceTopology",
+            "metadata": {"name": "nobodys"},
+            "zones": [{"name": "numa-node-0", "type": "Node"}],
+        }))?;
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        let refused = agent.create(&dry, &nameless).await.err().context("the policy is not in force")?;
+        ensure!(refused.to_string().contains("zones are node-0"), "{refused}");
+        Ok(())
+    })
+    .await?;
+    cluster.kubeconfig_of(AGENT, &token)
+}
+
 /// The agent's service account.
 pub(crate) const AGENT: &str = "numacast-agent";
 /// What gives and takes rights.

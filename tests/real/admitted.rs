@@ -1,0 +1,160 @@
+//! Everything that an agent publishes is admitted by the policies that the chart installs for it. The kubelets are simulated
+//! ones, on every described machine.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use numacast::sim::kubelet::{Options, PodSpec};
+use numacast::sim::machine::MachineSpec;
+use numacast::sim::scenario;
+use serde_json::{Value, json};
+
+use crate::refusals::agent;
+use crate::sim_node::SimNode;
+use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE};
+use crate::support::parts::repository;
+use crate::support::process::Process;
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts, nrt, tokens};
+
+/// What the busy pods ask for, each.
+const MEMORY: &str = "67108864";
+/// How many there are on each machine.
+const PODS: usize = 3;
+
+/// Every described machine, and one with as many zones as the scheduler plugin can hold.
+fn machines() -> Result<Vec<(String, MachineSpec)>> {
+    let mut machines = vec![("sixty-four-zones".to_owned(), scenario::machine(64))];
+    for entry in std::fs::read_dir(repository().join("tests/machines"))? {
+        let path = entry?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        machines.push((name, MachineSpec::read(&path).map_err(anyhow::Error::msg)?));
+    }
+    machines.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(machines)
+}
+
+/// Makes a Node, and the kubeconfig that an agent on it has.
+async fn join(cluster: &Cluster, name: &str) -> Result<PathBuf> {
+    let admin = cluster.client();
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+    Api::<Node>::all(admin.clone()).create(&PostParams::default(), &node).await?;
+    let token = tokens::on_node(&admin, RELEASE, AGENT, name).await?;
+    cluster.kubeconfig_of(&format!("agent-on-{name}"), &token)
+}
+
+/// Guaranteed pods run there on the first NUMA nodes in turn, as far as its kubelet takes them; for the API server, too.
+async fn fill(cluster: &Cluster, name: &str, spec: &MachineSpec, node: &SimNode) -> Result<usize> {
+    let pods = Api::<Pod>::namespaced(cluster.client(), "default");
+    let mut running = 0;
+    for number in 0..PODS {
+        let pod = format!("{name}-{number}");
+        let home = spec.nodes[number % 2 % spec.nodes.len()].id;
+        let asked = PodSpec::guaranteed(&pod, 1, MEMORY.parse()?).on([home]);
+        if node.kubelet.start_pod(asked).await.is_err() {
+            continue;
+        }
+        let resources = json!({"cpu": "1", "memory": MEMORY});
+        let object: Pod = serde_json::from_value(json!({
+            "metadata": {"name": pod},
+            "spec": {"nodeName": name, "containers": [{
+                "name": "main", "image": "pause:latest",
+                "resources": {"requests": resources, "limits": resources},
+            }]},
+        }))?;
+        pods.create(&PostParams::default(), &object).await?;
+        let status = json!({"status": {"phase": "Running"}});
+        pods.patch_status(&pod, &PatchParams::default(), &Patch::Merge(status)).await?;
+        running += 1;
+    }
+    Ok(running)
+}
+
+fn value<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
+    let mut attributes = object["attributes"].as_array().into_iter().flatten();
+    attributes.find(|attribute| attribute["name"] == name).and_then(|attribute| attribute["value"].as_str())
+}
+
+/// Runs an agent there until it has published what it knows of the pods, and gives the object.
+async fn published(
+    cluster: &Cluster,
+    kubeconfig: &Path,
+    name: &str,
+    node: &SimNode,
+    pods: usize,
+) -> Result<Value> {
+    let more = ["--metrics-address", "none", "--health-address", "none"];
+    let mut process =
+        Process::start(&format!("agent-on-{name}"), cluster.dir(), agent(node, kubeconfig, name, &more))?;
+    let what = format!("the object of {name} is there");
+    let object = until(&what, async || {
+        process.still_runs()?;
+        let object = nrt::read(&cluster.client(), name).await?.content;
+        let fingerprint = value(&object, "nodeTopologyPodsFingerprint").context("no fingerprint")?;
+        ensure!(fingerprint != "pfp0v0010000000000000000", "it is held");
+        if value(&object, "topologyManagerPolicy") == Some("single-numa-node") {
+            let placed = value(&object, "topology.node.k8s.io/numaplacement-metadata");
+            let placed = placed.context("no placement")?;
+            ensure!(placed.contains(&format!("::cc={pods}::")), "{placed}");
+        }
+        Ok(object)
+    });
+    object.await.with_context(|| process.last_words())
+}
+
+#[tokio::test]
+async fn the_object_of_every_machine_is_admitted() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let admin = cluster.client();
+    // Nine zones, of which seven are fillers.
+    let first = "power9";
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": first}}))?;
+    Api::<Node>::all(admin.clone()).create(&PostParams::default(), &node).await?;
+    let chart = Chart::render(&parts, &json!({}))?;
+    let kubeconfig = chart::agent_of(&cluster, &chart, first).await?;
+    let machine =
+        SimNode::of(&machines()?.into_iter().find(|(name, _)| name == first).context(first)?.1, options());
+    let once = async || {
+        let mut command = agent(&machine, &kubeconfig, first, &["--once", "--log-level", "error"]);
+        let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        anyhow::Ok((output.status.success(), String::from_utf8(output.stderr)?))
+    };
+    let (taken, words) = once().await?;
+    let told = "the object has 9 zones, and agents may write 8: for nodes with more, set admissionPolicy.maxZones of the chart";
+    ensure!(!taken && words.contains(told), "{words}");
+
+    Chart::render(&parts, &json!({"admissionPolicy": {"maxZones": 64}}))?.install(&admin, &POLICIES).await?;
+    until("nine zones are taken", async || {
+        let (taken, words) = once().await?;
+        ensure!(taken, "{words}");
+        Ok(())
+    })
+    .await?;
+    let mut vectors = 0;
+    let mut names = BTreeSet::new();
+    for (name, spec) in machines()? {
+        let node = SimNode::of(&spec, options());
+        let config = if name == first { kubeconfig.clone() } else { join(&cluster, &name).await? };
+        let pods = fill(&cluster, &name, &spec, &node).await?;
+        let object = published(&cluster, &config, &name, &node, pods).await?;
+        let zones = object["zones"].as_array().context("no zones")?;
+        vectors += zones.iter().filter(|zone| zone.get("attributes").is_some()).count();
+        let attributes = object["attributes"].as_array().into_iter().flatten();
+        names.extend(attributes.filter_map(|attribute| attribute["name"].as_str()).map(str::to_owned));
+    }
+    // What there is to publish was published somewhere.
+    ensure!(vectors > 0, "no machine had a vector");
+    for name in ["cpu_core", "topologyManagerMaxNUMANodes", "topologyManagerOptionPreferClosestNumaNodes"] {
+        ensure!(names.contains(name), "no machine had {name}: {names:?}");
+    }
+    Ok(())
+}
+
+fn options() -> Options {
+    Options { limited: false, ..Options::default() }
+}
