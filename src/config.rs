@@ -341,10 +341,10 @@ pub enum Informer {
 /// The release of scheduler-plugins, as far as its rules differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PluginRelease {
-    /// v0.34 and before.
+    /// Tags up to v0.34.7, and v0.35.4-devel.
     #[serde(rename = "v0.34")]
     V0_34,
-    /// v0.35 and later.
+    /// v0.35.7 and later.
     #[default]
     #[serde(rename = "v0.35")]
     V0_35,
@@ -645,8 +645,8 @@ pub const DOCS: &[(&str, &str)] = &[
     ("fingerprint.informer", "dedicated or shared. The plugin's cache.informerMode; the two must be equal."),
     (
         "fingerprint.plugin",
-        "v0.34 (and before) or v0.35 (and later). The release of scheduler-plugins: its rule for exclusive \
-         resources.",
+        "v0.34 (tags up to v0.34.7, and v0.35.4-devel) or v0.35 (v0.35.7 and later). The release of scheduler-plugins: \
+         its rule for exclusive resources.",
     ),
     (
         "fingerprint.holdAfter",
