@@ -540,7 +540,7 @@ pub const DOCS: &[(&str, &str)] = &[
     (
         "kubelet.address",
         "The kubelet's HTTPS port, an IP address or a name with a port perhaps. In a pod: NODE_ADDRESS, from \
-         status.hostIP. Not set: what the Node says",
+         status.hostIP. Not set: what the Node says, which is also asked for the port of an address without one",
     ),
     (
         "kubelet.caFile",
