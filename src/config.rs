@@ -9,6 +9,7 @@ mod endpoint;
 mod exclude;
 mod explain;
 mod layers;
+mod paths;
 mod percent;
 mod pods_api;
 mod proxy;
@@ -32,6 +33,7 @@ pub(crate) use exclude::is_device;
 pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
+pub use paths::Paths;
 pub use percent::Percent;
 pub use pods_api::{PodsApi, PodsApiSource};
 pub use proxy::{Proxy, ProxyAnnotations, ProxyMapping};
@@ -988,13 +990,12 @@ impl Config {
     #[must_use]
     pub fn resolved(mut self) -> Self {
         self.follow_consumer();
-        let root = self.host.root.clone();
-        self.host.sys.get_or_insert_with(|| root.join("sys"));
-        self.host.proc.get_or_insert_with(|| root.join("proc"));
-        let dir = self.kubelet.dir.get_or_insert_with(|| root.join("var/lib/kubelet")).clone();
-        self.kubelet.device_plugins.get_or_insert_with(|| dir.join("device-plugins"));
-        self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
-        self.kubelet.pods_socket.get_or_insert_with(|| dir.join("pods-api/pods-api.sock"));
+        let Paths { root, sys, proc, kubelet_dir, device_plugins, socket, pods_socket } = self.paths();
+        (self.host.sys, self.host.proc) = (Some(sys), Some(proc));
+        self.kubelet.dir = Some(kubelet_dir);
+        self.kubelet.device_plugins = Some(device_plugins);
+        self.kubelet.socket = Some(socket);
+        self.kubelet.pods_socket = Some(pods_socket);
         self.proxy.resolve(&root);
         self.pods_api.resolve(&root);
         self

@@ -57,7 +57,7 @@ impl PodsApi {
     /// The socket of a resolved configuration.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.dir.clone().unwrap_or_default().join(Self::SOCKET)
+        self.dir.as_deref().unwrap_or(Path::new("/run/numacast/pods-api")).join(Self::SOCKET)
     }
 
     pub(super) fn resolve(&mut self, root: &Path) {
@@ -69,7 +69,7 @@ impl PodsApi {
         let resolved = config.clone().resolved();
         let mut conflicts = Vec::new();
         let ours = resolved.pods_api.socket();
-        let kubelets = resolved.kubelet.pods_socket.unwrap_or_default();
+        let kubelets = resolved.paths().pods_socket;
         let of_kubelet = resolved.kubelet.dir.is_some_and(|dir| ours.starts_with(dir.join("pods-api")));
         if ours.parent() == kubelets.parent() || of_kubelet {
             conflicts.push((

@@ -174,7 +174,7 @@ impl Proxy {
     /// The socket of a resolved configuration.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.dir.clone().unwrap_or_default().join("kubelet.sock")
+        self.dir.as_deref().unwrap_or(Path::new("/run/numacast/pod-resources")).join("kubelet.sock")
     }
 
     pub(super) fn resolve(&mut self, root: &Path) {
@@ -212,7 +212,7 @@ impl Proxy {
     pub(super) fn conflicts(&self, config: &Config) -> Vec<(&'static str, &'static str)> {
         let resolved = config.clone().resolved();
         let mut conflicts = Vec::new();
-        let (ours, kubelets) = (resolved.proxy.socket(), resolved.kubelet.socket.unwrap_or_default());
+        let (ours, kubelets) = (resolved.proxy.socket(), resolved.paths().socket);
         let of_kubelet = resolved.kubelet.dir.is_some_and(|dir| ours.starts_with(dir.join("pod-resources")));
         if ours.parent() == kubelets.parent() || of_kubelet {
             conflicts.push((
