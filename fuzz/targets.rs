@@ -10,7 +10,7 @@ use std::sync::Arc;
 use numacast::agent::{self, Recording};
 use numacast::cluster::{self, Devices, Frames, News, PodList};
 use numacast::config::{Config, Layers, ProxyAnnotations, ProxyMapping};
-use numacast::core_v1::{decode_pod, pod_json, read_pod};
+use numacast::core_v1::{self, decode_pod, pod_json, read_pod};
 use numacast::grpc;
 use numacast::json_path::{JsonPath, Template};
 use numacast::kubelet::proto::{v1, v1alpha1};
@@ -20,6 +20,7 @@ use numacast::kubelet::{
 use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recorder};
 use numacast::pod::{Annotation, Container, ContainerKind, Life, Pod, Wanted, Whole};
 use numacast::proxy::merge::{self, Merged, Plan, Version};
+use numacast::quantity::Quantity;
 use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
 use numacast::wire::put_bytes;
 use prost::Message;
@@ -230,8 +231,25 @@ pub(crate) fn pod_bytes(data: &[u8]) {
         if !same.deleted {
             (pod.deleted, pod.life) = (same.deleted, same.life);
         }
-        assert_eq!(pod, same);
+        if amounts_fit(data) {
+            assert_eq!(pod, same);
+        }
     }
+}
+
+/// Of an amount that does not fit 64 bits Go makes one thing as it came and another as it writes it again.
+fn amounts_fit(data: &[u8]) -> bool {
+    let pod = core_v1::proto::Pod::decode(data).unwrap_or_default();
+    let spec = pod.spec.unwrap_or_default();
+    let containers = spec.init_containers.into_iter().chain(spec.containers);
+    let all = containers.filter_map(|container| container.resources).chain(spec.resources);
+    let mut amounts =
+        all.flat_map(|resources| resources.requests.into_values().chain(resources.limits.into_values()));
+    let largest = i128::from(i64::MAX / 1000) * 1_000_000_000;
+    amounts.all(|amount| {
+        let quantity = amount.string.parse::<Quantity>();
+        amount.string.is_empty() || quantity.is_ok_and(|quantity| quantity.nano().abs() <= largest)
+    })
 }
 
 /// What a client of our sockets sends: a size for the pieces it comes in, then HTTP/2. As much goes out as came in, in
@@ -332,7 +350,8 @@ fn check_pod(pod: &Pod) {
     assert!(apps.into_iter().all(|container| container.kind == ContainerKind::App), "{pod:?}");
     for container in &pod.containers {
         assert!(container.others.windows(2).all(|pair| pair[0].0 < pair[1].0), "{container:?}");
-        assert!(container.others.iter().all(|(_, amount)| *amount > 0), "{container:?}");
+        let known = |(name, amount): &(Box<str>, u64)| *amount > 0 || name.contains('/');
+        assert!(container.others.iter().all(known), "{container:?}");
     }
 }
 

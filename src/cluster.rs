@@ -44,7 +44,7 @@ pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
 pub use list_watch::{Tellings, Told};
 use nodes::KubeletNode;
-pub use nodes::SlimNode;
+pub use nodes::{KubeletEndpoint, SlimNode};
 pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
 pub use pages::Pages;
 pub use pods::{Frames, News, Odd, PodList, refusal};
@@ -316,14 +316,13 @@ impl Cluster {
         Ok(self.get_node(name, nodes.get(name)).await?.version())
     }
 
-    /// Where a node's kubelet has its HTTPS port, as it reported: the InternalIP and the port; nothing as long as it has
-    /// not reported both.
+    /// Where a node's kubelet has its HTTPS port, as it reported.
     ///
     /// # Errors
     /// As [`Cluster::node_uid`].
-    pub async fn kubelet_address(&self, name: &str) -> Result<Option<(String, u16)>, ClusterError> {
+    pub async fn kubelet_endpoint(&self, name: &str) -> Result<KubeletEndpoint, ClusterError> {
         let nodes: Api<KubeletNode> = Api::all(self.client.clone());
-        Ok(self.get_node(name, nodes.get(name)).await?.address())
+        Ok(self.get_node(name, nodes.get(name)).await?.endpoint())
     }
 
     /// Runs a request for a Node, or for a part of it.

@@ -9,6 +9,7 @@ mod endpoint;
 mod exclude;
 mod explain;
 mod layers;
+mod paths;
 mod percent;
 mod pods_api;
 mod proxy;
@@ -32,6 +33,7 @@ pub(crate) use exclude::is_device;
 pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
+pub use paths::Paths;
 pub use percent::Percent;
 pub use pods_api::{PodsApi, PodsApiSource};
 pub use proxy::{Proxy, ProxyAnnotations, ProxyMapping};
@@ -341,10 +343,10 @@ pub enum Informer {
 /// The release of scheduler-plugins, as far as its rules differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PluginRelease {
-    /// v0.34 and before.
+    /// Tags up to v0.34.7, and v0.35.4-devel.
     #[serde(rename = "v0.34")]
     V0_34,
-    /// v0.35 and later.
+    /// v0.35.7 and later.
     #[default]
     #[serde(rename = "v0.35")]
     V0_35,
@@ -540,7 +542,7 @@ pub const DOCS: &[(&str, &str)] = &[
     (
         "kubelet.address",
         "The kubelet's HTTPS port, an IP address or a name with a port perhaps. In a pod: NODE_ADDRESS, from \
-         status.hostIP. Not set: what the Node says",
+         status.hostIP. Not set: what the Node says, which is also asked for the port of an address without one",
     ),
     (
         "kubelet.caFile",
@@ -645,8 +647,8 @@ pub const DOCS: &[(&str, &str)] = &[
     ("fingerprint.informer", "dedicated or shared. The plugin's cache.informerMode; the two must be equal."),
     (
         "fingerprint.plugin",
-        "v0.34 (and before) or v0.35 (and later). The release of scheduler-plugins: its rule for exclusive \
-         resources.",
+        "v0.34 (tags up to v0.34.7, and v0.35.4-devel) or v0.35 (v0.35.7 and later). The release of scheduler-plugins: \
+         its rule for exclusive resources.",
     ),
     (
         "fingerprint.holdAfter",
@@ -988,13 +990,12 @@ impl Config {
     #[must_use]
     pub fn resolved(mut self) -> Self {
         self.follow_consumer();
-        let root = self.host.root.clone();
-        self.host.sys.get_or_insert_with(|| root.join("sys"));
-        self.host.proc.get_or_insert_with(|| root.join("proc"));
-        let dir = self.kubelet.dir.get_or_insert_with(|| root.join("var/lib/kubelet")).clone();
-        self.kubelet.device_plugins.get_or_insert_with(|| dir.join("device-plugins"));
-        self.kubelet.socket.get_or_insert_with(|| dir.join("pod-resources/kubelet.sock"));
-        self.kubelet.pods_socket.get_or_insert_with(|| dir.join("pods-api/pods-api.sock"));
+        let Paths { root, sys, proc, kubelet_dir, device_plugins, socket, pods_socket } = self.paths();
+        (self.host.sys, self.host.proc) = (Some(sys), Some(proc));
+        self.kubelet.dir = Some(kubelet_dir);
+        self.kubelet.device_plugins = Some(device_plugins);
+        self.kubelet.socket = Some(socket);
+        self.kubelet.pods_socket = Some(pods_socket);
         self.proxy.resolve(&root);
         self.pods_api.resolve(&root);
         self

@@ -114,13 +114,21 @@ pub struct Container {
     pub name: Box<str>,
     /// When it runs.
     pub kind: ContainerKind,
-    /// CPU in thousandths.
+    /// CPU in thousandths. A multiple of 1000 where the kubelet gives whole CPUs. As all amounts here it is what Kubernetes
+    /// makes of it: rounded up, and nearly always 0 where it does not fit 64 bits.
     pub cpu_milli: u64,
     /// Memory in bytes.
     pub memory: u64,
-    /// Other resources that it asks for: bytes of `hugepages-*`, a count of anything with a domain. No zeros; sorted by
-    /// name. `ephemeral-storage` and `storage` are left out.
+    /// Other resources that it names, sorted: bytes of `hugepages-*`, none of them zero; a count of anything with a domain,
+    /// which may be zero. `ephemeral-storage` and `storage` are left out.
     pub others: Box<[(Box<str>, u64)]>,
+}
+
+impl Container {
+    /// Those of [`Container::others`] that it asks some of.
+    pub fn wanted(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.others.iter().map(|(name, amount)| (&**name, *amount)).filter(|(_, amount)| *amount > 0)
+    }
 }
 
 /// When a container runs.

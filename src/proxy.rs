@@ -90,6 +90,7 @@ impl Settings {
     #[must_use]
     pub fn from_config(config: &Config, tellers: &[PodTeller]) -> Self {
         let config = config.clone().resolved();
+        let paths = config.paths();
         let annotations = &config.proxy.annotations;
         let socket = config.proxy.served().into();
         let rules = match annotations.are_wanted() {
@@ -99,7 +100,7 @@ impl Settings {
         Self {
             node: config.node_name.clone(),
             socket,
-            kubelet: config.kubelet.socket.clone().unwrap_or_default(),
+            kubelet: paths.socket,
             timeout: config.proxy.timeout.get(),
             wait: config.proxy.wait.get(),
             last_known: config.proxy.last_known.get(),
@@ -109,7 +110,7 @@ impl Settings {
             reads_devices: annotations.koordinator,
             asks_for_pods: tellers.contains(&PodTeller::ApiServer),
             rules,
-            sys: config.host.sys.unwrap_or_default(),
+            sys: paths.sys,
         }
     }
 

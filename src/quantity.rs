@@ -1,17 +1,26 @@
 //! Kubernetes quantities: `16Gi`, `500m`, `12k`, `4`.
 //!
-//! We write plain integers only; other people's objects and the kubelet's configuration use suffixes.
-//! The grammar is that of `k8s.io/apimachinery/pkg/api/resource`.
+//! We write plain integers only; other people's objects, pods and the kubelet's configuration use all of the grammar, which
+//! is that of `k8s.io/apimachinery/pkg/api/resource`.
+
+mod parsed;
 
 use std::fmt;
+use std::iter::Sum;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A number of CPUs, bytes, pages or devices, exact to a thousandth.
+pub use parsed::Parsed;
+
+/// Billionths in one.
+const NANO: i128 = 1_000_000_000;
+
+/// A number of CPUs, bytes, pages or devices, exact to a billionth and rounded away from zero below that, as in Kubernetes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quantity {
-    milli: i128,
+    /// Billionths. Above some 10^29 units the most that fit.
+    nano: i128,
 }
 
 /// The text is no quantity.
@@ -19,41 +28,30 @@ pub struct Quantity {
 #[error("`{0}` is not a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi")]
 pub struct ParseQuantityError(String);
 
-/// Suffix and the number of thousandths one unit of it is worth.
-const SUFFIXES: [(&str, i128); 14] = [
-    ("Ki", 1000 << 10),
-    ("Mi", 1000 << 20),
-    ("Gi", 1000 << 30),
-    ("Ti", 1000 << 40),
-    ("Pi", 1000 << 50),
-    ("Ei", 1000 << 60),
-    ("m", 1),
-    ("k", 1_000_000),
-    ("M", 1_000_000_000),
-    ("G", 1_000_000_000_000),
-    ("T", 1_000_000_000_000_000),
-    ("P", 1_000_000_000_000_000_000),
-    ("E", 1_000_000_000_000_000_000_000),
-    ("", 1000),
-];
-
 impl Quantity {
     /// The whole number `value`.
     #[must_use]
     pub fn whole(value: u64) -> Self {
-        Self { milli: i128::from(value) * 1000 }
+        Self { nano: i128::from(value) * NANO }
     }
 
     /// The smallest whole number that is not below the quantity; negative quantities give 0.
     #[must_use]
     pub fn ceil(self) -> u64 {
-        u64::try_from(ceil_div(self.milli.max(0), 1000)).unwrap_or(u64::MAX)
+        u64::try_from(ceil_div(self.nano.max(0), NANO)).unwrap_or(u64::MAX)
     }
 
-    /// Thousandths.
+    /// Billionths. Above some 10^29 units the most that fit.
     #[must_use]
-    pub fn milli(self) -> i128 {
-        self.milli
+    pub fn nano(self) -> i128 {
+        self.nano
+    }
+}
+
+/// As far as it fits.
+impl Sum for Quantity {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        Self { nano: all.fold(0, |sum, Self { nano }| sum.saturating_add(nano)) }
     }
 }
 
@@ -63,50 +61,13 @@ impl From<u64> for Quantity {
     }
 }
 
+/// As `ParseQuantity`: without space around it.
 impl FromStr for Quantity {
     type Err = ParseQuantityError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || ParseQuantityError(text.chars().take(64).collect());
-        let trimmed = text.trim();
-        let split = trimmed
-            .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
-            .unwrap_or(trimmed.len());
-        let (number, suffix) = trimmed.split_at(split);
-        let unit = match SUFFIXES.iter().find(|(name, _)| *name == suffix) {
-            Some((_, unit)) => *unit,
-            None => exponent(suffix).ok_or_else(error)?,
-        };
-        let milli = scale(number, unit).ok_or_else(error)?;
-        Ok(Self { milli })
+        Ok(Parsed::of(text)?.quantity())
     }
-}
-
-/// `e3` and `E3`: the thousandths that 10^3 is worth.
-fn exponent(suffix: &str) -> Option<i128> {
-    let digits = suffix.strip_prefix(['e', 'E'])?;
-    let power: u32 = digits.parse().ok()?;
-    10_i128.checked_pow(power)?.checked_mul(1000)
-}
-
-/// `number` (decimal, perhaps signed, perhaps with a fraction) times `unit`, rounded up like upstream does.
-fn scale(number: &str, unit: i128) -> Option<i128> {
-    let (negative, digits) = match number.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, number.strip_prefix('+').unwrap_or(number)),
-    };
-    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-    let sensible = |part: &str| part.len() <= 24 && part.bytes().all(|b| b.is_ascii_digit());
-    if (whole.is_empty() && fraction.is_empty()) || !sensible(whole) || !sensible(fraction) {
-        return None;
-    }
-    let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    // Twelve digits of a fraction are far below a byte of an exbibyte's thousandth that we care for.
-    let fraction = &fraction[..fraction.len().min(12)];
-    let part: i128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
-    let denominator = 10_i128.pow(u32::try_from(fraction.len()).ok()?);
-    let total = whole.checked_mul(unit)?.checked_add(ceil_div(part.checked_mul(unit)?, denominator))?;
-    Some(if negative { -total } else { total })
 }
 
 /// `dividend / divisor` rounded up, for a positive divisor (the method of `i128` is unstable).
@@ -114,9 +75,12 @@ fn ceil_div(dividend: i128, divisor: i128) -> i128 {
     dividend / divisor + i128::from(dividend % divisor > 0)
 }
 
+/// A plain number where it is whole.
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.milli % 1000 == 0 { write!(f, "{}", self.milli / 1000) } else { write!(f, "{}m", self.milli) }
+        let units = [(NANO, ""), (1_000_000, "m"), (1000, "u"), (1, "n")];
+        let (unit, suffix) = units.into_iter().find(|(unit, _)| self.nano % unit == 0).unwrap_or((1, "n"));
+        write!(f, "{}{suffix}", self.nano / unit)
     }
 }
 
@@ -126,6 +90,7 @@ impl Serialize for Quantity {
     }
 }
 
+/// As `UnmarshalJSON`: a text, with or without space around it, or a number.
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
@@ -135,16 +100,16 @@ impl<'de> Deserialize<'de> for Quantity {
                 f.write_str("a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi")
             }
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Quantity, E> {
-                text.parse().map_err(E::custom)
+                text.trim().parse().map_err(E::custom)
             }
             fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Quantity, E> {
                 Ok(Quantity::whole(value))
             }
             fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Quantity, E> {
-                Ok(Quantity { milli: i128::from(value) * 1000 })
+                Ok(Quantity { nano: i128::from(value) * NANO })
             }
             fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Quantity, E> {
-                value.to_string().parse().map_err(E::custom)
+                self.visit_str(&value.to_string())
             }
         }
         deserializer.deserialize_any(Visitor)
@@ -167,32 +132,42 @@ pub fn hugepages_name(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn milli(text: &str) -> i128 {
-        text.parse::<Quantity>().unwrap_or_else(|e| panic!("{e}")).milli()
+    /// What Go says of texts, as `tests/real/quantity.rs` wrote it. In each line: the text, `Value()`, `MilliValue()`, `Sign()`
+    /// and `String()` with tabs between, or the text alone if it is no quantity. Upstream's own tables come first.
+    const VECTORS: &str = include_str!("../tests/vectors/quantities.tsv");
+
+    #[test]
+    fn every_text_is_understood_as_go_understands_it() {
+        let mut lines = 0;
+        for line in VECTORS.lines().filter(|line| !line.starts_with('#')) {
+            let (text, expected) = line.split_once('\t').unwrap_or((line, ""));
+            let ours = Parsed::of(text).map(|parsed| {
+                let (value, milli, sign) =
+                    (parsed.value(), parsed.milli_value(), parsed.quantity().nano().signum());
+                format!("{value}\t{milli}\t{sign}\t{}", parsed.canonical())
+            });
+            assert_eq!(ours.unwrap_or_default(), expected, "{text:?}");
+            lines += 1;
+        }
+        assert!(lines > 3000, "{lines}");
     }
 
     #[test]
-    fn suffixes_fractions_and_exponents_are_read() {
-        for (text, expected) in [
-            ("4", 4000),
-            ("500m", 500),
-            ("12k", 12_000_000),
-            ("64G", 64_000_000_000_000),
-            ("1.5Gi", 1_610_612_736_000),
-            ("0.1", 100),
-            (".5", 500),
-            ("2e3", 2_000_000),
-            ("-3", -3000),
-            ("100Mi", 104_857_600_000),
-            ("0.0001", 1),
-        ] {
-            assert_eq!(milli(text), expected, "{text}");
+    fn numbers_of_any_length_are_read_in_no_time() {
+        let long = "9".repeat(1_000_000);
+        for suffix in ["", "Ei", "e-2147483648", "e2147483647", "n"] {
+            assert!(Parsed::of(&format!("{long}{suffix}")).is_ok(), "{suffix}");
+            assert!(Parsed::of(&format!("0.{long}{suffix}")).is_ok(), "{suffix}");
+            assert!(Parsed::of(&format!("{}1{suffix}", "0".repeat(1_000_000))).is_ok(), "{suffix}");
         }
+        assert_eq!(format!("{long}E").parse::<Quantity>().unwrap().nano(), i128::MAX);
+        assert_eq!(format!("-{long}").parse::<Quantity>().unwrap().nano(), -i128::MAX);
+        assert_eq!(format!("0.{long}Ki").parse::<Quantity>().unwrap(), Quantity::whole(1024));
     }
 
     #[test]
     fn nonsense_is_refused_with_the_text_in_the_sentence() {
-        for text in ["", "Gi", "1Xi", "1..2", "--1", "1e99", "9999999999999999999999999", "1 Gi"] {
+        for text in ["", "Ei", "1Xi", "1..2", "--1", "1e", "1e99999999999999999999", "1 Gi", " 1", "1é"] {
             let error = text.parse::<Quantity>().unwrap_err().to_string();
             assert!(error.contains(&format!("`{text}`")), "{error}");
         }
@@ -201,9 +176,33 @@ mod tests {
     #[test]
     fn whole_numbers_print_plainly_and_ceil_rounds_up() {
         assert_eq!(Quantity::whole(17_179_869_184).to_string(), "17179869184");
-        assert_eq!("1500m".parse::<Quantity>().unwrap().to_string(), "1500m");
-        assert_eq!("1500m".parse::<Quantity>().unwrap().ceil(), 2);
-        assert_eq!("-1".parse::<Quantity>().unwrap().ceil(), 0);
+        for (text, plain, ceil) in [
+            ("1500m", "1500m", 2),
+            ("500e-3", "500m", 1),
+            ("1.00001", "1000010u", 2),
+            ("3.001n", "4n", 1),
+            ("16Gi", "17179869184", 17_179_869_184),
+            ("-0.5", "-500m", 0),
+            ("20E", "20000000000000000000", u64::MAX),
+        ] {
+            let quantity: Quantity = text.parse().unwrap();
+            assert_eq!((quantity.to_string().as_str(), quantity.ceil()), (plain, ceil));
+            assert_eq!(plain.parse(), Ok(quantity), "{text}");
+        }
+        let sum: Quantity =
+            ["0.4m", "0.6m", "1"].map(|text| text.parse::<Quantity>().unwrap()).into_iter().sum();
+        assert_eq!(sum.to_string(), "1001m");
+    }
+
+    #[test]
+    fn json_may_have_a_number_or_space_around_the_text() {
+        let read = |json: &str| serde_json::from_str::<Quantity>(json).map(|quantity| quantity.to_string());
+        for (json, text) in
+            [("3", "3"), ("-3", "-3"), ("0.25", "250m"), ("1e3", "1000"), ("\" 2Ki\\n\"", "2048")]
+        {
+            assert_eq!(read(json).unwrap(), text);
+        }
+        assert!(["[]", "true", "\"\"", "\"1 0\""].iter().all(|json| read(json).is_err()));
     }
 
     #[test]

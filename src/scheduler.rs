@@ -47,9 +47,9 @@ pub enum Informer {
 /// Which rule the plugin has for pods with exclusive resources, by the release of scheduler-plugins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PluginRelease {
-    /// Up to v0.34: every resource with a domain, and ordinary init containers count.
+    /// Tags up to v0.34.7, and v0.35.4-devel: every resource with a domain, and ordinary init containers count.
     V0_34,
-    /// Later: only resources that some zone lists count, and no ordinary init container.
+    /// v0.35.7 and later (upstream #978 and #984): only resources that some zone lists count, and no ordinary init container.
     #[default]
     V0_35,
 }

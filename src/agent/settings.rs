@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::kubelet_config::ConfigSources;
-use crate::config::{self, Config, RivalsMode};
+use crate::config::{self, Config, Paths, RivalsMode};
 use crate::kubelet::{ByHand, ConfigFiles};
 use crate::machine::HostRoots;
 use crate::nrt::{Form, Version};
@@ -67,17 +67,15 @@ impl Settings {
         let port = KubeletPort::from_config(&config);
         let kubelet_config = config_sources(&config, port.clone());
         let pods = PodTellers::from_config(&config, port);
+        let Paths { sys, proc, kubelet_dir, device_plugins, socket, .. } = config.paths();
         let rules =
             Rules { fillers: config.zones.fillers, exclude: exclude(&config.exclude, &config.node_name) };
         Self {
             node: config.node_name,
-            host: HostRoots {
-                sys: config.host.sys.unwrap_or_default(),
-                proc: config.host.proc.unwrap_or_default(),
-            },
-            kubelet_dir: config.kubelet.dir.unwrap_or_default(),
-            device_plugins: config.kubelet.device_plugins.unwrap_or_default(),
-            socket: config.kubelet.socket.unwrap_or_default(),
+            host: HostRoots { sys, proc },
+            kubelet_dir,
+            device_plugins,
+            socket,
             kubelet_config,
             kubelet_timeout: config.kubelet.timeout.get(),
             poll: config.scan.poll.get(),
@@ -108,12 +106,13 @@ fn form(publish: &config::Publish) -> Form {
 
 fn config_sources(config: &Config, port: KubeletPort) -> ConfigSources {
     let kubelet = &config.kubelet.config;
+    let Paths { root, proc, kubelet_dir, .. } = config.paths();
     let files = ConfigFiles {
         file: kubelet.file.clone(),
         dir: kubelet.dir.clone(),
-        kubelet_dir: config.kubelet.dir.clone().unwrap_or_default(),
-        host_root: config.host.root.clone(),
-        proc: config.host.proc.clone().unwrap_or_default(),
+        kubelet_dir,
+        host_root: root,
+        proc,
         node: config.node_name.clone(),
     };
     let by_hand = ByHand {

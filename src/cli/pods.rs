@@ -99,9 +99,9 @@ impl SocketArgs {
     fn client(self) -> anyhow::Result<PodsClient> {
         let Self { socket, config, host_root, kubelet_dir, set } = self;
         let settings = SettingsArgs { config, host_root, kubelet_dir, set, ..SettingsArgs::default() };
-        let config = settings.effective()?.config.resolved();
+        let config = settings.effective()?.config;
         let sockets = match socket.is_empty() {
-            true => Vec::from_iter([config.pods_api.socket()].into_iter().chain(config.kubelet.pods_socket)),
+            true => vec![config.pods_api.socket(), config.paths().pods_socket],
             false => socket,
         };
         Ok(PodsClient::new(sockets, config.kubelet.timeout.get()))

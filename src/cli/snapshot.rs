@@ -109,7 +109,7 @@ async fn reserve(config: &Config, scan: &Scan, mut topology: Topology) -> Topolo
 
 /// Without a configured name the kubelet's own default serves: the host's name.
 fn host_name(config: &Config) -> String {
-    let file = config.host.proc.clone().unwrap_or_default().join("sys/kernel/hostname");
+    let file = config.paths().proc.join("sys/kernel/hostname");
     std::fs::read_to_string(file).map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_lowercase())
 }
 

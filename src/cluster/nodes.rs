@@ -131,16 +131,28 @@ impl KubeletNode {
         self.status.node_info.kubelet_version
     }
 
-    /// The InternalIP and the kubelet's port, if it has reported both.
-    pub(super) fn address(self) -> Option<(String, u16)> {
+    /// Where the kubelet is.
+    pub(super) fn endpoint(self) -> KubeletEndpoint {
         let KubeletStatus { addresses, daemon_endpoints, .. } = self.status;
         let internal = addresses.into_iter().flatten().find(|address| address.type_ == "InternalIP");
         let port = daemon_endpoints.kubelet_endpoint.and_then(|endpoint| u16::try_from(endpoint.port).ok());
-        internal.map(|address| address.address).zip(port)
+        KubeletEndpoint {
+            host: internal.map(|address| address.address),
+            port: port.filter(|port| *port != 0),
+        }
     }
 }
 
 reads_as!(KubeletNode, Node);
+
+/// Where a kubelet has its HTTPS port, as far as it has reported that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KubeletEndpoint {
+    /// The Node's InternalIP.
+    pub host: Option<String>,
+    /// `status.daemonEndpoints.kubeletEndpoint.Port`
+    pub port: Option<u16>,
+}
 
 fn listing() -> Listing {
     Listing {
@@ -239,13 +251,19 @@ mod tests {
             "images": [{"names": ["i"], "sizeBytes": 1}],
         }));
         assert_eq!(whole.clone().version(), "v1.36.3");
-        assert_eq!(whole.address(), Some(("10.0.0.7".to_owned(), 10250)));
-        let port_only = node(json!({"daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}}));
-        assert_eq!((port_only.clone().address(), port_only.version()), (None, String::new()));
+        let endpoint = |host: Option<&str>, port| KubeletEndpoint { host: host.map(str::to_owned), port };
+        assert_eq!(whole.endpoint(), endpoint(Some("10.0.0.7"), Some(10250)));
+        let port_only = node(json!({"daemonEndpoints": {"kubeletEndpoint": {"Port": 10350}}}));
+        assert_eq!(port_only.clone().version(), "");
+        assert_eq!(port_only.endpoint(), endpoint(None, Some(10350)));
+        for port in [0, -1, 65536] {
+            let odd = node(json!({"daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}));
+            assert_eq!(odd.endpoint(), KubeletEndpoint::default(), "{port}");
+        }
         let address_only =
             json!({"addresses": [{"type": "InternalIP", "address": "10.0.0.7"}], "daemonEndpoints": {}});
-        assert_eq!(node(address_only).address(), None);
+        assert_eq!(node(address_only).endpoint(), endpoint(Some("10.0.0.7"), None));
         let new: KubeletNode = serde_json::from_value(json!({"metadata": {"name": "b"}})).unwrap();
-        assert_eq!(new.address(), None);
+        assert_eq!(new.endpoint(), KubeletEndpoint::default());
     }
 }

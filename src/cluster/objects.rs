@@ -18,6 +18,8 @@ const MARKS: u32 = 250;
 const OBJECTS: u32 = 50;
 /// Of a manager's name: the API server's limit.
 const MANAGER: usize = 128;
+/// Of a resource's name: the most that a qualified name has.
+const NAME: usize = 317;
 
 /// Whoever sets this annotation to `true` keeps an object for which there is no Node.
 pub const KEEP: &str = "numacast.io/keep";
@@ -60,8 +62,10 @@ pub struct Brief {
     pub policy: Option<String>,
     /// And its scope.
     pub scope: Option<String>,
-    /// Over all zones, by resource.
+    /// Over all zones, by resource, but for what cannot be read.
     pub resources: BTreeMap<String, Sum>,
+    /// What is wrong with the first quantity that cannot be read, and whose it is.
+    pub unread: Option<String>,
     /// Is there a zone that is a NUMA node, or no zone at all? Otherwise no scheduler reads the object as a Node's.
     pub of_numa: bool,
 }
@@ -202,18 +206,41 @@ struct RawZone {
 #[serde(default)]
 struct RawResource {
     name: String,
-    #[serde(deserialize_with = "whole")]
-    capacity: u64,
-    #[serde(deserialize_with = "whole")]
-    allocatable: u64,
-    #[serde(deserialize_with = "whole")]
-    available: u64,
+    capacity: Amount,
+    allocatable: Amount,
+    available: Amount,
 }
 
-/// A quantity that makes no sense is 0: one object must not spoil the sums of all.
-fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    let value = Value::deserialize(deserializer)?;
-    Ok(serde_json::from_value::<Quantity>(value).unwrap_or_default().ceil())
+impl RawResource {
+    fn sum(&self) -> Result<Sum, &str> {
+        Ok(Sum {
+            capacity: self.capacity.whole()?,
+            allocatable: self.allocatable.whole()?,
+            available: self.available.whole()?,
+        })
+    }
+}
+
+/// A quantity, or what is wrong with it: one object must not spoil the sums of all.
+struct Amount(Result<Quantity, String>);
+
+impl Default for Amount {
+    fn default() -> Self {
+        Self(Ok(Quantity::default()))
+    }
+}
+
+impl Amount {
+    fn whole(&self) -> Result<u64, &str> {
+        self.0.as_ref().map(|quantity| quantity.ceil()).map_err(String::as_str)
+    }
+}
+
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        Ok(Self(Quantity::deserialize(&value).map_err(|error| error.to_string())))
+    }
 }
 
 impl From<RawObject> for Brief {
@@ -221,16 +248,24 @@ impl From<RawObject> for Brief {
         let zones = raw.zones.unwrap_or_default();
         let of_numa = zones.is_empty() || zones.iter().any(|zone| zone.r#type == ZONE_TYPE);
         let mut resources: BTreeMap<String, Sum> = BTreeMap::new();
+        let mut unread = None;
         let numa = zones.into_iter().filter(|zone| zone.r#type == ZONE_TYPE);
-        for RawResource { name, capacity, allocatable, available } in
-            numa.flat_map(|zone| zone.resources.unwrap_or_default())
-        {
-            let sum = resources.entry(name).or_default();
-            *sum = sum.plus(Sum { capacity, allocatable, available });
+        for resource in numa.flat_map(|zone| zone.resources.unwrap_or_default()) {
+            match resource.sum() {
+                Ok(more) => {
+                    let sum = resources.entry(resource.name).or_default();
+                    *sum = sum.plus(more);
+                }
+                Err(error) if unread.is_none() => {
+                    unread =
+                        Some(format!("{}: {error}", resource.name.chars().take(NAME).collect::<String>()));
+                }
+                Err(_) => {}
+            }
         }
         let policies = raw.topology_policies.unwrap_or_default();
         let (policy, scope) = policy_and_scope(&raw.attributes.unwrap_or_default(), &policies);
-        Self { mark: raw.metadata.into(), policy, scope, resources, of_numa }
+        Self { mark: raw.metadata.into(), policy, scope, resources, unread, of_numa }
     }
 }
 
@@ -355,12 +390,18 @@ mod tests {
             serde_json::from_value(value).unwrap()
         };
         let brief =
-            object(vec![zone("Node", json!("8")), zone("Node", json!("1e-3x")), zone("Rack", json!("64"))]);
+            object(vec![zone("Node", json!("8")), zone("Node", json!("8000e-3")), zone("Rack", json!("64"))]);
         assert_eq!((brief.policy.as_deref(), brief.scope.as_deref()), (Some("restricted"), Some("pod")));
         let gi = 1 << 30;
-        assert_eq!(brief.resources["cpu"], Sum { capacity: 8, allocatable: 14, available: 6 });
+        assert_eq!(brief.resources["cpu"], Sum { capacity: 16, allocatable: 14, available: 6 });
         assert_eq!(brief.resources["memory"], Sum { capacity: 32 * gi, allocatable: 30 * gi, available: 2 });
-        assert!(brief.of_numa);
+        assert!(brief.of_numa && brief.unread.is_none());
+        let brief =
+            object(vec![zone("Node", json!("8")), zone("Node", json!("1e-3x")), zone("Node", json!(["x"]))]);
+        assert_eq!(brief.resources["cpu"], Sum { capacity: 8, allocatable: 7, available: 3 });
+        assert_eq!(brief.resources["memory"].capacity, 48 * gi);
+        let unread = "cpu: `1e-3x` is not a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi";
+        assert_eq!(brief.unread.as_deref(), Some(unread));
         assert!(!object(vec![zone("Rack", json!("64"))]).of_numa);
         assert!(object(Vec::new()).of_numa, "one that nobody filled yet");
         let old =

@@ -66,6 +66,7 @@ fn check_node(name: &str) -> Result<(), String> {
 fn check_resource(name: &str) -> Result<(), String> {
     if let Some(size) = name.strip_prefix("hugepages-")
         && let Ok(size) = size.parse::<Quantity>()
+        && size.ceil() > 0
     {
         return match hugepages_name(size.ceil()) {
             known if known == name => Ok(()),
@@ -139,6 +140,8 @@ mod tests {
             "CPU",
             "hugepages",
             "hugepages-",
+            "hugepages-0",
+            "hugepages-Ki",
             "hugepages-big",
             "pods",
             "ephemeral-storage",

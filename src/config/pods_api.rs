@@ -57,7 +57,7 @@ impl PodsApi {
     /// The path of the socket of a resolved configuration.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.dir.clone().unwrap_or_default().join(Self::SOCKET)
+        self.dir.as_deref().unwrap_or(Path::new("/run/numacast/pods-api")).join(Self::SOCKET)
     }
 
     /// The socket of a resolved configuration.

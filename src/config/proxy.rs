@@ -174,7 +174,7 @@ impl Proxy {
     /// The path of the socket of a resolved configuration.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.dir.clone().unwrap_or_default().join("kubelet.sock")
+        self.dir.as_deref().unwrap_or(Path::new("/run/numacast/pod-resources")).join("kubelet.sock")
     }
 
     /// The socket of a resolved configuration.

@@ -63,6 +63,8 @@ struct View {
     named: Vec<String>,
     /// Objects that somebody else wrote, and who.
     foreign: Vec<(String, String)>,
+    /// Objects with a quantity that cannot be read, and what is wrong with it.
+    unread: Vec<(String, String)>,
     /// Looked for and not there.
     no_daemon_set: Option<String>,
     /// Nobody looks for agents.
@@ -127,6 +129,9 @@ impl View {
         if !brief.mark.kept && brief.of_numa {
             self.named.push(name.clone());
         }
+        if let Some(what) = brief.unread.clone() {
+            self.unread.push((name.clone(), what));
+        }
         if let Some(other) = brief.mark.writers.other.clone() {
             self.foreign.push((name, other));
         }
@@ -168,6 +173,7 @@ impl View {
         report.add(orphans.map(|name| format!("object {name}: there is no Node of this name")).collect());
         let foreign = |(name, other): &(String, String)| format!("object {name}: {other} wrote its zones");
         report.add(self.foreign.iter().map(foreign).collect());
+        report.add(self.unread.iter().map(|(name, what)| format!("object {name}: {what}")).collect());
         report
     }
 }
@@ -191,6 +197,7 @@ mod tests {
             policy: None,
             scope: None,
             resources: BTreeMap::new(),
+            unread: None,
             of_numa: true,
         }
     }
@@ -227,6 +234,7 @@ mod tests {
         kept.mark.kept = true;
         view.add(kept);
         view.add(Brief { of_numa: false, ..brief("rack", None) });
+        view.add(Brief { of_numa: false, unread: Some("cpu: `x` is nothing".into()), ..brief("odd", None) });
         let report = view.report();
         assert_eq!(
             report.problems,
@@ -236,6 +244,7 @@ mod tests {
                 "Node c: no agent runs on it",
                 "object gone: there is no Node of this name",
                 "object d: nfd-topology-updater wrote its zones",
+                "object odd: cpu: `x` is nothing",
             ]
         );
     }

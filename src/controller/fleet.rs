@@ -27,6 +27,8 @@ pub(super) struct Fleet {
     pub(super) resources: BTreeMap<String, Sum>,
     /// Objects whose zones somebody else wrote.
     pub(super) foreign: u64,
+    /// Of the first object with a quantity that cannot be read: its name, and what is wrong.
+    pub(super) unread: Option<(String, String)>,
     /// Whose objects there are.
     names: BTreeSet<Box<str>>,
 }
@@ -39,7 +41,7 @@ fn word(text: Option<&str>, known: &[&'static str]) -> &'static str {
 impl Fleet {
     /// Adds an object.
     pub(super) fn add(&mut self, brief: Brief) {
-        let Brief { mark, policy, scope, resources, of_numa: _ } = brief;
+        let Brief { mark, policy, scope, resources, unread, of_numa: _ } = brief;
         let kind = (word(policy.as_deref(), &POLICIES), word(scope.as_deref(), &SCOPES));
         *self.nodes.entry(kind).or_default() += 1;
         self.foreign += u64::from(mark.writers.other.is_some());
@@ -50,6 +52,9 @@ impl Fleet {
                 let all = self.resources.entry(name).or_default();
                 *all = all.plus(sum);
             }
+        }
+        if self.unread.is_none() {
+            self.unread = unread.map(|what| (mark.name.clone(), what));
         }
         self.names.insert(mark.name.into());
     }
@@ -85,6 +90,7 @@ mod tests {
             policy: policy.map(str::to_owned),
             scope: Some(scope.to_owned()),
             resources: [("cpu".to_owned(), sum)].into(),
+            unread: None,
             of_numa: true,
         }
     }

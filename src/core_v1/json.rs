@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value as Json};
 
 use super::text;
+use crate::quantity::Parsed;
 use crate::wire::{Value, WireError, fields, fields_in};
 
 /// A message's name has a line of its own; then comes a line for each field: its number, its name (`-` if its own fields
@@ -339,30 +340,21 @@ fn time(bytes: &[u8]) -> Result<Json, String> {
     }
 }
 
-/// As it was written, which is its shortest form already, as long as Go's types wrote it; but for thousands of something
-/// that Go counts by 1024, which it takes for something else when it reads them.
+/// As Go reads it and writes it again, which is not always as it was written.
 fn quantity(bytes: &[u8]) -> Result<Json, String> {
     let mut quantity = "0".to_owned();
     for record in fields(bytes) {
         let record = record.map_err(|error| error.to_string())?;
         match (record.number, record.value) {
-            (1, Value::Bytes(part)) => quantity = text(&bytes[part]).into_owned(),
+            (1, Value::Bytes(part)) => {
+                let parsed = text(&bytes[part]);
+                quantity = Parsed::of(&parsed).map_err(|error| error.to_string())?.canonical();
+            }
             (1, _) => return Err(other_kind()),
             _ => {}
         }
     }
-    Ok(Json::String(thousands(&quantity).unwrap_or(quantity)))
-}
-
-/// The shorter form of a whole number of thousands.
-fn thousands(quantity: &str) -> Option<String> {
-    let digits = quantity.strip_prefix('-').unwrap_or(quantity);
-    if digits.is_empty() || digits.starts_with('0') || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let zeros = digits.len() - digits.trim_end_matches('0').len();
-    let suffix = ["k", "M", "G", "T", "P", "E"].get((zeros / 3).min(6).checked_sub(1)?)?;
-    Some(format!("{}{suffix}", &quantity[..quantity.len() - zeros.min(18) / 3 * 3]))
+    Ok(Json::String(quantity))
 }
 
 fn int_or_string(bytes: &[u8]) -> Result<Json, String> {
@@ -447,22 +439,25 @@ mod tests {
     }
 
     #[test]
-    fn thousands_are_shortened() {
+    fn quantities_are_written_as_go_writes_them_again() {
+        let pod = |amount: &[u8]| {
+            let limit = message(&[(1, b"cpu"), (2, &message(&[(1, amount)]))]);
+            let container = message(&[(8, &message(&[(1, &limit)]))]);
+            pod_json(&message(&[(2, &message(&[(2, &container)]))]))
+        };
         for (from, to) in [
-            ("419591000", Some("419591k")),
-            ("-1000", Some("-1k")),
-            ("1000000", Some("1M")),
-            ("20000", Some("20k")),
-            ("9000000000000000000", Some("9E")),
-            ("1000000000000000000000", Some("1000E")),
-            ("100", None),
-            ("0", None),
-            ("", None),
-            ("-", None),
-            ("1000Ki", None),
-            ("1e3", None),
+            ("419591000", "419591k"),
+            ("-1000", "-1k"),
+            ("1024Ki", "1Mi"),
+            ("5e-1", "500e-3"),
+            ("0.5", "500m"),
         ] {
-            assert_eq!(thousands(from).as_deref(), to, "{from}");
+            let limits = &pod(from.as_bytes()).unwrap()["spec"]["containers"][0]["resources"]["limits"];
+            assert_eq!(*limits, json!({"cpu": to}), "{from}");
+        }
+        for nonsense in [&b""[..], b"1 ", b"1.5.5", b"\xff"] {
+            let error = pod(nonsense).unwrap_err();
+            assert!(error.ends_with("is not a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi"), "{error}");
         }
     }
 

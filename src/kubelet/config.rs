@@ -209,11 +209,12 @@ fn reserved_cpus(value: &Value, problems: &mut Vec<String>) -> IdSet {
 
 /// The kubelet reserves whole CPUs: the sum of both reservations, rounded up.
 fn reserved_cpu_count(value: &Value, problems: &mut Vec<String>) -> u64 {
-    let mut milli = 0;
-    for section in ["kubeReserved", "systemReserved"] {
-        milli += quantity(&value[section]["cpu"], &format!("{section}.cpu"), problems).milli().max(0);
-    }
-    u64::try_from((milli + 999) / 1000).unwrap_or(u64::MAX)
+    let sections = ["kubeReserved", "systemReserved"];
+    let sum: Quantity = sections
+        .map(|section| quantity(&value[section]["cpu"], &format!("{section}.cpu"), problems))
+        .into_iter()
+        .sum();
+    sum.ceil()
 }
 
 fn reserved_memory(value: &Value, problems: &mut Vec<String>) -> BTreeMap<Id, BTreeMap<String, u64>> {
@@ -232,12 +233,20 @@ fn reserved_memory(value: &Value, problems: &mut Vec<String>) -> BTreeMap<Id, BT
     reserved
 }
 
+/// A quantity that is not there is 0. So is one that cannot be read or is below zero, and that is told; no kubelet starts with
+/// such a one.
 fn quantity(value: &Value, name: &str, problems: &mut Vec<String>) -> Quantity {
-    let Some(text) = plain(value) else { return Quantity::default() };
-    text.parse().unwrap_or_else(|error| {
-        problems.push(format!("{name}: {error}; taken as 0"));
-        Quantity::default()
-    })
+    let read = match value {
+        Value::Null => return Quantity::default(),
+        value => Quantity::deserialize(value).map_err(|error| error.to_string()),
+    };
+    let error = match read {
+        Ok(quantity) if quantity < Quantity::default() => format!("`{quantity}` is below zero"),
+        Ok(quantity) => return quantity,
+        Err(error) => error,
+    };
+    problems.push(format!("{name}: {error}; taken as 0"));
+    Quantity::default()
 }
 
 #[cfg(test)]
@@ -290,6 +299,32 @@ mod tests {
                 "reservedMemory: `-1` is no NUMA node; entry ignored",
             ]
         );
+    }
+
+    #[test]
+    fn reserved_cpus_are_read_in_every_spelling_and_rounded_once() {
+        for (kube, system, count) in [
+            ("1000e-3", "'0'", 1),
+            ("1500000u", "0.5", 2),
+            ("999500u", "500u", 1),
+            ("1n", "1n", 1),
+            ("1k", "24e0", 1024),
+            ("' 1 '", "1", 2),
+        ] {
+            let (config, problems) =
+                parse(&format!("{{kubeReserved: {{cpu: {kube}}}, systemReserved: {{cpu: {system}}}}}"));
+            assert_eq!((config.reserved_cpu_count, problems), (count, vec![]), "{kube} {system}");
+        }
+        for nonsense in ["-1", "[1]", "true", "1.5.5", "{a: b}"] {
+            let (config, problems) = parse(&format!(
+                "kubeReserved: {{cpu: {nonsense}}}\nreservedMemory: [{{numaNode: 0, limits: {{memory: {nonsense}}}}}]"
+            ));
+            assert_eq!(config.reserved_cpu_count, 0);
+            let told = |at: usize, key: &str| {
+                problems[at].starts_with(key) && problems[at].ends_with("; taken as 0")
+            };
+            assert!(told(0, "kubeReserved.cpu: ") && told(1, "reservedMemory.memory: "), "{problems:?}");
+        }
     }
 
     #[test]

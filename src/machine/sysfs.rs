@@ -27,6 +27,9 @@ pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
         Some(ids) => ids.iter().map(|id| reader.node(id, ids)).collect(),
         None => vec![reader.whole_machine()?],
     };
+    if online.is_some() {
+        reader.leave_out_offline(&mut nodes);
+    }
     reader.count_once(&mut nodes);
     let core_types = reader.core_types();
     let threads_per_core = reader.threads_per_core(&nodes);
@@ -75,13 +78,35 @@ impl<F: HostFiles> Reader<'_, F> {
         let (hugepages, hugepages_unread) = self.hugepages(&format!("{dir}/hugepages"));
         NumaNode {
             id,
-            cpus: self
-                .parsed(&format!("{dir}/cpulist"), "no CPUs of this node are known")
-                .unwrap_or_default(),
+            cpus: self.cpus(id),
             memory: self.mem_total(&format!("{dir}/meminfo")),
             hugepages,
             hugepages_unread,
             distances: self.distances(&format!("{dir}/distance"), online),
+        }
+    }
+
+    /// A node without CPUs has an empty list. One that has a directory and no list has CPUs that nobody sees.
+    fn cpus(&mut self, id: Id) -> IdSet {
+        let (file, consequence) = (format!("{NODES}/node{id}/cpulist"), "no CPUs of this node are known");
+        match self.parsed(&file, consequence) {
+            Some(Some(cpus)) => return cpus,
+            Some(None) if self.has_directory(id) => self.problem(&file, format!("is missing; {consequence}")),
+            Some(None) | None => {}
+        }
+        IdSet::new()
+    }
+
+    fn has_directory(&self, id: Id) -> bool {
+        self.files.list(NODES).is_ok_and(|names| names.contains(&format!("node{id}")))
+    }
+
+    /// Kernels before 4.15 list CPUs that are offline as well, on arm64 ("mm: only display online cpus of the numa node").
+    fn leave_out_offline(&mut self, nodes: &mut [NumaNode]) {
+        let online: Option<IdSet> =
+            self.parsed(&format!("{CPUS}/online"), "CPUs that are offline may be counted").flatten();
+        if let Some(online) = online.filter(|online| !online.is_empty()) {
+            nodes.iter_mut().for_each(|node| node.cpus = node.cpus.intersection(&online));
         }
     }
 
@@ -116,7 +141,8 @@ impl<F: HostFiles> Reader<'_, F> {
         for name in &names {
             let Some(kind) = name.strip_prefix(CORE_TYPE).filter(|kind| !kind.is_empty()) else { continue };
             let file = format!("{DEVICES}/{name}/cpus");
-            let cpus: IdSet = self.parsed(&file, "this kind of cores is not told").unwrap_or_default();
+            let cpus: IdSet =
+                self.parsed(&file, "this kind of cores is not told").flatten().unwrap_or_default();
             if !cpus.is_empty() {
                 types.insert(kind.to_owned(), cpus);
             }
@@ -150,22 +176,22 @@ impl<F: HostFiles> Reader<'_, F> {
         Ok(NumaNode { id: 0, cpus, memory, hugepages, hugepages_unread, distances: BTreeMap::new() })
     }
 
-    /// A file that may be missing (then the default holds) but must make sense when it is there; `None` and a
-    /// problem when it does not.
-    fn parsed<T: FromStr + Default>(&mut self, file: &str, consequence: &str) -> Option<T>
+    /// A file that may be missing (`Some(None)`) but must make sense when it is there; `None` and a problem when it does
+    /// not.
+    fn parsed<T: FromStr>(&mut self, file: &str, consequence: &str) -> Option<Option<T>>
     where
         T::Err: std::fmt::Display,
     {
         let text = match self.files.read(file) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(T::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(None),
             Err(error) => {
                 self.problem(file, format!("{error}; {consequence}"));
                 return None;
             }
         };
         let parsed = text.trim().parse();
-        parsed.map_err(|error| self.problem(file, format!("{error}; {consequence}"))).ok()
+        parsed.map_err(|error| self.problem(file, format!("{error}; {consequence}"))).ok().map(Some)
     }
 
     /// `Node 0 MemTotal:  16384 kB` or `MemTotal:  16384 kB`, as bytes. A node without memory may lack it.
@@ -203,7 +229,7 @@ impl<F: HostFiles> Reader<'_, F> {
         for (name, size) in names.iter().filter_map(|name| Some((name, size(name)?))) {
             let pages = self.parsed(&format!("{dir}/{name}/nr_hugepages"), "these pages are taken as 0");
             unread |= pages.is_none();
-            pools.insert(size, pages.unwrap_or(0));
+            pools.insert(size, pages.flatten().unwrap_or(0));
         }
         (pools, unread)
     }
@@ -389,10 +415,40 @@ mod tests {
     }
 
     #[test]
-    fn missing_files_are_normal() {
+    fn missing_files_are_normal_but_for_the_list_of_cpus() {
         let machine = read(&files(&[("sys/devices/system/node/online", "0-1\n")])).unwrap();
         assert_eq!(machine.problems, []);
         assert_eq!(machine.nodes[1], NumaNode { id: 1, ..NumaNode::default() });
+        let machine = read(&files(&[
+            ("sys/devices/system/node/online", "0-2\n"),
+            ("sys/devices/system/node/node0/cpulist", "\n"),
+            ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       4096 kB\n"),
+            ("sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       4096 kB\n"),
+        ]))
+        .unwrap();
+        let problems: Vec<String> = machine.problems.iter().map(Problem::to_string).collect();
+        let file = "sys/devices/system/node/node1/cpulist";
+        assert_eq!(problems, [format!("{file}: is missing; no CPUs of this node are known")]);
+    }
+
+    #[test]
+    fn cpus_that_are_offline_do_not_count() {
+        let of = |online: Option<&str>| {
+            let mut recorded = files(&TWO_SPARSE_NODES);
+            recorded.read.insert(format!("{NODES}/node8/cpulist"), "4-7\n".to_owned());
+            let file = format!("{CPUS}/online");
+            recorded.read.extend(online.map(|online| (file, format!("{online}\n"))));
+            let machine = read(&recorded).unwrap();
+            let cpus: Vec<String> = machine.nodes.iter().map(|node| node.cpus.to_string()).collect();
+            (cpus.join(" "), machine.problems.iter().map(Problem::to_string).collect::<String>())
+        };
+        let all = ("0-3 4-7".to_owned(), String::new());
+        assert_eq!(of(Some("0-2,5-7")), ("0-2 5-7".to_owned(), String::new()));
+        assert_eq!(of(Some("0-100")), all);
+        assert_eq!((of(None), of(Some(""))), (all.clone(), all));
+        let (cpus, problem) = of(Some("?"));
+        assert_eq!(cpus, "0-3 4-7");
+        assert!(problem.ends_with("; CPUs that are offline may be counted"), "{problem}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use tracing::debug;
 
 use super::{Annotation, Container, ContainerKind, Life, Phase, Pod};
-use crate::quantity::Quantity;
+use crate::quantity::{Parsed, Quantity};
 
 /// What the API server and the kubelet call the class of pods that get what they ask for.
 const GUARANTEED: &str = "Guaranteed";
@@ -205,20 +205,40 @@ pub(crate) struct State {
 /// A quantity. One that cannot be read counts as one, for it is asked for: who waits until all that was asked for is
 /// seen must not take it for nothing. Neither the API server nor the kubelet accepts a pod with such a one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Amount(Quantity);
+pub(crate) struct Amount {
+    quantity: Quantity,
+    /// As the kubelet and the scheduler round it.
+    value: i64,
+    /// Likewise, in thousandths.
+    milli: i64,
+}
 
 impl Amount {
     /// What a quantity's text says.
     pub(crate) fn read(text: &str) -> Self {
-        Self(text.parse().unwrap_or_else(|error| {
-            debug!("a pod asks for an amount that cannot be read and counts as 1: {error}");
-            Quantity::whole(1)
-        }))
+        match Parsed::of(text) {
+            Ok(parsed) => {
+                Self { quantity: parsed.quantity(), value: parsed.value(), milli: parsed.milli_value() }
+            }
+            Err(error) => {
+                debug!("a pod asks for an amount that cannot be read and counts as 1: {error}");
+                Self { quantity: Quantity::whole(1), value: 1, milli: 1000 }
+            }
+        }
     }
 
-    /// Thousandths, none below zero.
-    fn milli(self) -> u128 {
-        u128::try_from(self.0.milli()).unwrap_or(0)
+    /// A whole number, none below zero.
+    fn whole(self) -> u64 {
+        u64::try_from(self.value).unwrap_or(0)
+    }
+
+    /// CPU in thousandths, none below zero. It is a multiple of 1000 where the kubelet and the scheduler plugin find whole
+    /// CPUs (`Value() * 1000 == MilliValue()`): theirs is arithmetic of 64 bits, in which absurd amounts come to anything.
+    fn cpu_milli(self) -> u64 {
+        if self.value > 0 && self.value.wrapping_mul(1000) == self.milli {
+            return self.whole().min(u64::MAX / 1000) * 1000;
+        }
+        u64::try_from(self.milli).ok().filter(|milli| !milli.is_multiple_of(1000)).unwrap_or(0)
     }
 }
 
@@ -238,11 +258,12 @@ impl<'de> Visitor<'de> for AmountVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Amount, E> {
-        Ok(Amount::read(text))
+        // In JSON there may be space around it, and nowhere else.
+        Ok(Amount::read(text.trim()))
     }
 
     fn visit_u64<E: Error>(self, value: u64) -> Result<Amount, E> {
-        Ok(Amount(Quantity::whole(value)))
+        Ok(Amount::read(&value.to_string()))
     }
 
     fn visit_i64<E: Error>(self, value: i64) -> Result<Amount, E> {
@@ -347,11 +368,12 @@ impl Spec {
 
 /// CPU and memory are limited in each part, and all that is asked for of either is all that it is limited to.
 fn is_guaranteed<'a>(parts: impl Iterator<Item = &'a Resources>) -> bool {
-    let (mut requested, mut limited, mut any) = ([0_u128; 2], [0_u128; 2], false);
+    let (mut requested, mut limited, mut any) = ([0_i128; 2], [0_i128; 2], false);
     for part in parts {
         any = true;
         for (index, name) in CLASSIFYING.iter().enumerate() {
-            let amount = |amounts: &Amounts| amounts.get(*name).map_or(0, |amount| amount.milli());
+            let amount =
+                |amounts: &Amounts| amounts.get(*name).map_or(0, |amount| amount.quantity.nano().max(0));
             let limit = amount(&part.limits);
             if limit == 0 {
                 return false;
@@ -375,13 +397,12 @@ impl RawContainer {
         let mut container = Container { name: self.name, kind, ..Container::default() };
         let mut others = Vec::new();
         for (name, amount) in self.resources.requests {
-            let milli = amount.milli();
-            let whole = u64::try_from(milli.div_ceil(1000)).unwrap_or(u64::MAX);
             match &*name {
-                "cpu" => container.cpu_milli = u64::try_from(milli).unwrap_or(u64::MAX),
-                "memory" => container.memory = whole,
-                other if whole > 0 && (other.starts_with("hugepages-") || other.contains('/')) => {
-                    others.push((name, whole));
+                "cpu" => container.cpu_milli = amount.cpu_milli(),
+                "memory" => container.memory = amount.whole(),
+                other if other.contains('/') => others.push((name, amount.whole())),
+                other if other.starts_with("hugepages-") && amount.whole() > 0 => {
+                    others.push((name, amount.whole()));
                 }
                 _ => {}
             }
@@ -478,7 +499,8 @@ mod tests {
                 ],
                 "containers": [{"name": "main", "resources": {
                     "limits": {"cpu": "3", "memory": "1.5Gi", "hugepages-2Mi": "4Mi", "example.com/gpu": "2"},
-                    "requests": {"cpu": "1500m", "ephemeral-storage": "1Gi", "storage": "1", "example.com/none": "0"},
+                    "requests": {"cpu": "1500m", "ephemeral-storage": "1Gi", "storage": "1", "example.com/none": "0",
+                                 "hugepages-1Gi": "0"},
                 }}],
                 "ephemeralContainers": [{"name": "debug"}],
             },
@@ -505,7 +527,7 @@ mod tests {
                     ContainerKind::App,
                     1500,
                     3 << 29,
-                    &[("example.com/gpu", 2), ("hugepages-2Mi", 4 << 20)],
+                    &[("example.com/gpu", 2), ("example.com/none", 0), ("hugepages-2Mi", 4 << 20)],
                 ),
             ]
             .into(),
@@ -595,8 +617,13 @@ mod tests {
             (json!(-1), 0, 0),
             (json!(2), 2000, 2),
             (json!(0.5), 500, 1),
-            (json!("99999999E"), u64::MAX, u64::MAX),
-            (json!(u64::MAX), u64::MAX, u64::MAX),
+            (json!(" 2 "), 2000, 2),
+            (json!("500e-3"), 500, 1),
+            (json!("1000000001n"), 1001, 2),
+            // What does not fit 64 bits is nothing to Kubernetes, or anything else.
+            (json!("99999999E"), 0, 0),
+            (json!(u64::MAX), 0, 0),
+            (json!("20000000000000000001"), 18_446_744_073_709_551_000, 1_553_255_926_290_448_385),
         ] {
             let requests = json!({"cpu": amount, "memory": amount, "example.com/gpu": amount});
             let read =
@@ -604,7 +631,7 @@ mod tests {
             let [container] = &*read.containers else { panic!("{read:?}") };
             assert_eq!((container.cpu_milli, container.memory), (cpu_milli, whole), "{amount}");
             let gpus: Vec<u64> = container.others.iter().map(|(_, count)| *count).collect();
-            assert_eq!(gpus, Vec::from_iter(Some(whole).filter(|count| *count > 0)), "{amount}");
+            assert_eq!(gpus, [whole], "{amount}");
         }
         // What Go writes for what is empty.
         let empty =

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cluster::Cluster;
+use tracing::debug;
+
+use crate::cluster::{Cluster, KubeletEndpoint};
 use crate::config::{self, Address, Config};
 use crate::kubelet::{Https, PORT, Target};
 
@@ -12,7 +14,7 @@ use crate::kubelet::{Https, PORT, Target};
 pub struct KubeletPort {
     /// The node's name.
     pub node: String,
-    /// Where it is; the Node says if not set.
+    /// Where it is; the Node says if not set, and the port where this has none.
     pub address: Option<Address>,
     /// Who signs its certificate; the cluster's CA if not set.
     pub ca_file: Option<PathBuf>,
@@ -37,7 +39,8 @@ impl KubeletPort {
     pub async fn connect(&self, cluster: &Cluster) -> Result<Https, String> {
         let config = cluster.config().ok_or("there are no credentials with which to ask the kubelet")?;
         let (host, port) = match &self.address {
-            Some(Address { host, port }) => (host.clone(), port.unwrap_or(PORT)),
+            Some(Address { host, port: Some(port) }) => (host.clone(), *port),
+            Some(Address { host, port: None }) => (host.clone(), self.ask_for_port(cluster).await),
             None => self.ask_for_address(cluster).await?,
         };
         let (ca_file, server_name, timeout) = (self.ca_file.clone(), self.server_name.clone(), self.timeout);
@@ -46,11 +49,23 @@ impl KubeletPort {
     }
 
     async fn ask_for_address(&self, cluster: &Cluster) -> Result<(String, u16), String> {
-        let told = cluster.kubelet_address(&self.node).await;
+        let told = cluster.kubelet_endpoint(&self.node).await;
         let explain = |reason: String| {
             format!("nobody knows where the kubelet answers ({reason}): set `kubelet.address` (NODE_ADDRESS)")
         };
-        let address = told.map_err(|error| explain(error.to_string()))?;
-        address.ok_or_else(|| explain("the Node has no InternalIP yet".to_owned()))
+        let KubeletEndpoint { host, port } = told.map_err(|error| explain(error.to_string()))?;
+        let host = host.ok_or_else(|| explain("the Node has no InternalIP yet".to_owned()))?;
+        Ok((host, port.unwrap_or(PORT)))
+    }
+
+    /// The port that the Node tells, or the one that kubelets have where nobody chose another.
+    async fn ask_for_port(&self, cluster: &Cluster) -> u16 {
+        match cluster.kubelet_endpoint(&self.node).await {
+            Ok(KubeletEndpoint { port, .. }) => port.unwrap_or(PORT),
+            Err(error) => {
+                debug!("the kubelet's port is taken to be {PORT}: {error}");
+                PORT
+            }
+        }
     }
 }

@@ -99,12 +99,12 @@ impl PodTellers {
         Telling::new(self, node, cluster)
     }
 
-    /// Those of a resolved configuration. No annotation is kept.
+    /// Those of a configuration. No annotation is kept.
     #[must_use]
     pub fn from_config(config: &Config, port: KubeletPort) -> Self {
         Self {
-            order: order(config),
-            socket: config.kubelet.pods_socket.clone().unwrap_or_default(),
+            order: order(&config.clone().resolved()),
+            socket: config.paths().pods_socket,
             timeout: config.kubelet.timeout.get(),
             interval: config.pods.interval.get(),
             port,
@@ -382,6 +382,15 @@ mod tests {
     use super::*;
     use crate::sim::api_server::{ApiServer, PODS};
     use crate::sim::pods_api::SimPodsApi;
+
+    #[test]
+    fn a_configuration_that_is_not_resolved_leads_to_the_same() {
+        let config = Config { consumer: config::Consumer::Kai, ..Config::default() };
+        let of = |config: &Config| PodTellers::from_config(config, KubeletPort::from_config(config));
+        let (tellers, resolved) = (of(&config), of(&config.clone().resolved()));
+        assert_eq!(tellers.socket, std::path::Path::new("/var/lib/kubelet/pods-api/pods-api.sock"));
+        assert_eq!((tellers.socket, tellers.order), (resolved.socket, resolved.order));
+    }
 
     /// Listens until a list is complete and says whose it is; sentences of trouble are kept.
     async fn listed(telling: &mut Telling, trouble: &mut Vec<String>) -> (PodTeller, Vec<String>) {

@@ -107,12 +107,12 @@ impl Requirements {
         if memory && container.memory > 0 {
             need(What::Memory, "memory", container.memory);
         }
-        for (name, amount) in &container.others {
+        for (name, amount) in container.wanted() {
             if memory && is_huge_pages(name) {
-                need(What::Memory, name, *amount);
+                need(What::Memory, name, amount);
             }
-            if self.devices.contains(&**name) {
-                need(What::Devices, name, *amount);
+            if self.devices.contains(name) {
+                need(What::Devices, name, amount);
             }
         }
         needs

@@ -16,16 +16,38 @@ pub fn is_exclusive_container(
     listed: &dyn Fn(&str) -> bool,
     release: PluginRelease,
 ) -> bool {
+    counts(pod, container, listed, release, 0)
+}
+
+/// Does a container that the plugin counts ask for anything that makes it count? Who asks for none of a device counts too.
+pub(super) fn has_exclusive(
+    pod: &Pod,
+    container: &Container,
+    listed: &dyn Fn(&str) -> bool,
+    release: PluginRelease,
+) -> bool {
+    counts(pod, container, listed, release, 1)
+}
+
+/// The plugin's rule, of devices of which at least so many are asked for. The plugin itself looks at their names only.
+fn counts(
+    pod: &Pod,
+    container: &Container,
+    listed: &dyn Fn(&str) -> bool,
+    release: PluginRelease,
+    devices: u64,
+) -> bool {
     let old = release == PluginRelease::V0_34;
     if container.kind == ContainerKind::Init && !old {
         return false;
     }
-    let names = || container.others.iter().map(|(name, _)| name.as_ref());
-    if names().any(|name| !is_native(name) && (old || listed(name))) {
+    let is_device = |name: &str| !is_native(name) && (old || listed(name));
+    if container.others.iter().any(|(name, amount)| is_device(name) && *amount >= devices) {
         return true;
     }
     let whole_cpus = container.cpu_milli > 0 && container.cpu_milli.is_multiple_of(1000);
-    pod.said_guaranteed && (whole_cpus || container.memory > 0 || names().any(is_huge_pages))
+    let huge_pages = || container.wanted().any(|(name, _)| is_native(name) && is_huge_pages(name));
+    pod.said_guaranteed && (whole_cpus || container.memory > 0 || huge_pages())
 }
 
 /// As Kubernetes has it: everything without a domain, or with its own.
@@ -64,6 +86,15 @@ mod tests {
         check(pod(false, App, 0, 0, &[("example.com/nic", 1)]), [true; 2]);
         check(pod(false, Sidecar, 0, 0, &[("example.com/nic", 1)]), [true; 2]);
         check(pod(false, App, 0, 0, &[("example.com/unlisted", 1)]), [true, false]);
+        // `IsExclusive` does not look at the quantity of what is not Kubernetes' own.
+        check(pod(false, App, 0, 0, &[("example.com/nic", 0)]), [true; 2]);
+        check(pod(false, Sidecar, 0, 0, &[("example.com/nic", 0)]), [true; 2]);
+        check(pod(false, Init, 0, 0, &[("example.com/nic", 0)]), [true, false]);
+        check(pod(false, App, 0, 0, &[("example.com/unlisted", 0)]), [true, false]);
+        check(pod(false, App, 0, 0, &[("example.kubernetes.io/native", 0)]), [false; 2]);
+        check(pod(true, App, 0, 0, &[("hugepages-2Mi", 0)]), [false; 2]);
+        // By its domain it is a device.
+        check(pod(true, App, 0, 0, &[("hugepages-a.b/c", 1)]), [true, false]);
         check(pod(false, Init, 0, 0, &[("example.com/nic", 1)]), [true, false]);
         check(pod(true, Init, 1000, 1, &[]), [true, false]);
         check(pod(false, App, 0, 0, &[("example.kubernetes.io/native", 1)]), [false; 2]);

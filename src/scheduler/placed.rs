@@ -1,7 +1,7 @@
 //! On which zones the containers are that the plugin deems exclusive, in the pods of the fingerprint.
 
 use super::contract::{Contract, Rows, lists};
-use super::exclusive::is_exclusive_container;
+use super::exclusive::{has_exclusive, is_exclusive_container};
 use super::{Reading, View};
 use crate::machine::{Id, Machine};
 use crate::pod::{ContainerKind, Pod};
@@ -19,20 +19,26 @@ impl Contract {
         if self.terms().view != View::Scheduler {
             return None;
         }
-        let listed = |name: &str| lists(reading.zones, name);
+        let (listed, release) = (|name: &str| lists(reading.zones, name), self.terms().release);
         let rows = Rows::of(reading.usage);
         let counted: Vec<&Pod> = pods?.into_iter().filter(|pod| self.counts(pod, reading.zones)).collect();
         let mut placed = Vec::new();
         for pod in counted {
             let exclusive = pod.containers.iter().filter(|container| {
                 container.kind != ContainerKind::Init
-                    && is_exclusive_container(pod, container, &listed, self.terms().release)
+                    && is_exclusive_container(pod, container, &listed, release)
             });
             for container in exclusive {
-                // With two of them it cannot be told which is the pod's.
-                let [row] = rows.of_pod(pod)[..] else { return None };
-                let usage = row.containers.iter().find(|usage| *usage.name == *container.name)?;
-                let zone = Some(home(usage, machine)?);
+                let zone = if has_exclusive(pod, container, &listed, release) {
+                    // With two of them it cannot be told which is the pod's.
+                    let [row] = rows.of_pod(pod)[..] else { return None };
+                    let usage = row.containers.iter().find(|usage| *usage.name == *container.name)?;
+                    Some(home(usage, machine)?)
+                } else {
+                    // It asks for none of a device. The plugin counts it, and gives back nothing when it simulates its
+                    // eviction: any zone will do.
+                    Some(0)
+                };
                 let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
                 placed.push(Placed { namespace, pod: name, container: &container.name, zone });
             }
@@ -48,7 +54,7 @@ mod tests {
     use crate::machine::NumaNode;
     use crate::pod::{Container, Phase};
     use crate::scheduler::{Requirements, Terms};
-    use crate::topology::Zone;
+    use crate::topology::{Amounts, Zone};
 
     fn machine() -> Machine {
         let node = |id: Id, cpus: &str| NumaNode { id, cpus: cpus.parse().unwrap(), ..NumaNode::default() };
@@ -85,15 +91,13 @@ mod tests {
 
     fn metadata(pods: &[Pod], rows: Vec<PodUsage>) -> Option<String> {
         let zone = |id| Zone { id, ..Zone::default() };
-        let usage = Usage { pods: rows };
-        let reading = Reading {
-            usage: &usage,
-            number: 0,
-            requirements: &Requirements::default(),
-            zones: &[zone(0), zone(1)],
-            answers: true,
-            unlisted: None,
-        };
+        told(pods, &Usage { pods: rows }, &[zone(0), zone(1)])
+    }
+
+    fn told(pods: &[Pod], usage: &Usage, zones: &[Zone]) -> Option<String> {
+        let requirements = Requirements::default();
+        let reading =
+            Reading { usage, number: 0, requirements: &requirements, zones, answers: true, unlisted: None };
         Contract::new(Terms::default()).placement(Some(pods), &reading, &machine()).map(|p| p.metadata)
     }
 
@@ -112,5 +116,21 @@ mod tests {
         let modest = Pod { said_guaranteed: false, ..pod("b", Phase::Succeeded, &["x"]) };
         assert_eq!(metadata(&[a(), modest], vec![on_one]), all);
         assert_eq!(metadata(&[], vec![]).as_deref(), Some("npv0v001::ve=leb89::cc=0::nn=2::bn=0"));
+    }
+
+    #[test]
+    fn who_asks_for_none_of_a_device_is_counted_and_may_be_anywhere() {
+        let none =
+            Container { name: "x".into(), others: Box::new([("a.b/c".into(), 0)]), ..Container::default() };
+        let best_effort = Pod { said_guaranteed: false, ..pod("b", Phase::Running, &[]) };
+        let none = Pod { containers: Box::new([none]), ..best_effort };
+        let zone = |id| {
+            let resources = [("a.b/c".to_owned(), Amounts::default())].into();
+            Zone { id, resources, ..Zone::default() }
+        };
+        let pods = [pod("a", Phase::Running, &["x"]), none];
+        let usage = Usage { pods: vec![row("a", &[("x", "8")])] };
+        let told = told(&pods, &usage, &[zone(0), zone(1)]);
+        assert_eq!(told.as_deref(), Some("npv0v001::ve=leb89::cc=2::nn=2::bn=0"));
     }
 }

@@ -120,6 +120,11 @@ async fn every_source_says_the_same() -> Result<()> {
     ensure!(told["answer"]["topologyManagerPolicyOptions"] == options, "{told}");
     ensure!(told["answer"]["reservedCpuCount"] == 2, "500m and 1200m: {told}");
 
+    // The kubelet has another port than most. The Node tells it.
+    let address = ["--set=kubelet.address=127.0.0.1".to_owned()];
+    let of_node = reading(&node, &agent, &[&https(&node)?[..], &address].concat()).await?;
+    ensure!(of_node == told, "{of_node}\n{told}");
+
     // From the files, as the kubelet's command line says.
     let proc = format!("--set=host.proc={}", proc_of(&node)?.display());
     let places = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();

@@ -122,12 +122,15 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
     bench.node.run(pod("fraction").millicpus(500).memory("64Mi")).await?;
     bench.node.run(pod("whole").cpus(2).memory("64Mi")).await?;
     bench.node.run(pod("helped").cpus(1).memory("64Mi").sidecar("side").cpus(1).memory("64Mi")).await?;
+    // What it asks for is `500e-3` in the API server's words, and the plugin counts who asks for none of a device.
+    bench.node.run(pod("spelled").cpu("5e-1").memory("64Mi")).await?;
+    bench.node.run(pod("none").burstable().millicpus(100).memory("64Mi").device(NIC, 0)).await?;
     // A device that is near no node, and so in no zone.
     let far = Device { id: "far-0".to_owned(), numa: Vec::new(), unhealthy: false };
     bench.node.set_devices(FAR, &[far])?;
     bench.node.kubelet_is_ready().await?;
     bench.node.run(pod("far").burstable().millicpus(100).memory("64Mi").device(FAR, 1)).await?;
-    let running = ["best-effort", "burstable", "far", "fraction", "helped", "whole"];
+    let running = ["best-effort", "burstable", "far", "fraction", "helped", "none", "spelled", "whole"];
     ensure!(bench.agrees("all run").await? == running);
 
     bench.node.submit(&pod("unpullable").cpus(1).memory("64Mi").unpullable()).await?;
@@ -159,13 +162,14 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
     // All of them at once, for whoever starts only now, in every way to count.
     let all = bench.agrees("before the agent's restart").await?;
     let dead = ["completed", "failed", "finalized", "refused"];
-    ensure!(dead.iter().all(|name| all.iter().any(|one| one == name)) && all.len() == 11, "{all:?}");
+    ensure!(dead.iter().all(|name| all.iter().any(|one| one == name)) && all.len() == 13, "{all:?}");
     for counting in OTHERS {
         bench.count(counting)?;
         let counted = bench.agrees("after the agent's restart").await?;
         let has = |name: &str| counted.iter().any(|one| one == name);
         ensure!(has("completed") == (counting.informer == "dedicated"), "{counting:?}: {counted:?}");
         ensure!(has("best-effort") == (counting.method == "all"), "{counting:?}: {counted:?}");
+        ensure!(has("none") && has("spelled"), "{counting:?}: {counted:?}");
         let exclusive = counting.method == "all" || counting.plugin == "v0.34";
         ensure!(has("far") == exclusive, "{counting:?}: {counted:?}");
         // It goes on with what happens, and that differs by the informer.

@@ -20,6 +20,7 @@ mod pods_served;
 mod protobuf;
 mod proxy;
 mod publisher;
+mod quantities;
 mod refusals;
 mod rendered;
 mod restarts;

@@ -61,7 +61,10 @@ impl World {
         let addresses = object.status.unwrap_or_default().addresses.into_iter().flatten();
         let mut own = addresses.filter(|address| address.type_ == "InternalIP");
         let own = own.next().context("the Node has no address")?.address;
-        let reach = [(SERVICE.to_owned(), cluster.address().to_owned()), (format!("{own}:10250"), port)];
+        // The Node tells the port.
+        let (_, number) = port.rsplit_once(':').context("the kubelet has no port")?;
+        let kubelet = format!("{own}:{number}");
+        let reach = [(SERVICE.to_owned(), cluster.address().to_owned()), (kubelet, port)];
         node.pods_reach(&BTreeMap::from(reach))?;
         Ok(Self { node, chart, cluster })
     }

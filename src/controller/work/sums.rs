@@ -21,7 +21,7 @@ const SHARE: u32 = 10;
 impl Work<'_> {
     /// At each interval, which grows where a pass takes long.
     pub(super) async fn sum_up(&self) {
-        let mut said = Said::default();
+        let (mut said, mut unread) = (Said::default(), Said::default());
         self.wait_for_nodes(PATIENCE).await;
         loop {
             let started = Instant::now();
@@ -31,6 +31,12 @@ impl Work<'_> {
                 Ok(fleet) => {
                     debug!("{} objects were added up in {:?}", fleet.objects(), started.elapsed());
                     said.well("the objects can be added up again");
+                    match &fleet.unread {
+                        Some((name, what)) => {
+                            unread.trouble(&format!("left out of the sums, of object {name}: {what}"))
+                        }
+                        None => unread.well("all quantities of the objects can be read again"),
+                    }
                     self.show(&fleet).await;
                     self.metrics.summed_up(next);
                 }

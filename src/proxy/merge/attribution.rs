@@ -24,9 +24,9 @@ pub(super) fn distribute(
     let stays = |container: &Container| container.kind != ContainerKind::Init;
     let staying = || containers.iter().enumerate().filter(|(_, container)| stays(container));
     // Where requests are counts (`RequestsAsCount` of Koordinator's `device-allocate-hint`) they are what was allocated.
-    let raw = staying().flat_map(|(_, container)| &container.others);
+    let raw = staying().flat_map(|(_, container)| container.wanted());
     let raw = raw.filter(|(name, _)| kind != Some(GPU) && own(name).is_some_and(|own| kind == Some(own)));
-    let all = match raw.map(|(_, amount)| u128::from(*amount)).sum::<u128>() == count as u128 {
+    let all = match raw.map(|(_, amount)| u128::from(amount)).sum::<u128>() == count as u128 {
         true => 1,
         false => WHOLE,
     };
@@ -48,12 +48,11 @@ pub(super) fn at_most(container: &Container, resource: &str) -> usize {
 
 /// How many devices a container asks for; all of one that is no accelerator is so much.
 fn asked(container: &Container, kind: Option<&str>, resource: &str, all: u64) -> usize {
-    let amounts = || container.others.iter().map(|(name, amount)| (&**name, *amount));
     let devices = |(name, amount)| devices(name, amount, kind, resource, all);
     // Of two names for the same devices one tells as much as the other.
-    let most = amounts().map(devices).max().unwrap_or(0);
+    let most = container.wanted().map(devices).max().unwrap_or(0);
     // Shares of several devices are their sum; this says how many they are.
-    let shared = amounts().find(|(name, _)| kind == Some(GPU) && own(name) == Some("gpu.shared"));
+    let shared = container.wanted().find(|(name, _)| kind == Some(GPU) && own(name) == Some("gpu.shared"));
     usize::try_from(shared.map_or(most, |(_, amount)| amount)).unwrap_or(usize::MAX)
 }
 

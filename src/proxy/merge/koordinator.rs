@@ -1,5 +1,6 @@
 //! What Koordinator's scheduler writes into the annotations of a pod that it places.
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::problem::{Kind, Problems};
@@ -72,7 +73,7 @@ fn of_type(items: Value, problems: &mut Problems) -> Vec<Allocated> {
     };
     let mut devices = Vec::with_capacity(items.len());
     for item in &items {
-        match device(item) {
+        match device(item, problems) {
             Ok(device) => devices.push(device),
             Err(reason) => malformed(problems, DEVICES, reason),
         }
@@ -80,7 +81,7 @@ fn of_type(items: Value, problems: &mut Problems) -> Vec<Allocated> {
     devices
 }
 
-fn device(item: &Value) -> Result<Allocated, &'static str> {
+fn device(item: &Value, problems: &mut Problems) -> Result<Allocated, &'static str> {
     let Value::Object(fields) = item else { return Err("a device is no JSON object") };
     let id = match fields.get("id") {
         None | Some(Value::Null) => None,
@@ -94,7 +95,7 @@ fn device(item: &Value) -> Result<Allocated, &'static str> {
         id,
         minor: fields.get("minor").and_then(Value::as_i64),
         functions: functions(extension)?,
-        part: part || fields.get("resources").is_some_and(is_part),
+        part: part || fields.get("resources").is_some_and(|resources| is_part(resources, problems)),
     })
 }
 
@@ -111,20 +112,25 @@ fn functions(extension: &Value) -> Result<Vec<String>, &'static str> {
 }
 
 /// Is any of the shares below 100?
-fn is_part(resources: &Value) -> bool {
+fn is_part(resources: &Value, problems: &mut Problems) -> bool {
     let Value::Object(resources) = resources else { return false };
-    let share = |name: &str| own(name).is_some_and(|name| SHARES.contains(&name));
-    let whole = Quantity::whole(100);
-    let is_less = |amount: &Value| quantity(amount).is_some_and(|amount| amount < whole);
-    resources.iter().any(|(name, amount)| share(name) && is_less(amount))
+    let mut part = false;
+    for (_, amount) in
+        resources.iter().filter(|(name, _)| own(name).is_some_and(|name| SHARES.contains(&name)))
+    {
+        match quantity(amount) {
+            Some(share) => part |= share < Quantity::whole(100),
+            None => malformed(problems, DEVICES, "a share of a device cannot be read"),
+        }
+    }
+    part
 }
 
-/// A text or a number.
+/// A text or a number. Nothing is 0 to Go.
 fn quantity(amount: &Value) -> Option<Quantity> {
     match amount {
-        Value::String(text) => text.parse().ok(),
-        Value::Number(number) => number.to_string().parse().ok(),
-        _ => None,
+        Value::Null => Some(Quantity::default()),
+        amount => Quantity::deserialize(amount).ok(),
     }
 }
 

@@ -84,12 +84,8 @@ fn quantity(value: &Value) -> Quantity {
 }
 
 fn reserved_cpu_count(keys: &Map<String, Value>) -> u64 {
-    let milli = |section: &str| {
-        let cpu = keys.get(section).and_then(|section| section.get("cpu"));
-        cpu.map_or(0, |cpu| quantity(cpu).milli())
-    };
-    let milli = u64::try_from(milli("kubeReserved") + milli("systemReserved")).unwrap_or(0);
-    milli.div_ceil(1000)
+    let cpu = |section: &&str| keys.get(*section).and_then(|section| section.get("cpu"));
+    ["kubeReserved", "systemReserved"].iter().filter_map(cpu).map(quantity).sum::<Quantity>().ceil()
 }
 
 fn reserved_memory(keys: &Map<String, Value>) -> BTreeMap<(Id, String), u64> {

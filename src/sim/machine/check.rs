@@ -2,8 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use serde::Deserialize;
+use serde_json::Value;
+
 use super::{Device, DeviceSpec, MachineSpec, Missing, NodeSpec};
 use crate::machine::{Id, IdSet};
+use crate::quantity::Quantity;
 
 /// Can this machine be? If not, one sentence says why.
 pub(super) fn check(machine: &MachineSpec) -> Result<(), String> {
@@ -32,10 +36,23 @@ pub(super) fn check(machine: &MachineSpec) -> Result<(), String> {
         missing(node)?;
         packages(machine, node)?;
     }
+    quantities(machine)?;
     numa(machine)?;
     possible(machine, &ids, &cpus)?;
     core_types(machine, &cpus)?;
     references(machine, &ids)
+}
+
+/// A kubelet does not start with a quantity that is none.
+fn quantities(machine: &MachineSpec) -> Result<(), String> {
+    let keys = &machine.kubelet;
+    let sections = ["kubeReserved", "systemReserved"].into_iter().filter_map(|section| keys.get(section));
+    let limits = keys.get("reservedMemory").and_then(Value::as_array).into_iter().flatten();
+    let maps = sections.chain(limits.filter_map(|entry| entry.get("limits"))).filter_map(Value::as_object);
+    match maps.flat_map(|map| map.values()).find(|amount| Quantity::deserialize(*amount).is_err()) {
+        Some(amount) => Err(format!("its kubelet reserves {amount}, which is no quantity")),
+        None => Ok(()),
+    }
 }
 
 fn memory(node: &NodeSpec) -> Result<(), String> {

@@ -239,6 +239,11 @@ fn what_cannot_be_is_refused() {
         ("nodes: [{id: 0, cpus: '0'}], coreTypes: {../a: {cpus: '0'}}", "no kind of core"),
         ("nodes: [{id: 0}], devices: [{resource: a, devices: [{id: b, numa: [1]}]}]", "not there"),
         ("nodes: [{id: 0}], devices: [{resource: a, devices: [{id: b}, {id: b}]}]", "is there twice"),
+        (
+            "nodes: [{id: 0}], kubelet: {systemReserved: {cpu: much}}",
+            "reserves \"much\", which is no quantity",
+        ),
+        ("nodes: [{id: 0}], kubelet: {reservedMemory: [{limits: {memory: [1]}}]}", "reserves [1], which is"),
         ("nodes: [{id: 0}], later: {description: y, nodes: []}", "later: it has no node"),
     ] {
         let error = MachineSpec::from_yaml(&format!("{{description: x, {rest}}}")).unwrap_err();
@@ -246,7 +251,8 @@ fn what_cannot_be_is_refused() {
     }
 }
 
-/// A file's damage, and whether it must be told. What is missing is normal: no machine has every file.
+/// A file's damage, and whether it must be told. What is missing is normal, but for the list of CPUs: no machine has every
+/// other file.
 fn damages(file: &str) -> Vec<(Option<&'static str>, bool)> {
     let of_kind: &[(Option<&str>, bool)] = match file {
         "cpulist" => {
@@ -264,7 +270,7 @@ fn damages(file: &str) -> Vec<(Option<&'static str>, bool)> {
         ],
         _ => &[(Some("\n"), true), (Some("-1\n"), true), (Some("18446744073709551616\n"), true)],
     };
-    let always = [(None, false), (Some(""), !matches!(file, "cpulist" | "meminfo"))];
+    let always = [(None, file == "cpulist"), (Some(""), !matches!(file, "cpulist" | "meminfo"))];
     let binary = (Some("\u{0}\u{fffd}"), file != "meminfo");
     always.into_iter().chain([binary]).chain(of_kind.iter().copied()).collect()
 }

@@ -5,8 +5,8 @@
 // output is one JSON object: the fingerprint, and the pods that are in it.
 //
 // Which pods the plugin counts is written down here once more, from the
-// plugin's own source (podprovider.go and exclusive.go), and shares nothing
-// with numacast.
+// plugin's own source (podprovider.go and exclusive.go), with Kubernetes' own
+// type of quantities, and shares nothing with numacast.
 package main
 
 import (
@@ -16,10 +16,10 @@ import (
 	"io"
 	"log"
 	"os"
-	"strconv"
 	"strings"
 
 	"github.com/k8stopologyawareschedwg/podfingerprint"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 type podList struct {
@@ -45,7 +45,7 @@ type pod struct {
 type container struct {
 	RestartPolicy string `json:"restartPolicy"`
 	Resources     struct {
-		Requests map[string]string `json:"requests"`
+		Requests map[string]resource.Quantity `json:"requests"`
 	} `json:"resources"`
 }
 
@@ -130,6 +130,7 @@ func (r rules) isExclusive(p pod) bool {
 func (r rules) asksForExclusive(c container, qos string) bool {
 	for name, quantity := range c.Resources.Requests {
 		if !isNative(name) {
+			// Whatever the quantity is.
 			if r.zones == nil || r.zones[name] {
 				return true
 			}
@@ -140,12 +141,11 @@ func (r rules) asksForExclusive(c container, qos string) bool {
 		}
 		switch {
 		case name == "cpu":
-			// The API server writes whole CPUs as plain numbers.
-			if n, err := strconv.ParseUint(quantity, 10, 32); err == nil && n > 0 {
+			if quantity.Value()*1000 == quantity.MilliValue() && quantity.Value() > 0 {
 				return true
 			}
 		case name == "memory", strings.HasPrefix(name, "hugepages-"):
-			if quantity != "0" {
+			if quantity.Value() > 0 {
 				return true
 			}
 		}

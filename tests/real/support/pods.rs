@@ -88,6 +88,11 @@ impl PodSpec {
         self.asks("cpu", format!("{count}m"))
     }
 
+    /// CPU, as somebody may write it: `5e-1`.
+    pub(crate) fn cpu(self, quantity: &str) -> Self {
+        self.asks("cpu", quantity)
+    }
+
     /// Memory, such as `1Gi`.
     pub(crate) fn memory(self, quantity: &str) -> Self {
         self.asks("memory", quantity)

@@ -35,7 +35,7 @@ fn what_is_malformed_costs_no_more_than_itself() {
         (
             r#"{"gpu":[{"id":"GPU-a","resources":{"koordinator.sh/gpu-core":"lots","koordinator.sh/gpu":{}}}]}"#,
             1,
-            false,
+            true,
         ),
         (r#"{"gpu":[{"id":"x"}],"gpu":[GOOD]}"#, 1, false),
     ] {

@@ -1,0 +1,415 @@
+//! What `ParseQuantity`, `Value`, `MilliValue` and `String` of `k8s.io/apimachinery/pkg/api/resource` say of a text
+//! (apimachinery v0.37.0: quantity.go, amount.go, scale_int.go, suffix.go; the same since v0.33).
+//!
+//! Go keeps a quantity in one of two forms, and what it says of a number that does not fit 64 bits depends on the form. The
+//! kubelet and the scheduler decide by what it says, so both forms are here. The time that all of it takes is linear in the
+//! length of the text.
+
+use std::iter::repeat_n;
+
+use super::{ParseQuantityError, Quantity};
+
+/// Go keeps no digits below a billionth.
+const NANO: i32 = -9;
+
+/// How a quantity was written, and is written again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// `12M`.
+    DecimalSi,
+    /// `12Mi`.
+    BinarySi,
+    /// `12e6`.
+    DecimalExponent,
+}
+
+/// What a suffix multiplies by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    /// A power of ten.
+    Ten(i32),
+    /// A power of two.
+    Two(u32),
+}
+
+const DECIMAL_SUFFIXES: [(&str, i32); 10] =
+    [("n", -9), ("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
+
+const BINARY_SUFFIXES: [(&str, u32); 6] =
+    [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60)];
+
+/// A text that is a quantity, as Go understands it.
+#[derive(Debug)]
+pub struct Parsed<'a> {
+    text: &'a str,
+    format: Format,
+    amount: Amount,
+}
+
+#[derive(Debug)]
+enum Amount {
+    /// `int64Amount`.
+    Small {
+        /// Times ten to the power of `scale`.
+        value: i64,
+        /// Not below that of a billionth.
+        scale: i32,
+        /// Go gives the text back as it is.
+        verbatim: bool,
+    },
+    /// `infDecAmount`.
+    Large {
+        /// Rounded to a billionth at the finest.
+        number: Decimal,
+        /// It was above the largest that there may be with a binary suffix.
+        capped: bool,
+    },
+}
+
+fn unit(suffix: &str) -> Option<(Unit, Format)> {
+    if let Some((_, exponent)) = DECIMAL_SUFFIXES.iter().find(|(name, _)| *name == suffix) {
+        return Some((Unit::Ten(*exponent), Format::DecimalSi));
+    }
+    if let Some((_, bits)) = BINARY_SUFFIXES.iter().find(|(name, _)| *name == suffix) {
+        return Some((Unit::Two(*bits), Format::BinarySi));
+    }
+    let exponent: i64 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
+    // Go drops the upper half as well.
+    Some((Unit::Ten(exponent as i32), Format::DecimalExponent))
+}
+
+/// What `parseQuantityString` finds in a text.
+struct Parts<'a> {
+    negative: bool,
+    /// All before the suffix but for the sign.
+    number: &'a str,
+    /// Digits before the point, without leading zeros; `0` if there are no others.
+    whole: &'a str,
+    /// Digits after the point.
+    fraction: &'a str,
+    suffix: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(text: &'a str) -> Option<Self> {
+        let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+        let (whole, rest) = leading_digits(unsigned);
+        let (fraction, suffix) = match rest.strip_prefix('.') {
+            Some(rest) => leading_digits(rest),
+            None => ("", rest),
+        };
+        let after = suffix.trim_start_matches(|letter| "eEinumkKMGTP".contains(letter));
+        let exponent = after.strip_prefix(['+', '-']).unwrap_or(after);
+        if !exponent.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        let whole = match whole.trim_start_matches('0') {
+            "" => "0",
+            digits => digits,
+        };
+        let number = &unsigned[..unsigned.len() - suffix.len()];
+        Some(Self { negative: text.starts_with('-'), number, whole, fraction, suffix })
+    }
+
+    /// Where Go can do with 64 bits.
+    fn small(&self, unit: Unit) -> Option<Amount> {
+        let length = self.whole.len() + self.fraction.len();
+        let (longest, factor, exponent) = match unit {
+            Unit::Ten(exponent) => (18, 1, exponent),
+            Unit::Two(bits) if self.fraction.is_empty() => {
+                (14_usize.checked_sub(bits as usize * 3 / 10)?, 1 << bits, 0)
+            }
+            Unit::Two(_) => return None,
+        };
+        if length > longest {
+            return None;
+        }
+        let scale = exponent.wrapping_sub(self.fraction.len() as i32);
+        if scale < NANO {
+            return None;
+        }
+        let digits = self.whole.bytes().chain(self.fraction.bytes());
+        let written = digits.fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0'));
+        let value = written.checked_mul(factor)?;
+        let verbatim = match unit {
+            Unit::Two(_) => written % 8 != 0,
+            Unit::Ten(_) => scale % 3 == 0 && self.whole != "0" && written % 1000 != 0,
+        };
+        Some(Amount::Small { value: if self.negative { -value } else { value }, scale, verbatim })
+    }
+
+    /// Any number.
+    fn large(&self, unit: Unit) -> Option<Amount> {
+        if !self.number.bytes().any(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        let digits = self.whole.bytes().chain(self.fraction.bytes()).map(|digit| digit - b'0').collect();
+        let mut number = Decimal { negative: self.negative, digits, exponent: -(self.fraction.len() as i64) };
+        match unit {
+            Unit::Ten(exponent) => number.exponent += i64::from(exponent),
+            Unit::Two(bits) => number.multiply(1 << bits),
+        }
+        number.trim();
+        number.round_up();
+        let largest = i128::from(i64::MAX) * 1_000_000_000;
+        let capped = matches!(unit, Unit::Two(_)) && number.saturated(NANO.into()) > largest;
+        if capped {
+            number = Decimal::from(i64::MAX, 0);
+            number.negative = self.negative;
+        }
+        Some(Amount::Large { number, capped })
+    }
+}
+
+fn leading_digits(text: &str) -> (&str, &str) {
+    text.split_at(text.len() - text.trim_start_matches(|letter: char| letter.is_ascii_digit()).len())
+}
+
+impl<'a> Parsed<'a> {
+    /// Reads a text as `ParseQuantity` does, without space around it.
+    ///
+    /// # Errors
+    /// The text is no quantity.
+    pub fn of(text: &'a str) -> Result<Self, ParseQuantityError> {
+        Self::read(text).ok_or_else(|| ParseQuantityError(text.chars().take(64).collect()))
+    }
+
+    fn read(text: &'a str) -> Option<Self> {
+        if text.is_empty() {
+            return None;
+        }
+        let parts = Parts::of(text)?;
+        let (unit, format) = unit(parts.suffix)?;
+        let amount = match parts.small(unit) {
+            Some(amount) => amount,
+            None => parts.large(unit)?,
+        };
+        Some(Self { text, format, amount })
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn quantity(&self) -> Quantity {
+        let nano = match &self.amount {
+            Amount::Small { value, scale, .. } => nano(*value, *scale),
+            Amount::Large { number, .. } => number.nano(),
+        };
+        Quantity { nano }
+    }
+
+    /// `Value()`, by which the kubelet and the scheduler go: the number rounded up, and for a number that does not fit 64
+    /// bits whatever Go's arithmetic makes of it.
+    #[must_use]
+    pub fn value(&self) -> i64 {
+        self.scaled(0)
+    }
+
+    /// `MilliValue()`: as [`Parsed::value`], in thousandths.
+    #[must_use]
+    pub fn milli_value(&self) -> i64 {
+        self.scaled(-3)
+    }
+
+    fn scaled(&self, to: i32) -> i64 {
+        match &self.amount {
+            Amount::Small { value, scale, .. } => scaled(*value, *scale, to),
+            Amount::Large { number, capped } => number.scaled(to, *capped),
+        }
+    }
+
+    /// `String()`: the text as Go writes it again, which is its shortest form but for some that it leaves as they are.
+    #[must_use]
+    pub fn canonical(&self) -> String {
+        match &self.amount {
+            Amount::Small { verbatim: true, .. } => self.text.to_owned(),
+            Amount::Small { value, scale, .. } => Decimal::from(*value, *scale).canonical(self.format),
+            Amount::Large { number, .. } => number.canonical(self.format),
+        }
+    }
+}
+
+/// Billionths; the most that fit, where more do not.
+fn nano(value: i64, scale: i32) -> i128 {
+    let power = u32::try_from(i64::from(scale) - i64::from(NANO)).unwrap_or(0);
+    let unit = 10_i128.checked_pow(power).unwrap_or(i128::MAX);
+    i128::from(value).saturating_mul(unit)
+}
+
+/// `AsScaledInt64`: rounded away from zero. What does not fit is cut to 64 bits for some powers and 0 for all others.
+fn scaled(value: i64, scale: i32, to: i32) -> i64 {
+    if scale < to {
+        let unit = 10_i64.pow(scale.abs_diff(to));
+        return value / unit + (value % unit).signum();
+    }
+    // Go ends up with a negative power for the very largest exponents, and leaves the value as it is.
+    match u32::try_from(scale.wrapping_sub(to)).unwrap_or(0) {
+        power @ (0..=3 | 6 | 9) => value.wrapping_mul(10_i64.pow(power)),
+        power => 10_i64.checked_pow(power).and_then(|unit| value.checked_mul(unit)).unwrap_or(0),
+    }
+}
+
+/// A decimal number of any size: `digits` times ten to the power of `exponent`.
+#[derive(Debug)]
+struct Decimal {
+    negative: bool,
+    /// From the largest to the smallest, each below ten. Trimmed: neither the first nor the last is zero, and there are none
+    /// in a zero.
+    digits: Vec<u8>,
+    exponent: i64,
+}
+
+impl Decimal {
+    fn from(value: i64, scale: i32) -> Self {
+        let digits = value.unsigned_abs().to_string().into_bytes().into_iter().map(|digit| digit - b'0');
+        let mut number = Self { negative: value < 0, digits: digits.collect(), exponent: i64::from(scale) };
+        number.trim();
+        number
+    }
+
+    fn trim(&mut self) {
+        let leading = self.digits.iter().take_while(|digit| **digit == 0).count();
+        self.digits.drain(..leading);
+        while self.digits.last() == Some(&0) {
+            self.digits.pop();
+            self.exponent += 1;
+        }
+    }
+
+    /// How many digits are before the point; none or fewer for a number below one.
+    fn integer_digits(&self) -> i64 {
+        self.digits.len() as i64 + self.exponent
+    }
+
+    fn multiply(&mut self, factor: u64) {
+        let mut carry = 0_u128;
+        for digit in self.digits.iter_mut().rev() {
+            carry += u128::from(*digit) * u128::from(factor);
+            *digit = (carry % 10) as u8;
+            carry /= 10;
+        }
+        let mut leading = Vec::new();
+        while carry > 0 {
+            leading.push((carry % 10) as u8);
+            carry /= 10;
+        }
+        self.digits.splice(..0, leading.into_iter().rev());
+    }
+
+    /// Rounds away from zero to a billionth.
+    fn round_up(&mut self) {
+        let excess = i64::from(NANO) - self.exponent;
+        if excess <= 0 || self.digits.is_empty() {
+            return;
+        }
+        let kept = usize::try_from(self.digits.len() as i64 - excess).unwrap_or(0);
+        self.digits.truncate(kept);
+        self.exponent = i64::from(NANO);
+        // What was dropped is not zero, because the last digit was not.
+        match self.digits.iter().rposition(|digit| *digit < 9) {
+            Some(at) => {
+                self.digits[at] += 1;
+                self.digits[at + 1..].fill(0);
+            }
+            None => {
+                self.digits.fill(0);
+                self.digits.insert(0, 1);
+            }
+        }
+        self.trim();
+    }
+
+    /// The digits above a power of ten, and zeros down to it.
+    fn above(&self, power: i64) -> (&[u8], u32) {
+        let kept = (self.integer_digits() - power).clamp(0, self.digits.len() as i64);
+        let zeros = (self.exponent - power).max(0);
+        // Lengths are below that of the text; more zeros than this change nothing.
+        (&self.digits[..kept as usize], zeros.min(1000) as u32)
+    }
+
+    /// The lower 64 bits of as many of ten to the power of `power` as it has.
+    fn low_bits(&self, power: i64) -> i64 {
+        let (digits, zeros) = self.above(power);
+        let low = digits.iter().fold(0_u64, |low, digit| low.wrapping_mul(10).wrapping_add((*digit).into()));
+        low.wrapping_mul(10_u64.wrapping_pow(zeros)) as i64
+    }
+
+    /// As many of ten to the power of `power` as it has, without sign; the most that fit, where more do not.
+    fn saturated(&self, power: i64) -> i128 {
+        let (digits, zeros) = self.above(power);
+        let mut all =
+            digits.iter().copied().chain(repeat_n(0, if digits.is_empty() { 0 } else { zeros as usize }));
+        let sum = all.try_fold(0_i128, |sum, digit| sum.checked_mul(10)?.checked_add(digit.into()));
+        sum.unwrap_or(i128::MAX)
+    }
+
+    /// Billionths; the most that fit, where more do not.
+    fn nano(&self) -> i128 {
+        let nano = self.saturated(NANO.into());
+        if self.negative { -nano } else { nano }
+    }
+
+    /// `scaledValue`. Go means to round up, and for negative numbers does not: it cuts what does not fit 64 bits first, then
+    /// rounds towards zero and adds one.
+    fn scaled(&self, to: i32, capped: bool) -> i64 {
+        if capped {
+            let low = self.low_bits(to.into());
+            return if self.negative { low.wrapping_neg() } else { low };
+        }
+        if self.negative {
+            let (nano, unit) = (self.low_bits(NANO.into()).wrapping_neg(), 10_i64.pow(to.abs_diff(NANO)));
+            return nano / unit + i64::from(nano % unit != 0);
+        }
+        let (digits, _) = self.above(to.into());
+        self.low_bits(to.into()).wrapping_add(i64::from(digits.len() < self.digits.len()))
+    }
+
+    /// `CanonicalizeBytes`.
+    fn canonical(&self, format: Format) -> String {
+        if self.digits.is_empty() {
+            return "0".to_owned();
+        }
+        if format == Format::BinarySi {
+            return self.binary().unwrap_or_else(|| self.decimal(Format::DecimalSi));
+        }
+        self.decimal(format)
+    }
+
+    fn sign(&self) -> &'static str {
+        if self.negative { "-" } else { "" }
+    }
+
+    /// A whole number of at least 1024.
+    fn binary(&self) -> Option<String> {
+        let mut number = u64::try_from(self.saturated(0)).ok()?;
+        if self.exponent < 0 || number < 1024 {
+            return None;
+        }
+        let mut bits = 0;
+        while number.is_multiple_of(1024) {
+            number /= 1024;
+            bits += 10;
+        }
+        let suffix = BINARY_SUFFIXES.iter().find(|(_, of_suffix)| *of_suffix == bits);
+        Some(format!("{}{number}{}", self.sign(), suffix.map_or("", |(name, _)| name)))
+    }
+
+    /// With the largest power of a thousand. Go has no suffix for the powers above 18 and leaves it out.
+    fn decimal(&self, format: Format) -> String {
+        // The power may be beyond 32 bits by the digits that were trimmed; Go's is as well.
+        let power = self.exponent as i32;
+        let zeros = power.rem_euclid(3);
+        let power = power.wrapping_sub(zeros);
+        let digits = self.digits.iter().map(|digit| char::from(b'0' + digit));
+        let digits: String = digits.chain(repeat_n('0', zeros as usize)).collect();
+        let suffix = match format {
+            Format::DecimalExponent if power == 0 => String::new(),
+            Format::DecimalExponent => format!("e{power}"),
+            _ => DECIMAL_SUFFIXES
+                .iter()
+                .find(|(_, exponent)| *exponent == power)
+                .map_or("", |(name, _)| name)
+                .to_owned(),
+        };
+        format!("{}{digits}{suffix}", self.sign())
+    }
+}
