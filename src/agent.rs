@@ -37,7 +37,6 @@ use crate::backoff::{back_off, jittered};
 use crate::bucket::Bucket;
 use crate::cluster::{Cluster, ClusterError};
 use crate::kubelet::{PodUsage, Upstream, Usage};
-use crate::machine::IdSet;
 use crate::pod::{Pod, PodEvent, PodName, Wanted};
 use crate::pod_source::{LINGER, PodSource, PodView};
 use crate::scheduler::{self, Contract, Reading, Requirements, Reservation};
@@ -657,15 +656,12 @@ impl Agent {
     }
 
     fn post_unpublished(&self, findings: &BTreeSet<Finding>) {
-        let ids = findings.iter().filter_map(|finding| match finding {
-            Finding::UnpublishedNode(id) => Some(*id),
-            _ => None,
-        });
-        let ids: IdSet = ids.collect();
-        if !ids.is_empty() {
-            let note =
-                format!("NUMA nodes {ids} are in no zone: the scheduler plugin takes ids up to 63 only");
-            self.notices.post(Reason::NodesNotPublished, note);
+        for finding in findings {
+            if let Finding::UnpublishedNodes(ids) = finding {
+                let note =
+                    format!("NUMA nodes {ids} are in no zone: the scheduler plugin takes ids up to 63 only");
+                self.notices.post(Reason::NodesNotPublished, note);
+            }
         }
     }
 

@@ -18,7 +18,7 @@ mod upstream;
 pub use answers::{allocatable_of, usage_of};
 pub use ask::{Ask, Refusal};
 pub use client::{Api, Client, ClientError, Connection};
-pub use config::{ByHand, ConfigFiles, KubeletConfig, parse_config, parse_configz};
+pub use config::{ByHand, ConfigFiles, KubeletConfig, Mounts, parse_config, parse_configz};
 pub use https::{Https, HttpsError, PORT, Target};
 pub use pods_api::{PodsClient, PodsError, PodsFollow, follow_pods};
 pub use pods_page::{poll_pods, split_pods};

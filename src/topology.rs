@@ -146,35 +146,36 @@ impl Amounts {
     }
 }
 
-/// Something in the inputs that does not fit together. The numbers are safe all the same.
+/// Something in the inputs that does not fit together. The numbers are safe all the same. What is the same on several NUMA
+/// nodes is one finding: a machine may have dozens.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
-    /// A NUMA node whose id the scheduler cannot hold.
-    UnpublishedNode(Id),
+    /// NUMA nodes whose ids the scheduler cannot hold.
+    UnpublishedNodes(IdSet),
     /// The kubelet names CPUs that are in no zone.
     UnknownCpus(String),
-    /// The kubelet offers much more memory than the node has.
+    /// The kubelet offers much more memory than each of these nodes has.
     ImpossibleMemory {
-        /// The NUMA node.
-        node: Id,
+        /// The NUMA nodes.
+        nodes: IdSet,
         /// `memory` or `hugepages-<size>`.
         resource: String,
-        /// What the kubelet says, in bytes.
+        /// The most that the kubelet says of one of them, in bytes.
         bytes: u64,
     },
-    /// More is in use than the node or group of nodes can have.
+    /// More is in use than a group of nodes can have, or each of several nodes.
     OverusedMemory {
-        /// The nodes of the block.
-        nodes: String,
+        /// The nodes.
+        nodes: IdSet,
         /// `memory` or `hugepages-<size>`.
         resource: String,
     },
-    /// A device says that it is on a node that is not online, or not published.
-    DeviceOnUnknownNode {
-        /// The device's resource.
+    /// Devices say that they are on nodes that are not online, or not published.
+    DevicesOnUnknownNodes {
+        /// The devices' resource.
         resource: String,
-        /// The NUMA node.
-        node: Id,
+        /// The NUMA nodes.
+        nodes: IdSet,
     },
 }
 
@@ -182,11 +183,11 @@ impl Finding {
     /// The resource that it is about, if it is about one.
     fn resource(&self) -> Option<&str> {
         match self {
-            Self::UnpublishedNode(_) => None,
+            Self::UnpublishedNodes(_) => None,
             Self::UnknownCpus(_) => Some("cpu"),
             Self::ImpossibleMemory { resource, .. }
             | Self::OverusedMemory { resource, .. }
-            | Self::DeviceOnUnknownNode { resource, .. } => Some(resource),
+            | Self::DevicesOnUnknownNodes { resource, .. } => Some(resource),
         }
     }
 }
@@ -194,24 +195,46 @@ impl Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnpublishedNode(id) => {
-                write!(f, "NUMA node {id} is not published: the scheduler holds ids 0 to {HIGHEST_ZONE} only")
+            Self::UnpublishedNodes(nodes) => {
+                let are = if nodes.len() == 1 { "is" } else { "are" };
+                write!(
+                    f,
+                    "{} {are} not published: the scheduler holds ids 0 to {HIGHEST_ZONE} only",
+                    named(nodes)
+                )
             }
             Self::UnknownCpus(cpus) => {
                 write!(f, "the kubelet names CPUs {cpus}, which are in no zone; they are left out")
             }
-            Self::ImpossibleMemory { node, resource, bytes } => write!(
+            Self::ImpossibleMemory { nodes, resource, bytes } if nodes.len() == 1 => write!(
                 f,
-                "the kubelet offers {bytes} bytes of {resource} on NUMA node {node}, more than it has; clamped"
+                "the kubelet offers {bytes} bytes of {resource} on {}, more than it has; clamped",
+                named(nodes)
+            ),
+            Self::ImpossibleMemory { nodes, resource, bytes } => write!(
+                f,
+                "the kubelet offers up to {bytes} bytes of {resource} on each of {}, more than they have; clamped",
+                named(nodes)
             ),
             Self::OverusedMemory { nodes, resource } => {
-                write!(f, "more {resource} is in use on NUMA nodes {nodes} than they can have")
+                let they = if nodes.len() == 1 { "it" } else { "they" };
+                write!(f, "more {resource} is in use on {} than {they} can have", named(nodes))
             }
-            Self::DeviceOnUnknownNode { resource, node } => {
-                write!(f, "devices of {resource} are on NUMA node {node}, which has no zone; left out there")
+            Self::DevicesOnUnknownNodes { resource, nodes } => {
+                let have = if nodes.len() == 1 { "has" } else { "have" };
+                write!(
+                    f,
+                    "devices of {resource} are on {}, which {have} no zone; left out there",
+                    named(nodes)
+                )
             }
         }
     }
+}
+
+/// `NUMA node 1`, `NUMA nodes 1-3`.
+fn named(nodes: &IdSet) -> String {
+    format!("NUMA node{} {nodes}", if nodes.len() == 1 { "" } else { "s" })
 }
 
 /// Draws up the account.
@@ -238,7 +261,9 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
 fn zone_ids(inputs: &Inputs<'_>, findings: &mut BTreeSet<Finding>) -> IdSet {
     let (held, beyond): (Vec<Id>, Vec<Id>) =
         inputs.machine.nodes.iter().map(|node| node.id).partition(|id| *id <= HIGHEST_ZONE);
-    findings.extend(beyond.into_iter().map(Finding::UnpublishedNode));
+    if !beyond.is_empty() {
+        findings.insert(Finding::UnpublishedNodes(beyond.into_iter().collect()));
+    }
     match held.last() {
         Some(last) if inputs.rules.fillers => (0..=*last).collect(),
         _ => held.into_iter().collect(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::kubelet_config::ConfigSources;
 use crate::config::{self, Config, Paths, RivalsMode};
-use crate::kubelet::{ByHand, ConfigFiles};
+use crate::kubelet::{ByHand, ConfigFiles, Mounts};
 use crate::machine::HostRoots;
 use crate::nrt::{Form, Version};
 use crate::pod_source::{KubeletPort, PodTellers};
@@ -114,6 +114,7 @@ fn config_sources(config: &Config, port: KubeletPort) -> ConfigSources {
         host_root: root,
         proc,
         node: config.node_name.clone(),
+        mounts: Mounts::now(),
     };
     let by_hand = ByHand {
         cpu_manager_policy: kubelet.cpu_manager_policy.map(|policy| policy.to_string()),

@@ -3,6 +3,7 @@
 
 mod command_line;
 mod files;
+mod mounts;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,6 +16,7 @@ use crate::machine::{Id, IdSet};
 use crate::quantity::Quantity;
 
 pub use files::ConfigFiles;
+pub use mounts::Mounts;
 
 /// The largest file worth reading.
 const FILE_LIMIT: u64 = 1 << 20;

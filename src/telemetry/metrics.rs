@@ -80,11 +80,11 @@ const FINDING_KINDS: [&str; 5] =
 
 const fn finding_kind(finding: &Finding) -> &'static str {
     match finding {
-        Finding::UnpublishedNode(_) => "unpublished_node",
+        Finding::UnpublishedNodes(_) => "unpublished_node",
         Finding::UnknownCpus(_) => "unknown_cpus",
         Finding::ImpossibleMemory { .. } => "impossible_memory",
         Finding::OverusedMemory { .. } => "overused_memory",
-        Finding::DeviceOnUnknownNode { .. } => "device_on_unknown_node",
+        Finding::DevicesOnUnknownNodes { .. } => "device_on_unknown_node",
     }
 }
 
@@ -597,13 +597,17 @@ mod tests {
     fn findings_and_problems_are_those_of_the_last_account() {
         let metrics = Metrics::default();
         let of = |kind: &str| samples(&metrics, &format!("numacast_findings{{kind=\"{kind}\"}} "));
-        assert_eq!(of("unpublished_node"), ["0"], "shown before the first account");
-        let findings = [Finding::UnpublishedNode(64), Finding::UnpublishedNode(65)].into();
+        assert_eq!(of("overused_memory"), ["0"], "shown before the first account");
+        let overused = |nodes: &str| Finding::OverusedMemory {
+            nodes: nodes.parse().unwrap(),
+            resource: "memory".into(),
+        };
+        let findings = [overused("0"), overused("0-1")].into();
         metrics.accounted(&Usage::default(), 1, &Topology { findings, ..Topology::default() });
-        assert_eq!((of("unpublished_node"), of("unknown_cpus")), (vec!["2".into()], vec!["0".into()]));
+        assert_eq!((of("overused_memory"), of("unknown_cpus")), (vec!["2".into()], vec!["0".into()]));
         assert_eq!(samples(&metrics, "numacast_inventory_problems "), ["1"]);
         metrics.accounted(&Usage::default(), 0, &Topology::default());
-        assert_eq!(of("unpublished_node"), ["0"]);
+        assert_eq!(of("overused_memory"), ["0"]);
         assert_eq!(samples(&metrics, "numacast_inventory_problems "), ["0"]);
     }
 

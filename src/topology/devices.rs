@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{Amounts, Finding, HIGHEST_ZONE, InUse, Inputs, Ledger};
 use crate::kubelet::DeviceGroup;
-use crate::machine::IdSet;
+use crate::machine::{Id, IdSet};
 
 /// One device, by what was said of it so far.
 #[derive(Default)]
@@ -45,10 +45,11 @@ pub(super) fn account<'a>(
         if devices.nodes.low_mask() & zones != 0 {
             enter(ledger, resource, devices, zones);
         }
-        let homeless = devices.nodes.iter().filter(|node| *node > HIGHEST_ZONE || zones & (1 << node) == 0);
-        findings.extend(
-            homeless.map(|node| Finding::DeviceOnUnknownNode { resource: (*resource).to_owned(), node }),
-        );
+        let is_homeless = |node: &Id| *node > HIGHEST_ZONE || zones & (1 << node) == 0;
+        let nodes: IdSet = devices.nodes.iter().filter(is_homeless).collect();
+        if !nodes.is_empty() {
+            findings.insert(Finding::DevicesOnUnknownNodes { resource: (*resource).to_owned(), nodes });
+        }
     }
     for resource in inputs.known.iter().filter(|name| !ledger.lists(name)).collect::<Vec<_>>() {
         ledger.enter(resource, |_| Amounts::default());

@@ -22,12 +22,20 @@ pub(super) fn account(
     let offered = offered(&inputs.allocatable.memory);
     let mut used = used(in_use);
     for resource in resources(inputs) {
-        let mut pools: BTreeMap<Id, Pool> = inputs
-            .machine
-            .nodes
-            .iter()
-            .map(|node| (node.id, pool(inputs, node, &resource, &offered, findings)))
-            .collect();
+        let mut pools = BTreeMap::new();
+        let (mut impossible, mut most) = (IdSet::new(), 0);
+        for node in &inputs.machine.nodes {
+            let (pool, too_much) = pool(inputs, node, &resource, &offered);
+            pools.insert(node.id, pool);
+            if let Some(bytes) = too_much {
+                impossible.insert(node.id);
+                most = bytes.max(most);
+            }
+        }
+        if !impossible.is_empty() {
+            let resource = resource.clone();
+            findings.insert(Finding::ImpossibleMemory { nodes: impossible, resource, bytes: most });
+        }
         let used = used.remove(resource.as_str()).unwrap_or_default();
         take(&mut pools, &resource, used, inputs.state, findings);
         ledger.enter(&resource, |id| {
@@ -66,30 +74,25 @@ fn offered(blocks: &[MemoryBlock]) -> BTreeMap<(&str, Id), u64> {
     offered
 }
 
+/// What there is on one node, and the bytes that the kubelet offers if they are impossible.
 fn pool(
     inputs: &Inputs<'_>,
     node: &NumaNode,
     resource: &str,
     offered: &BTreeMap<(&str, Id), u64>,
-    findings: &mut BTreeSet<Finding>,
-) -> Pool {
+) -> (Pool, Option<u64>) {
     let hardware = capacity(node, resource);
     let derived = derived(inputs, node, resource, hardware);
     let unmanaged = inputs.config.is_none_or(|config| config.memory_manager_policy != "Static");
-    let allocatable = if inputs.allocatable.memory.is_empty() && unmanaged {
-        derived // Memory Manager `None`
+    let (allocatable, impossible) = if inputs.allocatable.memory.is_empty() && unmanaged {
+        (derived, None) // Memory Manager `None`
     } else {
         // The kubelet leaves out entries that are 0.
         let bytes = offered.get(&(resource, node.id)).copied().unwrap_or(0);
-        if bytes > node.memory.saturating_add(node.memory / DRIFT) {
-            let resource = resource.to_owned();
-            findings.insert(Finding::ImpossibleMemory { node: node.id, resource, bytes });
-            derived
-        } else {
-            bytes
-        }
+        let is_impossible = bytes > node.memory.saturating_add(node.memory / DRIFT);
+        if is_impossible { (derived, Some(bytes)) } else { (bytes, None) }
     };
-    Pool { capacity: hardware.max(allocatable), allocatable, left: allocatable }
+    (Pool { capacity: hardware.max(allocatable), allocatable, left: allocatable }, impossible)
 }
 
 fn capacity(node: &NumaNode, resource: &str) -> u64 {
@@ -137,24 +140,27 @@ fn take(
     findings: &mut BTreeSet<Finding>,
 ) {
     let (single, several): (Vec<_>, Vec<_>) = used.into_iter().partition(|(nodes, _)| nodes.len() == 1);
-    let mut overused = |set: &IdSet| {
-        let resource = resource.to_owned();
-        findings.insert(Finding::OverusedMemory { nodes: set.to_string(), resource });
+    let mut overused = |nodes: IdSet| {
+        findings.insert(Finding::OverusedMemory { nodes, resource: resource.to_owned() });
     };
+    let mut overused_alone = IdSet::new();
     let mut shares = shares(state, resource);
     for (nodes, (set, bytes)) in single {
         if let Some(share) = shares.get_mut(&nodes[0]) {
             *share = share.saturating_sub(bytes);
         }
         if spread(pools, &nodes, bytes) > 0 {
-            overused(set);
+            overused_alone.union_with(set);
         }
+    }
+    if !overused_alone.is_empty() {
+        overused(overused_alone);
     }
     // A block without any node has no affinity and leaves no zone.
     for (nodes, (set, bytes)) in several.into_iter().filter(|(nodes, _)| !nodes.is_empty()) {
         let bytes = spread_as_written(pools, &nodes, bytes, &mut shares);
         if spread(pools, &nodes, bytes) > 0 {
-            overused(set);
+            overused(set.clone());
         }
     }
 }

@@ -232,7 +232,7 @@ fn a_block_on_several_nodes_is_split_in_ascending_order() {
     assert_eq!(case.of("memory"), [(0, [8 * GIB, 4 * GIB, 0]), (1, [8 * GIB, 4 * GIB, 2 * GIB])]);
     case.usage = held(vec![block("memory", 9 * GIB, "0-1")]);
     assert_eq!(case.of("memory"), [(0, [8 * GIB, 4 * GIB, 0]), (1, [8 * GIB, 4 * GIB, 0])]);
-    let finding = Finding::OverusedMemory { nodes: "0-1".into(), resource: "memory".into() };
+    let finding = Finding::OverusedMemory { nodes: ids("0-1"), resource: "memory".into() };
     assert_eq!(case.account().findings, [finding].into());
 }
 
@@ -452,7 +452,7 @@ fn an_unhealthy_device_in_use_is_capacity_but_not_allocatable() {
         ..Default::default()
     };
     assert_eq!(case.of("example.com/nic"), [(0, [2, 1, 1]), (1, [0, 0, 0])]);
-    let finding = Finding::DeviceOnUnknownNode { resource: "example.com/nic".into(), node: 7 };
+    let finding = Finding::DevicesOnUnknownNodes { resource: "example.com/nic".into(), nodes: ids("7") };
     assert_eq!(case.account().findings, [finding].into());
 }
 
@@ -474,8 +474,8 @@ fn a_device_on_the_last_zone_is_at_home_and_one_above_is_not() {
         ..Default::default()
     };
     assert_eq!(case.of("example.com/nic")[63], (63, [1, 1, 1]));
-    let far = Finding::DeviceOnUnknownNode { resource: "example.com/nic".into(), node: 64 };
-    assert_eq!(case.account().findings, [Finding::UnpublishedNode(64), far].into());
+    let far = Finding::DevicesOnUnknownNodes { resource: "example.com/nic".into(), nodes: ids("64") };
+    assert_eq!(case.account().findings, [Finding::UnpublishedNodes(ids("64")), far].into());
 }
 
 #[test]
@@ -498,7 +498,7 @@ fn sparse_ids_are_filled_and_ids_beyond_the_scheduler_left_out() {
     };
     let topology = case.account();
     assert_eq!(topology.zones.iter().map(|zone| zone.id).collect::<Vec<_>>(), [0, 1, 2]);
-    assert_eq!(topology.findings, [Finding::UnpublishedNode(64)].into());
+    assert_eq!(topology.findings, [Finding::UnpublishedNodes(ids("64"))].into());
     let filler = &topology.zones[1];
     assert_eq!(filler.costs, [(0, 255), (1, 255), (2, 255)].into());
     assert!(filler.resources.values().all(|amounts| *amounts == Amounts::default()));
@@ -526,12 +526,14 @@ fn a_device_on_a_node_without_a_zone_of_its_own_is_told() {
     };
     assert_eq!(case.of("example.com/nic"), [(0, [2, 2, 2]), (1, [0, 0, 0]), (2, [1, 1, 1])]);
     assert_eq!(case.of("example.com/gpu"), [], "no zone could offer one");
-    let finding = |resource: &str, node| Finding::DeviceOnUnknownNode { resource: resource.into(), node };
+    let finding = |resource: &str, nodes| Finding::DevicesOnUnknownNodes {
+        resource: resource.into(),
+        nodes: ids(nodes),
+    };
     let expected = [
-        Finding::UnpublishedNode(64),
-        finding("example.com/gpu", 64),
-        finding("example.com/nic", 1),
-        finding("example.com/nic", 64),
+        Finding::UnpublishedNodes(ids("64")),
+        finding("example.com/gpu", "64"),
+        finding("example.com/nic", "1,64"),
     ];
     assert_eq!(case.account().findings, expected.into());
 }

@@ -23,7 +23,7 @@ mod src {
         mod state;
         mod types;
 
-        pub use config::{ByHand, ConfigFiles, KubeletConfig, parse_config, parse_configz};
+        pub use config::{ByHand, ConfigFiles, KubeletConfig, Mounts, parse_config, parse_configz};
         pub use state::{
             ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state,
         };

@@ -2,12 +2,18 @@
 //! while the zones do not account for a pod the object agrees with nothing. What is expected comes from upstream's own
 //! library and the API server's pods; the kubelet and its pods are real.
 
+use std::hash::{BuildHasher, RandomState};
+
 use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
+use numacast::pod::Pod;
+use numacast::scheduler::{PluginRelease, is_exclusive};
 use numacast::sim::machine::Device;
+use serde_json::{Value, json};
 
 use crate::support::agent::Agent;
-use crate::support::fingerprint::{Counting, HELD, Upstream, attribute, published};
+use crate::support::fingerprint::{Counting, HELD, Upstream, attribute, published, said_of};
+use crate::support::parts::fetched;
 use crate::support::pods::PodSpec;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Observer, Parts, RealNode, Stop, nrt, pod};
@@ -281,5 +287,90 @@ async fn nothing_agreed_with_more(observer: &Observer, bound: u64, free: u64) ->
     ensure!(told.iter().any(|(_, fingerprint, _)| fingerprint == HELD), "no version was held: {told:?}");
     let wrong = told.iter().find(|(_, fingerprint, has)| fingerprint != HELD && *has > free);
     ensure!(wrong.is_none(), "a version agrees with more than {free} CPUs free: {wrong:?}, of {told:?}");
+    Ok(())
+}
+
+/// What zones list of the resources that made-up pods ask for.
+const LISTED: [&str; 4] = ["cpu", "memory", NIC, "hugepages-a.b/c"];
+
+fn made_up(random: &mut fastrand::Rng, name: usize) -> Value {
+    let cpu = [
+        "0",
+        "1",
+        "2",
+        "500m",
+        "2000m",
+        "5e-1",
+        "2e0",
+        "1500000u",
+        "1n",
+        "999999999n",
+        "20E",
+        "10P",
+        "20000000000000000001",
+    ];
+    let memory = ["0", "1", "1Gi", "1500m", "20E", "9Ei", "9223372036854775808", "20000000000000000001"];
+    let count = ["0", "1", "8", "0k", "20E"];
+    let container = |random: &mut fastrand::Rng, kind: &str| {
+        let mut asks = serde_json::Map::new();
+        for (resource, amounts) in [
+            ("cpu", &cpu[..]),
+            ("memory", &memory),
+            ("hugepages-2Mi", &memory),
+            (NIC, &count),
+            (FAR, &count),
+            ("a.kubernetes.io/b", &count),
+            ("hugepages-a.b/c", &count),
+            ("ephemeral-storage", &memory),
+        ] {
+            let often = if matches!(resource, "cpu" | "memory") { 4 } else { 1 };
+            if random.u8(..6) < often {
+                asks.insert(resource.to_owned(), json!(amounts[random.usize(..amounts.len())]));
+            }
+        }
+        let policy = if kind == "sidecar" { json!("Always") } else { Value::Null };
+        let limits = if random.u8(..4) > 0 { Value::Object(asks.clone()) } else { Value::Null };
+        json!({"name": kind, "restartPolicy": policy, "resources": {"requests": asks, "limits": limits}})
+    };
+    let classes = ["", "", "Guaranteed", "Guaranteed", "Burstable", "BestEffort"];
+    let mut init = Vec::new();
+    for kind in ["init", "sidecar"] {
+        if random.u8(..3) == 0 {
+            init.push(container(random, kind));
+        }
+    }
+    json!({
+        "metadata": {"name": format!("p{name}"), "namespace": "ns", "uid": format!("u{name}")},
+        "spec": {"nodeName": "n", "initContainers": init, "containers": [container(random, "app")]},
+        "status": {"phase": "Running", "qosClass": classes[random.usize(..classes.len())]},
+    })
+}
+
+#[test]
+fn made_up_pods_count_as_the_plugin_counts_them() -> Result<()> {
+    let Some(dir) = fetched(&["exclusive"])? else { return Ok(()) };
+    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed: u64 = given.unwrap_or_else(|| RandomState::new().hash_one(0));
+    eprintln!("NUMACAST_SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let pods: Vec<Value> = (0..4000).map(|name| made_up(&mut random, name)).collect();
+    let ours = |release| {
+        let listed = |name: &str| LISTED.contains(&name);
+        let exclusive = |pod: &Value| {
+            let pod = Pod::from_json(&serde_json::to_vec(pod)?).map_err(anyhow::Error::msg)?;
+            Ok(is_exclusive(&pod, &listed, release))
+        };
+        pods.iter().map(exclusive).collect::<Result<Vec<bool>>>()
+    };
+    let program = dir.join("exclusive");
+    let zones = LISTED.join(",");
+    for (release, arguments) in [(PluginRelease::V0_34, &[][..]), (PluginRelease::V0_35, &[zones.as_str()])] {
+        let theirs: Vec<bool> = serde_json::from_value(said_of(&program, arguments, &pods)?)?;
+        let many = theirs.iter().filter(|exclusive| **exclusive).count();
+        ensure!(many > 400 && many < 3600, "{release:?}: {many} are exclusive");
+        let mut pairs = ours(release)?.into_iter().zip(theirs).zip(&pods);
+        let wrong = pairs.find(|((ours, theirs), _)| ours != theirs);
+        ensure!(wrong.is_none(), "{release:?}: ours and theirs differ: {wrong:?}");
+    }
     Ok(())
 }

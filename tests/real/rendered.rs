@@ -408,6 +408,45 @@ async fn the_agent_works_with_the_kubelets_file() -> Result<()> {
     survives_a_kubelet(&mut world).await
 }
 
+/// The mount goes on showing the directory that was moved away; only a new container sees the one at its place.
+#[tokio::test]
+async fn drop_ins_whose_directory_was_replaced_are_not_believed() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let mut values = with_file();
+    values["kubelet"]["configDir"] = json!("/var/lib/kubelet/conf.d");
+    let mut world = World::start(&parts, &values).await?;
+    let dir = world.node.kubelet_dir().join("conf.d");
+    let policy = |name: &str| -> Result<()> {
+        std::fs::create_dir(&dir)?;
+        Ok(std::fs::write(dir.join("a.conf"), format!("topologyManagerPolicy: {name}\n"))?)
+    };
+    policy("restricted")?;
+    let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;
+    agent.is_ready().await?;
+    let says = async |client: &kube::Client, name: &str| {
+        until(&format!("the object says {name}"), async || {
+            let object = nrt::read(client, NODE).await?.content;
+            let said = attribute(&object, "topologyManagerPolicy");
+            ensure!(said.as_deref() == Some(name), "it says {said:?}");
+            Ok(())
+        })
+        .await
+    };
+    says(&world.node.client(), "restricted").await?;
+
+    std::fs::rename(&dir, dir.with_extension("old"))?;
+    policy("none")?;
+    world.node.restart_kubelet(Stop::Kill).await?;
+    let agent = world.running("agent-1").await?;
+    until("the agent tells", async || {
+        ensure!(agent.log().contains("conf.d: it was replaced on the host"), "{}", agent.last_words());
+        Ok(())
+    })
+    .await?;
+    // Its liveness probe has the container started again.
+    says(&world.node.client(), "none").await.with_context(|| agent.last_words())
+}
+
 #[tokio::test]
 async fn the_agent_works_with_the_kubelets_directory() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };

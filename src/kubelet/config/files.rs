@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use serde_json::{Map, Value};
 
 use super::command_line::CommandLine;
+use super::mounts::Mounts;
 use super::{KubeletConfig, mapping, pick, text_of};
 
 /// More drop-ins than this are no configuration.
@@ -31,6 +32,8 @@ pub struct ConfigFiles {
     pub proc: PathBuf,
     /// The node's name.
     pub node: String,
+    /// What was mounted when this process started.
+    pub mounts: Mounts,
 }
 
 impl ConfigFiles {
@@ -54,7 +57,21 @@ impl ConfigFiles {
     pub fn replaced(&self) -> Option<PathBuf> {
         let line = CommandLine::find(&self.proc, &self.node);
         let mut all = self.config_file(line.as_ref()).into_iter().chain(self.config_dir(line.as_ref()));
-        all.find(|path| is_replaced(path))
+        all.find(|path| self.is_replaced(path))
+    }
+
+    /// What is at this path has no name on its file system any more, or another one than it had.
+    fn is_replaced(&self, path: &Path) -> bool {
+        let has_no_name = path.metadata().is_ok_and(|of| of.nlink() == 0);
+        has_no_name || self.mounts.is_other(path, &Mounts::now())
+    }
+
+    /// Refuses what a new container would find replaced.
+    fn check(&self, path: &Path) -> Result<(), String> {
+        match self.is_replaced(path) {
+            true => Err("it was replaced on the host, and only a new container sees the new one".to_owned()),
+            false => Ok(()),
+        }
     }
 
     /// Reads all of it; the second value names keys that make no sense and were left at their default.
@@ -67,9 +84,12 @@ impl ConfigFiles {
         let mut config = Value::Object(Map::new());
         if let Some(file) = self.config_file(line.as_ref()) {
             place = file.display().to_string();
+            self.check(&file).map_err(|what| unread(&file, &what))?;
             merge(&mut config, read(&file)?);
         }
         if let Some(dir) = self.config_dir(line.as_ref()) {
+            // A directory that was removed is empty.
+            self.check(&dir).map_err(|what| unread_drop_ins(&dir, &what))?;
             for file in drop_ins(&dir)? {
                 merge(&mut config, read(&file)?);
             }
@@ -109,25 +129,23 @@ impl ConfigFiles {
     }
 }
 
-/// What is at this path has no name on its file system any more.
-fn is_replaced(path: &Path) -> bool {
-    path.metadata().is_ok_and(|of| of.nlink() == 0)
+fn unread(file: &Path, what: &str) -> String {
+    format!("cannot read the kubelet's configuration {}: {what}", file.display())
+}
+
+fn unread_drop_ins(dir: &Path, what: &str) -> String {
+    format!("cannot read the kubelet's drop-ins in {}: {what}", dir.display())
 }
 
 fn read(file: &Path) -> Result<Value, String> {
-    let text = match is_replaced(file) {
-        true => Err("it was replaced on the host, and only a new container sees the new one".to_owned()),
-        false => text_of(file).and_then(|text| mapping(&text)),
-    };
-    text.map_err(|what| format!("cannot read the kubelet's configuration {}: {what}", file.display()))
+    text_of(file).and_then(|text| mapping(&text)).map_err(|what| unread(file, &what))
 }
 
 /// The files `*.conf` in `dir` and below, in the order in which the kubelet merges them: by name, a directory's in its
 /// place.
 fn drop_ins(dir: &Path) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
-    walk(dir, &mut found)
-        .map_err(|error| format!("cannot read the kubelet's drop-ins in {}: {error}", dir.display()))?;
+    walk(dir, &mut found).map_err(|error| unread_drop_ins(dir, &error.to_string()))?;
     if found.len() > MOST_FILES {
         return Err(format!("there are more than {MOST_FILES} drop-ins in {}", dir.display()));
     }
@@ -228,6 +246,25 @@ mod tests {
             "{error}"
         );
         assert!(host.files().read().is_ok(), "by its name it is the new one");
+    }
+
+    #[test]
+    fn a_directory_that_was_removed_under_its_mount_is_not_taken_for_an_empty_one() {
+        use std::os::fd::AsRawFd as _;
+        let host =
+            Host::new(&[("k/config.yaml", "kind: x"), ("d/a.conf", "topologyManagerPolicy: restricted")]);
+        let open = std::fs::File::open(host.0.path().join("d")).unwrap();
+        let mounted = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        let files = ConfigFiles { dir: Some(mounted.clone()), ..host.files() };
+        assert_eq!(host.read(&files).unwrap().topology_manager_policy, "restricted");
+        assert_eq!(files.replaced(), None);
+        std::fs::remove_dir_all(host.0.path().join("d")).unwrap();
+        host.write("d/a.conf", "topologyManagerPolicy: best-effort");
+        let error = files.read().unwrap_err();
+        let why = "it was replaced on the host, and only a new container sees the new one";
+        let place = mounted.display();
+        assert_eq!(error, format!("cannot read the kubelet's drop-ins in {place}: {why}"));
+        assert_eq!(files.replaced(), Some(mounted));
     }
 
     #[test]

@@ -211,7 +211,7 @@ pub(in crate::telemetry) const FINDINGS: Doc = Doc {
         "kind",
         "`unpublished_node`, `unknown_cpus`, `impossible_memory`, `overused_memory` or `device_on_unknown_node`",
     )],
-    help: "Things in the last account that do not fit together; the log says which",
+    help: "Things in the last account that do not fit together, one for all NUMA nodes with the same; the log says which",
 };
 
 pub(in crate::telemetry) const PROBLEMS: Doc = Doc {

@@ -77,10 +77,10 @@ fn check_scheduler_rules(topology: &Topology, machine: &Machine, context: &str) 
     }
     let beyond: BTreeSet<Id> = machine.nodes.iter().map(|node| node.id).filter(|id| *id >= 64).collect();
     let told = topology.findings.iter().filter_map(|finding| match finding {
-        Finding::UnpublishedNode(id) => Some(*id),
+        Finding::UnpublishedNodes(ids) => Some(ids.iter()),
         _ => None,
     });
-    assert_eq!(told.collect::<BTreeSet<_>>(), beyond, "{context}");
+    assert_eq!(told.flatten().collect::<BTreeSet<_>>(), beyond, "{context}");
 }
 
 fn check(spec: &MachineSpec, model: &Model, rng: &mut Rng, context: &str) {
@@ -90,8 +90,8 @@ fn check(spec: &MachineSpec, model: &Model, rng: &mut Rng, context: &str) {
     assert_eq!(differences, Vec::<String>::new(), "{context}");
     check_scheduler_rules(&topology, &case.machine, context);
     let far = |finding: &Finding| match finding {
-        Finding::UnpublishedNode(_) => false,
-        Finding::DeviceOnUnknownNode { node, .. } => *node < 64,
+        Finding::UnpublishedNodes(_) => false,
+        Finding::DevicesOnUnknownNodes { nodes, .. } => nodes.iter().any(|node| node < 64),
         _ => true,
     };
     assert!(!topology.findings.iter().any(far), "{context}: {:?}", topology.findings);

@@ -18,7 +18,7 @@ fn a_block_one_part_in_32_above_the_node_is_drift_and_a_byte_more_is_not() {
     let drifted = 8 * GIB + 8 * GIB / 32;
     assert_eq!(offer(drifted, vec![]).of("memory")[0], (0, [drifted, drifted, drifted]));
     assert_eq!(offer(drifted, vec![]).account().findings, BTreeSet::new());
-    let found = Finding::ImpossibleMemory { node: 0, resource: "memory".into(), bytes: drifted + 1 };
+    let found = Finding::ImpossibleMemory { nodes: ids("0"), resource: "memory".into(), bytes: drifted + 1 };
     assert_eq!(offer(drifted + 1, vec![]).account().findings, [found].into());
 }
 
@@ -27,9 +27,26 @@ fn all_of_a_node_or_group_may_be_in_use_and_a_byte_more_is_told() {
     let findings = |bytes, nodes| offer(4 * GIB, vec![block("memory", bytes, nodes)]).account().findings;
     for (all, nodes) in [(4 * GIB, "0"), (8 * GIB, "0-1")] {
         assert_eq!(findings(all, nodes), BTreeSet::new());
-        let found = Finding::OverusedMemory { nodes: nodes.into(), resource: "memory".into() };
+        let found = Finding::OverusedMemory { nodes: ids(nodes), resource: "memory".into() };
         assert_eq!(findings(all + 1, nodes), [found].into());
     }
+}
+
+#[test]
+fn what_is_the_same_on_several_nodes_is_told_once() {
+    let memory = |bytes| vec![block("memory", bytes, "0"), block("memory", bytes + 1, "1")];
+    let mut case = offer(0, memory(9 * GIB));
+    case.allocatable.memory = memory(99 * GIB);
+    case.machine.nodes.extend([70, 71].map(|id| NumaNode { id, ..Default::default() }));
+    case.allocatable.devices = vec![devices("a.b/c", &["x"], "0,9"), devices("a.b/c", &["y"], "10,70")];
+    let resource = || "memory".to_owned();
+    let expected = [
+        Finding::UnpublishedNodes(ids("70-71")),
+        Finding::ImpossibleMemory { nodes: ids("0-1"), resource: resource(), bytes: 99 * GIB + 1 },
+        Finding::OverusedMemory { nodes: ids("0-1"), resource: resource() },
+        Finding::DevicesOnUnknownNodes { resource: "a.b/c".into(), nodes: ids("9-10,70") },
+    ];
+    assert_eq!(case.account().findings, expected.into());
 }
 
 #[test]

@@ -63,6 +63,13 @@ impl Upstream {
     }
 }
 
+/// What a program says of pods.
+pub(crate) fn said_of(program: &Path, arguments: &[&str], pods: &[Value]) -> Result<Value> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    ask(command, program, &json!({ "items": pods }))
+}
+
 fn ask(mut command: Command, program: &Path, question: &Value) -> Result<Value> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().with_context(|| program.display().to_string())?;

@@ -1,0 +1,70 @@
+//! What the mounts of this process show.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What each mount showed when it was looked at, by where it is mounted: the path that the kernel had for it on its file
+/// system. A file or directory that is mounted by itself goes on being shown when it is moved or removed; only this path
+/// changes then (`mountinfo` in proc_pid_mountinfo(5)).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mounts(BTreeMap<PathBuf, PathBuf>);
+
+impl Mounts {
+    /// Those of this process. None where the kernel does not tell.
+    #[must_use]
+    pub fn now() -> Self {
+        std::fs::read_to_string("/proc/self/mountinfo").map(|text| Self::of(&text)).unwrap_or_default()
+    }
+
+    fn of(text: &str) -> Self {
+        let mount = |line: &str| {
+            let mut fields = line.split(' ').skip(3);
+            let (shown, at) = (fields.next()?, fields.next()?);
+            Some((unescaped(at), unescaped(shown)))
+        };
+        // Of two at one place the later one is seen.
+        Self(text.lines().filter_map(mount).collect())
+    }
+
+    /// Was what is mounted at `path` moved or removed since?
+    pub(super) fn is_other(&self, path: &Path, now: &Self) -> bool {
+        let shown = |mounts: &Self| mounts.0.get(path).cloned();
+        shown(self).is_some_and(|before| shown(now).is_some_and(|now| now != before))
+    }
+}
+
+/// Space, tab, newline and backslash are written as octal numbers.
+fn unescaped(text: &str) -> PathBuf {
+    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    escapes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the kernel writes it; `//deleted` after what is gone.
+    fn mounts(shown: &str) -> Mounts {
+        Mounts::of(&format!(
+            "63 43 254:0 / / rw - ext4 /dev/vda rw\n64 43 254:0 {shown} /host/conf.d rw,relatime - ext4 /dev/vda rw\n\
+             65 43 254:0 /etc/a\\040b /a\\040b rw - ext4 /dev/vda rw\n"
+        ))
+    }
+
+    #[test]
+    fn what_was_moved_or_removed_is_another() {
+        let (before, dir) = (mounts("/etc/conf.d"), Path::new("/host/conf.d"));
+        assert!(!before.is_other(dir, &before));
+        for shown in ["/etc/conf.d.old", "/etc/conf.d//deleted", "/etc/conf.d.old//deleted"] {
+            assert!(before.is_other(dir, &mounts(shown)), "{shown}");
+            assert!(!before.is_other(Path::new("/a b"), &mounts(shown)));
+        }
+        assert!(!before.is_other(Path::new("/elsewhere"), &Mounts::default()));
+        assert!(!before.is_other(dir, &Mounts::default()), "the kernel does not tell");
+    }
+
+    #[test]
+    fn the_kernel_tells() {
+        assert!(Mounts::now().0.contains_key(Path::new("/")));
+    }
+}
