@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, yield_now};
 
 use super::PodTeller;
-use crate::pod::{Life, Pod, PodEvent, PodName, Wanted};
+use crate::pod::{BUDGET, Life, Pod, PodEvent, PodName, Wanted};
 
 /// Of events that wait for who does not listen, each pod's last one is kept when they are so many.
 const BEHIND: usize = 1024;
@@ -81,6 +81,9 @@ struct Heard {
 struct Queue {
     told: VecDeque<Told>,
     awaits: Awaits,
+    /// It wants whole pods, and so many bytes of these wait.
+    whole: bool,
+    bytes: usize,
     /// When to look what can be left out.
     most: usize,
 }
@@ -168,9 +171,29 @@ impl Relay {
 
 async fn hear(mut events: Events, heard: Arc<Mutex<Heard>>, bell: Arc<watch::Sender<()>>) {
     while let Some(told) = events.next().await {
+        let whole = is_whole(&told);
         lock(&heard).take(&told);
         bell.send_replace(());
+        if whole {
+            // Who wants whole pods takes it before the next one is read: they are large.
+            yield_now().await;
+        }
     }
+}
+
+fn pod_of(told: &Told) -> Option<&Pod> {
+    match told {
+        Ok(PodEvent::Listed(pod) | PodEvent::Is(pod) | PodEvent::Gone(pod)) => Some(pod),
+        Ok(PodEvent::Listing | PodEvent::Complete | PodEvent::Again) | Err(_) => None,
+    }
+}
+
+fn is_whole(told: &Told) -> bool {
+    pod_of(told).is_some_and(|pod| pod.whole.is_some())
+}
+
+fn whole_bytes(told: &Told) -> usize {
+    pod_of(told).map_or(0, Pod::whole_bytes)
 }
 
 fn lock(heard: &Mutex<Heard>) -> MutexGuard<'_, Heard> {
@@ -198,6 +221,8 @@ impl Heard {
             Err(sentence) => self.trouble = Some(sentence.clone()),
         }
         let proof = matches!(told, Ok(event) if event.is_proof());
+        // Nobody has to wait for bytes that it does not want.
+        let slim = is_whole(told).then(|| told.clone().map(|event| event.map(|pod| without_whole(&pod))));
         let mut satisfied = Vec::new();
         for (number, queue) in &mut self.listeners {
             if queue.awaits == Awaits::Listing && matches!(told, Ok(PodEvent::Listing)) {
@@ -206,6 +231,7 @@ impl Heard {
             if queue.awaits == Awaits::Proof && proof {
                 satisfied.push(*number);
             } else if queue.awaits == Awaits::Nothing || told.is_err() {
+                let told = slim.as_ref().filter(|_| !queue.whole).unwrap_or(told);
                 queue.push(told.clone());
             }
         }
@@ -218,7 +244,7 @@ impl Heard {
     fn join(&mut self, whole: bool) -> u64 {
         let number = self.next;
         let queue = match (whole, &self.trouble) {
-            (true, _) => Queue::of([], Awaits::Listing),
+            (true, _) => Queue { whole, ..Queue::of([], Awaits::Listing) },
             (false, Some(sentence)) => Queue::of([Err(sentence.clone())], Awaits::Proof),
             (false, None) => self.all(),
         };
@@ -230,7 +256,7 @@ impl Heard {
     /// What is to be told next to this listener, and is there more?
     fn next_for(&mut self, number: u64) -> (Option<Told>, bool) {
         let queue = self.listeners.get_mut(&number);
-        queue.map_or((None, false), |queue| (queue.told.pop_front(), !queue.told.is_empty()))
+        queue.map_or((None, false), |queue| (queue.pop(), !queue.told.is_empty()))
     }
 
     /// What somebody has to be told who knows nothing.
@@ -251,14 +277,39 @@ impl Heard {
 
 impl Queue {
     fn of(told: impl IntoIterator<Item = Told>, awaits: Awaits) -> Self {
-        Self { told: told.into_iter().collect(), awaits, most: BEHIND }
+        Self { told: told.into_iter().collect(), awaits, whole: false, bytes: 0, most: BEHIND }
+    }
+
+    fn pop(&mut self) -> Option<Told> {
+        let told = self.told.pop_front()?;
+        self.bytes -= whole_bytes(&told);
+        Some(told)
     }
 
     fn push(&mut self, told: Told) {
+        self.bytes += whole_bytes(&told);
         self.told.push_back(told);
-        if self.told.len() > self.most {
+        if self.told.len() > self.most || self.bytes > BUDGET {
             self.shorten();
             self.most = BEHIND.max(2 * self.told.len());
+            self.slim();
+        }
+    }
+
+    /// Leaves out the largest pods until the rest is within the budget.
+    fn slim(&mut self) {
+        self.bytes = self.told.iter().map(whole_bytes).sum();
+        while self.bytes > BUDGET {
+            let Some(largest) = self.told.iter_mut().max_by_key(|told| whole_bytes(told)) else { break };
+            let before = whole_bytes(largest);
+            if let Ok(PodEvent::Listed(pod) | PodEvent::Is(pod) | PodEvent::Gone(pod)) = largest {
+                pod.leave_out();
+            }
+            let after = whole_bytes(largest);
+            if after == before {
+                break;
+            }
+            self.bytes = self.bytes - before + after;
         }
     }
 
