@@ -72,7 +72,11 @@ pub fn outline(bytes: &[u8]) -> Bytes {
 fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
     let mut outline = Vec::new();
     for field in wire::fields(bytes) {
-        let Field { number, value: Value::Bytes(part), .. } = field? else { continue };
+        let Field { number: number @ (outlined::METADATA | outlined::STATUS), value: Value::Bytes(part), .. } =
+            field?
+        else {
+            continue;
+        };
         let mut kept = Vec::new();
         for inner in wire::fields_in(bytes, part) {
             let Field { number: inner, record, value } = inner?;

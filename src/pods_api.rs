@@ -416,4 +416,6 @@ fn layer(teller: PodTeller) -> usize {
 }
 
 #[cfg(test)]
+mod budget_tests;
+#[cfg(test)]
 mod tests;

@@ -510,6 +510,42 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_waits_is_bounded_in_bytes_and_nobody_waits_for_what_it_does_not_want() {
+        let teller = Teller::default();
+        let mut whole = teller.listen(&Wanted::default().whole());
+        let mut slim = teller.listen(&Wanted::default());
+        let large = |number: usize| {
+            let bytes = vec![0; 1_400_000];
+            Pod { whole: Some(Box::new(Whole::Protobuf(bytes.into()))), ..pod(&number.to_string()) }
+        };
+        teller.say(Ok(PodEvent::Listing));
+        teller.say(Ok(PodEvent::Listed(pod("small"))));
+        (0..64).for_each(|number| teller.say(Ok(PodEvent::Listed(large(number)))));
+        teller.say(Ok(PodEvent::Complete));
+        (0..64).for_each(|number| teller.say(Ok(PodEvent::Is(large(number)))));
+        for _ in 0..300 {
+            settle().await;
+        }
+        let asked = teller.relay.ask(PodTeller::ApiServer, false, |_| unreachable!());
+        let waiting = |number: u64| -> usize {
+            lock(&asked.heard).listeners[&number].told.iter().map(whole_bytes).sum()
+        };
+        assert!(waiting(0) <= BUDGET && waiting(0) > BUDGET / 2, "{}", waiting(0));
+        assert_eq!(waiting(1), 0);
+        assert_eq!(heard(&mut slim).split(' ').count(), 2 + 1 + 64 + 64);
+        let (mut kept, mut outlines) = (0, 0);
+        while let Some(Some(told)) = tokio::task::unconstrained(whole.next()).now_or_never() {
+            match pod_of(&told).and_then(|pod| pod.whole.as_deref()) {
+                Some(Whole::Protobuf(_)) => kept += 1,
+                Some(_) => outlines += 1,
+                None => {}
+            }
+        }
+        assert_eq!((kept, outlines), (1 + BUDGET / 1_400_000, 128 - BUDGET / 1_400_000), "the largest are left out");
+        assert_eq!(lock(&asked.heard).listeners[&0].bytes, 0);
+    }
+
+    #[tokio::test]
     async fn nobody_is_asked_when_nobody_listens() {
         let teller = Teller::default();
         let events = teller.listen(&Wanted::default());

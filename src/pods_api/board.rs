@@ -27,7 +27,8 @@ const TYPE: u32 = 1;
 const POD: u32 = 2;
 const ANSWER: u32 = 1;
 
-/// The pods of the next list.
+/// The pods of the next list. Those that are not as they are already have to fit while it comes in: the largest of them are left out, even
+/// where a larger one stays as it is.
 #[derive(Debug)]
 pub(super) struct Listing {
     /// Those that are as they are already, and those that are not. Both together may be more than there may be.
@@ -238,6 +239,12 @@ impl Board {
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.watchers.waiting()
+    }
+
+    /// Bytes of these.
+    #[cfg(test)]
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.watchers.waiting_bytes()
     }
 
     fn changed(&mut self) {

@@ -27,8 +27,8 @@ const COMPLETE: &[u8] = &[8, 4];
 /// All who watch one list.
 #[derive(Debug)]
 pub(super) struct Watchers {
-    /// Bytes of events that may wait; twice as many may come in one go. They are memory that a client keeps by not reading,
-    /// and whoever changes pods decides how many there are.
+    /// Bytes of events that may wait, half of what all pods may have; three times as many may come in one go. They are memory
+    /// that a client keeps by not reading, and whoever changes pods decides how many there are.
     most: usize,
     /// Bytes of those in the ring.
     bytes: usize,
@@ -122,7 +122,7 @@ impl Watchers {
         let (events, bytes) = match waited >= CHANCE {
             true => (BEHIND, self.most),
             // All pods may go and others come at once.
-            false => (BEHIND + 2 * pods, 2 * self.most),
+            false => (BEHIND + 2 * pods, 3 * self.most),
         };
         self.ring.len() >= events || self.bytes >= bytes
     }
@@ -198,6 +198,13 @@ impl Watchers {
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.ring.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting_bytes(&self) -> usize {
+        let bytes = self.ring.iter().map(|event| event.message.len()).sum();
+        assert_eq!(self.bytes, bytes);
+        bytes
     }
 
     /// The position of what is pushed next.
