@@ -4,7 +4,7 @@
 
 pub(crate) mod raw;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use prost::bytes::Bytes;
@@ -71,14 +71,16 @@ pub enum Whole {
 /// The value of an annotation. It is whatever whoever made the pod wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Annotation {
-    /// The text.
-    Text(Box<str>),
+    /// The text, shared by all who keep the pod.
+    Text(Arc<str>),
     /// A text of so many bytes, which are more than anybody reads: [`Annotation::LONGEST`].
     TooLong(usize),
 }
 
 impl Annotation {
-    /// The longest text that is kept, in bytes. What a scheduler writes for a node full of devices takes a few KiB.
+    /// The longest text that is kept, in bytes, and the most of all texts of one pod. What a scheduler writes for a node full of
+    /// devices takes a few KiB; whoever makes a pod may write 256 KiB (`TotalAnnotationSizeLimitB` of
+    /// `k8s.io/apimachinery/pkg/api/validation`).
     pub const LONGEST: usize = 64 << 10;
 
     /// What is kept of a text.
@@ -88,6 +90,25 @@ impl Annotation {
             bytes if bytes > Self::LONGEST => Self::TooLong(bytes),
             _ => Self::Text(text.into()),
         }
+    }
+
+    fn kept(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::TooLong(_) => 0,
+        }
+    }
+}
+
+/// Keeps of all annotations of a pod no more than [`Annotation::LONGEST`]: the longest go.
+fn keep_short(annotations: &mut [(Box<str>, Annotation)]) {
+    let mut bytes: usize = annotations.iter().map(|(_, annotation)| annotation.kept()).sum();
+    while bytes > Annotation::LONGEST {
+        let Some((_, longest)) = annotations.iter_mut().max_by_key(|(_, annotation)| annotation.kept()) else {
+            return;
+        };
+        bytes -= longest.kept();
+        *longest = Annotation::TooLong(longest.kept());
     }
 }
 
@@ -133,6 +154,45 @@ pub struct Container {
     /// Other resources that it asks for: bytes of `hugepages-*`, a count of anything with a domain. No zeros; sorted by
     /// name. `ephemeral-storage` and `storage` are left out.
     pub others: Box<[(Box<str>, u64)]>,
+}
+
+impl Container {
+    /// So many containers of a pod are kept apart, and so many other resources of each. A pod of 1.5 MB has room for some
+    /// twenty thousand of either, each of which would take more memory here than there.
+    pub(crate) const MOST: usize = 256;
+    const MOST_OTHERS: usize = 64;
+
+    /// Containers of one pod, of which those that are too many count as one that asks for what they do together.
+    pub(crate) fn bounded(containers: impl Iterator<Item = Self>) -> Box<[Self]> {
+        let mut kept: Vec<Self> = Vec::new();
+        for mut container in containers {
+            if container.others.len() > Self::MOST_OTHERS {
+                container.others = container.others[..Self::MOST_OTHERS].into();
+            }
+            match kept.get_mut(Self::MOST - 1) {
+                Some(last) => last.add(container),
+                None => kept.push(container),
+            }
+        }
+        kept.into()
+    }
+
+    /// What it asks for besides. What runs for longer counts.
+    fn add(&mut self, more: Self) {
+        if self.kind == ContainerKind::Init || more.kind == ContainerKind::App {
+            self.kind = more.kind;
+        }
+        self.cpu_milli = self.cpu_milli.saturating_add(more.cpu_milli);
+        self.memory = self.memory.saturating_add(more.memory);
+        if !more.others.is_empty() {
+            let mut others: BTreeMap<Box<str>, u64> = std::mem::take(&mut self.others).into_iter().collect();
+            for (name, amount) in more.others {
+                let known = others.entry(name).or_default();
+                *known = known.saturating_add(amount);
+            }
+            self.others = others.into_iter().take(Self::MOST_OTHERS).collect();
+        }
+    }
 }
 
 /// When a container runs.
@@ -211,6 +271,7 @@ impl Pod {
             let keys = &wanted.annotations;
             let annotations = std::mem::take(&mut self.annotations).into_vec();
             self.annotations = annotations.into_iter().filter(|(key, _)| keys.contains(key)).collect();
+            keep_short(&mut self.annotations);
         }
         if !wanted.whole {
             self.whole = None;

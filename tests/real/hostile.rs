@@ -8,11 +8,14 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod as Object;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use numacast::core_v1::proto as core;
 use numacast::kubelet::proto::pods::pods_client::PodsClient;
 use numacast::kubelet::proto::pods::{EventType, GetPodRequest, ListPodsRequest, WatchPodsRequest};
 use numacast::pods_api::proto::v1alpha1::ListPodConditionsRequest;
 use numacast::pods_api::proto::v1alpha1::pod_info_client::PodInfoClient;
 use numacast::sim::kubelet::PodSpec;
+use prost::Message;
+use prost::bytes::Bytes;
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
@@ -50,6 +53,23 @@ fn hostile(number: usize) -> Result<Object> {
     container["env"] = json!([{"name": "X", "value": "x".repeat((OBJECT - ANNOTATIONS) / 2)}]);
     container["args"] = json!(["x".repeat((OBJECT - ANNOTATIONS) / 2)]);
     Ok(serde_json::from_value(object)?)
+}
+
+/// A pod of a list.
+#[derive(Debug)]
+struct Listed {
+    name: String,
+    /// How often a hostile one was updated.
+    round: String,
+    bytes: usize,
+}
+
+impl Listed {
+    fn of(pod: &Bytes) -> Result<Self> {
+        let metadata = core::Pod::decode(pod.clone())?.metadata.unwrap_or_default();
+        let round = metadata.annotations.get("round").map(|round| String::from_utf8(round.to_vec()));
+        Ok(Self { name: metadata.name, round: round.transpose()?.unwrap_or_default(), bytes: pod.len() })
+    }
 }
 
 /// An agent that serves the Pods API, from a real API server.
@@ -101,11 +121,10 @@ impl World {
         Ok(PodsClient::new(self.channel().await?).max_decoding_message_size(1 << 30))
     }
 
-    /// Names of the pods that `ListPods` has, and the bytes of its answer.
-    async fn listed(&self) -> Result<Vec<(String, usize)>> {
+    /// What `ListPods` has.
+    async fn listed(&self) -> Result<Vec<Listed>> {
         let list = self.client().await?.list_pods(ListPodsRequest {}).await?.into_inner();
-        let name = |pod: &prost::bytes::Bytes| numacast::core_v1::decode_pod(pod).map(|read| read.name);
-        list.pods.iter().map(|pod| Ok((name(pod).map_err(anyhow::Error::msg)?, pod.len()))).collect()
+        list.pods.iter().map(Listed::of).collect()
     }
 
     /// How many pods `ListPodConditions` has.
@@ -178,6 +197,9 @@ impl World {
 async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
     let mut world = World::start(&parts).await?;
+    let read = async || nrt::read(&world.cluster.client(), "worker").await;
+    let before = until("the object is there", read).await?.zones;
+    let cpus: u64 = before.values().map(|zone| zone["cpu"].available).sum();
     for number in 0..SMALL {
         let object = pod(&format!("small-{number}")).bound_to("worker")?;
         world.pods().create(&PostParams::default(), &object).await?;
@@ -187,8 +209,6 @@ async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<
         Ok(())
     })
     .await?;
-    let before = nrt::read(&world.cluster.client(), "worker").await?.zones;
-    let cpus: u64 = before.values().map(|zone| zone["cpu"].available).sum();
     let at_rest = world.peak()?;
 
     let silent = [world.silent().await?, world.silent().await?];
@@ -217,31 +237,41 @@ async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<
     })
     .await?;
     let attacked = world.peak()?;
-    // The API server goes: everything is listed anew, beside what is there.
+    // The agent hears nothing while all pods become others and the API server goes: all that it lists then is new to it, and comes
+    // in beside what it has.
+    world.process.signal("STOP")?;
+    world.update(UPDATES + 1).await?;
     world.cluster.kill_api_server()?;
     world.cluster.restart_api_server().await?;
-    world.update(UPDATES + 1).await?;
-    let listed = world.listed().await?;
+    world.process.signal("CONT")?;
+    let newest = (UPDATES + 1).to_string();
+    let listed = until("all pods are listed anew", async || {
+        let listed = world.listed().await?;
+        let old = listed.iter().find(|pod| pod.name.starts_with("hostile") && pod.round != newest);
+        ensure!(old.is_none(), "{old:?}");
+        Ok(listed)
+    })
+    .await?;
     println!(
         "peak {at_rest} MiB at rest, {attacked} MiB with {HOSTILE} hostile pods, {} MiB with all listed anew; {} of {} pods \
          served, {} bytes",
         world.peak()?,
         listed.len(),
         SMALL + HOSTILE,
-        listed.iter().map(|(_, bytes)| bytes).sum::<usize>(),
+        listed.iter().map(|pod| pod.bytes).sum::<usize>(),
     );
     world.process.still_runs()?;
     ensure!(world.peak()? < LIMIT, "{} MiB, and the chart's limit is {LIMIT}", world.peak()?);
 
-    let small = listed.iter().filter(|(name, _)| name.starts_with("small")).count();
+    let small = listed.iter().filter(|pod| pod.name.starts_with("small")).count();
     ensure!(small == SMALL, "{listed:?}");
-    ensure!(listed.iter().map(|(_, bytes)| bytes).sum::<usize>() <= BUDGET, "{listed:?}");
+    ensure!(listed.iter().map(|pod| pod.bytes).sum::<usize>() <= BUDGET, "{listed:?}");
     let left_out = world.metric("numacast_pods_api_left_out_pods{server_api_version=\"v1alpha1\"}").await?;
     ensure!(left_out + listed.len() == SMALL + HOSTILE, "{left_out} of {}", listed.len());
     ensure!(world.informed().await? == SMALL + HOSTILE);
 
     // Who asks for one of them hears why.
-    let served = |name: &str| listed.iter().any(|(known, _)| known == name);
+    let served = |name: &str| listed.iter().any(|pod| pod.name == name);
     let missing = (0..HOSTILE).map(|number| format!("hostile-{number:02}")).find(|name| !served(name));
     let missing = world.pods().get(&missing.context("all are served")?).await?.metadata;
     let pod_uid = missing.uid.context("no UID")?;
