@@ -72,8 +72,9 @@ pub fn outline(bytes: &[u8]) -> Bytes {
 fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
     let mut outline = Vec::new();
     for field in wire::fields(bytes) {
-        let Field { number: number @ (outlined::METADATA | outlined::STATUS), value: Value::Bytes(part), .. } =
-            field?
+        let Field {
+            number: number @ (outlined::METADATA | outlined::STATUS), value: Value::Bytes(part), ..
+        } = field?
         else {
             continue;
         };
@@ -81,7 +82,9 @@ fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
         for inner in wire::fields_in(bytes, part) {
             let Field { number: inner, record, value } = inner?;
             let keep = match (number, inner, value) {
-                (outlined::METADATA, outlined::ANNOTATIONS, Value::Bytes(entry)) => says_origin(bytes, entry)?,
+                (outlined::METADATA, outlined::ANNOTATIONS, Value::Bytes(entry)) => {
+                    says_origin(bytes, entry)?
+                }
                 (outlined::METADATA, inner, _) => outlined::OF_METADATA.contains(&inner),
                 (outlined::STATUS, inner, _) => outlined::OF_STATUS.contains(&inner),
                 _ => false,

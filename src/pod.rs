@@ -104,7 +104,8 @@ impl Annotation {
 fn keep_short(annotations: &mut [(Box<str>, Annotation)]) {
     let mut bytes: usize = annotations.iter().map(|(_, annotation)| annotation.kept()).sum();
     while bytes > Annotation::LONGEST {
-        let Some((_, longest)) = annotations.iter_mut().max_by_key(|(_, annotation)| annotation.kept()) else {
+        let Some((_, longest)) = annotations.iter_mut().max_by_key(|(_, annotation)| annotation.kept())
+        else {
             return;
         };
         bytes -= longest.kept();

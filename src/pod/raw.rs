@@ -658,7 +658,8 @@ mod tests {
         let many = read(&pod(json!({"containers": (0..20_000).map(one).collect::<Vec<_>>()})));
         assert_eq!(many.containers.len(), Container::MOST);
         let sum: u64 = many.containers.iter().map(|container| container.cpu_milli).sum();
-        let others: u64 = many.containers.iter().flat_map(|container| &container.others).map(|(_, count)| count).sum();
+        let others: u64 =
+            many.containers.iter().flat_map(|container| &container.others).map(|(_, count)| count).sum();
         assert_eq!((sum, others), (200_000, 20_000), "nothing of what they ask for is forgotten");
         let wide = |number: usize| (format!("a.b/c{number}"), json!("1"));
         let wide: serde_json::Map<_, _> = (0..20_000).map(wide).collect();

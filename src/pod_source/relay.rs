@@ -541,7 +541,11 @@ mod tests {
                 None => {}
             }
         }
-        assert_eq!((kept, outlines), (1 + BUDGET / 1_400_000, 128 - BUDGET / 1_400_000), "the largest are left out");
+        assert_eq!(
+            (kept, outlines),
+            (1 + BUDGET / 1_400_000, 128 - BUDGET / 1_400_000),
+            "the largest are left out"
+        );
         assert_eq!(lock(&asked.heard).listeners[&0].bytes, 0);
     }
 

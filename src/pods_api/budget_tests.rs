@@ -107,7 +107,9 @@ fn the_largest_pods_are_left_out_and_come_back_when_there_is_room() {
     assert_eq!(hear(&mut watch)[0].r#type(), EventType::Added);
     assert!(!store.has_room_again());
     // Small ones go before large ones.
-    (3..40).for_each(|number| store.take(PodEvent::Is(pod(&format!("small-{number}"), 100_000)), Instant::now()).unwrap());
+    (3..40).for_each(|number| {
+        store.take(PodEvent::Is(pod(&format!("small-{number}"), 100_000)), Instant::now()).unwrap()
+    });
     let names = listed(&store.pods);
     assert_eq!(names.iter().filter(|name| name.starts_with("small")).count(), 40, "{names:?}");
     (0..64).for_each(|number| store.take(PodEvent::Gone(large(number)), Instant::now()).unwrap());

@@ -161,7 +161,12 @@ impl Records {
             return Vec::new();
         }
         let untold = self.all.values_mut().filter(|record| record.whole().is_none() && !record.told);
-        untold.filter_map(|record| { record.told = true; record.too_large() }).collect()
+        untold
+            .filter_map(|record| {
+                record.told = true;
+                record.too_large()
+            })
+            .collect()
     }
 
     /// Takes a record in, whatever room there is. Gives the one that was there.
@@ -193,8 +198,9 @@ impl Records {
     pub(super) fn fit(&mut self, is_new: impl Fn(&str) -> bool) -> Vec<Box<str>> {
         let mut left_out = Vec::new();
         while self.bytes > self.limit.bytes {
-            let size = |(uid, record): &(&Box<str>, &mut Record)| (record.bytes(), is_new(uid));
-            let Some((uid, record)) = self.all.iter_mut().max_by_key(size) else { break };
+            let all = self.all.iter_mut();
+            let largest = all.max_by_key(|(uid, record)| (record.bytes(), is_new(uid)));
+            let Some((uid, record)) = largest else { break };
             if record.whole().is_some() {
                 left_out.push(uid.clone());
             }

@@ -282,7 +282,10 @@ async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<
     ensure!(refused.message().contains(&name) && refused.message().contains("bytes"), "{refused}");
 
     // What the agent is for goes on.
-    world.pods().create(&PostParams::default(), &pod("honest").cpus(2).memory("1Gi").bound_to("worker")?).await?;
+    world
+        .pods()
+        .create(&PostParams::default(), &pod("honest").cpus(2).memory("1Gi").bound_to("worker")?)
+        .await?;
     world.node.kubelet.start_pod(PodSpec::guaranteed("honest", 2, 1 << 30)).await?;
     world.publishes(cpus - 2).await?;
 

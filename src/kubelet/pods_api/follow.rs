@@ -431,3 +431,23 @@ impl Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_comes_in_keeps_no_more_than_its_budget_the_largest_as_outlines() {
+        let mut listing = BTreeMap::new();
+        for number in 0..64_usize {
+            let bytes = vec![0; if number.is_multiple_of(2) { 1_400_000 } else { 10_000 }];
+            let whole = Some(Box::new(Whole::Protobuf(bytes.into())));
+            let pod = Pod { uid: number.to_string(), whole, ..Pod::default() };
+            listing.insert(key(&pod), pod);
+            keep_within(16 << 20, &mut listing);
+            assert!(listing.values().map(Pod::whole_bytes).sum::<usize>() <= 16 << 20);
+        }
+        let is_outline = |pod: &&Pod| matches!(pod.whole.as_deref(), Some(Whole::Outline(_, 1_400_000)));
+        assert_eq!(listing.values().filter(is_outline).count(), 32 - 11);
+    }
+}
