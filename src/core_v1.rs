@@ -2,10 +2,10 @@
 //! envelope.
 
 mod json;
+mod outline;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use prost::Message;
 use prost::bytes::Bytes;
@@ -13,7 +13,6 @@ use serde::de::IgnoredAny;
 
 use crate::pod::raw::{self, Amount, Amounts, RawContainer, RawPod, Resources};
 use crate::pod::{Pod, Wanted, Whole};
-use crate::wire::{self, Field, Value, WireError};
 
 /// Of `core/v1`, what we look at in a Pod; generated from `proto/core`.
 #[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
@@ -23,6 +22,8 @@ pub mod proto {
 use proto as core;
 
 pub use json::pod_json;
+pub use outline::outline;
+pub(crate) use outline::{BUDGET, ORIGINS, keep_within};
 
 /// Reads a pod from the bytes of a `core/v1` Pod.
 ///
@@ -43,71 +44,6 @@ pub fn read_pod(bytes: &[u8], wanted: &Wanted) -> Result<Pod, String> {
         pod.whole = Some(Box::new(Whole::Protobuf(Bytes::copy_from_slice(bytes))));
     }
     Ok(pod)
-}
-
-/// The annotations that say where the kubelet has a pod from (`pkg/kubelet/types/pod_update.go`).
-pub(crate) const ORIGINS: [&str; 2] = ["kubernetes.io/config.source", "kubernetes.io/config.mirror"];
-
-/// Tags of `core/v1` and `meta/v1` (`generated.proto` of `k8s.io/api` and `k8s.io/apimachinery`).
-mod outlined {
-    pub(super) const METADATA: u32 = 1;
-    pub(super) const STATUS: u32 = 3;
-    /// Name, namespace, UID and the moment of deletion.
-    pub(super) const OF_METADATA: [u32; 4] = [1, 3, 5, 9];
-    pub(super) const ANNOTATIONS: u32 = 12;
-    pub(super) const KEY: u32 = 1;
-    /// Phase and conditions.
-    pub(super) const OF_STATUS: [u32; 2] = [1, 2];
-}
-
-/// Of the bytes of a `core/v1` Pod, those that tell who it is and how far it is: a Pod with its name, namespace, UID, moment of
-/// deletion, the annotations that say where the kubelet has it from, phase and conditions. Empty where the bytes are no pod, or
-/// where that would be half of them or more.
-#[must_use]
-pub fn outline(bytes: &[u8]) -> Bytes {
-    let outline = try_outline(bytes).unwrap_or_default();
-    if outline.len() * 2 < bytes.len() { outline.into() } else { Bytes::new() }
-}
-
-fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
-    let mut outline = Vec::new();
-    for field in wire::fields(bytes) {
-        let Field {
-            number: number @ (outlined::METADATA | outlined::STATUS), value: Value::Bytes(part), ..
-        } = field?
-        else {
-            continue;
-        };
-        let mut kept = Vec::new();
-        for inner in wire::fields_in(bytes, part) {
-            let Field { number: inner, record, value } = inner?;
-            let keep = match (number, inner, value) {
-                (outlined::METADATA, outlined::ANNOTATIONS, Value::Bytes(entry)) => {
-                    says_origin(bytes, entry)?
-                }
-                (outlined::METADATA, inner, _) => outlined::OF_METADATA.contains(&inner),
-                (outlined::STATUS, inner, _) => outlined::OF_STATUS.contains(&inner),
-                _ => false,
-            };
-            if keep {
-                kept.extend_from_slice(&bytes[record]);
-            }
-        }
-        if !kept.is_empty() {
-            wire::put_bytes(&mut outline, number, &kept);
-        }
-    }
-    Ok(outline)
-}
-
-/// Is this annotation one of those that say where the kubelet has a pod from?
-fn says_origin(bytes: &[u8], entry: Range<usize>) -> Result<bool, WireError> {
-    for field in wire::fields_in(bytes, entry) {
-        if let Field { number: outlined::KEY, value: Value::Bytes(key), .. } = field? {
-            return Ok(ORIGINS.iter().any(|known| known.as_bytes() == &bytes[key.clone()]));
-        }
-    }
-    Ok(false)
 }
 
 /// As Go writes what is no text: one sign for each byte that belongs to none.

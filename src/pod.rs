@@ -9,16 +9,7 @@ use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
-use crate::core_v1::outline;
 use crate::seen::Seen;
-
-/// Bytes of whole pods that are kept or buffered together, in any one place; what is above is left out, the largest pods first
-/// ([`Whole::Outline`]). A thousand usual pods take 10 MiB. Clients of gRPC take messages of 4 MiB, or of 16 where they are told
-/// to, so that larger lists would be of no use to most.
-///
-/// The API server lets an object have 1.5 MiB (etcd's `--max-request-bytes`), and anybody who may create pods may create many
-/// and bind them to one node.
-pub(crate) const BUDGET: usize = 16 << 20;
 
 /// Namespace and name of a pod.
 pub type PodName = (String, String);
@@ -278,21 +269,6 @@ impl Pod {
             self.whole = None;
         }
         self
-    }
-
-    /// The bytes that are kept of it as it came.
-    pub(crate) fn whole_bytes(&self) -> usize {
-        match self.whole.as_deref() {
-            Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _) | Whole::Json(bytes)) => bytes.len(),
-            None => 0,
-        }
-    }
-
-    /// Keeps of the message that it came as no more than its outline.
-    pub(crate) fn leave_out(&mut self) {
-        if let Some(Whole::Protobuf(bytes)) = self.whole.as_deref() {
-            self.whole = Some(Box::new(Whole::Outline(outline(bytes), bytes.len())));
-        }
     }
 
     /// Its namespace and name.

@@ -21,8 +21,8 @@ use tracing::warn;
 use super::ask::Raw;
 use super::client::{Identity, channel, identity, innermost};
 use super::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
-use crate::core_v1::read_pod;
-use crate::pod::{BUDGET, Pod, PodEvent, Wanted};
+use crate::core_v1::{BUDGET, read_pod};
+use crate::pod::{Pod, PodEvent, Wanted};
 
 pub use error::PodsError;
 pub use follow::PodsFollow;

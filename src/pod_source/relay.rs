@@ -10,7 +10,8 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, yield_now};
 
 use super::PodTeller;
-use crate::pod::{BUDGET, Life, Pod, PodEvent, PodName, Wanted};
+use crate::core_v1::{BUDGET, keep_within};
+use crate::pod::{Life, Pod, PodEvent, PodName, Wanted};
 
 /// Of events that wait for who does not listen, each pod's last one is kept when they are so many.
 const BEHIND: usize = 1024;
@@ -188,6 +189,13 @@ fn pod_of(told: &Told) -> Option<&Pod> {
     }
 }
 
+fn pod_of_mut(told: &mut Told) -> Option<&mut Pod> {
+    match told {
+        Ok(PodEvent::Listed(pod) | PodEvent::Is(pod) | PodEvent::Gone(pod)) => Some(pod),
+        Ok(PodEvent::Listing | PodEvent::Complete | PodEvent::Again) | Err(_) => None,
+    }
+}
+
 fn is_whole(told: &Told) -> bool {
     pod_of(told).is_some_and(|pod| pod.whole.is_some())
 }
@@ -292,24 +300,7 @@ impl Queue {
         if self.told.len() > self.most || self.bytes > BUDGET {
             self.shorten();
             self.most = BEHIND.max(2 * self.told.len());
-            self.slim();
-        }
-    }
-
-    /// Leaves out the largest pods until the rest is within the budget.
-    fn slim(&mut self) {
-        self.bytes = self.told.iter().map(whole_bytes).sum();
-        while self.bytes > BUDGET {
-            let Some(largest) = self.told.iter_mut().max_by_key(|told| whole_bytes(told)) else { break };
-            let before = whole_bytes(largest);
-            if let Ok(PodEvent::Listed(pod) | PodEvent::Is(pod) | PodEvent::Gone(pod)) = largest {
-                pod.leave_out();
-            }
-            let after = whole_bytes(largest);
-            if after == before {
-                break;
-            }
-            self.bytes = self.bytes - before + after;
+            self.bytes = keep_within(BUDGET, self.told.iter_mut().filter_map(pod_of_mut));
         }
     }
 

@@ -18,9 +18,9 @@ use super::Tally;
 use super::board::{Board, Listing, Missing, Shared, Watch, lock};
 use super::records::{Content, Limit, Record};
 use super::store::Store;
-use crate::core_v1::outline;
+use crate::core_v1::{BUDGET, outline};
 use crate::kubelet::proto::pods::{EventType, ListPodsResponse, WatchPodsEvent};
-use crate::pod::{BUDGET, Pod, PodEvent, Whole};
+use crate::pod::{Pod, PodEvent, Whole};
 use crate::wire::put_bytes;
 
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::collections::btree_map::{BTreeMap, Iter};
 
 use prost::bytes::Bytes;
 
-use crate::pod::BUDGET;
+use crate::core_v1::BUDGET;
 
 /// How much there may be.
 #[derive(Clone, Copy, Debug)]

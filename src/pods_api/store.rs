@@ -13,8 +13,8 @@ use super::Tally;
 use super::board::{Board, Listing, Shared, lock};
 use super::info::{Info, pod_tombstone};
 use super::records::{Content, Limit, Record, TooLarge};
-use crate::core_v1::outline;
-use crate::pod::{BUDGET, Pod, PodEvent, Whole};
+use crate::core_v1::{BUDGET, outline};
+use crate::pod::{Pod, PodEvent, Whole};
 
 /// Of whole pods; `PodInfo` shows what is kept of those that are left out.
 const PODS: Limit = Limit { bytes: BUDGET, outline };

@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::{Open, Outcome, PodsClient, PodsError, PodsPath, unary};
 use crate::backoff::{back_off, jittered};
-use crate::core_v1::read_pod;
+use crate::core_v1::{keep_within, read_pod};
 use crate::kubelet::belief::{Belief, SOON, Teller};
 use crate::kubelet::client::{Identity, age};
 use crate::kubelet::proto::pods::{EventType, GetPodRequest, GetPodResponse, WatchPodsEvent};
@@ -272,7 +272,7 @@ impl PodsFollow {
             // Which of the two it is says nothing: the first word of a new pod may be that it was modified.
             (EventType::Added | EventType::Modified, Some(listing)) => {
                 listing.insert(key(&pod), pod);
-                keep_within(self.client.budget, listing);
+                keep_within(self.client.budget, listing.values_mut());
             }
             (EventType::Added | EventType::Modified, None) => {
                 self.deleted.remove(&key(&pod));
@@ -382,21 +382,6 @@ impl PodsFollow {
     }
 }
 
-/// Leaves out of a list the largest of its pods until the rest is within so many bytes.
-fn keep_within(budget: usize, listing: &mut BTreeMap<Key, Pod>) {
-    let mut bytes: usize = listing.values().map(Pod::whole_bytes).sum();
-    while bytes > budget {
-        let Some(largest) = listing.values_mut().max_by_key(|pod| pod.whole_bytes()) else { return };
-        let before = largest.whole_bytes();
-        largest.leave_out();
-        let after = largest.whole_bytes();
-        if after == before {
-            return;
-        }
-        bytes = bytes - before + after;
-    }
-}
-
 /// Is it on its way out?
 fn goes(pod: &Pod) -> bool {
     pod.deleted || pod.life == Life::Ended
@@ -444,7 +429,7 @@ mod tests {
             let whole = Some(Box::new(Whole::Protobuf(bytes.into())));
             let pod = Pod { uid: number.to_string(), whole, ..Pod::default() };
             listing.insert(key(&pod), pod);
-            keep_within(16 << 20, &mut listing);
+            keep_within(16 << 20, listing.values_mut());
             assert!(listing.values().map(Pod::whole_bytes).sum::<usize>() <= 16 << 20);
         }
         let is_outline = |pod: &&Pod| matches!(pod.whole.as_deref(), Some(Whole::Outline(_, 1_400_000)));
