@@ -2,6 +2,7 @@
 //! envelope.
 
 mod json;
+mod outline;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,6 +22,8 @@ pub mod proto {
 use proto as core;
 
 pub use json::pod_json;
+pub use outline::outline;
+pub(crate) use outline::{BUDGET, ORIGINS, keep_within};
 
 /// Reads a pod from the bytes of a `core/v1` Pod.
 ///

@@ -4,7 +4,7 @@
 
 pub(crate) mod raw;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use prost::bytes::Bytes;
@@ -52,21 +52,26 @@ pub struct Pod {
 pub enum Whole {
     /// A `core/v1` Pod message, without an envelope.
     Protobuf(Bytes),
-    /// An item of the kubelet's `/pods`.
+    /// Of such a message that is too large to be kept beside others, what tells who the pod is and how far it is
+    /// ([`outline`](crate::core_v1::outline)), and how many bytes the message has.
+    Outline(Bytes, usize),
+    /// Of an item of the kubelet's `/pods`, likewise: who the pod is and how far it is. The rest serves nobody.
     Json(Bytes),
 }
 
 /// The value of an annotation. It is whatever whoever made the pod wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Annotation {
-    /// The text.
-    Text(Box<str>),
+    /// The text, shared by all who keep the pod.
+    Text(Arc<str>),
     /// A text of so many bytes, which are more than anybody reads: [`Annotation::LONGEST`].
     TooLong(usize),
 }
 
 impl Annotation {
-    /// The longest text that is kept, in bytes. What a scheduler writes for a node full of devices takes a few KiB.
+    /// The longest text that is kept, in bytes, and the most of all texts of one pod. What a scheduler writes for a node full of
+    /// devices takes a few KiB; whoever makes a pod may write 256 KiB (`TotalAnnotationSizeLimitB` of
+    /// `k8s.io/apimachinery/pkg/api/validation`).
     pub const LONGEST: usize = 64 << 10;
 
     /// What is kept of a text.
@@ -76,6 +81,26 @@ impl Annotation {
             bytes if bytes > Self::LONGEST => Self::TooLong(bytes),
             _ => Self::Text(text.into()),
         }
+    }
+
+    fn kept(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::TooLong(_) => 0,
+        }
+    }
+}
+
+/// Keeps of all annotations of a pod no more than [`Annotation::LONGEST`]: the longest go.
+fn keep_short(annotations: &mut [(Box<str>, Annotation)]) {
+    let mut bytes: usize = annotations.iter().map(|(_, annotation)| annotation.kept()).sum();
+    while bytes > Annotation::LONGEST {
+        let Some((_, longest)) = annotations.iter_mut().max_by_key(|(_, annotation)| annotation.kept())
+        else {
+            return;
+        };
+        bytes -= longest.kept();
+        *longest = Annotation::TooLong(longest.kept());
     }
 }
 
@@ -128,6 +153,46 @@ impl Container {
     /// Those of [`Container::others`] that it asks some of.
     pub fn wanted(&self) -> impl Iterator<Item = (&str, u64)> {
         self.others.iter().map(|(name, amount)| (&**name, *amount)).filter(|(_, amount)| *amount > 0)
+    }
+
+    /// So many containers of a pod are kept apart, and so many other resources of each. A pod of 1.5 MB has room for some
+    /// twenty thousand of either, each of which would take more memory here than there.
+    pub(crate) const MOST: usize = 256;
+    const MOST_OTHERS: usize = 64;
+
+    /// Containers of one pod, of which those that are too many count as one that asks for what they do together.
+    pub(crate) fn bounded(containers: impl Iterator<Item = Self>) -> Box<[Self]> {
+        let mut kept: Vec<Self> = Vec::new();
+        for mut container in containers {
+            if container.others.len() > Self::MOST_OTHERS {
+                // Of what it asks for none it goes without first.
+                container.others.sort_by_key(|(_, amount)| *amount == 0);
+                container.others = container.others[..Self::MOST_OTHERS].into();
+                container.others.sort();
+            }
+            match kept.get_mut(Self::MOST - 1) {
+                Some(last) => last.add(container),
+                None => kept.push(container),
+            }
+        }
+        kept.into()
+    }
+
+    /// What it asks for besides. What runs for longer counts.
+    fn add(&mut self, more: Self) {
+        if self.kind == ContainerKind::Init || more.kind == ContainerKind::App {
+            self.kind = more.kind;
+        }
+        self.cpu_milli = self.cpu_milli.saturating_add(more.cpu_milli);
+        self.memory = self.memory.saturating_add(more.memory);
+        if !more.others.is_empty() {
+            let mut others: BTreeMap<Box<str>, u64> = std::mem::take(&mut self.others).into_iter().collect();
+            for (name, amount) in more.others {
+                let known = others.entry(name).or_default();
+                *known = known.saturating_add(amount);
+            }
+            self.others = others.into_iter().take(Self::MOST_OTHERS).collect();
+        }
     }
 }
 
@@ -207,6 +272,7 @@ impl Pod {
             let keys = &wanted.annotations;
             let annotations = std::mem::take(&mut self.annotations).into_vec();
             self.annotations = annotations.into_iter().filter(|(key, _)| keys.contains(key)).collect();
+            keep_short(&mut self.annotations);
         }
         if !wanted.whole {
             self.whole = None;

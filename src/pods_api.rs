@@ -1,14 +1,15 @@
 //! The Pods API (DESIGN section 8): the service that kubelets serve from 1.36 on, for those that do not and for many clients
 //! of those that do, and `PodInfo` beside it.
 //!
-//! `store` knows the pods as they were told last, `board` is one list as it is served and `watchers` who listens to it,
-//! `info` is what `PodInfo` shows of a pod, `service` answers, and `crate::grpc` serves.
+//! `store` knows the pods as they were told last, `board` is one list as it is served, `records` what is kept of it within a
+//! budget of bytes, and `watchers` who listens to it, `info` is what `PodInfo` shows of a pod, `service` answers, and `crate::grpc` serves.
 
 pub mod proto;
 
 mod board;
 mod counted;
 mod info;
+mod records;
 mod service;
 mod store;
 mod watchers;
@@ -152,6 +153,8 @@ impl PodsApi {
             silent: None,
             troubled: [None, None],
             left_out: Vec::new(),
+            again: None,
+            told_again: None,
         };
         tokio::select! {
             () = follow.run() => {}
@@ -248,7 +251,15 @@ struct Follow {
     troubled: [Option<String>; 2],
     /// What was said of pods that are left out: they are told of again and again.
     left_out: Vec<LeftOut>,
+    /// When all pods are to be told anew, for there is room again for one that is left out, and when they were last.
+    again: Option<Instant>,
+    told_again: Option<Instant>,
 }
+
+/// All pods are told anew no sooner than this after there is room again, and no more often than this: pods come and go together, and
+/// whoever makes them decides when.
+const AGAIN: Duration = Duration::from_secs(1);
+const AGAIN_AT_MOST: Duration = Duration::from_secs(30);
 
 /// Of so many pods that are left out is said why.
 const LEFT_OUT: usize = 64;
@@ -272,7 +283,8 @@ impl Follow {
         let (page, whole): (Vec<_>, Vec<_>) =
             self.order.iter().partition(|teller| **teller == PodTeller::Kubelet);
         whole.iter().for_each(|teller: &PodTeller| self.metrics.left(teller.label()));
-        let mut whole = self.listen(whole);
+        let tellers = whole;
+        let mut whole = self.listen(tellers.clone());
         let mut pages: Option<Telling> = None;
         loop {
             let due = self.page_due(whole.is_some()).filter(|_| !page.is_empty() && pages.is_none());
@@ -286,8 +298,31 @@ impl Follow {
                 }
                 told = next(&mut pages) => self.take_page(told, whole.is_some()),
                 () = reached(due) => pages = self.listen(page.clone()),
+                () = reached(self.again) => {
+                    if self.store.has_room_again() {
+                        whole = self.listen(tellers.clone());
+                        self.told_again = Some(Instant::now());
+                    }
+                    self.again = None;
+                }
             }
-            self.metrics.pods(lock(&self.store.pods).len(), lock(&self.store.infos).len());
+            self.weigh();
+        }
+    }
+
+    /// Tells how many pods are served and which are left out, and has those told anew for which there is room again.
+    fn weigh(&mut self) {
+        let count = |board: &Shared| {
+            let board = lock(board);
+            (board.records().len() - board.records().left_out(), board.records().left_out())
+        };
+        self.metrics.pods(count(&self.store.pods), count(&self.store.infos));
+        for pod in self.store.newly_left_out() {
+            warn!("{pod}; this is told once of each pod");
+        }
+        if self.again.is_none() && self.store.has_room_again() {
+            let next = self.told_again.map(|last| last + AGAIN_AT_MOST);
+            self.again = Some((Instant::now() + AGAIN).max(next.unwrap_or_else(Instant::now)));
         }
     }
 
@@ -379,5 +414,7 @@ fn layer(teller: PodTeller) -> usize {
     usize::from(teller == PodTeller::Kubelet)
 }
 
+#[cfg(test)]
+mod budget_tests;
 #[cfg(test)]
 mod tests;

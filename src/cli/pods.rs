@@ -201,7 +201,7 @@ fn wanted() -> Wanted {
 /// The pod as the API server would show it.
 fn object(pod: &Pod) -> anyhow::Result<Value> {
     let json = match pod.whole.as_deref() {
-        Some(Whole::Protobuf(bytes)) => pod_json(bytes),
+        Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _)) => pod_json(bytes),
         Some(Whole::Json(bytes)) => serde_json::from_slice(bytes).map_err(|error| error.to_string()),
         None => Err("it came without its fields".to_owned()),
     };

@@ -21,7 +21,7 @@ use tracing::warn;
 use super::ask::Raw;
 use super::client::{Identity, channel, identity, innermost};
 use super::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
-use crate::core_v1::read_pod;
+use crate::core_v1::{BUDGET, read_pod};
 use crate::pod::{Pod, PodEvent, Wanted};
 
 pub use error::PodsError;
@@ -72,6 +72,8 @@ pub struct PodsClient {
     sockets: Vec<PathBuf>,
     deadline: Duration,
     doubts: bool,
+    /// Bytes of whole pods that a list may have while it comes in.
+    budget: usize,
     /// The connection to the one that answered last.
     open: Option<Open>,
     /// Why those before it were passed over.
@@ -98,7 +100,7 @@ pub fn follow_pods(
     deadline: Duration,
     wanted: Wanted,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
-    let follow = PodsClient::new([socket], deadline).doubting().follow(wanted);
+    let follow = PodsClient::new([socket], deadline).doubting().within(BUDGET).follow(wanted);
     follow.stream().map(|told| told.map_err(|error| error.to_string()))
 }
 
@@ -114,7 +116,7 @@ impl PodsClient {
     #[must_use]
     pub fn new(sockets: impl IntoIterator<Item = PathBuf>, deadline: Duration) -> Self {
         let sockets = sockets.into_iter().collect();
-        Self { sockets, deadline, doubts: false, open: None, passed_over: Vec::new() }
+        Self { sockets, deadline, doubts: false, budget: usize::MAX, open: None, passed_over: Vec::new() }
     }
 
     /// For who acts on a pod that is gone: [`PodsClient::follow`] does not believe at once that pods are, of which a
@@ -122,6 +124,13 @@ impl PodsClient {
     #[must_use]
     pub fn doubting(self) -> Self {
         Self { doubts: true, ..self }
+    }
+
+    /// For who keeps a node's pods whatever they are: of those that [`PodsClient::follow`] lists, no more than so many bytes
+    /// come whole, the largest as their outlines ([`Whole::Outline`](crate::pod::Whole::Outline)).
+    #[must_use]
+    pub fn within(self, budget: usize) -> Self {
+        Self { budget, ..self }
     }
 
     /// The socket at which somebody answered last.

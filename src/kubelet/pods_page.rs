@@ -1,6 +1,7 @@
 //! The kubelet's HTTPS endpoint `/pods` (kubelet.md 7): all pods that it knows, each time anew, for kubelets without the
 //! Pods API. Their states are those that the API server was last heard to have.
 
+mod outline;
 mod split;
 
 use std::collections::VecDeque;

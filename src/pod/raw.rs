@@ -361,8 +361,8 @@ impl Spec {
             };
             container.digest(kind)
         });
-        init.chain(self.containers.into_iter().map(|container| container.digest(ContainerKind::App)))
-            .collect()
+        let apps = self.containers.into_iter().map(|container| container.digest(ContainerKind::App));
+        Container::bounded(init.chain(apps))
     }
 }
 
@@ -675,6 +675,31 @@ mod tests {
         for nothing in [Value::Null, json!({})] {
             object["metadata"]["annotations"] = nothing;
             assert_eq!(keys(&read(&object)), "");
+        }
+    }
+
+    #[test]
+    fn a_pod_of_thousands_of_containers_takes_a_bounded_record() {
+        // What the API server takes: 1.5 MB of containers, of resources, of annotations.
+        let one = |number: usize| json!({"name": format!("c{number}"), "resources": {"requests": {"cpu": "10m", "a.b/c": "1"}}});
+        let many = read(&pod(json!({"containers": (0..20_000).map(one).collect::<Vec<_>>()})));
+        assert_eq!(many.containers.len(), Container::MOST);
+        let sum: u64 = many.containers.iter().map(|container| container.cpu_milli).sum();
+        let others: u64 =
+            many.containers.iter().flat_map(|container| &container.others).map(|(_, count)| count).sum();
+        assert_eq!((sum, others), (200_000, 20_000), "nothing of what they ask for is forgotten");
+        let wide = |number: usize| (format!("a.b/c{number}"), json!("1"));
+        let wide: serde_json::Map<_, _> = (0..20_000).map(wide).collect();
+        let wide = read(&pod(json!({"containers": [{"name": "c", "resources": {"requests": wide}}]})));
+        let mut annotated = pod(json!({"containers": []}));
+        for key in ["a", "b", "c", "d"] {
+            annotated["metadata"]["annotations"][key] = "x".repeat(60_000).into();
+        }
+        let annotated = read(&annotated).keeping(&Wanted::of(["a", "b", "c", "d"]));
+        let texts = annotated.annotations.iter().filter(|(_, text)| matches!(text, Annotation::Text(_)));
+        assert_eq!(texts.count(), 1);
+        for pod in [many, wide] {
+            assert!(bytes(&pod) < 64 << 10, "{} bytes", bytes(&pod));
         }
     }
 

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, yield_now};
 
 use super::PodTeller;
+use crate::core_v1::{BUDGET, keep_within};
 use crate::pod::{Life, Pod, PodEvent, PodName, Wanted};
 
 /// Of events that wait for who does not listen, each pod's last one is kept when they are so many.
@@ -81,6 +82,9 @@ struct Heard {
 struct Queue {
     told: VecDeque<Told>,
     awaits: Awaits,
+    /// It wants whole pods, and so many bytes of these wait.
+    whole: bool,
+    bytes: usize,
     /// When to look what can be left out.
     most: usize,
 }
@@ -168,9 +172,36 @@ impl Relay {
 
 async fn hear(mut events: Events, heard: Arc<Mutex<Heard>>, bell: Arc<watch::Sender<()>>) {
     while let Some(told) = events.next().await {
+        let whole = is_whole(&told);
         lock(&heard).take(&told);
         bell.send_replace(());
+        if whole {
+            // Who wants whole pods takes it before the next one is read: they are large.
+            yield_now().await;
+        }
     }
+}
+
+fn pod_of(told: &Told) -> Option<&Pod> {
+    match told {
+        Ok(PodEvent::Listed(pod) | PodEvent::Is(pod) | PodEvent::Gone(pod)) => Some(pod),
+        Ok(PodEvent::Listing | PodEvent::Complete | PodEvent::Again) | Err(_) => None,
+    }
+}
+
+fn pod_of_mut(told: &mut Told) -> Option<&mut Pod> {
+    match told {
+        Ok(PodEvent::Listed(pod) | PodEvent::Is(pod) | PodEvent::Gone(pod)) => Some(pod),
+        Ok(PodEvent::Listing | PodEvent::Complete | PodEvent::Again) | Err(_) => None,
+    }
+}
+
+fn is_whole(told: &Told) -> bool {
+    pod_of(told).is_some_and(|pod| pod.whole.is_some())
+}
+
+fn whole_bytes(told: &Told) -> usize {
+    pod_of(told).map_or(0, Pod::whole_bytes)
 }
 
 fn lock(heard: &Mutex<Heard>) -> MutexGuard<'_, Heard> {
@@ -198,6 +229,8 @@ impl Heard {
             Err(sentence) => self.trouble = Some(sentence.clone()),
         }
         let proof = matches!(told, Ok(event) if event.is_proof());
+        // Nobody has to wait for bytes that it does not want.
+        let slim = is_whole(told).then(|| told.clone().map(|event| event.map(|pod| without_whole(&pod))));
         let mut satisfied = Vec::new();
         for (number, queue) in &mut self.listeners {
             if queue.awaits == Awaits::Listing && matches!(told, Ok(PodEvent::Listing)) {
@@ -206,6 +239,7 @@ impl Heard {
             if queue.awaits == Awaits::Proof && proof {
                 satisfied.push(*number);
             } else if queue.awaits == Awaits::Nothing || told.is_err() {
+                let told = slim.as_ref().filter(|_| !queue.whole).unwrap_or(told);
                 queue.push(told.clone());
             }
         }
@@ -218,7 +252,7 @@ impl Heard {
     fn join(&mut self, whole: bool) -> u64 {
         let number = self.next;
         let queue = match (whole, &self.trouble) {
-            (true, _) => Queue::of([], Awaits::Listing),
+            (true, _) => Queue { whole, ..Queue::of([], Awaits::Listing) },
             (false, Some(sentence)) => Queue::of([Err(sentence.clone())], Awaits::Proof),
             (false, None) => self.all(),
         };
@@ -230,7 +264,7 @@ impl Heard {
     /// What is to be told next to this listener, and is there more?
     fn next_for(&mut self, number: u64) -> (Option<Told>, bool) {
         let queue = self.listeners.get_mut(&number);
-        queue.map_or((None, false), |queue| (queue.told.pop_front(), !queue.told.is_empty()))
+        queue.map_or((None, false), |queue| (queue.pop(), !queue.told.is_empty()))
     }
 
     /// What somebody has to be told who knows nothing.
@@ -251,14 +285,22 @@ impl Heard {
 
 impl Queue {
     fn of(told: impl IntoIterator<Item = Told>, awaits: Awaits) -> Self {
-        Self { told: told.into_iter().collect(), awaits, most: BEHIND }
+        Self { told: told.into_iter().collect(), awaits, whole: false, bytes: 0, most: BEHIND }
+    }
+
+    fn pop(&mut self) -> Option<Told> {
+        let told = self.told.pop_front()?;
+        self.bytes -= whole_bytes(&told);
+        Some(told)
     }
 
     fn push(&mut self, told: Told) {
+        self.bytes += whole_bytes(&told);
         self.told.push_back(told);
-        if self.told.len() > self.most {
+        if self.told.len() > self.most || self.bytes > BUDGET {
             self.shorten();
             self.most = BEHIND.max(2 * self.told.len());
+            self.bytes = keep_within(BUDGET, self.told.iter_mut().filter_map(pod_of_mut));
         }
     }
 
@@ -456,6 +498,46 @@ mod tests {
         assert!(lock(&asked.heard).listeners[&0].told.len() <= BEHIND);
         let words = heard(&mut lazy);
         assert!(words.starts_with("[ ] +p") && words.ends_with("+p0 -q 9999"), "{words:.40}");
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_bounded_in_bytes_and_nobody_waits_for_what_it_does_not_want() {
+        let teller = Teller::default();
+        let mut whole = teller.listen(&Wanted::default().whole());
+        let mut slim = teller.listen(&Wanted::default());
+        let large = |number: usize| {
+            let bytes = vec![0; 1_400_000];
+            Pod { whole: Some(Box::new(Whole::Protobuf(bytes.into()))), ..pod(&number.to_string()) }
+        };
+        teller.say(Ok(PodEvent::Listing));
+        teller.say(Ok(PodEvent::Listed(pod("small"))));
+        (0..64).for_each(|number| teller.say(Ok(PodEvent::Listed(large(number)))));
+        teller.say(Ok(PodEvent::Complete));
+        (0..64).for_each(|number| teller.say(Ok(PodEvent::Is(large(number)))));
+        for _ in 0..300 {
+            settle().await;
+        }
+        let asked = teller.relay.ask(PodTeller::ApiServer, false, |_| unreachable!());
+        let waiting = |number: u64| -> usize {
+            lock(&asked.heard).listeners[&number].told.iter().map(whole_bytes).sum()
+        };
+        assert!(waiting(0) <= BUDGET && waiting(0) > BUDGET / 2, "{}", waiting(0));
+        assert_eq!(waiting(1), 0);
+        assert_eq!(heard(&mut slim).split(' ').count(), 2 + 1 + 64 + 64);
+        let (mut kept, mut outlines) = (0, 0);
+        while let Some(Some(told)) = tokio::task::unconstrained(whole.next()).now_or_never() {
+            match pod_of(&told).and_then(|pod| pod.whole.as_deref()) {
+                Some(Whole::Protobuf(_)) => kept += 1,
+                Some(_) => outlines += 1,
+                None => {}
+            }
+        }
+        assert_eq!(
+            (kept, outlines),
+            (1 + BUDGET / 1_400_000, 128 - BUDGET / 1_400_000),
+            "the largest are left out"
+        );
+        assert_eq!(lock(&asked.heard).listeners[&0].bytes, 0);
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! One list as it is served: an encoded record for each pod, by UID, and who watches it. `Pods` and `PodInfo` differ in what
 //! a record is; their lists, answers and events are alike on the wire.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::Tally;
+use super::records::{Limit, Record, Records, TooLarge};
 use super::watchers::Watchers;
 use crate::grpc::{Feed, Message};
 use crate::wire::{put_bytes, put_head, put_number};
@@ -26,30 +27,54 @@ const TYPE: u32 = 1;
 const POD: u32 = 2;
 const ANSWER: u32 = 1;
 
-/// What is served of one pod.
+/// The pods of the next list. Those that are not as they are already have to fit while it comes in: the largest of them are left out, even
+/// where a larger one stays as it is.
 #[derive(Debug)]
-pub(super) struct Record {
-    content: Bytes,
-    /// What tells that it is gone.
-    tombstone: Bytes,
-    /// Another UID that it may be asked for by.
-    alias: Option<Box<str>>,
+pub(super) struct Listing {
+    /// Those that are as they are already, and those that are not. Both together may be more than there may be.
+    same: BTreeSet<Box<str>>,
+    new: Records,
 }
 
-impl Record {
-    /// A record of this content. It is kept as it is, and shared with whoever has it.
-    pub(super) fn new(content: Bytes, tombstone: Vec<u8>, alias: Option<&str>) -> Self {
-        Self { content, tombstone: tombstone.into(), alias: alias.map(Into::into) }
+impl Listing {
+    /// No pods yet, for a board with this limit.
+    pub(super) fn new(limit: Limit) -> Self {
+        Self { same: BTreeSet::new(), new: Records::new(limit) }
+    }
+
+    /// The pod is as this.
+    pub(super) fn put(&mut self, uid: &str, record: Record) {
+        self.same.remove(uid);
+        self.new.put(uid, record);
+        self.new.fit(|other| other == uid);
+    }
+
+    /// The pod is as it is on the board.
+    pub(super) fn keep(&mut self, uid: &str) {
+        self.new.remove(uid);
+        self.same.insert(uid.into());
+    }
+
+    /// The pod is gone.
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.same.remove(uid);
+        self.new.remove(uid);
     }
 }
 
-/// The pods of the next list, by UID. `None`: as it is already.
-pub(super) type Listing = BTreeMap<Box<str>, Option<Record>>;
+/// A pod that cannot be given.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// There is none.
+    Unknown,
+    /// It is left out.
+    TooLarge(TooLarge),
+}
 
 /// One list as it is served.
 #[derive(Debug)]
 pub(super) struct Board {
-    records: BTreeMap<Box<str>, Record>,
+    records: Records,
     /// Were all pods told once?
     told: bool,
     /// The answer that lists all, and whether somebody has asked for it of late.
@@ -68,14 +93,14 @@ pub(super) fn lock(board: &Mutex<Board>) -> MutexGuard<'_, Board> {
 }
 
 impl Board {
-    pub(super) fn new(tally: Arc<dyn Tally>) -> Self {
+    pub(super) fn new(limit: Limit, tally: Arc<dyn Tally>) -> Self {
         Self {
-            records: BTreeMap::new(),
+            records: Records::new(limit),
             told: false,
             list: None,
             asked: false,
             initial: Weak::<[Bytes; 0]>::new(),
-            watchers: Watchers::new(tally),
+            watchers: Watchers::new(limit.bytes / 2, tally),
         }
     }
 
@@ -84,56 +109,81 @@ impl Board {
         self.told
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.records.len()
+    pub(super) fn records(&self) -> &Records {
+        &self.records
+    }
+
+    /// Those that are left out, each once.
+    pub(super) fn newly_left_out(&mut self) -> Vec<TooLarge> {
+        self.records.newly_left_out()
     }
 
     /// Is this what is served of the pod?
     pub(super) fn is(&self, uid: &str, content: &[u8]) -> bool {
-        self.records.get(uid).is_some_and(|record| record.content == content)
+        self.records.whole(uid).is_some_and(|served| served == content)
     }
 
     /// The pod is there, as this.
     pub(super) fn put(&mut self, uid: &str, record: Record, at: Instant) {
-        self.put_of(self.records.len(), uid, record, at);
-    }
-
-    fn put_of(&mut self, pods: usize, uid: &str, record: Record, at: Instant) {
-        let known = self.records.get_mut(uid);
-        let (kind, same) = match &known {
-            Some(known) => (MODIFIED, known.content == record.content),
-            None => (ADDED, false),
-        };
-        if !same {
-            self.changed();
-            self.watchers.push(event(kind, record.content.clone()), at, pods);
+        let before = self.records.put(uid, record);
+        let before = before.as_ref().and_then(Record::whole);
+        let left_out = self.records.fit(|other| other == uid);
+        for other in left_out.iter().filter(|other| &***other != uid) {
+            self.tell_gone(other, at);
         }
-        self.records.insert(uid.into(), record);
+        match (before, self.records.whole(uid).cloned()) {
+            (Some(before), Some(now)) if *before == now => {}
+            (Some(_), Some(now)) => self.tell(event(MODIFIED, now), at),
+            (None, Some(now)) => self.tell(event(ADDED, now), at),
+            (Some(_), None) => self.tell_gone(uid, at),
+            (None, None) => {}
+        }
     }
 
     /// The pod is gone.
     pub(super) fn remove(&mut self, uid: &str, at: Instant) {
-        self.remove_of(self.records.len(), uid, at);
-    }
-
-    fn remove_of(&mut self, pods: usize, uid: &str, at: Instant) {
-        let Some(record) = self.records.remove(uid) else { return };
-        self.changed();
-        self.watchers.push(event(DELETED, record.tombstone), at, pods);
+        if self.records.whole(uid).is_some() {
+            self.tell_gone(uid, at);
+        }
+        self.records.remove(uid);
     }
 
     /// These are all. Who watches hears what differs: first who is gone, since another may have the same name.
     pub(super) fn replace(&mut self, listing: Listing, at: Instant) {
-        let missing = self.records.keys().filter(|uid| !listing.contains_key(*uid));
-        let missing: Vec<Box<str>> = missing.cloned().collect();
-        let pods = self.records.len().max(listing.len());
-        missing.iter().for_each(|uid| self.remove_of(pods, uid, at));
-        for (uid, record) in listing {
-            if let Some(record) = record {
-                self.put_of(pods, &uid, record, at);
-            }
+        let Listing { same, new } = listing;
+        let mut before = std::mem::replace(&mut self.records, new);
+        let served: BTreeMap<Box<str>, Bytes> =
+            before.served().map(|(uid, content)| (uid.into(), content.clone())).collect();
+        for (uid, record) in same.iter().filter_map(|uid| Some((uid, before.remove(uid)?))) {
+            self.records.put(uid, record);
         }
+        self.records.take_told(&before);
+        self.records.fit(|uid| !served.contains_key(uid));
+        // All may go and others come at once.
+        let pods = self.records.len().max(served.len());
+        let gone = served.keys().filter(|uid| self.records.whole(uid).is_none());
+        let tombstones = gone.filter_map(|uid| self.records.get(uid).or(before.get(uid)));
+        let mut news: Vec<_> = tombstones.map(|record| event(DELETED, record.tombstone.clone())).collect();
+        news.extend(self.records.served().filter_map(|(uid, content)| match served.get(uid) {
+            Some(before) if before == content => None,
+            Some(_) => Some(event(MODIFIED, content.clone())),
+            None => Some(event(ADDED, content.clone())),
+        }));
+        if !news.is_empty() {
+            self.changed();
+        }
+        news.into_iter().for_each(|message| self.watchers.push(message, at, pods));
         self.told = true;
+    }
+
+    fn tell(&mut self, message: Message, at: Instant) {
+        self.changed();
+        self.watchers.push(message, at, self.records.len());
+    }
+
+    fn tell_gone(&mut self, uid: &str, at: Instant) {
+        let Some(record) = self.records.get(uid) else { return };
+        self.tell(event(DELETED, record.tombstone.clone()), at);
     }
 
     /// The UID under which a pod is kept that may be asked for by another one.
@@ -147,18 +197,17 @@ impl Board {
         self.records.get(uid)?.alias.as_deref()
     }
 
-    /// All of it, by UID.
-    pub(super) fn contents(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.records.iter().map(|(uid, record)| (&**uid, &*record.content))
-    }
-
     /// The answer that has one pod.
-    pub(super) fn get(&self, uid: &str) -> Option<Message> {
+    pub(super) fn get(&self, uid: &str) -> Result<Message, Missing> {
         let known = || self.records.get(self.known_as(uid)?);
-        let content = &self.records.get(uid).or_else(known)?.content;
+        let record = self.records.get(uid).or_else(known).ok_or(Missing::Unknown)?;
+        if let Some(too_large) = record.too_large() {
+            return Err(Missing::TooLarge(too_large));
+        }
+        let content = record.whole().cloned().unwrap_or_default();
         let mut head = Vec::new();
         put_head(&mut head, ANSWER, content.len());
-        Some(Message::new(&head, content.clone()))
+        Ok(Message::new(&head, content))
     }
 
     /// The answer that has all pods: made once for as long as nothing changes and somebody asks.
@@ -166,7 +215,7 @@ impl Board {
         self.asked = true;
         let records = &self.records;
         let make = || {
-            let contents = || records.values().map(|record| &record.content);
+            let contents = || records.served().map(|(_, content)| content);
             let mut answer = Vec::with_capacity(contents().map(|content| content.len() + 8).sum());
             contents().for_each(|content| put_bytes(&mut answer, ANSWER, content));
             answer.into()
@@ -192,6 +241,12 @@ impl Board {
         self.watchers.waiting()
     }
 
+    /// Bytes of these.
+    #[cfg(test)]
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.watchers.waiting_bytes()
+    }
+
     fn changed(&mut self) {
         self.list = None;
         self.initial = Weak::<[Bytes; 0]>::new();
@@ -201,7 +256,7 @@ impl Board {
         if let Some(initial) = self.initial.upgrade() {
             return initial;
         }
-        let initial: Arc<[Bytes]> = self.records.values().map(|record| record.content.clone()).collect();
+        let initial: Arc<[Bytes]> = self.records.served().map(|(_, content)| content.clone()).collect();
         self.initial = Arc::downgrade(&initial);
         initial
     }

@@ -86,7 +86,9 @@ impl Info {
     /// What is wrong with it.
     pub(super) fn of(pod: &Pod) -> Result<Self, String> {
         match pod.whole.as_deref() {
-            Some(Whole::Protobuf(bytes)) => Self::of_protobuf(bytes).map_err(|error| error.to_string()),
+            Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _)) => {
+                Self::of_protobuf(bytes).map_err(|error| error.to_string())
+            }
             Some(Whole::Json(bytes)) => Self::of_json(bytes),
             None => Err("it did not come whole".to_owned()),
         }

@@ -11,7 +11,7 @@ use prost::Message;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::board::{Shared, Watch, lock};
+use super::board::{Missing, Shared, Watch, lock};
 use crate::bucket::Bucket;
 use crate::grpc::{self, Call, Peer, Reply};
 use crate::kubelet::proto::pods::GetPodRequest;
@@ -123,10 +123,13 @@ impl Service {
         }
         match question {
             Question::List => Ok(Reply::One(lock(board).list().into())),
-            Question::Get(uid) => {
-                let pod = lock(board).get(&uid).map(Reply::One);
-                pod.ok_or_else(|| Status::not_found(format!("pod with UID {} not found", shown(&uid))))
-            }
+            Question::Get(uid) => match lock(board).get(&uid) {
+                Ok(pod) => Ok(Reply::One(pod)),
+                Err(Missing::TooLarge(pod)) => Err(Status::resource_exhausted(format!("numacast: {pod}"))),
+                Err(Missing::Unknown) => {
+                    Err(Status::not_found(format!("pod with UID {} not found", shown(&uid))))
+                }
+            },
             Question::Watch => Ok(Reply::Many(Box::pin(Watch::new(Arc::clone(board))))),
         }
     }

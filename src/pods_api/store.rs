@@ -10,9 +10,16 @@ use prost::bytes::Bytes;
 use tokio::time::Instant;
 
 use super::Tally;
-use super::board::{Board, Listing, Record, Shared, lock};
+use super::board::{Board, Listing, Shared, lock};
 use super::info::{Info, pod_tombstone};
+use super::records::{Content, Limit, Record, TooLarge};
+use crate::core_v1::{BUDGET, outline};
 use crate::pod::{Pod, PodEvent, Whole};
+
+/// Of whole pods; `PodInfo` shows what is kept of those that are left out.
+const PODS: Limit = Limit { bytes: BUDGET, outline };
+/// Of `PodInfo`, of which a pod usually takes some 300 bytes: as much as clients of gRPC take unless told.
+const INFOS: Limit = Limit { bytes: BUDGET / 4, outline: |_| Bytes::new() };
 
 /// From whom `PodInfo` has what it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +55,8 @@ pub(super) struct LeftOut {
 
 impl Store {
     pub(super) fn new(pods: Arc<dyn Tally>, infos: Arc<dyn Tally>) -> Self {
-        let shared = |tally| Arc::new(std::sync::Mutex::new(Board::new(tally)));
-        let (pods, infos) = (shared(pods), shared(infos));
+        let shared = |limit, tally| Arc::new(std::sync::Mutex::new(Board::new(limit, tally)));
+        let (pods, infos) = (shared(PODS, pods), shared(INFOS, infos));
         Self { pods, infos, shown: Shown::Nothing, leads: true, pods_listing: None, page_listing: None }
     }
 
@@ -59,7 +66,7 @@ impl Store {
     /// A pod that is not served for what is wrong with it; all others are.
     pub(super) fn take(&mut self, event: PodEvent, at: Instant) -> Result<(), LeftOut> {
         match event {
-            PodEvent::Listing => self.pods_listing = Some(Listing::new()),
+            PodEvent::Listing => self.pods_listing = Some(Listing::new(PODS)),
             PodEvent::Listed(pod) => return self.list(&pod),
             PodEvent::Complete => {
                 let Some(listing) = self.pods_listing.take() else { return Ok(()) };
@@ -69,7 +76,7 @@ impl Store {
             PodEvent::Is(pod) => return self.put(&pod, at),
             PodEvent::Gone(pod) => {
                 if let Some(listing) = &mut self.pods_listing {
-                    listing.remove(&*pod.uid);
+                    listing.remove(&pod.uid);
                 }
                 lock(&self.pods).remove(&pod.uid, at);
                 match self.shown {
@@ -94,12 +101,14 @@ impl Store {
     /// As [`Store::take`].
     pub(super) fn take_page(&mut self, event: PodEvent, at: Instant) -> Result<(), LeftOut> {
         match event {
-            PodEvent::Listing => self.page_listing = Some(Listing::new()),
+            PodEvent::Listing => self.page_listing = Some(Listing::new(INFOS)),
             PodEvent::Listed(pod) => {
                 let info = Info::of(&pod).map_err(|reason| LeftOut::new(&pod, reason))?;
-                let entry = staged(&lock(&self.infos), &info.uid, &info.encoded(), || record(&info, &pod));
                 if let Some(listing) = &mut self.page_listing {
-                    listing.insert(info.uid.into(), entry);
+                    match lock(&self.infos).is(&info.uid, &info.encoded()) {
+                        true => listing.keep(&info.uid),
+                        false => listing.put(&info.uid, record(&info, &pod)),
+                    }
                 }
             }
             PodEvent::Complete => {
@@ -127,10 +136,26 @@ impl Store {
         self.shown == Shown::Page
     }
 
+    /// Pods that are left out since the last call of this, for they are too large.
+    pub(super) fn newly_left_out(&self) -> Vec<TooLarge> {
+        let mut left_out = lock(&self.pods).newly_left_out();
+        left_out.extend(lock(&self.infos).newly_left_out());
+        left_out
+    }
+
+    /// Is there room again for a pod that is left out, and no list coming in that may have it?
+    pub(super) fn has_room_again(&self) -> bool {
+        self.pods_listing.is_none() && lock(&self.pods).records().has_room_again()
+    }
+
     fn list(&mut self, pod: &Pod) -> Result<(), LeftOut> {
         let (content, info) = whole(pod)?;
-        let entry = staged(&lock(&self.pods), &pod.uid, content, || pod_record(pod, content, &info));
-        self.pods_listing.get_or_insert_default().insert((*pod.uid).into(), entry);
+        let same = matches!(&content, Content::Whole(bytes) if lock(&self.pods).is(&pod.uid, bytes));
+        let listing = self.pods_listing.get_or_insert_with(|| Listing::new(PODS));
+        match same {
+            true => listing.keep(&pod.uid),
+            false => listing.put(&pod.uid, pod_record(pod, content, &info)),
+        }
         Ok(())
     }
 
@@ -138,7 +163,7 @@ impl Store {
         let (content, info) = whole(pod)?;
         lock(&self.pods).put(&pod.uid, pod_record(pod, content, &info), at);
         if let Some(listing) = &mut self.pods_listing {
-            listing.insert((*pod.uid).into(), None);
+            listing.keep(&pod.uid);
         }
         match self.shown {
             Shown::Pods if info.uid == pod.uid && self.is_plain(&pod.uid) => {
@@ -165,11 +190,12 @@ impl Store {
 
     /// Shows what `Pods` serves; `newest` was told just now.
     fn show_pods(&mut self, at: Instant, newest: Option<&str>) {
-        let mut listing = Listing::new();
+        let mut listing = Listing::new(INFOS);
         let (pods, mut infos) = (lock(&self.pods), lock(&self.infos));
         // What cannot be read was not taken.
         let all: Vec<(&str, Info)> = pods
-            .contents()
+            .records()
+            .kept()
             .filter_map(|(uid, content)| Some((uid, Info::of_protobuf(content).ok()?)))
             .collect();
         let holders = holders(&all, &infos, newest);
@@ -186,9 +212,10 @@ impl Store {
             }
             let alias = (info.uid != uid).then_some(uid);
             let same = infos.is(&info.uid, &info.encoded()) && infos.alias(&info.uid) == alias;
-            let record = || Record::new(info.encoded().into(), info.tombstone(), alias);
-            let entry = (!same).then(record);
-            listing.insert(info.uid.into(), entry);
+            match same {
+                true => listing.keep(&info.uid),
+                false => listing.put(&info.uid, info_record(&info, alias)),
+            }
         }
         infos.replace(listing, at);
         self.shown = Shown::Pods;
@@ -239,29 +266,30 @@ impl LeftOut {
     }
 }
 
-/// What is to be kept of a pod of a list.
-fn staged(board: &Board, uid: &str, content: &[u8], record: impl FnOnce() -> Record) -> Option<Record> {
-    (!board.is(uid, content)).then(record)
-}
-
-/// The message of a pod, as it came, and what is shown of it.
-fn whole(pod: &Pod) -> Result<(&Bytes, Info), LeftOut> {
-    match pod.whole.as_deref() {
-        _ if pod.uid.is_empty() => Err(LeftOut::new(pod, "it has no UID")),
-        Some(Whole::Protobuf(bytes)) => {
-            let info = Info::of_protobuf(bytes).map_err(|error| LeftOut::new(pod, error))?;
-            Ok((bytes, info))
+/// The message of a pod, as it came, or what is left of it, and what is shown of it.
+fn whole(pod: &Pod) -> Result<(Content, Info), LeftOut> {
+    let (content, bytes) = match pod.whole.as_deref() {
+        _ if pod.uid.is_empty() => return Err(LeftOut::new(pod, "it has no UID")),
+        Some(Whole::Protobuf(bytes)) => (Content::Whole(bytes.clone()), bytes),
+        Some(Whole::Outline(outline, bytes)) => (Content::Outline(outline.clone(), *bytes), outline),
+        Some(Whole::Json(_)) | None => {
+            return Err(LeftOut::new(pod, "it did not come as protocol buffers"));
         }
-        Some(Whole::Json(_)) | None => Err(LeftOut::new(pod, "it did not come as protocol buffers")),
-    }
+    };
+    let info = Info::of_protobuf(bytes).map_err(|error| LeftOut::new(pod, error))?;
+    Ok((content, info))
 }
 
-fn pod_record(pod: &Pod, content: &Bytes, info: &Info) -> Record {
+fn pod_record(pod: &Pod, content: Content, info: &Info) -> Record {
     let alias = (info.uid != pod.uid).then_some(&*info.uid);
-    Record::new(content.clone(), pod_tombstone(pod), alias)
+    Record::new(content, pod_tombstone(pod), alias, (&pod.namespace, &pod.name))
 }
 
 fn record(info: &Info, pod: &Pod) -> Record {
-    let alias = (info.uid != pod.uid).then_some(&*pod.uid);
-    Record::new(info.encoded().into(), info.tombstone(), alias)
+    info_record(info, (info.uid != pod.uid).then_some(&*pod.uid))
+}
+
+fn info_record(info: &Info, alias: Option<&str>) -> Record {
+    let content = Content::Whole(info.encoded().into());
+    Record::new(content, info.tombstone(), alias, (&info.namespace, &info.name))
 }

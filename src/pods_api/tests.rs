@@ -559,9 +559,9 @@ fn a_mirror_is_found_by_either_uid_and_its_successor_is_not_taken_for_it() {
     tell(&mut store, list);
     for board in [&store.pods, &store.infos] {
         for uid in ["m1", "h"] {
-            assert!(lock(board).get(uid).is_some(), "{uid}");
+            assert!(lock(board).get(uid).is_ok(), "{uid}");
         }
-        assert!(lock(board).get("m2").is_none() && lock(board).get("").is_none());
+        assert!(lock(board).get("m2").is_err() && lock(board).get("").is_err());
     }
     let mut watch = Watch::new(Arc::clone(&store.infos));
     drop([poll(&mut watch), poll(&mut watch)]);
@@ -572,7 +572,7 @@ fn a_mirror_is_found_by_either_uid_and_its_successor_is_not_taken_for_it() {
     let shown = ListPodConditionsResponse::decode(lock(&store.infos).list()).unwrap().pods;
     assert_eq!(shown.iter().map(|pod| &*pod.pod_uid).collect::<Vec<_>>(), ["h"]);
     store.take(PodEvent::Gone(mirror("m2")), now).unwrap();
-    assert_eq!(lock(&store.infos).len(), 0);
+    assert_eq!(lock(&store.infos).records().len(), 0);
 }
 
 #[test]
@@ -607,7 +607,7 @@ fn who_cannot_be_served_is_named_and_the_others_are_served() {
         assert_eq!(left_out.to_string(), format!("a pod is left out, ns/{name}: {reason}"));
     }
     store.take(PodEvent::Complete, now).unwrap();
-    assert_eq!(lock(&store.pods).len(), 1);
+    assert_eq!(lock(&store.pods).records().len(), 1);
 }
 
 #[test]

@@ -27,6 +27,11 @@ const COMPLETE: &[u8] = &[8, 4];
 /// All who watch one list.
 #[derive(Debug)]
 pub(super) struct Watchers {
+    /// Bytes of events that may wait, half of what all pods may have; three times as many may come in one go. They are memory
+    /// that a client keeps by not reading, and whoever changes pods decides how many there are.
+    most: usize,
+    /// Bytes of those in the ring.
+    bytes: usize,
     /// Events that not all have heard; the first has the position `first`.
     ring: VecDeque<Event>,
     first: u64,
@@ -68,9 +73,9 @@ enum Over {
 }
 
 impl Watchers {
-    pub(super) fn new(tally: Arc<dyn Tally>) -> Self {
+    pub(super) fn new(most: usize, tally: Arc<dyn Tally>) -> Self {
         let (ring, all) = (VecDeque::new(), BTreeMap::new());
-        Self { ring, first: 0, next: 0, all, closed: false, tally }
+        Self { most, bytes: 0, ring, first: 0, next: 0, all, closed: false, tally }
     }
 
     /// One more, who hears `initial` first, the marker, and what is pushed from now on.
@@ -95,17 +100,8 @@ impl Watchers {
     /// Everybody is told this, of a list that is so long.
     pub(super) fn push(&mut self, message: Message, at: Instant, pods: usize) {
         let listen = |watcher: &&mut Watcher| watcher.over.is_none();
-        let waited = self.ring.front().map_or(Duration::ZERO, |event| at.saturating_duration_since(event.at));
-        // All pods may go and others come at once.
-        if self.ring.len() >= BEHIND && waited >= CHANCE || self.ring.len() >= BEHIND + 2 * pods {
-            let (first, mut gone) = (self.first, 0);
-            for watcher in self.all.values_mut().filter(listen).filter(|watcher| watcher.at == first) {
-                watcher.end(Over::Behind);
-                gone += 1;
-            }
-            self.tally.cut(gone);
-            self.ring.iter_mut().for_each(|event| event.left -= gone);
-            self.trim();
+        while self.is_full(at, pods) {
+            self.cut_last();
         }
         let mut left = 0;
         for watcher in self.all.values_mut().filter(listen) {
@@ -115,8 +111,33 @@ impl Watchers {
             }
         }
         if left > 0 {
+            self.bytes += message.len();
             self.ring.push_back(Event { message, at, left });
         }
+    }
+
+    /// Does too much wait for somebody?
+    fn is_full(&self, at: Instant, pods: usize) -> bool {
+        let waited = self.ring.front().map_or(Duration::ZERO, |event| at.saturating_duration_since(event.at));
+        let (events, bytes) = match waited >= CHANCE {
+            true => (BEHIND, self.most),
+            // All pods may go and others come at once.
+            false => (BEHIND + 2 * pods, 3 * self.most),
+        };
+        self.ring.len() >= events || self.bytes >= bytes
+    }
+
+    /// Those that are furthest behind are told no more.
+    fn cut_last(&mut self) {
+        let (first, mut gone) = (self.first, 0);
+        let last = |watcher: &&mut Watcher| watcher.over.is_none() && watcher.at == first;
+        for watcher in self.all.values_mut().filter(last) {
+            watcher.end(Over::Behind);
+            gone += 1;
+        }
+        self.tally.cut(gone);
+        self.ring.iter_mut().for_each(|event| event.left -= gone);
+        self.trim();
     }
 
     /// Tells everybody that no more will come.
@@ -127,6 +148,7 @@ impl Watchers {
         }
         self.first = self.end();
         self.ring.clear();
+        self.bytes = 0;
     }
 
     /// What this watcher hears next.
@@ -178,6 +200,13 @@ impl Watchers {
         self.ring.len()
     }
 
+    #[cfg(test)]
+    pub(super) fn waiting_bytes(&self) -> usize {
+        let bytes = self.ring.iter().map(|event| event.message.len()).sum();
+        assert_eq!(self.bytes, bytes);
+        bytes
+    }
+
     /// The position of what is pushed next.
     fn end(&self) -> u64 {
         self.first + self.ring.len() as u64
@@ -192,7 +221,8 @@ impl Watchers {
 
     /// Lets go of what all have heard.
     fn trim(&mut self) {
-        while self.ring.front().is_some_and(|event| event.left == 0) {
+        while let Some(event) = self.ring.front().filter(|event| event.left == 0) {
+            self.bytes -= event.message.len();
             self.ring.pop_front();
             self.first += 1;
         }

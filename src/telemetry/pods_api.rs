@@ -20,8 +20,8 @@ pub use docs::DOCS;
 pub use health::Health;
 
 use docs::{
-    CONNECTIONS, CUT, DROPPED, GETS, HEARD, LISTS, PODS, REJECTED, REQUESTS, SOURCE_ERRORS, SOURCE_TIME,
-    SOURCE_UP, WATCHERS, WATCHES,
+    CONNECTIONS, CUT, DROPPED, GETS, HEARD, LEFT_OUT, LISTS, PODS, REJECTED, REQUESTS, SOURCE_ERRORS,
+    SOURCE_TIME, SOURCE_UP, WATCHERS, WATCHES,
 };
 
 /// What was called.
@@ -49,6 +49,7 @@ pub struct Metrics {
     rejected: Counter,
     watchers: Family<Label<&'static str>, Gauge>,
     pods: Family<Label<&'static str>, Gauge>,
+    left_out: Family<Label<&'static str>, Gauge>,
     source_up: Family<Label<&'static str>, Gauge>,
     source_time: Family<Label<&'static str>, Gauge<f64, AtomicU64>>,
     source_errors: Counts,
@@ -71,6 +72,7 @@ impl Metrics {
             rejected: Counter::default(),
             watchers: Family::default(),
             pods: Family::default(),
+            left_out: Family::default(),
             source_up: Family::default(),
             source_time: Family::default(),
             source_errors: Counts::default(),
@@ -90,6 +92,7 @@ impl Metrics {
         register(registry, &REJECTED, self.rejected.clone());
         register(registry, &WATCHERS, self.watchers.clone());
         register(registry, &PODS, self.pods.clone());
+        register(registry, &LEFT_OUT, self.left_out.clone());
         register(registry, &SOURCE_UP, self.source_up.clone());
         register(registry, &SOURCE_TIME, self.source_time.clone());
         register(registry, &SOURCE_ERRORS, self.source_errors.clone());
@@ -143,11 +146,13 @@ impl Metrics {
         self.watchers.get_or_create(&[("server_api_version", version)]).inc_by(more);
     }
 
-    /// So many pods are served.
-    pub fn pods(&self, pods: usize, infos: usize) {
-        for (version, count) in [("v1alpha1", pods), ("podinfo.v1alpha1", infos)] {
-            let gauge = self.pods.get_or_create(&[("server_api_version", version)]);
-            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+    /// So many pods are served, and so many left out, of either list.
+    pub fn pods(&self, pods: (usize, usize), infos: (usize, usize)) {
+        for (version, (served, left_out)) in [("v1alpha1", pods), ("podinfo.v1alpha1", infos)] {
+            for (family, count) in [(&self.pods, served), (&self.left_out, left_out)] {
+                let gauge = family.get_or_create(&[("server_api_version", version)]);
+                gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+            }
         }
     }
 
@@ -205,7 +210,7 @@ mod tests {
             metrics.answered(call, "v1alpha1", "OK");
         }
         metrics.watchers("v1alpha1", 1);
-        metrics.pods(2, 2);
+        metrics.pods((2, 1), (3, 0));
         metrics.told_by("api_server", true);
         metrics.lost("api_server");
         metrics.heard(Duration::ZERO);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cases;
 use crate::helm::{Helm, Objects, chart, name_of, presets};
@@ -247,6 +247,29 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
 }
 
 #[test]
+fn the_memory_limit_follows_what_the_agent_serves() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    for (values, limits) in [
+        ("", json!({"memory": "64Mi"})),
+        // tests/real/hostile.rs shows that this is enough.
+        ("config.podsApi.enabled=true", json!({"memory": "256Mi"})),
+        ("config.proxy.enabled=true", json!({"memory": "192Mi"})),
+        ("config.podsApi.enabled=true,config.proxy.enabled=true", json!({"memory": "384Mi"})),
+        ("config.podsApi.enabled=true,agent.resources.limits.memory=1Gi", json!({"memory": "1Gi"})),
+        ("agent.resources.limits.cpu=2", json!({"cpu": 2, "memory": "64Mi"})),
+        ("agent.resources.limits=null", Value::Null),
+        ("agent.resources=null", Value::Null),
+    ] {
+        let arguments = if values.is_empty() { vec![] } else { vec!["--set", values] };
+        let objects = helm.render(&arguments)?;
+        let pod = &objects.one("DaemonSet", "numacast-agent")?["spec"]["template"]["spec"];
+        let rendered = &pod["containers"][0]["resources"]["limits"];
+        ensure!(*rendered == limits, "{values}: {rendered}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_budget_for_disruptions_needs_a_second_replica() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     for (replicas, budgets) in [("1", 0), ("2", 1), ("3", 1)] {
@@ -263,8 +286,8 @@ fn a_strategy_without_rolling_has_no_rolling_values() -> Result<()> {
     let objects = helm.render(&["--set", values])?;
     let agent = &objects.one("DaemonSet", "numacast-agent")?["spec"]["updateStrategy"];
     let controller = &objects.one("Deployment", "numacast-controller")?["spec"]["strategy"];
-    ensure!(*agent == serde_json::json!({"type": "OnDelete"}), "{agent}");
-    ensure!(*controller == serde_json::json!({"type": "Recreate"}), "{controller}");
+    ensure!(*agent == json!({"type": "OnDelete"}), "{agent}");
+    ensure!(*controller == json!({"type": "Recreate"}), "{controller}");
     Ok(())
 }
 

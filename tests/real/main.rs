@@ -10,6 +10,7 @@ mod docs;
 mod faults;
 mod fingerprint;
 mod harness;
+mod hostile;
 mod init_containers;
 mod kubectl;
 mod migration;

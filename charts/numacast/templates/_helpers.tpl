@@ -159,6 +159,18 @@ annotations:
 {{- toYaml $context }}
 {{- end }}
 
+{{/* Requests and limits of the agent's container; a memory limit that is not set follows what the agent serves. */}}
+{{- define "numacast.agentResources" -}}
+{{- $resources := deepCopy (.Values.agent.resources | default dict) }}
+{{- if hasKey $resources "limits" }}
+{{- $mebibytes := 64 }}
+{{- if ne (include "numacast.podsApiSource" .) "none" }}{{ $mebibytes = add $mebibytes 192 }}{{ end }}
+{{- if include "numacast.proxies" . }}{{ $mebibytes = add $mebibytes 128 }}{{ end }}
+{{- $_ := set $resources "limits" (merge $resources.limits (dict "memory" (printf "%dMi" $mebibytes))) }}
+{{- end }}
+{{- toYaml $resources }}
+{{- end }}
+
 {{/* Health and metrics on the pod's address, which the kubelet and a scraper reach. */}}
 {{- define "numacast.endpoints" -}}
 health:

@@ -87,8 +87,11 @@ impl PodsError {
                 Self::NoSuchPod { path, uid }
             }
             Code::ResourceExhausted if message.contains("rate limit") => Self::RateLimited { path, call },
-            // tonic says OutOfRange of an answer above its own limit, Go's servers ResourceExhausted.
-            Code::ResourceExhausted | Code::OutOfRange if message.contains("large") => {
+            // tonic says OutOfRange of an answer above its own limit, Go's servers ResourceExhausted. A pod that numacast leaves out
+            // another server may have.
+            Code::ResourceExhausted | Code::OutOfRange
+                if message.contains("large") && !message.contains("is left out") =>
+            {
                 Self::TooLarge { path, call, message }
             }
             Code::ResourceExhausted if call == "WatchPods" => Self::TooSlow { path, message },

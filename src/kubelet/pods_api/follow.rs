@@ -2,6 +2,7 @@
 //! (kubelet.md 4.3).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,11 +17,11 @@ use tracing::{debug, warn};
 
 use super::{Open, Outcome, PodsClient, PodsError, PodsPath, unary};
 use crate::backoff::{back_off, jittered};
-use crate::core_v1::read_pod;
+use crate::core_v1::{keep_within, read_pod};
 use crate::kubelet::belief::{Belief, SOON, Teller};
 use crate::kubelet::client::{Identity, age};
 use crate::kubelet::proto::pods::{EventType, GetPodRequest, GetPodResponse, WatchPodsEvent};
-use crate::pod::{Life, Pod, PodEvent, Wanted};
+use crate::pod::{Life, Pod, PodEvent, Wanted, Whole};
 
 /// How often everything is told anew: the kubelet may lose an event without a word. A new watch tells one pod at a
 /// time, where ListPods would tell all of them in one message of some 10 KiB each.
@@ -78,9 +79,26 @@ pub struct PodsFollow {
 struct Deleted {
     pod: Pod,
     /// What was found of it last.
-    left: Option<Pod>,
+    left: Option<Found>,
     looks: u32,
     due: Instant,
+}
+
+/// A pod as it was found: only whether it is another one by now has to be known, and whole ones are large.
+#[derive(Debug, PartialEq, Eq)]
+struct Found {
+    pod: Pod,
+    whole: u64,
+}
+
+impl Found {
+    fn of(pod: &Pod) -> Self {
+        let mut hasher = DefaultHasher::new();
+        if let Some(Whole::Protobuf(bytes)) = pod.whole.as_deref() {
+            bytes.hash(&mut hasher);
+        }
+        Self { pod: Pod { whole: None, ..pod.clone() }, whole: hasher.finish() }
+    }
 }
 
 /// What a look after a pod has shown.
@@ -254,6 +272,7 @@ impl PodsFollow {
             // Which of the two it is says nothing: the first word of a new pod may be that it was modified.
             (EventType::Added | EventType::Modified, Some(listing)) => {
                 listing.insert(key(&pod), pod);
+                keep_within(self.client.budget, listing.values_mut());
             }
             (EventType::Added | EventType::Modified, None) => {
                 self.deleted.remove(&key(&pod));
@@ -264,6 +283,8 @@ impl PodsFollow {
                     listing.remove(&key(&pod));
                 }
                 let due = Instant::now();
+                // Who it was is all that has to be told.
+                let pod = Pod { whole: None, ..pod };
                 self.deleted.insert(key(&pod), Deleted { pod, left: None, looks: 0, due });
             }
             (EventType::Unspecified | EventType::InitialSyncComplete, _) => {
@@ -301,10 +322,11 @@ impl PodsFollow {
             // Nobody takes it away: it has ended, and stays.
             Look::There(left) if !left.deleted => self.is_there(*left),
             Look::There(left) => {
-                if deleted.left.as_ref() != Some(&*left) {
-                    self.is_there(Pod::clone(&left));
+                let found = Found::of(&left);
+                if deleted.left.as_ref() != Some(&found) {
+                    self.is_there(*left);
                 }
-                self.deleted.insert(key, Deleted { left: Some(*left), ..deleted });
+                self.deleted.insert(key, Deleted { left: Some(found), ..deleted });
             }
             Look::Unknown => drop(self.deleted.insert(key, deleted)),
         }
@@ -392,5 +414,25 @@ impl Watch {
             warn!("a pod that the server at {path} tells of cannot be read and is left out: {reason}");
             self.complained = true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_comes_in_keeps_no_more_than_its_budget_the_largest_as_outlines() {
+        let mut listing = BTreeMap::new();
+        for number in 0..64_usize {
+            let bytes = vec![0; if number.is_multiple_of(2) { 1_400_000 } else { 10_000 }];
+            let whole = Some(Box::new(Whole::Protobuf(bytes.into())));
+            let pod = Pod { uid: number.to_string(), whole, ..Pod::default() };
+            listing.insert(key(&pod), pod);
+            keep_within(16 << 20, listing.values_mut());
+            assert!(listing.values().map(Pod::whole_bytes).sum::<usize>() <= 16 << 20);
+        }
+        let is_outline = |pod: &&Pod| matches!(pod.whole.as_deref(), Some(Whole::Outline(_, 1_400_000)));
+        assert_eq!(listing.values().filter(is_outline).count(), 32 - 11);
     }
 }

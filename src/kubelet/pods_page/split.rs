@@ -1,7 +1,6 @@
 //! Takes a `PodList` in JSON apart while it comes in: one pod at a time is held and read.
 
-use prost::bytes::Bytes;
-
+use super::outline::outline;
 use crate::pod::{Pod, Wanted, Whole};
 
 /// A pod is at most some 3 MiB, which is what the API server takes.
@@ -159,7 +158,7 @@ impl Splitter {
     fn read(&self) -> Result<Pod, String> {
         let mut pod = Pod::from_json(&self.pod)?.keeping(&self.wanted);
         if self.wanted.wants_whole() {
-            pod.whole = Some(Box::new(Whole::Json(Bytes::copy_from_slice(&self.pod))));
+            pod.whole = outline(&self.pod)?.map(|outline| Box::new(Whole::Json(outline)));
         }
         Ok(pod)
     }
@@ -179,19 +178,30 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_kept_as_it_came_for_who_wants_it_whole() {
-        let pod = json!({"metadata": {"name": "a", "namespace": "ns"}, "status": {"conditions": [{"type": "Ready"}]}});
-        let list = json!({"items": [pod, pod]}).to_string();
+    fn of_a_pod_that_is_wanted_whole_is_kept_who_it_is_and_how_far_it_is() {
+        let outline = json!({
+            "metadata": {
+                "name": "a", "namespace": "ns", "uid": "u", "deletionTimestamp": "2026-11-21T14:00:00Z",
+                "annotations": {"kubernetes.io/config.mirror": "m"},
+            },
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        let mut pod = outline.clone();
+        pod["metadata"]["annotations"]["x"] = "x".repeat(1 << 20).into();
+        pod["spec"] = json!({"containers": [{"name": "c", "args": ["x".repeat(1 << 20)]}]});
+        let mut long = pod.clone();
+        long["status"]["conditions"][0]["message"] = "x".repeat(1 << 20).into();
+        let list = json!({"items": [pod, long]}).to_string();
         for wanted in [Wanted::default().whole(), Wanted::default()] {
             let mut splitter = Splitter::keeping(wanted.clone());
-            list.as_bytes().chunks(5).for_each(|piece| splitter.push(piece));
+            list.as_bytes().chunks(1 << 16).for_each(|piece| splitter.push(piece));
             let pods = splitter.finish().unwrap();
             let whole = |pod: &Pod| match pod.whole.as_deref() {
                 Some(Whole::Json(bytes)) => Some(serde_json::from_slice::<Value>(bytes).unwrap()),
                 _ => None,
             };
-            let expected = wanted.wants_whole().then_some(pod.clone());
-            assert_eq!(pods.iter().map(whole).collect::<Vec<_>>(), [expected.clone(), expected]);
+            let expected = wanted.wants_whole().then_some(outline.clone());
+            assert_eq!(pods.iter().map(whole).collect::<Vec<_>>(), [expected, None]);
         }
     }
 

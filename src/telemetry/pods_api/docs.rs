@@ -38,7 +38,8 @@ pub(in crate::telemetry) const DROPPED: Doc = Doc {
     name: "numacast_pod_watch_events_dropped_total",
     kind: "counter",
     labels: &[],
-    help: "Events that were not told, each to a watcher who was cut off instead for having 100 waiting",
+    help: "Events that were not told, each to a watcher who was cut off instead for having 100, or 8 MiB, \
+           waiting",
 };
 
 pub(in crate::telemetry) const REJECTED: Doc = Doc {
@@ -60,6 +61,14 @@ pub(in crate::telemetry) const PODS: Doc = Doc {
     kind: "gauge",
     labels: &[VERSION],
     help: "Pods that are served, from the last known state where nobody tells",
+};
+
+pub(in crate::telemetry) const LEFT_OUT: Doc = Doc {
+    name: "numacast_pods_api_left_out_pods",
+    kind: "gauge",
+    labels: &[VERSION],
+    help: "Pods that are not served, the largest ones: all together would be above 16 MiB (4 MiB for PodInfo). The log names \
+           each once",
 };
 
 pub(in crate::telemetry) const SOURCE_UP: Doc = Doc {
@@ -117,6 +126,7 @@ pub const DOCS: &[&Doc] = &[
     &REJECTED,
     &WATCHERS,
     &PODS,
+    &LEFT_OUT,
     &SOURCE_UP,
     &SOURCE_TIME,
     &SOURCE_ERRORS,

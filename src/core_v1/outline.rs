@@ -1,0 +1,118 @@
+//! What is kept of whole pods that are too large to be kept: they are whatever whoever made them wrote.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use prost::bytes::Bytes;
+
+use crate::pod::{Pod, Whole};
+use crate::wire::{self, Field, Value, WireError};
+
+/// Bytes of whole pods that are kept or buffered together, in any one place; what is above is left out, the largest pods first
+/// ([`Whole::Outline`]). A thousand usual pods take 10 MiB. Clients of gRPC take messages of 4 MiB, or of 16 where they are told
+/// to, so that larger lists would be of no use to most.
+///
+/// The API server lets an object have 1.5 MiB (etcd's `--max-request-bytes`), and anybody who may create pods may create many
+/// and bind them to one node.
+pub(crate) const BUDGET: usize = 16 << 20;
+
+/// The annotations that say where the kubelet has a pod from (`pkg/kubelet/types/pod_update.go`).
+pub(crate) const ORIGINS: [&str; 2] = ["kubernetes.io/config.source", "kubernetes.io/config.mirror"];
+
+/// Tags of `core/v1` and `meta/v1` (`generated.proto` of `k8s.io/api` and `k8s.io/apimachinery`).
+mod outlined {
+    pub(super) const METADATA: u32 = 1;
+    pub(super) const STATUS: u32 = 3;
+    /// Name, namespace, UID and the moment of deletion.
+    pub(super) const OF_METADATA: [u32; 4] = [1, 3, 5, 9];
+    pub(super) const ANNOTATIONS: u32 = 12;
+    pub(super) const KEY: u32 = 1;
+    /// Phase and conditions.
+    pub(super) const OF_STATUS: [u32; 2] = [1, 2];
+}
+
+/// Of the bytes of a `core/v1` Pod, those that tell who it is and how far it is: a Pod with its name, namespace, UID, moment of
+/// deletion, the annotations that say where the kubelet has it from, phase and conditions. Empty where the bytes are no pod, or
+/// where that would be half of them or more.
+#[must_use]
+pub fn outline(bytes: &[u8]) -> Bytes {
+    let outline = try_outline(bytes).unwrap_or_default();
+    if outline.len() * 2 < bytes.len() { outline.into() } else { Bytes::new() }
+}
+
+fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
+    let mut outline = Vec::new();
+    for field in wire::fields(bytes) {
+        let Field {
+            number: number @ (outlined::METADATA | outlined::STATUS), value: Value::Bytes(part), ..
+        } = field?
+        else {
+            continue;
+        };
+        let mut kept = Vec::new();
+        for inner in wire::fields_in(bytes, part) {
+            let Field { number: inner, record, value } = inner?;
+            let keep = match (number, inner, value) {
+                (outlined::METADATA, outlined::ANNOTATIONS, Value::Bytes(entry)) => {
+                    says_origin(bytes, entry)?
+                }
+                (outlined::METADATA, inner, _) => outlined::OF_METADATA.contains(&inner),
+                (outlined::STATUS, inner, _) => outlined::OF_STATUS.contains(&inner),
+                _ => false,
+            };
+            if keep {
+                kept.extend_from_slice(&bytes[record]);
+            }
+        }
+        if !kept.is_empty() {
+            wire::put_bytes(&mut outline, number, &kept);
+        }
+    }
+    Ok(outline)
+}
+
+/// Is this annotation one of those that say where the kubelet has a pod from?
+fn says_origin(bytes: &[u8], entry: Range<usize>) -> Result<bool, WireError> {
+    for field in wire::fields_in(bytes, entry) {
+        if let Field { number: outlined::KEY, value: Value::Bytes(key), .. } = field? {
+            return Ok(ORIGINS.iter().any(|known| known.as_bytes() == &bytes[key.clone()]));
+        }
+    }
+    Ok(false)
+}
+
+/// Leaves out the largest of these pods, but for their outlines, until what is kept of them as they came is within so many bytes.
+/// Gives how many it is then.
+pub(crate) fn keep_within<'a>(budget: usize, pods: impl Iterator<Item = &'a mut Pod>) -> usize {
+    let mut pods: Vec<&mut Pod> = pods.collect();
+    let mut bytes = pods.iter().map(|pod| pod.whole_bytes()).sum();
+    if bytes <= budget {
+        return bytes;
+    }
+    pods.sort_by_key(|pod| Reverse(pod.whole_bytes()));
+    for pod in pods {
+        if bytes <= budget {
+            break;
+        }
+        bytes -= pod.whole_bytes();
+        pod.leave_out();
+        bytes += pod.whole_bytes();
+    }
+    bytes
+}
+
+impl Pod {
+    /// The bytes that are kept of it as it came.
+    pub(crate) fn whole_bytes(&self) -> usize {
+        match self.whole.as_deref() {
+            Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _) | Whole::Json(bytes)) => bytes.len(),
+            None => 0,
+        }
+    }
+
+    fn leave_out(&mut self) {
+        if let Some(Whole::Protobuf(bytes)) = self.whole.as_deref() {
+            self.whole = Some(Box::new(Whole::Outline(outline(bytes), bytes.len())));
+        }
+    }
+}

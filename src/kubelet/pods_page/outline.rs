@@ -1,0 +1,55 @@
+//! What is kept of a pod that somebody wants whole: who it is and how far it is, which is all that is read from JSON. The rest is
+//! whatever whoever made the pod wrote, up to some MiB of each.
+
+use prost::bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::core_v1::ORIGINS;
+
+/// The longest outline that is kept, in bytes: conditions are a few hundred each.
+const LONGEST: usize = 64 << 10;
+
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Outline {
+    metadata: Metadata,
+    status: Status,
+}
+
+#[derive(Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    #[serde(skip_serializing_if = "Value::is_null")]
+    name: Value,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    namespace: Value,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    uid: Value,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    deletion_timestamp: Value,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    annotations: Value,
+}
+
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Status {
+    #[serde(skip_serializing_if = "Value::is_null")]
+    phase: Value,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    conditions: Value,
+}
+
+/// The outline of a pod in JSON; `None` if that is too long.
+///
+/// # Errors
+/// What is wrong with the pod.
+pub(super) fn outline(pod: &[u8]) -> Result<Option<Bytes>, String> {
+    let mut outline: Outline = serde_json::from_slice(pod).map_err(|error| error.to_string())?;
+    if let Some(annotations) = outline.metadata.annotations.as_object_mut() {
+        annotations.retain(|key, _| ORIGINS.contains(&key.as_str()));
+    }
+    let outline = serde_json::to_vec(&outline).map_err(|error| error.to_string())?;
+    Ok((outline.len() <= LONGEST).then(|| outline.into()))
+}
