@@ -16,6 +16,7 @@ mod objects;
 mod pages;
 mod pods;
 mod rejected;
+mod scheduler;
 mod slim;
 mod steady;
 mod watch;

@@ -13,6 +13,7 @@ mod paths;
 mod percent;
 mod pods_api;
 mod proxy;
+mod scheduler_pods;
 mod schema;
 mod socket;
 mod watch;
@@ -37,6 +38,7 @@ pub use paths::Paths;
 pub use percent::Percent;
 pub use pods_api::{PodsApi, PodsApiSource};
 pub use proxy::{Proxy, ProxyAnnotations, ProxyMapping};
+pub use scheduler_pods::SchedulerPods;
 pub use schema::SCHEMA;
 pub use socket::{ServedSocket, SocketMode};
 pub use watch::FileWatch;
@@ -396,6 +398,8 @@ pub struct Controller {
     pub dry_run: bool,
     /// Update an object now and then while pods wait because of the scheduler plugin.
     pub nudge: Nudge,
+    /// The scheduler's pods; not set: nobody compares objects with its start.
+    pub scheduler: Option<SchedulerPods>,
     /// Objects of Nodes that are gone.
     pub garbage: Garbage,
     /// Nodes whose agent does not work.
@@ -776,6 +780,11 @@ pub const DOCS: &[(&str, &str)] = &[
         "auto, off, or the scheduler plugin's cacheResyncPeriodSeconds (5s). While pods are pending because the plugin \
          rejected nodes, update one object now and then, so that the scheduler tries them again.",
     ),
+    (
+        "controller.scheduler",
+        "The pods of the scheduler that runs the plugin, NAMESPACE/KEY=VALUE (kube-system/component=kube-scheduler): objects \
+         that were created after it started are told, since the plugin ignores them. Not set: nobody looks",
+    ),
     ("controller.garbage.interval", "How often all objects are looked at for those of Nodes that are gone."),
     ("controller.garbage.grace", "How long a Node must have been gone before its object is deleted."),
     (
@@ -890,6 +899,7 @@ impl Default for Controller {
             lease: "numacast-controller".to_owned(),
             dry_run: false,
             nudge: Nudge::Auto,
+            scheduler: None,
             garbage: Garbage::default(),
             silent: Silent::default(),
             fleet: Fleet::default(),

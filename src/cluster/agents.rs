@@ -11,6 +11,7 @@ use kube::api::{DeleteParams, ListParams, Preconditions, WatchParams};
 use kube::core::Selector;
 use kube::{Api, ResourceExt};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::list_watch::{Reduced, Told, Which};
@@ -237,6 +238,11 @@ impl Cluster {
     /// The pods with these labels, once; all of the namespace where there are none.
     #[must_use]
     pub fn agent_pages(&self, namespace: &str, labels: &str) -> Pages<AgentPod> {
+        self.labelled_pods(namespace, labels)
+    }
+
+    /// The pods with these labels, once, as whatever is read of them.
+    pub(super) fn labelled_pods<T: DeserializeOwned>(&self, namespace: &str, labels: &str) -> Pages<T> {
         let listing = Listing {
             what: format!("list pods in {namespace}"),
             path: pods_path(namespace),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use kube::api::{DeleteParams, Preconditions};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
@@ -43,6 +44,8 @@ pub struct Mark {
     pub uid: String,
     /// Its version.
     pub version: String,
+    /// When it was created.
+    pub created: Option<Timestamp>,
     /// Who wrote its zones.
     pub writers: Writers,
     /// Does somebody say that it is to stay, by the annotation [`KEEP`] or by owning it? A Node and a Namespace, which NFD
@@ -128,6 +131,7 @@ struct RawMetadata {
     name: String,
     uid: String,
     resource_version: String,
+    creation_timestamp: Option<Timestamp>,
     deletion_timestamp: Option<IgnoredAny>,
     annotations: Option<BTreeMap<String, String>>,
     owner_references: Option<Vec<RawOwner>>,
@@ -164,6 +168,7 @@ impl From<RawMetadata> for Mark {
             name: raw.name,
             uid: raw.uid,
             version: raw.resource_version,
+            created: raw.creation_timestamp,
             kept: keep || owned,
             going: raw.deletion_timestamp.is_some(),
         }

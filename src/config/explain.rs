@@ -457,6 +457,19 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "controller.scheduler",
+        &[
+            "With an overreserving cache the scheduler plugin (NodeResourceTopologyMatch) reads the objects that are there \
+             when it starts, and none that is created later (scheduler-plugins issue 967, true of v0.35.7): it sends pods to \
+             such a Node without looking at its NUMA nodes until it is restarted. At each controller.fleet.interval the \
+             controller compares when objects were created with when the oldest container of these pods started: \
+             numacast_fleet_objects_newer_than_scheduler, a warning in the log, and `controller --check` names them. It \
+             must be allowed to list pods in that namespace.",
+            "An object that was deleted and created again counts as well, although the plugin may know its Node. With \
+             `cache: direct`, or KAI-Scheduler, leave it unset.",
+        ],
+    ),
+    (
         "controller.garbage.interval",
         &[
             "A Node whose deletion the controller sees needs no such pass; it finds what happened while no controller ran. \

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::{Address, Endpoint, Nudge, Percent, Period, SocketMode};
+use super::{Address, Endpoint, Nudge, Percent, Period, SchedulerPods, SocketMode};
 use crate::json_path::{JsonPath, Template};
 
 /// The JSON Schema (draft 7) of a configuration file. It knows the keys and the types; what cannot work together only
@@ -32,6 +32,7 @@ text! {
     Endpoint: {"type": "string", "pattern": "^(none|.*:[0-9]+)$"},
     Address: {"type": "string", "minLength": 1},
     Percent: {"type": "integer", "minimum": 0, "maximum": 100},
+    SchedulerPods: {"type": "string", "pattern": "^[a-z0-9-]+/.+=.*$"},
     SocketMode: {"type": "string", "pattern": "^0?[0-7]{3}$"},
     JsonPath: {"type": "string", "pattern": "^\\$"},
     Template: {"type": "string", "minLength": 1},

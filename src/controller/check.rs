@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::coverage::Coverage;
-use super::fleet::Fleet;
+use super::fleet::{Fleet, NEWER, NO_SCHEDULER};
 use super::settings::Settings;
 use super::silence::Lack;
 use crate::cluster::{Brief, Cluster, ClusterError, pod_labels};
+use crate::config::SchedulerPods;
 
 /// Of each kind of problem, so many are named.
 const MOST: usize = 100;
@@ -67,6 +68,8 @@ struct View {
     unread: Vec<(String, String)>,
     /// Looked for and not there.
     no_daemon_set: Option<String>,
+    /// Of the scheduler, whose pods were looked for and do not run.
+    no_scheduler: Option<String>,
     /// Nobody looks for agents.
     no_agents: bool,
 }
@@ -79,6 +82,11 @@ pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, Clu
     let cluster = &cluster.clone().in_form(settings.form);
     let mut view = View::default();
     let coverage = read_agents(settings, cluster, &mut view).await?;
+    if let Some(SchedulerPods { namespace, labels }) = &settings.scheduler {
+        let started = cluster.scheduler_started(namespace, labels).await?;
+        view.no_scheduler = started.is_none().then(|| format!("{namespace}/{labels}"));
+        view.fleet = Fleet::new(started);
+    }
     // Before the Nodes: the object of one that comes meanwhile has a Node.
     let mut pages = cluster.briefs();
     while let Some(briefs) = pages.next().await? {
@@ -173,6 +181,9 @@ impl View {
         report.add(orphans.map(|name| format!("object {name}: there is no Node of this name")).collect());
         let foreign = |(name, other): &(String, String)| format!("object {name}: {other} wrote its zones");
         report.add(self.foreign.iter().map(foreign).collect());
+        let newer = |name: &String| format!("object {name}: {NEWER}");
+        report.add(self.fleet.newer.iter().map(newer).collect());
+        report.add(self.no_scheduler.iter().map(|pods| format!("{NO_SCHEDULER} {pods}")).collect());
         report.add(self.unread.iter().map(|(name, what)| format!("object {name}: {what}")).collect());
         report
     }
@@ -190,6 +201,7 @@ mod tests {
                 name: name.into(),
                 uid: String::new(),
                 version: String::new(),
+                created: None,
                 writers,
                 kept: false,
                 going: false,

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
+
 use crate::cluster::{Brief, Sum, is_native};
 
 /// Names of resources come from devices; a cluster has some dozens.
@@ -18,6 +20,12 @@ const UNKNOWN: &str = "unknown";
 /// ...and what says something else.
 const OTHER: &str = "other";
 
+/// What is wrong with an object that the scheduler plugin does not know.
+pub(super) const NEWER: &str =
+    "created after the scheduler started, whose plugin ignores it until the scheduler is restarted";
+/// Of `controller.scheduler`.
+pub(super) const NO_SCHEDULER: &str = "no pod of the scheduler runs:";
+
 /// What there is in the whole cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fleet {
@@ -29,6 +37,9 @@ pub(super) struct Fleet {
     pub(super) foreign: u64,
     /// Of the first object with a quantity that cannot be read: its name, and what is wrong.
     pub(super) unread: Option<(String, String)>,
+    /// Objects that were created after the scheduler started, in the order in which they were added.
+    pub(super) newer: Vec<String>,
+    scheduler_started: Option<Timestamp>,
     /// Whose objects there are.
     names: BTreeSet<Box<str>>,
 }
@@ -39,9 +50,14 @@ fn word(text: Option<&str>, known: &[&'static str]) -> &'static str {
 }
 
 impl Fleet {
+    /// No object yet; `scheduler_started` if that is known.
+    pub(super) fn new(scheduler_started: Option<Timestamp>) -> Self {
+        Self { scheduler_started, ..Self::default() }
+    }
+
     /// Adds an object.
     pub(super) fn add(&mut self, brief: Brief) {
-        let Brief { mark, policy, scope, resources, unread, of_numa: _ } = brief;
+        let Brief { mark, policy, scope, resources, unread, of_numa } = brief;
         let kind = (word(policy.as_deref(), &POLICIES), word(scope.as_deref(), &SCOPES));
         *self.nodes.entry(kind).or_default() += 1;
         self.foreign += u64::from(mark.writers.other.is_some());
@@ -56,7 +72,17 @@ impl Fleet {
         if self.unread.is_none() {
             self.unread = unread.map(|what| (mark.name.clone(), what));
         }
+        let is_newer =
+            self.scheduler_started.zip(mark.created).is_some_and(|(started, made)| made > started);
+        if of_numa && is_newer {
+            self.newer.push(mark.name.clone());
+        }
         self.names.insert(mark.name.into());
+    }
+
+    /// How many objects were created after the scheduler started, if that is known.
+    pub(super) fn newer_than_scheduler(&self) -> Option<u64> {
+        self.scheduler_started.and_then(|_| u64::try_from(self.newer.len()).ok())
     }
 
     /// Is there an object of this Node?
@@ -83,6 +109,7 @@ mod tests {
                 name: name.into(),
                 uid: String::new(),
                 version: String::new(),
+                created: None,
                 writers,
                 kept: false,
                 going: false,
@@ -107,6 +134,26 @@ mod tests {
         assert_eq!(fleet.resources["cpu"], Sum { capacity: 14, allocatable: 14, available: 7 });
         assert_eq!((fleet.foreign, fleet.objects()), (1, 4));
         assert!(fleet.has("a") && !fleet.has("e"));
+    }
+
+    #[test]
+    fn objects_that_are_newer_than_the_scheduler_are_named() {
+        let at = |hour: u8| Some(format!("2026-11-23T{hour:02}:00:00Z").parse().unwrap());
+        let objects = || {
+            let made = |name: &str, created| {
+                let mut brief = brief(name, None, "", 1);
+                brief.mark.created = created;
+                brief
+            };
+            let rack = Brief { of_numa: false, ..made("rack", at(9)) };
+            [made("a", at(7)), made("b", at(8)), made("c", at(9)), made("d", None), rack]
+        };
+        let mut fleet = Fleet::new(at(8));
+        objects().into_iter().for_each(|brief| fleet.add(brief));
+        assert_eq!((&fleet.newer[..], fleet.newer_than_scheduler()), (&["c".to_owned()][..], Some(1)));
+        let mut fleet = Fleet::new(None);
+        objects().into_iter().for_each(|brief| fleet.add(brief));
+        assert_eq!((fleet.newer.len(), fleet.newer_than_scheduler()), (0, None), "nobody knows");
     }
 
     #[test]

@@ -352,6 +352,7 @@ mod tests {
             name: name.to_owned(),
             uid: format!("uid-of-{name}"),
             version: "1".to_owned(),
+            created: None,
             writers: Writers { ours: true, other: None },
             kept: false,
             going: false,

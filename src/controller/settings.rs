@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::garbage::Rules;
 use super::nudge::Plan;
-use crate::config::{ApiVersion, Config, Nudge};
+use crate::config::{ApiVersion, Config, Nudge, SchedulerPods};
 use crate::nrt::{Form, Version};
 
 /// Passes over all objects come no closer, whatever is configured.
@@ -31,6 +31,8 @@ pub struct Settings {
     pub fleet_interval: Duration,
     /// When to nudge while pods wait because of the scheduler plugin; never without.
     pub nudge: Option<Plan>,
+    /// The scheduler's pods; nobody compares objects with its start without.
+    pub scheduler: Option<SchedulerPods>,
     /// In which form objects are read.
     pub form: Form,
     /// Post Kubernetes Events.
@@ -81,6 +83,7 @@ impl Settings {
                 Nudge::Every(period) => Some(Plan::of_period(period.get())),
                 Nudge::Off => None,
             },
+            scheduler: controller.scheduler.clone(),
             form: Form { version, policies: false },
             events: config.publish.events,
         })

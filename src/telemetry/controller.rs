@@ -25,8 +25,8 @@ pub use health::{Bounds, Health};
 
 use docs::{
     AGENTS, ALLOCATABLE, AVAILABLE, BUILD, CAPACITY, COVERED, DAEMON_SET, DELETE_ERRORS, DELETED, ERRORS,
-    EVENTS, FLEET_TIME, FOREIGN, GARBAGE_TIME, HELD_BACK, LEADER, MISSING, NODES, NUDGE_ERRORS, NUDGES,
-    OBJECTS, ORPHANS, REJECTED, SILENT,
+    EVENTS, FLEET_TIME, FOREIGN, GARBAGE_TIME, HELD_BACK, LEADER, MISSING, NEWER, NODES, NUDGE_ERRORS,
+    NUDGES, OBJECTS, ORPHANS, REJECTED, SILENT,
 };
 
 /// A cluster has some dozens of resources; more names than these are left out, devices first.
@@ -45,6 +45,8 @@ pub struct Figures {
     pub objects: Option<u64>,
     /// Objects that somebody else wrote.
     pub foreign: Option<u64>,
+    /// Objects that were created after the scheduler started.
+    pub newer: Option<u64>,
     /// Ready Nodes with a Ready agent and without an object.
     pub missing: Option<u64>,
     /// Is the agents' DaemonSet there?
@@ -81,6 +83,7 @@ impl Collector for Shown {
             (&SILENT, figures.silent),
             (&MISSING, figures.missing),
             (&FOREIGN, figures.foreign),
+            (&NEWER, figures.newer),
             (&ORPHANS, figures.orphans),
             (&REJECTED, figures.rejected_pods),
         ] {

@@ -545,6 +545,21 @@ pub(crate) const CASES: &[Case] = &[
         more: &[],
     },
     Case {
+        alert: "NumacastObjectsNewerThanScheduler",
+        at: 11,
+        not_at: Some(9),
+        fires: &[("numacast_fleet_objects_newer_than_scheduler{C}", "1x20"), LEADS],
+        // The scheduler was restarted, and what the other replica knew when it still led.
+        quiet: &[
+            ("numacast_fleet_objects_newer_than_scheduler{C}", "3x8 0 2x10"),
+            LEADS,
+            ("numacast_fleet_objects_newer_than_scheduler{D}", "1x20"),
+            OTHER_FOLLOWS,
+        ],
+        of: Of::Controller,
+        more: &[],
+    },
+    Case {
         alert: "NumacastForeignObjects",
         at: 61,
         not_at: Some(59),

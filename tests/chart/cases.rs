@@ -147,6 +147,7 @@ const SWITCHES: [&[&str]; 66] = [
         "controller.config.publish.events=false",
         "controller.config.log.level=debug",
         "controller.config.controller.dryRun=true",
+        "controller.config.controller.scheduler=kube-system/component=kube-scheduler",
         "controller.config.controller.garbage.most=50",
     ],
     &[

@@ -539,6 +539,42 @@ async fn a_check_prints_what_is_wrong() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn objects_that_are_newer_than_the_scheduler_are_told() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let kubeconfig = fleet.kubeconfig()?;
+    let all = names("worker", 3);
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all, "numacast").await?;
+    let scheduler = "controller.scheduler=kube-system/component=kube-scheduler";
+    let settings = ["--set", "controller.lease=", "--daemon-set", "", "--set", scheduler];
+    let check = async || run(&kubeconfig, &[&settings[..], &["--check"]].concat()).await;
+    let series = "numacast_fleet_objects_newer_than_scheduler";
+    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &settings)?;
+
+    controller.shows("numacast_fleet_objects", 3.0).await?;
+    ensure!(controller.metric(series).await.is_err(), "nobody knows yet");
+    let (code, stdout, stderr) = check().await?;
+    let nobody = "- no pod of the scheduler runs: kube-system/component=kube-scheduler\n";
+    ensure!(code == Some(1) && stdout.contains(nobody), "{stdout}{stderr}");
+
+    fleet.delete_object(&all[2]).await?;
+    fleet.run_scheduler(fleet.created(&all[1]).await?).await?;
+    fleet.add_later(&all[2], &all[1]).await?;
+    controller.shows(series, 1.0).await?;
+    let (code, stdout, stderr) = check().await?;
+    let newer = format!("- object {}: created after the scheduler started", all[2]);
+    ensure!(code == Some(1) && stdout.contains(&newer) && stdout.lines().count() == 2, "{stdout}{stderr}");
+
+    fleet.run_scheduler(fleet.created(&all[2]).await?).await?;
+    controller.shows(series, 0.0).await?;
+    let (code, stdout, stderr) = check().await?;
+    ensure!(code == Some(0), "{stdout}{stderr}");
+    Ok(())
+}
+
 async fn delete_crd(cluster: &Cluster) -> Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     crds.delete(CRD, &DeleteParams::default()).await?;

@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::Work;
 use crate::backoff::jittered;
 use crate::cluster::ClusterError;
-use crate::controller::fleet::Fleet;
+use crate::config::SchedulerPods;
+use crate::controller::fleet::{Fleet, NEWER, NO_SCHEDULER};
 use crate::controller::notices::Reason;
-use crate::controller::said::Said;
+use crate::controller::said::{Said, first_of};
 use crate::controller::silence::Lack;
 
 /// How long the first pass waits for the Nodes.
@@ -22,10 +24,12 @@ impl Work<'_> {
     /// At each interval, which grows where a pass takes long.
     pub(super) async fn sum_up(&self) {
         let (mut said, mut unread) = (Said::default(), Said::default());
+        let (mut scheduler, mut newer) = (Said::default(), Said::default());
         self.wait_for_nodes(PATIENCE).await;
         loop {
             let started = Instant::now();
-            let fleet = self.fleet().await;
+            let scheduler_started = self.scheduler_started(&mut scheduler).await;
+            let fleet = self.fleet(scheduler_started).await;
             let next = self.settings.fleet_interval.max(started.elapsed() * SHARE);
             match fleet {
                 Ok(fleet) => {
@@ -36,6 +40,10 @@ impl Work<'_> {
                             unread.trouble(&format!("left out of the sums, of object {name}: {what}"))
                         }
                         None => unread.well("all quantities of the objects can be read again"),
+                    }
+                    match &fleet.newer[..] {
+                        [] => newer.well("no object is newer than the scheduler any longer"),
+                        names => newer.trouble(&format!("{} {NEWER}: {}", names.len(), first_of(names))),
                     }
                     self.show(&fleet).await;
                     self.metrics.summed_up(next);
@@ -49,8 +57,25 @@ impl Work<'_> {
         }
     }
 
-    async fn fleet(&self) -> Result<Fleet, ClusterError> {
-        let mut fleet = Fleet::default();
+    /// Since when the scheduler runs; `None` if nobody asks, or if that cannot be known now.
+    async fn scheduler_started(&self, said: &mut Said) -> Option<Timestamp> {
+        let SchedulerPods { namespace, labels } = self.settings.scheduler.as_ref()?;
+        match self.cluster.scheduler_started(namespace, labels).await {
+            Ok(Some(started)) => {
+                said.well("the scheduler's pods are known again");
+                return Some(started);
+            }
+            Ok(None) => said.trouble(&format!("{NO_SCHEDULER} {namespace}/{labels}")),
+            Err(error) => {
+                self.metrics.call_failed(&error);
+                said.trouble(&format!("nobody knows which objects are newer than the scheduler: {error}"));
+            }
+        }
+        None
+    }
+
+    async fn fleet(&self, scheduler_started: Option<Timestamp>) -> Result<Fleet, ClusterError> {
+        let mut fleet = Fleet::new(scheduler_started);
         let mut pages = self.cluster.briefs();
         while let Some(briefs) = pages.next().await? {
             briefs.into_iter().for_each(|brief| fleet.add(brief));
@@ -68,6 +93,7 @@ impl Work<'_> {
             figures.resources.clone_from(&fleet.resources);
             figures.objects = u64::try_from(fleet.objects()).ok();
             figures.foreign = Some(fleet.foreign);
+            figures.newer = fleet.newer_than_scheduler();
             figures.missing = missing.as_ref().and_then(|names| u64::try_from(names.len()).ok());
         });
         let Some(missing) = missing else { return };

@@ -162,6 +162,14 @@ pub(super) const FOREIGN: Doc = Doc {
     help: "Objects whose zones somebody else wrote, by `managedFields`",
 };
 
+pub(super) const NEWER: Doc = Doc {
+    name: "numacast_fleet_objects_newer_than_scheduler",
+    kind: "gauge",
+    labels: &[],
+    help: "Objects that were created after the scheduler started: its plugin ignores them until the scheduler is restarted. \
+           Missing without `controller.scheduler`, and while none of its pods runs",
+};
+
 pub(super) const FLEET_TIME: Doc = Doc {
     name: "numacast_fleet_last_pass_timestamp_seconds",
     kind: "gauge",
@@ -194,6 +202,7 @@ pub const DOCS: &[&Doc] = &[
     &SILENT,
     &MISSING,
     &FOREIGN,
+    &NEWER,
     &FLEET_TIME,
     &CPU_SECONDS,
     &RESIDENT,

@@ -21,6 +21,7 @@ fn full() -> Figures {
         resources: [("cpu".to_owned(), sum)].into(),
         objects: Some(5),
         foreign: Some(1),
+        newer: Some(3),
         missing: Some(2),
         daemon_set: Some(true),
         covered: Some(7),

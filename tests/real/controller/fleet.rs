@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -11,11 +11,13 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::support::Cluster;
+use crate::support::wait::until;
 
 /// Where the controller, its DaemonSet and its Lease are.
 pub(crate) const NAMESPACE: &str = "numacast";
@@ -191,6 +193,42 @@ impl<'a> Fleet<'a> {
         let api = self.namespaced::<Pod>();
         let name = format!("agent-{node}");
         api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        Ok(())
+    }
+
+    /// When an object was created.
+    pub(crate) async fn created(&self, name: &str) -> Result<Time> {
+        let object = objects(&self.client).get_metadata(name).await?;
+        object.metadata.creation_timestamp.context("when was it created?")
+    }
+
+    /// An object whose time of creation, which has whole seconds, is later than that of another one.
+    pub(crate) async fn add_later(&self, name: &str, than: &str) -> Result<()> {
+        let before = self.created(than).await?;
+        until("the next second", async || {
+            self.add_object(object(name), "numacast").await?;
+            if self.created(name).await? == before {
+                self.delete_object(name).await?;
+                bail!("it is the same second");
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// A scheduler's pod, as a kubelet tells of one whose container runs since then.
+    pub(crate) async fn run_scheduler(&self, since: Time) -> Result<()> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), "kube-system");
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "scheduler", "labels": {"component": "kube-scheduler"}},
+            "spec": {"nodeName": "control-plane", "containers": [{"name": "scheduler", "image": "scheduler"}]},
+        });
+        api.patch("scheduler", &PatchParams::apply("test"), &Patch::Apply(&pod)).await?;
+        let container = json!({"name": "scheduler", "image": "scheduler", "imageID": "", "ready": true, "restartCount": 0,
+                               "state": {"running": {"startedAt": since}}});
+        let patch = json!({"status": {"phase": "Running", "containerStatuses": [container]}});
+        api.patch_status("scheduler", &PatchParams::default(), &Patch::Merge(&patch)).await?;
         Ok(())
     }
 
