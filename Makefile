@@ -15,7 +15,7 @@ help:
 	@echo 'make fleet-load  two hundred agents and the controller before real API servers, in calm and in trouble (half an hour; ARGS=--help)'
 	@echo 'make faults  a thousand faults over the simulated kubelet and API server (five minutes; ARGS=--help)'
 	@echo 'make model   a model of the scheduler plugin, its queue and the kubelets of one node and of fifty (minutes; ARGS=--help)'
-	@echo 'make soak    an event storm and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
+	@echo 'make soak    an event storm, held connections and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
 	@echo 'make fuzz    made-up input to everything that reads, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
 	@echo 'make mutants changes the accounting in every small way and tells which no test notices (needs cargo-mutants)'
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
@@ -70,7 +70,7 @@ faults:
 model:
 	cargo test --locked --profile bench --no-default-features --test model -- $(ARGS)
 
-# ONLY=storm, ONLY=crowd or ONLY=changes for one part. In memory: a disk is too slow for a storm.
+# ONLY=storm, ONLY=crowd, ONLY=probes or ONLY=changes for one part. In memory: a disk is too slow for a storm.
 soak: export TMPDIR ?= $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
 soak: shipped
 	cargo test --locked --test soak -- --binary target/shipped/numacast $(if $(ONLY),--only $(ONLY)) $(ARGS)

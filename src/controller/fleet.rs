@@ -72,8 +72,7 @@ impl Fleet {
         if self.unread.is_none() {
             self.unread = unread.map(|what| (mark.name.clone(), what));
         }
-        let is_newer =
-            self.scheduler_started.zip(mark.created).is_some_and(|(started, made)| made > started);
+        let is_newer = self.scheduler_started.zip(mark.created).is_some_and(|(started, made)| made > started);
         if of_numa && is_newer {
             self.newer.push(mark.name.clone());
         }

@@ -32,8 +32,9 @@ use crate::config::Endpoint;
 const CONNECTIONS: usize = 64;
 /// Open connections of one address. A kubelet or a scraper has one or two.
 const CONNECTIONS_PER_ADDRESS: usize = 16;
-/// Connections that wait in the kernel to be accepted, if `net.core.somaxconn` is not lower.
-const BACKLOG: u32 = 1024;
+/// Connections that wait in the kernel to be accepted, if `net.core.somaxconn` is not lower. A probe that finds no room there
+/// waits for a second until it tries again, which is too late.
+const BACKLOG: u32 = 4096;
 /// How long the TLS handshake and the request's header may take together.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the client may take to read the answer.
@@ -181,8 +182,8 @@ impl Server {
         let explain = |source| ServerError { what, key, address, source };
         let listener = match address {
             Endpoint::Nowhere => return Ok(None),
-            Endpoint::At(address) => TcpListener::bind(address).await.map_err(explain)?,
-            Endpoint::Everywhere(port) => everywhere(port).await.map_err(explain)?,
+            Endpoint::At(address) => listen(address).map_err(explain)?,
+            Endpoint::Everywhere(port) => everywhere(port).map_err(explain)?,
         };
         // The port, where 0 stood for any.
         let address = listener.local_addr().map_err(explain)?;
@@ -205,21 +206,28 @@ impl Drop for Server {
 
 /// A port of every address: of both families, whatever the host's default is, or of the old one where the kernel has no
 /// IPv6.
-async fn everywhere(port: u16) -> io::Result<TcpListener> {
-    let Ok(socket) = TcpSocket::new_v6() else {
-        return TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await;
-    };
+fn everywhere(port: u16) -> io::Result<TcpListener> {
+    let old = (Ipv4Addr::UNSPECIFIED, port).into();
+    let Ok(socket) = TcpSocket::new_v6() else { return listen(old) };
     rustix::net::sockopt::set_ipv6_v6only(&socket, false)?;
-    // As `bind` does: what a connection left behind must not keep a restart from listening.
-    socket.set_reuseaddr(true)?;
-    match socket.bind((Ipv6Addr::UNSPECIFIED, port).into()) {
-        Ok(()) => socket.listen(BACKLOG),
+    match listen_on(socket, (Ipv6Addr::UNSPECIFIED, port).into()) {
         // IPv6 is there and switched off.
-        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await
-        }
-        Err(error) => Err(error),
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => listen(old),
+        listener => listener,
     }
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    listen_on(socket?, address)
+}
+
+/// `TcpListener::bind` would let fewer connections wait.
+fn listen_on(socket: TcpSocket, address: SocketAddr) -> io::Result<TcpListener> {
+    // What a connection left behind must not keep a restart from listening.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 async fn accept(listener: TcpListener, endpoints: Endpoints, tls: Option<Arc<Tls>>) {

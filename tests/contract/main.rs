@@ -11,6 +11,7 @@ mod binds;
 mod events;
 mod exporter;
 mod ideal;
+mod late;
 mod load;
 mod rows;
 mod run;
@@ -70,6 +71,9 @@ struct Options {
     /// Only measure how long after its bind a pod shows, and where, over so many pods, and when numacast tells of it.
     #[arg(long, value_name = "PODS")]
     binds: Option<usize>,
+    /// Only show what becomes of a pod that fits no zone, on a node whose object was created after the scheduler started.
+    #[arg(long)]
+    late: bool,
     /// Only say which rows there are.
     #[arg(long)]
     list: bool,
@@ -129,6 +133,12 @@ async fn main() -> Result<ExitCode> {
     }
     let program = parts.program("scheduler");
     ensure!(program.is_file(), "there is no {}; `tests/parts/build scheduler` builds it", program.display());
+    if options.late {
+        let (table, as_documented) = late::table(&parts, &options.binary()).await?;
+        writeln!(out, "{table}")?;
+        ensure!(as_documented, "docs/scheduler.md says otherwise");
+        return Ok(ExitCode::SUCCESS);
+    }
     let (mut table, mut broken) = (String::new(), Vec::new());
     for exporter in &options.exporter {
         for row in &rows {

@@ -125,6 +125,22 @@ async fn a_thousand_idle_and_slow_connections_of_one_address_delay_no_probe() {
     }
 }
 
+#[tokio::test]
+async fn a_thousand_connections_that_come_before_any_is_accepted_keep_no_probe_out() {
+    let files = Resource::Nofile;
+    setrlimit(files, Rlimit { current: Some(4096), ..getrlimit(files) }).unwrap();
+    let all = [Endpoint::Everywhere(0), Endpoint::At(ANYWHERE)];
+    for endpoint in all {
+        let server = Server::start(endpoint, metrics(Arc::default()), None).await.unwrap().unwrap();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, server.address().port()));
+        // The server's task does not run before this one waits for something.
+        let connect = |_| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
+        let _open: Vec<_> = (0..1000).map(connect).collect();
+        let answer = get(address, "/metrics").await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn connections_of_one_address_close_none_of_another() {
     let server = server().await;

@@ -6,10 +6,12 @@
 //!   Lists than its budget.
 //! - `crowd`: 500 pods of some 10 KiB each on a node of 512 CPUs, listed, changed one by one and listed anew; the agent keeps
 //!   a record of each within its budget of memory.
+//! - `probes`: 1,000 connections that are idle or slow; every probe must be answered within a second.
 
 mod changes;
 mod child;
 mod crowd;
+mod probes;
 mod storm;
 
 use std::path::PathBuf;
@@ -54,6 +56,8 @@ enum Part {
     Storm,
     /// Many pods, little memory.
     Crowd,
+    /// Many connections, probes that are answered.
+    Probes,
 }
 
 #[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
@@ -69,6 +73,9 @@ async fn main() -> Result<ExitCode> {
     }
     if wanted(Part::Crowd) {
         good &= crowd::run(&binary).await?;
+    }
+    if wanted(Part::Probes) {
+        good &= probes::run(&binary).await?;
     }
     if wanted(Part::Changes) {
         let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));

@@ -1,0 +1,131 @@
+//! Probes while somebody holds as many connections as he can.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use numacast::sim::kubelet::Options;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::child::Running;
+
+/// How many he holds; each comes again as soon as it is closed.
+const CONNECTIONS: usize = 1000;
+/// The kubelet's `timeoutSeconds`.
+const TIMEOUT: Duration = Duration::from_secs(1);
+const PROBES: usize = 200;
+/// Between two of them.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Between two bytes of a slow one.
+const BYTE: Duration = Duration::from_millis(200);
+/// The kubelet's, and somebody else's.
+const SOURCES: [[u8; 4]; 2] = [[127, 0, 0, 1], [127, 0, 0, 2]];
+
+/// Probes a quiet agent, and one before which such connections come from the prober's own address and from another one; returns
+/// whether every probe was answered in time.
+pub(crate) async fn run(binary: &Path) -> Result<bool> {
+    let health = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let agent =
+        Running::start(binary, Options::default(), &["--health-address", &health.to_string()]).await?;
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "probes: /livez every {} ms, {CONNECTIONS} connections that are idle or slow",
+        PAUSE.as_millis()
+    )?;
+    writeln!(out, "  quiet                {}", Answers::of(health).await?)?;
+    let mut failed = 0;
+    for source in SOURCES.map(IpAddr::from) {
+        let mut attack = JoinSet::new();
+        (0..CONNECTIONS).for_each(|number| drop(attack.spawn(hold(source, health, number))));
+        sleep(TIMEOUT).await;
+        let answers = Answers::of(health).await?;
+        failed += answers.failed;
+        writeln!(out, "  held from {source:<10} {answers}")?;
+    }
+    writeln!(out, "  RSS                  {} KiB", agent.sample()?.rss)?;
+    writeln!(out, "  {}", if failed == 0 { "within the limits" } else { "OVER the limits" })?;
+    Ok(failed == 0)
+}
+
+/// Connects again and again, and says nothing, or one byte now and then.
+async fn hold(from: IpAddr, to: SocketAddr, number: usize) {
+    let slow = number.is_multiple_of(2);
+    loop {
+        let Ok(mut stream) = connect(from, to).await else {
+            sleep(BYTE).await;
+            continue;
+        };
+        let mut byte = [0];
+        while timeout(BYTE, stream.read(&mut byte)).await.is_err() {
+            if slow && stream.write_all(b"G").await.is_err() {
+                break;
+            }
+        }
+    }
+}
+
+async fn connect(from: IpAddr, to: SocketAddr) -> std::io::Result<tokio::net::TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(from, 0))?;
+    socket.connect(to).await
+}
+
+/// What became of the probes.
+struct Answers {
+    failed: usize,
+    /// Of those that were answered, in ms, sorted.
+    took: Vec<f64>,
+}
+
+impl Answers {
+    /// Asks from a thread of its own, which the attackers do not keep from its turn.
+    async fn of(address: SocketAddr) -> Result<Self> {
+        Ok(tokio::task::spawn_blocking(move || Self::ask(address)).await?)
+    }
+
+    fn ask(address: SocketAddr) -> Self {
+        let mut answers = Self { failed: 0, took: Vec::new() };
+        for _ in 0..PROBES {
+            let started = Instant::now();
+            let r = probe(address);
+            if let Err(e) = &r {
+                eprintln!("{e:#} after {:?}", started.elapsed());
+            }
+            let answered = r.is_ok() && started.elapsed() < TIMEOUT;
+            match answered {
+                true => answers.took.push(started.elapsed().as_secs_f64() * 1000.0),
+                false => answers.failed += 1,
+            }
+            std::thread::sleep(PAUSE);
+        }
+        answers.took.sort_by(f64::total_cmp);
+        answers
+    }
+
+    fn at(&self, percent: usize) -> f64 {
+        self.took.get(self.took.len().saturating_sub(1) * percent / 100).copied().unwrap_or(f64::NAN)
+    }
+}
+
+impl std::fmt::Display for Answers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [half, most, all] = [50, 99, 100].map(|percent| self.at(percent));
+        write!(f, "{} of {PROBES} failed; p50 {half:.1}, p99 {most:.1}, longest {all:.1} ms", self.failed)
+    }
+}
+
+fn probe(address: SocketAddr) -> Result<()> {
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    Ok(())
+}
