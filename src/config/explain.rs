@@ -460,8 +460,8 @@ const CONSEQUENCES: &[(&str, &[&str])] = &[
         "controller.scheduler",
         &[
             "With an overreserving cache the scheduler plugin (NodeResourceTopologyMatch) reads the objects that are there \
-             when it starts, and none that is created later (scheduler-plugins issue 967, true of v0.35.7): it sends pods to \
-             such a Node without looking at its NUMA nodes until it is restarted. At each controller.fleet.interval the \
+             when it starts, and none that is created later (scheduler-plugins issue 967): it sends pods to such a Node \
+             without looking at its NUMA nodes until it is restarted. At each controller.fleet.interval the \
              controller compares when objects were created with when the oldest container of these pods started: \
              numacast_fleet_objects_newer_than_scheduler, a warning in the log, and `controller --check` names them. It \
              must be allowed to list pods in that namespace.",

@@ -43,7 +43,7 @@ pub(crate) async fn table(parts: &Parts, binary: &Path) -> Result<(String, bool)
     let mut as_documented = true;
     for cache in [Cache::OverReserve, Cache::DiscardReserved, Cache::Passthrough] {
         let [late, restarted] = of(parts, binary, cache).await?;
-        table += &format!("| {cache:?} | {late} | {restarted} |\n");
+        table += &format!("| `{cache:?}` | {late} | {restarted} |\n");
         let expected = if cache.is_direct() { Fate::Filtered } else { Fate::Refused };
         as_documented &= [late, restarted] == [expected, Fate::Filtered];
     }
