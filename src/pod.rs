@@ -164,12 +164,7 @@ impl Container {
     pub(crate) fn bounded(containers: impl Iterator<Item = Self>) -> Box<[Self]> {
         let mut kept: Vec<Self> = Vec::new();
         for mut container in containers {
-            if container.others.len() > Self::MOST_OTHERS {
-                // Of what it asks for none it goes without first.
-                container.others.sort_by_key(|(_, amount)| *amount == 0);
-                container.others = container.others[..Self::MOST_OTHERS].into();
-                container.others.sort();
-            }
+            container.others = Self::most_of(container.others.into());
             match kept.get_mut(Self::MOST - 1) {
                 Some(last) => last.add(container),
                 None => kept.push(container),
@@ -191,8 +186,18 @@ impl Container {
                 let known = others.entry(name).or_default();
                 *known = known.saturating_add(amount);
             }
-            self.others = others.into_iter().take(Self::MOST_OTHERS).collect();
+            self.others = Self::most_of(others.into_iter().collect());
         }
+    }
+
+    /// Sorted resources, of which those that are too many go: those that it asks none of first.
+    fn most_of(mut others: Vec<(Box<str>, u64)>) -> Box<[(Box<str>, u64)]> {
+        if others.len() > Self::MOST_OTHERS {
+            others.sort_by_key(|(_, amount)| *amount == 0);
+            others.truncate(Self::MOST_OTHERS);
+            others.sort();
+        }
+        others.into()
     }
 }
 
@@ -286,3 +291,6 @@ impl Pod {
         (self.namespace.clone(), self.name.clone())
     }
 }
+
+#[cfg(test)]
+mod tests;
