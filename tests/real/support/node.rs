@@ -151,10 +151,8 @@ impl NodeSetup {
         std::fs::create_dir_all(dir.join("kubelet"))?;
         machine.write_tree(&dir)?;
         let mut programs = cluster.programs().clone();
-        if let Some(version) =
-            version.filter(|version| parts::newest_kubelet().ok().as_ref() != Some(version))
-        {
-            programs.kubelet = parts::older_kubelet(&version)?;
+        if let Some(version) = version {
+            programs.kubelet = parts::program_of(&version, "kubelet")?;
         }
         let minor = minor_of(&programs.kubelet)?;
         let gates = known_gates(&gates, minor)?;
