@@ -67,7 +67,7 @@ pub(crate) struct RealNode {
     name: String,
     dir: PathBuf,
     machine: MachineSpec,
-    /// The minor version of its kubelet: 36 of 1.36.
+    /// The minor version of its kubelet: 37 of 1.37.
     minor: u32,
     /// Feature gates that are on.
     gates: Map<String, Value>,
@@ -232,7 +232,7 @@ impl RealNode {
         &self.machine
     }
 
-    /// The minor version of its kubelet: 36 of 1.36.
+    /// The minor version of its kubelet: 37 of 1.37.
     pub(crate) fn minor(&self) -> u32 {
         self.minor
     }
