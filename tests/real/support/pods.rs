@@ -111,8 +111,8 @@ impl PodSpec {
         self.asks(resource, count.to_string())
     }
 
-    /// Whole CPUs and memory of the pod itself, for its containers together.
-    pub(crate) fn as_a_whole(mut self, cpus: u32, memory: &str) -> Self {
+    /// Whole CPUs and memory of the pod itself, which its containers have together.
+    pub(crate) fn together(mut self, cpus: u32, memory: &str) -> Self {
         self.whole.insert("cpu".to_owned(), json!(cpus.to_string()));
         self.whole.insert("memory".to_owned(), json!(memory));
         self
