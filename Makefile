@@ -6,7 +6,7 @@ help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these)'
 	@echo 'make heart   only the unit tests of the accounting and what it stands on, in seconds'
-	@echo 'make matrix  random walks over every machine, four kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
+	@echo 'make matrix  random walks over every machine, five kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
 	@echo 'make contract  a closed loop of short pods: a real scheduler with the NodeResourceTopologyMatch plugin and each of its caches, a real kubelet (an hour; ARGS=--help)'
 	@echo 'make proxy-load  two hundred clients in closed loop before the podresources proxy as it ships, and before the kubelet (ten minutes; ARGS=--help)'
@@ -36,7 +36,7 @@ heart:
 	CARGO_TARGET_DIR=target/heart cargo test --locked --manifest-path tests/heart/Cargo.toml
 
 matrix:
-	tests/parts/build kubelet@1.33 kubelet@1.34 kubelet@1.35
+	tests/parts/build kubelet@1.33 kubelet@1.34 kubelet@1.35 kubelet@1.36
 	cargo test --locked --test matrix -- $(ARGS)
 
 real-faults: parts
@@ -60,7 +60,7 @@ fleet: parts shipped
 	cargo test --locked --test real controller::objects_of_nodes -- --nocapture
 
 fleet-load:
-	tests/parts/build helm kube-apiserver@1.33
+	tests/parts/build helm kube-apiserver@1.33 kube-apiserver@1.36
 	cargo test --locked --test fleet-load -- $(ARGS)
 
 faults:

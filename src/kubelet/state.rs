@@ -172,7 +172,8 @@ fn json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
-// Versions 2 to 4 (kubelet 1.18 to 1.37) have these keys; 3 and 4 add pod-level sets.
+// Version 2 (kubelet 1.18) has these keys but the last two, version 3 (1.36, with the gate PodLevelResourceManagers) adds
+// `podEntries`. Version 4 (1.37) is `data`, JSON as text; beside it the file repeats what version 2 has.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CpuFile {
@@ -181,6 +182,8 @@ struct CpuFile {
     entries: Option<BTreeMap<String, BTreeMap<String, String>>>,
     #[serde(default)]
     pod_entries: Option<BTreeMap<String, PodCpus>>,
+    #[serde(default)]
+    data: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -195,7 +198,10 @@ struct PodCpus {
 /// # Errors
 /// One sentence, when the text is none; `state` is as it was.
 pub fn parse_cpus(text: &[u8], state: &mut ManagerState) -> Result<(), String> {
-    let file: CpuFile = json(text)?;
+    let mut file: CpuFile = json(text)?;
+    if let Some(data) = &file.data {
+        file = json(data.as_bytes())?;
+    }
     if file.policy_name != "static" {
         return Ok(());
     }
@@ -373,13 +379,19 @@ mod tests {
 
     #[test]
     fn pod_level_sets_of_newer_kubelets_stand_beside_the_containers() {
-        let mut state = ManagerState::default();
-        let text = r#"{"policyName":"static","defaultCpuSet":"0","podEntries":{"u":{"cpuSet":"1-4"}},
-            "entries":{"u":{"main":"1"}},"checksum":0,"data":"{}","dataChecksum":7}"#;
-        parse_cpus(text.as_bytes(), &mut state).unwrap();
-        let names: Vec<(&str, String)> =
-            state.pods["u"].iter().map(|c| (c.name.as_str(), c.cpus.to_string())).collect();
-        assert_eq!(names, [("", "1-4".to_owned()), ("main", "1".to_owned())]);
+        let (start, entries) =
+            (r#""policyName":"static","defaultCpuSet":"0""#, r#""entries":{"u":{"main":"1"}}"#);
+        let all = format!(r#"{{{start},{entries},"podEntries":{{"u":{{"cpuSet":"1-4"}}}}"#);
+        let version_3 = format!(r#"{all},"checksum":1}}"#);
+        let data = serde_json::to_string(&format!("{all}}}")).unwrap();
+        let version_4 = format!(r#"{{{start},{entries},"checksum":1,"data":{data},"dataChecksum":7}}"#);
+        for text in [version_3, version_4] {
+            let mut state = ManagerState::default();
+            parse_cpus(text.as_bytes(), &mut state).unwrap();
+            let names: Vec<(&str, String)> =
+                state.pods["u"].iter().map(|c| (c.name.as_str(), c.cpus.to_string())).collect();
+            assert_eq!(names, [("", "1-4".to_owned()), ("main", "1".to_owned())], "{text}");
+        }
     }
 
     #[test]

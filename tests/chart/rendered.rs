@@ -11,7 +11,7 @@ use crate::helm::{Helm, Objects, chart, name_of, presets};
 use crate::rules;
 
 /// The Kubernetes versions for whose schemas everything is valid.
-const VERSIONS: [&str; 4] = ["1.33", "1.34", "1.35", "1.36"];
+const VERSIONS: [&str; 5] = ["1.33", "1.34", "1.35", "1.36", "1.37"];
 
 /// Kinds that other people's CRDs define, for which there is no schema to check against.
 const WITHOUT_SCHEMA: [&str; 4] =

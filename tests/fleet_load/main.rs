@@ -137,13 +137,10 @@ async fn main() -> Result<ExitCode> {
 
 /// All phases on one API server: what is to be told of them, and the bounds that they break.
 async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result<(String, Vec<String>)> {
-    let program = match minor == parts::newest_kubelet()? {
-        true => None,
-        false => Some(parts::older_api_server(minor)?),
-    };
-    // Newer ones compare cache and etcd every five minutes, which their own counters do not tell from a client's list.
+    let program = Some(parts::program_of(minor, "kube-apiserver")?);
+    // From 1.34 on it compares cache and etcd every five minutes, which its own counters do not tell from a client's list.
     let checks = ["--feature-gates=DetectCacheInconsistency=false"];
-    let arguments = if program.is_none() { &checks[..] } else { &[] };
+    let arguments = if minor == "1.33" { &[] } else { &checks[..] };
     let unusual = Unusual { program, audit: true, arguments, ..Unusual::default() };
     let cluster = Cluster::start_unusual(parts, &unusual).await?;
     let version = cluster.client().apiserver_version().await?.git_version;

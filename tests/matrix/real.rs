@@ -24,32 +24,32 @@ const COMMON: &str = "two-by-eight";
 /// start is a failure.
 const REFUSED: [(&str, &str); 1] = [("memory-less-bare", "could not detect number of cpus")];
 
-/// Machines for which a kubelet before the newest has no answer in a lifetime: its hints for devices try every set
-/// of all nodes, and here these are 2^34.
+/// Machines for which a kubelet before 1.36 has no answer in a lifetime: its hints for devices try every set of all
+/// nodes, and here these are 2^34.
 const NEWEST_ONLY: [&str; 1] = ["gb200"];
 
-/// Every machine as it is described, on one version after the other; and every combination of policies on one
-/// machine, so that each version meets each policy.
+/// Every machine as it is described, on one version after the other; and on one machine every combination of policies on
+/// the newest version and once on an older one, so that each of these meets each policy.
 pub(crate) fn cells() -> Result<Vec<Cell>> {
-    let versions = versions()?;
+    let (newest, older) = (newest_version()?, names(&parts::script("kubelets"), "")?);
+    let versions: Vec<&String> = older.iter().chain([&newest]).collect();
     let machines = machines()?;
-    let version = |index: usize| versions[index % versions.len()].clone();
-    let of = |machine: &str, version, policies| Cell {
+    let of = |machine: &str, version: &str, policies| Cell {
         half: Half::Real,
         machine: machine.to_owned(),
-        version,
+        version: version.to_owned(),
         policies,
     };
-    let newest = versions.len() - 1;
     let described = machines.iter().enumerate().map(|(index, machine)| {
-        let index = if NEWEST_ONLY.contains(&machine.as_str()) { newest } else { index };
-        of(machine, version(index), None)
+        let newest_only = NEWEST_ONLY.contains(&machine.as_str());
+        let version = if newest_only { &newest } else { versions[index % versions.len()] };
+        of(machine, version, None)
     });
     // Blocks of one CPU and one memory policy; the version moves on by one in each.
-    let combined = combinations()
-        .into_iter()
-        .enumerate()
-        .map(|(index, policies)| of(COMMON, version(index + index / 4), Some(policies)));
+    let combined = combinations().into_iter().enumerate().flat_map(|(index, policies)| {
+        let older = &older[(index + index / 4) % older.len()];
+        [older, &newest].map(|version| of(COMMON, version, Some(policies)))
+    });
     Ok(described.chain(combined).collect())
 }
 
@@ -73,11 +73,12 @@ fn combinations() -> Vec<Policies> {
     all
 }
 
-/// The older kubelets that can be built, and last the newest.
-fn versions() -> Result<Vec<String>> {
-    let mut older = names(&parts::script("kubelets"), "")?;
-    older.push(parts::newest_kubelet()?);
-    Ok(older)
+/// The minor version that `tests/parts/kubernetes` has, such as `1.37`.
+fn newest_version() -> Result<String> {
+    let module = std::fs::read_to_string(parts::script("kubernetes/go.mod"))?;
+    let required = module.lines().find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes v"));
+    let minor = required.and_then(|version| version.rsplit_once('.'));
+    Ok(minor.context("tests/parts/kubernetes/go.mod requires no Kubernetes")?.0.to_owned())
 }
 
 fn machines() -> Result<Vec<String>> {
@@ -96,12 +97,8 @@ fn names(dir: &Path, ending: &str) -> Result<Vec<String>> {
 
 /// Builds the kubelets of all cells before any of them runs.
 pub(crate) fn build_kubelets(cells: &[Cell]) -> Result<()> {
-    let newest = parts::newest_kubelet()?;
     let versions: BTreeSet<&String> = cells.iter().map(|cell| &cell.version).collect();
-    for version in versions.into_iter().filter(|version| **version != newest) {
-        parts::older_kubelet(version)?;
-    }
-    Ok(())
+    versions.into_iter().try_for_each(|version| parts::program_of(version, "kubelet").map(drop))
 }
 
 /// Runs one cell on a node of its own.

@@ -16,6 +16,7 @@ mod kubectl;
 mod migration;
 mod order;
 mod pod_json;
+mod pod_level;
 mod pod_list;
 mod pods_served;
 mod protobuf;

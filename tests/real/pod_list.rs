@@ -40,10 +40,14 @@ impl Cost {
         for line in metrics.lines().filter(|line| line.contains("\"pods\"") || line.contains("=\"/pods\"")) {
             let value =
                 || line.rsplit(' ').next().unwrap_or_default().parse::<f64>().map(|value| value as u64);
-            if line.starts_with("apiserver_cache_list_fetched_objects_total{") {
+            let storage = line.starts_with("apiserver_storage_list_fetched_objects_total{");
+            // 1.37 tells both by one name.
+            if line.starts_with("apiserver_cache_list_fetched_objects_total{")
+                || storage && line.contains("storage=\"watchcache\"")
+            {
                 cost.cached += value()?;
                 cost.indexed += if line.contains("spec.nodeName") { value()? } else { 0 };
-            } else if line.starts_with("apiserver_storage_list_fetched_objects_total{") {
+            } else if storage {
                 cost.stored += value()?;
             }
         }
@@ -139,7 +143,7 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
     })
     .await?;
     let all = (NODES * PODS) as u64 + 1;
-    // The cache itself reads all pods from etcd, and the API server's own informer all of the cache. 1.36 counts neither.
+    // The cache itself reads all pods from etcd, and the API server's own informer all of the cache. 1.36 and 1.37 count neither.
     let own = [0, all];
     let right = cost.indexed == node.indexed
         && own.contains(&(cost.cached - cost.indexed))

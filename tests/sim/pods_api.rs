@@ -250,6 +250,27 @@ async fn a_kubelet_that_has_just_started_takes_no_pod_away() {
     assert!(before.elapsed() < Duration::from_secs(1));
 }
 
+/// As kubelets do from 1.37 on.
+#[tokio::test(start_paused = true)]
+async fn a_kubelet_that_said_that_it_did_not_know_its_pods_yet_is_believed_at_once() {
+    let place = Place::new();
+    let mut kubelet = SimPodsApi::start(place.socket()).unwrap();
+    kubelet.set(&pod("a"));
+    kubelet.set(&pod("b"));
+    let mut listener = Listener::new(place.socket());
+    assert_eq!(listener.next_list().await, "a,b");
+    kubelet.stop();
+    kubelet.remove_silently(&pod("b"));
+    kubelet.refuse(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
+    kubelet.restart().unwrap();
+    listener.until(|now| now.errors.iter().any(|error| error.contains("initializing"))).await;
+    assert_eq!(listener.names(), "a,b");
+    kubelet.refuse(None);
+    let watches = kubelet.watches();
+    assert_eq!(listener.next_list().await, "a");
+    assert_eq!(kubelet.watches() - watches, 1, "no second look");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_list_that_gets_stuck_takes_no_pod_away() {
     let place = Place::new();

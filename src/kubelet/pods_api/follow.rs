@@ -19,7 +19,7 @@ use super::{Open, Outcome, PodsClient, PodsError, PodsPath, unary};
 use crate::backoff::{back_off, jittered};
 use crate::core_v1::{keep_within, read_pod};
 use crate::kubelet::belief::{Belief, SOON, Teller};
-use crate::kubelet::client::{Identity, age};
+use crate::kubelet::client::{Identity, age, identity};
 use crate::kubelet::proto::pods::{EventType, GetPodRequest, GetPodResponse, WatchPodsEvent};
 use crate::pod::{Life, Pod, PodEvent, Wanted, Whole};
 
@@ -67,7 +67,7 @@ pub struct PodsFollow {
     looking: Option<(Key, BoxFuture<'static, Look>)>,
     /// When the next may be looked after.
     next_look: Instant,
-    /// The kubelet that told a list which was believed.
+    /// The kubelet whose lists are believed: one of them was, or it said that it had none yet.
     known: Option<Identity>,
     /// The sockets at which somebody has said that a list is complete.
     marks: Vec<bool>,
@@ -360,7 +360,13 @@ impl PodsFollow {
                     let listing = Some(BTreeMap::new());
                     return Ok(Watch { open, told, listing, ends, complete: None, complained: false });
                 }
-                Err(error) => reasons.push(error),
+                Err(error) => {
+                    // From 1.37 on a kubelet says when it does not know its pods yet: what it lists after that are all of them.
+                    if error.is_starting() {
+                        self.known = identity(&self.client.sockets[socket]).ok();
+                    }
+                    reasons.push(error);
+                }
             }
         }
         Err(PodsError::all(reasons))

@@ -24,8 +24,6 @@ pub(super) struct CpuManager {
     pub(super) entries: BTreeMap<String, BTreeMap<String, IdSet>>,
     /// Pod uid to the CPUs of a pod with resources of its own.
     pub(super) pod_entries: BTreeMap<String, IdSet>,
-    /// Pod uid and container to what was given at admission, where a resize changed it.
-    pub(super) originals: BTreeMap<(String, String), IdSet>,
 }
 
 impl CpuManager {
@@ -101,7 +99,6 @@ impl CpuManager {
 
     /// Frees everything that a pod holds.
     pub(super) fn remove(&mut self, uid: &str) {
-        self.originals.retain(|(pod, _), _| pod != uid);
         self.pod_entries.remove(uid);
         self.entries.remove(uid);
     }
@@ -142,31 +139,6 @@ impl CpuManager {
             whole.extend(single);
         }
         whole
-    }
-
-    /// A container's exclusive CPUs become `count` (kubelet 1.37): more from anywhere, nearest first, or fewer, but what
-    /// it was admitted with stays.
-    pub(super) fn resize(&mut self, uid: &str, container: &str, count: u64) -> Result<(), Refusal> {
-        let now = self.entries.get(uid).and_then(|of| of.get(container)).cloned().unwrap_or_default();
-        let key = (uid.to_owned(), container.to_owned());
-        let original = self.originals.get(&key).unwrap_or(&now).clone();
-        if count < original.len() {
-            return Err(Refusal {
-                reason: "Infeasible",
-                message: format!("{container} was admitted with {} exclusive CPUs", original.len()),
-            });
-        }
-        let nodes = self.of_node.iter().filter(|(_, cpus)| cpus.intersects(&now));
-        let near: BTreeSet<Id> = nodes.map(|(id, _)| *id).collect();
-        let mut cpus = original.clone();
-        let pool = if count >= now.len() { self.free() } else { now.difference(&original) };
-        if count >= now.len() {
-            cpus = now.clone();
-        }
-        cpus.union_with(&self.choose(&pool, count - cpus.len(), Some(&near), false)?);
-        self.originals.insert(key, original);
-        self.give(uid, container, cpus);
-        Ok(())
     }
 }
 

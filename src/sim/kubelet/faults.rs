@@ -91,7 +91,7 @@ pub enum Age {
     V1_35,
     /// Pod-level entries in the state files.
     V1_36,
-    /// Pod-level CPUs and memory in the List; `cpu_manager_state` version 4; exclusive CPUs can be resized.
+    /// Pod-level CPUs and memory in the List, and in the state files only in `data`, JSON as text.
     V1_37,
 }
 

@@ -244,8 +244,8 @@ impl Model {
     /// An in-place resize of one container: thousandths of a CPU and bytes of memory.
     ///
     /// # Errors
-    /// What the kubelet calls infeasible: anything exclusive, but for exclusive CPUs from 1.37 on, which may become
-    /// more and fewer, never fewer than at admission.
+    /// What the kubelet calls infeasible (its `pkg/kubelet/allocation/handlers.go`, 1.33 to 1.37): more or less of what is
+    /// exclusive.
     pub fn resize(
         &mut self,
         namespace: &str,
@@ -266,27 +266,14 @@ impl Model {
             ));
         }
         if spec.guaranteed && self.settings.static_cpus && old.milli_cpu != milli_cpu {
-            self.resize_cpus(&spec, old, milli_cpu)?;
+            return Err(infeasible(
+                "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"".into(),
+            ));
         }
         if let Some(pod) = self.pods.get_mut(&spec.uid) {
             (pod.spec.containers[at].milli_cpu, pod.spec.containers[at].memory) = (milli_cpu, memory);
         }
         Ok(())
-    }
-
-    fn resize_cpus(&mut self, spec: &PodSpec, old: &ContainerSpec, milli_cpu: u64) -> Result<(), Refusal> {
-        let exclusive = self.cpus.entries.get(&spec.uid).is_some_and(|of| of.contains_key(&old.name));
-        let whole = milli_cpu.is_multiple_of(1000);
-        if self.age < Age::V1_37 || exclusive != whole || spec.pod_level.is_some() {
-            return Err(infeasible(
-                "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"".into(),
-            ));
-        }
-        if !exclusive {
-            return Ok(());
-        }
-        self.check_whole_cores(milli_cpu / 1000)?;
-        self.cpus.resize(&spec.uid, &old.name, milli_cpu / 1000)
     }
 
     /// The CPU Manager's period has passed: it frees what pods hold that are finished or gone. The Memory Manager and

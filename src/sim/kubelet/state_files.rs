@@ -13,10 +13,10 @@ use crate::sim::machine::MachineSpec;
 /// `cpu_manager_state`: version 2, with pod-level entries version 3 (1.36), version 4 from 1.37 on.
 pub(super) fn cpu_manager(model: &Model) -> Value {
     if !model.settings.static_cpus {
-        return json!({"policyName": "none", "defaultCpuSet": "", "checksum": 0});
+        return stored(model, json!({"policyName": "none", "defaultCpuSet": ""}));
     }
     let shared = model.cpus.shared().to_string();
-    let mut state = json!({"policyName": "static", "defaultCpuSet": shared, "checksum": 0});
+    let mut state = json!({"policyName": "static", "defaultCpuSet": shared});
     if !model.cpus.entries.is_empty() {
         state["entries"] = json!(model.cpus.entries);
     }
@@ -24,20 +24,21 @@ pub(super) fn cpu_manager(model: &Model) -> Value {
         let entries = model.cpus.pod_entries.iter().map(|(uid, cpus)| (uid, json!({"cpuSet": cpus})));
         state["podEntries"] = json!(entries.collect::<BTreeMap<_, _>>());
     }
-    if model.age < Age::V1_37 {
-        return state;
+    stored(model, state)
+}
+
+/// As the file has it. From 1.37 on all of it is text in `data`, and repeated beside that without the pod-level entries,
+/// which older kubelets would not understand.
+fn stored(model: &Model, mut state: Value) -> Value {
+    if model.age >= Age::V1_37 {
+        let data = state.to_string();
+        if let Some(fields) = state.as_object_mut() {
+            fields.remove("podEntries");
+        }
+        state["data"] = json!(data);
+        state["dataChecksum"] = json!(0);
     }
-    let mut data = state.clone();
-    if let Some(fields) = data.as_object_mut() {
-        fields.remove("checksum");
-    }
-    let mut originals: BTreeMap<&str, BTreeMap<&str, String>> = BTreeMap::new();
-    for ((uid, container), cpus) in &model.cpus.originals {
-        originals.entry(uid).or_default().insert(container, cpus.to_string());
-    }
-    data["originalEntries"] = json!(originals);
-    state["data"] = json!(data.to_string());
-    state["dataChecksum"] = json!(0);
+    state["checksum"] = json!(0);
     state
 }
 
@@ -65,7 +66,7 @@ pub(super) fn memory_manager(model: &Model) -> Option<Value> {
         });
         machine.insert(id.to_string(), entry);
     }
-    let mut state = json!({"policyName": "Static", "machineState": machine, "checksum": 0});
+    let mut state = json!({"policyName": "Static", "machineState": machine});
     let of_pod = |containers: &BTreeMap<String, Vec<Block>>| -> Map<String, Value> {
         containers.iter().map(|(name, of)| (name.clone(), blocks(of))).collect()
     };
@@ -80,7 +81,7 @@ pub(super) fn memory_manager(model: &Model) -> Option<Value> {
     if !whole.is_empty() {
         state["podEntries"] = Value::Object(whole);
     }
-    Some(state)
+    Some(stored(model, state))
 }
 
 fn blocks(blocks: &[Block]) -> Value {

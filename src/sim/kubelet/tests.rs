@@ -416,13 +416,18 @@ async fn a_pod_with_resources_of_its_own_holds_them_as_a_whole() {
     );
     let zone = &node.kubelet.expected().zones[&0];
     assert_eq!((zone["cpu"].available, zone["memory"].available), (1, 3 << 30));
+    let data = |state: &Value| serde_json::from_str::<Value>(state["data"].as_str().unwrap()).unwrap();
     let state = node.file("cpu_manager_state");
-    assert_eq!(state["podEntries"]["uid-db"]["cpuSet"], pod.cpus.to_string());
+    assert_eq!(data(&state)["podEntries"]["uid-db"]["cpuSet"], pod.cpus.to_string());
     assert_eq!(state["entries"]["uid-db"]["helper"].as_str().unwrap().split(',').count(), 2);
-    let data: Value = serde_json::from_str(state["data"].as_str().unwrap()).unwrap();
-    assert_eq!((&data["entries"], &state["checksum"]), (&state["entries"], &json!(0)));
-    let blocks = &node.file("memory_manager_state")["podEntries"]["uid-db"]["memoryBlocks"];
-    assert_eq!(blocks[0]["size"], 3_u64 << 30);
+    assert_eq!((&data(&state)["entries"], state.get("podEntries")), (&state["entries"], None));
+    let memory = node.file("memory_manager_state");
+    assert_eq!(data(&memory)["podEntries"]["uid-db"]["memoryBlocks"][0]["size"], 3_u64 << 30);
+    assert_eq!(memory.get("podEntries"), None);
+    node.kubelet.set_age(Age::V1_36);
+    node.kubelet.settle();
+    assert_eq!(node.file("cpu_manager_state")["podEntries"]["uid-db"]["cpuSet"], pod.cpus.to_string());
+    node.kubelet.set_age(Age::V1_37);
 
     let mut greedy = pod_level("greedy");
     greedy.pod_level.as_mut().unwrap().milli_cpu = 3000;
@@ -693,8 +698,8 @@ async fn a_refused_pod_leaves_what_its_first_containers_were_given_until_the_nex
 }
 
 #[tokio::test]
-async fn a_resize_of_anything_exclusive_is_infeasible_before_1_37() {
-    let node = Node::new(&spec("single-numa-node"), at_once());
+async fn a_resize_of_anything_exclusive_is_infeasible() {
+    let node = Node::new(&spec("single-numa-node"), Options { age: Age::V1_37, ..at_once() });
     node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 1 << 30)).await.unwrap();
     let mut web = PodSpec::guaranteed("web", 2, 1 << 30);
     web.guaranteed = false;
@@ -705,22 +710,6 @@ async fn a_resize_of_anything_exclusive_is_infeasible_before_1_37() {
     resize("web", 5000).unwrap();
     assert_eq!(node.kubelet.expected(), before);
     assert_eq!(resize("nobody", 1000).unwrap_err().reason, "Infeasible");
-}
-
-#[tokio::test]
-async fn exclusive_cpus_grow_and_shrink_but_never_below_those_of_the_admission() {
-    let node = Node::new(&spec("single-numa-node"), Options { age: Age::V1_37, ..at_once() });
-    node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 1 << 30)).await.unwrap();
-    let resize = |milli| {
-        let outcome = node.kubelet.resize_pod("default", "db", "main", milli, 1 << 30);
-        outcome.map(|()| node.file("cpu_manager_state")["entries"]["uid-db"]["main"].clone())
-    };
-    assert_eq!(resize(4000).unwrap(), "1-2,5-6");
-    assert_eq!(resize(3000).unwrap().as_str().unwrap().len(), "1-2,5".len());
-    assert_eq!(resize(2000).unwrap(), "1,5");
-    assert_eq!(resize(1000).unwrap_err().reason, "Infeasible");
-    assert_eq!(resize(2500).unwrap_err().reason, "Infeasible", "no container changes between shared and own");
-    assert_eq!(node.kubelet.expected().zones[&0]["cpu"].available, 4);
 }
 
 #[tokio::test]

@@ -132,8 +132,10 @@ async fn all(client: &Client) -> Result<BTreeMap<String, Value>> {
 async fn by_the_index(client: &Client) -> Result<()> {
     let request = tonic::codegen::http::Request::get("/metrics").body(Vec::new())?;
     let metrics = client.request_text(request).await?;
+    // Up to 1.36, and from 1.37 on.
+    let names = ["apiserver_cache_list_total{", "apiserver_storage_list_total{"];
     let lists: Vec<&str> =
-        metrics.lines().filter(|line| line.starts_with("apiserver_cache_list_total{")).collect();
+        metrics.lines().filter(|line| names.iter().any(|name| line.starts_with(name))).collect();
     let of_pods = |line: &&&str| line.contains("pods\"") && line.contains("spec.nodeName");
     ensure!(lists.iter().find(of_pods).is_some(), "{lists:#?}");
     Ok(())

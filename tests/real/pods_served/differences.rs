@@ -5,7 +5,7 @@ use super::world::Difference;
 /// Where the pods come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Source {
-    /// The kubelet 1.36 serves them itself.
+    /// The kubelet serves them itself.
     Kubelet,
     /// Ours, behind the kubelet's Pods API.
     PodsApi,
@@ -63,7 +63,21 @@ pub(super) struct Row {
     pub(super) why: &'static str,
     /// Whether it shows depends on who is faster: a run may do without it.
     pub(super) sometimes: bool,
+    /// The last kubelet (1.36 is 36) that it is needed with; none: the newest too.
+    pub(super) until: Option<u32>,
 }
+
+/// Of any pod, at any time, on any kubelet.
+const ROW: Row = Row {
+    sources: &[],
+    scenarios: &[],
+    pods: Pods::Any,
+    aspect: "",
+    what: "",
+    why: "",
+    sometimes: false,
+    until: None,
+};
 
 /// Which pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +90,12 @@ pub(super) enum Pods {
 }
 
 impl Row {
-    pub(super) fn excuses(&self, scenario: &str, source: Source, difference: &Difference) -> bool {
+    /// Whether it is needed with this kubelet.
+    pub(super) fn is_of(&self, minor: u32) -> bool {
+        self.until.is_none_or(|until| minor <= until)
+    }
+
+    fn excuses(&self, scenario: &str, source: Source, difference: &Difference) -> bool {
         let fits = match self.aspect.strip_suffix('*') {
             Some(start) => difference.aspect.starts_with(start),
             None => difference.aspect == self.aspect,
@@ -103,176 +122,158 @@ const KUBELETS: &[Source] = &[Source::Kubelet, Source::PodsApi];
 pub(super) const DIFFERENCES: &[Row] = &[
     Row {
         sources: KUBELETS,
-        scenarios: &[],
-        pods: Pods::Any,
         aspect: "field metadata annotations kubernetes.io/config.s*",
         what: "two annotations more: `kubernetes.io/config.seen`, `kubernetes.io/config.source`",
         why: "the kubelet adds `kubernetes.io/config.seen` and `kubernetes.io/config.source`",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: KUBELETS,
-        scenarios: &[],
-        pods: Pods::Any,
         aspect: "field metadata resourceVersion",
         what: "`metadata.resourceVersion` is old, or not there (static pods)",
         why: "the kubelet keeps the one that it saw first (mirrors have one, static pods none)",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: KUBELETS,
-        scenarios: &[],
-        pods: Pods::Any,
         aspect: "field metadata managedFields*",
         what: "`metadata.managedFields` is old, or not there (static pods)",
         why: "as `resourceVersion`",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: KUBELETS,
-        scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata uid",
         what: "static pods: `metadata.uid`",
         why: "the kubelet's UID of a static pod is a hash of its file; its mirror has one of the API server",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: KUBELETS,
-        scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata annotations kubernetes.io/config.mirror",
         what: "static pods: no annotation `kubernetes.io/config.mirror`",
         why: "mirrors alone have it",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: KUBELETS,
-        scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata creationTimestamp",
         what: "static pods: no `metadata.creationTimestamp`",
         why: "mirrors alone have it",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: KUBELETS,
-        scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata generation",
         what: "static pods: no `metadata.generation`",
         why: "mirrors alone have it",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: KUBELETS,
-        scenarios: &[],
         pods: Pods::Static,
         aspect: "field metadata ownerReferences*",
         what: "static pods: no `metadata.ownerReferences`",
         why: "mirrors alone have it: the Node",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: KUBELETS,
-        scenarios: &[],
         pods: Pods::Static,
         aspect: "field spec pr*",
         what: "static pods: no `spec.priority` and `spec.preemptionPolicy`",
         why: "admission by the API server gives mirrors `priority` and `preemptionPolicy`",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
         scenarios: &["labels"],
-        pods: Pods::Any,
         aspect: "heard old",
         what: "a watch does not hear that labels or annotations alone have changed",
-        why: "the kubelet 1.36 tells watchers what changes a pod's status, and with that its labels and annotations; List has them \
+        why: "the kubelet tells watchers what changes a pod's status, and with that its labels and annotations; List has them \
               at once",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
-        scenarios: &[],
-        pods: Pods::Any,
         aspect: "doubled",
         what: "a watch may hear one thing twice",
-        why: "the kubelet 1.36 may say twice that a pod is deleted, or tell one state of it twice",
+        why: "the kubelet may say twice that a pod is deleted, or tell one state of it twice",
         sometimes: true,
+        ..ROW
     },
     Row {
         sources: &[Source::PodsApi],
-        scenarios: &[],
         pods: Pods::Ended,
         aspect: "too many",
         what: "a pod that had ended and was then deleted is listed for up to a minute more",
-        why: "the kubelet 1.36 says nothing when the object of a pod that has ended is deleted; ours asks for everything anew \
+        why: "the kubelet says nothing when the object of a pod that has ended is deleted; ours asks for everything anew \
               every minute while there are such pods",
         sometimes: true,
+        ..ROW
     },
     Row {
         sources: &[Source::PodsApi],
-        scenarios: &[],
         pods: Pods::Ended,
         aspect: "info too many",
         what: "the same of `PodInfo`",
         why: "as in its List",
         sometimes: true,
+        ..ROW
     },
     Row {
         sources: &[Source::PodsApi],
-        scenarios: &[],
         pods: Pods::Ended,
         aspect: "field metadata deletion*",
         what: "an ended pod that a finalizer keeps: `metadata.deletionTimestamp` and `deletionGracePeriodSeconds` may be old for a minute",
-        why: "the kubelet 1.36 says DELETED before the API server writes that, and nothing afterwards",
+        why: "the kubelet says DELETED before the API server writes that, and nothing afterwards",
         sometimes: true,
+        ..ROW
     },
     Row {
         sources: &[Source::PodsApi],
         scenarios: &["labels"],
-        pods: Pods::Any,
         aspect: "field metadata labels*",
         what: "a change of labels alone is told with the next change of the pod's state, or within three minutes",
         why: "as the kubelet's watchers, which it is one of; it asks for everything anew every three minutes",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: &[Source::PodsApi],
         scenarios: &["labels"],
-        pods: Pods::Any,
         aspect: "field metadata annotations example.com/new",
         what: "the same of annotations",
         why: "as labels",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
-        scenarios: &[],
         pods: Pods::Ended,
         aspect: "heard of too few",
         what: "a watch hears `DELETED` of a pod that has ended, and the pod is listed until its object goes",
-        why: "the kubelet 1.36 says DELETED when a pod has ended, though its object is there and in its List",
-        sometimes: false,
+        why: "the kubelet says DELETED when a pod has ended, though its object is there and in its List",
+        ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
         scenarios: &["start_up"],
-        pods: Pods::Any,
         aspect: "answers",
         what: "before all pods are known there is an answer, with some of them or none",
         why: "1.36 does not wait for the API server's pods; 1.37 says `FailedPrecondition`, and so does ours",
-        sometimes: false,
+        until: Some(36),
+        ..ROW
     },
     Row {
         sources: OURS,
         scenarios: &["bad_requests"],
-        pods: Pods::Any,
         aspect: "text",
         what: "other words, behind the same code and `grpc: `, about a request that is no message",
         why: "each library has its own",
-        sometimes: false,
+        ..ROW
     },
     Row {
         sources: &[Source::ApiServer],
@@ -284,26 +285,36 @@ pub(super) const DIFFERENCES: &[Row] = &[
         why: "during the outage the pod is read from the kubelet's `/pods`; the API server does not have it until the kubelet \
               creates its mirror pod",
         sometimes: true,
+        ..ROW
     },
     Row {
         sources: OURS,
         scenarios: &["a_slow_watcher"],
-        pods: Pods::Any,
         aspect: "cut",
         what: "a watch that is too slow may be cut in the middle of an event, with the same code, `ResourceExhausted`, and words of the \
                client's library; one that takes nothing at all for a minute is disconnected, `Unavailable`",
         why: "what waits for a client is memory: the kubelet keeps it until the client takes it",
         sometimes: true,
+        ..ROW
     },
 ];
+
+/// The row that excuses a difference with this kubelet.
+pub(super) fn excuse(minor: u32, scenario: &str, source: Source, difference: &Difference) -> Option<usize> {
+    DIFFERENCES.iter().position(|row| row.is_of(minor) && row.excuses(scenario, source, difference))
+}
 
 /// The table for people.
 pub(super) fn table() -> String {
     let mut table = String::from(
-        "| in this | the kubelet 1.36 | ours, `podsApi` | ours, `apiServer` | why |\n|---|---|---|---|---|\n",
+        "| in this | the kubelet | ours, `podsApi` | ours, `apiServer` | why |\n|---|---|---|---|---|\n",
     );
     for row in DIFFERENCES {
-        let differs = |source| if row.sources.contains(&source) { "differs" } else { "" };
+        let differs = |source| match row.until {
+            _ if !row.sources.contains(&source) => String::new(),
+            Some(minor) => format!("differs with 1.{minor}"),
+            None => "differs".to_owned(),
+        };
         let [kubelet, pods_api, api_server] =
             [Source::Kubelet, Source::PodsApi, Source::ApiServer].map(differs);
         table += &format!("| {} | {kubelet} | {pods_api} | {api_server} | {} |\n", row.what, row.why);

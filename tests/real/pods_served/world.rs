@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::differences::{DIFFERENCES, Source};
+use super::differences::{Source, excuse};
 use super::served::Served;
 use crate::support::pods_clients::{Answer, Clients, Known, Pod, Watcher, Who};
 use crate::support::wait::until;
@@ -115,7 +115,7 @@ impl World {
 
     /// Waits until everybody hears what there is, but for what the table excuses; what of the table is needed is noted.
     pub(super) async fn quiet(&mut self, when: &str) -> Result<()> {
-        let scenario = self.scenario;
+        let (scenario, minor) = (self.scenario, self.node.minor());
         let begun = Instant::now();
         let mut last: Vec<(Source, Difference)> = Vec::new();
         let excused = until(&format!("{scenario}: all is told everywhere: {when}"), async || {
@@ -133,10 +133,7 @@ impl World {
                         _ => place.of_conditions(&self.clients, &truth).await?,
                     };
                     for difference in found {
-                        match DIFFERENCES
-                            .iter()
-                            .position(|row| row.excuses(scenario, place.source, &difference))
-                        {
+                        match excuse(minor, scenario, place.source, &difference) {
                             Some(row) => drop(excused.insert(row)),
                             None => wrong.push((place.source, difference)),
                         }
@@ -219,7 +216,7 @@ impl World {
             }
         }
         for (source, difference) in found {
-            let row = DIFFERENCES.iter().position(|row| row.excuses(self.scenario, source, &difference));
+            let row = excuse(self.node.minor(), self.scenario, source, &difference);
             let row =
                 row.with_context(|| format!("{}: {when}: {source:?}: {difference:?}", self.scenario))?;
             self.used.insert(row);
@@ -235,7 +232,7 @@ impl World {
     /// Notes that something is not as it is elsewhere, which the table has to excuse.
     pub(super) fn note(&mut self, source: Source, aspect: &str, detail: &str) -> Result<()> {
         let difference = Difference::new(aspect, "", detail);
-        let row = DIFFERENCES.iter().position(|row| row.excuses(self.scenario, source, &difference));
+        let row = excuse(self.node.minor(), self.scenario, source, &difference);
         self.used.insert(row.with_context(|| format!("{}: {source:?}: {difference:?}", self.scenario))?);
         Ok(())
     }

@@ -67,7 +67,7 @@ pub(crate) struct RealNode {
     name: String,
     dir: PathBuf,
     machine: MachineSpec,
-    /// The minor version of its kubelet: 36 of 1.36.
+    /// The minor version of its kubelet: 37 of 1.37.
     minor: u32,
     /// Feature gates that are on.
     gates: Map<String, Value>,
@@ -151,10 +151,8 @@ impl NodeSetup {
         std::fs::create_dir_all(dir.join("kubelet"))?;
         machine.write_tree(&dir)?;
         let mut programs = cluster.programs().clone();
-        if let Some(version) =
-            version.filter(|version| parts::newest_kubelet().ok().as_ref() != Some(version))
-        {
-            programs.kubelet = parts::older_kubelet(&version)?;
+        if let Some(version) = version {
+            programs.kubelet = parts::program_of(&version, "kubelet")?;
         }
         let minor = minor_of(&programs.kubelet)?;
         let gates = known_gates(&gates, minor)?;
@@ -234,7 +232,7 @@ impl RealNode {
         &self.machine
     }
 
-    /// The minor version of its kubelet: 36 of 1.36.
+    /// The minor version of its kubelet: 37 of 1.37.
     pub(crate) fn minor(&self) -> u32 {
         self.minor
     }

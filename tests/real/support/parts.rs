@@ -23,6 +23,8 @@ pub(crate) enum Needs {
 #[derive(Debug)]
 pub(crate) struct Parts {
     dir: PathBuf,
+    /// The kubelet and the API server of the version that `NUMACAST_KUBERNETES` names, where it names one.
+    chosen: Vec<PathBuf>,
     _turn: SemaphorePermit<'static>,
 }
 
@@ -36,11 +38,16 @@ impl Parts {
     /// which has been said, and is an error where `CI=true`.
     pub(crate) async fn for_test(needs: Needs) -> Result<Option<Self>> {
         let turn = TURNS.acquire().await?;
+        let version = std::env::var("NUMACAST_KUBERNETES").ok();
+        let chosen = |program: &str| version.as_ref().map(|version| format!("{program}@{version}"));
+        let chosen: Vec<String> = ["kubelet", "kube-apiserver"].into_iter().filter_map(chosen).collect();
         let found = match missing(needs) {
             Some(why) => Err(why),
-            None => build(&[])?,
+            None => build(&chosen.iter().map(String::as_str).collect::<Vec<_>>())?,
         };
-        Ok(dir_of(found)?.map(|dir| Self { dir, _turn: turn }))
+        let paths = |said: &String| said.lines().take(chosen.len()).map(PathBuf::from).collect();
+        let chosen = found.as_ref().map(paths).unwrap_or_default();
+        Ok(dir_of(found)?.map(|dir| Self { dir, chosen, _turn: turn }))
     }
 
     /// As [`Parts::for_test`], and Helm beside them.
@@ -64,8 +71,11 @@ impl Parts {
         Ok(fetched(&["pods", "grpcio-pods"])?.map(|_| parts))
     }
 
-    /// A program's path; what the person brought along comes first.
+    /// A program's path; what the person brought along comes first, but for another version that was asked for.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
+        if let Some(path) = self.chosen.iter().find(|path| path.ends_with(name)) {
+            return path.clone();
+        }
         let given = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));
         given.filter(|path| path.is_file()).unwrap_or_else(|| self.dir.join(name))
     }
@@ -94,25 +104,10 @@ fn dir_of(found: Result<String, String>) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The minor version that everything else is of, such as `1.36`.
-pub(crate) fn newest_kubelet() -> Result<String> {
-    let module = std::fs::read_to_string(script("kubernetes/go.mod"))?;
-    let required = module.lines().find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes v"));
-    let minor = required.and_then(|version| version.rsplit_once('.'));
-    Ok(minor.context("tests/parts/kubernetes/go.mod requires no Kubernetes")?.0.to_owned())
-}
-
-/// The kubelet of an older minor version, such as `1.33`, built where it is missing.
-pub(crate) fn older_kubelet(minor: &str) -> Result<PathBuf> {
-    let said = build(&["--only", &format!("kubelet@{minor}")])?.map_err(anyhow::Error::msg)?;
-    Ok(PathBuf::from(said.lines().next().context("tests/parts/build names no kubelet")?))
-}
-
-/// The API server of an older minor version, such as `1.33`, built where it is missing.
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
-pub(crate) fn older_api_server(minor: &str) -> Result<PathBuf> {
-    let said = build(&["--only", &format!("kube-apiserver@{minor}")])?.map_err(anyhow::Error::msg)?;
-    Ok(PathBuf::from(said.lines().next().context("tests/parts/build names no API server")?))
+/// The `kubelet` or `kube-apiserver` of a minor version, such as `1.33`, built where it is missing.
+pub(crate) fn program_of(version: &str, name: &str) -> Result<PathBuf> {
+    let said = build(&["--only", &format!("{name}@{version}")])?.map_err(anyhow::Error::msg)?;
+    Ok(PathBuf::from(said.lines().next().context("tests/parts/build names no program")?))
 }
 
 /// A file of `tests/parts/`.

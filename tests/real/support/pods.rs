@@ -17,6 +17,8 @@ pub(crate) struct PodSpec {
     finalizers: Vec<String>,
     /// Every container's, where it is not what its kind runs.
     image: Option<String>,
+    /// What it asks for as a whole.
+    whole: Map<String, Value>,
     containers: Vec<Container>,
 }
 
@@ -57,6 +59,7 @@ pub(crate) fn pod(name: &str) -> PodSpec {
         annotations: Map::new(),
         finalizers: Vec::new(),
         image: None,
+        whole: Map::new(),
         containers: vec![main],
     }
 }
@@ -106,6 +109,13 @@ impl PodSpec {
     /// Devices of a plugin.
     pub(crate) fn device(self, resource: &str, count: u32) -> Self {
         self.asks(resource, count.to_string())
+    }
+
+    /// Whole CPUs and memory of the pod itself, which its containers have together.
+    pub(crate) fn together(mut self, cpus: u32, memory: &str) -> Self {
+        self.whole.insert("cpu".to_owned(), json!(cpus.to_string()));
+        self.whole.insert("memory".to_owned(), json!(memory));
+        self
     }
 
     /// Requests without limits, of CPUs and memory.
@@ -194,6 +204,9 @@ impl PodSpec {
                 "containers": all(apps),
             },
         });
+        if !self.whole.is_empty() {
+            object["spec"]["resources"] = json!({ "requests": self.whole, "limits": self.whole });
+        }
         for (key, value) in more.as_object().into_iter().flatten() {
             object["spec"][key] = value.clone();
         }

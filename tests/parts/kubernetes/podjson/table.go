@@ -84,7 +84,7 @@ func lineOf(message reflect.Type, field reflect.StructField) (line, reflect.Type
 	}
 	name := json[0]
 	if name == "" {
-		if !has("inline") || field.Type.Kind() != reflect.Struct {
+		if !field.Anonymous || field.Type.Kind() != reflect.Struct {
 			log.Fatalf("%s.%s has no name", message.Name(), field.Name)
 		}
 		name = "-"

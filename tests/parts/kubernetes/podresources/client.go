@@ -52,7 +52,7 @@ type clients struct {
 func (t *target) connect() (clients, error) {
 	if t.dial == "library" {
 		// Each version comes with a connection of its own: what is asked of the other goes over this one.
-		client, conn, err := podresources.GetV1Client(t.socket, t.timeout, t.limit)
+		client, conn, err := podresources.GetV1Client(context.Background(), t.socket, t.timeout, t.limit)
 		if err != nil {
 			return clients{}, err
 		}

@@ -1,0 +1,68 @@
+//! Pods that ask for CPUs and memory as a whole, on a kubelet with the gate PodLevelResourceManagers: what they hold counts
+//! once, though the List says it of the pod and of its containers.
+
+use anyhow::{Context, Result, ensure};
+use numacast::kubelet::{StatePaths, read_state};
+
+use crate::support::agent::Agent;
+use crate::support::nrt::{self, Seen};
+use crate::support::pods::pod;
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts, RealNode};
+
+const GIB: u64 = 1 << 30;
+
+#[tokio::test]
+async fn a_pod_that_is_placed_as_a_whole_counts_once() -> Result<()> {
+    // Three CPUs and 2 GiB are the helper's; it shares them with nobody.
+    holds("pod", (5, 3 * GIB), Some(5)).await
+}
+
+#[tokio::test]
+async fn a_pod_whose_containers_are_placed_one_by_one_holds_what_they_have() -> Result<()> {
+    holds("container", (2, GIB), None).await
+}
+
+/// What a pod of one exclusive container and one that shares the rest holds, and how many CPUs the CPU Manager's file says it
+/// has as a whole.
+async fn holds(scope: &str, (cpus, memory): (u64, u64), written: Option<usize>) -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let node = RealNode::on("two-by-eight")?
+        .kubelet("topologyManagerPolicy", "single-numa-node".into())
+        .kubelet("topologyManagerScope", scope.into())
+        .gate("PodLevelResourceManagers")
+        .start(&cluster)
+        .await?;
+    let _agent = Agent::start(&node, &[])?;
+    let all = available_is(&node, None).await?;
+    node.run(pod("whole").together(5, "3Gi").cpus(2).memory("1Gi").container("helper")).await?;
+    available_is(&node, Some((all.0 - cpus, all.1 - memory))).await?;
+
+    let dir = node.kubelet_dir();
+    let (state, problems) = read_state(&StatePaths::new(&dir, &dir.join("device-plugins")));
+    ensure!(problems.is_empty(), "{problems:?}");
+    let of_pods = state.context("no state files")?.pods;
+    let whole = of_pods.values().flatten().find(|container| container.name.is_empty());
+    ensure!(whole.map(|whole| whole.cpus.iter().count()) == written, "{of_pods:?}");
+
+    node.delete("whole").await?;
+    available_is(&node, Some(all)).await?;
+    Ok(())
+}
+
+/// Waits until so many CPUs and so much memory are free in all zones, and gives both.
+async fn available_is(node: &RealNode, expected: Option<(u64, u64)>) -> Result<(u64, u64)> {
+    until(&format!("the object has {expected:?} free"), async || {
+        node.kubelet_still_runs()?;
+        let seen = nrt::read(&node.client(), node.name()).await?;
+        let free = (sum(&seen, "cpu"), sum(&seen, "memory"));
+        ensure!(expected.is_none_or(|expected| free == expected), "it has {free:?}");
+        Ok(free)
+    })
+    .await
+}
+
+fn sum(seen: &Seen, resource: &str) -> u64 {
+    seen.zones.values().filter_map(|zone| zone.get(resource)).map(|figures| figures.available).sum()
+}
