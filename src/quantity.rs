@@ -153,6 +153,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_neither_text_nor_number_is_refused_in_a_sentence() {
+        assert_eq!(Quantity::from(7), Quantity::whole(7));
+        let error = serde_json::from_str::<Quantity>("[4]").unwrap_err().to_string();
+        assert!(error.contains("expected a Kubernetes quantity such as 4, 500m"), "{error}");
+    }
+
+    #[test]
     fn numbers_of_any_length_are_read_in_no_time() {
         let long = "9".repeat(1_000_000);
         for suffix in ["", "Ei", "e-2147483648", "e2147483647", "n"] {
