@@ -296,7 +296,8 @@ pub struct Socket {
 /// How much there may be of everything. What no limit is given for is bounded by a constant where it is used.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections, of all clients and of one. An idle one keeps some 10 KiB.
+    /// Connections, of all clients and of one. An idle one keeps some 10 KiB; one that had 128 calls at once 100 KiB, and whose
+    /// client does what it can to make it keep more 300 KiB at most (`tests/grpc_memory`).
     pub connections: usize,
     /// See above.
     pub connections_each: usize,
@@ -307,7 +308,7 @@ pub struct Limits {
     /// See above.
     pub running_each: usize,
     /// Calls that wait, run, or are being answered, those of [`Reply::Many`] among them; more are refused, but for a few
-    /// of each client. Each keeps some 2 KiB.
+    /// of each client. Each keeps some 2 KiB, whatever its client sends (`tests/grpc_memory`).
     pub open: usize,
     /// See above.
     pub open_each: usize,

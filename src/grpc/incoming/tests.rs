@@ -384,7 +384,7 @@ async fn a_frame_that_never_ends_is_not_kept_for_ever() {
     incoming.held.extend(endless);
     for _ in 0..1000 {
         incoming.held.extend([0; CHUNK]);
-        incoming.look();
+        incoming.look().unwrap();
         let mut out = vec![0; 2 * CHUNK];
         incoming.give(&mut ReadBuf::new(&mut out));
         assert!(incoming.held.len() <= CHUNK + endless_head(), "{}", incoming.held.len());
