@@ -2,6 +2,14 @@
 //! the clients it is sent to, however large it is, and no client can take from the others what they need, be it memory,
 //! connections or turns.
 //!
+//! It stands on h2 itself. A prototype on hyper 1.12, whose server stands on h2 as well, was measured beside it. A bare call takes
+//! 10 µs there and 14 here, client and server together, and 1.7 KiB while it is open, 2.3 here; of that ours has its bounds, which
+//! hyper's would have on top. Buffers are shared there too, a header list can be bounded, and a body's error resets its stream with
+//! a code of our own. But h2 keeps the trailers of a call whose body is not read under hyper as well (44 KiB of 230 short ones), and who
+//! reads on, as `call` does, is rid of them with either; a body that waits for its client to read is not polled (`PipeToSendStream`), so that a watcher that has fallen behind could only lose
+//! its whole connection; there is no end of a connection that tells what was not begun (`abrupt_shutdown`); and calls are
+//! spawned without a bound. What would go are some 100 lines of `call`, not the bounds. So it stays as it is.
+//!
 //! `socket` is the file, `connection` and `call` are what is served, `incoming` makes Go's clients acceptable to h2, and
 //! `clients`, `turns` and `answers` hold the bounds.
 
@@ -225,7 +233,7 @@ pub enum Offence {
     Flood,
     /// It did not read its answer.
     Stalled,
-    /// It has the most of too many connections.
+    /// It has the most of too many connections, or did least with its only one.
     Connections,
     /// It has too many calls.
     Calls,
@@ -470,10 +478,10 @@ async fn serve(
 }
 
 fn accept(stream: UnixStream, inner: &Arc<Inner>, connections: &mut JoinSet<()>) {
-    match inner.clients.admit(clients::peer(stream.peer_cred().ok())) {
+    match inner.clients.admit(clients::caller(&stream)) {
         Admission::In(seat, gone) => {
             if let Some(gone) = gone {
-                let what = || "has the most connections: its oldest one was closed for a new one".into();
+                let what = || "had to give up a connection for a new one: there are too many".into();
                 inner.blame(Offence::Connections, &gone, what);
             }
             connections.spawn(connection::serve(stream, seat, Arc::clone(inner)));

@@ -161,10 +161,13 @@ impl Work<'_> {
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return (Code::Cancelled, 0),
         };
         match reply {
-            Ok(reply) => tokio::select! {
-                sent = self.send(respond, reply, asked.deadline) => sent,
-                never = drain(&mut body) => match never {},
-            },
+            Ok(reply) => {
+                self.connection.answer();
+                tokio::select! {
+                    sent = self.send(respond, reply, asked.deadline) => sent,
+                    never = drain(&mut body) => match never {},
+                }
+            }
             Err(status) => {
                 refuse(respond, StatusCode::OK, &status);
                 (status.code(), 0)

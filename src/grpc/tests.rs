@@ -1,5 +1,7 @@
 //! The server as clients see it, over real sockets. Time is the test's own where somebody has to wait for long.
 
+mod pod;
+
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
