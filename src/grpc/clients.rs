@@ -23,9 +23,13 @@ const BURST: f64 = 400.0;
 const NEWCOMERS: usize = 4;
 /// `PID_FS_MAGIC` of `linux/magic.h`.
 const PID_FS_MAGIC: u64 = 0x5049_4446;
-/// What the frames of one client may cost in a second (`incoming`): a client that makes 10,000 calls in a second and measures
-/// its bandwidth with a PING for each, as grpc-go may, is within it. At the limit, PINGs take a sixth of a core.
+/// What the frames of one client may cost in a second (`incoming`): a process with 200 connections that makes 5,000 calls in a
+/// second, and measures its bandwidth with a PING for each as grpc-go may, is within it. It is a tenth of a core.
 const FRAMES: f64 = 262_144.0;
+/// What all clients have for certain, each an equal part.
+const SHARES: f64 = 262_144.0;
+/// What those share that need more. Together they have a fifth of a core, and the calls that they make another third at most.
+const COMMON: f64 = 262_144.0;
 
 /// One connection.
 #[derive(Debug)]
@@ -111,6 +115,8 @@ struct State {
     /// The oldest first; without those that were told to leave.
     connections: BTreeMap<u64, Arc<Connection>>,
     clients: HashMap<u64, Client>,
+    /// What frames may cost of all who need more than their share. Made when it is needed first.
+    common: Option<Bucket>,
 }
 
 #[derive(Debug)]
@@ -118,6 +124,17 @@ struct Client {
     connections: usize,
     failures: Bucket,
     frames: Bucket,
+    /// Its part of what all have, in seconds of it: how large that is depends on how many they are.
+    share: Bucket,
+}
+
+/// How long nothing is read of a connection.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Pause {
+    /// For what its client has sent.
+    pub(super) own: Duration,
+    /// For what all have sent, where its client's share is spent.
+    pub(super) shared: Duration,
 }
 
 /// A connection's place; gone with this.
@@ -196,10 +213,17 @@ impl Clients {
     }
 
     /// How long to wait before more is read of a connection, of which frames came that cost so much.
-    pub(super) fn pace(&self, connection: &Connection, cost: u32) -> Duration {
-        let mut state = self.state();
-        let client = state.clients.get_mut(&connection.client);
-        client.map_or(Duration::ZERO, |client| client.frames.take_many(cost, Instant::now()))
+    pub(super) fn pace(&self, connection: &Connection, cost: usize) -> Pause {
+        let (state, now) = (&mut *self.state(), Instant::now());
+        let part = cost as f64 * state.clients.len() as f64 / SHARES;
+        let Some(client) = state.clients.get_mut(&connection.client) else { return Pause::default() };
+        let cost = u32::try_from(cost).unwrap_or(u32::MAX);
+        let own = client.frames.take_many(cost, now);
+        if client.share.take_unless_in_debt(part, now) {
+            return Pause { own, ..Pause::default() };
+        }
+        let common = state.common.get_or_insert_with(|| Bucket::new(COMMON, COMMON, now));
+        Pause { own, shared: common.take_many(cost, now) }
     }
 
     /// How long the answer to a call that failed has to wait.
@@ -218,7 +242,7 @@ impl Client {
     fn new() -> Self {
         let now = Instant::now();
         let (failures, frames) = (Bucket::new(FAILURES, BURST, now), Bucket::new(FRAMES, FRAMES, now));
-        Self { connections: 0, failures, frames }
+        Self { connections: 0, failures, frames, share: Bucket::new(1.0, 1.0, now) }
     }
 }
 
@@ -379,15 +403,15 @@ mod tests {
         for _ in 0..8 {
             assert_eq!(admit(&clients, seats, 0), Ok(None));
         }
-        [0, 1, 4, 5].map(|id| answered(seats, id));
+        [0, 1, 4, 5].into_iter().for_each(|id| answered(seats, id));
         busy(seats, &[2]);
         assert_eq!(admit(&clients, seats, 0), Ok(Some(3)), "the oldest without an answer that is idle");
-        [6, 7].map(|id| answered(seats, id));
+        [6, 7].into_iter().for_each(|id| answered(seats, id));
         // Two newcomers have their time: the newest other one that is idle goes.
         busy(seats, &[7]);
         assert_eq!(admit(&clients, seats, 0), Ok(Some(6)));
         assert_eq!(admit(&clients, seats, 0), Ok(Some(8)), "that are three newcomers");
-        [2, 9, 10].map(|id| answered(seats, id));
+        [2, 9, 10].into_iter().for_each(|id| answered(seats, id));
         busy(seats, &(0..=10).collect::<Vec<_>>());
         assert_eq!(admit(&clients, seats, 0), Ok(Some(10)), "where all are at work the newest");
     }
@@ -429,5 +453,33 @@ mod tests {
         // Nobody has now: the newest of all.
         answered(seats, 9);
         assert_eq!(admit(&clients, seats, 2), Ok(Some(9)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_frames_of_all_are_bounded_and_who_sends_few_does_not_wait() {
+        let (clients, seats) = (Clients::new(512, 256), &mut Vec::new());
+        for pid in 1..=100 {
+            admit(&clients, seats, pid).unwrap();
+        }
+        // Each reads again when it may; the first one makes a call of some 40 now and then.
+        let (begun, mut next, mut spent) = (Instant::now(), vec![Instant::now(); 100], 0);
+        while begun.elapsed() < Duration::from_secs(10) {
+            let now = Instant::now();
+            for (at, seat) in seats.iter().enumerate() {
+                if next[at] > now {
+                    continue;
+                }
+                let cost = if at == 0 { 40 } else { 1000 };
+                let pause = clients.pace(&seat.connection, cost);
+                assert!(at > 0 || pause == Pause::default(), "{pause:?} for few");
+                spent += cost;
+                next[at] = now + pause.own.max(pause.shared).max(Duration::from_millis(20));
+            }
+            tokio::time::advance(Duration::from_millis(5)).await;
+        }
+        // Ten seconds, and what there was to begin with.
+        let most = 11.5 * (SHARES + COMMON);
+        assert!((spent as f64) < most, "{spent} of {most}");
+        assert!(spent as f64 > 0.8 * most, "{spent} of {most}");
     }
 }

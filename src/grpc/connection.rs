@@ -75,13 +75,13 @@ struct Reader {
 }
 
 impl Pace for Reader {
-    fn pace(&self, cost: u32) -> Duration {
-        let wait = self.inner.clients.pace(&self.connection, cost);
-        if wait >= FLOOD {
-            let what = || "sends control frames by the ten thousand in a second: they are read later".into();
+    fn pace(&self, cost: usize) -> Duration {
+        let pause = self.inner.clients.pace(&self.connection, cost);
+        if pause.own >= FLOOD {
+            let what = || "sends more frames than are read of one client: they are read later".into();
             self.inner.blame(Offence::Flood, &self.connection, what);
         }
-        wait
+        pause.own.max(pause.shared)
     }
 
     fn blocked(&self, blocked: bool) {

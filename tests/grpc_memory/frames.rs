@@ -37,7 +37,7 @@ pub(crate) fn indexed(name: &[u8], value: &[u8]) -> Vec<u8> {
 }
 
 /// A string literal without Huffman's code.
-fn text(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn text(bytes: &[u8]) -> Vec<u8> {
     let mut coded = Vec::new();
     match u8::try_from(bytes.len()) {
         Ok(short) if short < 127 => coded.push(short),
