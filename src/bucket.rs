@@ -47,6 +47,17 @@ impl Bucket {
         self.take_many(1, now)
     }
 
+    /// Takes so many, or parts of one, unless the last who did took more than there was.
+    pub(crate) fn take_unless_in_debt(&mut self, count: f64, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
+        (self.tokens, self.at) = ((self.tokens + earned).min(self.burst), now);
+        let any = self.tokens > 0.0;
+        if any {
+            self.tokens -= count;
+        }
+        any
+    }
+
     /// Takes so many of them.
     pub(crate) fn take_many(&mut self, count: u32, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
@@ -74,6 +85,15 @@ mod tests {
         let later = start + Duration::from_secs(60);
         let waits: Vec<u128> = (0..5).map(|_| bucket.take(later).as_millis()).collect();
         assert_eq!(waits, [0, 0, 0, 0, 100]);
+    }
+
+    #[test]
+    fn whoever_took_too_much_waits_until_that_is_earned() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(1.0, 1.0, start);
+        let mut taken =
+            |tenths: u64| bucket.take_unless_in_debt(0.7, start + Duration::from_millis(100 * tenths));
+        assert_eq!([0, 0, 3, 5, 6].map(&mut taken), [true, true, false, true, false]);
     }
 
     #[test]

@@ -2,6 +2,15 @@
 //! the clients it is sent to, however large it is, and no client can take from the others what they need, be it memory,
 //! connections or turns.
 //!
+//! It stands on h2 itself. A prototype on hyper 1.12, whose server stands on h2 as well, was measured beside it. A bare call
+//! takes 10 µs there and 14 here, client and server together, and 1.7 KiB while it is open, 2.3 here; of that ours has its
+//! bounds, which hyper's would have on top. Buffers are shared there too, a header list can be bounded, and a body's error
+//! resets its stream with a code of our own. But h2 keeps the trailers of a call whose body is not read under hyper as well
+//! (44 KiB of 230 short ones), and who reads on, as `call` does, is rid of them with either; a body that waits for its client
+//! to read is not polled (`PipeToSendStream`), so that a watcher that has fallen behind could only lose its whole connection;
+//! there is no end of a connection that tells what was not begun (`abrupt_shutdown`); and calls are spawned without a bound.
+//! What would go are some 100 lines of `call`, not the bounds. So it stays as it is.
+//!
 //! `socket` is the file, `connection` and `call` are what is served, `incoming` makes Go's clients acceptable to h2, and
 //! `clients`, `turns` and `answers` hold the bounds.
 
@@ -36,6 +45,7 @@ use tracing::warn;
 
 pub use incoming::made_acceptable;
 
+use crate::bucket::Bucket;
 use answers::Answers;
 use clients::{Admission, Clients, Connection, Order};
 use notices::Notices;
@@ -48,6 +58,9 @@ const HEAD: usize = 8;
 const LOOK: Duration = Duration::from_secs(1);
 /// Whoever looks less often than this was stopped itself, and cannot tell who stalled meanwhile.
 const ATTENTION: Duration = Duration::from_secs(3);
+/// Connections in a second, and at once: to take one in is dear, and whoever needs one has it for long.
+const ACCEPTED: f64 = 1000.0;
+const AT_ONCE: f64 = 1024.0;
 /// After a connection could not be accepted, say for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long calls that run when the server stops may go on.
@@ -221,11 +234,11 @@ pub enum Offence {
     Silent,
     /// It broke the protocol.
     Garbage,
-    /// It sends control frames by the ten thousand.
+    /// It sends frames by the ten thousand.
     Flood,
     /// It did not read its answer.
     Stalled,
-    /// It has the most of too many connections.
+    /// It has the most of too many connections, or did least with its only one.
     Connections,
     /// It has too many calls.
     Calls,
@@ -296,7 +309,8 @@ pub struct Socket {
 /// How much there may be of everything. What no limit is given for is bounded by a constant where it is used.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections, of all clients and of one. An idle one keeps some 10 KiB.
+    /// Connections, of all clients and of one. An idle one keeps some 10 KiB; one that had 128 calls at once 100 KiB, and whose
+    /// client does what it can to make it keep more 300 KiB at most (`tests/grpc_memory`).
     pub connections: usize,
     /// See above.
     pub connections_each: usize,
@@ -307,7 +321,7 @@ pub struct Limits {
     /// See above.
     pub running_each: usize,
     /// Calls that wait, run, or are being answered, those of [`Reply::Many`] among them; more are refused, but for a few
-    /// of each client. Each keeps some 2 KiB.
+    /// of each client. Each keeps some 2 KiB, whatever its client sends (`tests/grpc_memory`).
     pub open: usize,
     /// See above.
     pub open_each: usize,
@@ -446,10 +460,17 @@ async fn serve(
     // Those that were told to leave take a moment.
     let most = inner.limits.connections + inner.limits.connections / 4 + 1;
     let (mut looked, mut complained) = (Instant::now(), None);
+    let mut taken = Bucket::new(ACCEPTED, AT_ONCE, looked);
     loop {
         tokio::select! {
             accepted = place.listener.accept(), if connections.len() < most => match accepted {
-                Ok((stream, _)) => accept(stream, &inner, &mut connections),
+                Ok((stream, _)) => {
+                    accept(stream, &inner, &mut connections);
+                    let wait = taken.take(Instant::now());
+                    if !wait.is_zero() {
+                        sleep(wait).await;
+                    }
+                }
                 Err(error) => pause(&error, &mut complained).await,
             },
             Some(_) = connections.join_next() => inner.observer.connections(connections.len()),
@@ -469,10 +490,10 @@ async fn serve(
 }
 
 fn accept(stream: UnixStream, inner: &Arc<Inner>, connections: &mut JoinSet<()>) {
-    match inner.clients.admit(clients::peer(stream.peer_cred().ok())) {
+    match inner.clients.admit(clients::caller(&stream)) {
         Admission::In(seat, gone) => {
             if let Some(gone) = gone {
-                let what = || "has the most connections: its oldest one was closed for a new one".into();
+                let what = || "had to give up a connection for a new one: there are too many".into();
                 inner.blame(Offence::Connections, &gone, what);
             }
             connections.spawn(connection::serve(stream, seat, Arc::clone(inner)));

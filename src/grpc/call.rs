@@ -1,5 +1,6 @@
 //! One call, from its head to its status.
 
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use super::{Call, Feed, Inner, Message, Offence, Reply};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest path there is sense in: a service and a method.
 const PATH: usize = 512;
+/// So much of what a client wrote is said in a status.
+const QUOTE: usize = 128;
 /// What the kubelet takes (grpc-go `defaultServerMaxReceiveMessageSize`).
 const MESSAGE: usize = 4 << 20;
 /// Messages up to this size are taken as they come; longer ones have to find room in [`LONG`] together.
@@ -34,27 +37,27 @@ const SHORT: usize = 4 << 10;
 pub(super) const LONG: usize = 2 * MESSAGE;
 const GRPC: &str = "application/grpc";
 
-/// Answers one request. Ends early when the client gives it up.
-pub(super) async fn serve(
+/// Answers one request. Ends early when the client gives it up. Of the request's fields it keeps what it needs, from the
+/// beginning on: this may wait before it is polled.
+pub(super) fn serve(
     request: Request<RecvStream>,
     mut respond: SendResponse<Slice>,
     connection: Arc<Connection>,
     inner: Arc<Inner>,
-) {
+) -> impl Future<Output = ()> {
     let started = Instant::now();
     let (parts, body) = request.into_parts();
-    let mut ended =
-        Ended { started, connection: &connection, inner: &inner, path: String::new(), outcome: None };
-    match Work::new(parts, started, &connection, &inner) {
-        Ok(work) => {
-            ended.path.clone_from(&work.path);
-            ended.outcome = Some(work.run(body, &mut respond).await);
-        }
-        Err(Refusal(http, status)) => {
-            delay(&connection, &inner).await;
-            refuse(&mut respond, http, &status);
-            ended.outcome = Some((status.code(), 0));
-        }
+    let asked = Asked::new(parts, started);
+    let admitted = inner.turns.enter(connection.client);
+    async move {
+        let path = asked.as_ref().map(|asked| asked.path.clone()).unwrap_or_default();
+        let mut ended = Ended { started, connection: &connection, inner: &inner, path, outcome: None };
+        let work = Work { connection: &connection, inner: &inner };
+        ended.outcome = Some(match (admitted, asked) {
+            (Some(admitted), Ok(asked)) => work.run(asked, admitted, body, &mut respond).await,
+            (Some(_admitted), Err(refusal)) => work.refuse(refusal, body, &mut respond).await,
+            (None, _) => work.turn_away(&mut respond),
+        });
     }
 }
 
@@ -75,11 +78,15 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// A call that is being answered.
-struct Work<'a> {
+/// What a request says before its message.
+struct Asked {
     path: String,
     encoding: Option<String>,
     deadline: Option<Instant>,
+}
+
+/// A request that is being answered.
+struct Work<'a> {
     connection: &'a Arc<Connection>,
     inner: &'a Inner,
 }
@@ -103,18 +110,13 @@ impl From<h2::Error> for Stop {
     }
 }
 
-impl<'a> Work<'a> {
-    /// What the request says before its message; nothing else of it is kept. Order, codes and texts are grpc-go's
-    /// (`http2_server.go`, `operateHeaders`; `server.go`, `handleStream`).
-    fn new(
-        parts: Parts,
-        started: Instant,
-        connection: &'a Arc<Connection>,
-        inner: &'a Inner,
-    ) -> Result<Self, Refusal> {
+impl Asked {
+    /// Nothing else of the request is kept. Order, codes and texts are grpc-go's (`http2_server.go`, `operateHeaders`;
+    /// `server.go`, `handleStream`), but that no text has more of a client's than [`QUOTE`] bytes.
+    fn new(parts: Parts, started: Instant) -> Result<Self, Refusal> {
         let field = |name: &str| {
-            let value = parts.headers.get(name)?;
-            Some(String::from_utf8_lossy(value.as_bytes()).into_owned())
+            let value = parts.headers.get(name)?.as_bytes();
+            Some(String::from_utf8_lossy(value.get(..QUOTE).unwrap_or(value)).into_owned())
         };
         let kind = field("content-type").unwrap_or_default();
         if !is_grpc(&kind) {
@@ -127,36 +129,45 @@ impl<'a> Work<'a> {
             Refusal(StatusCode::BAD_REQUEST, status)
         })?;
         if parts.method != Method::POST {
+            let method = parts.method.as_str();
+            let method = method.get(..QUOTE).unwrap_or(method);
             let what = "Received a HEADERS frame with :method";
-            let status = Status::internal(format!("{what} {:?} which should be POST", parts.method.as_str()));
+            let status = Status::internal(format!("{what} {method:?} which should be POST"));
             return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, status));
         }
         let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
         if path.len() > PATH || path.strip_prefix('/').is_none_or(|path| !path.contains('/')) {
-            let start = path.get(..PATH).unwrap_or(path);
+            let start = path.get(..QUOTE).unwrap_or(path);
             let status = Status::unimplemented(format!("malformed method name: {start:?}"));
             return Err(Refusal(StatusCode::OK, status));
         }
         let encoding = field("grpc-encoding").filter(|encoding| !matches!(&**encoding, "" | "identity"));
         let deadline = timeout.and_then(|timeout| started.checked_add(timeout));
-        Ok(Self { path: path.to_owned(), encoding, deadline, connection, inner })
+        Ok(Self { path: path.to_owned(), encoding, deadline })
     }
+}
 
+impl Work<'_> {
     /// Answers: the code that the client was told, and the bytes of messages it was sent.
-    async fn run(&self, body: RecvStream, respond: &mut SendResponse<Slice>) -> (Code, usize) {
-        let Some(admitted) = self.inner.turns.enter(self.connection.client) else {
-            let what = || "has thousands of calls open: further ones are refused".into();
-            self.inner.blame(Offence::Calls, self.connection, what);
-            let status = Status::resource_exhausted("too many calls are open");
-            refuse(respond, StatusCode::OK, &status);
-            return (status.code(), 0);
-        };
+    async fn run(
+        &self,
+        asked: Asked,
+        admitted: Admitted,
+        mut body: RecvStream,
+        respond: &mut SendResponse<Slice>,
+    ) -> (Code, usize) {
         let reply = tokio::select! {
-            reply = self.reply(body, &admitted) => reply,
+            reply = self.reply(&asked, &mut body, &admitted) => reply,
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return (Code::Cancelled, 0),
         };
         match reply {
-            Ok(reply) => self.send(respond, reply).await,
+            Ok(reply) => {
+                self.connection.answer();
+                tokio::select! {
+                    sent = self.send(respond, reply, asked.deadline) => sent,
+                    never = drain(&mut body) => match never {},
+                }
+            }
             Err(status) => {
                 refuse(respond, StatusCode::OK, &status);
                 (status.code(), 0)
@@ -164,28 +175,70 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// Answers what is no call.
+    async fn refuse(
+        &self,
+        Refusal(http, status): Refusal,
+        mut body: RecvStream,
+        respond: &mut SendResponse<Slice>,
+    ) -> (Code, usize) {
+        tokio::select! {
+            () = delay(self.connection, self.inner) => {}
+            never = drain(&mut body) => match never {},
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return (Code::Cancelled, 0),
+        }
+        refuse(respond, http, &status);
+        (status.code(), 0)
+    }
+
+    /// Answers where there is no room, at once: to wait takes room as well.
+    fn turn_away(&self, respond: &mut SendResponse<Slice>) -> (Code, usize) {
+        let what = || "has thousands of calls open: further ones are refused".into();
+        self.inner.blame(Offence::Calls, self.connection, what);
+        let status = Status::resource_exhausted("too many calls are open");
+        refuse(respond, StatusCode::OK, &status);
+        (status.code(), 0)
+    }
+
     /// The answer, once it is this call's turn, and within its deadline. Where much fails, what failed waits.
-    async fn reply(&self, body: RecvStream, admitted: &Admitted) -> Result<Reply, Status> {
+    async fn reply(
+        &self,
+        asked: &Asked,
+        body: &mut RecvStream,
+        admitted: &Admitted,
+    ) -> Result<Reply, Status> {
         let reply = async {
-            let reply = self.ask(body, admitted).await;
-            if reply.is_err() {
-                delay(self.connection, self.inner).await;
+            let message = self.message(asked, body).await;
+            let reply = async {
+                let reply = self.ask(asked, message, admitted).await;
+                if reply.is_err() {
+                    delay(self.connection, self.inner).await;
+                }
+                reply
+            };
+            tokio::select! {
+                reply = reply => reply,
+                never = drain(body) => match never {},
             }
-            reply
         };
-        let Some(deadline) = self.deadline else { return reply.await };
+        let Some(deadline) = asked.deadline else { return reply.await };
         let late = |_| Err(Status::deadline_exceeded("context deadline exceeded"));
         timeout_at(deadline, reply).await.unwrap_or_else(late)
     }
 
-    async fn ask(&self, body: RecvStream, admitted: &Admitted) -> Result<Reply, Status> {
-        let (message, _room) = self.message(body).await?;
+    async fn ask(
+        &self,
+        asked: &Asked,
+        message: Result<(Bytes, Option<SemaphorePermit<'_>>), Status>,
+        admitted: &Admitted,
+    ) -> Result<Reply, Status> {
+        let (message, _room) = message?;
         let most = self.inner.limits.answer;
         let late = |_| Err(Status::unavailable(format!("numacast: no answer in {most:?}")));
-        timeout(most, self.ask_in_turn(message, admitted)).await.unwrap_or_else(late)
+        timeout(most, self.ask_in_turn(asked, message, admitted)).await.unwrap_or_else(late)
     }
 
-    async fn ask_in_turn(&self, message: Bytes, admitted: &Admitted) -> Result<Reply, Status> {
+    async fn ask_in_turn(&self, asked: &Asked, message: Bytes, admitted: &Admitted) -> Result<Reply, Status> {
         let client = self.connection.client;
         let turn = async {
             loop {
@@ -203,13 +256,17 @@ impl<'a> Work<'a> {
             self.inner.blame(Offence::Calls, self.connection, what);
             return Err(Status::resource_exhausted(format!("too many calls: none was free in {patience:?}")));
         };
-        let (path, peer) = (self.path.clone(), Arc::clone(&self.connection.peer));
-        self.inner.service.call(Call { path, message, peer, deadline: self.deadline }).await
+        let (path, peer) = (asked.path.clone(), Arc::clone(&self.connection.peer));
+        self.inner.service.call(Call { path, message, peer, deadline: asked.deadline }).await
     }
 
     /// The request's message, and the room it takes if it is a long one.
-    async fn message(&self, body: RecvStream) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Status> {
-        if let Some(encoding) = &self.encoding {
+    async fn message(
+        &self,
+        asked: &Asked,
+        body: &mut RecvStream,
+    ) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Status> {
+        if let Some(encoding) = &asked.encoding {
             // As grpc-go does where nobody asked for compression.
             let what = format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}");
             return Err(Status::unimplemented(what));
@@ -218,7 +275,7 @@ impl<'a> Work<'a> {
         timeout(PATIENCE, self.receive(body)).await.unwrap_or_else(late)
     }
 
-    async fn receive(&self, mut body: RecvStream) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Status> {
+    async fn receive(&self, body: &mut RecvStream) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Status> {
         let (mut received, mut room) = (Vec::new(), None);
         loop {
             if let Some(length) = length(&received)? {
@@ -250,7 +307,12 @@ impl<'a> Work<'a> {
         room.ok_or_else(|| Status::resource_exhausted("too many long messages at once"))
     }
 
-    async fn send(&self, respond: &mut SendResponse<Slice>, reply: Reply) -> (Code, usize) {
+    async fn send(
+        &self,
+        respond: &mut SendResponse<Slice>,
+        reply: Reply,
+        deadline: Option<Instant>,
+    ) -> (Code, usize) {
         let mut response = Response::new(());
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(GRPC));
         let Ok(mut stream) = respond.send_response(response, false) else { return (Code::Cancelled, 0) };
@@ -261,7 +323,7 @@ impl<'a> Work<'a> {
                 Reply::Many(answers) => self.send_many(&mut stream, answers, &mut bytes).await,
             }
         };
-        let sent = match self.deadline {
+        let sent = match deadline {
             Some(deadline) => timeout_at(deadline, sending).await,
             None => Ok(sending.await),
         };
@@ -376,6 +438,15 @@ async fn capacity(stream: &mut SendStream<Slice>, bytes: usize) -> Result<usize,
         capacity = more.ok_or(Stop::Gone(Code::Cancelled))??;
     }
     Ok(capacity)
+}
+
+/// Takes what comes behind the message and throws it away, for ever: else h2 keeps it until the call ends.
+async fn drain(body: &mut RecvStream) -> Infallible {
+    while let Some(Ok(chunk)) = body.data().await {
+        let _ = body.flow_control().release_capacity(chunk.len());
+    }
+    drop(body.trailers().await);
+    std::future::pending().await
 }
 
 /// Where a client's calls fail by the hundred, their answers wait: garbage must not keep us busy.

@@ -1,11 +1,14 @@
 //! Who is connected, and who has to go when there are too many.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::net::unix::UCred;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerPidfd;
+use rustix::fs::{fstat, fstatfs};
+use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -16,9 +19,17 @@ use crate::bucket::Bucket;
 /// try again at once is within the burst.
 const FAILURES: f64 = 200.0;
 const BURST: f64 = 400.0;
-/// What the frames of one client may cost in a second (`incoming`): a client that makes 10,000 calls in a second and measures
-/// its bandwidth with a PING for each, as grpc-go may, is within it. At the limit, PINGs take a sixth of a core.
+/// Of all connections, one in so many may be a newcomer that has not been answered yet.
+const NEWCOMERS: usize = 4;
+/// `PID_FS_MAGIC` of `linux/magic.h`.
+const PID_FS_MAGIC: u64 = 0x5049_4446;
+/// What the frames of one client may cost in a second (`incoming`): a process with 200 connections that makes 5,000 calls in a
+/// second, and measures its bandwidth with a PING for each as grpc-go may, is within it. It is a tenth of a core.
 const FRAMES: f64 = 262_144.0;
+/// What all clients have for certain, each an equal part.
+const SHARES: f64 = 262_144.0;
+/// What those share that need more. Together they have a fifth of a core, and the calls that they make another third at most.
+const COMMON: f64 = 262_144.0;
 
 /// One connection.
 #[derive(Debug)]
@@ -27,6 +38,8 @@ pub(super) struct Connection {
     /// Whose it is: a process, or where that is unknown the connection itself.
     pub(super) client: u64,
     pub(super) peer: Arc<Peer>,
+    /// A call on it was answered, with anything but an error.
+    answered: AtomicBool,
     /// Calls on it that are not done.
     pub(super) calls: AtomicUsize,
     order: AtomicU8,
@@ -74,6 +87,15 @@ impl Connection {
         self.blocked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A call on it was answered.
+    pub(super) fn answer(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    fn is_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
+    }
+
     fn is_idle(&self) -> bool {
         self.calls.load(Ordering::Relaxed) == 0
     }
@@ -93,6 +115,8 @@ struct State {
     /// The oldest first; without those that were told to leave.
     connections: BTreeMap<u64, Arc<Connection>>,
     clients: HashMap<u64, Client>,
+    /// What frames may cost of all who need more than their share. Made when it is needed first.
+    common: Option<Bucket>,
 }
 
 #[derive(Debug)]
@@ -100,6 +124,17 @@ struct Client {
     connections: usize,
     failures: Bucket,
     frames: Bucket,
+    /// Its part of what all have, in seconds of it: how large that is depends on how many they are.
+    share: Bucket,
+}
+
+/// How long nothing is read of a connection.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Pause {
+    /// For what its client has sent.
+    pub(super) own: Duration,
+    /// For what all have sent, where its client's share is spent.
+    pub(super) shared: Duration,
 }
 
 /// A connection's place; gone with this.
@@ -123,19 +158,22 @@ impl Clients {
         Arc::new(Self { most, most_each, state: Mutex::default() })
     }
 
-    /// Takes a connection in. Where there are too many, the client that has the most loses one: the oldest on which
-    /// nothing is being done, else the oldest.
-    pub(super) fn admit(self: &Arc<Self>, peer: Peer) -> Admission {
+    /// Takes a connection in. Where there are too many, another one goes ([`State::crowded`]).
+    pub(super) fn admit(self: &Arc<Self>, Caller { peer, process }: Caller) -> Admission {
         let state = &mut *self.state();
         let id = state.next;
         state.next += 1;
+        let client = match (process, peer.pid) {
+            (Some(process), _) => process | 1 << 62,
+            // Below 2^22.
+            (None, Some(pid)) => u64::from(pid.unsigned_abs()),
+            (None, None) => id | 1 << 63,
+        };
         let peer = Arc::new(peer);
-        // Processes have numbers below 2^22.
-        let client = peer.pid.map_or(id | 1 << 63, |pid| u64::from(pid.unsigned_abs()));
         let own = state.clients.get(&client).map_or(0, |client| client.connections);
         let mut gone = None;
         if own >= self.most_each || state.connections.len() >= self.most {
-            gone = if own >= self.most_each { state.idle(Some(client)) } else { state.crowded(own) };
+            gone = if own >= self.most_each { state.idle(client) } else { state.crowded(own, self.most) };
             let Some(gone) = &gone else { return Admission::Full(peer) };
             gone.tell(if gone.is_idle() { Order::Leave } else { Order::Drop });
             state.remove(gone);
@@ -144,6 +182,7 @@ impl Clients {
             id,
             client,
             peer,
+            answered: AtomicBool::new(false),
             calls: AtomicUsize::new(0),
             order: AtomicU8::new(0),
             ordered: Notify::new(),
@@ -174,10 +213,17 @@ impl Clients {
     }
 
     /// How long to wait before more is read of a connection, of which frames came that cost so much.
-    pub(super) fn pace(&self, connection: &Connection, cost: u32) -> Duration {
-        let mut state = self.state();
-        let client = state.clients.get_mut(&connection.client);
-        client.map_or(Duration::ZERO, |client| client.frames.take_many(cost, Instant::now()))
+    pub(super) fn pace(&self, connection: &Connection, cost: usize) -> Pause {
+        let (state, now) = (&mut *self.state(), Instant::now());
+        let part = cost as f64 * state.clients.len() as f64 / SHARES;
+        let Some(client) = state.clients.get_mut(&connection.client) else { return Pause::default() };
+        let cost = u32::try_from(cost).unwrap_or(u32::MAX);
+        let own = client.frames.take_many(cost, now);
+        if client.share.take_unless_in_debt(part, now) {
+            return Pause { own, ..Pause::default() };
+        }
+        let common = state.common.get_or_insert_with(|| Bucket::new(COMMON, COMMON, now));
+        Pause { own, shared: common.take_many(cost, now) }
     }
 
     /// How long the answer to a call that failed has to wait.
@@ -196,26 +242,38 @@ impl Client {
     fn new() -> Self {
         let now = Instant::now();
         let (failures, frames) = (Bucket::new(FAILURES, BURST, now), Bucket::new(FRAMES, FRAMES, now));
-        Self { connections: 0, failures, frames }
+        Self { connections: 0, failures, frames, share: Bucket::new(1.0, 1.0, now) }
     }
 }
 
 impl State {
-    /// The oldest idle connection, of this client or of any.
-    fn idle(&self, client: Option<u64>) -> Option<Arc<Connection>> {
-        let mut all = self.connections.values();
-        let one = all.find(|one| client.is_none_or(|client| one.client == client) && one.is_idle());
-        one.cloned()
+    /// The oldest idle connection of this client.
+    fn idle(&self, client: u64) -> Option<Arc<Connection>> {
+        self.connections.values().find(|one| one.client == client && one.is_idle()).cloned()
     }
 
-    /// Which connection goes for one of a client that has so many itself.
-    fn crowded(&self, own: usize) -> Option<Arc<Connection>> {
-        let (largest, most) = self.clients.iter().max_by_key(|(_, client)| client.connections)?;
-        if most.connections <= 1 {
-            return self.idle(None);
+    /// Which of too many connections goes for one of a client that has so many itself. A user that has more than half of all
+    /// gives one up, and in this the client that has the most; where most clients have but one, the one that did least.
+    fn crowded(&self, own: usize, most: usize) -> Option<Arc<Connection>> {
+        let pool = self.pool();
+        let count = |one: &Connection| self.clients.get(&one.client).map_or(0, |client| client.connections);
+        let single: Vec<_> = pool.iter().copied().filter(|one| count(one) == 1).collect();
+        let largest = pool.iter().max_by_key(|one| count(one))?;
+        let most_each = count(largest);
+        if most_each == 1 || single.len() > most / 2 {
+            return least(&single, most / NEWCOMERS).cloned();
         }
-        let oldest = || self.connections.values().find(|one| one.client == *largest).cloned();
-        self.idle(Some(*largest)).or_else(|| (most.connections > own + 1).then(oldest).flatten())
+        let oldest = || pool.iter().find(|one| one.client == largest.client).copied().cloned();
+        self.idle(largest.client).or_else(|| (most_each > own + 1).then(oldest).flatten())
+    }
+
+    /// The connections of the user that has more than half of them, else all; the oldest first.
+    fn pool(&self) -> Vec<&Arc<Connection>> {
+        let mut users: HashMap<u32, usize> = HashMap::new();
+        self.connections.values().for_each(|one| *users.entry(one.peer.uid).or_default() += 1);
+        let large = users.into_iter().find(|(_, count)| *count > self.connections.len() / 2);
+        let all = self.connections.values();
+        all.filter(|one| large.is_none_or(|(user, _)| one.peer.uid == user)).collect()
     }
 
     fn remove(&mut self, connection: &Connection) {
@@ -230,27 +288,59 @@ impl State {
     }
 }
 
+/// Which of these connections, of as many clients, did least; the oldest come first. Without an answer are newcomers, so many of
+/// which have time to be answered, and those that only make calls that fail. Of the others the newest goes: whoever opens
+/// connections to take the place of others does so late.
+fn least<'a>(single: &[&'a Arc<Connection>], newcomers: usize) -> Option<&'a Arc<Connection>> {
+    let (answered, strange): (Vec<_>, Vec<_>) = single.iter().copied().partition(|one| one.is_answered());
+    let stranger = strange.iter().find(|one| one.is_idle());
+    if strange.len() > newcomers {
+        return stranger.or(strange.first()).copied();
+    }
+    let idle = answered.iter().rev().find(|one| one.is_idle()).or(stranger);
+    idle.or(answered.last()).or(strange.first()).copied()
+}
+
 impl Drop for Seat {
     fn drop(&mut self) {
         self.clients.state().remove(&self.connection);
     }
 }
 
-/// Who is at the other end. The kernel says so, as of when it connected; a process that is not in our namespace is 0.
-pub(super) fn peer(credentials: Option<UCred>) -> Peer {
+/// Who is at the other end.
+#[derive(Debug)]
+pub(super) struct Caller {
+    pub(super) peer: Peer,
+    /// The inode of its process in the kernel's pidfs: there is no other with it, and it is known across PID namespaces.
+    pub(super) process: Option<u64>,
+}
+
+/// Who is at the other end. The kernel says so, as of when it connected; the number of a process that is not in our namespace
+/// is 0.
+pub(super) fn caller(stream: &UnixStream) -> Caller {
+    let credentials = stream.peer_cred().ok();
     let pid = credentials.and_then(|credentials| credentials.pid()).filter(|pid| *pid > 0);
     let uid = credentials.map_or(u32::MAX, |credentials| credentials.uid());
     let name = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     let name = name.map(|name| name.trim_end().to_owned()).filter(|name| !name.is_empty());
-    Peer { pid, uid, name: name.unwrap_or_else(|| format!("uid {uid}")).into() }
+    let peer = Peer { pid, uid, name: name.unwrap_or_else(|| format!("uid {uid}")).into() };
+    Caller { peer, process: process(stream) }
+}
+
+/// Linux 6.5 has `SO_PEERPIDFD`, and 6.9 has an inode for each process; before, all pidfds had one.
+fn process(stream: &UnixStream) -> Option<u64> {
+    let process = getsockopt(stream, PeerPidfd).ok()?;
+    let known = fstatfs(&process).is_ok_and(|place| place.f_type as u64 == PID_FS_MAGIC);
+    known.then(|| fstat(&process).ok()).flatten().map(|found| found.st_ino)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn client(pid: i32) -> Peer {
-        Peer { pid: (pid > 0).then_some(pid), uid: 0, name: "test".into() }
+    fn client(pid: i32) -> Caller {
+        let peer = Peer { pid: (pid > 0).then_some(pid), uid: 0, name: "test".into() };
+        Caller { peer, process: None }
     }
 
     /// Lets one in that has to find room: the number of the connection that went for it.
@@ -302,15 +392,94 @@ mod tests {
         assert_eq!(admit(&clients, seats, 6), Ok(None));
     }
 
+    /// Has a call on a connection answered.
+    fn answered(seats: &[Seat], id: u64) {
+        seats.iter().find(|seat| seat.connection.id == id).unwrap().connection.answer();
+    }
+
     #[test]
-    fn where_processes_are_unknown_each_connection_is_a_client() {
-        let (clients, seats) = (Clients::new(3, 2), &mut Vec::new());
-        for _ in 0..3 {
+    fn where_clients_have_one_each_the_one_that_did_least_goes() {
+        let (clients, seats) = (Clients::new(8, 4), &mut Vec::new());
+        for _ in 0..8 {
             assert_eq!(admit(&clients, seats, 0), Ok(None));
         }
-        busy(seats, &[0]);
-        assert_eq!(admit(&clients, seats, 0), Ok(Some(1)), "the oldest that is idle");
-        busy(seats, &[2, 3]);
-        assert_eq!(admit(&clients, seats, 0), Err(()));
+        [0, 1, 4, 5].into_iter().for_each(|id| answered(seats, id));
+        busy(seats, &[2]);
+        assert_eq!(admit(&clients, seats, 0), Ok(Some(3)), "the oldest without an answer that is idle");
+        [6, 7].into_iter().for_each(|id| answered(seats, id));
+        // Two newcomers have their time: the newest other one that is idle goes.
+        busy(seats, &[7]);
+        assert_eq!(admit(&clients, seats, 0), Ok(Some(6)));
+        assert_eq!(admit(&clients, seats, 0), Ok(Some(8)), "that are three newcomers");
+        [2, 9, 10].into_iter().for_each(|id| answered(seats, id));
+        busy(seats, &(0..=10).collect::<Vec<_>>());
+        assert_eq!(admit(&clients, seats, 0), Ok(Some(10)), "where all are at work the newest");
+    }
+
+    /// An attacker with the user of everybody else, and processes that nobody can tell apart, or one for each connection.
+    #[test]
+    fn nobody_is_locked_out_by_connections() {
+        for pid in [|_| 0, |number| 1000 + number] {
+            let (clients, seats) = (Clients::new(512, 256), &mut Vec::new());
+            admit(&clients, seats, pid(0)).unwrap();
+            answered(seats, 0);
+            let gone = (1..1000).filter_map(|number| admit(&clients, seats, pid(number)).unwrap());
+            let gone: Vec<u64> = gone.collect();
+            assert_eq!((gone.len(), gone.contains(&0)), (488, false), "its calls fail");
+            admit(&clients, seats, pid(1000)).unwrap();
+            answered(seats, 1000);
+            for number in 1001..2000 {
+                assert!(!matches!(admit(&clients, seats, pid(number)), Ok(Some(0 | 1000))));
+            }
+            for number in 2000..3000 {
+                let gone = admit(&clients, seats, pid(number)).unwrap().unwrap();
+                assert!(gone != 0 && gone < number as u64, "its calls are answered: {gone}");
+                answered(seats, number as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn the_user_with_more_than_half_makes_room() {
+        let (clients, seats) = (Clients::new(9, 4), &mut Vec::new());
+        for number in 0..9 {
+            let mut caller = client(100 + number);
+            caller.peer.uid = if number % 2 == 0 { 7 } else { 0 };
+            let Admission::In(seat, None) = clients.admit(caller) else { panic!("there is room") };
+            seats.push(seat);
+        }
+        (0..9).for_each(|id| answered(seats, id));
+        assert_eq!(admit(&clients, seats, 1), Ok(Some(8)));
+        // Nobody has now: the newest of all.
+        answered(seats, 9);
+        assert_eq!(admit(&clients, seats, 2), Ok(Some(9)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_frames_of_all_are_bounded_and_who_sends_few_does_not_wait() {
+        let (clients, seats) = (Clients::new(512, 256), &mut Vec::new());
+        for pid in 1..=100 {
+            admit(&clients, seats, pid).unwrap();
+        }
+        // Each reads again when it may; the first one makes a call of some 40 now and then.
+        let (begun, mut next, mut spent) = (Instant::now(), vec![Instant::now(); 100], 0);
+        while begun.elapsed() < Duration::from_secs(10) {
+            let now = Instant::now();
+            for (at, seat) in seats.iter().enumerate() {
+                if next[at] > now {
+                    continue;
+                }
+                let cost = if at == 0 { 40 } else { 1000 };
+                let pause = clients.pace(&seat.connection, cost);
+                assert!(at > 0 || pause == Pause::default(), "{pause:?} for few");
+                spent += cost;
+                next[at] = now + pause.own.max(pause.shared).max(Duration::from_millis(20));
+            }
+            tokio::time::advance(Duration::from_millis(5)).await;
+        }
+        // Ten seconds, and what there was to begin with.
+        let most = 11.5 * (SHARES + COMMON);
+        assert!((spent as f64) < most, "{spent} of {most}");
+        assert!(spent as f64 > 0.8 * most, "{spent} of {most}");
     }
 }

@@ -1,5 +1,6 @@
 //! One connection, from its first byte to its last.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,8 +21,8 @@ use super::{Inner, Offence, call};
 const PREFACE: Duration = Duration::from_secs(10);
 /// How long the last words may take.
 const GOODBYE: Duration = Duration::from_millis(200);
-/// A client's fields, in all: some dozen are usual, of less than 1 KiB.
-const FIELDS: u32 = 16 << 10;
+/// A client's fields, in all, as HTTP/2 reckons them: some dozen are usual, of less than 1 KiB. grpc-java's limit.
+const FIELDS: u32 = 8 << 10;
 /// What a client may send of a message before we ask for more; the connection as a whole has 64 KiB, and no less is
 /// possible (RFC 9113, 6.9.2). Messages are a few hundred bytes.
 const WINDOW: u32 = 16 << 10;
@@ -74,13 +75,13 @@ struct Reader {
 }
 
 impl Pace for Reader {
-    fn pace(&self, cost: u32) -> Duration {
-        let wait = self.inner.clients.pace(&self.connection, cost);
-        if wait >= FLOOD {
-            let what = || "sends control frames by the ten thousand in a second: they are read later".into();
+    fn pace(&self, cost: usize) -> Duration {
+        let pause = self.inner.clients.pace(&self.connection, cost);
+        if pause.own >= FLOOD {
+            let what = || "sends more frames than are read of one client: they are read later".into();
             self.inner.blame(Offence::Flood, &self.connection, what);
         }
-        wait
+        pause.own.max(pause.shared)
     }
 
     fn blocked(&self, blocked: bool) {
@@ -123,7 +124,8 @@ async fn converse(
 
 /// A client that vanished is nobody's fault; one that broke the protocol is told of.
 fn accuse(error: &Error, connection: &Connection, inner: &Inner) {
-    if !error.is_io() && !error.is_remote() {
+    let ours = error.get_io().is_some_and(|error| error.kind() == io::ErrorKind::InvalidData);
+    if ours || !error.is_io() && !error.is_remote() {
         inner.blame(Offence::Garbage, connection, || format!("was cut off: {error}"));
     }
 }

@@ -1,5 +1,7 @@
 //! The server as clients see it, over real sockets. Time is the test's own where somebody has to wait for long.
 
+mod pod;
+
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -365,6 +367,39 @@ async fn long_messages_are_taken_but_not_many_at_once() {
     drop(begun);
     until(|| server.ended().iter().filter(|(_, code, _)| *code == Code::Cancelled).count() == 2).await;
     assert_eq!(server.call("/t/Echo", &message).await, Answer::ok(&message));
+}
+
+#[tokio::test]
+async fn what_comes_behind_the_message_is_thrown_away() {
+    let server = start(Limits::default());
+    let mut client = server.client().await;
+    let mut trailers = hyper::HeaderMap::new();
+    trailers.insert("x", "y".parse().unwrap());
+    // Before the answer, and after there is one.
+    for path in ["/t/Hang", "/t/Large"] {
+        *server.stage.large.lock().unwrap() = vec![1; 1 << 20].into();
+        client = client.ready().await.unwrap();
+        let (response, mut body) = client.send_request(request(path).body(()).unwrap(), false).unwrap();
+        body.send_data(framed(b""), false).unwrap();
+        if path == "/t/Hang" {
+            until(|| server.hanging() == 1).await;
+        }
+        // More than the client has a window for.
+        for _ in 0..20 {
+            body.reserve_capacity(10_000);
+            while body.capacity() < 10_000 {
+                std::future::poll_fn(|cx| body.poll_capacity(cx)).await.unwrap().unwrap();
+            }
+            body.send_data(vec![0; 10_000].into(), false).unwrap();
+        }
+        body.send_trailers(trailers.clone()).unwrap();
+        if path == "/t/Hang" {
+            assert_eq!(call(&mut client, "/t/Echo", b"x").await, Answer::ok(b"x"));
+        } else {
+            assert_eq!(answer(response).await.unwrap(), Answer::ok(&vec![1; 1 << 20]));
+        }
+    }
+    assert_eq!(server.offences(), []);
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,6 +6,14 @@
 #[allow(dead_code, unused_imports)] // the tests use the rest
 mod support;
 
+mod attack;
+#[path = "../soak/child.rs"]
+#[allow(dead_code)] // `make soak` uses the rest
+mod child;
+#[path = "../grpc_memory/frames.rs"]
+#[allow(dead_code)] // the test of memory uses the rest
+mod frames;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,6 +25,7 @@ use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 
+use attack::Attack;
 use support::koordinator::{self, DEVICE_ALLOCATED};
 use support::podresources::{Clients, Recorder, Rpc, Sent, Who};
 use support::proxy::{Place, Proxy};
@@ -39,6 +48,15 @@ struct Options {
     /// How large the large answers are, in bytes.
     #[arg(long, default_value_t = 5 << 20)]
     large: usize,
+    /// Attacks the proxy instead, with simulated parts, in every way there is.
+    #[arg(long)]
+    attack: bool,
+    /// Is such an attacker.
+    #[arg(long, hide = true, requires = "socket")]
+    attacker: Option<Attack>,
+    /// Whom it attacks.
+    #[arg(long, hide = true)]
+    socket: Option<PathBuf>,
     /// The binary under test.
     #[arg(long, default_value = env!("CARGO_BIN_EXE_numacast"))]
     binary: PathBuf,
@@ -107,6 +125,14 @@ const HEAD: &str = "| asked | answers per second | refused | p50 ms | p99 ms | m
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();
+    if let Some((attack, socket)) = options.attacker.zip(options.socket.as_ref()) {
+        attack::attack(attack, socket);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if options.attack {
+        attack::run(&options, &mut out).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
     parts::fetched(&["podresources"])?.context("no clients")?;
     let clients = Clients::of(&parts);

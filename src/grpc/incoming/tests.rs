@@ -384,11 +384,36 @@ async fn a_frame_that_never_ends_is_not_kept_for_ever() {
     incoming.held.extend(endless);
     for _ in 0..1000 {
         incoming.held.extend([0; CHUNK]);
-        incoming.look();
+        incoming.look().unwrap();
         let mut out = vec![0; 2 * CHUNK];
         incoming.give(&mut ReadBuf::new(&mut out));
         assert!(incoming.held.len() <= CHUNK + endless_head(), "{}", incoming.held.len());
     }
+}
+
+#[test]
+fn what_fields_cost_grows_with_their_number_and_their_length() {
+    let cost = |payload: &[u8], kind: u8, flags: u8| {
+        let mut incoming = Incoming::new((), ());
+        incoming.held.extend(requests(GO, &[]));
+        incoming.look().unwrap();
+        incoming.held.extend(frame(kind, flags, 1, payload));
+        incoming.look().unwrap()
+    };
+    let request = [0x83, 0x86, 0x84];
+    let whole = |more: &[u8]| cost(&[&request, more].concat(), HEADERS, END_HEADERS);
+    assert_eq!(whole(&[]), REQUEST + 3);
+    assert_eq!(whole(&[0xbe; 200]), REQUEST + 203 + 1, "entries of the table, a byte each");
+    let mut long = vec![0x00, 1, b'x'];
+    write_integer(&mut long, 0, 7, 8000);
+    long.extend([b'y'; 8000]);
+    assert_eq!(whole(&long), REQUEST + 4 + 62);
+    // What is not understood costs as much as it may have in it.
+    assert_eq!(whole(&[0xbe, 0xff, 0xff, 0xff, 0xff, 0xff]), REQUEST + 9);
+    assert_eq!(cost(&[0xbe; 500], CONTINUATION, 0), REQUEST + 500 + 3);
+    assert_eq!(cost(&[0; 5], DATA, 0), CHEAP);
+    assert_eq!(cost(&[0; 16_000], DATA, 0), CHEAP + 15);
+    assert_eq!(cost(&[0; 8], 6, 0), DEAR);
 }
 
 const fn endless_head() -> usize {

@@ -141,8 +141,8 @@ pub(in crate::telemetry) const CUT: Doc = Doc {
     labels: &[(
         "reason",
         "cut are who connects and says nothing (`silent`), breaks the protocol (`garbage`), does not read an answer \
-         (`stalled`), or has the most of too many connections (`connections`); refused or slowed down are who sends control \
-         frames without end (`flood`), has too many calls (`calls`), or calls that fail by the hundred in a second \
+         (`stalled`), or has the most of too many connections (`connections`); refused or slowed down are who sends frames \
+         without end (`flood`), has too many calls (`calls`), or calls that fail by the hundred in a second \
          (`failures`). The log has the sentence",
     )],
     help: "Connections that were cut, and clients that were refused or slowed down",

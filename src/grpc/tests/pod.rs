@@ -1,0 +1,95 @@
+//! The server in a PID namespace of its own, as in a pod: no process of its clients has a number there.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use super::*;
+
+const PART: &str = "NUMACAST_TEST_PART";
+const SOCKET: &str = "NUMACAST_TEST_SOCKET";
+
+/// No test of its own: what the processes of the one below do. Each says that it is ready and goes on until its input ends.
+#[tokio::test]
+#[allow(clippy::print_stdout)] // that it is ready
+async fn plays_its_part() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let path = PathBuf::from(std::env::var_os(SOCKET).unwrap());
+    let (mut served, mut held) = (None, Vec::new());
+    match &*part {
+        "serve" => {
+            let socket = Socket { path, mode: 0o755, group: None };
+            let play = Arc::new(Play(Arc::new(Stage::default())));
+            served = Some(Server::start(socket, Limits::default(), play, Arc::new(())).unwrap());
+        }
+        "attack" => {
+            for _ in 0..520 {
+                let Ok(mut client) = connected(&path).await else { continue };
+                let answer = answer(send(&mut client, request("/t/No").body(()).unwrap(), framed(b""))).await;
+                held.push((client, answer.is_ok()));
+            }
+        }
+        "ask" => {
+            let mut client = connected(&path).await.unwrap();
+            assert_eq!(call(&mut client, "/t/Echo", b"x").await, Answer::ok(b"x"));
+        }
+        other => panic!("{other}"),
+    }
+    println!("\nready");
+    let input = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    input.await.unwrap().unwrap();
+    drop((served, held));
+}
+
+async fn connected(path: &Path) -> Result<SendRequest<Bytes>, h2::Error> {
+    let stream = UnixStream::connect(path).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await?;
+    tokio::spawn(connection.map(drop));
+    client.ready().await
+}
+
+/// Ends when its input does, with this.
+struct Part(Child, BufReader<ChildStdout>);
+
+impl Part {
+    /// Starts one, in a PID namespace of its own if it is in a pod, and waits until it is ready.
+    fn start(part: &str, path: &Path, in_pod: bool) -> Self {
+        let own = std::env::current_exe().unwrap();
+        let mut command = Command::new(if in_pod { Path::new("unshare") } else { &own });
+        if in_pod {
+            command.args(["--pid", "--fork", "--"]).arg(&own);
+        }
+        command.args(["--exact", "grpc::tests::pod::plays_its_part", "--nocapture"]);
+        command.env(PART, part).env(SOCKET, path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        assert!(output.by_ref().lines().map_while(Result::ok).any(|line| line == "ready"), "{part} failed");
+        Self(child, output)
+    }
+
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        self.1.read_to_end(&mut Vec::new()).unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[allow(clippy::print_stdout)] // why nothing was tested
+async fn one_process_cannot_lock_the_others_out() {
+    if !rustix::process::geteuid().is_root() {
+        println!("a PID namespace takes root");
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("kubelet.sock");
+    let server = Part::start("serve", &path, true);
+    let mut first = connected(&path).await.unwrap();
+    assert_eq!(call(&mut first, "/t/Echo", b"x").await, Answer::ok(b"x"));
+    let attack = Part::start("attack", &path, false);
+    for _ in 0..5 {
+        Part::start("ask", &path, false).end();
+    }
+    assert_eq!(call(&mut first, "/t/Echo", b"y").await, Answer::ok(b"y"), "it was idle all the time");
+    attack.end();
+    server.end();
+}
