@@ -50,7 +50,7 @@ impl Scan {
     }
 
     /// What tells what plain init containers keep.
-    pub(in crate::agent) fn unlisted(&self) -> Unlisted<'_> {
+    pub(crate) fn unlisted(&self) -> Unlisted<'_> {
         Unlisted {
             machine: &self.inventory.machine,
             config: self.inventory.config.as_ref(),
