@@ -84,6 +84,7 @@ fn a_part_is_judged_by_itself_wherever_it_lies() {
         let error = fields_in(&bytes, 12..12 + part.len()).next().unwrap().unwrap_err();
         (error.reason, error.at)
     };
+    assert_eq!(reason(&[0x08]), ("a number that is cut off", 13));
     assert_eq!(reason(&[0x08, 0xff]), ("a number that is cut off", 13));
     let more = [&[0x08][..], &[0xff; 9], &[0x02]].concat();
     assert_eq!(reason(&more), ("a number of more than 64 bits", 13));
