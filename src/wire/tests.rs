@@ -93,10 +93,10 @@ fn a_part_is_judged_by_itself_wherever_it_lies() {
 
 #[test]
 fn how_a_record_begins_is_told_as_soon_as_it_is_there() {
-    let text = [0x92, 0x01, 0x80, 0x02, b'x'];
-    let expected = Head { number: 18, is_bytes: true, before: 4, length: 256 };
+    let text = [0x92, 0x01, 0x80, 0x80, 0x01, b'x'];
+    let expected = Head { number: 18, is_bytes: true, before: 5, length: 1 << 14 };
     assert_eq!(head(&text), Ok(Some(expected)), "most of the text is still to come");
-    for cut in 0..4 {
+    for cut in 0..5 {
         assert_eq!(head(&text[..cut]), Ok(None), "{cut} bytes");
     }
     let number = |bytes: &[u8]| {
