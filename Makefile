@@ -5,7 +5,7 @@
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these)'
-	@echo 'make heart   only the unit tests of the accounting and what it stands on, in seconds'
+	@echo 'make heart   only the unit tests of what is pure, the accounting above all, in seconds'
 	@echo 'make matrix  random walks over every machine, five kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
 	@echo 'make contract  a closed loop of short pods: a real scheduler with the NodeResourceTopologyMatch plugin and each of its caches, a real kubelet (an hour; ARGS=--help)'
@@ -17,7 +17,7 @@ help:
 	@echo 'make model   a model of the scheduler plugin, its queue and the kubelets of one node and of fifty (minutes; ARGS=--help)'
 	@echo 'make soak    an event storm, held connections and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
 	@echo 'make fuzz    made-up input to everything that reads, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
-	@echo 'make mutants changes the accounting in every small way and tells which no test notices (needs cargo-mutants)'
+	@echo 'make mutants changes what is pure in every small way and tells which no test notices (hours; needs cargo-mutants)'
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
 	@echo 'make parts   only build the real etcd, kube-apiserver, kubectl and kubelet that the tests use'
 	@echo 'make bench   what the agent costs as the chart installs it, and in variants: benches/figures.json (half an hour; ONLY, VARIANT)'

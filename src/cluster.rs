@@ -5,6 +5,7 @@
 //! is newest by then.
 
 mod agents;
+mod device;
 mod devices;
 mod events;
 mod follow;
@@ -40,7 +41,7 @@ use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Field
 
 pub use crate::seen::Seen;
 pub use agents::{AgentPod, SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
-pub use devices::{Device, Devices};
+pub use device::{Device, Devices};
 pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
 pub use list_watch::{Tellings, Told};

@@ -4,15 +4,18 @@
 //! where it came from. Unknown keys fail, with a suggestion.
 
 mod address;
+mod annotations;
 mod consumer;
 mod endpoint;
 mod exclude;
 mod explain;
 mod layers;
+mod names;
 mod paths;
 mod percent;
 mod pods_api;
 mod proxy;
+mod rivals;
 mod scheduler_pods;
 mod schema;
 mod socket;
@@ -28,16 +31,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use address::Address;
+pub use annotations::{ProxyAnnotations, ProxyMapping};
 pub use consumer::{Cache, Consumer};
 pub use endpoint::Endpoint;
-pub(crate) use exclude::is_device;
 pub use exclude::{EVERY_NODE, Exclude};
 pub use explain::{Explanation, explain};
 pub use layers::{ConfigError, Effective, Layers, Origin};
+pub(crate) use names::is_device;
 pub use paths::Paths;
 pub use percent::Percent;
 pub use pods_api::{PodsApi, PodsApiSource};
-pub use proxy::{Proxy, ProxyAnnotations, ProxyMapping};
+pub use proxy::Proxy;
+pub use rivals::RivalsMode;
 pub use scheduler_pods::SchedulerPods;
 pub use schema::SCHEMA;
 pub use socket::{ServedSocket, SocketMode};
@@ -363,17 +368,6 @@ pub enum ApiVersion {
     /// The one that is stored.
     #[default]
     V1alpha2,
-}
-
-/// What to do about a publisher that keeps rewriting the object.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum RivalsMode {
-    /// Tell, and let its rewrites be.
-    #[default]
-    Report,
-    /// Tell, and answer each rewrite, ever slower.
-    Fight,
 }
 
 /// What zones look like.

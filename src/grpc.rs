@@ -19,6 +19,7 @@ mod call;
 mod clients;
 mod connection;
 mod incoming;
+mod message;
 mod notices;
 mod socket;
 mod turns;
@@ -29,12 +30,9 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::Stream;
 use futures::future::BoxFuture;
-use futures::stream::BoxStream;
 use hyper::body::Bytes;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, watch};
@@ -44,6 +42,7 @@ use tonic::{Code, Status};
 use tracing::warn;
 
 pub use incoming::made_acceptable;
+pub use message::{Feed, Message};
 
 use crate::bucket::Bucket;
 use answers::Answers;
@@ -52,8 +51,6 @@ use notices::Notices;
 use socket::Place;
 use turns::{Share, Turns};
 
-/// What a message begins with: two numbers of a type and a length, with their keys.
-const HEAD: usize = 8;
 /// Between two looks at the socket's file and at answers that do not move.
 const LOOK: Duration = Duration::from_secs(1);
 /// Whoever looks less often than this was stopped itself, and cannot tell who stalled meanwhile.
@@ -157,58 +154,6 @@ pub enum Reply {
     /// Encoded messages, until the stream or the client ends. The stream is not polled before the message before is on
     /// its way: a client that does not read lets it wait.
     Many(Pin<Box<dyn Feed>>),
-}
-
-/// What a client is told in many messages.
-pub trait Feed: Stream<Item = Result<Message, Status>> + Send {
-    /// Ready when there is no sense in sending on, while the client lets a message wait; the next item says why. A message
-    /// that is half sent cannot be followed by that: the client is told `ResourceExhausted` then, by HTTP/2's own means.
-    fn poll_over(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
-        Poll::Pending
-    }
-}
-
-impl Feed for BoxStream<'static, Result<Message, Status>> {}
-
-/// An encoded message: what it begins with, and the rest, which other messages may share.
-#[derive(Clone, Debug, Default)]
-pub struct Message {
-    head: [u8; HEAD],
-    /// Of the head, what there is.
-    length: usize,
-    body: Bytes,
-}
-
-impl Message {
-    /// A message that begins so; with more than a few bytes it is copied into one.
-    #[must_use]
-    pub fn new(head: &[u8], body: Bytes) -> Self {
-        let mut message = Self { length: head.len(), body, ..Self::default() };
-        match message.head.get_mut(..head.len()) {
-            Some(own) => own.copy_from_slice(head),
-            None => (message.length, message.body) = (0, [head, &message.body].concat().into()),
-        }
-        message
-    }
-
-    /// How many bytes it has.
-    #[allow(clippy::len_without_is_empty)] // an empty one is a message as well
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.length + self.body.len()
-    }
-
-    /// All of it in one piece.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<u8> {
-        [&self.head[..self.length], &self.body].concat()
-    }
-}
-
-impl From<Bytes> for Message {
-    fn from(body: Bytes) -> Self {
-        Self { body, ..Self::default() }
-    }
 }
 
 impl Debug for Reply {

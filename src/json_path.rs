@@ -459,6 +459,8 @@ mod tests {
         }
         assert!(error(&format!("${}", ".a".repeat(33))).contains("too many steps"));
         assert!(format!("${}", ".a".repeat(32)).parse::<JsonPath>().is_ok());
+        let wildcards = |text: &str| text.parse::<JsonPath>().unwrap().wildcards();
+        assert_eq!((wildcards("$.*.a_1[*]['*']"), wildcards("$.a[0]")), (2, 0));
     }
 
     #[test]
@@ -479,6 +481,11 @@ mod tests {
             assert!(error(text).contains("is no template: "), "{text}");
         }
         assert!(error(&"{}".repeat(33)).contains("too many parts"));
+        assert!(error(&format!("{{{}}}", ".a".repeat(33))).contains("too many steps"));
+        assert!(error("{33}").contains("wildcards are counted from 1"));
+        for most in ["{}".repeat(32), format!("{{{}}}", ".a".repeat(32)), "{32}".to_owned()] {
+            assert!(most.parse::<Template>().is_ok(), "{most}");
+        }
         let template = |text: &str| text.parse::<Template>().unwrap();
         assert_eq!((template("a{2}b{1}").wildcards(), template("{}").wildcards()), (2, 0));
         assert!(template("main").is_fixed() && !template("x{}").is_fixed());

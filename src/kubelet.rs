@@ -15,15 +15,14 @@ mod state;
 mod types;
 mod upstream;
 
-pub use answers::{allocatable_of, usage_of};
-pub use ask::{Ask, Refusal};
-pub use client::{Api, Client, ClientError, Connection};
+pub use ask::{Ask, Refusal, allocatable_of, usage_of};
+pub use client::{Api, Client, ClientError};
 pub use config::{ByHand, ConfigFiles, KubeletConfig, Mounts, parse_config, parse_configz};
 pub use https::{Https, HttpsError, PORT, Target};
 pub use pods_api::{PodsClient, PodsError, PodsFollow, follow_pods};
 pub use pods_page::{poll_pods, split_pods};
 pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};
 pub use types::{
-    Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
+    Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
 };
 pub use upstream::{Asker, Ended, Flight, Observer, Upstream};

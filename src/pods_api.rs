@@ -14,7 +14,6 @@ mod service;
 mod store;
 mod watchers;
 
-use std::fmt;
 use std::future::{Future, pending};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,18 +69,6 @@ pub struct PodsApi {
     store: Store,
     service: Arc<Service>,
     metrics: Metrics,
-}
-
-/// Whoever counts who watches.
-trait Tally: fmt::Debug + Send + Sync + 'static {
-    /// So many more watch.
-    fn watchers(&self, more: i64);
-
-    /// So many are told no more, since they were too slow.
-    fn cut(&self, watchers: usize);
-
-    /// The last of those who watch was given an event, so long after we were told.
-    fn heard(&self, after: Duration);
 }
 
 impl Settings {

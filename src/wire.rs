@@ -125,9 +125,9 @@ impl Fields<'_> {
     #[inline]
     fn varint(&mut self) -> Result<u64, WireError> {
         match self.bytes.get(self.at) {
-            Some(byte) if *byte < 0x80 && self.at < self.end => {
+            Some(&byte @ ..0x80) if self.at < self.end => {
                 self.at += 1;
-                Ok(u64::from(*byte))
+                Ok(u64::from(byte))
             }
             _ => self.long_varint(),
         }

@@ -118,6 +118,20 @@ mod tests {
     }
 
     #[test]
+    fn what_the_object_listed_stays_for_as_long() {
+        let mut known = KnownDevices::default();
+        let start = Instant::now();
+        let later = start + MEMORY - Duration::from_secs(1);
+        let nobody = scan(&[]);
+        known.carry(["a/nic".to_owned(), "a/card".to_owned()].into(), start);
+        assert_eq!(known.after(&scan(&["a/card".to_owned()]), later).len(), 2);
+        known.carry(["a/card".to_owned()].into(), start);
+        assert_eq!(known.after(&nobody, start + MEMORY), ["a/card".to_owned()].into(), "it was there later");
+        known.carry((0..MOST + 9).map(|number| format!("b/{number}")).collect(), start);
+        assert_eq!(known.names().len(), MOST);
+    }
+
+    #[test]
     fn no_more_than_so_many_are_remembered_that_are_away() {
         let mut known = KnownDevices::default();
         let mut now = Instant::now();

@@ -100,6 +100,17 @@ mod tests {
     }
 
     #[test]
+    fn the_first_scan_is_the_mean_and_each_further_one_a_fifth_of_it() {
+        let now = Instant::now();
+        let mut pace = Pace::new(Duration::from_secs(60));
+        let mut paid = |milliseconds| {
+            pace.paid(Duration::from_millis(milliseconds));
+            (pace.wait(now).as_secs_f64() * 1000.0).round()
+        };
+        assert_eq!([paid(1), paid(2), paid(6)], [2000.0, 2400.0, 4320.0]);
+    }
+
+    #[test]
     fn the_clock_counts_work() {
         let before = cpu_time();
         let mut sum = 0_u64;

@@ -1,47 +1,16 @@
-//! What Koordinator reports of a node's devices: its Device of the node's name, cut down as it is read.
+//! Reads Koordinator's Device of a node.
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::client::Body;
 use kube::core::{Request, Status};
-use serde::Deserialize;
 
-use super::{Cluster, ClusterError, Failure};
-use crate::machine::{HIGHEST_NODE, Id};
+use super::{Cluster, ClusterError, Devices, Failure};
 
 /// The Devices of all nodes.
 const PATH: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
 
 /// So many bytes the largest may have: 16 accelerators and as many cards with 256 functions each take a quarter.
 const LIMIT: usize = 4 << 20;
-
-/// The devices of one node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(from = "RawObject")]
-pub struct Devices {
-    /// Who made its accelerators, in the words of the label: `nvidia`, `huawei`. Empty if nobody says.
-    pub vendor: Box<str>,
-    /// All of them, as they came.
-    pub devices: Box<[Device]>,
-}
-
-/// One device.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Device {
-    /// `gpu`, `rdma`, `fpga`.
-    pub kind: Box<str>,
-    /// What allocations name it by.
-    pub id: Box<str>,
-    /// Its number among those of its type.
-    pub minor: Option<i64>,
-    /// May it be given to anybody?
-    pub healthy: bool,
-    /// The NUMA node that it is at, if that is known.
-    pub node: Option<Id>,
-    /// Its PCI address; empty if that is not known.
-    pub bus: Box<str>,
-    /// The PCI addresses of its virtual functions.
-    pub functions: Box<[Box<str>]>,
-}
 
 impl Cluster {
     /// What Koordinator reports of a node's devices; `None` if it reports nothing of this node, or is not installed.
@@ -77,141 +46,5 @@ impl Cluster {
         let mut status: Status = serde_json::from_slice(&bytes).unwrap_or_default();
         status.code = code.as_u16();
         Err(kube::Error::Api(Box::new(status)))
-    }
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawObject {
-    metadata: Option<RawMetadata>,
-    spec: Option<RawSpec>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawMetadata {
-    labels: Option<RawLabels>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawLabels {
-    #[serde(rename = "node.koordinator.sh/gpu-vendor")]
-    vendor: Option<Box<str>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawSpec {
-    devices: Option<Vec<RawDevice>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawDevice {
-    r#type: Option<Box<str>>,
-    id: Option<Box<str>>,
-    minor: Option<i64>,
-    health: Option<bool>,
-    topology: Option<RawTopology>,
-    vf_groups: Option<Vec<RawGroup>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawTopology {
-    #[serde(rename = "nodeID")]
-    node: Option<i64>,
-    #[serde(rename = "busID")]
-    bus: Option<Box<str>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawGroup {
-    vfs: Option<Vec<RawFunction>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawFunction {
-    #[serde(rename = "busID")]
-    bus: Option<Box<str>>,
-}
-
-impl From<RawObject> for Devices {
-    fn from(raw: RawObject) -> Self {
-        let vendor = raw.metadata.unwrap_or_default().labels.unwrap_or_default().vendor.unwrap_or_default();
-        let devices = raw.spec.unwrap_or_default().devices.into_iter().flatten();
-        Self { vendor, devices: devices.map(Device::from).collect() }
-    }
-}
-
-impl From<RawDevice> for Device {
-    fn from(raw: RawDevice) -> Self {
-        let topology = raw.topology.unwrap_or_default();
-        let groups = raw.vf_groups.into_iter().flatten();
-        let functions = groups.flat_map(|group| group.vfs.into_iter().flatten()).filter_map(|vf| vf.bus);
-        let node = topology.node.and_then(|node| Id::try_from(node).ok());
-        Self {
-            kind: raw.r#type.unwrap_or_default(),
-            id: raw.id.unwrap_or_default(),
-            minor: raw.minor,
-            healthy: raw.health.unwrap_or(false),
-            node: node.filter(|node| *node <= HIGHEST_NODE),
-            bus: topology.bus.unwrap_or_default(),
-            functions: functions.filter(|function| !function.is_empty()).collect(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_device_is_cut_down_while_it_is_read() {
-        let devices: Devices = serde_json::from_value(json!({
-            "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
-            "metadata": {"name": "w", "labels": {"node.koordinator.sh/gpu-vendor": "huawei", "x": "y"}, "annotations": {}},
-            "spec": {"devices": [
-                {"type": "gpu", "id": "GPU-a", "minor": 0, "moduleID": 1, "health": true, "labels": {"a": "b"},
-                 "resources": {"koordinator.sh/gpu-core": "100"},
-                 "topology": {"socketID": -1, "nodeID": 1, "pcieID": "pci0000:3a", "busID": "0000:3b:00.0"},
-                 "conditions": [{"type": "Healthy", "status": "True"}]},
-                {"type": "rdma", "id": "0000:09:00.0", "minor": 0, "health": false, "topology": {"nodeID": -1},
-                 "vfGroups": [{"labels": null, "vfs": [{"minor": -1, "busID": "0000:09:00.2"}, {"minor": 0}]},
-                              {"vfs": null}, {"vfs": [{"busID": "0000:09:00.3"}]}]},
-                {},
-            ]},
-            "status": {"allocations": [{"type": "gpu", "entries": []}]},
-        }))
-        .unwrap();
-        let gpu = Device {
-            kind: "gpu".into(),
-            id: "GPU-a".into(),
-            minor: Some(0),
-            healthy: true,
-            node: Some(1),
-            bus: "0000:3b:00.0".into(),
-            functions: Box::default(),
-        };
-        let card = Device {
-            kind: "rdma".into(),
-            id: "0000:09:00.0".into(),
-            minor: Some(0),
-            functions: ["0000:09:00.2".into(), "0000:09:00.3".into()].into(),
-            ..Device::default()
-        };
-        assert_eq!((&*devices.vendor, &*devices.devices), ("huawei", &[gpu, card, Device::default()][..]));
-        for bare in [
-            json!({}),
-            json!({"metadata": null, "spec": null}),
-            json!({"metadata": {}, "spec": {"devices": null}}),
-        ] {
-            assert_eq!(serde_json::from_value::<Devices>(bare).unwrap(), Devices::default());
-        }
     }
 }

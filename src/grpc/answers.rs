@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::clients::Connection;
-use super::{HEAD, Message};
+use super::message::{HEAD, Message};
 
 /// Where others wait for room nothing is sent for longer than this, whatever its progress is.
 const PATIENCE: Duration = Duration::from_secs(10);

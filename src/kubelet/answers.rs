@@ -1,36 +1,11 @@
 //! The podresources answers in our words. Ids that cannot exist (negative, above any machine) are left out
 //! here, once, so that nobody above has to look again; of CPUs [`NO_CPU`] stays, for a finding.
 
-use prost::bytes::Bytes;
-
-use super::ask::{Ask, decoded};
-use super::client::ClientError;
 use super::proto::{v1, v1alpha1};
 use super::types::{
     Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
 };
 use crate::machine::{HIGHEST_NODE, Id, IdSet};
-
-/// What the bytes of an answer to [`Ask::List`] say.
-///
-/// # Errors
-/// When they are no such answer: [`ClientError::Status`].
-pub fn usage_of(answer: Bytes) -> Result<Usage, ClientError> {
-    decoded::<v1::ListPodResourcesResponse>(Ask::List.method(), answer).map(Usage::from)
-}
-
-/// What the bytes of an answer to [`Ask::ListV1alpha1`] say.
-pub(super) fn devices_of(answer: Bytes) -> Result<Usage, ClientError> {
-    decoded::<v1alpha1::ListPodResourcesResponse>(Ask::ListV1alpha1.method(), answer).map(Usage::from)
-}
-
-/// What the bytes of an answer to [`Ask::Allocatable`] say.
-///
-/// # Errors
-/// When they are no such answer: [`ClientError::Status`].
-pub fn allocatable_of(answer: Bytes) -> Result<Allocatable, ClientError> {
-    decoded::<v1::AllocatableResourcesResponse>(Ask::Allocatable.method(), answer).map(Allocatable::from)
-}
 
 fn cpus(raw: impl IntoIterator<Item = i64>) -> IdSet {
     raw.into_iter().map(|id| Id::try_from(id).map_or(NO_CPU, |id| id.min(NO_CPU))).collect()

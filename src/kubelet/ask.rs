@@ -11,7 +11,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::client::ClientError;
-use super::proto::v1::GetPodResourcesRequest;
+use super::proto::{v1, v1alpha1};
+use super::types::{Allocatable, Usage};
 
 /// The convention of every podresources client (Kubernetes' own e2e tests, Multus, NFD): 16 MiB. Answers of 5 MiB are
 /// real; whoever the proxy hands an answer on to could not take a larger one than this.
@@ -68,7 +69,7 @@ impl Ask {
     /// The request's message; all but `Get` have an empty one.
     fn message(&self) -> Bytes {
         let Self::Get { namespace, name } = self else { return Bytes::new() };
-        let request = GetPodResourcesRequest { pod_name: name.clone(), pod_namespace: namespace.clone() };
+        let request = v1::GetPodResourcesRequest { pod_name: name.clone(), pod_namespace: namespace.clone() };
         request.encode_to_vec().into()
     }
 
@@ -121,6 +122,27 @@ impl From<ClientError> for Refusal {
     fn from(error: ClientError) -> Self {
         Self { status: Status::unavailable(error.to_string()), error }
     }
+}
+
+/// What the bytes of an answer to [`Ask::List`] say.
+///
+/// # Errors
+/// When they are no such answer: [`ClientError::Status`].
+pub fn usage_of(answer: Bytes) -> Result<Usage, ClientError> {
+    decoded::<v1::ListPodResourcesResponse>(Ask::List.method(), answer).map(Usage::from)
+}
+
+/// What the bytes of an answer to [`Ask::ListV1alpha1`] say.
+pub(super) fn devices_of(answer: Bytes) -> Result<Usage, ClientError> {
+    decoded::<v1alpha1::ListPodResourcesResponse>(Ask::ListV1alpha1.method(), answer).map(Usage::from)
+}
+
+/// What the bytes of an answer to [`Ask::Allocatable`] say.
+///
+/// # Errors
+/// When they are no such answer: [`ClientError::Status`].
+pub fn allocatable_of(answer: Bytes) -> Result<Allocatable, ClientError> {
+    decoded::<v1::AllocatableResourcesResponse>(Ask::Allocatable.method(), answer).map(Allocatable::from)
 }
 
 /// What `answer` says; an answer that is no message is said to be one in tonic's words.

@@ -18,10 +18,9 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 use tower::service_fn;
 
-use super::answers::{allocatable_of, devices_of, usage_of};
-use super::ask::{Ask, Refusal, decoded};
+use super::ask::{Ask, Refusal, allocatable_of, decoded, devices_of, usage_of};
 use super::proto::v1;
-use super::types::{Allocatable, PodUsage, Usage};
+use super::types::{Allocatable, Connection, PodUsage, Usage};
 
 /// Which version of the podresources API answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,19 +30,6 @@ pub enum Api {
     V1,
     /// Devices only; kubelets before 1.20.
     V1alpha1,
-}
-
-/// Tells kubelet processes apart: another value means that another socket lies at the path, which the kubelet
-/// makes anew whenever it starts. Connecting again to the same socket keeps the value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Connection(u64);
-
-impl Connection {
-    /// The one after this.
-    #[must_use]
-    pub(crate) fn next(self) -> Self {
-        Self(self.0 + 1)
-    }
 }
 
 /// A client of the kubelet's podresources socket.

@@ -200,6 +200,19 @@ pub struct ClaimedDevice {
 /// as large as its highest id.
 pub const NO_CPU: Id = 8192;
 
+/// Tells kubelet processes apart: another value means that another socket lies at the path, which the kubelet
+/// makes anew whenever it starts. Connecting again to the same socket keeps the value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Connection(u64);
+
+impl Connection {
+    /// The one after this.
+    #[must_use]
+    pub(crate) fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

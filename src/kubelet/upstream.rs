@@ -22,7 +22,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::ask::{Ask, Refusal};
-use super::client::{ClientError, Connection, Identity, Line, age, made};
+use super::client::{ClientError, Identity, Line, age, made};
+use super::types::Connection;
 use driver::Driver;
 use waiting::Waiting;
 

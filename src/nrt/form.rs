@@ -3,8 +3,7 @@
 //! v1alpha1 has no attributes: policy and scope are one name there, the fingerprint is an annotation, and what else the
 //! attributes say goes unsaid.
 
-use kube::api::ApiResource;
-use kube::core::GroupVersionKind;
+use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
 use super::{AttributeInfo, NodeResourceTopology};

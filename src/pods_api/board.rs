@@ -11,9 +11,8 @@ use prost::bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::Tally;
 use super::records::{Limit, Record, Records, TooLarge};
-use super::watchers::Watchers;
+use super::watchers::{Tally, Watchers};
 use crate::grpc::{Feed, Message};
 use crate::wire::{put_bytes, put_head, put_number};
 

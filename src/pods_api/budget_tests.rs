@@ -14,10 +14,10 @@ use prost::bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::Tally;
 use super::board::{Board, Listing, Missing, Shared, Watch, lock};
 use super::records::{Content, Limit, Record};
 use super::store::Store;
+use super::watchers::Tally;
 use crate::core_v1::{BUDGET, outline};
 use crate::kubelet::proto::pods::{EventType, ListPodsResponse, WatchPodsEvent};
 use crate::pod::{Pod, PodEvent, Whole};

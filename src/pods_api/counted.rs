@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tonic::Code;
 
-use super::Tally;
 use super::service::{INFO, PODS};
+use super::watchers::Tally;
 use crate::grpc::{self, Offence, Peer, code_name};
 use crate::telemetry::pods_api::{Call, Metrics};
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use prost::bytes::Bytes;
 use tokio::time::Instant;
 
-use super::Tally;
 use super::board::{Board, Listing, Shared, lock};
 use super::info::{Info, pod_tombstone};
 use super::records::{Content, Limit, Record, TooLarge};
+use super::watchers::Tally;
 use crate::core_v1::{BUDGET, outline};
 use crate::pod::{Pod, PodEvent, Whole};
 

@@ -16,12 +16,11 @@ use serde_json::json;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use super::Tally;
 use super::board::{Shared, Watch, lock};
 use super::info::Info;
 use super::proto::v1alpha1::{ListPodConditionsResponse, PodConditions};
 use super::store::Store;
-use super::watchers::BEHIND;
+use super::watchers::{BEHIND, Tally};
 use crate::core_v1::proto as core;
 use crate::kubelet::proto::pods::{EventType, ListPodsResponse, WatchPodsEvent};
 use crate::pod::{Pod, PodEvent, Whole};

@@ -2,6 +2,7 @@
 //! more than the ring is cut off, as by the kubelet.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -10,7 +11,6 @@ use prost::bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::Tally;
 use super::board::{ADDED, event};
 use crate::grpc::Message;
 
@@ -23,6 +23,18 @@ const CHANCE: Duration = Duration::from_secs(1);
 
 /// `type: INITIAL_SYNC_COMPLETE`, without a pod.
 const COMPLETE: &[u8] = &[8, 4];
+
+/// Whoever counts who watches.
+pub(super) trait Tally: fmt::Debug + Send + Sync + 'static {
+    /// So many more watch.
+    fn watchers(&self, more: i64);
+
+    /// So many are told no more, since they were too slow.
+    fn cut(&self, watchers: usize);
+
+    /// The last of those who watch was given an event, so long after we were told.
+    fn heard(&self, after: Duration);
+}
 
 /// All who watch one list.
 #[derive(Debug)]

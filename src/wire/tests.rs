@@ -77,6 +77,52 @@ fn what_is_no_message_is_refused_and_the_place_named() {
 }
 
 #[test]
+fn a_part_is_judged_by_itself_wherever_it_lies() {
+    let before = [0x08; 12];
+    let reason = |part: &[u8]| {
+        let bytes = [&before[..], part, &[0x08; 12]].concat();
+        let error = fields_in(&bytes, 12..12 + part.len()).next().unwrap().unwrap_err();
+        (error.reason, error.at)
+    };
+    assert_eq!(reason(&[0x08]), ("a number that is cut off", 13));
+    assert_eq!(reason(&[0x08, 0xff]), ("a number that is cut off", 13));
+    let more = [&[0x08][..], &[0xff; 9], &[0x02]].concat();
+    assert_eq!(reason(&more), ("a number of more than 64 bits", 13));
+    assert_eq!(reason(&[0x0a, 2, b'x']), ("a record that is longer than what it is in", 13));
+}
+
+#[test]
+fn how_a_record_begins_is_told_as_soon_as_it_is_there() {
+    let text = [0x92, 0x01, 0x80, 0x80, 0x01, b'x'];
+    let expected = Head { number: 18, is_bytes: true, before: 5, length: 1 << 14 };
+    assert_eq!(head(&text), Ok(Some(expected)), "most of the text is still to come");
+    for cut in 0..5 {
+        assert_eq!(head(&text[..cut]), Ok(None), "{cut} bytes");
+    }
+    let number = |bytes: &[u8]| {
+        let head = head(bytes).unwrap().unwrap();
+        assert!(head.number == 1 && !head.is_bytes, "{head:?}");
+        (head.before, head.length)
+    };
+    assert_eq!(number(&[0x08, 0x96, 0x01, 0x08]), (1, 2));
+    assert_eq!((number(&[0x09]), number(&[0x0d])), ((1, 8), (1, 4)));
+
+    let wrong = |bytes: &[u8]| head(bytes).unwrap_err();
+    for none in [&[0x00][..], &[0x80, 0x80, 0x80, 0x80, 0x10]] {
+        assert_eq!(wrong(none), WireError { reason: "a field number that there is not", at: 0 });
+    }
+    let highest = Head { number: (1 << 29) - 1, is_bytes: false, before: 5, length: 8 };
+    assert_eq!(head(&[0xf9, 0xff, 0xff, 0xff, 0x0f]), Ok(Some(highest)));
+    for kind in [GROUP, GROUP_END, 6, 7] {
+        let error = wrong(&[0x08 | kind as u8]);
+        assert_eq!(error, WireError { reason: "a record of a kind that there is not", at: 0 });
+    }
+    let endless = |length| [&[0x0a][..], &vec![0xff; length]].concat();
+    assert_eq!(head(&endless(9)), Ok(None));
+    assert_eq!(wrong(&endless(10)), WireError { reason: "a number of more than 64 bits", at: 1 });
+}
+
+#[test]
 fn groups_in_each_other_are_bounded() {
     let nested = |depth: usize| [vec![0x0b; depth], vec![0x0c; depth]].concat();
     assert!(read(&nested(GROUPS)).is_ok());

@@ -1,13 +1,18 @@
-//! The accounting and what it stands on, compiled from numacast's own sources, with their unit tests. What needs gRPC,
-//! the API server or the simulation is not here; tests that need it must stand elsewhere.
+//! What numacast decides without I/O, compiled from its own sources, with their unit tests. What needs connections, files that are
+//! watched, the API server or the simulation is not here; tests that need it must stand elsewhere.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))] // a test that fails says where
+#![allow(dead_code, unused_imports)] // those who use it are not here
 #![forbid(unsafe_code)]
 
 // An inline module, so that the modules in it find their own files where numacast's do.
 #[path = "../../src"]
 mod src {
+    pub mod backoff;
+    pub mod core_v1;
+    pub mod json_path;
     pub mod machine;
+    pub mod nrt;
     pub mod pattern;
     pub mod pod;
     pub mod quantity;
@@ -16,10 +21,81 @@ mod src {
     pub mod scheduler;
     pub mod seen;
     pub mod topology;
+    pub mod wire;
 
-    /// `src/kubelet.rs` without the client and the wire types.
+    // Of these rooms only what is pure.
+
+    pub mod agent {
+        mod changes;
+        mod hotplug;
+        mod joining;
+        mod known;
+        mod object;
+        mod pace;
+        mod settle;
+        mod standing;
+
+        pub use scan::Inventory;
+
+        mod publish {
+            mod drift;
+            mod rivals;
+        }
+
+        mod scan {
+            mod types;
+
+            pub use types::{Inventory, Scan};
+        }
+    }
+
+    pub mod cluster {
+        mod device;
+
+        pub use device::{Device, Devices};
+
+        pub const FIELD_MANAGER: &str = "numacast";
+    }
+
+    pub mod config {
+        mod annotations;
+        mod names;
+        mod rivals;
+
+        use schemars::{JsonSchema, Schema, SchemaGenerator};
+
+        use crate::json_path::{JsonPath, Template};
+
+        pub use annotations::{ProxyAnnotations, ProxyMapping};
+        pub(crate) use names::is_device;
+        pub use rivals::RivalsMode;
+
+        macro_rules! text {
+            ($($value:ty),*) => {$(
+                impl JsonSchema for $value {
+                    fn schema_name() -> std::borrow::Cow<'static, str> {
+                        stringify!($value).into()
+                    }
+
+                    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+                        String::json_schema(generator)
+                    }
+                }
+            )*};
+        }
+        text!(JsonPath, Template);
+    }
+
+    pub mod grpc {
+        mod message;
+
+        pub use message::{Feed, Message};
+    }
+
     pub mod kubelet {
+        mod answers;
         mod config;
+        pub mod proto;
         mod state;
         mod types;
 
@@ -28,11 +104,33 @@ mod src {
             ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state,
         };
         pub use types::{
-            Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
+            Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage,
+            Usage,
         };
+    }
+
+    pub mod pods_api {
+        mod board;
+        mod info;
+        pub mod proto;
+        mod records;
+        mod store;
+        mod watchers;
+
+        #[cfg(test)]
+        mod budget_tests;
+        #[cfg(test)]
+        mod tests;
+    }
+
+    pub mod proxy {
+        pub mod merge;
     }
 }
 
 #[cfg(test)]
 use src::randomised;
-pub use src::{kubelet, machine, pattern, pod, quantity, scheduler, seen, topology};
+pub use src::{
+    agent, backoff, cluster, config, core_v1, grpc, json_path, kubelet, machine, nrt, pattern, pod, pods_api, proxy, quantity,
+    scheduler, seen, topology, wire,
+};

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference};
-use kube::api::ObjectMeta;
+use kube::core::ObjectMeta;
 use serde_json::{Map, Value, json};
 
 use crate::cluster::FIELD_MANAGER;

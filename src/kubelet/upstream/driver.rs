@@ -14,7 +14,8 @@ use super::{Asker, Ended, Flight, Observer, Shared};
 use crate::backoff::back_off;
 use crate::bucket::Bucket;
 use crate::kubelet::ask::{Ask, Refusal, not_found};
-use crate::kubelet::client::{ClientError, Connection, Line, Open, Outcome};
+use crate::kubelet::client::{ClientError, Line, Open, Outcome};
+use crate::kubelet::types::Connection;
 
 /// Calls for the proxy. In no second are there more than the burst and what one second earns, which makes 30
 /// (DESIGN section 10): a third of what the kubelet allows all its clients together.

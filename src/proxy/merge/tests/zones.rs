@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::kubelet::{allocatable_of, usage_of};
+use crate::kubelet::{Allocatable, Usage};
 use crate::machine::{IdSet, Machine, NumaNode};
 use crate::topology::{self, Inputs};
 
@@ -31,8 +31,8 @@ fn accounted(
     let allocatable = plan.allocatable(&bytes(kubelets)).unwrap().bytes;
     let topology = topology::account(&Inputs {
         machine: &machine,
-        allocatable: &allocatable_of(allocatable).unwrap(),
-        usage: &usage_of(listed).unwrap(),
+        allocatable: &Allocatable::from(v1::AllocatableResourcesResponse::decode(allocatable).unwrap()),
+        usage: &Usage::from(v1::ListPodResourcesResponse::decode(listed).unwrap()),
         terminal: &BTreeSet::new(),
         state: None,
         config: None,

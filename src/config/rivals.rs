@@ -1,0 +1,15 @@
+//! What is done about other publishers, as people configure it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What to do about a publisher that keeps rewriting the object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RivalsMode {
+    /// Tell, and let its rewrites be.
+    #[default]
+    Report,
+    /// Tell, and answer each rewrite, ever slower.
+    Fight,
+}

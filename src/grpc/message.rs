@@ -1,0 +1,64 @@
+//! What is sent: one encoded message, or many.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use futures::stream::BoxStream;
+use prost::bytes::Bytes;
+use tonic::Status;
+
+/// What a message begins with: two numbers of a type and a length, with their keys.
+pub(super) const HEAD: usize = 8;
+
+/// What a client is told in many messages.
+pub trait Feed: Stream<Item = Result<Message, Status>> + Send {
+    /// Ready when there is no sense in sending on, while the client lets a message wait; the next item says why. A message
+    /// that is half sent cannot be followed by that: the client is told `ResourceExhausted` then, by HTTP/2's own means.
+    fn poll_over(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+impl Feed for BoxStream<'static, Result<Message, Status>> {}
+
+/// An encoded message: what it begins with, and the rest, which other messages may share.
+#[derive(Clone, Debug, Default)]
+pub struct Message {
+    pub(super) head: [u8; HEAD],
+    /// Of the head, what there is.
+    pub(super) length: usize,
+    pub(super) body: Bytes,
+}
+
+impl Message {
+    /// A message that begins so; with more than a few bytes it is copied into one.
+    #[must_use]
+    pub fn new(head: &[u8], body: Bytes) -> Self {
+        let mut message = Self { length: head.len(), body, ..Self::default() };
+        match message.head.get_mut(..head.len()) {
+            Some(own) => own.copy_from_slice(head),
+            None => (message.length, message.body) = (0, [head, &message.body].concat().into()),
+        }
+        message
+    }
+
+    /// How many bytes it has.
+    #[allow(clippy::len_without_is_empty)] // an empty one is a message as well
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.length + self.body.len()
+    }
+
+    /// All of it in one piece.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        [&self.head[..self.length], &self.body].concat()
+    }
+}
+
+impl From<Bytes> for Message {
+    fn from(body: Bytes) -> Self {
+        Self { body, ..Self::default() }
+    }
+}
