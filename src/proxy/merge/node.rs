@@ -12,6 +12,8 @@ use crate::machine::{HIGHEST_NODE, HostFiles, Id, IdSet};
 const KEPT: usize = 16_384;
 /// How long an address is known to have no device: functions are made on demand, and annotations name what never was.
 const MISSED: Duration = Duration::from_secs(60);
+/// When there are too many of those, so often all of them are looked at for old ones: annotations can ask as often as they like.
+const SWEEP: Duration = Duration::from_secs(1);
 
 /// The devices of one node. The default knows nothing.
 #[derive(Clone, Debug, Default)]
@@ -103,6 +105,8 @@ struct Seen {
     nodes: BTreeMap<Box<str>, Option<Id>>,
     /// What is not there, and when that was found.
     missed: BTreeMap<Box<str>, Instant>,
+    /// When old ones of these were last removed.
+    swept: Option<Instant>,
 }
 
 impl fmt::Debug for Pci {
@@ -153,8 +157,10 @@ impl Seen {
         if self.missed.get(address).is_some_and(is_fresh) {
             return true;
         }
-        if self.missed.len() >= KEPT {
+        let is_due = self.swept.is_none_or(|at| now.saturating_duration_since(at) >= SWEEP);
+        if self.missed.len() >= KEPT && is_due {
             self.missed.retain(|_, at| is_fresh(at));
+            self.swept = Some(now);
         }
         self.missed.len() >= KEPT
     }
@@ -222,7 +228,7 @@ mod tests {
     fn addresses_that_are_made_up_cost_so_many_looks_and_no_more() {
         let files = Odd::default();
         let (pci, start) = (Pci::new(files.clone()), Instant::now());
-        for n in 0..KEPT + 64 {
+        for n in 0..2 * KEPT {
             let text = format!("{:04x}:{:02x}:{:02x}.0", n >> 16, n >> 8 & 0xff, n & 0xff);
             assert_eq!(pci.node_at(&text, start), None);
         }
