@@ -392,7 +392,7 @@ pub struct Controller {
     pub dry_run: bool,
     /// Update an object now and then while pods wait because of the scheduler plugin.
     pub nudge: Nudge,
-    /// The scheduler's pods; not set: nobody compares objects with its start.
+    /// The scheduler's pods. If set, objects created after they started are reported.
     pub scheduler: Option<SchedulerPods>,
     /// Objects of Nodes that are gone.
     pub garbage: Garbage,
@@ -776,8 +776,8 @@ pub const DOCS: &[(&str, &str)] = &[
     ),
     (
         "controller.scheduler",
-        "The pods of the scheduler that runs the plugin, NAMESPACE/KEY=VALUE (kube-system/component=kube-scheduler): objects \
-         that were created after it started are told, since the plugin ignores them. Not set: nobody looks",
+        "The pods of the scheduler that runs the plugin, as NAMESPACE/KEY=VALUE (kube-system/component=kube-scheduler). The \
+         controller reports objects created after they started, which the plugin ignores. Not set: it does not check",
     ),
     ("controller.garbage.interval", "How often all objects are looked at for those of Nodes that are gone."),
     ("controller.garbage.grace", "How long a Node must have been gone before its object is deleted."),

@@ -31,7 +31,7 @@ pub struct Settings {
     pub fleet_interval: Duration,
     /// When to nudge while pods wait because of the scheduler plugin; never without.
     pub nudge: Option<Plan>,
-    /// The scheduler's pods; nobody compares objects with its start without.
+    /// The scheduler's pods. If set, objects created after they started are reported.
     pub scheduler: Option<SchedulerPods>,
     /// In which form objects are read.
     pub form: Form,

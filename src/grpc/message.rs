@@ -11,10 +11,10 @@ use tonic::Status;
 /// What a message begins with: two numbers of a type and a length, with their keys.
 pub(super) const HEAD: usize = 8;
 
-/// What a client is told in many messages.
+/// A streamed answer.
 pub trait Feed: Stream<Item = Result<Message, Status>> + Send {
-    /// Ready when there is no sense in sending on, while the client lets a message wait; the next item says why. A message
-    /// that is half sent cannot be followed by that: the client is told `ResourceExhausted` then, by HTTP/2's own means.
+    /// Ready when the stream should end although the client has not read the current message; the next item is the status.
+    /// If that message was sent in part, the stream is reset instead, which gRPC clients report as `ResourceExhausted`.
     fn poll_over(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
         Poll::Pending
     }

@@ -29,7 +29,7 @@ pub(super) trait Tally: fmt::Debug + Send + Sync + 'static {
     /// So many more watch.
     fn watchers(&self, more: i64);
 
-    /// So many are told no more, since they were too slow.
+    /// This many watchers were ended because they were too slow.
     fn cut(&self, watchers: usize);
 
     /// The last of those who watch was given an event, so long after we were told.

@@ -91,7 +91,7 @@ impl Drop for Running {
     }
 }
 
-/// A client that writes what it is told to.
+/// A client that sends the given frames.
 struct Client(UnixStream);
 
 impl Client {

@@ -243,7 +243,7 @@ fn fields() -> Vec<u8> {
     (0..200).flat_map(|at| field(&[letter(at / 26), letter(at)], b"")).collect()
 }
 
-/// Reads everything, and tells of calls that have ended.
+/// Reads every frame and reports each call that ended.
 fn read(mut stream: UnixStream, ended: &mpsc::Sender<()>) {
     let (mut head, mut payload) = ([0; 9], vec![0; 1 << 16]);
     while stream.read_exact(&mut head).is_ok() {

@@ -540,7 +540,7 @@ async fn a_check_prints_what_is_wrong() -> Result<()> {
 }
 
 #[tokio::test]
-async fn objects_that_are_newer_than_the_scheduler_are_told() -> Result<()> {
+async fn objects_that_are_newer_than_the_scheduler_are_reported() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;

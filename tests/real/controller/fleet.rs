@@ -216,7 +216,7 @@ impl<'a> Fleet<'a> {
         .await
     }
 
-    /// A scheduler's pod, as a kubelet tells of one whose container runs since then.
+    /// A scheduler's pod with the status that a kubelet reports for a container started at `since`.
     pub(crate) async fn run_scheduler(&self, since: Time) -> Result<()> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), "kube-system");
         let pod = json!({
