@@ -255,7 +255,7 @@ pub struct Socket {
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections, of all clients and of one. An idle one keeps some 10 KiB; one that had 128 calls at once 100 KiB, and whose
-    /// client does what it can to make it keep more 300 KiB at most (`tests/grpc_memory`).
+    /// client does what it can to make it keep more 300 KiB at most; all of them together 56 MiB (`tests/grpc_memory`).
     pub connections: usize,
     /// See above.
     pub connections_each: usize,
@@ -340,6 +340,8 @@ pub(crate) struct Inner {
     notices: Notices,
     /// Room for long messages, in bytes.
     long: Semaphore,
+    /// Buffers that connections may keep beyond their own.
+    buffers: Arc<Semaphore>,
 }
 
 impl Server {
@@ -366,6 +368,7 @@ impl Server {
             answers: Answers::new(limits.answers, limits.unread),
             notices: Notices::new(path),
             long: Semaphore::new(call::LONG),
+            buffers: Arc::new(Semaphore::new(connection::MORE_BUFFERS)),
         });
         let (stop, stopped) = watch::channel(false);
         let in_place = Arc::new(AtomicBool::new(true));

@@ -1,5 +1,6 @@
 //! One call, from its head to its status.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -116,7 +117,7 @@ impl Asked {
     fn new(parts: Parts, started: Instant) -> Result<Self, Refusal> {
         let field = |name: &str| {
             let value = parts.headers.get(name)?.as_bytes();
-            Some(String::from_utf8_lossy(value.get(..QUOTE).unwrap_or(value)).into_owned())
+            Some(start(value).into_owned())
         };
         let kind = field("content-type").unwrap_or_default();
         if !is_grpc(&kind) {
@@ -129,16 +130,15 @@ impl Asked {
             Refusal(StatusCode::BAD_REQUEST, status)
         })?;
         if parts.method != Method::POST {
-            let method = parts.method.as_str();
-            let method = method.get(..QUOTE).unwrap_or(method);
+            let method = start(parts.method.as_str().as_bytes());
             let what = "Received a HEADERS frame with :method";
             let status = Status::internal(format!("{what} {method:?} which should be POST"));
             return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, status));
         }
         let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
         if path.len() > PATH || path.strip_prefix('/').is_none_or(|path| !path.contains('/')) {
-            let start = path.get(..QUOTE).unwrap_or(path);
-            let status = Status::unimplemented(format!("malformed method name: {start:?}"));
+            let path = start(path.as_bytes());
+            let status = Status::unimplemented(format!("malformed method name: {path:?}"));
             return Err(Refusal(StatusCode::OK, status));
         }
         let encoding = field("grpc-encoding").filter(|encoding| !matches!(&**encoding, "" | "identity"));
@@ -451,7 +451,7 @@ async fn drain(body: &mut RecvStream) -> Infallible {
 
 /// Where a client's calls fail by the hundred, their answers wait: garbage must not keep us busy.
 async fn delay(connection: &Connection, inner: &Inner) {
-    let wait = inner.clients.failed(connection.client);
+    let wait = inner.clients.failed(connection.client).min(inner.limits.patience);
     if wait.is_zero() {
         return;
     }
@@ -476,6 +476,11 @@ fn trailers(status: &Status) -> HeaderMap {
         fields.insert("grpc-status", HeaderValue::from(status.code() as i32));
     }
     fields
+}
+
+/// The start of what a client wrote; a character that is cut becomes U+FFFD.
+fn start(text: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(text.get(..QUOTE).unwrap_or(text))
 }
 
 fn is_grpc(kind: &str) -> bool {

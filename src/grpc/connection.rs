@@ -10,6 +10,7 @@ use futures::stream::FuturesUnordered;
 use h2::server::{self, Builder};
 use h2::{Error, Reason};
 use tokio::net::UnixStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::answers::Slice;
@@ -32,6 +33,10 @@ pub(super) const SEND_BUFFER: usize = 64 << 10;
 const CANCELLED: usize = 20;
 /// Requests that are no HTTP/2: a client that works makes none, and h2 allows 1,024.
 const MALFORMED: usize = 100;
+/// Buffers that a client's table may keep (`incoming`) at any time.
+const OWN_BUFFERS: u32 = 4;
+/// Those that all tables may keep beyond these.
+pub(super) const MORE_BUFFERS: usize = 512;
 
 /// A client that is slowed down by this much floods.
 const FLOOD: Duration = Duration::from_millis(500);
@@ -49,7 +54,7 @@ pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
         .max_local_error_reset_streams(Some(MALFORMED));
     let handshake = builder.handshake::<_, Slice>(Incoming::new(
         stream,
-        Reader { connection: connection.clone(), inner: inner.clone() },
+        Reader { connection: connection.clone(), inner: inner.clone(), kept: None },
     ));
     let greeted = tokio::select! {
         greeted = timeout(PREFACE, handshake) => greeted,
@@ -72,6 +77,8 @@ pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
 struct Reader {
     connection: Arc<Connection>,
     inner: Arc<Inner>,
+    /// Buffers of [`MORE_BUFFERS`].
+    kept: Option<OwnedSemaphorePermit>,
 }
 
 impl Pace for Reader {
@@ -82,6 +89,17 @@ impl Pace for Reader {
             self.inner.blame(Offence::Flood, &self.connection, what);
         }
         pause.own.max(pause.shared)
+    }
+
+    fn keep(&mut self, buffers: u32) -> bool {
+        let more = buffers.saturating_sub(OWN_BUFFERS);
+        if self.kept.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) == more as usize {
+            return true;
+        }
+        // The former ones are given back first.
+        self.kept = None;
+        self.kept = Arc::clone(&self.inner.buffers).try_acquire_many_owned(more).ok();
+        self.kept.is_some()
     }
 
     fn blocked(&self, blocked: bool) {

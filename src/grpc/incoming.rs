@@ -10,7 +10,7 @@
 //! What h2 may keep for a connection is bounded here too, where h2 has no bound of its own:
 //! - It reads all there is before it hands out a request. So it is given one frame of fields at a time.
 //! - A pseudo-header field in its HPACK table keeps the whole buffer that it was read into, 8 to 24 KiB, however short it is.
-//!   So a connection ends whose table may keep too many of them ([`Table`]).
+//!   So a connection ends whose table may keep too many of them ([`Table`]), or more than there is room for ([`Pace::keep`]).
 //! - A block of fields is kept until its end. So one ends the connection that has more bytes than a frame.
 //!
 //! Left alone, and so refused by h2 if it is no authority: a value in a CONTINUATION frame, and one whose name is given
@@ -90,6 +90,9 @@ pub(super) trait Pace {
     /// Frames that cost so much came: how long to wait before more are read.
     fn pace(&self, cost: usize) -> Duration;
 
+    /// Its table may keep so many buffers now: is there room for them, with those of all other connections?
+    fn keep(&mut self, buffers: u32) -> bool;
+
     /// A write was waiting for the client to read, or is not any more.
     fn blocked(&self, blocked: bool);
 }
@@ -149,7 +152,8 @@ impl<T, P: Pace> Incoming<T, P> {
                 self.block += length;
             }
             self.in_fields = matches!(*kind, HEADERS | CONTINUATION);
-            if self.block > MAX_FRAME || self.table.buffers() > BUFFERS {
+            let buffers = self.table.buffers();
+            if self.block > MAX_FRAME || buffers > BUFFERS || !self.pace.keep(buffers) {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "its fields take too much room"));
             }
             cost += match *kind {
@@ -492,6 +496,10 @@ pub fn made_acceptable(sent: &[u8], chunk: usize) -> Vec<u8> {
 impl Pace for () {
     fn pace(&self, _: usize) -> Duration {
         Duration::ZERO
+    }
+
+    fn keep(&mut self, _: u32) -> bool {
+        true
     }
 
     fn blocked(&self, _: bool) {}

@@ -248,6 +248,9 @@ async fn codes_and_texts_are_those_of_the_kubelets_library() {
 
     let long = format!("/{}", "x/".repeat(300));
     assert!(call(&mut client, &long, b"").await.text.starts_with("malformed method name"));
+    // The 128th byte is in a character.
+    let long = format!("/t/{}", "\u{fc}".repeat(400));
+    assert!(call(&mut client, &long, b"").await.text.len() < 200);
 
     let cases = [
         (
@@ -532,6 +535,30 @@ async fn calls_that_fail_by_the_hundred_are_slowed_down() {
     // 400 of them at once, 200 in a second.
     assert!((2900..3100).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
     assert_eq!(server.offences(), [("failures", 600)]);
+}
+
+/// However many failed before it, and were given up.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_fails_is_answered_within_the_patience() {
+    let server = start(Limits::default());
+    let mut client = server.client().await;
+    for _ in 0..3000 {
+        let request = request("/t/No").header("grpc-timeout", "1m").body(()).unwrap();
+        client = client.ready().await.unwrap();
+        answer(send(&mut client, request, framed(b""))).await.unwrap();
+    }
+    let begun = Instant::now();
+    assert_eq!(call(&mut client, "/t/No", b"").await.code, Code::Unimplemented as i32);
+    assert_eq!(begun.elapsed().as_secs(), 5, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_come_and_go_are_taken_at_a_steady_rate() {
+    let (server, begun) = (start(Limits::default()), Instant::now());
+    for _ in 0..AT_ONCE as usize + 1000 {
+        assert_eq!(server.call("/t/Echo", b"x").await, Answer::ok(b"x"));
+    }
+    assert!((900..1100).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

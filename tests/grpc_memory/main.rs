@@ -357,6 +357,25 @@ fn connection(held: &Held) -> usize {
     measure(before, CONNECTIONS, held.bound)
 }
 
+/// What all connections that there may be keep together, in bytes: see `Limits::connections`.
+const ALL: usize = 56 << 20;
+
+/// How many paths each of them puts into its table: all that it may, and all that are kept.
+const PATHS: [(&str, fn(usize) -> u8); 2] = [
+    ("15 paths each", |_| 15),
+    ("15 paths each of 46, and 4 of the others", |at| if at < 46 { 15 } else { 4 }),
+];
+
+fn all_connections(count: fn(usize) -> u8) -> usize {
+    let most = Limits::default().connections;
+    let server = Running::start(Limits { connections_each: most, ..limits(4096) });
+    let before = HEAP.current_usage();
+    let mut clients: Vec<_> = (0..most).map(|_| Client::connect(&server.path(), u16::MAX)).collect();
+    clients.iter_mut().enumerate().for_each(|(at, client)| paths(client, count(at)));
+    std::thread::sleep(Duration::from_millis(500));
+    measure(before, 1, ALL)
+}
+
 /// One test: what runs beside it would be counted.
 #[test]
 #[allow(clippy::print_stdout)] // with `--nocapture`: the figures
@@ -374,6 +393,13 @@ fn calls_and_connections_keep_what_the_limits_say() {
         println!("{each:>8} bytes for a connection {} (bound {})", held.name, held.bound);
         if each > held.bound {
             more.push(held.name);
+        }
+    }
+    for (name, count) in PATHS {
+        let all = all_connections(count);
+        println!("{all:>8} bytes for all connections, {name} (bound {ALL})");
+        if all > ALL {
+            more.push(name);
         }
     }
     assert!(more.is_empty(), "these keep more: {more:?}");
