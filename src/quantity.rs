@@ -161,11 +161,11 @@ mod tests {
 
     #[test]
     fn numbers_of_any_length_are_read_in_no_time() {
-        let long = "9".repeat(1_000_000);
+        let long = "9".repeat(100_000);
         for suffix in ["", "Ei", "e-2147483648", "e2147483647", "n"] {
             assert!(Parsed::of(&format!("{long}{suffix}")).is_ok(), "{suffix}");
             assert!(Parsed::of(&format!("0.{long}{suffix}")).is_ok(), "{suffix}");
-            assert!(Parsed::of(&format!("{}1{suffix}", "0".repeat(1_000_000))).is_ok(), "{suffix}");
+            assert!(Parsed::of(&format!("{}1{suffix}", "0".repeat(100_000))).is_ok(), "{suffix}");
         }
         assert_eq!(format!("{long}E").parse::<Quantity>().unwrap().nano(), i128::MAX);
         assert_eq!(format!("-{long}").parse::<Quantity>().unwrap().nano(), -i128::MAX);

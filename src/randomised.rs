@@ -12,3 +12,9 @@ pub(crate) fn cases() -> Config {
     println!("NUMACAST_SEED={seed}");
     Config { failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..Config::default() }
 }
+
+/// One in so many of the usual cases, for a test of which each case takes long.
+pub(crate) fn fewer_cases(of: u32) -> Config {
+    let cases = cases();
+    Config { cases: (cases.cases / of).max(1), ..cases }
+}

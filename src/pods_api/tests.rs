@@ -392,7 +392,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..crate::randomised::cases() })]
+    #![proptest_config(crate::randomised::fewer_cases(4))]
 
     #[test]
     fn who_watches_knows_what_is_listed(steps in steps()) {

@@ -317,7 +317,7 @@ proptest! {
 
 proptest! {
     // Each case makes some thirty files.
-    #![proptest_config(ProptestConfig { cases: 16, ..crate::randomised::cases() })]
+    #![proptest_config(crate::randomised::fewer_cases(16))]
 
     #[test]
     fn the_order_in_which_the_kernel_made_the_files_does_not_matter(machine in any_machine(), mut seed in 1..u64::MAX) {
