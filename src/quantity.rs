@@ -153,6 +153,20 @@ mod tests {
     }
 
     #[test]
+    fn units_of_1024_are_written_from_1024_on() {
+        // As Go's `String()` writes them.
+        for (text, expected) in [
+            ("0.9990234375Ki", "1023"),
+            ("1.0Ki", "1Ki"),
+            ("-1.0Ki", "-1Ki"),
+            ("0.0009765625Mi", "1Ki"),
+            ("0.5Mi", "512Ki"),
+        ] {
+            assert_eq!(Parsed::of(text).unwrap().canonical(), expected, "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_neither_text_nor_number_is_refused_in_a_sentence() {
         assert_eq!(Quantity::from(7), Quantity::whole(7));
         let error = serde_json::from_str::<Quantity>("[4]").unwrap_err().to_string();
