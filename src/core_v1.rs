@@ -125,99 +125,23 @@ fn statuses(statuses: Vec<core::ContainerStatus>) -> Vec<raw::ContainerStatus> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
-
-    fn resources(requests: &[(&str, &str)], limits: &[(&str, &str)]) -> core::ResourceRequirements {
-        let amounts = |amounts: &[(&str, &str)]| {
-            let quantity = |text: &str| core::Quantity { string: text.to_owned() };
-            amounts.iter().map(|(name, text)| ((*name).to_owned(), quantity(text))).collect()
-        };
-        core::ResourceRequirements { requests: amounts(requests), limits: amounts(limits) }
-    }
-
-    fn container(name: &str, restart_policy: &str, resources: core::ResourceRequirements) -> core::Container {
-        core::Container {
-            name: name.to_owned(),
-            restart_policy: restart_policy.to_owned(),
-            resources: Some(resources),
-        }
-    }
-
-    /// A pod that was deleted, with a sidecar and a container that run or do not.
-    fn pod(init: bool, app: bool) -> core::Pod {
-        let status = |running: bool| core::ContainerStatus {
-            state: Some(core::ContainerState { running: running.then_some(core::Present {}) }),
-        };
-        core::Pod {
-            metadata: Some(core::ObjectMeta {
-                name: "a".to_owned(),
-                namespace: "ns".to_owned(),
-                uid: "u".to_owned(),
-                deletion_timestamp: Some(core::Present {}),
-                annotations: [("k", "v"), ("other", "v")]
-                    .map(|(key, value)| (key.to_owned(), value.into()))
-                    .into(),
-            }),
-            spec: Some(core::PodSpec {
-                init_containers: vec![container("s", "Always", resources(&[("cpu", "500m")], &[]))],
-                containers: vec![container(
-                    "c",
-                    "",
-                    resources(&[("a.b/c", "")], &[("cpu", "2"), ("a.b/d", "3")]),
-                )],
-                resources: Some(resources(&[("cpu", "4")], &[("memory", "1Gi")])),
-            }),
-            status: Some(core::PodStatus {
-                phase: "Running".to_owned(),
-                qos_class: "Burstable".to_owned(),
-                init_container_statuses: vec![status(init)],
-                container_statuses: vec![status(app)],
-            }),
-        }
-    }
-
-    /// The same in JSON.
-    fn pod_in_json(init: bool, app: bool) -> Value {
-        let status = |running: bool| match running {
-            true => json!([{"state": {"running": {}}}]),
-            false => json!([{"state": {"terminated": {}}}]),
-        };
-        json!({
-            "metadata": {
-                "name": "a", "namespace": "ns", "uid": "u", "deletionTimestamp": "2026-11-23T12:00:00Z",
-                "annotations": {"k": "v", "other": "v"},
-            },
-            "spec": {
-                "initContainers": [
-                    {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}},
-                ],
-                "containers": [
-                    {"name": "c", "resources": {"requests": {"a.b/c": "0"}, "limits": {"cpu": "2", "a.b/d": "3"}}},
-                ],
-                "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "1Gi"}},
-            },
-            "status": {
-                "phase": "Running", "qosClass": "Burstable",
-                "initContainerStatuses": status(init), "containerStatuses": status(app),
-            },
-        })
-    }
+    use crate::pod::Annotation;
 
     #[test]
-    fn a_pod_is_the_same_in_protocol_buffers_and_in_json() {
-        let wanted = Wanted::of(["k"]);
-        let lives = [(true, false), (false, true), (false, false)].map(|(init, app)| {
-            let bytes = pod(init, app).encode_to_vec();
-            let expected = Pod::from_json(pod_in_json(init, app).to_string().as_bytes()).unwrap();
-            let expected = expected.keeping(&wanted);
-            assert_eq!(read_pod(&bytes, &wanted).unwrap(), expected, "{init} {app}");
-            let whole = read_pod(&bytes, &wanted.clone().whole()).unwrap();
-            assert_eq!(whole.whole.as_deref(), Some(&Whole::Protobuf(bytes.into())));
-            (expected.life, expected.annotations.len())
-        });
-        assert_ne!(lives[0], lives[2], "whether a sidecar runs counts");
-        assert_ne!(lives[1], lives[2], "whether a container runs counts");
+    fn of_a_pod_what_is_wanted_is_kept() {
+        let annotation = |key: &str| (key.to_owned(), b"v".to_vec().into());
+        let metadata = core::ObjectMeta {
+            name: "a".to_owned(),
+            namespace: "ns".to_owned(),
+            annotations: [annotation("k"), annotation("other")].into(),
+            ..core::ObjectMeta::default()
+        };
+        let bytes = core::Pod { metadata: Some(metadata), ..core::Pod::default() }.encode_to_vec();
+        let pod = read_pod(&bytes, &Wanted::of(["k"])).unwrap();
+        assert_eq!((&*pod.name, pod.whole), ("a", None));
+        assert_eq!(*pod.annotations, [("k".into(), Annotation::Text("v".into()))]);
+        let pod = read_pod(&bytes, &Wanted::default().whole()).unwrap();
+        assert_eq!(pod.whole.as_deref(), Some(&Whole::Protobuf(bytes.into())));
     }
 }

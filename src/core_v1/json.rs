@@ -461,6 +461,111 @@ mod tests {
         }
     }
 
+    fn number(tag: u32, value: u64) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_number(&mut out, tag, value);
+        out
+    }
+
+    /// A pod with this `metadata`, or with this in its only container.
+    fn with_metadata(content: &[u8]) -> Result<Json, String> {
+        Ok(pod_json(&message(&[(1, content)]))?["metadata"].take())
+    }
+
+    fn with_container(content: &[u8]) -> Result<Json, String> {
+        Ok(pod_json(&message(&[(2, &message(&[(2, content)]))]))?["spec"]["containers"][0].take())
+    }
+
+    /// The port of a probe.
+    fn with_port(port: &[u8]) -> Result<Json, String> {
+        let probe = message(&[(1, &message(&[(3, &message(&[(1, port)]))]))]);
+        Ok(with_container(&message(&[(10, &probe)]))?["livenessProbe"]["tcpSocket"]["port"].take())
+    }
+
+    fn with_managed_fields(fields: &[u8]) -> Result<Json, String> {
+        Ok(with_metadata(&message(&[(17, &message(&[(7, fields)]))]))?["managedFields"][0]["fieldsV1"].take())
+    }
+
+    #[test]
+    fn lists_of_numbers_may_be_packed_or_not() {
+        let groups = |content: &[u8]| -> Result<Json, String> {
+            let context = message(&[(14, content)]);
+            Ok(pod_json(&message(&[(2, &context)]))?["spec"]["securityContext"]["supplementalGroups"].take())
+        };
+        let packed = message(&[(4, &[1, 0x80, 0x01])]);
+        assert_eq!(groups(&[packed, number(4, 7)].concat()), Ok(json!([1, 128, 7])));
+        assert!(groups(&message(&[(4, &[0x80])])).is_err(), "half a number");
+    }
+
+    #[test]
+    fn what_is_empty_is_left_out_where_go_leaves_it_out() {
+        let empty = [message(&[(1, b"")]), number(7, 0)].concat();
+        assert_eq!(with_metadata(&empty), Ok(json!({})), "name and generation");
+        assert_eq!(with_metadata(&[empty, number(7, 3)].concat()), Ok(json!({"generation": 3})));
+        assert_eq!(with_container(&number(16, 0)), Ok(json!({"name": "", "resources": {}})), "stdin");
+        assert_eq!(with_container(&number(16, 1)).unwrap()["stdin"], true);
+    }
+
+    #[test]
+    fn labels_are_the_last_of_each_key() {
+        let label = |key: &[u8], value: &[u8]| message(&[(11, &message(&[(1, key), (2, value)]))]);
+        let labels = [label(b"a", b"1"), label(b"b", b"2"), label(b"a", b"3")].concat();
+        assert_eq!(with_metadata(&labels), Ok(json!({"labels": {"a": "3", "b": "2"}})));
+    }
+
+    #[test]
+    fn times_are_seconds_and_the_year_1_is_none() {
+        let deleted =
+            |time: &[u8]| Ok::<_, String>(with_metadata(&message(&[(9, time)]))?["deletionTimestamp"].take());
+        assert_eq!(deleted(&number(1, 86_400)), Ok(json!("1970-01-02T00:00:00Z")));
+        assert_eq!(deleted(&number(1, NO_TIME.cast_unsigned())), Ok(Json::Null));
+        assert_eq!(deleted(&[]), Ok(Json::Null));
+        // Nanoseconds alone.
+        assert_eq!(deleted(&number(2, 5)), Ok(json!("1970-01-01T00:00:00Z")));
+    }
+
+    #[test]
+    fn ports_are_numbers_or_names() {
+        assert_eq!(
+            with_port(&[number(1, 0), number(2, (1 << 32) + 80), message(&[(3, b"x")])].concat()),
+            Ok(json!(80))
+        );
+        assert_eq!(
+            with_port(&[number(1, 1), number(2, 80), message(&[(3, b"http")])].concat()),
+            Ok(json!("http"))
+        );
+        assert_eq!(with_port(&[]), Ok(json!(0)));
+        assert!(with_port(&number(1, 2)).is_err(), "neither");
+    }
+
+    #[test]
+    fn what_is_json_already_is_that() {
+        assert_eq!(with_managed_fields(&message(&[(1, br#"{"f:a":{}}"#)])), Ok(json!({"f:a": {}})));
+        assert_eq!(with_managed_fields(&message(&[(1, b"")])), Ok(Json::Null));
+        assert!(with_managed_fields(&message(&[(1, b"{")])).is_err());
+    }
+
+    #[test]
+    fn what_is_of_another_kind_is_refused() {
+        let (one, text) = (number(1, 7), message(&[(1, b"x")]));
+        let cases = [
+            ("a label's key", with_metadata(&message(&[(11, &one)]))),
+            ("a time", with_metadata(&message(&[(9, &text)]))),
+            ("a quantity", with_container(&message(&[(8, &message(&[(1, &message(&[(2, &one)]))]))]))),
+            ("a port's kind", with_port(&text)),
+            ("a port's name", with_port(&number(3, 7))),
+            ("managed fields", with_managed_fields(&one)),
+            ("a probe's handler", with_container(&message(&[(10, &one)]))),
+            ("a truth", with_container(&message(&[(16, b"x")]))),
+        ];
+        for (what, read) in cases {
+            assert!(
+                read.as_ref().is_err_and(|error| error.ends_with("it is of another kind")),
+                "{what}: {read:?}"
+            );
+        }
+    }
+
     #[test]
     fn rubbish_is_refused_with_a_reason() {
         let mut number = Vec::new();

@@ -116,3 +116,22 @@ impl Pod {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outline_of_half_a_pod_or_more_is_none() {
+        let mut named = Vec::new();
+        wire::put_bytes(&mut named, outlined::METADATA, &[0x0a, 1, b'a']);
+        // A specification of so many bytes, with its head of two.
+        let pod = |content: usize| {
+            let mut pod = named.clone();
+            wire::put_bytes(&mut pod, 2, &vec![0; content]);
+            pod
+        };
+        assert_eq!(outline(&pod(named.len() - 2)), Bytes::new());
+        assert_eq!(outline(&pod(named.len() - 1)), named);
+    }
+}

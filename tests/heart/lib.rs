@@ -128,6 +128,18 @@ mod src {
     }
 }
 
+// Tests of pods that Kubernetes' own types wrote.
+#[cfg(test)]
+#[path = "../../tests/corpus"]
+mod corpus {
+    use crate::core_v1::{decode_pod, pod_json};
+    use crate::pod::Pod;
+
+    const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
+
+    mod core_v1;
+}
+
 #[cfg(test)]
 use src::randomised;
 pub use src::{
