@@ -47,6 +47,19 @@ fn every_kind_of_record_is_read() {
 }
 
 #[test]
+fn a_group_may_have_every_kind_of_record() {
+    let records = [
+        &[0x08, 0x01][..],               // 1: 1
+        &[0x12, 0x01, b'x'],             // 2: "x"
+        &[0x1d, 1, 2, 3, 4],             // 3: four bytes
+        &[0x21, 1, 2, 3, 4, 5, 6, 7, 8], // 4: eight bytes
+    ]
+    .concat();
+    let group = [&[0x2b][..], &records, &[0x2c]].concat();
+    assert_eq!(read(&group).unwrap(), [(5, Value::Group(1..group.len() - 1))]);
+}
+
+#[test]
 fn what_is_no_message_is_refused_and_the_place_named() {
     let cut = "a number that is cut off";
     assert_eq!(wrong(&[0x80]), (cut, 0));
