@@ -89,6 +89,12 @@ mod tests {
     }
 
     #[test]
+    fn methods_have_upstreams_names() {
+        let names = [Method::All, Method::WithExclusiveResources].map(Method::name);
+        assert_eq!(names, ["all", "with-exclusive-resources"]);
+    }
+
+    #[test]
     fn single_pods_have_the_hashes_that_upstream_gives_them() {
         assert_eq!(XxHash64::oneshot(0, b"ns1"), 0xd4f9_be77_dac1_e966);
         assert_eq!(XxHash64::oneshot(0, b"default"), 0xcb14_bd8a_5c56_1c96);

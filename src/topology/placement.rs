@@ -305,6 +305,7 @@ mod tests {
         assert_eq!(topology.attributes[1], (METADATA.to_owned(), placement.metadata.clone()));
         assert_eq!(topology.zones[0].attributes, [(VECTOR.to_owned(), placement.vectors[&0].clone())]);
         assert_eq!(topology.zones[1].attributes, [], "the busiest");
+        assert_eq!([attributes::POLICY, METADATA, VECTOR].map(Placement::has_attribute), [false, true, true]);
         let topology = entered("restricted");
         assert_eq!(topology.attributes.len(), 1);
         assert!(topology.zones.iter().all(|zone| zone.attributes.is_empty()));
