@@ -360,13 +360,16 @@ fn connection(held: &Held) -> usize {
 /// What all connections that there may be keep together, in bytes: see `Limits::connections`.
 const ALL: usize = 56 << 20;
 
-/// How many paths each of them puts into its table: all that it may, and all that are kept.
-const PATHS: [(&str, fn(usize) -> u8); 2] = [
+/// How many paths a connection puts into its table.
+type Paths = fn(usize) -> u8;
+
+/// All that it may, and all that are kept.
+const PATHS: [(&str, Paths); 2] = [
     ("15 paths each", |_| 15),
     ("15 paths each of 46, and 4 of the others", |at| if at < 46 { 15 } else { 4 }),
 ];
 
-fn all_connections(count: fn(usize) -> u8) -> usize {
+fn all_connections(count: Paths) -> usize {
     let most = Limits::default().connections;
     let server = Running::start(Limits { connections_each: most, ..limits(4096) });
     let before = HEAP.current_usage();
