@@ -255,7 +255,7 @@ pub struct Socket {
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections, of all clients and of one. An idle one keeps some 10 KiB; one that had 128 calls at once 100 KiB, and whose
-    /// client does what it can to make it keep more 300 KiB at most; all of them together 56 MiB (`tests/grpc_memory`).
+    /// client does what it can to make it keep more 300 KiB at most; all of them together 64 MiB (`tests/grpc_memory`).
     pub connections: usize,
     /// See above.
     pub connections_each: usize,

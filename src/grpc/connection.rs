@@ -34,9 +34,9 @@ const CANCELLED: usize = 20;
 /// Requests that are no HTTP/2: a client that works makes none, and h2 allows 1,024.
 const MALFORMED: usize = 100;
 /// Buffers that a client's table may keep (`incoming`) at any time.
-const OWN_BUFFERS: u32 = 4;
-/// Those that all tables may keep beyond these.
-pub(super) const MORE_BUFFERS: usize = 512;
+const OWN_BUFFERS: u32 = 6;
+/// Those that all tables may keep beyond these: a client that uses three methods, each with a deadline, has some eight.
+pub(super) const MORE_BUFFERS: usize = 1024;
 
 /// A client that is slowed down by this much floods.
 const FLOOD: Duration = Duration::from_millis(500);

@@ -358,7 +358,7 @@ fn connection(held: &Held) -> usize {
 }
 
 /// What all connections that there may be keep together, in bytes: see `Limits::connections`.
-const ALL: usize = 56 << 20;
+const ALL: usize = 64 << 20;
 
 /// How many paths a connection puts into its table.
 type Paths = fn(usize) -> u8;
@@ -366,7 +366,7 @@ type Paths = fn(usize) -> u8;
 /// All that it may, and all that are kept.
 const PATHS: [(&str, Paths); 2] = [
     ("15 paths each", |_| 15),
-    ("15 paths each of 46, and 4 of the others", |at| if at < 46 { 15 } else { 4 }),
+    ("15 paths each of 113, and 6 of the others", |at| if at < 113 { 15 } else { 6 }),
 ];
 
 fn all_connections(count: Paths) -> usize {
