@@ -220,6 +220,8 @@ mod tests {
             lines(moved, vec![pod("moved", "1", vec![])]),
             ["node-0: cpu 6 -> 4 free (pod ns/moved)", "node-1: cpu 6 -> 4 free (pod ns/moved)"]
         );
+        let three = ["a", "b", "c"].map(|name| pod(name, "1", vec![])).to_vec();
+        assert_eq!(lines(vec![], three)[0], "node-0: cpu 6 -> 4 free (pods ns/a, ns/b, ns/c)");
         let many = ["a", "b", "c", "d", "e"].map(|name| pod(name, "1", vec![])).to_vec();
         assert_eq!(lines(vec![], many)[0], "node-0: cpu 6 -> 4 free (pods ns/a, ns/b, ns/c and 2 more)");
     }

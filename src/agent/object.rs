@@ -81,3 +81,70 @@ fn resource(name: &str, amounts: Amounts) -> ResourceInfo {
         available: available.into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::topology::Method;
+
+    fn account() -> Topology {
+        let amounts = Amounts { capacity: 8, allocatable: 7, available: 3 };
+        let zone = |id: u16, attributes: Vec<(String, String)>| topology::Zone {
+            id,
+            costs: [(0, 10 + 10 * u32::from(id)), (1, 20 - 10 * u32::from(id))].into(),
+            resources: [("cpu".to_owned(), amounts)].into(),
+            attributes,
+        };
+        let attribute = |name: &str| (name.to_owned(), "v".to_owned());
+        Topology {
+            zones: vec![zone(0, vec![attribute("of the zone")]), zone(1, vec![])],
+            attributes: vec![attribute("of the node")],
+            pods: Some(PodSet { fingerprint: Fingerprint::of([1]), method: Method::WithExclusiveResources }),
+            ..Topology::default()
+        }
+    }
+
+    #[test]
+    fn an_object_has_all_that_its_account_has() {
+        let fingerprint = Fingerprint::of([1]).to_string();
+        let cpu = json!([{"name": "cpu", "capacity": "8", "allocatable": "7", "available": "3"}]);
+        let costs = |values: [u8; 2]| json!([{"name": "node-0", "value": values[0]}, {"name": "node-1", "value": values[1]}]);
+        let expected = json!({
+            "attributes": [
+                {"name": "of the node", "value": "v"},
+                {"name": "nodeTopologyPodsFingerprint", "value": fingerprint},
+                {"name": "nodeTopologyPodsFingerprintMethod", "value": "with-exclusive-resources"},
+            ],
+            "zones": [
+                {
+                    "name": "node-0", "type": "Node", "costs": costs([10, 20]), "resources": cpu,
+                    "attributes": [{"name": "of the zone", "value": "v"}],
+                },
+                {"name": "node-1", "type": "Node", "costs": costs([20, 10]), "resources": cpu},
+            ],
+        });
+        let made = object("a", None, &account());
+        assert_eq!(serde_json::to_value(&made.spec).unwrap(), expected);
+        assert_eq!((made.metadata.name.as_deref(), made.metadata.owner_references), (Some("a"), None));
+        let bare = object("a", None, &Topology::default());
+        assert_eq!(serde_json::to_value(&bare.spec).unwrap(), json!({"zones": []}));
+    }
+
+    #[test]
+    fn an_object_may_be_owned_by_its_node() {
+        let owners = object("a", Some("u"), &account()).metadata.owner_references.unwrap();
+        let expected = json!([{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u"}]);
+        assert_eq!(serde_json::to_value(owners).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_held_object_differs_in_its_fingerprint_alone() {
+        let once = held(&object("a", None, &account())).unwrap();
+        let hold = PodSet { fingerprint: Fingerprint::HELD, method: Method::WithExclusiveResources };
+        assert_eq!(once, object("a", None, &Topology { pods: Some(hold), ..account() }));
+        assert_eq!(held(&once), None, "it is held already");
+        assert_eq!(held(&object("a", None, &Topology { pods: None, ..account() })), None, "nothing of pods");
+    }
+}

@@ -277,7 +277,9 @@ mod tests {
     fn an_empty_list_after_a_restart_waits_ten_bounds() {
         let (mut settling, second, start) = restarted();
         let empty = scan(second, &[], &["nic"]);
+        assert!(!settling.is_waiting(), "for nothing yet");
         assert!(waits(&settling.judge(&empty, start, false, None), "does not list 2 of the 2 pods"));
+        assert!(settling.is_waiting());
         assert!(waits(
             &settling.judge(&empty, start + BOUND * 9, false, None),
             "does not list 2 of the 2 pods"
@@ -289,6 +291,7 @@ mod tests {
             Verdict::Settled,
             "and believed from then on"
         );
+        assert!(!settling.is_waiting());
     }
 
     #[test]
@@ -424,6 +427,8 @@ mod tests {
             &settling.judge(&with(config("none", "Static")), start, false, None),
             "Memory Manager policy is Static"
         ));
+        let later = settling.judge(&with(config("static", "None")), start + BOUND * 9, false, None);
+        assert!(waits(&later, "CPU manager policy is static"));
         assert_eq!(settling.judge(&with(config("none", "None")), start, false, None), Verdict::Settled);
     }
 }

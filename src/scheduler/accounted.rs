@@ -319,4 +319,27 @@ mod tests {
         assert_eq!(missing(&of(&[("i", Init, 5), ("s", Sidecar, 1), ("a", App, 3)]), None), "cpu 5");
         assert_eq!(missing(&of(&[("i", Init, 4), ("s", Sidecar, 1), ("a", App, 4)]), None), "cpu 5");
     }
+
+    #[test]
+    fn what_is_offered_is_required_and_devices_that_are_away() {
+        let known = BTreeSet::from(["a.b/away".to_owned()]);
+        let none = Requirements { devices: known.clone(), ..Requirements::default() };
+        assert_eq!(Requirements::of(&Allocatable::default(), &known), none);
+        let group = DeviceGroup { resource: "a.b/nic".into(), ..DeviceGroup::default() };
+        let block = MemoryBlock { resource: "memory".into(), bytes: 1, ..MemoryBlock::default() };
+        let offered = Allocatable { cpus: "0-3".parse().unwrap(), memory: vec![block], devices: vec![group] };
+        let devices = BTreeSet::from(["a.b/away".to_owned(), "a.b/nic".to_owned()]);
+        assert_eq!(Requirements::of(&offered, &known), Requirements { cpus: true, memory: true, devices });
+    }
+
+    #[test]
+    fn containers_with_whole_cpus_have_them_alone() {
+        let containers = vec![
+            container("init", ContainerKind::Init, 3000, 1, &[]),
+            container("main", ContainerKind::App, 2000, 1, &[]),
+            container("share", ContainerKind::App, 500, 1, &[]),
+        ];
+        let expected = [(ContainerKind::Init, 3), (ContainerKind::App, 2)];
+        assert_eq!(requirements().exclusive_cpus(&pod(true, containers)), expected);
+    }
 }

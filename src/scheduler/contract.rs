@@ -529,7 +529,9 @@ fn holds_on_a_node(pod: &PodUsage) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Machine;
     use crate::pod::Container;
+    use crate::topology::Amounts;
 
     const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -730,6 +732,47 @@ mod tests {
         assert_eq!(reserved(&[pod("a", "5", Running)], "", 10), waits);
         assert_eq!(reserved(&[pod("a", "5", Running)], "", 60_009), waits);
         assert_eq!(reserved(&[pod("a", "5", Running)], "", 60_010), "", "and not for ever");
+    }
+
+    #[test]
+    fn what_init_containers_keep_is_reserved_while_the_list_shows_their_pod() {
+        let machine = Machine::default();
+        let unlisted = Unlisted { machine: &machine, config: None, state: None, managers: false };
+        let amounts = Amounts { capacity: 8, allocatable: 8, available: 8 };
+        let zones = [Zone { resources: [("cpu".to_owned(), amounts)].into(), ..Zone::default() }];
+        let requirements = Requirements { cpus: true, ..Requirements::default() };
+        let mut contract = Contract::new(Terms { view: View::None, ..Terms::default() });
+        let mut number = 0;
+        let mut reserved = |pod: &Pod, names: &str| {
+            number += 1;
+            let usage = list(names);
+            let reading = Reading {
+                usage: &usage,
+                number,
+                requirements: &requirements,
+                zones: &zones,
+                answers: true,
+                unlisted: Some(unlisted),
+            };
+            let verdict = contract.judge(Some(std::slice::from_ref(pod)), &reading, ms(number));
+            verdict.reserved.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        };
+        let with_init = |uid: &str, phase| {
+            let init = Container {
+                name: "init".into(),
+                kind: ContainerKind::Init,
+                cpu_milli: 6000,
+                ..Container::default()
+            };
+            let pod = pod("a", uid, phase);
+            Pod { containers: [init].into_iter().chain(pod.containers).collect(), ..pod }
+        };
+        let kept = "ns/a: cpu 4 in every zone";
+        assert_eq!(reserved(&with_init("1", Pending), "a"), "", "it is named before it is admitted");
+        assert_eq!(reserved(&with_init("1", Running), "b+ a+"), kept);
+        assert_eq!(reserved(&with_init("1", Running), "b+"), "", "it is not listed any more");
+        assert_eq!(reserved(&with_init("1", Succeeded), "a+"), "");
+        assert_eq!(reserved(&pod("a", "2", Running), "a+"), "", "it has no init container");
     }
 
     #[test]
