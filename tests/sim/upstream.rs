@@ -500,6 +500,40 @@ async fn a_call_that_hangs_ends_and_so_does_waiting_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn no_call_starts_for_a_question_whose_time_is_up() {
+    let asked = Asked::start();
+    let long = Fault::Delay(Duration::from_millis(3_500));
+    // What is asked for during a List waits for the next one, which starts in time and ends late.
+    let behind_a_list = async |asks: &[Ask]| {
+        let before = asked.paths().len();
+        asked.node.kubelet.fail_next(Call::List, 2, &long);
+        let start = Instant::now();
+        let later = async {
+            sleep(Duration::from_millis(1)).await;
+            asked.ask_all(asks.iter().cloned()).await
+        };
+        let (first, answers) = tokio::join!(asked.ask(Ask::List), later);
+        first.unwrap();
+        let refusals: Vec<_> = answers.into_iter().map(|answer| answer.unwrap_err().status).collect();
+        assert!(refusals.iter().all(|status| status.code() == Code::Unavailable), "{refusals:?}");
+        assert_eq!(asked.paths()[before..], ["v1 List", "v1 List"]);
+        (start.elapsed().as_secs(), refusals[0].message().to_owned())
+    };
+
+    // It does not have these pods.
+    let (seconds, sentence) = behind_a_list(&[get("b"), get("c")]).await;
+    assert!(seconds == 7 && sentence.contains("did not answer Get on"), "{seconds} s: {sentence}");
+
+    let cut = async {
+        sleep(Duration::from_secs(5)).await;
+        asked.node.kubelet.cut_connections();
+    };
+    let ((seconds, sentence), ()) = tokio::join!(behind_a_list(&[Ask::List]), cut);
+    let lost = sentence.starts_with("the kubelet's connection broke during List");
+    assert!(seconds == 5 && lost, "{seconds} s: {sentence}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_budget_holds_in_every_second_and_the_agent_does_not_wait_for_it() {
     let asked = Asked::start();
     let start = Instant::now();

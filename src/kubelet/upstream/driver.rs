@@ -86,15 +86,18 @@ impl Driver {
             tokio::select! {
                 Some(landed) = self.flights.next() => self.land(landed),
                 () = self.shared.news.notified() => {}
-                () = wait => self.expire(Instant::now()),
+                () = wait => {}
             }
         }
     }
 
     /// Starts every call that may start now, and says when to look again if nothing happens before.
     async fn start_what_is_due(&mut self) -> Option<Instant> {
-        while let Some(due) = self.next_due() {
+        loop {
             let now = Instant::now();
+            // Before a call starts: some may come back from one that has ended after their time.
+            self.expire(now);
+            let Some(due) = self.next_due() else { break };
             let at = if due.paid { now } else { self.not_before.max(now + self.bucket.wait(now)) };
             if at > now {
                 return Some(self.shared.lock().next_expiry().map_or(at, |expiry| expiry.min(at)));
@@ -237,7 +240,7 @@ impl Driver {
                 // The agent has a budget of its own and tries again by itself.
                 return waiter.asker == Asker::Proxy && self.not_before < waiter.until;
             }
-            is_lost && !std::mem::replace(&mut waiter.lost, true)
+            is_lost && now < waiter.until && !std::mem::replace(&mut waiter.lost, true)
         };
         for (ask, mut question) in waited {
             let mut rest = Question { unlisted: question.unlisted, ..Question::default() };
@@ -250,7 +253,7 @@ impl Driver {
         }
     }
 
-    /// Nobody waits for ever.
+    /// Answers those whose time is up.
     fn expire(&self, now: Instant) {
         let expired = self.shared.lock().expired(now);
         for (ask, waiter) in expired {
