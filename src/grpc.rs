@@ -340,7 +340,7 @@ pub(crate) struct Inner {
     notices: Notices,
     /// Room for long messages, in bytes.
     long: Semaphore,
-    /// Buffers that connections may keep beyond their own.
+    /// Room for buffers that connections keep in addition to those that each may always keep.
     buffers: Arc<Semaphore>,
 }
 

@@ -467,11 +467,12 @@ mod tests {
         out
     }
 
-    /// A pod with this `metadata`, or with this in its only container.
+    /// The `metadata` of a pod in which it has this content.
     fn with_metadata(content: &[u8]) -> Result<Json, String> {
         Ok(pod_json(&message(&[(1, content)]))?["metadata"].take())
     }
 
+    /// The only container of a pod, with this content.
     fn with_container(content: &[u8]) -> Result<Json, String> {
         Ok(pod_json(&message(&[(2, &message(&[(2, content)]))]))?["spec"]["containers"][0].take())
     }
@@ -556,7 +557,7 @@ mod tests {
             ("a port's name", with_port(&number(3, 7))),
             ("managed fields", with_managed_fields(&one)),
             ("a probe's handler", with_container(&message(&[(10, &one)]))),
-            ("a truth", with_container(&message(&[(16, b"x")]))),
+            ("a boolean", with_container(&message(&[(16, b"x")]))),
         ];
         for (what, read) in cases {
             assert!(
@@ -568,15 +569,12 @@ mod tests {
 
     #[test]
     fn rubbish_is_refused_with_a_reason() {
-        let mut number = Vec::new();
-        put_number(&mut number, 1, 7);
-        let mut late = Vec::new();
-        put_number(&mut late, 1, i64::MAX.cast_unsigned());
-        let deleted = message(&[(1, &message(&[(9, &late)]))]);
+        let one = number(1, 7);
+        let deleted = message(&[(1, &message(&[(9, &number(1, i64::MAX.cast_unsigned()))]))]);
         for (bytes, reason) in [
             (&[0x0a, 0x05, 0x0a][..], "Pod: the bytes are no protocol buffers message"),
-            (&number, "metadata: it is of another kind"),
-            (&message(&[(1, &number)]), "metadata: name: it is of another kind"),
+            (&one, "metadata: it is of another kind"),
+            (&message(&[(1, &one)]), "metadata: name: it is of another kind"),
             (&deleted, "metadata: deletionTimestamp: "),
         ] {
             let error = pod_json(bytes).unwrap_err();

@@ -33,9 +33,10 @@ pub(super) const SEND_BUFFER: usize = 64 << 10;
 const CANCELLED: usize = 20;
 /// Requests that are no HTTP/2: a client that works makes none, and h2 allows 1,024.
 const MALFORMED: usize = 100;
-/// Buffers that a client's table may keep (`incoming`) at any time.
+/// Buffers that the HPACK table of each connection may always keep (`incoming`).
 const OWN_BUFFERS: u32 = 6;
-/// Those that all tables may keep beyond these: a client that uses three methods, each with a deadline, has some eight.
+/// Buffers that the tables of all connections may keep in addition. A client that calls three methods with deadlines keeps
+/// about eight.
 pub(super) const MORE_BUFFERS: usize = 1024;
 
 /// A client that is slowed down by this much floods.
@@ -77,7 +78,7 @@ pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
 struct Reader {
     connection: Arc<Connection>,
     inner: Arc<Inner>,
-    /// Buffers of [`MORE_BUFFERS`].
+    /// The part of [`MORE_BUFFERS`] that it has reserved.
     kept: Option<OwnedSemaphorePermit>,
 }
 
@@ -96,7 +97,7 @@ impl Pace for Reader {
         if self.kept.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) == more as usize {
             return true;
         }
-        // The former ones are given back first.
+        // What it had reserved before is free for the new reservation.
         self.kept = None;
         self.kept = Arc::clone(&self.inner.buffers).try_acquire_many_owned(more).ok();
         self.kept.is_some()

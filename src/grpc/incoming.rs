@@ -90,7 +90,7 @@ pub(super) trait Pace {
     /// Frames that cost so much came: how long to wait before more are read.
     fn pace(&self, cost: usize) -> Duration;
 
-    /// Its table may keep so many buffers now: is there room for them, with those of all other connections?
+    /// Reserves room for the buffers that its HPACK table may keep now, in place of what it had; false if there is none.
     fn keep(&mut self, buffers: u32) -> bool;
 
     /// A write was waiting for the client to read, or is not any more.

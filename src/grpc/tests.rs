@@ -537,7 +537,7 @@ async fn calls_that_fail_by_the_hundred_are_slowed_down() {
     assert_eq!(server.offences(), [("failures", 600)]);
 }
 
-/// However many failed before it, and were given up.
+/// Even after thousands of calls that failed and were given up.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_fails_is_answered_within_the_patience() {
     let server = start(Limits::default());

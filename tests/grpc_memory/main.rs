@@ -357,13 +357,13 @@ fn connection(held: &Held) -> usize {
     measure(before, CONNECTIONS, held.bound)
 }
 
-/// What all connections that there may be keep together, in bytes: see `Limits::connections`.
+/// The memory that all connections may use together, in bytes: see `Limits::connections`.
 const ALL: usize = 64 << 20;
 
 /// How many paths a connection puts into its table.
 type Paths = fn(usize) -> u8;
 
-/// All that it may, and all that are kept.
+/// As many as one connection may have, and as many as all together may have.
 const PATHS: [(&str, Paths); 2] = [
     ("15 paths each", |_| 15),
     ("15 paths each of 113, and 6 of the others", |at| if at < 113 { 15 } else { 6 }),

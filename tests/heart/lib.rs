@@ -128,7 +128,7 @@ mod src {
     }
 }
 
-// Tests of pods that Kubernetes' own types wrote.
+// Compares pods with the JSON that Kubernetes' own types write.
 #[cfg(test)]
 #[path = "../../tests/corpus"]
 mod corpus {
