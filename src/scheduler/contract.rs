@@ -831,7 +831,8 @@ mod tests {
         let mut bench = Bench::new();
         assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 0), Stance::Agreed);
         assert_eq!(bench.stance(&leaving(), "a+", 1), Stance::Agreed, "it was accounted for before");
-        assert_eq!(bench.stance(&leaving(), "", 2), Stance::Agreed);
+        let given_back = bench.verdict(&leaving(), "", ms(2));
+        assert_eq!((given_back.stance, given_back.again), (Stance::Agreed, None), "nothing of it is missing");
     }
 
     #[test]

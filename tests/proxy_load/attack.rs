@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
 use super::Options;
-use super::child::{NODE, Running};
+use super::child::Running;
 use super::frames::{
     DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, field, frame, indexed, text,
 };
