@@ -84,6 +84,7 @@ mutants:
 lint:
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --test '*' -- -D warnings
 	cargo clippy --locked --no-default-features -- -D warnings
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check bans licenses sources; \
 	else echo 'lint: cargo-deny is not installed; the dependency rules of deny.toml were not checked'; fi

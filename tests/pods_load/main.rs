@@ -226,7 +226,7 @@ async fn run(options: &Options) -> Result<()> {
     let left = node.metric("numacast_pods_api_watchers{server_api_version=\"v1alpha1\"}").await?;
     ensure!(left == watchers as f64, "{left} watch, {watchers} of them read: the others are not cut off");
     for stalled in stalled {
-        stalled.is_cut().await?;
+        stalled.read_to_the_end().await?;
     }
 
     let mut best = options.rate;

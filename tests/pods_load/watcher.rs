@@ -95,8 +95,8 @@ impl Watcher {
         Ok(true)
     }
 
-    /// What was left for one who did not read comes to an end.
-    pub(crate) async fn is_cut(mut self) -> Result<()> {
+    /// Reads what the server had written before it cut the connection.
+    pub(crate) async fn read_to_the_end(mut self) -> Result<()> {
         while self.read(&mut |_| Ok(())).await? {}
         Ok(())
     }

@@ -29,6 +29,9 @@ const GROWTH_KIB: f64 = 256.0;
 
 const GIB: u64 = 1 << 30;
 
+/// Reads one figure of a sample.
+type Figure = fn(&Sample) -> u64;
+
 /// Runs the soak; returns whether nothing grew.
 pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Result<bool> {
     writeln!(std::io::stdout(), "NUMACAST_SEED={seed}")?;
@@ -170,7 +173,7 @@ fn report(
     let (kubelet, server) = (&soak.agent.node.kubelet, &soak.agent.node.server);
     let (calls, writes, seconds) = (kubelet.calls(), server.writes(), took.as_secs_f64());
     let second = &samples[samples.len() / 2..];
-    let series: [(&str, fn(&Sample) -> u64); 4] = [
+    let series: [(&str, Figure); 4] = [
         ("RSS KiB", |sample| sample.rss),
         ("  of it anonymous KiB", |sample| sample.anonymous),
         ("open descriptors", |sample| sample.descriptors),
@@ -208,7 +211,7 @@ fn report(
     for (index, (name, look)) in series.into_iter().enumerate() {
         let values = || samples.iter().map(|(_, sample)| look(sample));
         let (first, last, max) =
-            (values().next().unwrap_or(0), values().last().unwrap_or(0), values().max().unwrap_or(0));
+            (values().next().unwrap_or(0), values().next_back().unwrap_or(0), values().max().unwrap_or(0));
         let points: Vec<(f64, f64)> = second.iter().map(|(at, sample)| (*at, look(sample) as f64)).collect();
         let growth = growth(&points);
         writeln!(out, "| {name:22} | {first:7} | {last:7} | {max:7} | {growth:27.1} |")?;
