@@ -253,17 +253,16 @@ impl Contract {
             let standing = match before {
                 Some(Standing::Excused) => continue,
                 // Nearly every pod, each time: whatever it asks for, it stays accounted.
-                Some(Standing::Accounted) if !rows.is_empty() && pod.phase != Phase::Pending => continue,
+                Some(Standing::Accounted) if !rows.is_empty() => continue,
                 _ if asks_for_nothing(pod, reading) => Standing::settled(pod),
                 // What it has still, the List shows.
                 Some(known) if is_leaving(pod) && !matches!(known, Standing::Waiting(_)) => {
                     Standing::Accounted
                 }
-                Some(Standing::Accounted) if rows.is_empty() => {
+                Some(Standing::Accounted) => {
                     verdict.ask_again(now + MISSING);
                     Standing::Missing(now)
                 }
-                Some(Standing::Accounted) => continue,
                 Some(Standing::Missing(_)) if !rows.is_empty() => Standing::Accounted,
                 Some(Standing::Missing(since)) if now < since + MISSING => {
                     verdict.ask_again(since + MISSING);
@@ -871,6 +870,11 @@ mod tests {
         assert_eq!(bench.stance(&second, "", 75), Stance::Wait);
         assert_eq!(bench.stance(&[pod("a", "2", Running)], "a+", 80), Stance::Agreed);
         assert_eq!(bench.stance(&[pod("a", "2", Running)], "", 90), Stance::Agreed);
+        // What the List showed of a pod is forgotten with it, whatever others it shows.
+        let mut bench = Bench::new();
+        assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+ b", 0), Stance::Agreed);
+        assert_eq!(bench.stance(&[], "b", 10), Stance::Agreed);
+        assert_eq!(bench.stance(&[pod("a", "2", Pending)], "a+ b", 20), Stance::Agreed);
     }
 
     #[test]

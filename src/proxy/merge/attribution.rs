@@ -68,3 +68,49 @@ fn devices(name: &str, amount: u64, kind: Option<&str>, resource: &str, all: u64
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::container;
+    use super::*;
+
+    /// Of two containers, the first of which asks for one whole device, how many of three devices the second has.
+    fn of_the_second(kind: &str, resource: &str, wanted: &[(&str, u64)]) -> usize {
+        let one = if kind == GPU { ("koordinator.sh/gpu", 100) } else { ("koordinator.sh/rdma", 100) };
+        let containers = [container("a", &[one]), container("b", wanted)];
+        let given = distribute(&containers, Some(kind), resource, 3).unwrap();
+        given.into_iter().filter(|at| *at == 1).count()
+    }
+
+    #[test]
+    fn every_name_of_accelerators_says_how_many() {
+        let names = [
+            ("koordinator.sh/gpu", 200, 2),
+            ("koordinator.sh/gpu-core", 150, 2),
+            ("koordinator.sh/gpu-memory-ratio", 50, 1),
+            ("koordinator.sh/gpu-memory", 16 << 30, 1),
+            ("koordinator.sh/gpu.shared", 2, 2),
+            ("koordinator.sh/rdma", 200, 0),
+            ("huawei.com/npu-core", 2, 1),
+            ("huawei.com/Ascend910", 2, 2),
+            ("nvidia.com/gpu", 2, 2),
+            ("dcu.com/gpu", 2, 2),
+            ("example.com/other", 2, 0),
+            ("example.com/own", 2, 2),
+        ];
+        for (name, amount, devices) in names {
+            assert_eq!(of_the_second(GPU, "example.com/own", &[(name, amount)]), devices, "{name}");
+        }
+    }
+
+    #[test]
+    fn requests_that_add_up_to_the_devices_are_counts() {
+        let given = |first: &[(&str, u64)], second: &[(&str, u64)]| {
+            let containers = [container("a", first), container("b", second)];
+            distribute(&containers, Some("rdma"), "koordinator.sh/rdma", 3).unwrap()
+        };
+        let rdma = "koordinator.sh/rdma";
+        assert_eq!(given(&[(rdma, 2), ("koordinator.sh/gpu", 100)], &[(rdma, 1)]), [0, 0, 1]);
+        assert_eq!(given(&[(rdma, 200)], &[(rdma, 100)]), [0, 0, 1]);
+    }
+}
