@@ -16,29 +16,33 @@ const MEMORY: usize = 24;
 pub(super) fn keep(drafts: &mut [Draft<'_>], bytes: usize) {
     let costs: Vec<usize> = drafts.iter().map(cost).collect();
     let Some(share) = share(costs, bytes) else { return };
-    for draft in drafts.iter_mut().filter(|draft| cost(draft) > share) {
-        if of_status(&draft.status) > share {
+    for draft in drafts {
+        let (status, devices) = fitting(share, of_status(&draft.status), draft.wanted.iter().map(of_device));
+        if !status {
             draft.status = Status::default();
-            draft.problems.add(Kind::TooMany, 0, || too_much("CPUs and memory"));
+            draft.problems.add(Kind::TooMany, 0, || too_much("its CPUs and memory"));
         }
-        let mut left = share - of_status(&draft.status);
-        let fitting = draft.wanted.iter().take_while(|wanted| {
-            let fits = of_device(wanted) <= left;
-            left -= of_device(wanted).min(left);
-            fits
-        });
-        let fitting = fitting.count();
-        let more = draft.wanted.split_off(fitting).len();
+        let more = draft.wanted.split_off(devices).len();
         if more > 0 {
-            draft.problems.add(Kind::TooMany, more, || too_much("devices"));
+            draft.problems.add(Kind::TooMany, more, || too_much("some of its devices"));
         }
     }
 }
 
+/// Whether a pod's CPUs and memory fit into its share, and how many of its devices fit beside them.
+fn fitting(share: usize, status: usize, devices: impl Iterator<Item = usize>) -> (bool, usize) {
+    let fits = status <= share;
+    let mut left = if fits { share - status } else { share };
+    let devices = devices.take_while(|device| {
+        let fits = *device <= left;
+        left = left.saturating_sub(*device);
+        fits
+    });
+    (fits, devices.count())
+}
+
 fn too_much(what: &str) -> String {
-    format!(
-        "the annotations of all pods are too large for an answer, and this pod has the most {what} in them"
-    )
+    format!("the annotations of all pods are too large for an answer: {what} are left out")
 }
 
 /// The most that one may have so that all together have no more than `most`; nothing if they have not.
@@ -82,6 +86,23 @@ mod tests {
         assert_eq!(share(vec![10, 30, 61], 100), Some(60));
         assert_eq!(share(vec![90, 10, 90], 100), Some(45));
         assert_eq!(share(vec![50, 50, 50, 50], 100), Some(25));
+        assert_eq!(share(vec![3, 3, 5], 10), Some(4), "nothing is lost by rounding");
         assert_eq!(share(vec![7; 1000], 100), Some(0), "more pods than bytes");
+    }
+
+    #[test]
+    fn devices_fit_beside_cpus_and_memory() {
+        let fitting = |status, devices: &[usize]| fitting(100, status, devices.iter().copied());
+        assert_eq!(fitting(100, &[]), (true, 0));
+        assert_eq!(fitting(40, &[30, 30, 1]), (true, 2));
+        assert_eq!(fitting(40, &[30, 31, 1]), (true, 1));
+        assert_eq!(fitting(101, &[50, 50, 1]), (false, 2), "what is left out takes no room");
+    }
+
+    #[test]
+    fn cpus_and_memory_take_what_they_take_in_an_answer() {
+        let memory = vec![("memory".into(), 1 << 30, 0), ("hugepages-1Gi".into(), 1 << 30, 0)];
+        let status = Status { cpus: "0-9".parse().unwrap(), memory };
+        assert_eq!(of_status(&status), 10 * 2 + (24 + 6) + (24 + 13));
     }
 }

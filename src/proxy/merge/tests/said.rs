@@ -130,7 +130,7 @@ fn made_up_devices_of_many_pods_leave_the_answer_small_and_others_theirs() {
     };
     let asks = [container("main", &[("koordinator.sh/gpu", 102_400)])];
     let mut pods: Vec<Pod> = (0..64).map(|n| pod(&format!("p{n}"), DEVICES, &made_up(n), &asks)).collect();
-    let honest = r#"{"gpu":[{"id":"GPU-a"},{"id":"GPU-b"}]}"#;
+    let honest = r#"{"gpu":[{"id":"GPU-a"},{"id":"GPU-b"}],"of-a-long-name":[{"id":"x"}]}"#;
     pods.push(pod("honest", DEVICES, honest, &[container("main", &[("koordinator.sh/gpu", 200)])]));
     let plain_answer = bytes(&answer(&pods));
     let plan = plain().plan(pods.iter(), &Node::default());
@@ -138,8 +138,18 @@ fn made_up_devices_of_many_pods_leave_the_answer_small_and_others_theirs() {
     let added = merged.bytes.len() - plain_answer.len();
     assert!((500_000..NODE_BYTES).contains(&added), "{added} bytes more");
     let shown = shown(&merged.bytes);
-    assert_eq!(shown.last().unwrap(), "honest/main: nvidia.com/gpu=GPU-a,GPU-b");
+    assert_eq!(
+        shown.last().unwrap(),
+        "honest/main: nvidia.com/gpu=GPU-a,GPU-b koordinator.sh/of-a-long-name=x"
+    );
     assert_eq!(plan.problems().len(), 64, "one of each of the others");
+    let sentence =
+        "the annotations of all pods are too large for an answer: some of its devices are left out";
+    assert!(
+        plan.problems().iter().all(|problem| problem.sentence.ends_with(sentence)),
+        "{:?}",
+        plan.problems()
+    );
 }
 
 #[test]
@@ -306,7 +316,8 @@ fn cpus_and_memory_of_the_pod_are_told_where_the_kubelet_is_silent() {
         r#"{"cpuset":null,"numaNodeResources":null}"#,
     ] {
         assert_eq!(told(nothing, &silent), (vec![], vec![]), "{nothing}");
-        assert!(rules("{cpus: true}").plan([of(nothing)].iter(), &Node::default()).is_empty());
+        let plan = rules("{cpus: true}").plan([of(nothing)].iter(), &Node::default());
+        assert!(plan.is_empty() && plan.problems().is_empty(), "{nothing}: {:?}", plan.problems());
     }
     // What the kubelet says, of the pod or of a container, is what is so; each for itself.
     let mut exclusive = silent.clone();
