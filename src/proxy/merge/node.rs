@@ -48,8 +48,8 @@ impl Node {
     }
 
     /// Is anything reported of the devices?
-    #[must_use]
-    pub const fn is_reported(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) const fn is_reported(&self) -> bool {
         self.devices.is_some()
     }
 
