@@ -528,7 +528,8 @@ fn holds_on_a_node(pod: &PodUsage) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
+    use crate::kubelet::{DeviceGroup, MemoryBlock};
+    use crate::machine::{Id, IdSet, Machine};
     use crate::pod::Container;
     use crate::topology::Amounts;
 
@@ -566,6 +567,29 @@ mod tests {
             }
         });
         Usage { pods: pods.collect() }
+    }
+
+    #[test]
+    fn a_pod_holds_something_on_a_node_by_its_cpus_or_by_what_has_nodes() {
+        let with = |nodes: &[Id]| {
+            let nodes: IdSet = nodes.iter().copied().collect();
+            let memory = MemoryBlock { nodes: nodes.clone(), ..MemoryBlock::default() };
+            let devices = DeviceGroup { nodes, ..DeviceGroup::default() };
+            (memory, devices)
+        };
+        let of = |container: ContainerUsage| PodUsage { containers: vec![container], ..PodUsage::default() };
+        let ((anywhere, any_device), (there, device)) = (with(&[]), with(&[0]));
+        let nothing =
+            ContainerUsage { memory: vec![anywhere], devices: vec![any_device], ..ContainerUsage::default() };
+        let memory = ContainerUsage { memory: vec![there.clone()], ..ContainerUsage::default() };
+        let devices = ContainerUsage { devices: vec![device], ..ContainerUsage::default() };
+        let cpus = ContainerUsage { cpus: "1".parse().unwrap(), ..ContainerUsage::default() };
+        assert!(!holds_on_a_node(&PodUsage::default()) && !holds_on_a_node(&of(nothing)));
+        for container in [memory, devices, cpus] {
+            assert!(holds_on_a_node(&of(container.clone())), "{container:?}");
+        }
+        assert!(holds_on_a_node(&PodUsage { cpus: "1".parse().unwrap(), ..PodUsage::default() }));
+        assert!(holds_on_a_node(&PodUsage { memory: vec![there], ..PodUsage::default() }));
     }
 
     struct Bench {
@@ -694,8 +718,9 @@ mod tests {
         initialised.containers = initialised.containers.iter().cloned().chain([init]).collect();
         let deleted = Pod { deleted: true, ..pod("a", "1", Pending) };
         for late in [initialised, deleted] {
-            let mut bench = Bench::new();
-            assert_eq!(said(&bench.verdict(&[late], "a+", ms(0))), fingerprint(""));
+            let (mut bench, late) = (Bench::new(), [late]);
+            assert_eq!(said(&bench.verdict(&late, "a+", ms(0))), fingerprint(""));
+            assert_eq!(bench.stance(&late, "", 1), Stance::Wait, "those may have been an earlier pod's CPUs");
         }
         let mut bench = Bench::new();
         bench.contract = Contract::new(Terms { view: View::None, ..Terms::default() });

@@ -141,7 +141,7 @@ fn fits(zones: &[Zone], id: Id, resource: &str, demand: &Demand) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::{ContainerUsage, MemoryBlock};
+    use crate::kubelet::{ContainerUsage, DeviceGroup, MemoryBlock};
     use crate::machine::NumaNode;
     use crate::pod::Container;
     use crate::topology::Amounts;
@@ -239,6 +239,71 @@ mod tests {
         let aligned = |scope| surplus(Some(&config("single-numa-node", scope)), false, &pod, &row);
         assert_eq!(aligned("container"), ["memory 2147483648 in zone 0"]);
         assert!(aligned("pod").is_empty());
+    }
+
+    #[test]
+    fn devices_of_init_containers_are_where_the_others_are() {
+        let nic = || "example.com/nic".to_owned();
+        let mut pod = pod((1000, 1), (1000, 1));
+        pod.containers[0].others = [("example.com/nic".into(), 3)].into();
+        pod.containers[1].others = [("example.com/nic".into(), 1)].into();
+        let group = |resource: String, node: Id| DeviceGroup {
+            resource,
+            nodes: [node].into_iter().collect(),
+            ..DeviceGroup::default()
+        };
+        let mut row = row("8", 1, 1);
+        row.containers[0].devices = vec![group("example.com/gpu".to_owned(), 0), group(nic(), 1)];
+        row.containers[0].devices[1].ids = vec!["nic-0".to_owned()];
+        let mut zones = zones();
+        for zone in &mut zones {
+            zone.resources.insert(nic(), Amounts { capacity: 4, allocatable: 4, available: 4 });
+        }
+        let requirements = Requirements { devices: [nic()].into(), ..Requirements::default() };
+        let (machine, strict) = (machine(), config("single-numa-node", "container"));
+        let of = |config, state| {
+            // The managers' files say nothing of devices.
+            let unlisted = Unlisted { machine: &machine, config, state, managers: true };
+            let left = unlisted.surplus(&requirements, &zones, &pod, &row);
+            left.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(of(Some(&strict), None), ["ns/a: example.com/nic 2 in zone 1"]);
+        assert_eq!(of(None, None), ["ns/a: example.com/nic 2 in every zone"]);
+        let (unknown, mut known) = (ManagerState::default(), ManagerState::default());
+        known.names.insert("1".to_owned(), Default::default());
+        assert_eq!(of(None, Some(&unknown)).len(), 1, "the files do not have the pod");
+        assert!(of(None, Some(&known)).is_empty(), "the account has it");
+    }
+
+    #[test]
+    fn single_cpus_of_cores_may_not_be_used_again() {
+        use ContainerKind::{App, Init};
+        let with = |options: &str| KubeletConfig {
+            cpu_manager_policy_options: [(options.to_owned(), "true".to_owned())].into(),
+            ..KubeletConfig::default()
+        };
+        let machine = Machine { threads_per_core: 2, ..machine() };
+        let apart = |config: Option<&KubeletConfig>, containers: &[(ContainerKind, u64)]| {
+            Unlisted { machine: &machine, config, state: None, managers: false }.apart(containers)
+        };
+        assert_eq!(apart(None, &[(Init, 3), (App, 1)]), 2, "one of each");
+        assert_eq!(apart(None, &[(Init, 1), (App, 3), (App, 5)]), 1, "no more than it has");
+        assert_eq!(apart(None, &[(Init, 4), (App, 2)]), 0, "whole cores");
+        assert_eq!(apart(None, &[(Init, 3), (App, 3)]), 0, "the same CPUs");
+        assert_eq!(apart(None, &[(App, 3), (App, 1)]), 0, "nothing ends");
+        for option in ["prefer-align-cpus-by-uncorecache", "distribute-cpus-across-cores"] {
+            assert_eq!(apart(Some(&with(option)), &[(Init, 4), (App, 2)]), 4, "{option}");
+        }
+        assert_eq!(apart(Some(&with("full-pcpus-only")), &[(Init, 4), (App, 2)]), 0);
+        let mut off = with("distribute-cpus-across-cores");
+        off.cpu_manager_policy_options.values_mut().for_each(|value| *value = "false".to_owned());
+        assert_eq!(apart(Some(&off), &[(Init, 4), (App, 2)]), 0);
+
+        let unlisted = Unlisted { machine: &machine, config: None, state: None, managers: false };
+        let requirements = Requirements { cpus: true, memory: true, ..Requirements::default() };
+        let left = unlisted.surplus(&requirements, &zones(), &pod((3000, 2), (1000, 1)), &row("8", 1, 1));
+        let left: Vec<String> = left.iter().map(ToString::to_string).collect();
+        assert_eq!(left, ["ns/a: cpu 4 in every zone", "ns/a: memory 1073741824 in every zone"]);
     }
 
     #[test]

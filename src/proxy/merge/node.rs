@@ -233,10 +233,27 @@ mod tests {
             assert_eq!(pci.node_at(&text, start), None);
         }
         assert_eq!(files.0.load(Ordering::Relaxed), KEPT);
-        let later = start + MISSED;
+        // Old ones are not looked for each time.
+        let swept = start + MISSED - Duration::from_millis(1);
+        assert_eq!(pci.node_at("0000:ff:00.1", swept), None);
+        assert_eq!(pci.node_at("0000:ff:00.1", start + MISSED), None);
+        let later = swept + SWEEP;
         assert_eq!(pci.node_at("0000:ff:00.1", later), Some(1));
         assert_eq!(pci.node_at("0000:00:00.0", later), None);
         assert_eq!(files.0.load(Ordering::Relaxed), KEPT + 2);
+    }
+
+    #[test]
+    fn so_many_devices_that_are_there_are_kept() {
+        let files = Odd::default();
+        let (pci, now) = (Pci::new(files.clone()), Instant::now());
+        let address = |n: usize| format!("{:04x}:{:02x}:{:02x}.1", n >> 16, n >> 8 & 0xff, n & 0xff);
+        for n in (0..KEPT).chain([0, 1]) {
+            assert_eq!(pci.node_at(&address(n), now), Some(1));
+        }
+        assert_eq!(files.0.load(Ordering::Relaxed), KEPT, "each was looked for once");
+        assert_eq!(pci.node_at(&address(KEPT), now), Some(1));
+        assert_eq!(pci.seen.lock().unwrap().nodes.len(), 1);
     }
 
     #[test]

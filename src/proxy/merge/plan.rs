@@ -88,7 +88,7 @@ impl Plan {
     /// Does an annotation name a device that the node is not known to have? Then the node has to be looked at again.
     #[must_use]
     pub fn misses_devices(&self) -> bool {
-        self.problems.iter().any(|problem| matches!(problem.kind, Kind::NoId | Kind::UnknownId))
+        self.problems.iter().any(|problem| problem.kind.is_about_devices())
     }
 }
 

@@ -75,6 +75,13 @@ fn what_is_selected_is_bounded() {
     let long = format!(r#"{{"{}":[1,2,3]}}"#, "k".repeat(30_000));
     assert_eq!(of_one(", path: '$.*[*]', id: '{1}{}'", &long).1, [("bad_id", 3)]);
     assert_eq!(of_one(", path: '$.*[*]', container: '{1}'", &long).1, [("no_container", 3)]);
+    // A container that is named has no more than it asks for.
+    let asks = [container("main", &[("example.com/nic", 20)])];
+    let (_, problems) =
+        mapped(", path: '$[*]', container: main", &format!("[{}0]", "1,2,3,4,5,6,7,8,9,".repeat(3)), &asks);
+    assert!(problems.is_empty(), "the same nine, {problems:?}");
+    let (_, problems) = mapped(", path: '$[*]', container: main", &format!("[{all}0]"), &asks);
+    assert_eq!(problems, [("too_many", 1005)], "of one more than a pod may have");
 }
 
 #[test]

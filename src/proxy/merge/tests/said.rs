@@ -103,6 +103,7 @@ fn a_pod_has_a_thousand_devices_at_most() {
     let plan = plain().plan([&pod("p", DEVICES, &text, &asks)].into_iter(), &Node::default());
     assert_eq!(ids(&plan).len(), 1024);
     assert_eq!(problems(&plan), [("too_many", 476)]);
+    assert!(!plan.misses_devices(), "another look at the node would not help");
 }
 
 #[test]
@@ -222,6 +223,17 @@ fn two_pods_with_the_same_device_keep_it_and_are_told_of() {
             assert_eq!(plan.problems()[0].sentence, expected);
         }
     }
+}
+
+#[test]
+fn a_part_and_the_whole_are_one_device_and_two_parts_are_not() {
+    use super::super::plan::is_same;
+    let same = |one: &str, other: &str| {
+        assert_eq!(is_same(one.as_bytes(), other.as_bytes()), is_same(other.as_bytes(), one.as_bytes()));
+        is_same(one.as_bytes(), other.as_bytes())
+    };
+    assert!(same("GPU-a", "GPU-a") && same("GPU-a", "GPU-a::0"));
+    assert!(!same("GPU-a::0", "GPU-a::1") && !same("GPU-a", "GPU-b::0") && !same("GPU-a", "GPU-a::x"));
 }
 
 #[test]
