@@ -144,4 +144,21 @@ mod tests {
         let pod = read_pod(&bytes, &Wanted::default().whole()).unwrap();
         assert_eq!(pod.whole.as_deref(), Some(&Whole::Protobuf(bytes.into())));
     }
+
+    #[test]
+    fn an_empty_quantity_is_none_of_it() {
+        let containers = |text: &str| {
+            let quantity = core::Quantity { string: text.to_owned() };
+            let requests = [("cpu".to_owned(), quantity)].into();
+            let resources = Some(core::ResourceRequirements { requests, ..Default::default() });
+            let container = core::Container { name: "c".to_owned(), resources, ..Default::default() };
+            let spec = Some(core::PodSpec { containers: vec![container], ..Default::default() });
+            let metadata =
+                core::ObjectMeta { name: "a".into(), namespace: "ns".into(), ..Default::default() };
+            let pod = core::Pod { metadata: Some(metadata), spec, ..Default::default() };
+            decode_pod(&pod.encode_to_vec()).unwrap().containers
+        };
+        assert_eq!(containers(""), containers("0"));
+        assert_ne!(containers(""), containers("1"));
+    }
 }

@@ -422,6 +422,10 @@ mod tests {
         let container = message(&[(2, &message(&[(2, b"")]))]);
         let pod = pod_json(&container).unwrap();
         assert_eq!(pod["spec"], json!({"containers": [{"name": "", "resources": {}}]}));
+        // Its fields are those of another message, of which nothing was said.
+        let ephemeral = message(&[(2, &message(&[(34, &message(&[(2, b"a")]))]))]);
+        let ephemeral = pod_json(&ephemeral).unwrap()["spec"]["ephemeralContainers"][0].take();
+        assert_eq!(ephemeral, json!({"name": "", "resources": {}, "targetContainerName": "a"}));
     }
 
     #[test]
@@ -519,7 +523,7 @@ mod tests {
         let deleted =
             |time: &[u8]| Ok::<_, String>(with_metadata(&message(&[(9, time)]))?["deletionTimestamp"].take());
         assert_eq!(deleted(&number(1, 86_400)), Ok(json!("1970-01-02T00:00:00Z")));
-        assert_eq!(deleted(&number(1, NO_TIME.cast_unsigned())), Ok(Json::Null));
+        assert_eq!(deleted(&number(1, (-62_135_596_800_i64).cast_unsigned())), Ok(Json::Null));
         assert_eq!(deleted(&[]), Ok(Json::Null));
         // Nanoseconds alone.
         assert_eq!(deleted(&number(2, 5)), Ok(json!("1970-01-01T00:00:00Z")));

@@ -119,7 +119,10 @@ impl Pod {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message as _;
+
     use super::*;
+    use crate::core_v1::core;
 
     #[test]
     fn an_outline_of_half_a_pod_or_more_is_none() {
@@ -133,5 +136,36 @@ mod tests {
         };
         assert_eq!(outline(&pod(named.len() - 2)), Bytes::new());
         assert_eq!(outline(&pod(named.len() - 1)), named);
+    }
+
+    #[test]
+    fn of_the_annotations_those_stay_that_say_where_a_pod_is_from() {
+        let pod = |keys: &[&str]| {
+            let annotation = |key: &&str| ((*key).to_owned(), b"v".to_vec().into());
+            let annotations = keys.iter().map(annotation).collect();
+            let metadata = core::ObjectMeta { name: "a".to_owned(), annotations, ..Default::default() };
+            core::Pod { metadata: Some(metadata), ..core::Pod::default() }.encode_to_vec()
+        };
+        let other = "x".repeat(200);
+        assert_eq!(outline(&pod(&[ORIGINS[0], &other, ORIGINS[1]])), pod(&ORIGINS));
+    }
+
+    #[test]
+    fn the_largest_pods_are_left_out_until_the_others_fit() {
+        let kept = |budget: usize, sizes: &[usize]| {
+            // An outline of bytes that are no pod is empty.
+            let whole = |&size: &usize| Whole::Protobuf(vec![0xff; size].into());
+            let of = |size| Pod { whole: Some(Box::new(whole(size))), ..Pod::default() };
+            let mut pods: Vec<Pod> = sizes.iter().map(of).collect();
+            let bytes = keep_within(budget, pods.iter_mut());
+            let sizes: Vec<usize> = pods.iter().map(Pod::whole_bytes).collect();
+            assert_eq!(bytes, sizes.iter().sum::<usize>());
+            sizes
+        };
+        assert_eq!(kept(60, &[10, 30, 20]), [10, 30, 20]);
+        assert_eq!(kept(59, &[10, 30, 20]), [10, 0, 20]);
+        assert_eq!(kept(30, &[10, 30, 20]), [10, 0, 20]);
+        assert_eq!(kept(29, &[10, 30, 20]), [10, 0, 0]);
+        assert_eq!(kept(9, &[10, 30, 20]), [0, 0, 0]);
     }
 }

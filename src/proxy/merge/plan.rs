@@ -80,8 +80,8 @@ impl Plan {
     }
 
     /// Does it change no answer about pods?
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(super) const fn is_empty(&self) -> bool {
         self.pods.is_empty()
     }
 
@@ -556,7 +556,7 @@ fn number_parts(drafts: &mut [Draft<'_>]) {
     }
 }
 
-fn number_of(pod: &Pod) -> u64 {
+pub(super) fn number_of(pod: &Pod) -> u64 {
     let mut hasher = XxHash64::with_seed(0);
     for text in [&pod.namespace, &pod.name, &pod.uid] {
         hasher.write(text.as_bytes());

@@ -100,18 +100,6 @@ impl Listed {
         let text = |range: &Range<usize>| str::from_utf8(&self.bytes[range.clone()]).ok();
         self.names.iter().filter_map(move |(namespace, name)| text(namespace).zip(text(name)))
     }
-
-    /// How many pods there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.names.len()
-    }
-
-    /// Is there none?
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.names.is_empty()
-    }
 }
 
 /// A record with a message in it: all of the record, and the message.

@@ -628,6 +628,10 @@ fn defect_11_the_node_s_healthy_devices_are_allocatable() {
         ]
     );
     assert_eq!((all.cpu_ids, merged.devices, merged.left_out.listed), (vec![1, 2], 4, 1));
+    let node = reported("", &devices[1..2]);
+    let none = rules("# allocatable\n{}").plan([].iter(), &node).allocatable(&listed).unwrap();
+    assert_eq!((none.bytes.as_ptr(), none.devices), (listed.as_ptr(), 0), "nothing is new");
+    assert_eq!(none.left_out, LeftOut { listed: 1, ..LeftOut::default() });
 }
 
 #[test]
@@ -655,7 +659,7 @@ fn get_and_v1alpha1_say_the_same() {
     let decoded = v1alpha1::ListPodResourcesResponse::decode(old.bytes).unwrap();
     assert_eq!(decoded.pod_resources[0].containers[1].devices[0].device_ids, ["GPU-a"]);
     let nobody = plan.get(&Bytes::new()).unwrap();
-    assert!(nobody.bytes.is_empty() && nobody.listed.is_empty());
+    assert!(nobody.bytes.is_empty() && nobody.listed.names().next().is_none());
 }
 
 #[test]
@@ -684,7 +688,7 @@ fn nothing_to_merge_is_no_copy() {
     for plan in [Plan::default(), plain().plan(other.iter(), &Node::default())] {
         let merged = plan.list(&listed, Version::V1).unwrap();
         assert_eq!((merged.bytes.as_ptr(), merged.bytes.len()), (listed.as_ptr(), listed.len()));
-        assert_eq!((merged.pods, merged.devices, merged.listed.len()), (0, 0, 1));
+        assert_eq!((merged.pods, merged.devices, merged.listed.names().count()), (0, 0, 1));
     }
     assert!(Plan::default().is_empty() && !plain().plan(pods.iter(), &Node::default()).is_empty());
 }

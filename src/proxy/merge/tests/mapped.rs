@@ -54,6 +54,21 @@ fn paths_find_what_is_in_json() {
 }
 
 #[test]
+fn names_from_annotations_are_shown_escaped_and_short() {
+    let rules =
+        rules("{mappings: [{annotation: a, resource: example.com/nic, path: '$.*[*]', container: '{1}'}]}");
+    let sentence = |name: &str| {
+        let pods = [pod("p", "a", &format!(r#"{{"{name}":["x"]}}"#), &[container("main", &[])])];
+        rules.plan(pods.iter(), &Node::default()).problems()[0].sentence.clone()
+    };
+    let shown = |name: &str| {
+        format!("pod ns/p: an annotation gives a device to container `{name}`, which it does not have")
+    };
+    assert_eq!(sentence(r"\u001b[2J"), shown(r"\u{1b}[2J"));
+    assert_eq!(sentence(&"x".repeat(65)), shown(&"x".repeat(64)));
+}
+
+#[test]
 fn containers_are_found_by_what_they_ask_for() {
     let both =
         [container("main", &[("koordinator.sh/gpu", 100)]), container("next", &[("example.com/nic", 1)])];

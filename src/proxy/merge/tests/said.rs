@@ -223,6 +223,9 @@ fn two_pods_with_the_same_device_keep_it_and_are_told_of() {
             assert_eq!(plan.problems()[0].sentence, expected);
         }
     }
+    let pods = ["p", "q", "r"].map(|name| pod(name, DEVICES, whole, &[container("main", &[])]));
+    let plan = plain().plan(pods.iter(), &Node::default());
+    assert_eq!(problems(&plan), [("claimed_twice", 0), ("claimed_twice", 0)]);
 }
 
 #[test]
@@ -255,6 +258,38 @@ fn parts_have_ids_of_their_own_that_stay() {
     assert_eq!(shown(&[of("q"), of("o"), of("p")])[2], both[0]);
     let again = Pod { uid: "another".into(), ..of("p") };
     assert_ne!(shown(&[again])[0], both[0], "another pod of that name");
+}
+
+#[test]
+fn numbers_of_parts_are_of_the_pod_and_differ_on_a_device() {
+    let half = |id: &str| format!(r#"{{"id":"{id}","resources":{{"koordinator.sh/gpu-core":50}}}}"#);
+    let of = |uid: &str| {
+        let text = format!(r#"{{"gpu":[{},{}]}}"#, half("GPU-a"), half("GPU-b"));
+        Pod { uid: uid.into(), ..pod(uid, DEVICES, &text, &[container("main", &[])]) }
+    };
+    let numbers = |pods: &[Pod]| -> Vec<Vec<u64>> {
+        let of_line = |line: &String| {
+            let (_, ids) = line.split_once('=').unwrap();
+            ids.split(',').map(|id| id.split_once("::").unwrap().1.parse().unwrap()).collect()
+        };
+        merged(&rules("{sharedIds: true}"), pods, &Node::default()).iter().map(of_line).collect()
+    };
+    // Two pods of a hundred thousand get the same number, which depends on the name and the UID alone.
+    let mut known = std::collections::HashMap::new();
+    let (one, other) = (0_u32..)
+        .find_map(|number| {
+            let this = of(&number.to_string());
+            let other = known.insert(super::super::plan::number_of(&this), this.clone())?;
+            Some((other, this))
+        })
+        .unwrap();
+    let alone = numbers(&[one.clone()]);
+    assert_eq!(alone[0][0], alone[0][1], "on every device the same");
+    assert_eq!(alone, numbers(&[other.clone()]));
+    let number = alone[0][0];
+    let mut both = numbers(&[one, other]);
+    both.sort_unstable();
+    assert_eq!(both, [[number, number], [number + 1, number + 1]], "the later one takes the next");
 }
 
 #[test]
