@@ -279,6 +279,12 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_read_is_known_as_well() {
+        assert!(!Standing::Unknown.is_known());
+        assert!([Standing::Missing, Standing::Unreadable, standing(&[], &[])].iter().all(Standing::is_known));
+    }
+
+    #[test]
     fn devices_are_what_has_a_domain() {
         let names = ["cpu", "memory", "hugepages-2Mi", "example.com/nic", "made up/nic"];
         assert_eq!(standing(&[], &names).devices(), ["example.com/nic".to_owned()].into());
@@ -291,6 +297,7 @@ mod tests {
         assert_eq!(standing(&[policy], &[]).policies(), []);
         assert_eq!(standing(&[scope], &[]).policies(), []);
         let others = ("nodeTopologyPodsFingerprint", "pfp0v001ef46db3751d8e999");
+        assert_eq!(standing(&[others, policy], &[]).policies(), []);
         let option = ("topologyManagerOptionPreferClosestNumaNodes", "true");
         let policies = standing(&[others, policy, option, scope], &[]).policies();
         let names: Vec<&str> = policies.iter().map(|(name, _)| name.as_str()).collect();
@@ -384,12 +391,14 @@ mod tests {
         let mut promise = young();
         let doubt = promise.doubt(&account(4), || Others::Silent, later(1), bound).unwrap();
         assert!(doubt.contains("node-0 4 cpu, not 1"), "{doubt}");
+        assert!(promise.is_doubting());
         assert!(promise.doubt(&account(4), || Others::Silent, later(19), bound).is_some());
         assert_eq!(
             promise.doubt(&account(1), || Others::Silent, later(19), bound),
             None,
             "its pods are back"
         );
+        assert!(!promise.is_doubting());
         assert_eq!(
             promise.doubt(&account(4), || Others::Silent, later(19), bound),
             None,

@@ -117,6 +117,37 @@ fn the_largest_pods_are_left_out_and_come_back_when_there_is_room() {
 }
 
 #[test]
+fn of_pods_of_one_size_the_later_is_left_out_and_told_of_once() {
+    let mut store = Store::new(Arc::new(Nobody), Arc::new(Nobody));
+    let pods = ["b", "a"].map(|uid| pod(uid, BUDGET * 5 / 8));
+    for _ in 0..2 {
+        complete(&mut store, pods.clone());
+        assert_eq!(listed(&store.pods), ["b"]);
+    }
+    assert_eq!(store.newly_left_out().len(), 1);
+    store.take(PodEvent::Is(pods[1].clone()), Instant::now()).unwrap();
+    assert_eq!((listed(&store.pods), store.newly_left_out()), (vec!["b".to_owned()], vec![]));
+}
+
+#[test]
+fn a_pod_whose_source_left_it_out_is_named_and_in_pod_info() {
+    let mut store = Store::new(Arc::new(Nobody), Arc::new(Nobody));
+    complete(&mut store, [pod("a", 10)]);
+    let mut large = pod("large", 1_000);
+    let Some(Whole::Protobuf(bytes)) = large.whole.as_deref() else { panic!("it is whole") };
+    large.whole = Some(Box::new(Whole::Outline(outline(bytes), bytes.len())));
+    for _ in 0..2 {
+        store.take(PodEvent::Is(large.clone()), Instant::now()).unwrap();
+        assert_eq!((listed(&store.pods), lock(&store.pods).records().left_out()), (vec!["a".to_owned()], 1));
+        assert_eq!(lock(&store.infos).records().len(), 2);
+        let missing = lock(&store.pods).get("large");
+        assert!(matches!(missing, Err(Missing::TooLarge(_))), "{missing:?}");
+    }
+    store.take(PodEvent::Gone(large), Instant::now()).unwrap();
+    assert_eq!(lock(&store.pods).records().left_out(), 0);
+}
+
+#[test]
 fn what_waits_for_a_watcher_is_bounded_in_bytes() {
     let mut store = Store::new(Arc::new(Nobody), Arc::new(Nobody));
     complete(&mut store, []);

@@ -152,7 +152,7 @@ impl Records {
     /// Would one of those that are left out fit?
     pub(super) fn has_room_again(&self) -> bool {
         let smallest = self.all.values().filter_map(|record| Some(record.too_large()?.bytes)).min();
-        self.left_out > 0 && smallest.is_some_and(|bytes| self.bytes + bytes <= self.limit.bytes)
+        smallest.is_some_and(|bytes| self.bytes + bytes <= self.limit.bytes)
     }
 
     /// Those that are left out, each once.

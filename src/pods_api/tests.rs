@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use futures::Stream;
@@ -22,6 +22,7 @@ use super::proto::v1alpha1::{ListPodConditionsResponse, PodConditions};
 use super::store::Store;
 use super::watchers::{BEHIND, Tally};
 use crate::core_v1::proto as core;
+use crate::grpc::Feed;
 use crate::kubelet::proto::pods::{EventType, ListPodsResponse, WatchPodsEvent};
 use crate::pod::{Pod, PodEvent, Whole};
 use crate::wire::{put_bytes, put_number};
@@ -44,6 +45,16 @@ impl Tally for Count {
 
     fn heard(&self, _: Duration) {
         self.heard.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How often a waker was woken.
+#[derive(Debug, Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -430,6 +441,63 @@ fn a_watcher_is_cut_off_when_a_hundred_events_wait_and_one_more_comes() {
     assert!(matches!(poll(&mut quick), Poll::Ready(Some(Ok(_)))));
 }
 
+/// Is it over for a watcher that has not taken what it was given?
+fn is_over(watch: &mut Watch, context: &mut Context<'_>) -> bool {
+    Pin::new(watch).poll_over(context).is_ready()
+}
+
+#[test]
+fn a_watcher_that_takes_nothing_is_woken_when_it_is_cut_off_and_not_before() {
+    let (mut store, _) = store();
+    let now = Instant::now();
+    tell(&mut store, [PodEvent::Listing, PodEvent::Complete]);
+    let mut watch = Watch::new(Arc::clone(&store.pods));
+    let woken = Arc::new(Woken::default());
+    let waker = Arc::clone(&woken).into();
+    for number in 0..=BEHIND {
+        assert!(!is_over(&mut watch, &mut Context::from_waker(&waker)), "{number}");
+        assert_eq!(woken.0.load(Ordering::Relaxed), 0, "{number}");
+        let at = now + Duration::from_millis(10 * number as u64);
+        store.take(PodEvent::Is(pod("u", &[], "Running", &number.to_string())), at).unwrap();
+    }
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    assert!(is_over(&mut watch, &mut Context::from_waker(&waker)));
+}
+
+#[test]
+fn when_the_server_stops_all_watchers_hear_so_and_new_ones_at_once() {
+    let (mut store, count) = store();
+    tell(&mut store, [PodEvent::Listing, PodEvent::Complete]);
+    let mut watch = Watch::new(Arc::clone(&store.pods));
+    let woken = Arc::new(Woken::default());
+    let waker = Arc::clone(&woken).into();
+    let mut context = Context::from_waker(&waker);
+    assert!(Pin::new(&mut watch).poll_next(&mut context).is_ready(), "the marker");
+    assert!(Pin::new(&mut watch).poll_next(&mut context).is_pending());
+    lock(&store.pods).close();
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    assert!(!is_over(&mut watch, &mut context), "it has a moment to hear why");
+    for mut watch in [watch, Watch::new(Arc::clone(&store.pods))] {
+        let Poll::Ready(Some(Err(status))) = poll(&mut watch) else { panic!("it goes on") };
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(matches!(poll(&mut watch), Poll::Ready(None)));
+    }
+    tell(&mut store, [PodEvent::Is(pod("u", &[], "Running", ""))]);
+    assert_eq!((lock(&store.pods).waiting(), count.cut.load(Ordering::Relaxed)), (0, 0));
+}
+
+#[test]
+fn a_pod_that_goes_while_a_list_comes_in_is_not_in_it() {
+    let (mut store, _) = store();
+    let pods = ["a", "b", "c"].map(|uid| pod(uid, &[], "Running", ""));
+    tell(&mut store, [PodEvent::Listing, PodEvent::Listed(pods[0].clone()), PodEvent::Complete]);
+    tell(&mut store, [PodEvent::Listing]);
+    pods.iter().for_each(|pod| tell(&mut store, [PodEvent::Listed(pod.clone())]));
+    // One that is as it was, and one that is new.
+    tell(&mut store, [PodEvent::Gone(pods[0].clone()), PodEvent::Gone(pods[1].clone()), PodEvent::Complete]);
+    assert_eq!(listed(&store.pods, uid_of_pod).into_keys().collect::<Vec<_>>(), ["c"]);
+}
+
 #[test]
 fn nothing_is_lost_between_the_list_of_a_new_watcher_and_what_comes_then() {
     let (mut store, _) = store();
@@ -611,18 +679,18 @@ fn who_cannot_be_served_is_named_and_the_others_are_served() {
 
 #[test]
 fn conditions_are_read_alike_whatever_the_pod_came_as() {
-    let moment = |seconds: u64| {
+    let moment = |seconds: u64, nanos: u64| {
         let mut out = Vec::new();
         put_number(&mut out, 1, seconds);
-        // Go writes it even so.
-        put_number(&mut out, 2, 0);
+        // Go writes it although it is 0.
+        put_number(&mut out, 2, nanos);
         out
     };
     let mut condition = Vec::new();
     put_bytes(&mut condition, 1, b"example.com/gate");
     put_bytes(&mut condition, 2, b"False");
     put_bytes(&mut condition, 3, b"");
-    put_bytes(&mut condition, 4, &moment(1_700_000_000));
+    put_bytes(&mut condition, 4, &moment(1_700_000_000, 500_000_000));
     put_bytes(&mut condition, 5, b"");
     put_bytes(&mut condition, 6, "not yet \u{e9}".as_bytes());
     put_number(&mut condition, 7, 0);
@@ -631,7 +699,7 @@ fn conditions_are_read_alike_whatever_the_pod_came_as() {
     for (number, text) in [(1, "etcd-worker"), (2, "generated"), (3, "kube-system"), (5, "u")] {
         put_bytes(&mut metadata, number, text.as_bytes());
     }
-    put_bytes(&mut metadata, 9, &moment(1_700_000_060));
+    put_bytes(&mut metadata, 9, &moment(1_700_000_060, 0));
     let mut entry = Vec::new();
     put_bytes(&mut entry, 1, b"kubernetes.io/config.source");
     put_bytes(&mut entry, 2, b"file");
@@ -650,7 +718,7 @@ fn conditions_are_read_alike_whatever_the_pod_came_as() {
         "spec": {"containers": []},
         "status": {"phase": "Running", "conditions": [{
             "type": "example.com/gate", "status": "False", "lastProbeTime": null,
-            "lastTransitionTime": "2023-11-14T22:13:20Z", "message": "not yet \u{e9}",
+            "lastTransitionTime": "2023-11-14T22:13:20.5Z", "message": "not yet \u{e9}",
         }]},
     });
     assert_eq!(info, Info::of(&came(Whole::Json(item.to_string().into()))).unwrap());
@@ -660,7 +728,8 @@ fn conditions_are_read_alike_whatever_the_pod_came_as() {
     let [shown] = &shown.conditions[..] else { panic!("{shown:?}") };
     assert_eq!((&*shown.r#type, &*shown.status, &*shown.reason), ("example.com/gate", "False", ""));
     assert_eq!((shown.last_probe_time, &*shown.message), (None, "not yet \u{e9}"));
-    assert_eq!(shown.last_transition_time.unwrap().seconds, 1_700_000_000);
+    let at = shown.last_transition_time.unwrap();
+    assert_eq!((at.seconds, at.nanos), (1_700_000_000, 500_000_000));
     // What a newer kubelet says besides stays.
     put_bytes(&mut message, 3, &{
         let mut status = Vec::new();
