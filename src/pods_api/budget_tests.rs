@@ -11,6 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use prost::Message;
 use prost::bytes::Bytes;
+use serde_json::json;
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -148,6 +149,22 @@ fn a_pod_whose_source_left_it_out_is_named_and_in_pod_info() {
 }
 
 #[test]
+fn pod_info_has_a_budget_of_its_own() {
+    let mut store = Store::new(Arc::new(Nobody), Arc::new(Nobody));
+    store.take_page(PodEvent::Listing, Instant::now()).unwrap();
+    for number in 0..5 {
+        let condition = json!({"type": "Ready", "status": "True", "message": "x".repeat(BUDGET / 18)});
+        let metadata = json!({"name": "a", "namespace": "ns", "uid": number.to_string()});
+        let item = json!({"metadata": metadata, "status": {"conditions": [condition]}});
+        let whole = Some(Box::new(Whole::Json(item.to_string().into())));
+        store.take_page(PodEvent::Listed(Pod { whole, ..pod("a", 0) }), Instant::now()).unwrap();
+    }
+    store.take_page(PodEvent::Complete, Instant::now()).unwrap();
+    let infos = lock(&store.infos);
+    assert_eq!((infos.records().len(), infos.records().left_out()), (5, 1));
+}
+
+#[test]
 fn what_waits_for_a_watcher_is_bounded_in_bytes() {
     let mut store = Store::new(Arc::new(Nobody), Arc::new(Nobody));
     complete(&mut store, []);
@@ -204,6 +221,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn record(uid: u8, bytes: u8) -> Record {
     let content = vec![uid; usize::from(bytes)];
     Record::new(Content::Whole(content.into()), vec![uid], None, ("ns", &uid.to_string()))
+}
+
+#[test]
+fn the_budget_may_be_used_up() {
+    let mut board = Board::new(LIMIT, Arc::new(Nobody));
+    (0..3).for_each(|uid| board.put(&uid.to_string(), record(uid, 100), Instant::now()));
+    assert_eq!(board.records().left_out(), 0);
+    board.put("3", record(3, 1), Instant::now());
+    assert_eq!(board.records().left_out(), 1);
 }
 
 proptest! {

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use super::board::{Shared, Watch, lock};
+use super::board::{Missing, Shared, Watch, lock};
 use super::info::Info;
 use super::proto::v1alpha1::{ListPodConditionsResponse, PodConditions};
 use super::store::Store;
@@ -599,16 +599,18 @@ fn who_says_that_it_is_another_pods_mirror_does_not_take_its_place() {
     tell(&mut store, all);
     tell(&mut store, [PodEvent::Complete]);
     assert_eq!(names(&store), ["h=etcd-worker", "v=v"]);
-    // One of each: a pod's UID, and a static pod's.
-    for victim in ["v", "h"] {
-        tell(&mut store, [PodEvent::Is(mirror("e", "evil", victim))]);
-        assert_eq!(names(&store), ["e=evil", "h=etcd-worker", "v=v"], "{victim}");
+    // A pod's UID and a static pod's, with UIDs of its own before and after them.
+    for (victim, own) in ["v", "h"].into_iter().flat_map(|victim| [(victim, "e"), (victim, "z")]) {
+        let mut all = [format!("{own}=evil"), "h=etcd-worker".to_owned(), "v=v".to_owned()];
+        all.sort_unstable();
+        tell(&mut store, [PodEvent::Is(mirror(own, "evil", victim))]);
+        assert_eq!(names(&store), all, "{victim} {own}");
         // Whatever happens to the victim, and all listed anew.
         tell(&mut store, [PodEvent::Is(pod("v", &[], "Running", victim))]);
         tell(&mut store, [PodEvent::Is(mirror("m", "etcd-worker", "h"))]);
-        assert_eq!(names(&store), ["e=evil", "h=etcd-worker", "v=v"], "{victim}");
-        tell(&mut store, [PodEvent::Gone(mirror("e", "evil", victim))]);
-        assert_eq!(names(&store), ["h=etcd-worker", "v=v"], "{victim}");
+        assert_eq!(names(&store), all, "{victim} {own}");
+        tell(&mut store, [PodEvent::Gone(mirror(own, "evil", victim))]);
+        assert_eq!(names(&store), ["h=etcd-worker", "v=v"], "{victim} {own}");
     }
     // It was there first.
     tell(&mut store, [PodEvent::Gone(pod("v", &[], "Running", "")), PodEvent::Is(mirror("e", "evil", "v"))]);
@@ -639,6 +641,75 @@ fn a_mirror_is_found_by_either_uid_and_its_successor_is_not_taken_for_it() {
     let shown = ListPodConditionsResponse::decode(lock(&store.infos).list()).unwrap().pods;
     assert_eq!(shown.iter().map(|pod| &*pod.pod_uid).collect::<Vec<_>>(), ["h"]);
     store.take(PodEvent::Gone(mirror("m2")), now).unwrap();
+    assert_eq!(lock(&store.infos).records().len(), 0);
+}
+
+#[test]
+fn of_two_mirrors_of_one_name_the_one_that_came_last_is_shown() {
+    let mirror = |uid: &str| mirror(uid, "etcd-worker", "h");
+    // Whichever is first by UID.
+    for (older, newer) in [("a", "b"), ("b", "a")] {
+        let (mut store, _) = store();
+        tell(&mut store, [PodEvent::Listing, PodEvent::Listed(mirror(older)), PodEvent::Complete]);
+        tell(&mut store, [PodEvent::Is(mirror(newer))]);
+        // Another pod changes nothing.
+        for event in [None, Some(PodEvent::Is(pod("u", &[], "Running", "")))] {
+            event.into_iter().for_each(|event| tell(&mut store, [event]));
+            let infos = lock(&store.infos);
+            assert!(infos.get("h").is_ok() && infos.get(newer).is_ok(), "{newer}");
+            assert_eq!(infos.get(older).err(), Some(Missing::Unknown), "{newer}");
+        }
+    }
+}
+
+#[test]
+fn what_the_page_has_is_shown_until_all_whole_pods_are_told() {
+    let (mut store, _) = store();
+    let now = Instant::now();
+    let uids = |store: &Store| listed(&store.infos, uid_of_info).into_keys().collect::<Vec<_>>();
+    let whole = |uid: &str| pod(uid, &[], "Running", "");
+    let on_page = |uid: &str| page_pod(uid, &[], "Running");
+    let page = |store: &mut Store, uids: &[&str]| {
+        store.take_page(PodEvent::Listing, now).unwrap();
+        uids.iter().for_each(|uid| store.take_page(PodEvent::Listed(on_page(uid)), now).unwrap());
+    };
+    page(&mut store, &["a"]);
+    store.close_page();
+    store.take_page(PodEvent::Complete, now).unwrap();
+    assert!(!store.shows_page(), "it was asked no more");
+
+    page(&mut store, &["a", "b"]);
+    store.take_page(PodEvent::Complete, now).unwrap();
+    store.take_page(PodEvent::Gone(on_page("b")), now).unwrap();
+    store.take_page(PodEvent::Is(on_page("c")), now).unwrap();
+    tell(&mut store, [PodEvent::Is(whole("d"))]);
+    assert_eq!((uids(&store), store.shows_page()), (vec!["a".to_owned(), "c".to_owned()], true));
+
+    tell(&mut store, [PodEvent::Listing, PodEvent::Listed(whole("e")), PodEvent::Complete]);
+    store.take_page(PodEvent::Gone(on_page("e")), now).unwrap();
+    store.take_page(PodEvent::Is(on_page("c")), now).unwrap();
+    assert_eq!((uids(&store), store.shows_page()), (vec!["e".to_owned()], false));
+
+    // Who tells of whole pods has told all of them once, but another one takes over, which has not.
+    page(&mut store, &["a"]);
+    store.take_page(PodEvent::Complete, now).unwrap();
+    store.lead(false);
+    tell(&mut store, [PodEvent::Is(whole("f"))]);
+    assert_eq!((uids(&store), store.shows_page()), (vec!["a".to_owned()], true));
+    store.lead(true);
+    tell(&mut store, [PodEvent::Again]);
+    assert_eq!((uids(&store), store.shows_page()), (vec!["e".to_owned(), "f".to_owned()], false));
+}
+
+#[test]
+fn a_static_pod_of_the_page_is_found_by_either_uid() {
+    let (mut store, _) = store();
+    let now = Instant::now();
+    let mirror = page_pod("m", &[("kubernetes.io/config.mirror", "h")], "Running");
+    let all = [PodEvent::Listing, PodEvent::Listed(mirror.clone()), PodEvent::Complete];
+    all.into_iter().for_each(|event| store.take_page(event, now).unwrap());
+    assert!(["m", "h"].iter().all(|uid| lock(&store.infos).get(uid).is_ok()));
+    store.take_page(PodEvent::Gone(mirror), now).unwrap();
     assert_eq!(lock(&store.infos).records().len(), 0);
 }
 

@@ -217,6 +217,20 @@ mod tests {
     }
 
     #[test]
+    fn content_that_nobody_else_owns_is_ours() {
+        let of = |entries: &[Value]| Author::of_content(&metadata(json!({"managedFields": entries})));
+        let ours =
+            entry(FIELD_MANAGER, 9, json!({"f:zones": {}, "f:attributes": {}, "f:topologyPolicies": {}}));
+        let edit = entry("kubectl-edit", 5, json!({"f:zones": {}}));
+        let nfd = entry("nfd", 3, json!({"f:attributes": {}}));
+        assert_eq!(of(&[ours.clone()]), None);
+        assert_eq!(of(&[]), None);
+        let (person, manager) = (of(&[ours.clone(), edit]).unwrap(), of(&[ours, nfd]).unwrap());
+        assert!(person.is_person() && Author::Unknown.is_person());
+        assert!(!manager.is_person() && !Author::Namesake.is_person());
+    }
+
+    #[test]
     fn an_annotation_and_an_owner_have_authors_too() {
         let fields = json!({"f:metadata": {"f:annotations": {".": {}, "f:topology.node.k8s.io/fingerprint": {}},
             "f:ownerReferences": {"k:{\"uid\":\"u\"}": {}}}});
@@ -242,6 +256,7 @@ mod tests {
         }));
         let found = Leftovers::of(&left, Form::default());
         assert_eq!(found.fields(), [POLICIES, FINGERPRINT, "ownerReferences"]);
+        assert!(found.any() && found.has_owner() && !found.without_owner().has_owner());
         let owner: OwnerReference = serde_json::from_value(node.clone()).unwrap();
         let expected = json!({
             "metadata": {"resourceVersion": "7", "annotations": {FINGERPRINT: null}, "ownerReferences": [node]},

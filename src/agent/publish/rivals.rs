@@ -134,6 +134,8 @@ mod tests {
         assert!(rivals.is_left(&nfd(), last));
         // Its content stands and is looked at, but nobody writes.
         assert_eq!(rivals.judge(&nfd(), false, last + MINUTE * 59), Verdict::Leave);
+        assert_eq!(rivals.active(last + MINUTE * 59).count(), 1);
+        assert_eq!(rivals.active(last + MINUTE * 60).count(), 0);
         assert_eq!(rivals.judge(&nfd(), false, last + MINUTE * 60), Verdict::TakeOver);
         assert_eq!(rivals.active(last + MINUTE * 60).count(), 0);
     }
@@ -157,7 +159,7 @@ mod tests {
                 assert_eq!(verdict, Verdict::TakeOver, "{author} {edit}");
             }
             assert_eq!(rivals.judge(&author, true, start + MINUTE * 9), Verdict::Leave, "{author}");
-            assert_eq!(rivals.judge(&author, true, start + MINUTE * 11), Verdict::TakeOver, "{author}");
+            assert_eq!(rivals.judge(&author, true, start + MINUTE * 10), Verdict::TakeOver, "{author}");
         }
     }
 
