@@ -153,19 +153,24 @@ mod tests {
     #[test]
     fn the_largest_pods_are_left_out_until_the_others_fit() {
         let kept = |budget: usize, sizes: &[usize]| {
-            // An outline of bytes that are no pod is empty.
-            let whole = |&size: &usize| Whole::Protobuf(vec![0xff; size].into());
-            let of = |size| Pod { whole: Some(Box::new(whole(size))), ..Pod::default() };
+            // Its outline has 5 bytes: a name of one.
+            let whole = |size: usize| {
+                let mut bytes = vec![0x0a, 3, 0x0a, 1, b'a'];
+                wire::put_bytes(&mut bytes, 2, &vec![0; size - 7]);
+                assert_eq!(bytes.len(), size);
+                Whole::Protobuf(bytes.into())
+            };
+            let of = |&size: &usize| Pod { whole: Some(Box::new(whole(size))), ..Pod::default() };
             let mut pods: Vec<Pod> = sizes.iter().map(of).collect();
             let bytes = keep_within(budget, pods.iter_mut());
             let sizes: Vec<usize> = pods.iter().map(Pod::whole_bytes).collect();
             assert_eq!(bytes, sizes.iter().sum::<usize>());
             sizes
         };
-        assert_eq!(kept(60, &[10, 30, 20]), [10, 30, 20]);
-        assert_eq!(kept(59, &[10, 30, 20]), [10, 0, 20]);
-        assert_eq!(kept(30, &[10, 30, 20]), [10, 0, 20]);
-        assert_eq!(kept(29, &[10, 30, 20]), [10, 0, 0]);
-        assert_eq!(kept(9, &[10, 30, 20]), [0, 0, 0]);
+        assert_eq!(kept(300, &[50, 130, 120]), [50, 130, 120]);
+        assert_eq!(kept(299, &[50, 130, 120]), [50, 5, 120]);
+        assert_eq!(kept(175, &[50, 130, 120]), [50, 5, 120]);
+        assert_eq!(kept(174, &[50, 130, 120]), [50, 5, 5]);
+        assert_eq!(kept(1, &[50, 130, 120]), [5, 5, 5]);
     }
 }
