@@ -256,8 +256,8 @@ mod tests {
         row.containers[0].devices = vec![group("example.com/gpu".to_owned(), 0), group(nic(), 1)];
         row.containers[0].devices[1].ids = vec!["nic-0".to_owned()];
         let mut zones = zones();
-        for zone in &mut zones {
-            zone.resources.insert(nic(), Amounts { capacity: 4, allocatable: 4, available: 4 });
+        for (zone, nics) in zones.iter_mut().zip([2, 4]) {
+            zone.resources.insert(nic(), Amounts { capacity: nics, allocatable: nics, available: nics });
         }
         let requirements = Requirements { devices: [nic()].into(), ..Requirements::default() };
         let (machine, strict) = (machine(), config("single-numa-node", "container"));
