@@ -663,6 +663,16 @@ fn get_and_v1alpha1_say_the_same() {
 }
 
 #[test]
+fn what_is_put_in_is_written_as_others_write_it() {
+    let pods = [pod("p", DEVICES, r#"{"gpu":[{"id":"GPU-a"},{"id":"GPU-b"}]}"#, &[container("main", &[])])];
+    let node = reported("", &[device("gpu", "GPU-a", 0, Some(0)), device("gpu", "GPU-b", 1, Some(1))]);
+    let merged = plain().plan(pods.iter(), &node).list(&bytes(&answer(&pods)), Version::V1).unwrap().bytes;
+    let decoded = v1::ListPodResourcesResponse::decode(merged.clone()).unwrap();
+    assert_eq!(shown(&merged), ["p/main: nvidia.com/gpu=GPU-a@0 nvidia.com/gpu=GPU-b@1"]);
+    assert_eq!(decoded.encode_to_vec(), merged);
+}
+
+#[test]
 fn one_pod_in_several_records_is_one_pod() {
     // As nobody writes it, but every parser reads it: the name at the end, in a record of its own.
     let pods = [pod("p", DEVICES, r#"{"gpu":[{"id":"GPU-a"}]}"#, &[container("main", &[])])];

@@ -327,3 +327,19 @@ fn slow_hands_are_drawn_too() {
     let drawn: Vec<Span> = (0..50).map(|_| walk::settings(&walk, &mut dice).delays.watch[2]).collect();
     assert!(drawn.iter().any(|span| span.1 > 400 * MS) && drawn.iter().any(|span| span.1 < 10 * MS));
 }
+
+#[test]
+fn a_kubelet_that_starts_does_not_admit_the_pods_of_another_that_is_down() {
+    let exporters = Who::USUAL.exporters(Informer::Dedicated, 2);
+    let mut world = World::new(Settings::default(), 7, exporters);
+    residents(&mut world, false);
+    go_on(&mut world, 10);
+    world.restart_kubelet(0, 2 * S);
+    world.restart_kubelet(1, 20 * S);
+    let pod = guaranteed("a".into(), 1, world.now);
+    let pod = world.create_bound(pod, 1);
+    go_on(&mut world, 10);
+    assert_eq!(phase(&world, pod), Some(Phase::Pending), "its kubelet is down");
+    go_on(&mut world, 60);
+    assert_eq!(phase(&world, pod), Some(Phase::Running));
+}

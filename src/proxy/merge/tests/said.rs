@@ -378,6 +378,15 @@ fn cpus_and_memory_of_the_pod_are_told_where_the_kubelet_is_silent() {
     of_pod.pod_resources[0].cpu_ids = vec![9];
     of_pod.pod_resources[0].memory = vec![block];
     assert_eq!(told(both, &of_pod), (vec![9], vec!["memory=7@[]".to_owned()]));
+    // An empty list of CPUs is none, though nobody writes it.
+    let mut pod = silent.pod_resources[0].encode_to_vec();
+    crate::wire::put_bytes(&mut pod, 4, b"");
+    let mut empty = Vec::new();
+    crate::wire::put_bytes(&mut empty, 1, &pod);
+    let plan = rules("{cpus: true}").plan([of(both)].iter(), &Node::default());
+    let merged = plan.list(&empty.into(), Version::V1).unwrap().bytes;
+    let merged = v1::ListPodResourcesResponse::decode(merged).unwrap();
+    assert_eq!(merged.pod_resources[0].cpu_ids, [35, 36, 67, 68]);
     // v1alpha1 has neither, and the setting is off by default.
     let plan = rules("{cpus: true}").plan([of(both)].iter(), &Node::default());
     let listed = bytes(&silent);

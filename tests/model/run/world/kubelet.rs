@@ -284,7 +284,8 @@ impl World {
         for id in unreported {
             self.duty(node, self.settings.delays.status, Duty::Report(id));
         }
-        let objects: Vec<PodId> = self.objects.iter().copied().collect();
+        let bound_here = |id: &PodId| self.pods[*id].node == Some(node);
+        let objects: Vec<PodId> = self.objects.iter().copied().filter(bound_here).collect();
         for id in objects {
             if !self.nodes[node].kubelet.pods.contains_key(&id) {
                 let seen = self.pods[id].object;
