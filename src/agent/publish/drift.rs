@@ -223,7 +223,7 @@ mod tests {
             entry(FIELD_MANAGER, 9, json!({"f:zones": {}, "f:attributes": {}, "f:topologyPolicies": {}}));
         let edit = entry("kubectl-edit", 5, json!({"f:zones": {}}));
         let nfd = entry("nfd", 3, json!({"f:attributes": {}}));
-        assert_eq!(of(&[ours.clone()]), None);
+        assert_eq!(of(std::slice::from_ref(&ours)), None);
         assert_eq!(of(&[]), None);
         let (person, manager) = (of(&[ours.clone(), edit]).unwrap(), of(&[ours, nfd]).unwrap());
         assert!(person.is_person() && Author::Unknown.is_person());

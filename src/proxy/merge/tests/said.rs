@@ -283,9 +283,9 @@ fn numbers_of_parts_are_of_the_pod_and_differ_on_a_device() {
             Some((other, this))
         })
         .unwrap();
-    let alone = numbers(&[one.clone()]);
+    let alone = numbers(std::slice::from_ref(&one));
     assert_eq!(alone[0][0], alone[0][1], "on every device the same");
-    assert_eq!(alone, numbers(&[other.clone()]));
+    assert_eq!(alone, numbers(std::slice::from_ref(&other)));
     let number = alone[0][0];
     let mut both = numbers(&[one, other]);
     both.sort_unstable();
