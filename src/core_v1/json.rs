@@ -422,7 +422,7 @@ mod tests {
         let container = message(&[(2, &message(&[(2, b"")]))]);
         let pod = pod_json(&container).unwrap();
         assert_eq!(pod["spec"], json!({"containers": [{"name": "", "resources": {}}]}));
-        // Its fields are those of another message, of which nothing was said.
+        // Most of its fields are those of an embedded message, which is missing here.
         let ephemeral = message(&[(2, &message(&[(34, &message(&[(2, b"a")]))]))]);
         let ephemeral = pod_json(&ephemeral).unwrap()["spec"]["ephemeralContainers"][0].take();
         assert_eq!(ephemeral, json!({"name": "", "resources": {}, "targetContainerName": "a"}));

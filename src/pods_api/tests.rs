@@ -493,7 +493,7 @@ fn a_pod_that_goes_while_a_list_comes_in_is_not_in_it() {
     tell(&mut store, [PodEvent::Listing, PodEvent::Listed(pods[0].clone()), PodEvent::Complete]);
     tell(&mut store, [PodEvent::Listing]);
     pods.iter().for_each(|pod| tell(&mut store, [PodEvent::Listed(pod.clone())]));
-    // One that is as it was, and one that is new.
+    // One pod that has not changed, and one that is new.
     tell(&mut store, [PodEvent::Gone(pods[0].clone()), PodEvent::Gone(pods[1].clone()), PodEvent::Complete]);
     assert_eq!(listed(&store.pods, uid_of_pod).into_keys().collect::<Vec<_>>(), ["c"]);
 }
@@ -600,7 +600,7 @@ fn who_says_that_it_is_another_pods_mirror_does_not_take_its_place() {
     tell(&mut store, all);
     tell(&mut store, [PodEvent::Complete]);
     assert_eq!(names(&store), ["h=etcd-worker", "v=v"]);
-    // A pod's UID and a static pod's, with UIDs of its own before and after them.
+    // The UID of an ordinary pod and of a static pod; the other pod's own UID sorts before and after them.
     for (victim, own) in ["v", "h"].into_iter().flat_map(|victim| [(victim, "e"), (victim, "z")]) {
         let mut all = [format!("{own}=evil"), "h=etcd-worker".to_owned(), "v=v".to_owned()];
         all.sort_unstable();
@@ -691,7 +691,7 @@ fn what_the_page_has_is_shown_until_all_whole_pods_are_told() {
     store.take_page(PodEvent::Is(on_page("c")), now).unwrap();
     assert_eq!((uids(&store), store.shows_page()), (vec!["e".to_owned()], false));
 
-    // Who tells of whole pods has told all of them once, but another one takes over, which has not.
+    // Another source of whole pods takes over, and has not listed all of them yet.
     page(&mut store, &["a"]);
     store.take_page(PodEvent::Complete, now).unwrap();
     store.lead(false);

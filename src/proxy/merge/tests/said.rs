@@ -274,7 +274,7 @@ fn numbers_of_parts_are_of_the_pod_and_differ_on_a_device() {
         };
         merged(&rules("{sharedIds: true}"), pods, &Node::default()).iter().map(of_line).collect()
     };
-    // Two pods of a hundred thousand get the same number, which depends on the name and the UID alone.
+    // The number depends on the pod's name and UID only. Among some hundred thousand pods, two have the same one.
     let mut known = std::collections::HashMap::new();
     let (one, other) = (0_u32..)
         .find_map(|number| {
@@ -378,7 +378,7 @@ fn cpus_and_memory_of_the_pod_are_told_where_the_kubelet_is_silent() {
     of_pod.pod_resources[0].cpu_ids = vec![9];
     of_pod.pod_resources[0].memory = vec![block];
     assert_eq!(told(both, &of_pod), (vec![9], vec!["memory=7@[]".to_owned()]));
-    // An empty list of CPUs is none, though nobody writes it.
+    // An empty list of CPUs counts as no list.
     let mut pod = silent.pod_resources[0].encode_to_vec();
     crate::wire::put_bytes(&mut pod, 4, b"");
     let mut empty = Vec::new();
