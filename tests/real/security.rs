@@ -1008,23 +1008,28 @@ impl World {
     /// sets are answered so: rights and policies take a moment to be known.
     async fn until_foreign_writes_are(&self, expected: Answer) -> Result<()> {
         let write = apply(&at(V1ALPHA2, "beta"), topology("v1alpha2", "beta", json!({})));
-        let label = merge(
-            at(V1ALPHA2, "beta"),
-            json!({"metadata": {"labels": {"a": fastrand::u32(..).to_string()}}}),
-        );
-        let told = create(EVENTS, event(about_node("beta")));
-        // Of an object that is there.
+        // Another value each time: one that is there already changes nothing, and the policy allows that.
+        let label = || {
+            let labels = json!({"a": fastrand::u64(..).to_string()});
+            merge(at(V1ALPHA2, "beta"), json!({"metadata": {"labels": labels}}))
+        };
+        let event = create(EVENTS, event(about_node("beta")));
+        // The object that the label is for.
         answer(&self.cluster.client(), &write).await?;
-        for (who, call) in [("agent", write), ("agent", told), ("controller", label)] {
-            let client = self.clients.get(who).with_context(|| who)?;
-            until(&format!("{} of the {who} is answered with {expected:?}", call.path), async || {
-                let (found, words) = answer(client, &call).await?;
-                ensure!(found == expected, "{found:?}: {words}");
-                Ok(())
-            })
-            .await?;
-        }
-        Ok(())
+        self.until_answered("agent", || write.clone(), expected).await?;
+        self.until_answered("agent", || event.clone(), expected).await?;
+        self.until_answered("controller", label, expected).await
+    }
+
+    /// Makes the call again and again until it is answered so.
+    async fn until_answered(&self, who: &str, call: impl Fn() -> Call, expected: Answer) -> Result<()> {
+        let client = self.clients.get(who).with_context(|| who.to_owned())?;
+        until(&format!("{} of the {who} is answered with {expected:?}", call().path), async || {
+            let (found, words) = answer(client, &call()).await?;
+            ensure!(found == expected, "{found:?}: {words}");
+            Ok(())
+        })
+        .await
     }
 
     /// Gives the agents and the controller every right of RBAC, or takes them back, and waits until it is so.
