@@ -578,7 +578,8 @@ impl Agent {
         let cut_off = self.cut_off || self.accord.publisher.in_trouble();
         let lives = |name: &PodName| self.accord.pods.knows_living(name);
         let went = |name: &PodName| self.accord.pods.knows_gone(name);
-        let told = self.view.follows.then_some(Told { lives: &lives, went: &went });
+        let lacks = |name: &PodName, after| self.accord.pods.lacks_since(name, after);
+        let told = self.view.follows.then_some(Told { lives: &lives, went: &went, lacks: &lacks });
         match self.settling.judge(scan, now, cut_off, told) {
             Verdict::Settled => Ok(None),
             Verdict::Joined(usage, reason) => {

@@ -63,6 +63,9 @@ pub(super) struct Told<'a> {
     pub(super) lives: &'a dyn Fn(&PodName) -> bool,
     /// Was this pod one that did, and does no more?
     pub(super) went: &'a dyn Fn(&PodName) -> bool,
+    /// Is this pod not in the last list of all pods, and was that asked for after this moment? It may have come and gone while
+    /// nobody told.
+    pub(super) lacks: &'a dyn Fn(&PodName, Instant) -> bool,
 }
 
 /// What is missing still.
@@ -99,8 +102,9 @@ impl Settling {
         let doubt = if self.settled == Some(scan.connection) {
             None
         } else {
-            if let Some(Told { went, .. }) = told {
-                self.forget(went);
+            if let Some(told) = told {
+                // It had listed its pods before it made this socket.
+                self.forget(told, now.checked_sub(scan.socket_age).unwrap_or(now));
             }
             self.doubt(scan, told)
         };
@@ -122,10 +126,14 @@ impl Settling {
         self.since.is_some_and(|(connection, _)| self.settled != Some(connection))
     }
 
-    /// Pods that went are not waited for.
-    fn forget(&mut self, went: &dyn Fn(&PodName) -> bool) {
+    /// Pods that went are not waited for, nor those that a list does not have that is newer than the kubelet's `start`.
+    fn forget(&mut self, told: Told<'_>, start: Instant) {
         let Some(Held { usage, .. }) = &mut self.before else { return };
-        let stays = |pod: &PodUsage| !went(&pod.full_name());
+        let is_static = |pod: &PodUsage| pod.name.ends_with(&self.static_suffix);
+        let stays = |pod: &PodUsage| {
+            let name = pod.full_name();
+            !(told.went)(&name) && (is_static(pod) || !(told.lacks)(&name, start))
+        };
         if !usage.pods.iter().all(stays) {
             Arc::make_mut(usage).pods.retain(stays);
         }
@@ -252,7 +260,7 @@ mod tests {
         // Leaked, since a test is short and its closures have no other place.
         let lives = Box::leak(Box::new(move |(_, name): &PodName| lives(name)));
         let went = Box::leak(Box::new(move |(_, name): &PodName| went(name)));
-        Some(Told { lives, went })
+        Some(Told { lives, went, lacks: &|_, _| false })
     }
 
     /// Two connections, the first settled with pods a and b and a nic.
@@ -360,6 +368,27 @@ mod tests {
         assert!(waits(&settling.judge(&partial, start, false, None), "1 of the 2"));
         let verdict = settling.judge(&partial, start, false, told(&|name| name == "a", &|_| false));
         assert!(waits(&verdict, "1 of the 2"), "nobody knows anything of it: static pods come from files");
+    }
+
+    #[test]
+    fn a_pod_that_came_and_went_while_nobody_told_is_not_waited_for_once_all_pods_are_listed() {
+        let start = Instant::now();
+        let made = start + Duration::from_secs(20);
+        let mut partial = scan(Connection::default().next(), &["a"], &["nic"]);
+        partial.socket_age = Duration::from_secs(10);
+        let judged = |missing: &str, listed: Instant| {
+            let mut settling = Settling::new("node", BOUND);
+            let first = scan(Connection::default(), &["a", missing], &["nic"]);
+            assert_eq!(settling.judge(&first, start, false, None), Verdict::Settled);
+            let lacks = |(_, name): &PodName, after: Instant| name == missing && listed > after;
+            let told = Told { lives: &|(_, name)| name == "a", went: &|_| false, lacks: &lacks };
+            settling.judge(&partial, made + partial.socket_age, false, Some(told))
+        };
+        assert_eq!(judged("b", made + Duration::from_millis(1)), Verdict::Settled);
+        let verdict = judged("b", made);
+        assert!(waits(&verdict, "1 of the 2"), "the list may be older than the pod: {verdict:?}");
+        let verdict = judged("web-node", made + Duration::from_millis(1));
+        assert!(waits(&verdict, "1 of the 2"), "static pods come from files: {verdict:?}");
     }
 
     #[test]

@@ -180,6 +180,13 @@ impl PodSource {
         pods.departed.contains_key(name) && !pods.is_living(name)
     }
 
+    /// Is there no pod of this name, as a list of all pods says that was asked for after this moment?
+    #[must_use]
+    pub fn lacks_since(&self, name: &PodName, moment: Instant) -> bool {
+        let pods = lock(&self.pods);
+        pods.listed_at.is_some_and(|at| at > moment) && !pods.now.contains_key(name)
+    }
+
     /// How many pods that run or will are not among `listed`.
     #[must_use]
     pub fn living_besides(&self, listed: &BTreeSet<PodName>) -> usize {
@@ -322,8 +329,10 @@ fn lock(pods: &Mutex<Pods>) -> MutexGuard<'_, Pods> {
 #[derive(Debug, Default)]
 struct Pods {
     now: BTreeMap<PodName, Pod>,
-    /// The list that is coming in.
-    listed: Option<BTreeMap<PodName, Pod>>,
+    /// The list that is coming in, and when it was asked for.
+    listed: Option<(BTreeMap<PodName, Pod>, Instant)>,
+    /// When the last one was asked for that is complete.
+    listed_at: Option<Instant>,
     /// Were all of them listed once?
     complete: bool,
     /// Grows when any of them is another.
@@ -339,9 +348,10 @@ struct Pods {
 impl Pods {
     fn take(&mut self, event: PodEvent, at: Instant) {
         match event {
-            PodEvent::Listing => self.listed = Some(BTreeMap::new()),
+            PodEvent::Listing => self.listed = Some((BTreeMap::new(), at)),
             PodEvent::Listed(pod) => {
-                self.listed.get_or_insert_default().insert(pod.full_name(), pod);
+                let (listed, _) = self.listed.get_or_insert_with(|| (BTreeMap::new(), at));
+                listed.insert(pod.full_name(), pod);
             }
             PodEvent::Complete => self.replace(at),
             PodEvent::Is(pod) => self.put(pod.full_name(), pod, at),
@@ -352,7 +362,8 @@ impl Pods {
 
     /// The new list holds; whoever is not in it went unseen.
     fn replace(&mut self, at: Instant) {
-        let listed = self.listed.take().unwrap_or_default();
+        let (listed, asked_at) = self.listed.take().unwrap_or_else(|| (BTreeMap::new(), at));
+        self.listed_at = Some(asked_at);
         let missing = self.now.iter().filter(|(name, _)| !listed.contains_key(*name));
         let missing: Vec<_> = missing.map(|(name, pod)| (name.clone(), pod.uid.clone())).collect();
         for (name, uid) in missing {
@@ -512,5 +523,28 @@ mod tests {
         pods.take(PodEvent::Complete, now);
         assert_eq!((names(&pods.ended()), names(pods.gone(now).keys())), ("b,c".into(), "a,b,c".into()));
         assert!(pods.complete);
+    }
+
+    #[test]
+    fn a_list_says_who_is_missing_as_of_when_it_was_asked_for() {
+        let source = PodSource::none();
+        let take = |event, at| lock(&source.pods).take(event, at);
+        let name = |name: &str| ("ns".to_owned(), name.to_owned());
+        let (early, asked, late) = {
+            let now = Instant::now();
+            (now, now + Duration::from_secs(1), now + Duration::from_secs(2))
+        };
+        assert!(!source.lacks_since(&name("b"), early), "nothing was listed");
+        take(PodEvent::Listing, asked);
+        take(PodEvent::Listed(pod("a", "1", Life::Living)), late);
+        assert!(!source.lacks_since(&name("b"), early), "not all of it is there");
+        take(PodEvent::Complete, late);
+        assert!(source.lacks_since(&name("b"), early));
+        assert!(!source.lacks_since(&name("a"), early), "it is there");
+        assert!(!source.lacks_since(&name("b"), asked), "it may have come since");
+        take(PodEvent::Is(pod("b", "1", Life::Living)), late);
+        assert!(!source.lacks_since(&name("b"), early), "it has come since");
+        take(PodEvent::Listing, late);
+        assert!(!source.lacks_since(&name("c"), asked), "the next list is not complete yet");
     }
 }

@@ -1,7 +1,8 @@
 //! Many faults over a real kubelet, a real API server and a real etcd: `make real-faults`.
 //!
 //! Each is one of eighteen, drawn from a printed seed, with pods that come and go before, during and after it. After
-//! each the object equals the oracle within [`BOUND`], and no version of it ever promised more than there was.
+//! each the object equals the oracle within [`BOUND`], or [`DOUBT`] later where the kubelet restarted, and no version of it
+//! ever promised more than there was.
 
 #[path = "../real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
@@ -22,6 +23,10 @@ use support::{Cluster, Needs, Parts};
 /// wait of the agent itself is the ten seconds, give or take a tenth, between two attempts to write.
 const BOUND: Duration = Duration::from_secs(12);
 
+/// `scan.settle`: for so long a restarted kubelet is doubted that does not list a pod, if nobody can say that the pod is gone.
+/// After an API server restarted, the agents list their pods again at random moments within half a minute.
+const DOUBT: Duration = Duration::from_secs(30);
+
 /// Faults over real parts, with one table at the end.
 #[derive(Debug, Parser)]
 #[command(name = "real-faults")]
@@ -41,6 +46,15 @@ struct Options {
 struct Row {
     times: Vec<Duration>,
     versions: usize,
+}
+
+impl Row {
+    /// How many were over later than [`BOUND`], and how many of these later than is allowed.
+    fn slow_and_late(&self, fault: Fault) -> (usize, usize) {
+        let doubt = if fault.restarts_the_kubelet() { DOUBT } else { Duration::ZERO };
+        let beyond = |bound: Duration| self.times.iter().filter(|time| **time > bound).count();
+        (beyond(BOUND), beyond(BOUND + doubt))
+    }
 }
 
 #[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
@@ -81,14 +95,15 @@ async fn main() -> Result<ExitCode> {
         let (middle, last) = (times[times.len() / 2].as_secs_f64(), times[times.len() - 1].as_secs_f64());
         writeln!(out, "| {fault} | {} | {middle:.2} | {last:.2} | {versions} |", times.len())?;
     }
-    let slow = rows.values().flat_map(|row| &row.times).filter(|time| **time > BOUND).count();
+    let counts = rows.iter().map(|(fault, row)| row.slow_and_late(*fault));
+    let (slow, late) = counts.fold((0, 0), |(slow, late), row| (slow + row.0, late + row.1));
     let minutes = started.elapsed().as_secs_f64() / 60.0;
     writeln!(
         out,
-        "\n{} faults in {minutes:.1} minutes, {slow} of them beyond the bound of {BOUND:?}",
+        "\n{} faults in {minutes:.1} minutes, {slow} of them over after more than {BOUND:?}, {late} beyond their bound",
         options.faults
     )?;
-    Ok(if slow == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if late == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn tell(outcome: Result<&Outcome, &anyhow::Error>) -> String {

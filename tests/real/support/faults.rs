@@ -91,7 +91,7 @@ impl Fault {
     }
 
     /// Whether the kubelet is another one afterwards.
-    fn restarts_the_kubelet(self) -> bool {
+    pub(crate) fn restarts_the_kubelet(self) -> bool {
         matches!(
             self,
             Self::KubeletEnds
