@@ -29,6 +29,8 @@ const POLL_BLIND: Time = 800 * MS;
 const SETTLE: Time = 20 * S;
 /// How long the object as it stood is believed while the node cannot be read.
 const UNREAD: Time = 500 * MS;
+/// How long who reserves waits for the pods before the first object.
+const FIRST_LIST: Time = 12 * S;
 /// How long a pod that went may stay in the List.
 const LINGER: Time = 15 * S;
 
@@ -283,6 +285,11 @@ impl Ours {
     fn decide(&mut self, world: &mut World) {
         if !self.read {
             return self.hold_what_is_not_read(world);
+        }
+        let first_list = self.started + FIRST_LIST;
+        if self.terms.reserve && self.pods.is_none() && world.now < first_list {
+            self.ask_again = Some(first_list);
+            return;
         }
         let now = Duration::from_micros(world.now);
         let reading = Reading {

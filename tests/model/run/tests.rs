@@ -10,7 +10,7 @@ use super::ours::Flaw;
 use super::plugin::{Cache, Informer};
 use super::queue::BackOff;
 use super::walk::{self, Walk};
-use super::world::{Delays, Notice, Settings, Signal, World, guaranteed};
+use super::world::{Delays, Notice, Settings, Signal, Watcher, World, guaranteed};
 
 /// One node, and the controller if it is to nudge.
 fn world(who: Who, nudges: Nudges, settings: Settings) -> World {
@@ -268,6 +268,26 @@ fn reservations_keep_pods_from_colliding_where_the_object_is_read_directly() {
         assert_eq!(with.0, 0, "{cache:?}: {with:?}");
         assert!(without.0 > 5 && with.0 + with.1 < without.0 + without.1, "{cache:?}: {with:?} {without:?}");
     }
+}
+
+#[test]
+fn an_exporter_that_starts_reserves_before_it_writes() {
+    let mut settings = Settings { cache: Cache::DiscardReserved, ..Settings::default() };
+    // The kubelet lists the pod without CPUs, and who starts hears of pods late.
+    settings.delays.admission = Span(60 * S, 60 * S);
+    settings.delays.watch[Watcher::Exporter as usize] = Span(2 * S, 2 * S);
+    let exporters = Who::Direct { reserves: true }.exporters(Informer::Dedicated, 1);
+    let mut world = World::new(settings, 7, exporters);
+    let pod = create(&mut world, "pod", 4);
+    go_on(&mut world, 5);
+    let available = |world: &World| world.nodes[0].object.as_ref().map(|object| object.available.clone());
+    assert_eq!((phase(&world, pod), available(&world)), (Some(Phase::Pending), Some(vec![3, 3])));
+    world.restart_exporter(0, S, true);
+    for _ in 0..5 {
+        go_on(&mut world, 1);
+        assert_eq!(available(&world), Some(vec![3, 3]), "{}", world.now);
+    }
+    assert_eq!(world.figures.restarts, 1);
 }
 
 #[test]
