@@ -60,8 +60,8 @@ impl Unlisted<'_> {
                 || self.aligns_pods()
                 || init_has_cpus && self.home(row, "cpu") == Some(home);
             if !follows {
-                let others = zones.iter().map(|zone| zone.id).filter(|id| *id != home);
-                take(demand.init, Some(others.collect()));
+                let others: IdSet = zones.iter().map(|zone| zone.id).filter(|id| *id != home).collect();
+                take(if others.is_empty() { 0 } else { demand.init }, Some(others));
             }
         }
         surplus
@@ -239,6 +239,17 @@ mod tests {
         let aligned = |scope| surplus(Some(&config("single-numa-node", scope)), false, &pod, &row);
         assert_eq!(aligned("container"), ["memory 2147483648 in zone 0"]);
         assert!(aligned("pod").is_empty());
+    }
+
+    #[test]
+    fn a_node_with_one_zone_has_no_other_zone_to_reserve_in() {
+        let (pod, row) = (pod((500, 2), (2000, 2)), row("0-1", 2, 0));
+        let machine = machine();
+        let config = config("single-numa-node", "container");
+        let unlisted = Unlisted { machine: &machine, config: Some(&config), state: None, managers: false };
+        let requirements = Requirements { cpus: true, memory: true, ..Requirements::default() };
+        assert_eq!(unlisted.surplus(&requirements, &zones()[..1], &pod, &row), []);
+        assert_eq!(unlisted.surplus(&requirements, &zones(), &pod, &row).len(), 1);
     }
 
     #[test]
