@@ -81,22 +81,24 @@ fn says_origin(bytes: &[u8], entry: Range<usize>) -> Result<bool, WireError> {
     Ok(false)
 }
 
-/// Leaves out the largest of these pods, but for their outlines, until what is kept of them as they came is within so many bytes.
-/// Gives how many it is then.
+/// Reduces the largest of these pods to their outlines, and then drops the largest outlines, until all take at most `budget`
+/// bytes. Returns how many bytes they take then: more than the budget only if pods in JSON do, which are never reduced.
 pub(crate) fn keep_within<'a>(budget: usize, pods: impl Iterator<Item = &'a mut Pod>) -> usize {
     let mut pods: Vec<&mut Pod> = pods.collect();
     let mut bytes = pods.iter().map(|pod| pod.whole_bytes()).sum();
     if bytes <= budget {
         return bytes;
     }
-    pods.sort_by_key(|pod| Reverse(pod.whole_bytes()));
-    for pod in pods {
-        if bytes <= budget {
-            break;
+    for reduce in [Pod::leave_out, Pod::drop_outline] {
+        pods.sort_by_key(|pod| Reverse(pod.whole_bytes()));
+        for pod in &mut pods {
+            if bytes <= budget {
+                return bytes;
+            }
+            bytes -= pod.whole_bytes();
+            reduce(pod);
+            bytes += pod.whole_bytes();
         }
-        bytes -= pod.whole_bytes();
-        pod.leave_out();
-        bytes += pod.whole_bytes();
     }
     bytes
 }
@@ -113,6 +115,13 @@ impl Pod {
     fn leave_out(&mut self) {
         if let Some(Whole::Protobuf(bytes)) = self.whole.as_deref() {
             self.whole = Some(Box::new(Whole::Outline(outline(bytes), bytes.len())));
+        }
+    }
+
+    /// Annotations count for the outline, and a tenant may write 256 KiB of them.
+    fn drop_outline(&mut self) {
+        if let Some(Whole::Outline(outline, _)) = self.whole.as_deref_mut() {
+            *outline = Bytes::new();
         }
     }
 }
@@ -171,6 +180,8 @@ mod tests {
         assert_eq!(kept(299, &[50, 130, 120]), [50, 5, 120]);
         assert_eq!(kept(175, &[50, 130, 120]), [50, 5, 120]);
         assert_eq!(kept(174, &[50, 130, 120]), [50, 5, 5]);
-        assert_eq!(kept(1, &[50, 130, 120]), [5, 5, 5]);
+        assert_eq!(kept(15, &[50, 130, 120]), [5, 5, 5]);
+        assert_eq!(kept(14, &[50, 130, 120]), [5, 0, 5]);
+        assert_eq!(kept(0, &[50, 130, 120]), [0, 0, 0]);
     }
 }
