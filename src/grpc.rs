@@ -72,6 +72,9 @@ pub struct Peer {
     pub uid: u32,
     /// What its process calls itself, if `/proc` shows it, else `uid <n>`. Not to be trusted, for people only.
     pub name: Arc<str>,
+    /// The same for all connections of one process, and only for these. If the kernel does not tell processes apart (before
+    /// Linux 6.9, a process of another PID namespace), each connection has its own.
+    pub client: u64,
 }
 
 impl Display for Peer {

@@ -96,7 +96,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         info!("numacast {} controller {}", env!("CARGO_PKG_VERSION"), settings.identity);
         let shutdown = shutdown_signal()?;
         let controller = Controller::new(settings, cluster);
-        let reload = Reload::of_controller(args, effective, logs)?;
+        let reload = Reload::of_logs(args, effective, logs)?;
         let metrics = controller.metrics();
         let health = Arc::clone(metrics.health());
         let _servers = serve(&config, metrics, health).await;

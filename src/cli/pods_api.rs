@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use tracing::{info, warn};
 
+use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
 use super::settings::{SettingsArgs, ToldArgs};
 use crate::cluster::Cluster;
@@ -77,8 +78,10 @@ impl From<PodsApiArgs> for SettingsArgs {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { settings: args } = args;
-    let config = SettingsArgs::from(args).effective()?.config.resolved();
-    let _logs = telemetry::start_logs(&config.log);
+    let args = SettingsArgs::from(args);
+    let effective = args.clone().effective()?;
+    let config = effective.config.clone().resolved();
+    let logs = telemetry::start_logs(&config.log);
     let settings = Settings::from_config(&config);
     if config.node_name.is_empty() && settings.order != [PodTeller::PodsApi] {
         bail!(
@@ -86,7 +89,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
              `nodeName` or --node-name; or ask only the kubelet's own Pods API: --source podsApi"
         );
     }
-    super::block_on(serve_alone(config, settings))
+    super::block_on(async move {
+        drop(tokio::spawn(Reload::of_logs(args, effective, logs)?.run()));
+        serve_alone(config, settings).await
+    })
 }
 
 async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<ExitCode> {

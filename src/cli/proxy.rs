@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use tracing::info;
 
+use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
 use super::settings::{SettingsArgs, ToldArgs};
 use crate::cluster::Cluster;
@@ -92,8 +93,10 @@ impl From<ProxyArgs> for SettingsArgs {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { settings: args } = args;
-    let config = SettingsArgs::from(args).effective()?.config.resolved();
-    let _logs = telemetry::start_logs(&config.log);
+    let args = SettingsArgs::from(args);
+    let effective = args.clone().effective()?;
+    let config = effective.config.clone().resolved();
+    let logs = telemetry::start_logs(&config.log);
     let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
     let settings = Settings::from_config(&config, &tellers.order);
     if settings.rules.is_some() && settings.node.is_empty() {
@@ -105,7 +108,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some((key, reason)) = config.proxy.needs_pods(&config) {
         bail!("{key}: {reason}");
     }
-    super::block_on(serve_alone(config, settings, tellers))
+    super::block_on(async move {
+        drop(tokio::spawn(Reload::of_logs(args, effective, logs)?.run()));
+        serve_alone(config, settings, tellers).await
+    })
 }
 
 async fn serve_alone(config: Config, settings: Settings, tellers: PodTellers) -> anyhow::Result<ExitCode> {

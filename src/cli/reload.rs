@@ -1,4 +1,4 @@
-//! What changes while the agent or the controller runs: the configuration file, and the log's level by signal.
+//! What changes while numacast runs: the configuration file, and the log's level by signal.
 
 use std::path::Path;
 
@@ -40,12 +40,8 @@ impl Reload {
         Self::new(args, running, logs, Some(rules))
     }
 
-    /// As [`Reload::of_agent`].
-    pub(super) fn of_controller(
-        args: SettingsArgs,
-        running: Effective,
-        logs: LogSwitch,
-    ) -> anyhow::Result<Self> {
+    /// As [`Reload::of_agent`], where nothing but the log level changes at once.
+    pub(super) fn of_logs(args: SettingsArgs, running: Effective, logs: LogSwitch) -> anyhow::Result<Self> {
         Self::new(args, running, logs, None)
     }
 

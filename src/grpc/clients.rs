@@ -159,7 +159,7 @@ impl Clients {
     }
 
     /// Takes a connection in. Where there are too many, another one goes ([`State::crowded`]).
-    pub(super) fn admit(self: &Arc<Self>, Caller { peer, process }: Caller) -> Admission {
+    pub(super) fn admit(self: &Arc<Self>, Caller { mut peer, process }: Caller) -> Admission {
         let state = &mut *self.state();
         let id = state.next;
         state.next += 1;
@@ -169,6 +169,7 @@ impl Clients {
             (None, Some(pid)) => u64::from(pid.unsigned_abs()),
             (None, None) => id | 1 << 63,
         };
+        peer.client = client;
         let peer = Arc::new(peer);
         let own = state.clients.get(&client).map_or(0, |client| client.connections);
         let mut gone = None;
@@ -323,7 +324,8 @@ pub(super) fn caller(stream: &UnixStream) -> Caller {
     let uid = credentials.map_or(u32::MAX, |credentials| credentials.uid());
     let name = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     let name = name.map(|name| name.trim_end().to_owned()).filter(|name| !name.is_empty());
-    let peer = Peer { pid, uid, name: name.unwrap_or_else(|| format!("uid {uid}")).into() };
+    let name = name.unwrap_or_else(|| format!("uid {uid}")).into();
+    let peer = Peer { pid, uid, name, client: 0 };
     Caller { peer, process: process(stream) }
 }
 
@@ -339,7 +341,7 @@ mod tests {
     use super::*;
 
     fn client(pid: i32) -> Caller {
-        let peer = Peer { pid: (pid > 0).then_some(pid), uid: 0, name: "test".into() };
+        let peer = Peer { pid: (pid > 0).then_some(pid), uid: 0, name: "test".into(), client: 0 };
         Caller { peer, process: None }
     }
 

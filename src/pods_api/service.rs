@@ -152,15 +152,27 @@ pub(super) struct Limiter(Mutex<HashMap<u64, Bucket>>);
 
 impl Limiter {
     /// May this client do it now?
-    fn admit(&self, peer: &Arc<Peer>, now: Instant) -> bool {
-        // A process has a number below 2^22. Where it cannot be seen each connection is a client, and has a peer of its own.
-        let connection = || Arc::as_ptr(peer) as u64 | 1 << 63;
-        let client = peer.pid.map_or_else(connection, |pid| u64::from(pid.unsigned_abs()));
+    fn admit(&self, peer: &Peer, now: Instant) -> bool {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() >= BUCKETS {
             // A full one is as good as none.
             buckets.retain(|_, bucket| !bucket.is_full(now));
         }
-        buckets.entry(client).or_insert_with(|| Bucket::new(QPS, BURST, now)).take_now(now)
+        buckets.entry(peer.client).or_insert_with(|| Bucket::new(QPS, BURST, now)).take_now(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_connects_again_has_the_same_budget() {
+        let (limiter, now) = (Limiter::default(), Instant::now());
+        // The kernel shows no process of another PID namespace.
+        let peer = |client| Peer { pid: None, uid: 0, name: "test".into(), client };
+        let admitted = (0..100).filter(|_| limiter.admit(&peer(1), now)).count();
+        assert_eq!(admitted, BURST as usize);
+        assert!(limiter.admit(&peer(2), now), "another client has its own");
     }
 }

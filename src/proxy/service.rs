@@ -214,7 +214,7 @@ mod tests {
     use crate::grpc::Peer;
 
     fn call(path: &str, message: Bytes) -> Call {
-        let peer = Arc::new(Peer { pid: None, uid: 0, name: "test".into() });
+        let peer = Arc::new(Peer { pid: None, uid: 0, name: "test".into(), client: 0 });
         Call { path: path.to_owned(), message, peer, deadline: None }
     }
 

@@ -151,6 +151,38 @@ async fn sigusr1_switches_to_debug_and_back() {
 }
 
 #[tokio::test]
+async fn sigusr1_switches_the_log_level_of_the_standalone_servers_too() {
+    let node = SimNode::start();
+    for (verb, flags) in
+        [("proxy", ["--set", "proxy.annotations.koordinator=false"]), ("pods-api", ["--source", "podsApi"])]
+    {
+        let mut server = Command::new(env!("CARGO_BIN_EXE_numacast"))
+            .args([verb, "--set", "metrics.address=none", "--set", "health.address=none"])
+            .args(flags)
+            .arg("--host-root")
+            .arg(node.root())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(server.stderr.take().unwrap()).lines();
+        let mut signalled = false;
+        loop {
+            let line = timeout(PATIENCE, log.next_line()).await.unwrap().unwrap().expect("it goes on");
+            if line.contains("the log level is debug by SIGUSR1") {
+                break;
+            }
+            // It listens for signals before its socket is there.
+            if !signalled && line.contains(" at ") && line.contains(".sock") {
+                let id = server.id().unwrap();
+                kill_process(Pid::from_raw(id as i32).unwrap(), Signal::USR1).unwrap();
+                signalled = true;
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn exclusions_hold_at_once_and_other_keys_are_named() {
     let mut world = World::start("", &[]).await;
     world.configure("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, settle: 1m}\n");
