@@ -1,6 +1,7 @@
-//! Hostile input, one function per entrance: bytes in, no panic, and what holds for every account holds for this one.
+//! Fuzz targets for untrusted input, one function per parser: any bytes must not panic, and the accounting
+//! must keep its invariants.
 //!
-//! `make fuzz` runs them on what the fuzzer makes up, `tests/corpus` on what is kept of that in `fuzz/corpus`.
+//! `make fuzz` runs them on generated input, `tests/corpus` on the inputs kept in `fuzz/corpus`.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -26,10 +27,10 @@ use numacast::wire::put_bytes;
 use prost::Message;
 use prost::bytes::Bytes;
 
-/// One entrance.
+/// A fuzz target.
 pub(crate) type Target = fn(&[u8]);
 
-/// Every target, by the name of its corpus.
+/// All targets, by the name of their corpus.
 pub(crate) const TARGETS: [(&str, Target); 12] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
@@ -45,8 +46,8 @@ pub(crate) const TARGETS: [(&str, Target); 12] = [
     ("pod_watch", pod_watch),
 ];
 
-/// Files of the host: a line `@path` starts a file, `!path reason` is one that the kernel refuses to read, and
-/// everything else is the text of the file above it.
+/// Host files: a line `@path` starts a file, `!path reason` is a file that the kernel refuses to read, and
+/// every other line is the content of the file above it.
 pub(crate) fn sysfs(data: &[u8]) {
     let files = recorded(&String::from_utf8_lossy(data));
     let recorder = Recorder::new(Borrowed(&files));
@@ -80,7 +81,7 @@ fn recorded(text: &str) -> RecordedFiles {
     files
 }
 
-/// A recorder owns what it reads from.
+/// Borrows the files, since a [`Recorder`] owns its source.
 struct Borrowed<'a, F>(&'a F);
 
 impl<F: HostFiles> HostFiles for Borrowed<'_, F> {
@@ -93,8 +94,9 @@ impl<F: HostFiles> HostFiles for Borrowed<'_, F> {
     }
 }
 
-/// The kubelet's answers: two bytes with the length of GetAllocatableResources' answer, that answer, List's answer.
-/// An answer that cannot be decoded is the transport's to refuse; the other is looked at all the same.
+/// The kubelet's responses: two bytes with the length of the GetAllocatableResources response, that response,
+/// then the List response. If one cannot be decoded, which the transport would reject, the other is still
+/// checked.
 pub(crate) fn podresources(data: &[u8]) {
     let Some((length, rest)) = data.split_at_checked(2) else { return };
     let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
@@ -111,8 +113,8 @@ pub(crate) fn podresources(data: &[u8]) {
     assert_eq!(allocatable, round_trip(&allocatable));
 }
 
-/// The managers' books, one after the other with a line `---` between them: CPUs, memory, devices. Every second pod in
-/// them is listed with the containers that the books know, except the first of them.
+/// The managers' checkpoints, separated by a line `---`: CPUs, memory, devices. Every second pod in them is
+/// listed with its containers from the checkpoints, except the first of several.
 pub(crate) fn state(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut state = ManagerState::default();
@@ -139,7 +141,7 @@ pub(crate) fn state(data: &[u8]) {
     assert_eq!(node.account(), account, "the order of the List is of no importance");
 }
 
-/// The kubelet's configuration file, and its answer about it.
+/// The kubelet's configuration file, and its `configz` response.
 pub(crate) fn kubelet_config(data: &[u8]) {
     match kubelet::parse_config(&String::from_utf8_lossy(data)) {
         Ok((config, problems)) => {
@@ -154,7 +156,7 @@ pub(crate) fn kubelet_config(data: &[u8]) {
     }
 }
 
-/// Our own configuration file.
+/// numacast's configuration file.
 pub(crate) fn config(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match Layers::default().text(&text, Path::new("numacast.yaml")).finish() {
@@ -167,7 +169,7 @@ pub(crate) fn config(data: &[u8]) {
     }
 }
 
-/// A recording that somebody attached to a bug report.
+/// A recording, as attached to a bug report.
 pub(crate) fn recording(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let Ok(recording) = Recording::parse(&text, Path::new("recording.json")) else { return };
@@ -190,17 +192,17 @@ pub(crate) fn recording(data: &[u8]) {
     );
 }
 
-/// A pod as the Pods API has it, a pod in JSON, and the kubelet's list of them.
+/// A pod in the Pods API's encoding, a pod in JSON, and the kubelet's pod list.
 pub(crate) fn pods(data: &[u8]) {
     if let Ok(pod) = decode_pod(data) {
         check_pod(&pod);
     }
     if let Ok(pod) = Pod::from_json(data) {
         check_pod(&pod);
-        // A derived reader takes a list for an object as well.
+        // A derived deserializer also accepts an array for an object.
         if data.trim_ascii_start().starts_with(b"{") {
             let list = [b"{\"items\":[", data, b"]}"].concat();
-            // Of a list nobody wants any annotation.
+            // No annotations are requested from a list.
             let bare = Pod { annotations: Box::default(), ..pod };
             assert_eq!(kubelet::split_pods([&list[..]]), Ok(vec![bare]));
         }
@@ -210,7 +212,7 @@ pub(crate) fn pods(data: &[u8]) {
     whole.iter().flatten().for_each(check_pod);
 }
 
-/// A whole pod in protocol buffers: what its JSON says is what our record of it says.
+/// A whole pod in protocol buffers: its JSON must contain the same as our decoded pod.
 pub(crate) fn pod_bytes(data: &[u8]) {
     let (pod, json) = (decode_pod(data), pod_json(data));
     assert_eq!(json, pod_json(data), "the same of the same");
@@ -227,7 +229,7 @@ pub(crate) fn pod_bytes(data: &[u8]) {
     assert_eq!(again, json, "{yaml}");
     if let (Ok(mut pod), Ok(same)) = (pod, Pod::from_json(text.as_bytes())) {
         check_pod(&pod);
-        // In JSON no time is nothing, in the message it is a time of nothing.
+        // A zero deletion timestamp is absent in JSON, but set in the message.
         if !same.deleted {
             (pod.deleted, pod.life) = (same.deleted, same.life);
         }
@@ -237,7 +239,8 @@ pub(crate) fn pod_bytes(data: &[u8]) {
     }
 }
 
-/// Of an amount that does not fit 64 bits Go makes one thing as it came and another as it writes it again.
+/// Returns true if all quantities fit 64 bits. Go reads other quantities differently once it has formatted
+/// them again.
 fn amounts_fit(data: &[u8]) -> bool {
     let pod = core_v1::proto::Pod::decode(data).unwrap_or_default();
     let spec = pod.spec.unwrap_or_default();
@@ -252,8 +255,8 @@ fn amounts_fit(data: &[u8]) -> bool {
     })
 }
 
-/// What a client of our sockets sends: a size for the pieces it comes in, then HTTP/2. As much goes out as came in, in
-/// whatever pieces, and what went out is fit to go out.
+/// A gRPC client's input: a size for the pieces it arrives in, then HTTP/2. The output must be as long as the
+/// input, independent of the pieces, and acceptable itself.
 pub(crate) fn grpc_frames(data: &[u8]) {
     let Some((chunk, sent)) = data.split_first() else { return };
     let given = grpc::made_acceptable(sent, usize::MAX);
@@ -262,8 +265,8 @@ pub(crate) fn grpc_frames(data: &[u8]) {
     assert_eq!(grpc::made_acceptable(&given, usize::MAX), given, "it is acceptable now");
 }
 
-/// What the API server says of pods in protocol buffers: a size for the pieces that it comes in, then a list, what it says
-/// when it refuses, or the frames of a watch, whichever it is taken for.
+/// The API server's pod responses in protocol buffers: a size for the pieces they arrive in, then a list, an
+/// error status, or the frames of a watch, parsed as each of them.
 pub(crate) fn pod_watch(data: &[u8]) {
     let Some((size, sent)) = data.split_first() else { return };
     let pieces = || sent.chunks(usize::from(*size).max(1));
@@ -276,7 +279,7 @@ pub(crate) fn pod_watch(data: &[u8]) {
     assert_eq!(frames(pieces()), frames([sent]), "however it comes in");
 }
 
-/// The pods of a list that comes in these pieces, and its version or what is wrong with it.
+/// Returns the pods of a list that arrives in these pieces, and its resource version or the error.
 fn list<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Result<String, cluster::Odd>) {
     let (mut list, mut pods) = (PodList::default(), Vec::new());
     for piece in pieces {
@@ -292,7 +295,7 @@ fn list<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Result
     (pods, list.end())
 }
 
-/// A list that is written anew, from what was read of it, is the same list.
+/// Checks that a list encoded again from what was decoded is the same list.
 fn check_list(pods: Vec<Vec<u8>>, version: String) {
     let (mut metadata, mut content, mut again) = (Vec::new(), Vec::new(), b"k8s\0".to_vec());
     put_bytes(&mut metadata, 2, version.as_bytes());
@@ -306,7 +309,7 @@ fn check_list(pods: Vec<Vec<u8>>, version: String) {
     assert_eq!(list([&again[..]]), (pods, Ok(version)));
 }
 
-/// What the frames of a watch say that comes in these pieces.
+/// Returns the events in the frames of a watch that arrives in these pieces.
 fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     let (mut frames, mut told) = (Frames::default(), Vec::new());
     for piece in pieces {
@@ -334,7 +337,7 @@ fn news(frame: &[u8]) -> String {
     format!("{news:?}")
 }
 
-/// A pod that can be read is kept as it came.
+/// Checks that a pod that can be decoded keeps its original bytes.
 fn check_message(bytes: &[u8]) {
     let Ok(pod) = read_pod(bytes, &Wanted::default().whole()) else { return };
     assert_eq!(pod.whole.as_deref(), Some(&Whole::Protobuf(Bytes::copy_from_slice(bytes))));
@@ -355,9 +358,9 @@ fn check_pod(pod: &Pod) {
     }
 }
 
-/// What is put into the kubelet's answers: two bytes with the length of a text, that text, an answer. Of the text each of the
-/// first three lines is what Koordinator's scheduler wrote to one pod, the fourth what it says of CPUs and memory to all of
-/// them, the rest its Device.
+/// Merging into the kubelet's responses: two bytes with the length of a text, that text, then a response. The
+/// text's first three lines are what Koordinator's scheduler wrote to one pod each, the fourth is its CPU and
+/// memory allocation for all of them, the rest is Koordinator's Device object.
 pub(crate) fn splice(data: &[u8]) {
     let Some((length, rest)) = data.split_at_checked(2) else { return };
     let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
@@ -392,7 +395,7 @@ const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
 const STATUS: &str = "scheduling.koordinator.sh/resource-status";
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// A pod of three containers, two of which ask for something.
+/// Returns a pod of three containers, two of which request devices.
 fn annotated(name: &str, annotations: &[(&str, &str)]) -> Pod {
     let container = |name: &str, kind, others: &[(&str, u64)]| Container {
         name: name.into(),
@@ -419,7 +422,7 @@ fn annotated(name: &str, annotations: &[(&str, &str)]) -> Pod {
     }
 }
 
-/// A device with the nodes that it is at.
+/// A device with its NUMA nodes: resource, ID, nodes.
 type Placed = (String, String, Vec<i64>);
 
 fn placed(groups: &[v1::ContainerDevices]) -> Vec<Placed> {
@@ -437,7 +440,7 @@ fn all_placed(pods: &[v1::PodResources]) -> Vec<Placed> {
     containers.flat_map(|container| placed(&container.devices)).collect()
 }
 
-/// What the plan has for a pod, as an answer shows it in which nothing was allocated.
+/// Returns what the plan adds for a pod, as it appears in a response without allocated devices.
 fn planned(plan: &Plan, name: &str, version: Version) -> v1::PodResources {
     let container = |name: &str| v1::ContainerResources { name: name.into(), ..Default::default() };
     let bare = v1::PodResources {
@@ -452,7 +455,7 @@ fn planned(plan: &Plan, name: &str, version: Version) -> v1::PodResources {
     decoded.pod_resources.remove(0)
 }
 
-/// Puts into a pod what the plan has for it; was it the one that is meant?
+/// Adds the plan's resources to a pod; returns true if it was the pod that the plan is for.
 fn put(plan: &v1::PodResources, pod: &mut v1::PodResources, taken: &[Placed]) -> bool {
     let own = all_placed(std::slice::from_ref(pod));
     let claims = pod.containers.iter().flat_map(|container| &container.dynamic_resources);
@@ -490,7 +493,7 @@ fn put(plan: &v1::PodResources, pod: &mut v1::PodResources, taken: &[Placed]) ->
     found
 }
 
-/// Devices one by one, so that it does not matter which came together.
+/// Splits the devices into one group each, so that their grouping does not matter.
 fn one_by_one(pods: &mut [v1::PodResources]) {
     for container in pods.iter_mut().flat_map(|pod| &mut pod.containers) {
         let alone = |(resource_name, id, nodes): Placed| v1::ContainerDevices {
@@ -520,7 +523,7 @@ fn check_splice(plan: &Plan, answer: &Bytes, version: Version) {
         let plan = planned(plan, name, version);
         let mut named =
             expected.iter_mut().filter(|pod| (pod.namespace.as_str(), pod.name.as_str()) == ("ns", name));
-        // Where two have the name one of them has it all.
+        // If two pods share the name, one of them gets everything.
         named.any(|pod| put(&plan, pod, &taken));
     }
     one_by_one(&mut expected);
@@ -559,7 +562,7 @@ fn check_allocatable(plan: &Plan, answer: &Bytes) {
     assert!(after[before.len()..].iter().all(|(name, id, _)| !known.contains(&(name.as_str(), id.as_str()))));
 }
 
-/// Annotations: a line with a path, two with templates, and the text that every parser gets.
+/// Annotations: a line with a path, two with templates, and the text that every parser is given.
 pub(crate) fn annotations(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.splitn(4, '\n');
@@ -610,7 +613,7 @@ pub(crate) fn annotations(data: &[u8]) {
     }
 }
 
-/// What can be read is written as it was.
+/// Parses the text, and checks that it is formatted as it was.
 fn read_and_written<T: std::str::FromStr<Err: ToString> + ToString>(text: &str) -> Option<T> {
     match text.parse::<T>() {
         Ok(read) => {
@@ -629,7 +632,7 @@ fn round_trip<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T
     serde_json::from_str(&text).expect("what was written can be read")
 }
 
-/// A node of two NUMA nodes, unless said otherwise.
+/// A node with two NUMA nodes by default.
 struct Node {
     machine: Machine,
     allocatable: Allocatable,
@@ -675,7 +678,7 @@ impl Node {
     }
 }
 
-/// What holds for every account.
+/// Checks the invariants of every accounting.
 fn check(account: &Topology) {
     check_zones(account);
     for zone in &account.zones {
@@ -683,7 +686,7 @@ fn check(account: &Topology) {
     }
 }
 
-/// What holds even where resources are left out.
+/// Checks the invariants that hold even if resources are excluded.
 fn check_zones(account: &Topology) {
     let ids: Vec<_> = account.zones.iter().map(|zone| zone.id).collect();
     assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "{ids:?}");

@@ -1,8 +1,8 @@
-//! triggers -> scan -> account -> publish.
+//! The agent's loop: triggers -> scan -> topology -> publish.
 //!
-//! One scan is one `List`, with the slower moving inventory (hardware, allocatable, kubelet configuration) read
-//! when it may have changed. Zones come from that one List and go out in one write. A scan that failed, or that
-//! the kubelet cannot answer truly yet, publishes nothing: the last good object stays.
+//! A scan is one `List`; the slower inventory (hardware, allocatable, kubelet configuration) is read when it
+//! may have changed. The zones are computed from that one List and published in one write. If a scan fails,
+//! or the kubelet is not ready yet, nothing is published: the last good object stays.
 
 mod accord;
 mod changes;
@@ -62,67 +62,69 @@ use settle::{PATIENCE, Settling, Told, Verdict};
 use standing::{Carried, Known, Others, Promise};
 use triggers::{Directories, Trigger, Triggers};
 
-/// List calls: a tenth of what the kubelet allows all its clients together (DESIGN section 10).
+/// Rate of List calls: a tenth of the kubelet's limit for all its clients together (DESIGN section 10).
 const LISTS_PER_SECOND: f64 = 10.0;
-/// A pod's admission may cost a few Lists at once.
+/// Burst of List calls: a pod's admission may need a few at once.
 const LIST_BURST: f64 = 4.0;
 
-/// The kubelet writes its state files up to eight times for one pod (what an earlier pod left is freed first, then
-/// devices, CPUs and memory are taken), some 0.5 ms apart. A burst has ended when nothing came for this long, or when
-/// the kubelet says that the pod is admitted.
+/// A burst of triggers has ended when none came for this long, or when the kubelet has recorded the pod as
+/// admitted. For one pod the kubelet writes its checkpoints up to eight times, some 0.5 ms apart: first it
+/// releases what an earlier pod left, then it allocates devices, CPUs and memory.
 const QUIET: Duration = Duration::from_millis(2);
-/// A burst that does not end is cut here; nor does a pod that is being admitted get longer than this.
+/// Maximum length of a burst. Also the delay before a half-admitted pod is scanned again.
 const FOLD: Duration = Duration::from_millis(10);
 
-/// How long the first scan waits for the watches on the kubelet's directories, which are set at once if at all.
+/// How long the first scan waits for the watches on the kubelet's directories. They are set at once or not at
+/// all.
 const WATCHES: Duration = Duration::from_millis(20);
 
-/// The API server hears that a pod's containers have ended a moment before the kubelet lets its resources go: so long is
-/// waited before the first look, which others who go at the same time share...
+/// Delay of the first scan after a pod's containers have terminated: the API server learns of that a moment
+/// before the kubelet releases the resources. Pods that terminate at the same time share the scan.
 const PARTING: Duration = Duration::from_millis(15);
-/// ...and so long before the next, if the List still shows the pod.
+/// Delay of the next scan if the List still shows the pod.
 const LINGERING: Duration = Duration::from_millis(30);
-/// The longest wait between two such looks.
+/// Maximum delay between two such scans.
 const LINGERING_LIMIT: Duration = Duration::from_secs(1);
 
-/// An API server that takes longer than this to tell what it has of our object was away.
+/// If the API server takes longer than this to return our object, it was unavailable.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-/// How soon to look again after a scan failed or the kubelet was not ready.
+/// Delay of the next scan after a failed one, or if the kubelet was not ready.
 const RETRY: Duration = Duration::from_millis(100);
-/// The longest wait between two failed scans.
+/// Maximum delay between two failed scans.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
-/// The longest wait between two scans of a kubelet that does not know everything yet.
+/// Maximum delay between two scans of a kubelet that is not ready.
 const SETTLE_RETRY: Duration = Duration::from_secs(1);
 
-/// How many times [`Settings::settle`] the policies of the standing object are carried before that is reported.
+/// How many times [`Settings::settle`] the policies of the live object are carried over before that is
+/// reported.
 const CARRIED_UNREPORTED: u32 = 10;
 
-/// How long the node may be unreadable before that is a matter for a person.
+/// How long the node may be unreadable before an Event is posted.
 const UNREADABLE: Duration = Duration::from_secs(60);
 
-/// Why a single pass ended without an object in the cluster.
+/// Why a single pass ended without publishing the object.
 #[derive(Debug, thiserror::Error)]
 pub enum OnceError {
     /// The node could not be read.
     #[error(transparent)]
     Scan(#[from] ScanError),
-    /// The object could not be written; why, in a sentence.
+    /// The object could not be written; the text is the reason.
     #[error("{0}")]
     Publish(String),
 }
 
-/// What a person following the agent may want to know.
+/// The status of the agent's scans.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// Scans that gave an account.
+    /// The number of scans that produced a topology.
     pub scans: u64,
-    /// The sentence of the last failure, until a scan succeeds.
+    /// The last error, until a scan succeeds.
     pub trouble: Option<String>,
 }
 
-/// What these zones are to lack for pods that are bound, and that the List of `scan` does not show yet. Asks the API server
-/// for the pods of the node; nothing if it does not tell, or nothing is to be reserved.
+/// Returns what to subtract from the zones for bound pods that the List of `scan` does not show yet. Lists
+/// the node's pods from the API server; returns nothing if that fails or reservations are disabled.
 pub async fn reserved(
     settings: &Settings,
     cluster: &Cluster,
@@ -146,7 +148,7 @@ pub async fn reserved(
     scheduler::allowed(&verdict.reserved, &settings.rules.exclude, &topology.zones)
 }
 
-/// The node's pods, if the API server tells.
+/// Lists the node's pods from the API server; `None` if that fails.
 async fn listed_pods(settings: &Settings, cluster: &Cluster) -> Option<Vec<Pod>> {
     let mut events = std::pin::pin!(cluster.pods_of(&settings.node, Wanted::default()));
     let mut pods = Vec::new();
@@ -165,7 +167,7 @@ async fn listed_pods(settings: &Settings, cluster: &Cluster) -> Option<Vec<Pod>>
     }
 }
 
-/// What is known of how the kubelet is configured.
+/// Returns how certain the kubelet's configuration is.
 fn certainty(scanner: &Scanner, scan: &Scan) -> Known {
     match scan.inventory.config {
         None => Known::Nothing,
@@ -174,7 +176,7 @@ fn certainty(scanner: &Scanner, scan: &Scan) -> Known {
     }
 }
 
-/// Draws up the account of a scan.
+/// Computes the topology of a scan.
 #[must_use]
 pub fn account(scan: &Scan, known: &BTreeSet<String>, rules: &Rules) -> Topology {
     topology::account(&topology::Inputs {
@@ -189,56 +191,56 @@ pub fn account(scan: &Scan, known: &BTreeSet<String>, rules: &Rules) -> Topology
     })
 }
 
-/// When to look again if nothing happens before, and how deep.
+/// When to scan next if nothing happens before, and how deep.
 #[derive(Clone, Copy, Debug)]
 struct Next {
     at: Instant,
     depth: Depth,
 }
 
-/// An agent that keeps one object true until it is told to stop.
+/// Keeps the object of one node up to date until it is shut down.
 pub struct Agent {
     settings: Settings,
     scanner: Scanner,
     settling: Settling,
     triggers: Triggers,
     bucket: Bucket,
-    /// The pods, and what is published of them and of accounts.
+    /// Combines pods and topologies, and decides what to publish.
     accord: Accord,
-    /// What the last scan knew of the pods.
+    /// The pods as of the last scan.
     view: PodView,
     pace: Pace,
-    /// How often in a row the List still showed a pod that is gone.
+    /// The number of consecutive scans whose List still showed a pod that is gone.
     lingering: u32,
-    /// The object as it stood before this agent wrote.
+    /// The live object before this agent's first write.
     standing: watch::Receiver<Standing>,
-    /// It is known, and what it says was carried over.
+    /// Whether the live object is known and its content was carried over.
     knows: bool,
     carried: Carried,
     promise: Promise,
-    /// The API server, from which the kubelet has its pods, did not answer just now.
+    /// Whether the API server, from which the kubelet gets its pods, just failed to respond.
     cut_off: bool,
-    /// For asking whether it answers.
+    /// For checking whether the API server responds.
     cluster: Cluster,
     started: Instant,
     known: KnownDevices,
-    /// Pods that were given time to be admitted completely.
+    /// Half-admitted pods that a scan was already repeated for.
     waited_for: BTreeSet<PodName>,
-    /// The List of the last scan that was believed.
+    /// The List of the last accepted scan.
     previous: Arc<Usage>,
-    /// Names of pods that have ended which others have now.
+    /// Names of terminated pods that a new pod has taken.
     returned: BTreeSet<PodName>,
-    /// What was told in the turn before.
+    /// What was warned about in the previous iteration.
     told: BTreeSet<String>,
     failures: u32,
-    /// Why the last scan failed, if it did.
+    /// The error of the last scan, if it failed.
     failed: Option<ScanError>,
-    /// Since when no scan has given an account.
+    /// Since when no scan has produced a topology.
     unreadable_since: Option<Instant>,
     /// When everything has to be read again, whatever happens in between.
     everything_due: Instant,
     status: watch::Sender<Status>,
-    /// How to draw up accounts from now on.
+    /// The rules for computing topologies; they may be replaced while the agent runs.
     rules: watch::Sender<Rules>,
     new_rules: watch::Receiver<Rules>,
     metrics: Arc<Metrics>,
@@ -246,7 +248,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent for this node and cluster. It starts with [`Agent::run`].
+    /// Returns an agent for this node and cluster. [`Agent::run`] starts it.
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
         let cluster = cluster.in_form(settings.form);
@@ -315,52 +317,52 @@ impl Agent {
         }
     }
 
-    /// Who tells the agent about pods, for others who want to know.
+    /// Returns the agent's pod source, to be shared.
     #[must_use]
     pub fn pods(&self) -> PodSource {
         self.accord.pods.clone()
     }
 
-    /// Asks the kubelet together with others, from now on.
+    /// Calls the kubelet through a shared connection from now on.
     pub fn share(&mut self, kubelet: Upstream) {
         self.scanner.share(kubelet);
     }
 
-    /// Reads the kubelet's answers with this in them, from now on.
+    /// Merges this into the kubelet's responses from now on.
     pub fn merge_with(&mut self, merge: Merge) {
         self.scanner.merge_with(merge);
     }
 
-    /// Follows the agent's scans.
+    /// Returns the status of the agent's scans.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
     }
 
-    /// Follows the agent's writes.
+    /// Returns the status of the agent's writes.
     #[must_use]
     pub fn published(&self) -> watch::Receiver<Published> {
         self.accord.publisher.published()
     }
 
-    /// Takes other rules than those of the settings, at any time.
+    /// Returns a sender that replaces the rules of the settings at any time.
     #[must_use]
     pub fn rules(&self) -> watch::Sender<Rules> {
         self.rules.clone()
     }
 
-    /// What the agent counts, and its health, for whoever serves them.
+    /// Returns the agent's metrics and health, to be served.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
     }
 
-    /// Turns the loop until `shutdown` completes, then gives a write in flight a moment to end.
+    /// Runs the loop until `shutdown` completes, then gives a write in flight a moment to end.
     pub async fn run(mut self, shutdown: impl Future<Output = ()>) {
         let mut shutdown = std::pin::pin!(shutdown);
         let mut depth = Depth::Everything;
-        // Setting the watches asks for a look at everything: wait for it, and the first scan is that look. Where
-        // nothing can be watched, nothing comes.
+        // Setting the watches triggers a full scan: wait for it, so that the first scan covers it. If nothing
+        // can be watched, no trigger comes.
         tokio::select! {
             _ = self.triggers.next() => {}
             () = sleep(WATCHES) => {}
@@ -382,7 +384,7 @@ impl Agent {
         self.accord.publisher.stop().await;
     }
 
-    /// Turns the loop until the object is written once.
+    /// Runs the loop until the object is written once.
     ///
     /// # Errors
     /// The first scan or write that failed.
@@ -410,12 +412,12 @@ impl Agent {
         }
     }
 
-    /// One scan and what follows from it.
+    /// Scans once and processes the result.
     async fn turn(&mut self, mut depth: Depth) -> Next {
         let turn = self.bucket.take(Instant::now());
         self.rest(turn).await;
         let (now, used) = (Instant::now(), pace::cpu_time());
-        // Of a kubelet that is still starting nothing that was read before holds.
+        // Nothing that was read from a kubelet while it was starting is reliable.
         if now >= self.everything_due || self.settling.is_waiting() || self.promise.is_doubting() {
             depth = Depth::Everything;
         }
@@ -428,7 +430,7 @@ impl Agent {
         self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
         self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
-        // A scan that asked for more than a List owes the bucket for it.
+        // The calls that a scan made beyond the List count against the rate limit, too.
         for _ in 1..self.scanner.take_calls() {
             let _ = self.bucket.take(now);
         }
@@ -452,13 +454,14 @@ impl Agent {
         next
     }
 
-    /// Is the API server away? A kubelet that started meanwhile cannot know its pods.
+    /// Returns true if the API server does not respond. A kubelet that started meanwhile cannot know its
+    /// pods.
     async fn is_cut_off(&self) -> bool {
         let answer = self.cluster.node_uid(&self.settings.node).await;
         matches!(answer, Err(ClusterError::Unreachable { .. } | ClusterError::Deadline { .. }))
     }
 
-    /// Waits for the next reason to look, and folds a burst of them into one.
+    /// Waits for the next reason to scan, and merges a burst of triggers into one.
     async fn wait(&mut self, next: Next) -> Depth {
         let (trigger, depth) = tokio::select! {
             reasons = self.triggers.next() => return self.fold(reasons).await,
@@ -477,9 +480,9 @@ impl Agent {
         depth
     }
 
-    /// Lets so much time pass before a scan, in which the pods are followed.
+    /// Delays a scan, and follows the pods meanwhile.
     async fn rest(&mut self, time: Duration) {
-        // Even a sleep of no time lasts until the timer's next millisecond.
+        // Even a sleep of zero lasts until the timer's next millisecond.
         if time.is_zero() {
             return;
         }
@@ -493,7 +496,7 @@ impl Agent {
     async fn fold(&mut self, mut reasons: Trigger) -> Depth {
         self.pace.stir(Instant::now());
         let cut = Instant::now() + FOLD;
-        // A new kubelet is looked at once.
+        // A new kubelet and a completed admission are scanned at once.
         while !reasons.has(Trigger::EVERYTHING) && !reasons.has(Trigger::ADMITTED) {
             let quiet = (Instant::now() + QUIET).min(cut);
             tokio::select! {
@@ -525,7 +528,7 @@ impl Agent {
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
         if !self.knows_what_stood(scan.socket_age, now) {
-            // Nothing can be published yet, and what is to be carried over is not known.
+            // Nothing can be published yet, and what to carry over is not known.
             self.metrics.scanned(Outcome::Early);
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
@@ -548,8 +551,10 @@ impl Agent {
         }
     }
 
-    /// A pod that has ended only gives back. One that holds more than in the last List that was believed is another, whose name
-    /// the API server has not told us yet. Lists of a kubelet that is still starting are not compared: they may be incomplete.
+    /// Removes from `scan.terminal` the names that a new pod has taken. A terminated pod only releases
+    /// resources: if a name is allocated more than in the last accepted List, it is that of a new pod which
+    /// the API server has not reported yet. Lists of a kubelet that is still starting are not compared: they
+    /// may be incomplete.
     fn tell_returned(&mut self, scan: &mut Scan) {
         let before = Arc::clone(&self.previous);
         self.returned.retain(|name| scan.terminal.contains(name));
@@ -561,7 +566,7 @@ impl Agent {
             let earlier = |old: &&PodUsage| old.name == pod.name && old.namespace == pod.namespace;
             match before.pods.iter().find(earlier) {
                 Some(old) => pod.holds_more_than(old),
-                // It was not even listed. Who follows the pods knows which ones these are.
+                // It was not listed before. A live pod source knows which pods have terminated.
                 None => !follows && pod.holds_anything(),
             }
         };
@@ -573,7 +578,8 @@ impl Agent {
         }
     }
 
-    /// Is this scan the whole truth yet? Says what is doubtful about one that may be published, and why one may not.
+    /// Decides whether a scan is complete. Returns what is still missing from one that may be published, or
+    /// why it may not be.
     fn settle(&mut self, scan: &mut Scan, now: Instant) -> Result<Option<String>, String> {
         let cut_off = self.cut_off || self.accord.publisher.in_trouble();
         let lives = |name: &PodName| self.accord.pods.knows_living(name);
@@ -596,14 +602,14 @@ impl Agent {
         }
     }
 
-    /// The kubelet answers and is about to know everything: it is not left alone for long.
+    /// Schedules the next scan of a kubelet that responds and is about to be ready: soon.
     fn wait_to_settle(&mut self, reason: String) -> Next {
         self.metrics.scanned(Outcome::Unsettled);
         let next = self.fail(reason);
         Next { at: next.at.min(Instant::now() + jittered(SETTLE_RETRY)), ..next }
     }
 
-    /// The account of a scan with what is carried over, or why it is not believed yet.
+    /// Computes the topology of a scan and adds what is carried over; returns why if it is not accepted yet.
     fn account(&mut self, scan: &Scan, now: Instant) -> Result<Topology, String> {
         let known = self.known.after(scan, now);
         let mut topology = account(scan, &known, &self.rules.borrow());
@@ -620,7 +626,7 @@ impl Agent {
         Ok(topology)
     }
 
-    /// Why an account is not believed yet of a kubelet that started lately.
+    /// Returns why the topology from a recently started kubelet is not accepted yet.
     fn doubt_promise(&mut self, usage: &Usage, topology: &Topology, now: Instant) -> Option<String> {
         let bound = self.settings.settle * if usage.holds_anything() { 1 } else { PATIENCE };
         let wait_for_source =
@@ -634,7 +640,7 @@ impl Agent {
         self.promise.doubt(topology, others, now, bound)
     }
 
-    /// Tells of an account, and that scans work.
+    /// Reports a topology, and that scans work, in logs, metrics and the status.
     fn report(&mut self, scan: &Scan, topology: &Topology, doubt: Option<&str>) {
         self.metrics.accounted(&scan.usage, scan.problems().count(), topology);
         let findings = topology.findings.iter().map(ToString::to_string);
@@ -666,15 +672,15 @@ impl Agent {
         }
     }
 
-    /// When to look again if nothing happens before.
+    /// Returns when to scan next if nothing happens before.
     fn next(&mut self, scan: &Scan, now: Instant) -> Next {
         let everything = Next { at: self.everything_due, depth: Depth::Everything };
         let wait = if self.lists_what_is_gone(&scan.usage, now) {
             back_off(&mut self.lingering, LINGERING, LINGERING_LIMIT)
         } else {
             self.lingering = 0;
-            // Who follows the pods hears of what is bound and of what goes. Otherwise only a look finds what was released,
-            // and what was allocated where no file of the kubelet tells.
+            // A live pod source reports bound and deleted pods. Without one, only a scan finds what was
+            // released, and what was allocated if the checkpoints cannot be watched.
             if self.view.follows || scan.files_tell && !scan.usage.holds_anything() {
                 return everything;
             }
@@ -686,7 +692,7 @@ impl Agent {
         }
     }
 
-    /// Does the List still show what a pod holds that is gone?
+    /// Returns true if the List still shows allocations of a pod that is gone.
     fn lists_what_is_gone(&self, usage: &Usage, now: Instant) -> bool {
         let gone = |pod: &&PodUsage| {
             self.view.gone.get(&pod.full_name()).is_some_and(|at| now.duration_since(*at) < LINGER)
@@ -694,14 +700,14 @@ impl Agent {
         !self.view.gone.is_empty() && usage.pods.iter().filter(gone).any(PodUsage::holds_anything)
     }
 
-    /// Carries over what the standing object says, once that is known; is it?
+    /// Carries over the content of the live object once that is known. Returns whether it is.
     fn knows_what_stood(&mut self, socket_age: Duration, now: Instant) -> bool {
         let standing = self.standing.borrow();
-        // Once it is known it does not change any more.
+        // Once known, it does not change any more.
         if !self.knows && standing.is_known() {
             self.known.carry(standing.devices(), now);
             self.carried.take(&standing);
-            // Had we to wait for the API server, so had the kubelet.
+            // If we waited for the API server, the kubelet did too.
             let waited = now.duration_since(self.started) > AT_ONCE;
             let age = if waited { Duration::ZERO } else { socket_age };
             self.promise = Promise::of(&standing, now, age);
@@ -710,7 +716,8 @@ impl Agent {
         self.knows
     }
 
-    /// Is a pod new among those that the kubelet is in the middle of admitting? Each is waited for once.
+    /// Returns true if the kubelet is in the middle of admitting a pod that was not waited for yet. Each pod
+    /// is waited for once.
     fn still_being_admitted(&mut self, scan: &Scan) -> bool {
         let memory = &scan.inventory.allocatable.memory;
         let half = |pod: &&PodUsage| !memory.is_empty() && is_half_admitted(pod);
@@ -721,7 +728,7 @@ impl Agent {
         fresh
     }
 
-    /// Keeps the last good object and says why, once.
+    /// Keeps the last good object and reports why, once.
     fn fail(&mut self, sentence: String) -> Next {
         self.accord.silent();
         let since = *self.unreadable_since.get_or_insert_with(Instant::now);
@@ -734,7 +741,7 @@ impl Agent {
         Next { at: Instant::now() + wait, depth: Depth::Everything }
     }
 
-    /// Warns of everything that was not true in the turn before; is there anything of this kind?
+    /// Logs the warnings that were not there in the previous iteration. Returns true if there are any.
     fn tell(&mut self, sentences: BTreeSet<String>) -> bool {
         let mut any = false;
         for sentence in sentences.difference(&self.told) {
@@ -746,14 +753,15 @@ impl Agent {
     }
 }
 
-/// What the List lacks of the pods that live as `pods` says.
+/// Describes what the List lacks of the live pods in `pods`; `None` if nothing.
 fn unlisted(usage: &Usage, pods: &PodSource) -> Option<String> {
     let missing = pods.living_besides(&usage.pods.iter().map(PodUsage::full_name).collect());
     (missing > 0).then(|| format!("does not list {missing} pods that the API server has for this node"))
 }
 
-/// With a static Memory Manager, who gets exclusive CPUs gets memory right after them, and so does every container
-/// of a pod of which one has memory: all of that is for Guaranteed pods only.
+/// Returns true if the kubelet is in the middle of admitting the pod. With the static Memory Manager policy,
+/// a container that is allocated exclusive CPUs is allocated memory right after them, and so is every
+/// container of a pod if one is: all of that is for Guaranteed pods only.
 fn is_half_admitted(pod: &PodUsage) -> bool {
     let any_memory = pod.containers.iter().any(|container| !container.memory.is_empty());
     pod.containers.iter().any(|c| c.memory.is_empty() && (any_memory || !c.cpus.is_empty()))

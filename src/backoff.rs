@@ -1,14 +1,16 @@
-//! How long to wait before the next attempt.
+//! Delays between retries.
 
 use std::time::Duration;
 
-/// Counts a failure and says how long to wait after it: twice as long each time, up to a limit, give or take a tenth.
+/// Counts a failure and returns the delay before the next attempt: doubled each time up to `limit`, with 10%
+/// jitter.
 pub(crate) fn back_off(failures: &mut u32, first: Duration, limit: Duration) -> Duration {
     jittered(doubled(failures, first, limit))
 }
 
-/// Counts a failure and says how long to wait after it: at least `least`, and up to `window` longer. The window is twice as
-/// long after each further failure, up to `limit`. Clients that failed at the same moment do not return together.
+/// Counts a failure and returns the delay before the next attempt: `least` plus a random part of a window.
+/// The window doubles with each further failure, up to `limit`. Clients that failed at the same moment do not
+/// retry together.
 pub(crate) fn spread(failures: &mut u32, least: Duration, window: Duration, limit: Duration) -> Duration {
     least + within(doubled(failures, window, limit))
 }
@@ -19,12 +21,12 @@ fn doubled(failures: &mut u32, first: Duration, limit: Duration) -> Duration {
     wait
 }
 
-/// Give or take a tenth, so that a fleet does not move in step.
+/// Adds 10% jitter either way, so that a fleet does not act in lockstep.
 pub(crate) fn jittered(period: Duration) -> Duration {
     period.mul_f64(0.9 + 0.2 * fastrand::f64())
 }
 
-/// Any time from nothing up to `window`.
+/// Returns a random duration from zero up to `window`.
 pub(crate) fn within(window: Duration) -> Duration {
     window.mul_f64(fastrand::f64())
 }

@@ -1,4 +1,4 @@
-//! A token bucket: how often something may be done.
+//! A token bucket rate limiter.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket.
+    /// Returns a full bucket.
     pub(crate) fn new(per_second: f64, burst: f64, now: Instant) -> Self {
         Self { per_second, burst, tokens: burst, at: now }
     }
 
-    /// Takes a token if there is one now.
+    /// Takes a token if one is available now.
     pub(crate) fn take_now(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
         let tokens = (self.tokens + earned).min(self.burst);
@@ -30,24 +30,25 @@ impl Bucket {
         true
     }
 
-    /// Is it as full as a new one?
+    /// Returns true if the bucket is full.
     pub(crate) fn is_full(&self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
         self.tokens + earned >= self.burst
     }
 
-    /// How long until there is a token.
+    /// Returns how long until a token is available.
     pub(crate) fn wait(&self, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
         Duration::from_secs_f64((1.0 - self.tokens - earned).max(0.0) / self.per_second)
     }
 
-    /// Takes a token, perhaps one of the future: wait this long before using it.
+    /// Takes a token and returns how long to wait before using it; the bucket may go into debt.
     pub(crate) fn take(&mut self, now: Instant) -> Duration {
         self.take_many(1, now)
     }
 
-    /// Takes so many, or parts of one, unless the last who did took more than there was.
+    /// Takes `count` tokens, which may be a fraction and more than there are, unless the bucket is empty or
+    /// in debt. Returns whether it did.
     pub(crate) fn take_unless_in_debt(&mut self, count: f64, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
         (self.tokens, self.at) = ((self.tokens + earned).min(self.burst), now);
@@ -58,7 +59,7 @@ impl Bucket {
         any
     }
 
-    /// Takes so many of them.
+    /// Takes `count` tokens and returns how long to wait before using them; the bucket may go into debt.
     pub(crate) fn take_many(&mut self, count: u32, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
         self.tokens = (self.tokens + earned).min(self.burst) - f64::from(count);
@@ -81,7 +82,7 @@ mod tests {
         let mut bucket = Bucket::new(10.0, 4.0, start);
         let waits: Vec<u128> = (0..6).map(|_| bucket.take(start).as_millis()).collect();
         assert_eq!(waits, [0, 0, 0, 0, 100, 200]);
-        // A second later the debt is paid and the bucket is full again, not fuller.
+        // A minute later the debt is paid; the bucket is full again, and no more than full.
         let later = start + Duration::from_secs(60);
         let waits: Vec<u128> = (0..5).map(|_| bucket.take(later).as_millis()).collect();
         assert_eq!(waits, [0, 0, 0, 0, 100]);

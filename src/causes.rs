@@ -1,8 +1,8 @@
-//! The causes of an error in one line.
+//! Formats an error with its causes on one line.
 
 use std::error::Error;
 
-/// The reasons of an error, outermost first, without repetition.
+/// Returns the messages of an error and its sources, outermost first, without repetition.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

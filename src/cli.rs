@@ -1,4 +1,4 @@
-//! The command line: one file per verb.
+//! The command line: one file per subcommand.
 
 mod agent;
 mod config;
@@ -52,11 +52,11 @@ enum Command {
     Demo(demo::Args),
 }
 
-/// Runs the command that the process was started with.
+/// Parses the command line and runs the command.
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
-    // Several crates bring rustls; exactly one provider must be chosen, before the first connection.
+    // Several crates use rustls; exactly one provider must be installed, before the first connection.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match command {
         Command::Agent(args) => agent::run(args),
@@ -72,7 +72,7 @@ pub fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        // A reader that went away (`numacast crd | head`) is no failure of ours.
+        // A closed pipe (`numacast crd | head`) is not an error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             complain(format!("{error:#}"));
@@ -85,7 +85,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// Runs a future to its end on this thread: one node's agent needs no more.
+/// Runs a future to completion on this thread, which is enough for one node's agent.
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -94,9 +94,9 @@ fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     runtime.block_on(future)
 }
 
-/// Says what is wrong.
+/// Prints an error message.
 fn complain(sentence: impl std::fmt::Display) {
-    // A reader that went away is no failure of ours.
+    // A closed standard error is ignored.
     let _ = writeln!(std::io::stderr(), "numacast: {sentence}");
 }
 

@@ -1,8 +1,8 @@
-//! The API server: our own Node's identity and the one object we write; for the controller all Nodes, all objects, the
-//! agents and a Lease.
+//! The API server client: our own Node's identity and the one object we write; for the controller all Nodes,
+//! all objects, the agents and a Lease.
 //!
-//! Every call has a deadline and is tried once: whoever calls decides about the next attempt, since only it knows what
-//! is newest by then.
+//! Every call has a deadline and is tried once: the caller decides about retries, since only it knows what is
+//! newest by then.
 
 mod agents;
 mod device;
@@ -52,26 +52,26 @@ pub use pages::Pages;
 pub use pods::{Frames, News, Odd, PodList, refusal};
 pub use rejected::{ChangedObject, NUDGE, UnscheduledPod};
 
-/// Our name in `managedFields`.
+/// Our field manager name in `managedFields`.
 pub const FIELD_MANAGER: &str = "numacast";
 
-/// Read timeout for kube's watcher. It is longer than a watch is requested for, so a healthy connection never reaches it.
+/// Read timeout for kube's watcher. It is longer than the requested watch timeout, so a healthy connection
+/// never reaches it.
 const SILENCE: Duration = Duration::from_secs(280);
 
-/// A client of the API server with deadlines.
+/// An API server client with deadlines.
 #[derive(Clone)]
 pub struct Cluster {
     client: kube::Client,
     server: String,
     timeout: Duration,
-    /// What the client was made of.
+    /// The configuration of the client.
     config: Option<Arc<kube::Config>>,
-    /// How objects are written and read.
+    /// The API version and form of the objects.
     form: Form,
 }
 
-/// Why the API server did not do what we asked. Every variant is one sentence for the person who runs the
-/// cluster.
+/// An error of an API server call. Every variant is one sentence for the cluster's administrator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
     /// There is no usable client configuration.
@@ -79,42 +79,42 @@ pub enum ClusterError {
         "no way to reach the API server: {0}; set `publish.kubeconfig` or run in a pod with a service account"
     )]
     NoConfig(String),
-    /// Nobody answers.
+    /// The connection failed.
     #[error("the API server at {server} cannot be reached: {reason}")]
     Unreachable {
-        /// Its URL.
+        /// The API server's URL.
         server: String,
-        /// What the connection said.
+        /// The connection error.
         reason: String,
     },
-    /// No answer in time.
+    /// No response in time.
     #[error("the API server did not answer within {after:?} ({what})")]
     Deadline {
-        /// What we asked for.
+        /// The request.
         what: String,
         /// The deadline.
         after: Duration,
     },
-    /// An answer, but none of an API server.
+    /// The response is not one of an API server.
     #[error("what {server} answered ({what}) is not understood: {reason}; is it an API server?")]
     NotUnderstood {
-        /// Its URL.
+        /// The API server's URL.
         server: String,
-        /// What we asked for.
+        /// The request.
         what: String,
-        /// What is wrong with the answer.
+        /// What is wrong with the response.
         reason: String,
     },
-    /// The CRD is not there.
+    /// The CRD is not installed.
     #[error(
         "the API server does not know noderesourcetopologies.topology.node.k8s.io/{0}: install the CRD \
          (`numacast crd | kubectl apply -f -`)"
     )]
     NoCrd(&'static str),
-    /// Our token is not accepted.
+    /// The API server rejected our credentials.
     #[error("the API server does not accept our credentials: {0}")]
     Unauthorized(String),
-    /// Our token may not do this.
+    /// RBAC denies the request.
     #[error("RBAC refuses: {0}")]
     Forbidden(String),
     /// The Node does not exist.
@@ -122,22 +122,22 @@ pub enum ClusterError {
         "the cluster has no node `{0}`: is `nodeName` (NODE_NAME) right, and has the kubelet registered?"
     )]
     NoSuchNode(String),
-    /// The server looked at the object and refused it.
+    /// The API server rejected the request.
     #[error("the API server refused {what}: {message} ({code})")]
     Refused {
-        /// What we asked for.
+        /// The request.
         what: String,
-        /// The HTTP code.
+        /// The HTTP status code.
         code: u16,
-        /// The server's words.
+        /// The server's message.
         message: String,
-        /// How long the server asks us to wait.
+        /// The delay before a retry that the server asks for.
         retry_after: Option<Duration>,
     },
 }
 
 impl ClusterError {
-    /// Every kind that [`ClusterError::kind`] gives.
+    /// All values of [`ClusterError::kind`].
     pub const KINDS: [&str; 13] = [
         "no_config",
         "unreachable",
@@ -154,7 +154,7 @@ impl ClusterError {
         "refused",
     ];
 
-    /// What happened, in a word for metrics.
+    /// Returns the kind of error, for a metric label.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -174,36 +174,36 @@ impl ClusterError {
         }
     }
 
-    /// Is it the right that is missing, whoever says so?
+    /// Returns true if permission is missing, whether RBAC or an admission plugin denies it.
     #[must_use]
     pub const fn is_forbidden(&self) -> bool {
         matches!(self, Self::Forbidden(_) | Self::Refused { code: 403, .. })
     }
 
-    /// Did an admission plugin refuse what RBAC allows?
+    /// Returns true if an admission plugin denied what RBAC allows.
     #[must_use]
     pub const fn is_denied(&self) -> bool {
         matches!(self, Self::Refused { code: 403, .. })
     }
 
-    /// Did somebody write between our reading and our writing, or is the object another than the one that we mean?
+    /// Returns true if the object was written since it was read, or is not the one with the expected UID.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Refused { code: 409, .. } => true,
-            // A UID in what is applied has to be that of the object.
+            // The API server rejects an apply whose UID differs from the object's.
             Self::Refused { code: 422, message, .. } => message.contains("metadata.uid"),
             _ => false,
         }
     }
 
-    /// Is the object that it was about not there?
+    /// Returns true if the object does not exist.
     #[must_use]
     pub const fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { code: 404, .. })
     }
 
-    /// Will it stay like this until somebody does something about it?
+    /// Returns true if the error persists until somebody fixes its cause.
     #[must_use]
     pub const fn needs_a_person(&self) -> bool {
         match self {
@@ -213,7 +213,8 @@ impl ClusterError {
         }
     }
 
-    /// Would every other call end like this? A refusal may be about the one object: RBAC's and a policy's look alike.
+    /// Returns true if every other call would fail too. A 403 may concern a single object: RBAC and an
+    /// admission policy cannot be told apart.
     #[must_use]
     pub const fn concerns_all(&self) -> bool {
         match self {
@@ -223,7 +224,7 @@ impl ClusterError {
         }
     }
 
-    /// How long the server asks us to wait.
+    /// Returns the delay before a retry that the server asks for.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -234,14 +235,15 @@ impl ClusterError {
 }
 
 impl fmt::Debug for Cluster {
-    /// Not the client: it knows a token.
+    /// Omits the client, which holds a token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster").field("server", &self.server).finish_non_exhaustive()
     }
 }
 
 impl Cluster {
-    /// A client from a kubeconfig file, or from the environment when none is given. Connects to nobody yet.
+    /// Creates a client from a kubeconfig file, or from the environment if none is given. Does not connect
+    /// yet.
     ///
     /// # Errors
     /// [`ClusterError::NoConfig`].
@@ -257,7 +259,7 @@ impl Cluster {
                     .map_err(|error| explain(chain(&error)))?
             }
         };
-        // A stale object must not be written minutes late by a retry that knows nothing of newer ones.
+        // kube's retries could write a stale object minutes late.
         config.default_retry = false;
         config.connect_timeout = Some(timeout);
         let server = config.cluster_url.to_string();
@@ -265,14 +267,14 @@ impl Cluster {
         Ok(Self { client, server, timeout, config: Some(Arc::new(config)), form: Form::default() })
     }
 
-    /// A cluster behind a client that exists already; `server` is its name in sentences.
+    /// Wraps an existing client; `server` names the API server in messages.
     #[must_use]
     pub fn with_client(client: kube::Client, server: String, timeout: Duration) -> Self {
         Self { client, server, timeout, config: None, form: Form::default() }
     }
 
-    /// A client for kube's watcher, which has no timeout of its own. Other requests have deadlines and need no read timeout, which
-    /// sets an expired timer on every read and so wakes the runtime twice.
+    /// Returns a client for kube's watcher, which has no timeout of its own. Other requests have deadlines
+    /// and no read timeout: that sets an expired timer on every read and so wakes the runtime twice.
     fn client_for_watcher(&self) -> kube::Client {
         let Some(mut config) = self.config.as_deref().cloned() else { return self.client.clone() };
         config.read_timeout = Some(SILENCE);
@@ -280,36 +282,37 @@ impl Cluster {
         kube::Client::try_from(config).unwrap_or_else(|_| self.client.clone())
     }
 
-    /// The same API server, with objects in another form.
+    /// Sets the form in which objects are written and read.
     #[must_use]
     pub fn in_form(mut self, form: Form) -> Self {
         self.form = form;
         self
     }
 
-    /// How objects are written and read.
+    /// Returns the form in which objects are written and read.
     #[must_use]
     pub fn form(&self) -> Form {
         self.form
     }
 
-    /// The credentials and the CA, for asking the kubelet itself; none of a client that existed already.
+    /// Returns the credentials and the CA, for requests to the kubelet; `None` for a client from
+    /// [`Cluster::with_client`].
     #[must_use]
     pub fn config(&self) -> Option<&kube::Config> {
         self.config.as_deref()
     }
 
-    /// The UID of a Node, which its object's owner reference needs.
+    /// Returns the UID of a Node, for the owner reference of its object.
     ///
     /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::NoSuchNode`] is that of calls for a Node.
+    /// See [`ClusterError`]; only calls for a Node return [`ClusterError::NoSuchNode`].
     pub async fn node_uid(&self, name: &str) -> Result<String, ClusterError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = self.get_node(name, nodes.get_metadata(name)).await?;
         Ok(node.uid().unwrap_or_default())
     }
 
-    /// The version of a node's kubelet, as the kubelet reported it: `v1.36.3`; empty if it has not yet.
+    /// Returns the version that a node's kubelet reported, such as `v1.36.3`; empty if it has not yet.
     ///
     /// # Errors
     /// As [`Cluster::node_uid`].
@@ -318,7 +321,7 @@ impl Cluster {
         Ok(self.get_node(name, nodes.get(name)).await?.version())
     }
 
-    /// Where a node's kubelet has its HTTPS port, as it reported.
+    /// Returns the address of a kubelet's HTTPS port, as it reported it.
     ///
     /// # Errors
     /// As [`Cluster::node_uid`].
@@ -340,35 +343,35 @@ impl Cluster {
         })
     }
 
-    /// The object of a node; `None` if there is none.
+    /// Returns the object of a node; `None` if there is none.
     ///
     /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::NoCrd`] is that of calls for an object.
+    /// See [`ClusterError`]; only calls for an object return [`ClusterError::NoCrd`].
     pub async fn topology(&self, name: &str) -> Result<Option<NodeResourceTopology>, ClusterError> {
         let what = format!("get noderesourcetopology {name}");
         let api = self.topologies();
         match self.in_time(&what, api.get(name)).await {
             Ok(DynamicObject { metadata, data, .. }) => {
-                // Content that is no content of ours counts as none: whoever wrote it must not lock us out.
+                // Unreadable content counts as empty: a foreign writer must not lock us out.
                 let spec: Fields = serde_json::from_value(data).unwrap_or_default();
                 Ok(Some(self.form.read(NodeResourceTopology { metadata, spec })))
             }
-            // A server that does not know the resource at all knows no reason either.
+            // If the resource itself is unknown, the 404 has no reason.
             Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(None),
             Err(failure) => Err(self.explain_object(failure, &what)),
         }
     }
 
-    /// Makes what we manage of the object equal to `object`. With a UID in it the object must be there and be that one
-    /// ([`ClusterError::is_conflict`] otherwise); without one it is made if need be. Returns the object's metadata; its
-    /// version is the same as before when nothing changed.
+    /// Applies `object` (server-side apply). If it has a UID, the object must exist with that UID
+    /// ([`ClusterError::is_conflict`] otherwise); without one it is created if missing. Returns the object's
+    /// metadata; its version is unchanged if the apply changed nothing.
     ///
     /// # Errors
     /// As [`Cluster::topology`].
     pub async fn apply(&self, object: &NodeResourceTopology) -> Result<ObjectMeta, ClusterError> {
         let name = object.name_any();
         let what = format!("apply noderesourcetopology {name}");
-        // Force: an agent that ran under another manager's name before must not lock us out.
+        // Force: fields that an earlier agent owns under another manager's name must not lock us out.
         let params = PatchParams::apply(FIELD_MANAGER).force().validation_strict();
         if self.form == Form::default() {
             return self.patch(&what, &name, &params, &Patch::Apply(object)).await;
@@ -382,8 +385,9 @@ impl Cluster {
         self.patch(&what, &name, &params, &Patch::Apply(&object)).await
     }
 
-    /// Changes an object by a JSON merge patch, which reaches what other managers own. One that names a version means that
-    /// one ([`ClusterError::is_conflict`] if it is another by now). Returns the object's metadata.
+    /// Changes an object by a JSON merge patch, which can also change fields of other managers. A patch with
+    /// a `resourceVersion` fails if the object has another one ([`ClusterError::is_conflict`]). Returns the
+    /// object's metadata.
     ///
     /// # Errors
     /// As [`Cluster::topology`].
@@ -409,7 +413,7 @@ impl Cluster {
         Api::all_with(self.client.clone(), &self.form.version.resource())
     }
 
-    /// Of a call for an object: the resource itself may be unknown.
+    /// Maps a failed call for an object: the resource itself may be unknown.
     fn explain_object(&self, failure: Failure, what: &str) -> ClusterError {
         match failure {
             Failure::Status(status) if status.code == 404 && status.reason != "NotFound" => {
@@ -419,7 +423,7 @@ impl Cluster {
         }
     }
 
-    /// Errors that are no answer of the API server.
+    /// Maps errors that are not a response of the API server.
     fn explain(&self, what: &str, error: &kube::Error) -> ClusterError {
         let (server, reason) = (self.server.clone(), chain(error));
         match error {
@@ -470,7 +474,7 @@ impl Failure {
         };
         match status.code {
             401 => ClusterError::Unauthorized(status.message),
-            // Admission plugins answer 403 as well; RBAC says who cannot do what.
+            // Admission plugins respond with 403 as well; only RBAC's message contains "cannot".
             403 if status.message.contains(" cannot ") => ClusterError::Forbidden(status.message),
             code => {
                 let seconds = status.details.map_or(0, |details| details.retry_after_seconds);

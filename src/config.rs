@@ -204,7 +204,7 @@ pub enum MemoryManagerPolicy {
     Static,
 }
 
-/// Each is written as the kubelet writes it.
+/// Implements `Display` with the kubelet's spelling.
 macro_rules! spelt {
     ($($policy:ty),*) => {$(
         impl fmt::Display for $policy {
@@ -256,7 +256,7 @@ pub enum PodSource {
 }
 
 impl PodSource {
-    /// Is the API server asked, if it can be?
+    /// Returns true if the API server may be the source.
     #[must_use]
     pub const fn may_be_api_server(self) -> bool {
         matches!(self, Self::Auto | Self::ApiServer)
@@ -402,15 +402,16 @@ pub struct Controller {
     pub fleet: Fleet,
 }
 
-/// Nudge while pods wait because of the scheduler plugin: `auto`, `off`, or the plugin's resync period.
+/// Whether to nudge while pods are pending because of the scheduler plugin: `auto`, `off`, or the plugin's
+/// resync period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nudge {
-    /// As is good for the usual periods.
+    /// At times that suit the usual resync periods.
     #[default]
     Auto,
     /// Never.
     Off,
-    /// The plugin resyncs so often.
+    /// For this resync period of the plugin.
     Every(Period),
 }
 
@@ -510,7 +511,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Key and meaning, in the order of the file. Every key of [`Config`] is here, which a test checks.
+/// Keys and their descriptions, in the order of the file. A test checks that every key of [`Config`] is
+/// listed.
 pub const DOCS: &[(&str, &str)] = &[
     ("nodeName", "The node's name in the cluster. In a pod: NODE_NAME, from spec.nodeName."),
     (
@@ -938,7 +940,7 @@ impl Default for Health {
 }
 
 impl Config {
-    /// What cannot work together in a resolved configuration: the key to blame, and why.
+    /// Returns the conflicts in a resolved configuration: the key to report, and the reason.
     fn conflicts(&self) -> Vec<(&'static str, &'static str)> {
         let mut conflicts = self.conflicts_of_addresses();
         let KubeletConfig { topology_manager_policy: policy, topology_manager_scope: scope, .. } =
@@ -990,7 +992,7 @@ impl Config {
         }
     }
 
-    /// The configuration with everything filled in that follows from other keys.
+    /// Returns the configuration with all derived keys filled in.
     #[must_use]
     pub fn resolved(mut self) -> Self {
         self.follow_consumer();
@@ -1042,7 +1044,7 @@ impl<'de> Deserialize<'de> for Nudge {
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("auto, off, or a period such as 5s")
             }
-            // YAML takes a bare `off` for a boolean.
+            // YAML parses a bare `off` as a boolean.
             fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<Nudge, E> {
                 Ok(if on { Nudge::Auto } else { Nudge::Off })
             }
@@ -1054,11 +1056,11 @@ impl<'de> Deserialize<'de> for Nudge {
     }
 }
 
-/// A positive length of time, written like `500ms`, `10s`, `5m` or `1h 30m`.
+/// A positive duration, written like `500ms`, `10s`, `5m` or `1h 30m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Period(Duration);
 
-/// Nothing here is worth waiting longer for.
+/// Maximum period: no key has a use for a longer one.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Period {
@@ -1066,7 +1068,7 @@ impl Period {
         Self(Duration::from_secs(seconds))
     }
 
-    /// As a standard duration.
+    /// Returns it as a [`Duration`].
     #[must_use]
     pub const fn get(self) -> Duration {
         self.0

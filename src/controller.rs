@@ -1,8 +1,9 @@
-//! Keeps the fleet's objects clean: deletes those of Nodes that are gone, notices agents that are silent, adds up what
-//! there is, and nudges while pods wait because of the scheduler plugin.
+//! The controller keeps the cluster's NodeResourceTopology objects in order: it deletes those of removed
+//! Nodes, reports silent agents, sums up the objects, and updates one as a nudge while pods are pending
+//! because of the scheduler plugin.
 //!
-//! One replica does it, by a Lease. What is decided stands in pure modules (`garbage`, `coverage`, `silence`, `fleet`, `nudge`);
-//! this one and `work` only ask the API server and do what was decided.
+//! One replica is active, elected by a Lease. Decisions are made in pure modules (`garbage`, `coverage`,
+//! `silence`, `fleet`, `nudge`); this module and `work` query the API server and carry them out.
 
 mod check;
 mod coverage;
@@ -42,10 +43,10 @@ use election::Election;
 use notices::Notices;
 use work::Work;
 
-/// How often the loop shows that it turns.
+/// Interval of the loop's heartbeat.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// A controller that works, as long as it leads, until it is told to stop.
+/// A controller that works while it leads, until shutdown.
 #[derive(Debug)]
 pub struct Controller {
     settings: Settings,
@@ -54,7 +55,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller for this cluster. It starts with [`Controller::run`].
+    /// Creates a controller for this cluster. [`Controller::run`] starts it.
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
         let bounds = Bounds {
@@ -66,13 +67,13 @@ impl Controller {
         Self { cluster: cluster.in_form(settings.form), settings, metrics }
     }
 
-    /// What the controller counts, and its health, for whoever serves them.
+    /// Returns the controller's metrics, including its health.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
     }
 
-    /// Works until `shutdown` completes, then lets another replica lead.
+    /// Runs until `shutdown` completes, then releases the Lease.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { settings, cluster, metrics } = self;
         let mut election = settings.lease.as_ref().map(|lease| {
@@ -88,7 +89,7 @@ impl Controller {
                 Some(election) => take_turns(election, &worker, &metrics).await,
             }
         };
-        // All in one task: when it ends, nothing of it goes on.
+        // All in one task: nothing outlives this function.
         tokio::select! {
             () = shutdown => {}
             () = work => {}

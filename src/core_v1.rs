@@ -1,5 +1,5 @@
-//! A pod from the bytes in which the Pods API and the API server have it: a `core/v1` Pod in protocol buffers, without an
-//! envelope.
+//! Decoding of pods in protocol buffers: a `core/v1` Pod as the Pods API and the API server send it, without
+//! an envelope.
 
 mod json;
 mod outline;
@@ -14,7 +14,7 @@ use serde::de::IgnoredAny;
 use crate::pod::raw::{self, Amount, Amounts, RawContainer, RawPod, Resources};
 use crate::pod::{Pod, Wanted, Whole};
 
-/// Of `core/v1`, what we look at in a Pod; generated from `proto/core`.
+/// The parts of `core/v1` that are read from a Pod; generated from `proto/core`.
 #[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
 pub mod proto {
     tonic::include_proto!("core/v1");
@@ -25,16 +25,17 @@ pub use json::pod_json;
 pub use outline::outline;
 pub(crate) use outline::{BUDGET, ORIGINS, keep_within};
 
-/// Reads a pod from the bytes of a `core/v1` Pod.
+/// Decodes a `core/v1` Pod.
 ///
 /// # Errors
-/// What is wrong with them. A pod without a name or a namespace is an error as well: nobody could tell it from others.
+/// If the bytes are invalid. So is a pod without a name or a namespace, which cannot be identified.
 pub fn decode_pod(bytes: &[u8]) -> Result<Pod, String> {
     let pod = core::Pod::decode(bytes).map_err(|error| error.to_string())?;
     Pod::from(RawPod::from(pod)).identified()
 }
 
-/// As [`decode_pod`], with what is wanted of it. `bytes` may be a part of something larger, which is not kept.
+/// Like [`decode_pod`], keeping only what is wanted. `bytes` may be part of a larger buffer, which is not
+/// retained.
 ///
 /// # Errors
 /// As [`decode_pod`].
@@ -46,7 +47,7 @@ pub fn read_pod(bytes: &[u8], wanted: &Wanted) -> Result<Pod, String> {
     Ok(pod)
 }
 
-/// As Go writes what is no text: one sign for each byte that belongs to none.
+/// Decodes text as Go does: each byte that is not part of valid text becomes a replacement character.
 pub(crate) fn text(bytes: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = str::from_utf8(bytes) {
         return Cow::Borrowed(text);
@@ -66,7 +67,7 @@ impl From<core::Pod> for RawPod {
         let status = pod.status.unwrap_or_default();
         let mut annotations = raw::Annotations::default();
         for (key, value) in &metadata.annotations {
-            // In JSON it would have been written so.
+            // As it would be written in JSON.
             annotations.put(key, &text(value));
         }
         Self {
@@ -109,7 +110,7 @@ impl From<core::ResourceRequirements> for Resources {
 }
 
 fn amounts(quantities: BTreeMap<String, core::Quantity>) -> Amounts {
-    // Go reads an empty one as nothing.
+    // Go parses an empty quantity as zero.
     let text = |quantity: core::Quantity| match quantity.string {
         empty if empty.is_empty() => "0".to_owned(),
         text => text,

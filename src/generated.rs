@@ -1,11 +1,11 @@
-//! Documents that are made from the code. `NUMACAST_WRITE_DOCS=1 cargo test --lib the_document` writes them all.
+//! Documents generated from the code. `NUMACAST_WRITE_DOCS=1 cargo test --lib the_document` writes them all.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// Checks, or writes, what a document has between `<!-- name -->` and `<!-- end of name -->`.
+/// Checks, or writes, the part of a document between `<!-- name -->` and `<!-- end of name -->`.
 pub(crate) fn section(file: &str, name: &str, right: &str) {
-    // One document may have several.
+    // Tests run in parallel, and a document may have several sections.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);

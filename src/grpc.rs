@@ -1,18 +1,22 @@
-//! A gRPC server on a unix socket, made for two things that a general one does not do: one encoded answer is shared by all
-//! the clients it is sent to, however large it is, and no client can take from the others what they need, be it memory,
-//! connections or turns.
+//! A gRPC server on a unix socket. It does two things that a general-purpose server does not: one encoded
+//! response is shared by all the clients it is sent to, however large it is, and no client can starve the
+//! others of memory, connections or turns.
 //!
-//! It stands on h2 itself. A prototype on hyper 1.12, whose server stands on h2 as well, was measured beside it. A bare call
-//! takes 10 µs there and 14 here, client and server together, and 1.7 KiB while it is open, 2.3 here; of that ours has its
-//! bounds, which hyper's would have on top. Buffers are shared there too, a header list can be bounded, and a body's error
-//! resets its stream with a code of our own. But h2 keeps the trailers of a call whose body is not read under hyper as well
-//! (44 KiB of 230 short ones), and who reads on, as `call` does, is rid of them with either; a body that waits for its client
-//! to read is not polled (`PipeToSendStream`), so that a watcher that has fallen behind could only lose its whole connection;
-//! there is no end of a connection that tells what was not begun (`abrupt_shutdown`); and calls are spawned without a bound.
-//! What would go are some 100 lines of `call`, not the bounds. So it stays as it is.
+//! It is built on h2 directly. A prototype on hyper 1.12, whose server also uses h2, was measured beside it.
+//! A bare call takes 10 µs there and 14 here, client and server together, and 1.7 KiB while it is open, 2.3
+//! here; part of that is our limits, which hyper's would need on top. With hyper too, buffers are shared, a
+//! header list can be bounded, and a body's error resets its stream with a code of our own. But:
+//! - With both, h2 keeps the trailers of a call whose body is not read (44 KiB for 230 short ones), so the
+//!   body has to be read to its end, as `call` does.
+//! - hyper does not poll a body that waits for its client to read (`PipeToSendStream`), so a watcher that has
+//!   fallen behind could only lose its whole connection.
+//! - hyper cannot end a connection in a way that reports what was not begun (`abrupt_shutdown`).
+//! - hyper spawns calls without a bound.
 //!
-//! `socket` is the file, `connection` and `call` are what is served, `incoming` makes Go's clients acceptable to h2, and
-//! `clients`, `turns` and `answers` hold the bounds.
+//! A switch would save some 100 lines of `call`, but none of the limits, so the server stays on h2.
+//!
+//! `socket` is the socket file, `connection` and `call` serve the requests, `incoming` makes Go clients
+//! acceptable to h2, and `clients`, `turns` and `answers` enforce the limits.
 
 mod answers;
 mod call;
@@ -51,26 +55,28 @@ use notices::Notices;
 use socket::Place;
 use turns::{Share, Turns};
 
-/// Between two looks at the socket's file and at answers that do not move.
+/// Interval between checks of the socket file and of responses that make no progress.
 const LOOK: Duration = Duration::from_secs(1);
-/// Whoever looks less often than this was stopped itself, and cannot tell who stalled meanwhile.
+/// If checks are further apart than this, the server itself was stopped and cannot tell which clients
+/// stalled.
 const ATTENTION: Duration = Duration::from_secs(3);
-/// Connections in a second, and at once: to take one in is dear, and whoever needs one has it for long.
+/// Rate limit and burst of accepted connections: accepting is expensive, and clients keep a connection for
+/// long.
 const ACCEPTED: f64 = 1000.0;
 const AT_ONCE: f64 = 1024.0;
-/// After a connection could not be accepted, say for want of descriptors.
+/// Pause after a failed accept, for example for want of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long calls that run when the server stops may go on.
+/// How long running calls may continue when the server stops.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Who calls, as the kernel tells it.
+/// The client's process, as reported by the kernel.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Its process when it connected; none if that is in a PID namespace we cannot see.
+    /// The process ID when it connected; `None` if that is in a PID namespace we cannot see.
     pub pid: Option<i32>,
-    /// Its user.
+    /// The user ID.
     pub uid: u32,
-    /// What its process calls itself, if `/proc` shows it, else `uid <n>`. Not to be trusted, for people only.
+    /// The process's name if `/proc` shows it, else `uid <n>`. Untrusted, for display only.
     pub name: Arc<str>,
     /// The same for all connections of one process, and only for these. If the kernel does not tell processes apart (before
     /// Linux 6.9, a process of another PID namespace), each connection has its own.
@@ -91,28 +97,28 @@ impl Display for Peer {
 pub struct Call {
     /// `/<service>/<method>`, well formed.
     pub path: String,
-    /// The message of the request, encoded.
+    /// The encoded request message.
     pub message: Bytes,
-    /// Who calls.
+    /// The client.
     pub peer: Arc<Peer>,
-    /// When the client loses interest, if it said so. The call is dropped then; no need to look.
+    /// The client's deadline, if it set one. The call is dropped then; there is no need to check.
     pub deadline: Option<Instant>,
 }
 
 impl Call {
-    /// Service and method.
+    /// Returns service and method.
     #[must_use]
     pub fn names(&self) -> (&str, &str) {
         names(&self.path)
     }
 
-    /// The status of a call to a service that is not served, with grpc-go's text.
+    /// Returns the status for a service that is not served, with grpc-go's text.
     #[must_use]
     pub fn unknown_service(&self) -> Status {
         Status::unimplemented(format!("unknown service {}", self.names().0))
     }
 
-    /// The status of a call to a method that a known service does not have, with grpc-go's text.
+    /// Returns the status for a method that a known service does not have, with grpc-go's text.
     #[must_use]
     pub fn unknown_method(&self) -> Status {
         let (service, method) = self.names();
@@ -120,13 +126,13 @@ impl Call {
     }
 }
 
-/// Service and method of a path; nothing of one that is not well formed.
+/// Returns the service and method of a path; two empty strings if it is not well formed.
 #[must_use]
 pub fn names(path: &str) -> (&str, &str) {
     path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).unwrap_or_default()
 }
 
-/// A code as grpc-go writes it.
+/// Returns a code's name as grpc-go writes it.
 #[must_use]
 pub const fn code_name(code: Code) -> &'static str {
     match code {
@@ -150,12 +156,12 @@ pub const fn code_name(code: Code) -> &'static str {
     }
 }
 
-/// The answer to a call.
+/// The response to a call.
 pub enum Reply {
     /// One encoded message.
     One(Message),
-    /// Encoded messages, until the stream or the client ends. The stream is not polled before the message before is on
-    /// its way: a client that does not read lets it wait.
+    /// Encoded messages, until the stream or the client ends. The stream is not polled before the previous
+    /// message is on its way, so a client that does not read blocks it.
     Many(Pin<Box<dyn Feed>>),
 }
 
@@ -168,29 +174,29 @@ impl Debug for Reply {
     }
 }
 
-/// What is served.
+/// The service behind the server.
 pub trait Service: Send + Sync + 'static {
-    /// Answers a call; dropped when its client gives it up or its deadline is over. [`Call::unknown_service`] and
-    /// [`Call::unknown_method`] are for what is not served.
+    /// Handles a call; the future is dropped when the client cancels or the deadline expires. Use
+    /// [`Call::unknown_service`] and [`Call::unknown_method`] for what is not served.
     fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>>;
 }
 
-/// What a client did that it is told of in the log, and that cost it a connection or a call.
+/// A client's misbehavior, which is logged and cost it a connection or a call.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Offence {
-    /// It connected and said nothing.
+    /// It connected and sent nothing.
     Silent,
-    /// It broke the protocol.
+    /// It violated the protocol.
     Garbage,
-    /// It sends frames by the ten thousand.
+    /// It sends tens of thousands of frames.
     Flood,
-    /// It did not read its answer.
+    /// It did not read its response.
     Stalled,
-    /// It has the most of too many connections, or did least with its only one.
+    /// There are too many connections, and it has the most, or used its only one the least.
     Connections,
-    /// It has too many calls.
+    /// It has too many calls open or waiting.
     Calls,
-    /// Its calls fail, by the hundred in a second.
+    /// Hundreds of its calls fail per second.
     Failures,
 }
 
@@ -206,7 +212,7 @@ impl Offence {
         Self::Failures,
     ];
 
-    /// In one word, for a label.
+    /// Returns the value for a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -220,96 +226,103 @@ impl Offence {
         }
     }
 
-    /// Was a connection closed for it? Else calls were refused or slowed down.
+    /// Returns true if a connection is closed for it; otherwise calls are refused or slowed down.
     #[must_use]
     pub const fn cuts(self) -> bool {
         !matches!(self, Self::Flood | Self::Calls | Self::Failures)
     }
 }
 
-/// Whoever counts what happens here.
+/// Receives the server's statistics.
 pub trait Observer: Send + Sync + 'static {
-    /// A call is over: what the client was told (`Cancelled` if it had left), the bytes of messages it was sent, and how
-    /// long it took. The path is empty for a request that was no call; else it is whatever the client wrote.
+    /// Called when a call ends, with the status code sent (`Cancelled` if the client left), the bytes of
+    /// messages sent, and the duration. The path is empty for a request that was not a gRPC call; otherwise
+    /// it is untrusted client input.
     fn finished(&self, _path: &str, _peer: &Peer, _code: Code, _bytes: usize, _took: Duration) {}
 
-    /// So many connections there are now.
+    /// Called with the new number of connections.
     fn connections(&self, _count: usize) {}
 
-    /// A client was cut off, refused or slowed down.
+    /// Called when a client was disconnected, refused or slowed down.
     fn offence(&self, _offence: Offence, _peer: &Peer) {}
 }
 
-/// Nobody counts.
+/// Ignores everything.
 impl Observer for () {}
 
 /// Where to listen.
 #[derive(Clone, Debug)]
 pub struct Socket {
-    /// The socket's file. Its directory is made if it is missing (0750; 0755 what is above).
+    /// The socket file. Its directory is created if missing (mode 0750; missing parents 0755).
     pub path: PathBuf,
-    /// The file's permissions.
+    /// The file's mode.
     pub mode: u32,
-    /// The file's group, if it shall not be our own.
+    /// The file's group, if other than the process's own.
     pub group: Option<u32>,
 }
 
-/// How much there may be of everything. What no limit is given for is bounded by a constant where it is used.
+/// The server's configurable limits. The others are constants where they are used.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections, of all clients and of one. An idle one keeps some 10 KiB; one that had 128 calls at once 100 KiB, and whose
-    /// client does what it can to make it keep more 300 KiB at most; all of them together 64 MiB (`tests/grpc_memory`).
+    /// Maximum connections of all clients. An idle one takes some 10 KiB, one that had 128 calls at once 100
+    /// KiB; a client that tries to make it keep more reaches 300 KiB at most, and all connections together 64
+    /// MiB (`tests/grpc_memory`).
     pub connections: usize,
-    /// See above.
+    /// Maximum connections of one client.
     pub connections_each: usize,
-    /// Calls of one connection at a time, by HTTP/2's own means: a client waits before it makes more.
+    /// Maximum concurrent calls per connection, enforced by HTTP/2: a client waits before it makes more.
     pub streams: u32,
-    /// Calls that are being worked on, of all clients and of one; more wait for their turn.
+    /// Maximum running calls of all clients; more wait for their turn.
     pub running: usize,
-    /// See above.
+    /// Maximum running calls of one client.
     pub running_each: usize,
-    /// Calls that wait, run, or are being answered, those of [`Reply::Many`] among them; more are refused, but for a few
-    /// of each client. Each keeps some 2 KiB, whatever its client sends (`tests/grpc_memory`).
+    /// Maximum calls of all clients that wait, run or are being sent, including [`Reply::Many`]; more are
+    /// refused, except for a few of each client. Each takes some 2 KiB, whatever its client sends
+    /// (`tests/grpc_memory`).
     pub open: usize,
-    /// See above.
+    /// Maximum such calls of one client.
     pub open_each: usize,
     /// How long a call waits for its turn before it is refused.
     pub patience: Duration,
-    /// How long a call may take until its answer begins, its turn included; the client may have less patience.
+    /// How long a call may take until its response begins, including the wait for its turn; the client's
+    /// deadline may be shorter.
     pub answer: Duration,
-    /// Bytes of distinct answers that are being sent. Above it calls wait before they are begun, and so do those of a
-    /// client that is sent half of it itself. What runs then still gets its answer: with one answer each of two RPCs
-    /// under way, `bound + 2 answers` are the most.
+    /// Bytes of distinct responses that are being sent. Above it, calls wait before they begin, and so do
+    /// those of a client that is being sent half of it. Calls already running still get their response: with
+    /// one response each of two RPCs under way, the maximum is this limit plus two responses.
     pub answers: usize,
-    /// How long a client may take nothing of what is there for it before it is cut off, if there is room. Where there is
-    /// none it is two seconds.
+    /// How long a client may read nothing of the data available for it before it is disconnected, if there is
+    /// room. If there is none, it is two seconds.
     pub unread: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            // A node has some dozen clients, most with one connection; 200 of one process are to be served.
+            // A node has about a dozen clients, most with one connection, but 200 from one process have to
+            // work.
             connections: 512,
             connections_each: 256,
-            // As many as RFC 9113 recommends (6.5.2); Python's clients may make more before they know the limit.
+            // RFC 9113 (6.5.2) recommends at least 100; Python clients may make more calls before they know
+            // the limit.
             streams: 128,
-            // Those that ask together are answered together, so that few at a time means few in a second.
+            // Calls that arrive together are answered together, so a low limit would mean a low rate.
             running: 1024,
             running_each: 256,
             open: 4096,
             open_each: 2048,
-            // The clients' own deadlines are 5 s and 10 s.
+            // Clients' own deadlines are 5 s and 10 s.
             patience: Duration::from_secs(5),
             answer: Duration::from_secs(8),
-            // Three answers of 5 MiB, which are the largest ones known: one that goes, one that comes, one for a slow client.
+            // Three responses of 5 MiB, the largest known: one being sent, the next one, and one for a slow
+            // client.
             answers: 16 << 20,
             unread: Duration::from_secs(10),
         }
     }
 }
 
-/// The socket cannot be served.
+/// An error that prevents the socket from being served.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve {}: {what}", path.display())]
 pub struct ServeError {
@@ -323,8 +336,8 @@ impl ServeError {
     }
 }
 
-/// A running server. Dropping it closes the socket and cuts every connection; the file stays, since clients take a missing
-/// one for "there is no such thing here", and a dead one for "later".
+/// A running server. Dropping it closes the socket and all connections; the file stays, since clients take a
+/// missing file for "not available on this node", and a dead socket for "retry later".
 #[derive(Debug)]
 pub struct Server {
     stop: watch::Sender<bool>,
@@ -332,7 +345,7 @@ pub struct Server {
     in_place: Arc<AtomicBool>,
 }
 
-/// What all connections share.
+/// State shared by all connections.
 pub(crate) struct Inner {
     limits: Limits,
     service: Arc<dyn Service>,
@@ -341,17 +354,14 @@ pub(crate) struct Inner {
     turns: Arc<Turns>,
     answers: Arc<Answers>,
     notices: Notices,
-    /// Room for long messages, in bytes.
+    /// Budget for long messages, in bytes.
     long: Semaphore,
-    /// Room for buffers that connections keep in addition to those that each may always keep.
+    /// Budget for buffers that connections keep beyond those that each may always keep.
     buffers: Arc<Semaphore>,
 }
 
 impl Server {
-    /// Listens, and serves from a task of its own.
-    ///
-    /// # Errors
-    /// When the socket cannot be put there.
+    /// Listens, and serves from a separate task.
     pub fn start(
         socket: Socket,
         limits: Limits,
@@ -379,14 +389,14 @@ impl Server {
         Ok(Self { stop, task, in_place })
     }
 
-    /// Does the path lead here? As of a second ago at most: the file may be gone and not have come back, or be somebody
-    /// else's.
+    /// Returns true if the path leads to this server, as of a second ago at most: the file may have been
+    /// removed and not restored yet, or replaced by another process.
     #[must_use]
     pub fn serves(&self) -> bool {
         self.in_place.load(Ordering::Relaxed) && !self.task.is_finished()
     }
 
-    /// Takes no more connections, tells clients to go elsewhere, and gives calls that run two seconds.
+    /// Stops accepting connections, sends clients GOAWAY, and gives running calls two seconds.
     pub async fn stop(mut self) {
         self.stop.send_replace(true);
         let _ = (&mut self.task).await;
@@ -408,7 +418,7 @@ async fn serve(
     let mut connections = JoinSet::new();
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Those that were told to leave take a moment.
+    // Connections that were ordered to leave take a moment to close.
     let most = inner.limits.connections + inner.limits.connections / 4 + 1;
     let (mut looked, mut complained) = (Instant::now(), None);
     let mut taken = Bucket::new(ACCEPTED, AT_ONCE, looked);
@@ -430,7 +440,7 @@ async fn serve(
                 cut_stalled(&inner, looked.elapsed() <= ATTENTION);
                 looked = Instant::now();
             }
-            // Gone with its server, or told to.
+            // The server was dropped or stopped.
             _ = stopped.changed() => break,
         }
     }
@@ -457,7 +467,7 @@ fn accept(stream: UnixStream, inner: &Arc<Inner>, connections: &mut JoinSet<()>)
     }
 }
 
-/// Out of descriptors, most likely: others give some back.
+/// Pauses after a failed accept; most likely out of file descriptors, which other connections will release.
 async fn pause(error: &io::Error, complained: &mut Option<Instant>) {
     if complained.is_none_or(|complained| complained.elapsed() >= notices::PERIOD) {
         warn!("cannot accept a connection of a gRPC client for now: {error}");
@@ -476,7 +486,7 @@ fn cut_stalled(inner: &Inner, attentive: bool) {
 }
 
 impl Inner {
-    /// Counts what the client of a connection did, and writes it down unless that was done of late.
+    /// Reports a connection's client to the observer, and logs it with rate limiting.
     fn blame(&self, offence: Offence, connection: &Connection, what: impl FnOnce() -> String) {
         self.accuse(offence, &connection.peer, what);
     }

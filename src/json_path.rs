@@ -1,5 +1,5 @@
-//! Paths into JSON, as far as annotations need them: a part of JSON path (RFC 9535), and templates that make texts of what
-//! lies there. Both are read when the configuration is; errors say at which character.
+//! JSON paths, the subset of RFC 9535 that annotations need, and templates that build texts from the selected
+//! values. Both are parsed with the configuration; errors include the character position.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-/// So many steps a path may have, and so many parts a template.
+/// Maximum number of steps in a path, and of parts in a template.
 const STEPS: usize = 32;
 
 /// A path: `$`, `.name`, `['name']`, `[0]`, and the wildcards `.*` and `[*]`.
@@ -25,14 +25,14 @@ enum Step {
     Any,
 }
 
-/// A text with `{}`, `{.a.b}` and `{1}` in it.
+/// A text with the placeholders `{}`, `{.a.b}` and `{1}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     text: Box<str>,
     pieces: Vec<Piece>,
 }
 
-/// The text is no path or no template.
+/// The text is not a path or not a template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no {what}: {reason}, at character {position}")]
 pub struct PathError {
@@ -45,9 +45,9 @@ pub struct PathError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Piece {
     Text(Box<str>),
-    /// What lies there below the node; no step is a wildcard.
+    /// The value at this path below the node, without wildcards.
     Below(Vec<Step>),
-    /// What this wildcard matched, counted from 0.
+    /// What the wildcard with this number matched, counted from 0.
     Matched(usize),
 }
 
@@ -56,28 +56,27 @@ enum Piece {
 pub enum Match<'a> {
     /// The key of a field.
     Key(&'a str),
-    /// The position in a list.
+    /// The position in an array.
     Position(usize),
 }
 
-/// Text that is read from left to right.
+/// A parser that reads from left to right.
 struct Reader<'a> {
     text: &'a str,
-    /// What it should be.
+    /// What is being parsed, for errors.
     what: &'static str,
     at: usize,
 }
 
 impl JsonPath {
-    /// How many wildcards it has.
+    /// Returns the number of wildcards.
     #[must_use]
     pub fn wildcards(&self) -> usize {
         self.steps.iter().filter(|step| **step == Step::Any).count()
     }
 
-    /// Everything that it selects in a document, lists in their order and fields in that of
-    /// their keys, until `each` has enough. Steps only ever lead
-    /// down, so no part of the document is met twice.
+    /// Calls `each` for every selected value, arrays in order and objects sorted by key, until it returns
+    /// false. Steps only descend, so no part of the document is visited twice.
     pub fn select<'a>(&self, root: &'a Value, each: &mut dyn FnMut(&'a Value, &[Match<'a>]) -> bool) {
         select(&self.steps, root, &mut Vec::new(), each);
     }
@@ -102,7 +101,7 @@ impl FromStr for JsonPath {
     }
 }
 
-/// The recursion is as deep as the path is long.
+/// The recursion depth is the length of the path.
 fn select<'a>(
     steps: &[Step],
     node: &'a Value,
@@ -134,24 +133,25 @@ fn select<'a>(
 }
 
 impl Template {
-    /// So many bytes a text is of use with, for any purpose.
+    /// Maximum useful length of a filled text, in bytes.
     pub const LONGEST: usize = 256;
 
-    /// The highest number of a wildcard that it names; 0 if it names none.
+    /// Returns the highest wildcard number used; 0 if none.
     #[must_use]
     pub fn wildcards(&self) -> usize {
         let number = |piece: &Piece| if let Piece::Matched(index) = piece { index + 1 } else { 0 };
         self.pieces.iter().map(number).max().unwrap_or(0)
     }
 
-    /// Does it make the same text of everything?
+    /// Returns true if the template has no placeholders.
     #[must_use]
     pub fn is_fixed(&self) -> bool {
         self.pieces.iter().all(|piece| matches!(piece, Piece::Text(_)))
     }
 
-    /// The text; `None` where something that it is made of is missing, or neither a text nor a number. One that is longer
-    /// than [`Self::LONGEST`] bytes ends soon after, so it is seen to be too long.
+    /// Fills in the placeholders; `None` if a value is missing or is neither a string nor a number. A text
+    /// longer than [`Self::LONGEST`] bytes is truncated, but stays longer than that, so that callers can
+    /// detect it.
     #[must_use]
     pub fn fill(&self, node: &Value, matched: &[Match<'_>]) -> Option<String> {
         let mut text = String::new();
@@ -207,7 +207,7 @@ impl FromStr for Template {
     }
 }
 
-/// Both are written as text.
+/// Both are serialized as text.
 macro_rules! written {
     ($($value:ty),*) => {$(
         impl fmt::Display for $value {
@@ -232,14 +232,14 @@ macro_rules! written {
 }
 written!(JsonPath, Template);
 
-/// Appends as much as it takes to see that the whole is too long.
+/// Appends `more`, but no more than needed to exceed [`Template::LONGEST`].
 fn add(text: &mut String, more: &str) {
     let Some(room) = Template::LONGEST.checked_sub(text.len()) else { return };
     let mut ends = more.char_indices().map(|(at, c)| at + c.len_utf8());
     text.push_str(&more[..ends.find(|end| *end > room).unwrap_or(more.len())]);
 }
 
-/// What lies below a node; no step is a wildcard.
+/// Returns the value at a path below a node, without wildcards.
 fn below<'a>(steps: &[Step], node: &'a Value) -> Option<&'a Value> {
     steps.iter().try_fold(node, |node, step| match step {
         Step::Name(name) => node.as_object()?.get(&**name),
@@ -248,7 +248,7 @@ fn below<'a>(steps: &[Step], node: &'a Value) -> Option<&'a Value> {
     })
 }
 
-/// A text or a number as text.
+/// Returns a string or a number as text.
 fn plain(value: &Value) -> Option<Cow<'_, str>> {
     match value {
         Value::String(text) => Some(Cow::Borrowed(text)),
@@ -268,7 +268,7 @@ impl<'a> Reader<'a> {
         found
     }
 
-    /// What is wrong at this character.
+    /// Returns an error at the current position.
     fn wrong(&self, reason: &'static str) -> PathError {
         let position = self.text[..self.at].chars().count() + 1;
         PathError { text: self.text.to_owned(), what: self.what, reason, position }
@@ -326,7 +326,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What is between `{` and `}`.
+    /// Parses the content of `{` and `}`.
     fn placeholder(&mut self) -> Result<Piece, PathError> {
         let digits = self.rest().bytes().take_while(u8::is_ascii_digit).count();
         if digits > 0 {
@@ -358,7 +358,7 @@ mod tests {
 
     use super::*;
 
-    /// What a path selects, each by a template.
+    /// Returns what a path selects, each filled into a template.
     fn found(path: &str, template: &str, document: &Value) -> Vec<Option<String>> {
         let (path, template): (JsonPath, Template) = (path.parse().unwrap(), template.parse().unwrap());
         let mut found = Vec::new();

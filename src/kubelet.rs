@@ -1,6 +1,7 @@
-//! What the kubelet hands out and has handed out, and how it is configured.
+//! The kubelet's resources, their allocation to pods, and its configuration.
 //!
-//! The wire types of the podresources API stay in here; everybody above sees [`Allocatable`] and [`Usage`].
+//! The client converts the wire types of the podresources API to [`Allocatable`] and [`Usage`]; outside this
+//! module only servers (the proxy, the Pods API, the simulation) use [`proto`].
 
 mod answers;
 mod ask;

@@ -1,9 +1,9 @@
 //! numacast: NUMA truth for Kubernetes.
 //!
-//! Data flows one way. `nrt`, `machine` and `kubelet` know nobody above them; `topology` knows only their
-//! types and does no I/O; `agent` and `controller` compose; `cli` wires.
+//! Data flows one way. `nrt`, `machine` and `kubelet` depend on no module above them; `topology` depends only
+//! on their types and does no I/O; `agent` and `controller` combine them; `cli` sets everything up.
 
-#![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a test that fails says where
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a failing test reports its location
 
 pub mod agent;
 mod backoff;

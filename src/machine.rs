@@ -1,7 +1,7 @@
-//! What the hardware has: NUMA nodes, their CPUs, memory, huge pages and distances, read from sysfs.
+//! The hardware: NUMA nodes, their CPUs, memory, huge pages and distances, read from sysfs.
 //!
-//! One bad file never hides the rest of the machine: what could not be read is left at zero and told as a
-//! [`Problem`]. Everything is keyed by the real node id, never by the position in a list.
+//! One bad file never hides the rest of the machine: what cannot be read stays zero and is reported as a
+//! [`Problem`]. Everything is keyed by the real node id, never by list position.
 
 mod files;
 mod id_set;
@@ -16,26 +16,26 @@ pub use files::{HostFiles, HostRoots, RecordedFiles, Recorder};
 pub use id_set::{Id, IdSet, ParseIdSetError};
 pub use sysfs::read;
 
-/// The highest id of a NUMA node: Linux builds for at most 1,024 of them.
+/// The highest id of a NUMA node: Linux supports at most 1,024 of them.
 pub const HIGHEST_NODE: Id = 1023;
 
-/// The hardware of one node, as the kernel shows it.
+/// The hardware of one node, as reported by the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// The online NUMA nodes, ascending by id.
     pub nodes: Vec<NumaNode>,
-    /// Does the kernel show NUMA nodes at all? If not, there is one node with the id 0.
+    /// Whether the kernel reports NUMA nodes. If not, there is one node with the id 0.
     pub numa: bool,
-    /// The kinds of cores of a hybrid machine, by the kernel's name (`core`, `atom`), and the online CPUs of each.
+    /// The online CPUs of each kind of core of a hybrid machine, by the kernel's name (`core`, `atom`).
     pub core_types: BTreeMap<String, IdSet>,
-    /// CPUs of one core, at most; 2 where the kernel does not tell.
+    /// The maximum number of CPUs per core; 2 if the kernel does not report it.
     pub threads_per_core: u64,
-    /// What could not be read, in the order in which it was met.
+    /// What could not be read, in reading order.
     pub problems: Vec<Problem>,
 }
 
 impl Machine {
-    /// The node with this id, if it is online.
+    /// Returns the node with this id, if it is online.
     #[must_use]
     pub fn node(&self, id: Id) -> Option<&NumaNode> {
         self.nodes.binary_search_by_key(&id, |node| node.id).ok().map(|at| &self.nodes[at])
@@ -53,21 +53,21 @@ pub struct NumaNode {
     pub memory: u64,
     /// Page size in bytes to the number of pages in the pool.
     pub hugepages: BTreeMap<u64, u64>,
-    /// A pool's size could not be read: how much of the memory is left for others is unknown.
+    /// Whether a pool's size could not be read, so that the rest of the memory is unknown.
     pub hugepages_unread: bool,
     /// SLIT distances to the online nodes, itself included; empty when the kernel gives none.
     pub distances: BTreeMap<Id, u32>,
 }
 
 impl NumaNode {
-    /// The bytes that all huge page pools of this node take out of its memory.
+    /// Returns the bytes that all huge page pools take out of this node's memory.
     #[must_use]
     pub fn hugepage_bytes(&self) -> u64 {
         self.hugepages.iter().map(|(size, pages)| size.saturating_mul(*pages)).fold(0, u64::saturating_add)
     }
 }
 
-/// A file that could not be understood, and what that means for the numbers.
+/// An unreadable file and its consequence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     /// The file, as a path below the host's roots: `sys/devices/system/node/node0/cpulist`.
@@ -82,23 +82,23 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Nothing at all is known about the hardware.
+/// Why the hardware cannot be read at all.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// There is neither a NUMA directory nor a list of CPUs.
+    /// The NUMA directory or, without one, the list of CPUs cannot be read.
     #[error("cannot read the hardware: {file}: {source}; is `host.sys` right?")]
     Unreadable {
-        /// The file that would have told.
+        /// The unreadable file.
         file: String,
-        /// The kernel's answer.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// The list of nodes or CPUs makes no sense.
+    /// The list of CPUs is malformed.
     #[error("cannot read the hardware: {file}: {what}")]
     Malformed {
-        /// The file that should have told.
+        /// The malformed file.
         file: String,
-        /// What it holds instead.
+        /// What is wrong with it.
         what: String,
     },
 }

@@ -1,7 +1,7 @@
-//! `NodeResourceTopology`, `topology.node.k8s.io/v1alpha2`: the object we keep true.
+//! `NodeResourceTopology`, `topology.node.k8s.io/v1alpha2`: the object that we publish.
 //!
-//! The types mirror `k8stopologyawareschedwg/noderesourcetopology-api` (tags to v0.1.3). The fields sit at the
-//! root of the object, there is no `spec`.
+//! The types mirror `k8stopologyawareschedwg/noderesourcetopology-api` (tags to v0.1.3). The fields are at
+//! the root of the object, there is no `spec`.
 
 mod form;
 
@@ -15,13 +15,13 @@ pub use form::{
     FINGERPRINT, FINGERPRINT_ANNOTATION, FINGERPRINT_METHOD, Form, POLICY, SCOPE, Version, policy_and_scope,
 };
 
-/// The CRD, both versions, as upstream serves them: v1alpha1 served, v1alpha2 served and stored.
+/// The CRD with upstream's versions: v1alpha1 served, v1alpha2 served and stored.
 pub const CRD: &str = include_str!("../crds/topology.node.k8s.io_noderesourcetopologies.yaml");
 
 /// `type` of a zone that is a NUMA node; the scheduler ignores every other type.
 pub const ZONE_TYPE: &str = "Node";
 
-/// The name the scheduler parses a NUMA id from: `node-` and a decimal.
+/// Returns a zone's name, `node-<NUMA id>`, from which the scheduler parses the id.
 #[must_use]
 pub fn zone_name(id: u16) -> String {
     format!("node-{id}")
@@ -109,7 +109,7 @@ pub struct ResourceInfo {
     pub available: Quantity,
 }
 
-/// A quantity as controller-gen describes it.
+/// Returns the schema of a quantity as controller-gen generates it.
 fn quantity_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "anyOf": [{"type": "integer"}, {"type": "string"}],
@@ -138,15 +138,15 @@ mod tests {
         versions.iter().find(|v| v["name"] == name).unwrap().clone()
     }
 
-    /// The parts of a schema that decide what is valid; sorted, so that order does not count.
+    /// Returns the validating parts of a schema; sorted, so that order does not matter.
     fn shape(schema: &Value) -> Value {
         match schema {
             Value::Object(fields) => {
-                // kube empties the alternatives of an int-or-string, which the extension says already.
+                // kube leaves `anyOf` of an int-or-string empty, as the extension implies it.
                 let int_or_string = fields.contains_key("x-kubernetes-int-or-string");
                 let kept = fields.iter().filter(|(key, value)| {
                     match key.as_str() {
-                        // A property of that name is no description.
+                        // A property named `description` is not a description.
                         "description" => !value.is_string(),
                         "anyOf" => !int_or_string,
                         "title" | "format" | "nullable" | "default" => false,
@@ -164,7 +164,8 @@ mod tests {
         }
     }
 
-    /// `apiVersion`, `kind` and `metadata` are in every controller-gen schema and in no derived one.
+    /// Returns the shape without `apiVersion`, `kind` and `metadata`, which every controller-gen schema has
+    /// and no derived one.
     fn own_properties(schema: &Value) -> Value {
         let mut schema = shape(schema);
         let properties = schema["properties"].as_object_mut().unwrap();

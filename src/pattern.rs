@@ -1,13 +1,14 @@
-//! Patterns of names, with the meaning that Go's `path.Match` gives them: people bring theirs from RTE's
-//! `podExclude`. The crates for globs differ in what a class, an escape or a brace is.
+//! Name patterns with the semantics of Go's `path.Match`, for compatibility with RTE's `podExclude`. Glob
+//! crates differ in classes, escapes and braces.
 
 use std::fmt;
 use std::str::{Chars, FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// `*` any run of characters, `?` one character, `[a-c]` and `[^a-c]` one of (not of) these, `\` takes the next
-/// character as it is. The whole name has to match. Go's `*` and `?` stop at `/`, and so do ours.
+/// A pattern: `*` matches any sequence of characters, `?` one character, `[a-c]` and `[^a-c]` one (not) of
+/// these; `\` escapes the next character. The whole name has to match. As in Go, `*` and `?` do not match
+/// `/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     text: String,
@@ -22,7 +23,7 @@ enum Part {
     Class { negated: bool, ranges: Vec<(char, char)> },
 }
 
-/// The text is no pattern.
+/// The text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no pattern: {reason}")]
 pub struct PatternError {
@@ -36,24 +37,24 @@ const LAST_ESCAPE: &str = "a `\\` needs a character after it";
 const EMPTY: &str = "nothing has an empty name; write `*` for every name";
 
 impl Pattern {
-    /// `*`
+    /// Returns the pattern `*`.
     #[must_use]
     pub fn any() -> Self {
         Self { text: "*".to_owned(), parts: vec![Part::Run] }
     }
 
-    /// Does it match every name?
+    /// Returns true if it matches every name.
     #[must_use]
     pub fn is_any(&self) -> bool {
         self.parts.iter().all(|part| *part == Part::Run)
     }
 
-    /// Does it match the whole of `name`?
+    /// Returns true if it matches the whole of `name`.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         let (mut parts, mut rest) = (self.parts.as_slice(), name.chars());
-        // Where to go on when something after the last run does not match: the run takes one character more. Earlier
-        // runs took as little as possible, so more of them would not help.
+        // Backtracking: on a mismatch after the last `*`, let that match one character more. Earlier ones
+        // matched as little as possible, so giving them more would not help.
         let mut retry: Option<(&[Part], Chars<'_>)> = None;
         loop {
             let advanced = match parts.split_first() {
@@ -114,7 +115,7 @@ impl FromStr for Pattern {
     }
 }
 
-/// What follows a `[`, up to and including its `]`.
+/// Parses what follows a `[`, up to and including its `]`.
 fn class(rest: &mut Chars<'_>) -> Result<Part, &'static str> {
     let negated = rest.as_str().starts_with('^');
     if negated {
@@ -135,7 +136,7 @@ fn class(rest: &mut Chars<'_>) -> Result<Part, &'static str> {
     Ok(Part::Class { negated, ranges })
 }
 
-/// One character of a class.
+/// Parses one character of a class.
 fn member(rest: &mut Chars<'_>) -> Result<char, &'static str> {
     match rest.next() {
         None | Some(']' | '-') => Err(CLASS),
@@ -162,17 +163,17 @@ impl<'de> Deserialize<'de> for Pattern {
     }
 }
 
-/// Pods, by their namespace and name.
+/// A pattern of pods, by namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPattern {
-    /// Of the namespace.
+    /// The pattern of the namespace.
     pub namespace: Pattern,
-    /// Of the pod's name.
+    /// The pattern of the pod's name.
     pub name: Pattern,
 }
 
 impl PodPattern {
-    /// Is the pod meant?
+    /// Returns true if it matches the pod.
     #[must_use]
     pub fn matches(&self, namespace: &str, name: &str) -> bool {
         self.namespace.matches(namespace) && self.name.matches(name)
@@ -185,7 +186,7 @@ impl fmt::Display for PodPattern {
     }
 }
 
-/// As people write it: either half may be left out, but not both, which would mean every pod by mistake.
+/// The serialized form: either half may be omitted, but not both, which would match every pod by mistake.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "a pattern of pods", deny_unknown_fields)]
 struct Halves {
@@ -225,7 +226,7 @@ mod tests {
         "{a,b}", "a/b", "a/ab", "aab", "xay", "aaab", "?", "[a",
     ];
 
-    /// Pattern and those of [`NAMES`] that Go 1.26's `path.Match` finds to match it.
+    /// Patterns, and those of [`NAMES`] that match in Go 1.26's `path.Match`.
     const GO: [(&str, &[&str]); 32] = [
         ("web", &["web"]),
         ("web-?", &["web-1"]),
@@ -315,7 +316,7 @@ mod tests {
         assert!(error.starts_with("unknown field `namePattern`, expected `namespace` or `name`"), "{error}");
     }
 
-    /// The definition, without any cleverness.
+    /// The definition, as a naive reference implementation.
     fn slow(parts: &[Part], name: &[char]) -> bool {
         match (parts.split_first(), name.split_first()) {
             (None, rest) => rest.is_none(),

@@ -1,6 +1,7 @@
-//! A pod as those tell it who know pods (the API server, the kubelet), trimmed to a few hundred bytes.
+//! A pod as reported by the API server or the kubelet, trimmed to a few hundred bytes.
 //!
-//! The kubelet's List says what pods hold; this says what they are, how far they are and what they asked for.
+//! The podresources List reports what pods are allocated; this type reports their identity, phase and
+//! requests.
 
 pub(crate) mod raw;
 
@@ -14,7 +15,7 @@ use crate::seen::Seen;
 /// Namespace and name of a pod.
 pub type PodName = (String, String);
 
-/// Pods that have ended.
+/// Pods in a terminal phase.
 pub type Terminal = Arc<BTreeSet<PodName>>;
 
 /// One pod of the node.
@@ -24,57 +25,61 @@ pub struct Pod {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// What tells it from an earlier pod of the same name. The copy of a static pod has one of its own.
+    /// Distinguishes the pod from an earlier one of the same name. A static pod's mirror pod has a UID of its
+    /// own.
     pub uid: String,
-    /// How far it is, in the API's words.
+    /// The phase reported in its status.
     pub phase: Phase,
-    /// It was deleted, though it may still run.
+    /// Whether it was deleted (has a deletion timestamp). It may still be running.
     pub deleted: bool,
-    /// How far it is on its way out.
+    /// How far its shutdown has got.
     pub life: Life,
-    /// Its specification makes it Guaranteed, as the kubelet counts.
+    /// Whether its specification makes it Guaranteed, computed as the kubelet does.
     pub guaranteed: bool,
-    /// Its status says Guaranteed, which the scheduler believes; where the status says nothing, as `guaranteed`.
+    /// Whether its status reports the QoS class Guaranteed, which is what the scheduler uses. Falls back to
+    /// `guaranteed` if the status has no class.
     pub said_guaranteed: bool,
-    /// Its specification has CPU, memory or huge pages of the pod as a whole. Kubelets up to 1.36 then give no container
-    /// CPUs or memory of its own, unless the gate `PodLevelResourceManagers` is on.
+    /// Whether its specification has pod-level CPU, memory or huge pages. Kubelets up to 1.36 then allocate
+    /// no exclusive CPUs or memory to its containers, unless the feature gate `PodLevelResourceManagers` is
+    /// on.
     pub pod_level: bool,
-    /// Containers in the order of the specification: those that run before the others first. None is ephemeral.
+    /// Containers in the order of the specification, init containers first. Ephemeral containers are left
+    /// out.
     pub containers: Box<[Container]>,
-    /// Annotations that somebody wants, sorted by key.
+    /// The annotations that are [`Wanted`], sorted by key.
     pub annotations: Box<[(Box<str>, Annotation)]>,
-    /// All of it, where somebody wants that.
+    /// The serialized pod, if [`Wanted`].
     pub whole: Option<Box<Whole>>,
 }
 
-/// A pod as it came.
+/// A pod in serialized form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whole {
     /// A `core/v1` Pod message, without an envelope.
     Protobuf(Bytes),
-    /// Of such a message that is too large to be kept beside others, what tells who the pod is and how far it is
-    /// ([`outline`](crate::core_v1::outline)), and how many bytes the message has.
+    /// The part of a `core/v1` Pod message that is too large to cache ([`outline`](crate::core_v1::outline)):
+    /// the pod's identity and status. With it, the size of the whole message in bytes.
     Outline(Bytes, usize),
-    /// Of an item of the kubelet's `/pods`, likewise: who the pod is and how far it is. The rest serves nobody.
+    /// The identity and status of an item of the kubelet's `/pods`. No other field is used.
     Json(Bytes),
 }
 
-/// The value of an annotation. It is whatever whoever made the pod wrote.
+/// The value of an annotation. Untrusted: written by the pod's creator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Annotation {
-    /// The text, shared by all who keep the pod.
+    /// The text, shared by all copies of the pod.
     Text(Arc<str>),
-    /// A text of so many bytes, which are more than anybody reads: [`Annotation::LONGEST`].
+    /// The size in bytes of a text that was dropped because it exceeds [`Annotation::LONGEST`].
     TooLong(usize),
 }
 
 impl Annotation {
-    /// The longest text that is kept, in bytes, and the most of all texts of one pod. What a scheduler writes for a node full of
-    /// devices takes a few KiB; whoever makes a pod may write 256 KiB (`TotalAnnotationSizeLimitB` of
-    /// `k8s.io/apimachinery/pkg/api/validation`).
+    /// Maximum size in bytes of a cached text, and of all cached texts of one pod. A scheduler's annotation
+    /// for a node full of devices takes a few KiB; a pod's creator may write 256 KiB
+    /// (`TotalAnnotationSizeLimitB` of `k8s.io/apimachinery/pkg/api/validation`).
     pub const LONGEST: usize = 64 << 10;
 
-    /// What is kept of a text.
+    /// Wraps a text, dropping it if it is too long.
     #[must_use]
     pub fn of(text: &str) -> Self {
         match text.len() {
@@ -91,7 +96,7 @@ impl Annotation {
     }
 }
 
-/// Keeps of all annotations of a pod no more than [`Annotation::LONGEST`]: the longest go.
+/// Drops the longest annotations of a pod until the rest fit in [`Annotation::LONGEST`].
 fn keep_short(annotations: &mut [(Box<str>, Annotation)]) {
     let mut bytes: usize = annotations.iter().map(|(_, annotation)| annotation.kept()).sum();
     while bytes > Annotation::LONGEST {
@@ -104,8 +109,8 @@ fn keep_short(annotations: &mut [(Box<str>, Annotation)]) {
     }
 }
 
-/// What somebody wants of a pod besides what everybody does: annotations by their keys, and all of it as it came. The rest
-/// is dropped when a pod is read.
+/// The optional parts of a pod to cache: annotations by key, and the serialized pod. The rest is dropped when
+/// a pod is parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     annotations: Arc<BTreeSet<Box<str>>>,
@@ -113,54 +118,55 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// The annotations with these keys.
+    /// Selects the annotations with these keys.
     #[must_use]
     pub fn of<K: Into<Box<str>>>(keys: impl IntoIterator<Item = K>) -> Self {
         Self { annotations: Arc::new(keys.into_iter().map(Into::into).collect()), whole: false }
     }
 
-    /// And the pod as it came.
+    /// Also selects the serialized pod.
     #[must_use]
     pub fn whole(self) -> Self {
         Self { whole: true, ..self }
     }
 
-    /// Is the pod wanted as it came?
+    /// Returns true if the serialized pod is selected.
     #[must_use]
     pub const fn wants_whole(&self) -> bool {
         self.whole
     }
 }
 
-/// What one container asks for.
+/// The requests of one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
     /// Its name.
     pub name: Box<str>,
     /// When it runs.
     pub kind: ContainerKind,
-    /// CPU in thousandths. A multiple of 1000 where the kubelet gives whole CPUs. As all amounts here it is what Kubernetes
-    /// makes of it: rounded up, and nearly always 0 where it does not fit 64 bits.
+    /// CPU in millicores. A multiple of 1000 where the kubelet allocates whole CPUs. Like all amounts here it
+    /// is computed as Kubernetes does: rounded up, and nearly always 0 if it does not fit in 64 bits.
     pub cpu_milli: u64,
     /// Memory in bytes.
     pub memory: u64,
-    /// Other resources that it names, sorted: bytes of `hugepages-*`, none of them zero; a count of anything with a domain,
-    /// which may be zero. `ephemeral-storage` and `storage` are left out.
+    /// Other requested resources, sorted by name: `hugepages-*` in bytes, without zeros; domain-qualified
+    /// (extended) resources as counts, which may be zero. `ephemeral-storage` and `storage` are left out.
     pub others: Box<[(Box<str>, u64)]>,
 }
 
 impl Container {
-    /// Those of [`Container::others`] that it asks some of.
+    /// Returns the entries of [`Container::others`] with a nonzero request.
     pub fn wanted(&self) -> impl Iterator<Item = (&str, u64)> {
         self.others.iter().map(|(name, amount)| (&**name, *amount)).filter(|(_, amount)| *amount > 0)
     }
 
-    /// So many containers of a pod are kept apart, and so many other resources of each. A pod of 1.5 MB has room for some
-    /// twenty thousand of either, each of which would take more memory here than there.
+    /// Maximum number of containers kept per pod (and of other resources per container, below). A pod of 1.5
+    /// MB has room for some twenty thousand of either, and each takes more memory here than in the message.
     pub(crate) const MOST: usize = 256;
     const MOST_OTHERS: usize = 64;
 
-    /// Containers of one pod, of which those that are too many count as one that asks for what they do together.
+    /// Bounds the number of containers of one pod: the surplus is merged into the last one, with summed
+    /// requests.
     pub(crate) fn bounded(containers: impl Iterator<Item = Self>) -> Box<[Self]> {
         let mut kept: Vec<Self> = Vec::new();
         for mut container in containers {
@@ -173,7 +179,7 @@ impl Container {
         kept.into()
     }
 
-    /// What it asks for besides. What runs for longer counts.
+    /// Adds the requests of another container. The kind that runs longer wins.
     fn add(&mut self, more: Self) {
         if self.kind == ContainerKind::Init || more.kind == ContainerKind::App {
             self.kind = more.kind;
@@ -190,7 +196,7 @@ impl Container {
         }
     }
 
-    /// Sorted resources, of which those that are too many go: those that it asks none of first.
+    /// Truncates sorted resources to the maximum, dropping those with a zero request first.
     fn most_of(mut others: Vec<(Box<str>, u64)>) -> Box<[(Box<str>, u64)]> {
         if others.len() > Self::MOST_OTHERS {
             others.sort_by_key(|(_, amount)| *amount == 0);
@@ -204,16 +210,16 @@ impl Container {
 /// When a container runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContainerKind {
-    /// For as long as the pod.
+    /// For the pod's whole life.
     #[default]
     App,
-    /// It starts before the others and stays: an init container that is restarted.
+    /// A restartable init container: starts before the app containers and keeps running.
     Sidecar,
-    /// To its end, before the others start.
+    /// An init container: runs to completion before the app containers start.
     Init,
 }
 
-/// How far a pod is, in the API's words.
+/// The phase of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Bound, perhaps admitted; not every container has started.
@@ -221,48 +227,48 @@ pub enum Phase {
     Pending,
     /// Running.
     Running,
-    /// All its containers ended well.
+    /// All its containers terminated successfully.
     Succeeded,
-    /// Some did not, or the kubelet refused it.
+    /// At least one container failed, or the kubelet rejected the pod.
     Failed,
-    /// The kubelet is not heard from, or it is a word that we do not know.
+    /// The node is unreachable, or the phase is not one known here.
     Unknown,
 }
 
 impl Phase {
-    /// Will no container of the pod run again?
+    /// Returns true if no container of the pod will run again.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 }
 
-/// How far a pod is on its way out.
+/// How far a pod's shutdown has got.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Life {
-    /// It runs, or will.
+    /// It is running or will run.
     #[default]
     Living,
-    /// It was deleted, and no container of it runs any more: the kubelet is about to let its resources go.
+    /// It was deleted and none of its containers is running: the kubelet is about to release its resources.
     Leaving,
-    /// It is `Succeeded` or `Failed`: no container of it will ever run again.
+    /// It is `Succeeded` or `Failed`: none of its containers will run again.
     Ended,
 }
 
-/// What a source of pods tells. Of a pod that is gone only namespace, name and uid need be true.
+/// An event of a pod source. For a deleted pod only namespace, name and UID need be set.
 pub type PodEvent = Seen<Pod>;
 
 impl Pod {
-    /// Reads a pod from the JSON in which the API server and the kubelet have it.
+    /// Parses a pod from the JSON of the API server or the kubelet.
     ///
     /// # Errors
-    /// What is wrong with it. A pod without a name or a namespace is an error as well: nobody could tell it from others.
+    /// If the JSON is invalid, or the pod has no name or namespace.
     pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
         let raw: raw::RawPod = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         Self::from(raw).identified()
     }
 
-    /// The pod, if it says who it is.
+    /// Returns the pod if it has a name and a namespace.
     pub(crate) fn identified(self) -> Result<Self, String> {
         match self.name.is_empty() || self.namespace.is_empty() {
             true => Err("it has no name or no namespace".to_owned()),
@@ -270,7 +276,7 @@ impl Pod {
         }
     }
 
-    /// Without what nobody wants.
+    /// Drops everything that is not wanted.
     #[must_use]
     pub(crate) fn keeping(mut self, wanted: &Wanted) -> Self {
         if !self.annotations.is_empty() {

@@ -1,5 +1,6 @@
-//! Who tells about the node's pods, and what they told last (DESIGN section 6): the API server, the kubelet's Pods API,
-//! or its `/pods`. The kubelet's List says what pods hold; this says which pods there are.
+//! Where the agent learns about the node's pods, and its cache of them (DESIGN section 6). The source is the
+//! API server, the kubelet's Pods API, or its `/pods`. The kubelet's List reports what pods are allocated;
+//! the source reports which pods exist.
 
 mod following;
 mod kubelet_port;

@@ -1,8 +1,9 @@
-//! The Pods API (DESIGN section 8): the service that kubelets serve from 1.36 on, for those that do not and for many clients
-//! of those that do, and `PodInfo` beside it.
+//! The Pods API (DESIGN section 8), which kubelets serve from 1.36 on: served here for older kubelets, and
+//! for many clients of newer ones, together with `PodInfo`.
 //!
-//! `store` knows the pods as they were told last, `board` is one list as it is served, `records` what is kept of it within a
-//! budget of bytes, and `watchers` who listens to it, `info` is what `PodInfo` shows of a pod, `service` answers, and `crate::grpc` serves.
+//! `store` holds the node's pods as last reported; `board` is one list as it is served, `records` its
+//! contents within a budget of bytes, and `watchers` its watchers. `info` builds the messages of `PodInfo`,
+//! `service` handles the calls, and `crate::grpc` is the server.
 
 pub mod proto;
 
@@ -36,31 +37,32 @@ use counted::{Counted, Watching};
 use service::{Limiter, Service};
 use store::{LeftOut, Store};
 
-/// How often it is looked whether all is well.
+/// Interval of the health check.
 const LOOK: Duration = Duration::from_secs(5);
-/// How soon to try again when the socket cannot be served.
+/// Initial backoff if the socket cannot be served.
 const RETRY: Duration = Duration::from_secs(1);
-/// The longest wait between two such attempts.
+/// Maximum backoff between two such attempts.
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
-/// How long whoever tells of whole pods may take for the first list before `/pods` is read.
+/// How long the sources of full pods may take for their first list before `/pods` is read.
 const HEAD_START: Duration = Duration::from_secs(5);
-/// How long they may have told nothing, with trouble, before `/pods` is read.
+/// How long these sources may have failed without an event before `/pods` is read.
 const SILENT: Duration = Duration::from_secs(30);
-/// One for each connection, those that were told to leave among them, and some for everything else.
+/// File descriptors to ask for: one per connection, including those being closed, and some for everything
+/// else.
 const DESCRIPTORS: u64 = 4096;
-/// If only `/pods` has told by then whole pods are not expected any more: they may come nevertheless.
+/// How long after the start full pods are still expected if only `/pods` was read. They may still come later.
 const EXPECTED: Duration = Duration::from_secs(60);
 
-/// What the server needs of the configuration, paths resolved.
+/// The server's part of the configuration, paths resolved.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where to serve.
+    /// The socket to serve on.
     pub socket: Socket,
-    /// Who is asked for pods, best first.
+    /// The pod sources, best first.
     pub order: Vec<PodTeller>,
 }
 
-/// A server of the Pods API that is not served yet.
+/// A server of the Pods API, not yet serving.
 pub struct PodsApi {
     settings: Settings,
     tellers: PodTellers,
@@ -72,13 +74,14 @@ pub struct PodsApi {
 }
 
 impl Settings {
-    /// The part of a resolved configuration.
+    /// Returns the server's part of a configuration.
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         use PodTeller::{ApiServer, Kubelet, PodsApi};
         let config = config.clone().resolved();
         let order = match config.pods_api.source {
-            // The kubelet's own speaks first, and has static pods as they are.
+            // The kubelet's own Pods API comes first: it is the fastest, and has static pods instead of their
+            // mirrors.
             PodsApiSource::Auto => vec![PodsApi, ApiServer, Kubelet],
             PodsApiSource::PodsApi => vec![PodsApi],
             PodsApiSource::ApiServer => vec![ApiServer],
@@ -89,8 +92,8 @@ impl Settings {
 }
 
 impl PodsApi {
-    /// Serves the pods of `node`, which it is told by `tellers` in the order of the settings; without a cluster by the
-    /// kubelet's own Pods API alone.
+    /// Serves the pods of `node`, read from `tellers` in the order of the settings; without a cluster, only
+    /// from the kubelet's own Pods API.
     #[must_use]
     pub fn new(settings: Settings, tellers: PodTellers, node: String, cluster: Option<Cluster>) -> Self {
         let metrics = Metrics::new(Arc::new(Health::new()));
@@ -107,22 +110,22 @@ impl PodsApi {
         Self { settings, tellers, node, cluster, store, service, metrics }
     }
 
-    /// What is counted.
+    /// Returns the server's metrics.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         self.metrics.clone()
     }
 
-    /// Listens, and serves from tasks of its own.
+    /// Starts listening, and serves in tasks of its own.
     ///
     /// # Errors
-    /// When the socket cannot be put where it belongs.
+    /// If the socket cannot be created.
     pub fn start(&self) -> Result<Server, ServeError> {
         start(&self.settings, &self.service)
     }
 
-    /// Follows the pods and looks after `server` until `shutdown` completes; starts it again and again where there is none
-    /// yet.
+    /// Follows the pods and keeps `server` running until `shutdown` completes. If there is no server, tries
+    /// to start one until it succeeds.
     pub async fn run(self, server: Option<Server>, shutdown: impl Future<Output = ()>) {
         let Self { settings, tellers, node, cluster, store, service, metrics } = self;
         let boards = [Arc::clone(&store.pods), Arc::clone(&store.infos)];
@@ -148,7 +151,7 @@ impl PodsApi {
             () = keep_served(&settings, &service, &boards, &mut server) => {}
             () = shutdown => {}
         }
-        // Whoever watches is told so, and the server waits until that is said.
+        // Watchers get a final status; the server waits until it is sent.
         boards.iter().for_each(|board| lock(board).close());
         if let Some(server) = server {
             server.stop().await;
@@ -156,12 +159,12 @@ impl PodsApi {
     }
 }
 
-/// Many systems give a process 1,024 descriptors, and more if it asks.
+/// Raises the limit of file descriptors. Many systems set the soft limit to 1,024 and the hard limit higher.
 fn ask_for_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
     if limit.current.is_some_and(|current| current < wanted) {
-        // Without them there are fewer connections: the log says so then.
+        // If this fails, there are fewer connections, and the log reports it when they run out.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
     }
 }
@@ -174,8 +177,9 @@ fn start(settings: &Settings, service: &Arc<Service>) -> Result<Server, ServeErr
     Ok(server)
 }
 
-/// A watch is a call that does not end: many of them are no offence. Who does not read is cut off by how many events wait; a
-/// client that works on one for a while is not.
+/// Returns the server's limits. A watch is a call that does not end, so many open calls are allowed. A client
+/// that does not read is cut off by the number of events that wait for it; one that works on an event for a
+/// while is not.
 fn limits() -> Limits {
     Limits {
         connections: 2048,
@@ -187,7 +191,7 @@ fn limits() -> Limits {
     }
 }
 
-/// Stamps that all is well, and starts the server where there is none.
+/// Updates the health state, and starts the server if there is none.
 async fn keep_served(
     settings: &Settings,
     service: &Arc<Service>,
@@ -221,7 +225,7 @@ fn beat(metrics: &Metrics, boards: &[Shared; 2], served: bool) {
     metrics.health().beat(served, told);
 }
 
-/// Who is listened to, and what is made of it.
+/// Follows the pod sources and updates the store.
 struct Follow {
     order: Vec<PodTeller>,
     tellers: PodTellers,
@@ -231,24 +235,24 @@ struct Follow {
     page_alone: Arc<AtomicBool>,
     metrics: Metrics,
     started: Instant,
-    /// Who told of all whole pods last, and since when nobody does.
+    /// The source that last completed a list of full pods, and since when the sources fail.
     teller: Option<PodTeller>,
     silent: Option<Instant>,
-    /// The last sentence of trouble with those who tell of whole pods, and with `/pods`.
+    /// The last error logged of the sources of full pods, and of `/pods`.
     troubled: [Option<String>; 2],
-    /// What was said of pods that are left out: they are told of again and again.
+    /// Invalid pods that were logged. Sources report them repeatedly.
     left_out: Vec<LeftOut>,
-    /// When all pods are to be told anew, for there is room again for one that is left out, and when they were last.
+    /// When to relist because a pod that was left out fits again, and when that last happened.
     again: Option<Instant>,
     told_again: Option<Instant>,
 }
 
-/// All pods are told anew no sooner than this after there is room again, and no more often than this: pods come and go together, and
-/// whoever makes them decides when.
+/// How long after a left-out pod fits again all pods are relisted, and the minimum interval between two such
+/// relists. Pods come and go in groups, at times their creators choose.
 const AGAIN: Duration = Duration::from_secs(1);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(30);
 
-/// Of so many pods that are left out is said why.
+/// Maximum number of invalid pods that are logged.
 const LEFT_OUT: usize = 64;
 
 async fn next(telling: &mut Option<Telling>) -> Result<PodEvent, String> {
@@ -297,7 +301,7 @@ impl Follow {
         }
     }
 
-    /// Tells how many pods are served and which are left out, and has those told anew for which there is room again.
+    /// Updates the metrics, logs newly left-out pods, and schedules a relist if one of them fits again.
     fn weigh(&mut self) {
         let count = |board: &Shared| {
             let board = lock(board);
@@ -318,7 +322,7 @@ impl Follow {
         (!tellers.order.is_empty()).then(|| tellers.tell(self.node.clone(), self.cluster.clone()))
     }
 
-    /// When `/pods` is to be read, as far as that is known.
+    /// Returns when to read `/pods`, if that is known.
     fn page_due(&self, others: bool) -> Option<Instant> {
         match lock(&self.store.pods).has_told() {
             true => self.silent.map(|since| since + SILENT),
@@ -327,7 +331,8 @@ impl Follow {
         }
     }
 
-    /// Takes what is told of whole pods. Is it proof that they are told of?
+    /// Handles an event of a source of full pods. Returns true if it proves that the source works and all its
+    /// pods are known.
     fn take(&mut self, told: Result<PodEvent, String>, teller: PodTeller) -> bool {
         let event = match told {
             Ok(event) => event,
@@ -343,7 +348,7 @@ impl Follow {
         {
             self.metrics.left(before.label());
         }
-        // One that is tried out may tell of a pod before it has told all.
+        // A source that is being tried may report a pod before it has listed all.
         let leads = self.teller == Some(teller);
         self.store.lead(leads);
         let left_out = self.store.take(event, Instant::now()).err();
@@ -396,7 +401,7 @@ impl Follow {
     }
 }
 
-/// Whole pods, or those of `/pods`.
+/// Returns the index into `troubled`: 0 for sources of full pods, 1 for `/pods`.
 fn layer(teller: PodTeller) -> usize {
     usize::from(teller == PodTeller::Kubelet)
 }

@@ -1,8 +1,9 @@
-//! The podresources proxy (DESIGN section 7): the kubelet's answers once more, from a socket of our own, for any number of
-//! clients, with the devices that pods have by annotation.
+//! The podresources proxy (DESIGN section 7): serves the kubelet's podresources API again, on a socket of its
+//! own, to any number of clients, with the devices that pods are allocated by annotation.
 //!
-//! `service` answers, `knowledge` knows what has to be put into answers, `merge` puts it there; `crate::kubelet::Upstream`
-//! asks the kubelet once for all who ask together, and `crate::grpc` serves them.
+//! `service` handles the requests, `knowledge` knows what to merge into the responses, `merge` merges it;
+//! `crate::kubelet::Upstream` makes one kubelet call for all concurrent callers, and `crate::grpc` runs the
+//! server.
 
 pub mod devices;
 pub mod merge;
@@ -37,47 +38,47 @@ use merge::{Merged, Plan, Rules, WireError};
 use notices::Notices;
 use service::Service;
 
-/// How often it is looked whether all is well.
+/// Interval of the health reports.
 const LOOK: Duration = Duration::from_secs(5);
-/// A kubelet that nobody has asked for so long is asked, to know whether it answers: readiness goes by 30 s.
+/// A kubelet that was not called for this long is called to check that it responds: readiness allows 30 s.
 const UNASKED: Duration = Duration::from_secs(10);
-/// How soon to try again when the socket cannot be served.
+/// Delay of the first retry if the socket cannot be served.
 const RETRY: Duration = Duration::from_secs(1);
-/// The longest wait between two such attempts.
+/// Maximum delay between two retries.
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
-/// What the proxy needs of the configuration, paths resolved.
+/// The proxy's part of the configuration, paths resolved.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The node's name in the cluster.
     pub node: String,
-    /// Where to serve.
+    /// The socket to serve.
     pub socket: Socket,
     /// The kubelet's socket.
     pub kubelet: PathBuf,
-    /// The deadline of one call to it.
+    /// The timeout of one call to the kubelet.
     pub timeout: Duration,
-    /// How long an answer waits for a pod that nobody has told about.
+    /// How long a response waits for a pod that is not known yet.
     pub wait: Duration,
-    /// How long what was told is believed while nobody tells.
+    /// How long the last known pods are used while no pod source is synced.
     pub last_known: Duration,
-    /// Refuse what may lack devices.
+    /// Reject requests if the response may lack devices.
     pub fail_closed: bool,
-    /// Put the node's devices into `GetAllocatableResources`.
+    /// Merge the node's devices into `GetAllocatableResources`.
     pub allocatable: bool,
-    /// The agent counts what is merged.
+    /// The agent's zones count what is merged.
     pub zones: bool,
     /// What is merged; `None`: nothing.
     pub rules: Option<Rules>,
-    /// Koordinator's Device object is read.
+    /// Whether Koordinator's Device object is read.
     pub reads_devices: bool,
-    /// Single pods may be asked for from the API server.
+    /// Whether single pods may be read from the API server.
     pub asks_for_pods: bool,
-    /// Stands for `/sys`.
+    /// The path used as `/sys`.
     pub sys: PathBuf,
 }
 
-/// A proxy that is not served yet.
+/// A proxy that does not serve yet.
 pub struct Proxy {
     settings: Settings,
     upstream: Upstream,
@@ -86,7 +87,7 @@ pub struct Proxy {
 }
 
 impl Settings {
-    /// The proxy's part of a resolved configuration.
+    /// Takes the proxy's settings from the configuration.
     #[must_use]
     pub fn from_config(config: &Config, tellers: &[PodTeller]) -> Self {
         let config = config.clone().resolved();
@@ -114,7 +115,7 @@ impl Settings {
         }
     }
 
-    /// The annotations that a source of pods has to keep.
+    /// Returns the annotations that a pod source has to keep.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
         self.rules.as_ref().map_or_else(Wanted::default, |rules| Wanted::of(rules.wanted()))
@@ -122,7 +123,7 @@ impl Settings {
 }
 
 impl Proxy {
-    /// A proxy that knows the pods from `pods`, and asks `cluster` for what else it needs.
+    /// Creates a proxy that takes the pods from `pods` and reads everything else from `cluster`.
     #[must_use]
     pub fn new(settings: Settings, pods: PodSource, cluster: Option<Cluster>) -> Self {
         let metrics = Metrics::new(Arc::new(Health::new(settings.rules.is_some())));
@@ -142,7 +143,7 @@ impl Proxy {
         Self { settings, upstream, knowledge, metrics }
     }
 
-    /// A proxy that knows the pods from `tellers`, whom it asks itself, with the annotations that it needs.
+    /// Creates a proxy that follows the pod sources in `tellers` itself, with the annotations that it needs.
     #[must_use]
     pub fn asking(settings: Settings, tellers: PodTellers, cluster: Cluster, tally: Arc<dyn Tally>) -> Self {
         let tellers = PodTellers { wanted: settings.wanted(), ..tellers };
@@ -150,32 +151,34 @@ impl Proxy {
         Self::new(settings, pods, Some(cluster))
     }
 
-    /// The connection to the kubelet, for others who ask it.
+    /// Returns the connection to the kubelet, for other callers.
     #[must_use]
     pub fn upstream(&self) -> Upstream {
         self.upstream.clone()
     }
 
-    /// What is counted.
+    /// Returns the metrics.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         self.metrics.clone()
     }
 
-    /// Waits until the pods and the node's devices are known, but not for longer than an answer may wait.
+    /// Waits until the pods and the node's devices are known, at most as long as a response may wait.
     pub async fn first_words(&self) {
         if let Some(knowledge) = &self.knowledge {
             knowledge.first_words(knowledge.deadline()).await;
         }
     }
 
-    /// Puts into an answer to `List` what is known now; as it came where that cannot be done.
+    /// Returns a function that merges what is known into a `List` response; it returns the response unchanged
+    /// if it cannot. `None` if nothing is merged.
     #[must_use]
     pub fn merging_lists(&self) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
         self.merging(|plan, bytes| plan.list(bytes, merge::Version::V1))
     }
 
-    /// Puts into an answer to `GetAllocatableResources` what the node has; as it came where that cannot be done.
+    /// Returns a function that merges the node's devices into a `GetAllocatableResources` response; it
+    /// returns the response unchanged if it cannot. `None` if nothing is merged.
     #[must_use]
     pub fn merging_allocatable(&self) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
         self.merging(Plan::allocatable)
@@ -192,10 +195,10 @@ impl Proxy {
         })
     }
 
-    /// Listens, and serves from tasks of its own.
+    /// Starts to listen; requests are served by tasks of their own.
     ///
     /// # Errors
-    /// When the socket cannot be put where it belongs.
+    /// If the socket cannot be created.
     pub fn start(&self) -> Result<Server, ServeError> {
         let service = Arc::new(Service {
             upstream: self.upstream.clone(),
@@ -206,14 +209,15 @@ impl Proxy {
             notices: Notices::default(),
         });
         let counted = Arc::new(Counted::new(self.metrics.clone()));
-        // The kubelet's turn to be asked, and its answer.
+        // The wait for the call to the kubelet, and the call itself.
         let limits = Limits { answer: 2 * self.settings.timeout, ..Limits::default() };
         let server = Server::start(self.settings.socket.clone(), limits, Arc::new(service), counted)?;
         info!("podresources proxy at {}", self.settings.socket.path.display());
         Ok(server)
     }
 
-    /// Looks after `server` until `shutdown` completes; starts it again and again where there is none yet.
+    /// Monitors `server` until `shutdown` completes. If there is none, starts it, retrying until that
+    /// succeeds.
     pub async fn run(self, mut server: Option<Server>, shutdown: impl Future<Output = ()>) {
         let mut shutdown = std::pin::pin!(shutdown);
         let mut failures = 0;
@@ -249,7 +253,7 @@ impl Proxy {
         }
     }
 
-    /// Stamps that all is well, and asks the kubelet where nobody else does.
+    /// Reports health periodically, and calls the kubelet if no client does.
     async fn look_after(&self, server: Option<&Server>) {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -257,7 +261,7 @@ impl Proxy {
             look.tick().await;
             self.beat(server.is_some_and(Server::serves));
             if self.metrics.health().kubelet_age().is_none_or(|age| age > UNASKED) {
-                // What comes of it is counted and stamped by who counts calls.
+                // The observer of the calls records the result.
                 let _ = self.upstream.ask(Ask::List, Asker::Proxy).await;
             }
         }

@@ -1,7 +1,7 @@
 //! Kubernetes quantities: `16Gi`, `500m`, `12k`, `4`.
 //!
-//! We write plain integers only; other people's objects, pods and the kubelet's configuration use all of the grammar, which
-//! is that of `k8s.io/apimachinery/pkg/api/resource`.
+//! We publish plain integers only; other objects, pods and the kubelet's configuration use the whole
+//! grammar of `k8s.io/apimachinery/pkg/api/resource`.
 
 mod parsed;
 
@@ -16,39 +16,40 @@ pub use parsed::Parsed;
 /// Billionths in one.
 const NANO: i128 = 1_000_000_000;
 
-/// A number of CPUs, bytes, pages or devices, exact to a billionth and rounded away from zero below that, as in Kubernetes.
+/// A number of CPUs, bytes, pages or devices, exact to a billionth and rounded away from zero below that, as
+/// in Kubernetes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quantity {
-    /// Billionths. Above some 10^29 units the most that fit.
+    /// Billionths, saturating above some 10^29 units.
     nano: i128,
 }
 
-/// The text is no quantity.
+/// The text is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi")]
 pub struct ParseQuantityError(String);
 
 impl Quantity {
-    /// The whole number `value`.
+    /// Creates a quantity of whole units.
     #[must_use]
     pub fn whole(value: u64) -> Self {
         Self { nano: i128::from(value) * NANO }
     }
 
-    /// The smallest whole number that is not below the quantity; negative quantities give 0.
+    /// Returns the quantity rounded up to whole units; 0 for negative quantities.
     #[must_use]
     pub fn ceil(self) -> u64 {
         u64::try_from(ceil_div(self.nano.max(0), NANO)).unwrap_or(u64::MAX)
     }
 
-    /// Billionths. Above some 10^29 units the most that fit.
+    /// Returns the quantity in billionths, saturating above some 10^29 units.
     #[must_use]
     pub fn nano(self) -> i128 {
         self.nano
     }
 }
 
-/// As far as it fits.
+/// Saturating.
 impl Sum for Quantity {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         Self { nano: all.fold(0, |sum, Self { nano }| sum.saturating_add(nano)) }
@@ -61,7 +62,7 @@ impl From<u64> for Quantity {
     }
 }
 
-/// As `ParseQuantity`: without space around it.
+/// As `ParseQuantity`, which accepts no surrounding white space.
 impl FromStr for Quantity {
     type Err = ParseQuantityError;
 
@@ -70,12 +71,12 @@ impl FromStr for Quantity {
     }
 }
 
-/// `dividend / divisor` rounded up, for a positive divisor (the method of `i128` is unstable).
+/// Returns `dividend / divisor` rounded up, for a positive divisor (the method of `i128` is unstable).
 fn ceil_div(dividend: i128, divisor: i128) -> i128 {
     dividend / divisor + i128::from(dividend % divisor > 0)
 }
 
-/// A plain number where it is whole.
+/// Writes a plain number if the quantity is whole.
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(NANO, ""), (1_000_000, "m"), (1000, "u"), (1, "n")];
@@ -90,7 +91,7 @@ impl Serialize for Quantity {
     }
 }
 
-/// As `UnmarshalJSON`: a text, with or without space around it, or a number.
+/// As `UnmarshalJSON`: a string, with or without surrounding white space, or a number.
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
@@ -116,7 +117,7 @@ impl<'de> Deserialize<'de> for Quantity {
     }
 }
 
-/// The name Kubernetes gives to huge pages of `bytes`: `hugepages-2Mi`, `hugepages-1Gi`, `hugepages-64Ki`.
+/// Returns the resource name of huge pages of `bytes`: `hugepages-2Mi`, `hugepages-1Gi`, `hugepages-64Ki`.
 #[must_use]
 pub fn hugepages_name(bytes: u64) -> String {
     let units = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
@@ -132,8 +133,9 @@ pub fn hugepages_name(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    /// What Go says of texts, as `tests/real/quantity.rs` wrote it. In each line: the text, `Value()`, `MilliValue()`, `Sign()`
-    /// and `String()` with tabs between, or the text alone if it is no quantity. Upstream's own tables come first.
+    /// Go's results, written by `tests/real/quantity.rs`. Each line has the text, `Value()`, `MilliValue()`,
+    /// `Sign()` and `String()`, separated by tabs, or only the text if it is not a quantity. Upstream's own
+    /// tables come first.
     const VECTORS: &str = include_str!("../tests/vectors/quantities.tsv");
 
     #[test]
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn units_of_1024_are_written_from_1024_on() {
-        // As Go's `String()` writes them.
+        // Results of Go's `String()`.
         for (text, expected) in [
             ("0.9990234375Ki", "1023"),
             ("1.0Ki", "1Ki"),

@@ -1,13 +1,13 @@
-//! The scheduler's contract: what the object says of the pods that its zones account for.
+//! The pod fingerprint that the scheduler plugin checks, and when to withhold it.
 //!
-//! The scheduler plugin believes an object when the fingerprint in it is that of the pods that the plugin itself counts
-//! on the node (nrt.md 5). So ours agrees only while the zones account for every pod that is bound to the node, and is
-//! *held* otherwise: it carries a value that no set of pods has.
+//! The scheduler plugin trusts an object only if its fingerprint matches that of the pods the plugin itself
+//! counts on the node (nrt.md 5). So we publish a matching fingerprint only while the zones account for every
+//! pod bound to the node; otherwise the object is *held*: it carries a value that matches no set of pods.
 //!
-//! Who reads the object for each pod and believes it at once is served by reservations: what pods that are bound will have
-//! is taken from the zones until they account for it.
+//! Consumers that read the object for each pod and trust it at once are served by reservations: what bound
+//! pods will be allocated is subtracted from the zones until the zones account for it.
 //!
-//! Pure: no I/O and no clock. Moments are durations since any fixed one, the same for all calls.
+//! Pure: no I/O and no clock. Times are durations since an arbitrary fixed instant, the same for all calls.
 
 mod accounted;
 mod contract;
@@ -22,34 +22,36 @@ pub use exclusive::{is_exclusive, is_exclusive_container};
 pub use reserved::{Reservation, allowed, reserve, totals};
 pub use unlisted::Unlisted;
 
-/// Whose pods the fingerprint stands for.
+/// Which pods the fingerprint covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum View {
-    /// The pods that the plugin counts, from its own source, the API server.
+    /// The pods that the plugin counts; their source is the API server.
     #[default]
     Scheduler,
-    /// The pods of the kubelet's List, as other publishers have it.
+    /// The pods in the kubelet's List, as with other publishers.
     Kubelet,
     /// No fingerprint at all.
     None,
 }
 
-/// Which pods the plugin's informer has (`cache.informerMode`).
+/// Which pods the plugin's informer caches (`cache.informerMode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Informer {
-    /// All that are not Pending, those that have ended too.
+    /// All pods that are not Pending, including terminated ones.
     #[default]
     Dedicated,
-    /// Those that are Running.
+    /// Only Running pods.
     Shared,
 }
 
-/// Which rule the plugin has for pods with exclusive resources, by the release of scheduler-plugins.
+/// Which rule the plugin applies to pods with exclusive resources, by release of scheduler-plugins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PluginRelease {
-    /// Tags up to v0.34.7, and v0.35.4-devel: every resource with a domain, and ordinary init containers count.
+    /// Tags up to v0.34.7, and v0.35.4-devel: every resource with a domain counts, and so do ordinary init
+    /// containers.
     V0_34,
-    /// v0.35.7 and later (upstream #978 and #984): only resources that some zone lists count, and no ordinary init container.
+    /// v0.35.7 and later (upstream #978 and #984): only resources that some zone lists count, and ordinary
+    /// init containers do not.
     #[default]
     V0_35,
 }

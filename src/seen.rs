@@ -1,25 +1,25 @@
-//! What whoever follows objects is told.
+//! The events of a list and watch.
 
-/// What is seen of many objects: all of them one by one, then what changes; all of them again after something may have
-/// been missed.
+/// An event of a watch over many objects: a list of all of them, then changes; the list again whenever events
+/// may have been missed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<T> {
-    /// All that were there are told of again.
+    /// A new list begins.
     Listing,
-    /// It is there.
+    /// One object of the list.
     Listed(T),
-    /// Those were all.
+    /// The list is complete.
     Complete,
-    /// It came, or changed.
+    /// An object was added or changed.
     Is(T),
-    /// It is gone; of what it was only what names it need be true.
+    /// An object was deleted. Only its identifying fields need be set.
     Gone(T),
-    /// After a failure: whoever tells is heard again, and nothing was missed.
+    /// The watch works again after a failure, and no event was missed.
     Again,
 }
 
 impl<T> Seen<T> {
-    /// The same of something else.
+    /// Converts the object of the event.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Seen<U> {
         match self {
             Self::Listing => Seen::Listing,
@@ -31,7 +31,8 @@ impl<T> Seen<T> {
         }
     }
 
-    /// Does it prove that the watch works? A list that has begun may fail as the one before did.
+    /// Returns true if the event proves that the watch works. The start of a list is no proof: the list may
+    /// still fail.
     #[must_use]
     pub const fn is_proof(&self) -> bool {
         matches!(self, Self::Complete | Self::Is(_) | Self::Gone(_) | Self::Again)

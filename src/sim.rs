@@ -1,4 +1,4 @@
-//! The simulated node and cluster that `demo` and the tests share. Not in the shipped image.
+//! The simulated node and cluster shared by `demo` and the tests. Not in the shipped image.
 
 pub mod api_server;
 pub mod kubelet;

@@ -1,4 +1,4 @@
-//! What the process tells about itself.
+//! Logging, metrics and health endpoints of the process.
 
 pub mod controller;
 pub mod health;
@@ -22,28 +22,28 @@ use tracing_subscriber::{Layer, Registry};
 
 use crate::config::{Log, LogFormat, LogLevel};
 
-/// Changes the level while the process runs. Between changes it costs nothing: what is not written is still known to
-/// be so where it would be.
+/// Changes the log level at run time. Disabled events cost nothing in between: `tracing` caches at each call
+/// site that it is disabled.
 #[derive(Clone, Debug)]
 pub struct LogSwitch(Arc<Switch>);
 
 #[derive(Debug)]
 struct Switch {
     filter: Handle<Targets, Registry>,
-    /// What the configuration says.
+    /// The configured level.
     level: Mutex<LogLevel>,
-    /// At least debug, whatever the configuration says.
+    /// Whether the level is at least debug, whatever is configured.
     debugging: AtomicBool,
 }
 
 impl LogSwitch {
-    /// From now on the configuration says `level`.
+    /// Sets the configured level.
     pub fn set(&self, level: LogLevel) {
         *self.0.level.lock().unwrap_or_else(PoisonError::into_inner) = level;
         self.apply();
     }
 
-    /// Debug, or back to what the configuration says; returns what holds now.
+    /// Switches between debug and the configured level; returns the level now in effect.
     pub fn toggle_debug(&self) -> LogLevel {
         self.0.debugging.fetch_xor(true, Ordering::Relaxed);
         self.apply()
@@ -55,13 +55,13 @@ impl LogSwitch {
             true => configured.max(LogLevel::Debug),
             false => configured,
         };
-        // It fails only where another subscriber was there first.
+        // Fails only if another subscriber was installed first.
         let _ = self.0.filter.reload(filter(level));
         level
     }
 }
 
-/// Starts logging to standard error: standard output belongs to the commands.
+/// Starts logging to standard error; standard output is reserved for the commands' output.
 pub fn start_logs(log: &Log) -> LogSwitch {
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match log.format {
         LogFormat::Text => {
@@ -71,17 +71,18 @@ pub fn start_logs(log: &Log) -> LogSwitch {
         LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
     };
     let (filter, handle) = reload::Layer::new(filter(log.level));
-    // A second start (tests in one process) keeps the first subscriber.
+    // A second call (tests in one process) keeps the first subscriber.
     let _ = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
     let level = Mutex::new(log.level);
     LogSwitch(Arc::new(Switch { filter: handle, level, debugging: AtomicBool::new(false) }))
 }
 
-/// The level is ours. Of the libraries below us only warnings matter, except to someone who asks for everything.
+/// Returns the filter for a level, which applies to this crate. Libraries log warnings at most, except at
+/// trace.
 fn filter(chosen: LogLevel) -> Targets {
     let others =
         if chosen == LogLevel::Trace { LevelFilter::TRACE } else { level(chosen).min(LevelFilter::WARN) };
-    // Tells of every attempt that failed. Our own sentence about it comes once.
+    // These targets log every failed attempt; numacast logs the failure itself, once.
     let attempts = if chosen == LogLevel::Trace { LevelFilter::TRACE } else { LevelFilter::OFF };
     Targets::new()
         .with_default(others)

@@ -1,7 +1,9 @@
-//! The heart: machine + allocatable + usage -> zones. Pure: no I/O, no clock, no async.
+//! Computes a node's zones from its machine, allocatable resources and usage. Pure: no I/O, no clock, no
+//! async.
 //!
-//! CPUs, devices and page pools are counted as sets of ids, never as differences of counts, and everything
-//! that comes out is sorted: the same input gives the same bytes, in whatever order the kubelet listed it.
+//! CPUs and devices are counted as sets of ids, never as differences of counts; memory and huge pages as
+//! bytes per node. All output is sorted: the same input gives the same bytes, in whatever order the kubelet
+//! listed it.
 
 mod attributes;
 mod cpus;
@@ -23,48 +25,50 @@ pub use hidden::{Links, links};
 pub use placement::{Placed, Placement, home, placement};
 pub use rules::{Exclude, Rules};
 
-/// The highest zone id the scheduler's 64-bit masks can hold; a zone `node-64` makes it panic.
+/// The highest zone id that fits the scheduler's 64-bit masks; a zone `node-64` makes it panic.
 pub const HIGHEST_ZONE: Id = 63;
 
-/// The cost that stands for "unknown or unreachable", and the largest that there is: a SLIT has a byte for each (ACPI 6.5,
-/// 5.2.17). The scheduler plugin takes zones with larger ones for zones that fit nothing (scheduler-plugins 903da7df,
+/// The cost for "unknown or unreachable", and the largest cost: a SLIT entry is one byte (ACPI 6.5, 5.2.17).
+/// The scheduler plugin treats zones with larger costs as zones that fit nothing (scheduler-plugins 903da7df,
 /// `least_numa.go`, `findSuitableCombination`).
 pub const UNKNOWN_COST: u32 = 255;
 
-/// The largest amount that is published. The scheduler plugin multiplies what is available by 100 in 64 bits
-/// (`least_allocated.go`), and a score that overflows ends the placing of every pod that gets as far as this node.
+/// The largest amount that is published. The scheduler plugin multiplies available amounts by 100 in 64 bits
+/// (`least_allocated.go`), and an overflowing score aborts the scheduling of every pod that this node is
+/// scored for.
 pub const LARGEST_AMOUNT: u64 = 9_999_999_999_999_999;
 
-/// The distance of a node to itself where the kernel tells none.
+/// The distance of a node to itself if the kernel reports none.
 const SELF_COST: u32 = 10;
 
-/// Everything the accounting needs, read at one instant.
+/// The inputs of the computation, all read at one instant.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
-    /// What the hardware has.
+    /// The node's hardware.
     pub machine: &'a Machine,
-    /// What the kubelet may hand out.
+    /// What the kubelet can allocate.
     pub allocatable: &'a Allocatable,
-    /// What it has handed out.
+    /// What the kubelet has allocated.
     pub usage: &'a Usage,
-    /// Pods (namespace, name) that have ended: kubelets before 1.34 list them all the same. They hold nothing.
+    /// Terminated pods (namespace, name). Kubelets before 1.34 still list them, but their resources are
+    /// released.
     pub terminal: &'a BTreeSet<(String, String)>,
-    /// The managers' books, if they can be read.
+    /// The resource managers' checkpoints, if they can be read.
     pub state: Option<&'a ManagerState>,
-    /// How the kubelet is configured, if that is known.
+    /// The kubelet's configuration, if known.
     pub config: Option<&'a KubeletConfig>,
-    /// Device resources that every zone lists even while nobody offers them: their plugin may be restarting.
+    /// Device resources that every zone lists even if no device is reported: their plugin may be restarting.
     pub known: &'a BTreeSet<String>,
-    /// What people asked for.
+    /// The configured exclusions and filler zones.
     pub rules: &'a Rules,
 }
 
-/// The pods that hold what the List says they do: all but those (namespace, name) that have ended.
+/// Returns the listed pods without the terminated ones (namespace, name), whose resources are released.
 pub fn active_pods<'a>(
     usage: &'a Usage,
     terminal: &'a BTreeSet<(String, String)>,
 ) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
-    // Names are copied only where there is somebody to ask for.
+    // Avoids copying the names if no pod has terminated.
     let ended = move |pod: &PodUsage| !terminal.is_empty() && terminal.contains(&pod.full_name());
     usage.pods.iter().filter(move |pod| !ended(pod))
 }
@@ -74,13 +78,13 @@ impl<'a> Inputs<'a> {
         active_pods(self.usage, self.terminal)
     }
 
-    /// Is what this pod holds taken off? People may have asked not to.
+    /// Whether this pod's resources are subtracted; the configuration may exclude the pod.
     fn counts(&self, pod: &PodUsage) -> bool {
         !self.rules.exclude.pod(&pod.namespace, &pod.name)
     }
 }
 
-/// Everything that is in use: what the List shows, and what the managers' books say beyond it.
+/// Everything in use: what the List reports, and what only the managers' checkpoints show.
 struct InUse<'a> {
     pods: Vec<&'a PodUsage>,
     hidden: hidden::Hidden<'a>,
@@ -92,30 +96,31 @@ impl<'a> InUse<'a> {
         Self { pods: inputs.active_pods().filter(|pod| inputs.counts(pod)).collect(), hidden }
     }
 
-    /// The containers that hold something, listed or not.
+    /// Returns the containers with allocated resources, listed or not.
     fn containers(&self) -> impl Iterator<Item = &'a ContainerUsage> {
         let listed = self.pods.iter().flat_map(|pod| &pod.containers);
         listed.chain(self.hidden.containers.iter().copied())
     }
 }
 
-/// The account of one node.
+/// The computed topology of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// Ascending by id.
     pub zones: Vec<Zone>,
     /// Names and values, in a fixed order; no policies while the kubelet's configuration is unknown.
     pub attributes: Vec<(String, String)>,
-    /// The pods that it accounts for, once the scheduler's contract says so.
+    /// The fingerprint of the pods that the topology accounts for; set once the scheduler's contract allows
+    /// it.
     pub pods: Option<PodSet>,
-    /// What does not fit together, for the logs; sorted.
+    /// Inconsistencies in the inputs, for the logs; sorted.
     pub findings: BTreeSet<Finding>,
 }
 
-/// One NUMA node's account.
+/// The resources of one NUMA node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Zone {
-    /// The NUMA node.
+    /// The NUMA node's id.
     pub id: Id,
     /// Distance to every zone, itself included, ascending by id.
     pub costs: BTreeMap<Id, u32>,
@@ -130,9 +135,9 @@ pub struct Zone {
 pub struct Amounts {
     /// What the hardware has.
     pub capacity: u64,
-    /// What the kubelet may hand out.
+    /// What the kubelet can allocate.
     pub allocatable: u64,
-    /// What of it nobody holds.
+    /// The part of `allocatable` that is not in use.
     pub available: u64,
 }
 
@@ -146,31 +151,31 @@ impl Amounts {
     }
 }
 
-/// Something in the inputs that does not fit together. The numbers are safe all the same. What is the same on several NUMA
-/// nodes is one finding: a machine may have dozens.
+/// An inconsistency in the inputs. The published amounts are safe regardless. The same inconsistency on
+/// several NUMA nodes is one finding, since a machine may have dozens of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
-    /// NUMA nodes whose ids the scheduler cannot hold.
+    /// NUMA nodes whose ids exceed the scheduler's limit.
     UnpublishedNodes(IdSet),
-    /// The kubelet names CPUs that are in no zone.
+    /// The kubelet reports CPUs that are in no zone.
     UnknownCpus(String),
-    /// The kubelet offers much more memory than each of these nodes has.
+    /// The kubelet reports much more allocatable memory than each of these nodes has.
     ImpossibleMemory {
         /// The NUMA nodes.
         nodes: IdSet,
         /// `memory` or `hugepages-<size>`.
         resource: String,
-        /// The most that the kubelet says of one of them, in bytes.
+        /// The largest amount reported for one of them, in bytes.
         bytes: u64,
     },
-    /// More is in use than a group of nodes can have, or each of several nodes.
+    /// More memory is in use than a group of nodes has, or than each of several nodes has.
     OverusedMemory {
         /// The nodes.
         nodes: IdSet,
         /// `memory` or `hugepages-<size>`.
         resource: String,
     },
-    /// Devices say that they are on nodes that are not online, or not published.
+    /// Devices are reported on nodes that are not online, or not published.
     DevicesOnUnknownNodes {
         /// The devices' resource.
         resource: String,
@@ -180,7 +185,7 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// The resource that it is about, if it is about one.
+    /// Returns the resource concerned, if any.
     fn resource(&self) -> Option<&str> {
         match self {
             Self::UnpublishedNodes(_) => None,
@@ -232,12 +237,12 @@ impl fmt::Display for Finding {
     }
 }
 
-/// `NUMA node 1`, `NUMA nodes 1-3`.
+/// Formats node ids: `NUMA node 1`, `NUMA nodes 1-3`.
 fn named(nodes: &IdSet) -> String {
     format!("NUMA node{} {nodes}", if nodes.len() == 1 { "" } else { "s" })
 }
 
-/// Draws up the account.
+/// Computes the topology.
 #[must_use]
 pub fn account(inputs: &Inputs<'_>) -> Topology {
     let mut findings = BTreeSet::new();
@@ -257,7 +262,8 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     Topology { zones, attributes, pods: None, findings }
 }
 
-/// The zones to publish: the online nodes the scheduler can hold, and fillers for gaps below them.
+/// Returns the zones to publish: the online nodes whose ids the scheduler can handle, and fillers for the
+/// gaps.
 fn zone_ids(inputs: &Inputs<'_>, findings: &mut BTreeSet<Finding>) -> IdSet {
     let (held, beyond): (Vec<Id>, Vec<Id>) =
         inputs.machine.nodes.iter().map(|node| node.id).partition(|id| *id <= HIGHEST_ZONE);
@@ -276,7 +282,7 @@ fn cost(machine: &Machine, from: Id, to: Id) -> u32 {
     told.unwrap_or(silent).min(UNKNOWN_COST)
 }
 
-/// The zones while they are being filled.
+/// The zones under construction.
 struct Ledger<'a> {
     zones: BTreeMap<Id, BTreeMap<String, Amounts>>,
     /// Resources that are never listed.
@@ -288,7 +294,7 @@ impl<'a> Ledger<'a> {
         Self { zones: ids.iter().map(|id| (id, BTreeMap::new())).collect(), excluded }
     }
 
-    /// Lists `resource` in every zone with what `amounts` says of it, unless it is excluded.
+    /// Adds `resource` to every zone with the amounts that `amounts` returns, unless it is excluded.
     fn enter(&mut self, resource: &str, mut amounts: impl FnMut(Id) -> Amounts) {
         if self.excluded.contains(resource) {
             return;
@@ -298,12 +304,12 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Does every zone list `resource`?
+    /// Whether every zone lists `resource`.
     fn lists(&self, resource: &str) -> bool {
         self.zones.values().all(|resources| resources.contains_key(resource))
     }
 
-    /// Some of the zones as a bit mask: their ids are at most 63.
+    /// Returns the zones that match `wanted` as a bit mask: their ids are at most 63.
     fn mask(&self, wanted: impl Fn(Id) -> bool) -> u64 {
         self.zones.keys().filter(|id| wanted(**id)).map(|id| 1_u64 << id).sum()
     }

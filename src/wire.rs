@@ -1,11 +1,11 @@
-//! Protocol buffers as the records that they are on the wire: what is not known here stays as it came.
+//! The protocol buffers wire format, preserving unknown fields.
 //!
-//! Whoever decodes a message into a type of its own and writes it again loses the fields that it does not know. Here a
-//! message is walked record by record, by position in the bytes that came, so that the rest of it can be copied.
+//! Decoding a message into a type and encoding it again loses the fields that the type does not have. Here a
+//! message is walked field by field, by position in the received bytes, so that the rest of it can be copied.
 
 use std::ops::Range;
 
-/// So deep may unknown groups lie in each other, as in prost. Nobody writes them any more.
+/// Maximum depth of nested unknown groups, as in prost. Groups are obsolete.
 const GROUPS: usize = 100;
 
 const VARINT: u64 = 0;
@@ -15,43 +15,43 @@ const GROUP: u64 = 3;
 const GROUP_END: u64 = 4;
 const FIXED32: u64 = 5;
 
-/// The bytes are no protocol buffers message.
+/// The bytes are not a protocol buffers message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the bytes are no protocol buffers message: {reason} at byte {at}")]
 pub struct WireError {
-    /// What is wrong there.
+    /// What is wrong.
     pub reason: &'static str,
-    /// Where, from the first byte of the answer on.
+    /// The position, from the first byte of the response.
     pub at: usize,
 }
 
-/// One record of a message. All positions are those in the whole of the bytes.
+/// One field of a message. All positions are relative to the start of the whole buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Field {
-    /// Its number in the message's definition.
+    /// The field number.
     pub number: u32,
-    /// All of it, its key included.
+    /// The whole record, including its key.
     pub record: Range<usize>,
-    /// What it says.
+    /// The value.
     pub value: Value,
 }
 
-/// What a record says.
+/// The value of a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// A whole number or a boolean.
+    /// An integer or a boolean.
     Varint(u64),
     /// Eight bytes, little-endian.
     Fixed64(u64),
-    /// Text, bytes, a message or packed numbers: where they are, without the length before them.
+    /// A string, bytes, a message or packed numbers: the range of the content, without the length before it.
     Bytes(Range<usize>),
-    /// A group: where its records are, without its end.
+    /// A group: the range of its fields, without its end.
     Group(Range<usize>),
     /// Four bytes, little-endian.
     Fixed32(u32),
 }
 
-/// The records of one message, in the order in which they came. Ends after the first error.
+/// The fields of a message, in wire order. Ends after the first error.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     bytes: &'a [u8],
@@ -59,13 +59,13 @@ pub struct Fields<'a> {
     end: usize,
 }
 
-/// The records of a message that is all of `bytes`.
+/// Returns the fields of a message that is all of `bytes`.
 #[must_use]
 pub fn fields(bytes: &[u8]) -> Fields<'_> {
     Fields { bytes, at: 0, end: bytes.len() }
 }
 
-/// The records of a message that is a part of `bytes`.
+/// Returns the fields of a message that is a part of `bytes`.
 #[must_use]
 pub fn fields_in(bytes: &[u8], part: Range<usize>) -> Fields<'_> {
     let end = part.end.min(bytes.len());
@@ -101,7 +101,7 @@ impl Fields<'_> {
         Ok(Field { number, record: start..self.at, value })
     }
 
-    /// What no message of ours has.
+    /// Decodes a value of a wire type that our messages do not use.
     #[cold]
     fn rare(&mut self, start: usize, number: u32, kind: u64) -> Result<Value, WireError> {
         match kind {
@@ -137,7 +137,7 @@ impl Fields<'_> {
         let start = self.at;
         let mut value = 0;
         for (index, byte) in self.bytes[start..self.end].iter().take(10).enumerate() {
-            // The tenth has the last bit of 64.
+            // The tenth byte has only the last of the 64 bits.
             if index == 9 && *byte > 1 {
                 break;
             }
@@ -210,23 +210,24 @@ impl Fields<'_> {
     }
 }
 
-/// How a record begins.
+/// The header of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// Its number in the message's definition.
+    /// The field number.
     pub number: u32,
-    /// Is it text, bytes, a message or packed numbers?
+    /// Whether it is a string, bytes, a message or packed numbers.
     pub is_bytes: bool,
-    /// Bytes before what it says: its key, and the length of bytes.
+    /// The number of bytes before the content: the key, and the length of length-delimited fields.
     pub before: usize,
-    /// Bytes of what it says. Nobody checked that there are as many.
+    /// The number of bytes of the content. It is not checked that they are present.
     pub length: u64,
 }
 
-/// How the first record of `bytes` begins, of which not all need be there; `None` if that cannot be told yet.
+/// Decodes the header of the first field of `bytes`, which may be incomplete; `None` if more bytes are
+/// needed.
 ///
 /// # Errors
-/// No record begins like this, or a group does, which nobody writes any more.
+/// It is not a field, or it is a group, which is obsolete.
 pub fn head(bytes: &[u8]) -> Result<Option<Head>, WireError> {
     let Some((key, key_bytes)) = first_varint(bytes, 0)? else { return Ok(None) };
     let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0 && key <= u64::from(u32::MAX));
@@ -245,7 +246,7 @@ pub fn head(bytes: &[u8]) -> Result<Option<Head>, WireError> {
     }
 }
 
-/// The number that begins at `at` and its bytes; `None` if it is not all there.
+/// Returns the varint at `at` and its size; `None` if it is incomplete.
 fn first_varint(bytes: &[u8], at: usize) -> Result<Option<(u64, usize)>, WireError> {
     let mut rest = Fields { bytes, at, end: bytes.len() };
     match rest.varint() {
@@ -255,7 +256,7 @@ fn first_varint(bytes: &[u8], at: usize) -> Result<Option<(u64, usize)>, WireErr
     }
 }
 
-/// Writes a number.
+/// Encodes a varint.
 pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push((value & 0x7f) as u8 | 0x80);
@@ -264,19 +265,19 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Writes a record of a number.
+/// Encodes a varint field.
 pub fn put_number(out: &mut Vec<u8>, number: u32, value: u64) {
     put_varint(out, u64::from(number) << 3 | VARINT);
     put_varint(out, value);
 }
 
-/// Writes what comes before so many bytes of text or of a message.
+/// Encodes the key and length of a length-delimited field.
 pub fn put_head(out: &mut Vec<u8>, number: u32, length: usize) {
     put_varint(out, u64::from(number) << 3 | BYTES);
     put_varint(out, length as u64);
 }
 
-/// Writes a record of text, bytes or a message that is written already.
+/// Encodes a string, bytes or an encoded message as a field.
 pub fn put_bytes(out: &mut Vec<u8>, number: u32, content: &[u8]) {
     put_head(out, number, content.len());
     out.extend_from_slice(content);

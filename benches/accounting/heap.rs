@@ -1,7 +1,8 @@
-//! How much memory the accounting takes next to decoding the kubelet's List, and that cores do not add to it.
+//! Measures how much memory the accounting takes compared with decoding the kubelet's List, and that it does
+//! not grow with the number of CPUs.
 //!
-//! `cargo bench --bench accounting-heap`. A program of its own: counting the heap would slow down what `accounting`
-//! measures.
+//! `cargo bench --bench accounting-heap`. A separate program, because counting the heap would slow down what
+//! `accounting` measures.
 
 #[allow(dead_code)] // `accounting` uses the rest
 mod node;
@@ -20,7 +21,7 @@ use node::{Node, SHAPES};
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// How far the heap grows in each step above what lived at its start, in bytes.
+/// Heap growth in each step beyond what was allocated at its start, in bytes.
 struct Growth {
     decode: usize,
     convert: usize,
@@ -29,7 +30,7 @@ struct Growth {
 }
 
 /// Prints a table; writes the same as JSON to `target/bench-accounting-heap.json`.
-#[allow(clippy::print_stdout)] // the table is what the program is for
+#[allow(clippy::print_stdout)] // prints the table
 fn main() -> Result<()> {
     println!("heap: how far each step grows it above what lived at its start, in KiB\n");
     println!("| node | encoded List | decode | convert | account | object |");
@@ -60,7 +61,7 @@ fn measure(node: &Node) -> Result<Growth> {
     Ok(Growth { decode, convert, account, object })
 }
 
-/// What `step` returns, and the most bytes that were in use during it beyond those before it.
+/// Runs `step` and returns its result, and the peak of bytes in use beyond those before it.
 fn grown<T>(step: impl FnOnce() -> T) -> (T, usize) {
     HEAP.reset_peak_usage();
     let before = HEAP.current_usage();

@@ -1,8 +1,8 @@
-//! What the accounting costs next to decoding the kubelet's List, and how much memory it takes.
+//! Measures the accounting's CPU time compared with decoding the kubelet's List.
 //!
-//! `cargo bench --bench accounting`, or `make bench ONLY=accounting`. Everything runs in one process: each turn takes
-//! every node once through all steps, so that whatever else the machine does falls on all of them alike. Times are
-//! CPU time of the one thread.
+//! `cargo bench --bench accounting`, or `make bench ONLY=accounting`. Everything runs in one process: each
+//! turn takes every node once through all steps, so that other load on the machine affects all of them alike.
+//! Times are CPU time of the single thread.
 
 mod node;
 mod report;
@@ -21,7 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 use node::{Node, SHAPES};
 use report::report;
 
-/// Turns that count, after some that do not.
+/// Measured turns; the warm-up turns before them are not counted.
 const TURNS: usize = 201;
 const WARM_UP: usize = 20;
 
@@ -71,13 +71,14 @@ fn once(node: &Node) -> Result<Times> {
     })
 }
 
-/// What this thread has used so far.
+/// Returns the CPU time of this thread so far.
 fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.cast_unsigned(), u32::try_from(now.tv_nsec).unwrap_or_default())
 }
 
-/// Figures of a wrong account are worth nothing: everything is handed out, or no device is.
+/// Checks the accounting, since figures of a wrong one are worthless: everything is allocated, or no device
+/// is.
 fn check(node: &Node, topology: &Topology) -> Result<()> {
     ensure!(topology.findings.is_empty(), "{:?}", topology.findings);
     ensure!(topology.zones.len() == usize::from(node.shape.zones), "{} zones", topology.zones.len());

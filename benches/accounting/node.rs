@@ -1,4 +1,4 @@
-//! Synthetic nodes: the hardware, and the kubelet's answers as the kubelet encodes them.
+//! Synthetic nodes: the hardware, and the kubelet's responses as the kubelet encodes them.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +14,16 @@ const MIB: u64 = 1 << 20;
 /// Bytes of memory in each zone, of which an eighth are huge pages.
 const ZONE_MEMORY: u64 = 256 * GIB;
 
-/// What there is, and how much of it is handed out.
+/// A node's size, and how much of it is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) zones: u16,
-    /// Of the whole node.
+    /// CPUs of the whole node.
     pub(crate) cpus: u16,
     pub(crate) pods: u16,
-    /// Of the whole node.
+    /// Devices of the whole node.
     pub(crate) devices: u16,
-    /// Do the pods hold all devices, or none of them?
+    /// Whether all devices are allocated to pods, or none.
     pub(crate) full: bool,
 }
 
@@ -31,7 +31,7 @@ const fn shape(zones: u16, cpus: u16, pods: u16, devices: u16) -> Shape {
     Shape { zones, cpus, pods, devices, full: true }
 }
 
-/// The nodes of the budget, the largest with ever more cores, and one whose pods hold no device.
+/// The nodes with a budget, the largest with increasing numbers of CPUs, and one without allocated devices.
 pub(crate) const SHAPES: [Shape; 6] = [
     shape(8, 512, 250, 1_000),
     shape(64, 64, 500, 4_000),
@@ -44,7 +44,7 @@ pub(crate) const SHAPES: [Shape; 6] = [
 /// A node to account for.
 pub(crate) struct Node {
     pub(crate) shape: Shape,
-    /// The answer to List, as it arrives.
+    /// The encoded List response.
     pub(crate) list: Vec<u8>,
     pub(crate) machine: Machine,
     pub(crate) allocatable: Allocatable,
@@ -104,7 +104,8 @@ impl Node {
     }
 }
 
-/// The managers' books of these pods, as the agent has them from its second scan on: it knows whose entries they are.
+/// Returns the managers' checkpoints for these pods, as the agent has them from its second scan on: it knows
+/// the pod of each entry.
 fn books(usage: Usage) -> ManagerState {
     let mut books = ManagerState::default();
     for pod in usage.pods {
@@ -145,7 +146,8 @@ fn allocatable(shape: Shape) -> v1::AllocatableResourcesResponse {
     }
 }
 
-/// The pods share out the CPUs and the devices; each holds memory in one zone, every eighth in two.
+/// Returns a pod. The pods split the CPUs and the devices among them; each has memory in one zone, every
+/// eighth in two.
 fn pod(shape: Shape, index: u16) -> v1::PodResources {
     let mine = |total: u16| (0..total).skip(usize::from(index)).step_by(usize::from(shape.pods));
     let zone = index % shape.zones;
@@ -162,7 +164,7 @@ fn pod(shape: Shape, index: u16) -> v1::PodResources {
         memory: vec![memory("memory", 4 * GIB, zones), memory("hugepages-2Mi", 64 * MIB, zones)],
         dynamic_resources: vec![],
     };
-    // The kubelet lists containers that hold nothing as well.
+    // The kubelet also lists containers without allocated resources.
     let sidecar = v1::ContainerResources { name: "sidecar-proxy".into(), ..Default::default() };
     v1::PodResources {
         name: format!("training-job-{index:05}-7f9c6b5d8-x2k4q"),
@@ -172,7 +174,7 @@ fn pod(shape: Shape, index: u16) -> v1::PodResources {
     }
 }
 
-/// Neighbouring CPUs, as the CPU manager gives them.
+/// Returns adjacent CPUs, as the CPU manager allocates them.
 fn share(total: u16, pods: u16, index: u16) -> std::ops::Range<u32> {
     let at = |index: u16| u32::from(total) * u32::from(index) / u32::from(pods);
     at(index)..at(index + 1)
@@ -181,10 +183,10 @@ fn share(total: u16, pods: u16, index: u16) -> std::ops::Range<u32> {
 const RESOURCES: [&str; 4] =
     ["example.com/gpu", "example.com/nic-vf", "example.com/nvme", "example.com/fpga"];
 
-/// One message per NUMA node of a device: every eighth device is on two.
+/// Returns one message per NUMA node of a device: every eighth device is on two.
 fn device(shape: Shape, index: u16) -> impl Iterator<Item = v1::ContainerDevices> {
     let kind = usize::from(index % 4);
-    // Such ids as device plugins choose: UUIDs and PCI addresses.
+    // IDs as device plugins choose them: UUIDs and PCI addresses.
     let id = match kind {
         0 => format!("GPU-{index:08x}-5a1d-4c3b-9e2f-{index:012x}"),
         _ => format!("0000:{:02x}:{:02x}.{}", index / 256, index % 256 / 8, index % 8),

@@ -1,4 +1,4 @@
-//! The figures beside their budgets (DESIGN section 10).
+//! Reports the figures with their budgets (DESIGN section 10).
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use serde_json::{Value, json};
 use crate::Times;
 use crate::node::{Node, Shape};
 
-/// Conversion and account together, as a multiple of the time to decode the List.
+/// Budget for conversion and accounting together, as a multiple of the time to decode the List.
 const BUDGET: f64 = 2.0;
 
-/// Microseconds, medians.
+/// Medians, in microseconds.
 struct Medians {
     decode: f64,
     convert: f64,
     account: f64,
     object: f64,
     json: f64,
-    /// Median of the turns' own ratios.
+    /// Median of the per-turn ratios.
     ratio: f64,
-    /// Median of the turns' sums.
+    /// Median of the per-turn sums.
     all: f64,
 }
 
@@ -41,7 +41,7 @@ impl Medians {
 }
 
 /// Prints the tables; writes the same as JSON to `target/bench-accounting.json`.
-#[allow(clippy::print_stdout)] // the tables are what the program is for
+#[allow(clippy::print_stdout)] // prints the tables
 pub(crate) fn report(nodes: &[(Node, Vec<Times>)]) -> Result<()> {
     println!("medians of {} turns, CPU time in µs\n", nodes.first().map_or(0, |(_, times)| times.len()));
     println!(

@@ -1,7 +1,8 @@
-//! The agent as the chart's DaemonSet runs it: its mounts, its configuration and the rights of its account.
+//! The agent as the chart's DaemonSet runs it: its mounts, its configuration and the permissions of its
+//! service account.
 //!
-//! `tests/real/rendered.rs` runs the whole pod. Here it is the process alone, without the relays that a container's network
-//! would need: they would take part of the cores and of the time that is measured.
+//! `tests/real/rendered.rs` runs the whole pod. Here only the process runs, without the relays that a
+//! container's network would need: they would take CPU time and latency that is being measured.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -15,23 +16,24 @@ use crate::support::chart::{AGENT, Chart};
 /// Where the chart mounts the host's directories.
 const HOST: &str = "/host";
 
-/// What one variant's agent is started with.
+/// What an agent is started with.
 pub(crate) struct Container {
     /// The configuration file.
     pub(crate) config: PathBuf,
-    /// The kubeconfig of its account.
+    /// The kubeconfig of its service account.
     pub(crate) kubeconfig: PathBuf,
-    /// Whether it can see the state files of the kubelet's managers.
+    /// Whether it can read the kubelet's checkpoints (state files of its managers).
     pub(crate) sees_state_files: bool,
 }
 
-/// What every variant needs here: the kubelet listens on a port of its own, and is its own authority.
+/// Returns the chart values that every variant needs here: the kubelet listens on its own port and is its own
+/// CA.
 pub(crate) fn values_here(node: &RealNode) -> Result<Value> {
     let (port, certificate) = node.https_port()?;
     Ok(json!({"config": {"kubelet": {"address": port, "caFile": certificate, "serverName": node.name()}}}))
 }
 
-/// Lays `over` over `values`, as Helm does it with several files of values.
+/// Merges `over` into `values`, as Helm merges several values files.
 pub(crate) fn lay(values: &mut Value, over: &Value) {
     match (values, over) {
         (Value::Object(values), Value::Object(over)) => {
@@ -44,7 +46,8 @@ pub(crate) fn lay(values: &mut Value, over: &Value) {
 }
 
 impl Container {
-    /// Makes `place`, in which a directory stands for the root of the container: it has what the chart mounts, and nothing else.
+    /// Creates `place`, a directory that stands for the container's root: it has exactly what the chart
+    /// mounts.
     pub(crate) fn make(chart: &Chart, node: &RealNode, place: &Path, kubeconfig: &Path) -> Result<Self> {
         std::fs::create_dir_all(place)?;
         let spec = &chart.object("DaemonSet", AGENT)?.data["spec"]["template"]["spec"];
@@ -57,7 +60,7 @@ impl Container {
         let map = &chart.object("ConfigMap", AGENT)?.data["data"]["config.yaml"];
         let mut config: Value = serde_saphyr::from_str(map.as_str().context("no configuration")?)?;
         move_paths(&mut config, place);
-        // In a container /proc shows no kubelet, and here it would.
+        // In a container, /proc does not show the kubelet; here it would.
         config["host"]["proc"] = json!(node.dir().join("proc"));
         let file = place.join("config.yaml");
         std::fs::write(&file, config.to_string())?;
@@ -66,7 +69,7 @@ impl Container {
     }
 }
 
-/// Where each directory of the host is mounted, those above before those below.
+/// Returns each host directory and where it is mounted (container path first), parents before children.
 fn host_paths(spec: &Value) -> Result<Vec<(String, String)>> {
     let volumes = spec["volumes"].as_array().context("no volumes")?;
     let mut paths = Vec::new();
@@ -82,21 +85,21 @@ fn host_paths(spec: &Value) -> Result<Vec<(String, String)>> {
     Ok(paths)
 }
 
-/// What the described machine has in the place of a directory of the host.
+/// Returns the described machine's stand-in for a host directory.
 fn place_of(node: &RealNode, path: &str) -> Result<PathBuf> {
     let place = match path.strip_prefix("/var/lib/kubelet") {
         Some(below) => node.kubelet_dir().join(below.trim_start_matches('/')),
         None => node.dir().join(path.trim_start_matches('/')),
     };
     if path.ends_with("/pods-api") {
-        // DirectoryOrCreate.
+        // The volume's type is DirectoryOrCreate.
         std::fs::create_dir_all(&place)?;
     }
     ensure!(place.is_dir(), "the described machine has no {path}");
     Ok(place)
 }
 
-/// Paths below the chart's mounts become paths below `place`.
+/// Moves paths below the chart's mounts to below `place`.
 fn move_paths(config: &mut Value, place: &Path) {
     match config {
         Value::Object(map) => map.values_mut().for_each(|value| move_paths(value, place)),

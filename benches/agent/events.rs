@@ -1,4 +1,4 @@
-//! What is seen from outside, each with its instant: renames of the kubelet's files, versions of objects.
+//! Observations from outside, with timestamps: renames of the kubelet's checkpoints, versions of objects.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,17 +14,17 @@ use tokio::sync::mpsc;
 use crate::support::RealNode;
 use crate::zones::Zones;
 
-/// A change has ended when neither a state file nor the object moved for this long.
+/// A change is complete when neither a checkpoint nor the object changed for this long.
 pub(crate) const QUIET: Duration = Duration::from_millis(400);
-/// Nothing here takes this long unless it is broken.
+/// Timeout: nothing here takes this long unless it is broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 const NRT_PATH: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
 
-/// The object that the benchmark itself writes, to know what a write costs without an agent.
+/// Name of the object that the benchmark itself writes, to measure a write without an agent.
 const FLOOR: &str = "floor";
 
-/// One version of an object, as the watch told it. It is parsed later, so that its instant is that of its arrival.
+/// One version of an object from the watch. Parsing is deferred, so that `at` is the time of arrival.
 #[derive(Clone, Debug)]
 pub(crate) struct Version {
     pub(crate) at: Instant,
@@ -34,9 +34,9 @@ pub(crate) struct Version {
 type Versions = Arc<Mutex<Vec<Version>>>;
 
 pub(crate) struct Events {
-    /// The last rename of a state file.
+    /// The last rename of a checkpoint.
     last_file: Arc<Mutex<Option<Instant>>>,
-    /// Of each admission of a pod that got something, the last rename of a state file.
+    /// For each admission of a pod with exclusive resources, the last rename of a checkpoint.
     admitted: mpsc::UnboundedReceiver<Instant>,
     objects: Versions,
     floors: Versions,
@@ -74,7 +74,7 @@ impl Events {
         while self.admitted.try_recv().is_ok() {}
     }
 
-    /// Every version since the last [`Events::forget`].
+    /// Returns all versions since the last [`Events::forget`].
     pub(crate) fn versions(&self) -> Vec<Version> {
         held(&self.objects).clone()
     }
@@ -83,19 +83,19 @@ impl Events {
         held(&self.objects).first().map(|version| version.at)
     }
 
-    /// For how long neither a state file nor the object moved.
+    /// Returns how long neither a checkpoint nor the object has changed.
     pub(crate) fn quiet_for(&self) -> Duration {
         let object = held(&self.objects).last().map(|version| version.at);
         (*held(&self.last_file)).max(object).map_or(Duration::MAX, |at| at.elapsed())
     }
 
-    /// The last state file of the admission since the last [`Events::forget`].
+    /// Returns the time of the admission's last checkpoint since the last [`Events::forget`].
     pub(crate) fn last_file_of_admission(&mut self) -> Result<Instant> {
         self.admitted.try_recv().context("the kubelet wrote no state file for the pod")
     }
 
-    /// Writes the object of the benchmark as soon as the kubelet has admitted a pod, and gives how long after the
-    /// last state file the watch showed it: what a client would take that knows everything beforehand.
+    /// Writes the benchmark's object as soon as the kubelet has admitted a pod, and returns how long after
+    /// the last checkpoint the watch showed it: the latency of a publisher that knows everything in advance.
     pub(crate) async fn floor_at_admission(&mut self, zones: &Value) -> Result<Duration> {
         let file = tokio::time::timeout(PATIENCE, self.admitted.recv()).await?;
         let file = file.context("nobody watches the files")?;
@@ -110,7 +110,7 @@ impl Events {
         }
     }
 
-    /// How long the API server takes to answer an apply when nothing else happens.
+    /// Returns how long the API server takes to answer an apply when nothing else happens.
     pub(crate) async fn floor_when_idle(&mut self, zones: &Value, samples: usize) -> Result<Vec<Duration>> {
         let mut all = Vec::new();
         for _ in 0..=samples {
@@ -119,11 +119,11 @@ impl Events {
             all.push(start.elapsed());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        // The first one may create the object.
+        // The first apply may create the object.
         Ok(all.split_off(1))
     }
 
-    /// The node's object as it is now.
+    /// Returns the node's current object.
     pub(crate) async fn published(&self) -> Result<Value> {
         let path = format!("{NRT_PATH}/{}", self.node);
         let object = self.client.request_text(http::Request::get(path).body(Vec::new())?).await?;
@@ -145,10 +145,10 @@ impl Events {
         Ok(())
     }
 
-    /// Deletes the node's object and forgets what was seen of it.
+    /// Deletes the node's object and discards its observed versions.
     pub(crate) async fn delete_object(&mut self) -> Result<()> {
         let request = http::Request::delete(format!("{NRT_PATH}/{}", self.node)).body(Vec::new())?;
-        // It may not be there yet.
+        // It may not exist yet.
         let _ = self.client.request_text(request).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         self.forget();
@@ -156,7 +156,7 @@ impl Events {
     }
 }
 
-/// A thread of its own: its instants do not wait for anything else here.
+/// Watches the checkpoints in a separate thread, so that its timestamps are not delayed by other work.
 fn watch_files(
     dir: &Path,
     last: Arc<Mutex<Option<Instant>>>,
@@ -175,8 +175,8 @@ fn watch_files(
                         of_admission = Some(now);
                         *held(&last) = Some(now);
                     }
-                    // The last file of an admission is written for every pod; only one that gets something moves the
-                    // others before. Nobody may be interested.
+                    // The last file of an admission is written for every pod; only a pod with exclusive
+                    // resources changes the files before. The receiver may be gone.
                     "allocated_pods_state" => {
                         let _ = of_admission.take().map(|file| admitted.send(file));
                     }
@@ -188,7 +188,7 @@ fn watch_files(
     Ok(())
 }
 
-/// One line of the watch is one version.
+/// Records the watch's events: each line is one version.
 async fn watch_object(client: Client, name: String, seen: Versions) -> Result<()> {
     loop {
         let path = format!("{NRT_PATH}?watch=1&fieldSelector=metadata.name%3D{name}");

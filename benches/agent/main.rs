@@ -1,10 +1,11 @@
-//! What the agent costs and how fast it is, on a real kubelet and a real API server, next to its budgets: first as the chart
-//! installs it, then in variants.
+//! Measures the agent's cost and latency against its budgets, on a real kubelet and a real API server: first
+//! as the chart installs it, then in variants.
 //!
-//! `make bench` builds the binary as it ships and runs this. Latency is measured from outside: from what the kubelet
-//! writes, or from the request to delete a pod, to the object's event at a watch of the API server. `ONLY=two-by-eight` measures
-//! one node only, `VARIANT=kai` one variant, `IDLE=600` watches the agent doing nothing for ten minutes, `STEPS=20` makes that
-//! many changes. Only a run of everything replaces `benches/figures.json`.
+//! `make bench` builds the binary as shipped and runs this. Latency is measured from outside: from the
+//! kubelet's checkpoint write, or from the request to delete a pod, to the object's event on a watch of the
+//! API server. `ONLY=two-by-eight` measures only one node, `VARIANT=kai` one variant, `IDLE=600` measures the
+//! idle agent for ten minutes, `STEPS=20` makes that many changes. Only a complete run replaces
+//! `benches/figures.json`.
 
 #[path = "../../tests/real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
@@ -40,24 +41,25 @@ use support::{Cluster, Needs, Parts, RealNode, pod};
 use variants::{VARIANTS, Variant};
 use zones::{Zones, right_since};
 
-/// How often the prober Lists while a pod ends: half of what the kubelet allows all its clients.
+/// Interval of the prober's Lists while a pod ends: half of the rate that the kubelet allows for all its
+/// clients.
 const PROBE: Duration = Duration::from_millis(20);
-/// How often an agent is started to measure its first object: the default's, and the others'.
+/// How often an agent is started to measure its first object: for the default, and for the other variants.
 const STARTS: [usize; 2] = [11, 5];
-/// Longer than the agent's poll: whatever it missed it knows then.
+/// Longer than the agent's poll interval: by then it has noticed any change it missed.
 const BEYOND_POLL: Duration = Duration::from_secs(6);
-/// So long at most an agent that is not the default is watched doing nothing.
+/// Maximum idle time measured for variants other than the default.
 const VARIANT_IDLE: Duration = Duration::from_secs(60);
-/// Writes of the benchmark's own when nothing else happens.
+/// Number of the benchmark's own writes when nothing else happens.
 const FLOOR_WRITES: usize = 40;
 
-/// A node and how much is done on it.
+/// A node and the number of measurements on it.
 struct Shape {
     title: &'static str,
     machine: &'static str,
-    /// Pods that are there already.
+    /// Pods that run from the beginning.
     filled: usize,
-    /// Pods that are started and deleted one after another: for the default, and for each of the others.
+    /// Pods that are started and deleted one after another: for the default, and for each other variant.
     steps: [usize; 2],
 }
 
@@ -71,7 +73,7 @@ const SHAPES: [Shape; 2] = [
     },
 ];
 
-/// What a person can set.
+/// Command-line arguments and environment variables.
 struct Options {
     only: Vec<String>,
     variants: Vec<String>,
@@ -82,7 +84,7 @@ struct Options {
 
 impl Options {
     fn read() -> Result<Self> {
-        // cargo passes flags of its own.
+        // cargo passes its own flags.
         let only: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
         let known = |name: &String| SHAPES.iter().any(|shape| shape.machine == name);
         ensure!(only.iter().all(known), "ONLY is one of {:?}", SHAPES.map(|shape| shape.machine));
@@ -126,7 +128,7 @@ async fn main() -> Result<()> {
         let cluster = Cluster::start(&parts).await?;
         let mut bench = Bench::new(shape, &options, &parts, &cluster, &binary).await?;
         let measured = bench.run().await.with_context(|| shape.title.to_owned())?;
-        // After every node: the next one may fail.
+        // After every node, since the next one may fail.
         report.add(measured)?;
     }
     report.end(options.everything())
@@ -140,7 +142,7 @@ struct Bench<'a> {
     cluster: &'a Cluster,
     binary: &'a Path,
     node: RealNode,
-    /// Of the agent's account.
+    /// The kubeconfig of the agent's service account.
     kubeconfig: PathBuf,
     events: Events,
     random: Rng,
@@ -205,19 +207,19 @@ impl<'a> Bench<'a> {
         eprintln!("{}, {} s: {what}", self.shape.title, self.started.elapsed().as_secs());
     }
 
-    /// How many pods a variant gets: 0 is the default.
+    /// Returns the number of pods for a variant; `index` 0 is the default.
     fn steps(&self, index: usize) -> usize {
         self.options.steps.unwrap_or(self.shape.steps[index.min(1)]).max(5)
     }
 
-    /// Everything of one variant.
+    /// Measures one variant.
     async fn variant(&mut self, index: usize, variant: &Variant) -> Result<Figures> {
         self.say(variant.title);
         let mut values = container::values_here(&self.node)?;
         container::lay(&mut values, &(variant.values)());
         let chart = Chart::render(self.parts, &values)?;
         chart.install(&self.cluster.client(), &RIGHTS).await?;
-        // Short: the path of a socket may have no more than some hundred characters.
+        // Short, because the path of a socket is limited to about a hundred characters.
         let place = self.cluster.dir().join(format!("c{index}"));
         let container = Container::make(&chart, &self.node, &place, &self.kubeconfig)?;
         let sees = container.sees_state_files;
@@ -243,7 +245,7 @@ impl<'a> Bench<'a> {
         Ok(figures)
     }
 
-    /// Starts the agent without an object; gives it, and the time from its start to the first object.
+    /// Starts the agent without an object, and returns it and the time from its start to the first object.
     async fn start(&mut self, container: &Container) -> Result<(Running, Duration)> {
         self.events.delete_object().await?;
         let start = Instant::now();
@@ -259,7 +261,7 @@ impl<'a> Bench<'a> {
         Ok((agent, first.duration_since(start)))
     }
 
-    /// All that is measured on an agent that runs.
+    /// Measures everything for a running agent.
     async fn changes(&mut self, index: usize, agent: &mut Running, figures: &mut Figures) -> Result<()> {
         let steps = self.steps(index);
         let zones = self.warm_up().await?;
@@ -290,8 +292,9 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Lets a pod come and go; gives the zones as they are without it. The managers' files keep what a pod had until the next one
-    /// is admitted, and an agent that starts between the two counts that as in use.
+    /// Starts and deletes a pod, and returns the zones without it. The managers' checkpoints keep a deleted
+    /// pod's resources until the next pod is admitted, and an agent that starts between the two counts them
+    /// as in use.
     async fn warm_up(&mut self) -> Result<Zones> {
         let name = self.next_pod().await;
         self.node.run(pod(&name).cpus(1).memory("16Mi")).await?;
@@ -300,7 +303,8 @@ impl<'a> Bench<'a> {
         Zones::of(&self.events.published().await?)
     }
 
-    /// Waits until the newest version of the object is right and nothing moves; gives its zones.
+    /// Waits until the latest version of the object is right and nothing changes anymore, and returns its
+    /// zones.
     async fn settled(&self, agent: &mut Running, right: impl Fn(&Zones) -> bool) -> Result<Zones> {
         let (start, mut judged) = (Instant::now(), 0);
         loop {
@@ -318,37 +322,38 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Since when the object has said what it says now.
+    /// Returns since when the object has had its current zones.
     fn right_since(&self) -> Result<Instant> {
         let versions = self.events.versions();
         let versions = versions.iter().map(|version| Ok((version.at, version.zones()?)));
         right_since(&versions.collect::<Result<Vec<_>>>()?).context("no version")
     }
 
-    /// Starts a pod; its name, and the time from the kubelet's last file of its admission to the object that accounts for it.
+    /// Starts a pod, and returns its name and the time from the last checkpoint of its admission to the
+    /// object that accounts for it.
     async fn allocation(&mut self, agent: &mut Running, before: &Zones) -> Result<(String, Duration)> {
         let name = self.next_pod().await;
         self.events.forget();
         self.node.submit(&pod(&name).cpus(1).memory("16Mi")).await?;
         self.settled(agent, |zones| zones.free_cpus() + 1 == before.free_cpus()).await?;
         let file = self.events.last_file_of_admission()?;
-        // The List may be ahead of the file: then there is nothing to wait for.
+        // The List may be ahead of the checkpoint: the latency is zero then.
         Ok((name, self.right_since()?.saturating_duration_since(file)))
     }
 
-    /// A name, after a pause.
+    /// Returns the next pod's name, after a pause.
     async fn next_pod(&mut self) -> String {
         self.pods += 1;
         self.pause().await;
         format!("step-{}", self.pods)
     }
 
-    /// So that the changes do not fall into step with the kubelet's own periods.
+    /// Waits a random time, so that the changes do not synchronize with the kubelet's own periods.
     async fn pause(&mut self) {
         tokio::time::sleep(Duration::from_millis(self.random.u64(..250))).await;
     }
 
-    /// Deletes a pod that runs; the time from the request to the object without it.
+    /// Deletes a running pod, and returns the time from the request to the object without it.
     async fn release(&mut self, agent: &mut Running, name: &str, before: &Zones) -> Result<Duration> {
         ensure!(self.node.fate_of(name).await? == Fate::Running, "pod {name} does not run");
         self.pause().await;
@@ -361,7 +366,8 @@ impl<'a> Bench<'a> {
         Ok(object.saturating_duration_since(asked))
     }
 
-    /// Deletes a pod; the time from its end in the List to the object without it, at most: it left between two Lists.
+    /// Deletes a pod, and returns the time from its removal from the List to the object without it. An upper
+    /// bound: the pod was removed between two Lists.
     async fn release_since_listed(
         &mut self,
         agent: &mut Running,
@@ -388,7 +394,7 @@ impl<'a> Bench<'a> {
         let most = if index == 0 { Duration::MAX } else { VARIANT_IDLE };
         let time = self.options.idle.min(most);
         self.say(&format!("idle for {time:?}"));
-        // What the API server's count costs the others, and a write that was joined with nothing, are over then.
+        // By then, the cost of reading the API server's metrics, and any pending write, are over.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let before = agent.counts(self.cluster).await?;
         tokio::time::sleep(time).await;
@@ -402,7 +408,8 @@ impl<'a> Bench<'a> {
         Ok([before, after])
     }
 
-    /// The same pods without an agent, and the benchmark writing the same zones at the same moments.
+    /// Measures the floor: the same pods without an agent, while the benchmark writes the same zones at the
+    /// same moments.
     async fn floor(&mut self, node: &mut Node) -> Result<()> {
         let count = (self.steps(0) / 2).max(5);
         self.say(&format!("{count} writes of the benchmark's own, without an agent"));
@@ -421,7 +428,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// From SIGTERM, while the API server accepts a write and does not answer it, to exit code 0.
+    /// Returns the time from SIGTERM, while the API server accepts a write and does not answer it, to exit
+    /// code 0.
     async fn frozen(&mut self, mut agent: Running) -> Result<Duration> {
         self.say("the API server frozen, and SIGTERM");
         let mut devices = self.node.machine().devices.first().context("no devices")?.clone();
@@ -430,7 +438,7 @@ impl<'a> Bench<'a> {
             device.unhealthy = true;
         }
         self.node.set_devices(&devices.resource, &devices.devices)?;
-        // Long enough for the agent to see it and to send its write, and shorter than any deadline.
+        // Long enough for the agent to notice and to send its write, and shorter than any timeout.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let start = Instant::now();
         agent.signal("TERM")?;
@@ -444,7 +452,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Lists and CPU are counted beyond what the agent uses when nothing changes; writes are counted all.
+/// Computes the figures per change. Lists and CPU time exclude what the agent uses when nothing changes;
+/// writes include everything.
 fn per_change(figures: &mut Figures, busy: [Counts; 2], idle: [Counts; 2], changes: f64) {
     let seconds = |of: [Counts; 2]| of[1].at.duration_since(of[0].at).as_secs_f64();
     let cpu = |of: [Counts; 2]| of[1].cpu.saturating_sub(of[0].cpu).as_secs_f64() * 1e3;

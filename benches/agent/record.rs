@@ -1,30 +1,30 @@
-//! What one run of the benchmark leaves behind: `benches/figures.json`, of which the documents' tables are made.
+//! The results of a benchmark run: `benches/figures.json`, from which the documents' tables are generated.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The file of the last complete run, in the repository.
+/// The repository's file with the last complete run.
 pub(crate) const FILE: &str = "benches/figures.json";
 
-/// The whole file.
+/// The contents of the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Record {
     pub(crate) run: Run,
     pub(crate) nodes: Vec<Node>,
-    /// Entered by hand; `make bench` leaves it as it is.
+    /// Entered by hand; `make bench` leaves it unchanged.
     pub(crate) peers: Option<Peers>,
 }
 
-/// When, where and with what.
+/// When, where and with what a run was made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Run {
-    /// In UTC: 2026-11-22.
+    /// Date in UTC, such as 2026-11-22.
     pub(crate) date: String,
-    /// What git calls the measured code.
+    /// Output of `git describe` for the measured code.
     pub(crate) commit: String,
     pub(crate) seed: u64,
     pub(crate) binary_mib: f64,
@@ -36,10 +36,10 @@ pub(crate) struct Run {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Node {
-    /// The file in `tests/machines`, without its ending.
+    /// The file in `tests/machines`, without its extension.
     pub(crate) machine: String,
     pub(crate) title: String,
-    /// From the kubelet's last state file to an object that the benchmark itself writes at that moment.
+    /// From the kubelet's last checkpoint write to an object that the benchmark itself writes at that moment.
     pub(crate) floor: Option<Quantiles>,
     /// How long such a write takes when nothing else happens.
     pub(crate) floor_when_idle: Option<Quantiles>,
@@ -51,33 +51,33 @@ pub(crate) struct Node {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Figures {
-    /// As `VARIANT` has it.
+    /// The name, as in `VARIANT`.
     pub(crate) variant: String,
-    /// What is set, in Markdown.
+    /// What is configured, in Markdown.
     pub(crate) title: String,
     /// From the start of the process to the first object.
     pub(crate) first_object: Quantiles,
-    /// From the kubelet's last state file of an admission to the object that accounts for the pod.
+    /// From the kubelet's last checkpoint write of an admission to the object that accounts for the pod.
     pub(crate) allocation: Quantiles,
     /// From the request to delete a pod to the object without it.
     pub(crate) release: Quantiles,
-    /// From the last List that still had the pod to the object without it: at most this long.
+    /// From the last List with the pod to the object without it: an upper bound.
     pub(crate) release_since_listed: Quantiles,
-    /// Requests to write the object, by the API server's own count, per start or end of a pod.
+    /// Write requests for the object, from the API server's metrics, per start or end of a pod.
     pub(crate) writes_per_change: f64,
-    /// Lists of the kubelet by the agent, beyond those of its poll.
+    /// The agent's List calls to the kubelet, beyond those of its poll.
     pub(crate) lists_per_change: f64,
-    /// Beyond what the agent uses when nothing changes.
+    /// CPU time beyond what the agent uses when nothing changes.
     pub(crate) cpu_ms_per_change: f64,
     pub(crate) idle: Idle,
     pub(crate) resident_mib: f64,
     pub(crate) peak_mib: f64,
-    /// From SIGTERM, with a write in flight to a frozen API server, to exit code 0. Of the default only.
+    /// From SIGTERM, with a write in flight to a frozen API server, to exit code 0. Only for the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sigterm_seconds: Option<f64>,
 }
 
-/// While nothing changes.
+/// Figures while nothing changes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Idle {
@@ -86,7 +86,7 @@ pub(crate) struct Idle {
     pub(crate) cpu_percent: f64,
 }
 
-/// Of times in milliseconds.
+/// Quantiles of durations in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Quantiles {
@@ -96,35 +96,35 @@ pub(crate) struct Quantiles {
     pub(crate) max: f64,
 }
 
-/// Other publishers, and this one beside them, all in one run.
+/// Other publishers and numacast, measured in one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Peers {
     pub(crate) date: String,
-    /// What all of them ran on.
+    /// The components that all of them ran on.
     pub(crate) parts: String,
     pub(crate) publishers: Vec<Peer>,
     /// numacast in that run.
     pub(crate) ours: Peer,
 }
 
-/// One of them.
+/// One publisher.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Peer {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// Where they differ from its defaults.
+    /// Settings that differ from its defaults.
     pub(crate) settings: String,
     pub(crate) small: PeerFigures,
     pub(crate) large: PeerFigures,
 }
 
-/// What was measured of a peer on one node; what was not is missing.
+/// The figures of a publisher on one node; fields that were not measured are `None`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct PeerFigures {
-    /// Text: ranges, and what they come from.
+    /// Text: ranges, and their causes.
     pub(crate) first_object: Option<String>,
     pub(crate) allocation_p50_ms: Option<f64>,
     pub(crate) allocation_p99_ms: Option<f64>,
@@ -137,12 +137,12 @@ pub(crate) struct PeerFigures {
 }
 
 impl Quantiles {
-    /// `None` of no samples.
+    /// Returns the quantiles; `None` if there are no samples.
     pub(crate) fn of(samples: &[Duration]) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.iter().map(|sample| sample.as_secs_f64() * 1e3).collect();
         sorted.sort_by(f64::total_cmp);
         let max = *sorted.last()?;
-        // The smallest sample that at least this share of all samples does not exceed.
+        // Nearest rank: the smallest sample that this share of all samples does not exceed.
         let at = |percent: usize| {
             let rank = (sorted.len() * percent).div_ceil(100).max(1);
             sorted.get(rank - 1).copied().unwrap_or(max)
@@ -151,7 +151,7 @@ impl Quantiles {
     }
 }
 
-/// Three decimals: what the tables need, and no more.
+/// Rounds to three decimals, as much as the tables need.
 pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }

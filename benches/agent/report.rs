@@ -1,4 +1,4 @@
-//! Where and with what was measured, and where the figures go.
+//! Records the environment of a run, and writes the figures.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use crate::support::Parts;
 use crate::support::parts::repository;
 use crate::tables;
 
-/// Every node's figures, and where they are from.
+/// The record of the current run.
 pub(crate) struct Report {
     record: Record,
 }
 
-#[allow(clippy::print_stdout)] // the tables are what the program is for
+#[allow(clippy::print_stdout)] // prints the tables
 impl Report {
     pub(crate) fn new(binary: &Path, parts: &Parts, seed: u64) -> Result<Self> {
         let bytes = std::fs::metadata(binary)?.len();
@@ -44,13 +44,13 @@ impl Report {
         Ok(Self { record: Record { run, nodes: Vec::new(), peers: None } })
     }
 
-    /// Keeps a node's figures in `target/bench.json`.
+    /// Writes a node's figures to `target/bench.json`.
     pub(crate) fn add(&mut self, node: Node) -> Result<()> {
         self.record.nodes.push(node);
         write(&repository().join("target/bench.json"), &self.record)
     }
 
-    /// Prints the tables; where everything was measured the figures of the documents are replaced.
+    /// Prints the tables; after a complete run, replaces the documents' figures.
     pub(crate) fn end(mut self, everything: bool) -> Result<()> {
         println!("{}", tables::figures(&self.record));
         if !everything {
@@ -68,7 +68,7 @@ impl Report {
     }
 }
 
-/// The peers of the run before: they are not measured here.
+/// Returns the peers from the previous record: they are not measured here.
 fn peers_of(file: &PathBuf) -> Result<Option<crate::record::Peers>> {
     if !file.exists() {
         return Ok(None);
@@ -88,7 +88,7 @@ fn machine() -> BTreeMap<String, String> {
         line.split_once(':').map_or(line, |(_, value)| value).trim().to_owned()
     };
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    // The rest of its name says who built it.
+    // The rest of the version names its builder.
     let kernel = first("/proc/sys/kernel/osrelease", "").split('-').next().unwrap_or_default().to_owned();
     let load = first("/proc/loadavg", "").split(' ').take(3).collect::<Vec<_>>().join(" ");
     let facts = [
@@ -100,7 +100,7 @@ fn machine() -> BTreeMap<String, String> {
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The last word of what a program says of itself: `Kubernetes v1.36.3`, `etcd Version: 3.6.13`.
+/// Returns the last word of a program's version line: `Kubernetes v1.36.3`, `etcd Version: 3.6.13`.
 fn version(program: &Path) -> String {
     let text = said(Command::new(program).arg("--version"));
     let line = text.lines().next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The shipped binary at work.
+//! A running agent: the shipped binary.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -18,14 +18,14 @@ pub(crate) struct Running {
     metrics: u16,
 }
 
-/// What has been used so far.
+/// Resources used so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
     pub(crate) at: Instant,
     pub(crate) cpu: Duration,
-    /// Of the kubelet, by the agent's own count.
+    /// List calls to the kubelet, from the agent's metrics.
     pub(crate) lists: u64,
-    /// Of objects, by the API server's count: one that changes nothing counts as well.
+    /// Writes of objects, from the API server's metrics, including those that change nothing.
     pub(crate) writes: u64,
 }
 
@@ -36,7 +36,7 @@ impl Running {
         command.args(["agent", "--node-name", node.name()]);
         command.arg("--config").arg(&container.config);
         command.arg("--kubeconfig").arg(&container.kubeconfig);
-        // Other ports than those of its pod, which has an address of its own.
+        // Not the pod's ports: a pod has its own IP address, this process does not.
         command.args(["--metrics-address", &format!("127.0.0.1:{metrics}")]);
         command.args(["--health-address", &format!("127.0.0.1:{health}")]);
         Ok(Self { process: Process::start("agent", node.dir(), command)?, metrics })
@@ -63,7 +63,7 @@ impl Running {
         Ok(Counts { at: Instant::now(), cpu: self.cpu()?, lists: self.lists()?, writes })
     }
 
-    /// How often it has asked the kubelet for all pods.
+    /// Returns how often it has called the kubelet's List.
     fn lists(&self) -> Result<u64> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.metrics))?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
@@ -74,7 +74,7 @@ impl Running {
         Ok(count.context("the agent's metrics tell of no List")?.trim().parse()?)
     }
 
-    /// CPU time used so far, as the scheduler counts it (nanoseconds).
+    /// Returns the CPU time used so far, from the kernel's scheduler statistics (nanoseconds).
     fn cpu(&self) -> Result<Duration> {
         let mut total = 0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
@@ -84,7 +84,7 @@ impl Running {
         Ok(Duration::from_nanos(total))
     }
 
-    /// Resident memory now and at its peak, in MiB.
+    /// Returns the current and the peak resident memory, in MiB.
     pub(crate) fn memory(&self) -> Result<(f64, f64)> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
         let field = |name: &str| -> Result<f64> {

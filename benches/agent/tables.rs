@@ -1,16 +1,16 @@
-//! The documents' tables, made of nothing but the record of a run.
+//! The documents' tables, generated only from the record of a run.
 
 use super::record::{Figures, Node, Peer, PeerFigures, Quantiles, Record};
 
 /// One line of a node's table.
 struct Row {
     what: &'static str,
-    /// Of the default, on the small and on the large node.
+    /// The default's budget on the small and on the large node.
     budget: [Option<f64>; 2],
     value: fn(&Node, &Figures) -> Option<f64>,
 }
 
-/// Budgets of the design.
+/// The rows, with the design's budgets.
 const ROWS: [Row; 19] = [
     Row { what: "first object after start, p50, ms", budget: both(150.0), value: |_, f| p50(f.first_object) },
     Row { what: "allocation, p50, ms", budget: NONE, value: |_, f| p50(f.allocation) },
@@ -71,7 +71,7 @@ fn p99(of: Quantiles) -> Option<f64> {
     (of.count > 0).then_some(of.p99)
 }
 
-/// For `docs/performance.md`: the run, a table per node, and what is over its budget.
+/// Returns the text for `docs/performance.md`: the run, a table per node, and what exceeds its budget.
 pub(crate) fn figures(record: &Record) -> String {
     let mut text = about(record);
     for (index, node) in record.nodes.iter().enumerate() {
@@ -96,7 +96,7 @@ fn about(record: &Record) -> String {
     )
 }
 
-/// `index`: 0 is the small node.
+/// Returns a node's table; `index` 0 is the small node.
 fn node_table(index: usize, node: &Node) -> String {
     let mut head = vec![String::new(), "budget".to_owned()];
     head.extend(node.variants.iter().map(|figures| figures.title.clone()));
@@ -125,12 +125,12 @@ fn budget(row: &Row, index: usize) -> Option<f64> {
     row.budget[index.min(1)]
 }
 
-/// `None` where only others were measured.
+/// Returns the default's figures; `None` if only other variants were measured.
 fn default_of(node: &Node) -> Option<&Figures> {
     node.variants.iter().find(|figures| figures.variant == "default")
 }
 
-/// What of the default is over its budget; nothing where it was not measured.
+/// Lists what exceeds its budget in the default; empty if the default was not measured.
 fn verdict(record: &Record) -> String {
     let mut over = String::new();
     if record.nodes.iter().any(|node| default_of(node).is_none()) {
@@ -152,7 +152,7 @@ fn verdict(record: &Record) -> String {
     }
 }
 
-/// A row's name, with that of the row before where it only says `the same`.
+/// Returns a row's name, completed with the previous row's if it starts with `the same`.
 fn about_row(row: &Row) -> String {
     let index = ROWS.iter().position(|other| std::ptr::eq(other, row)).unwrap_or_default();
     match row.what.strip_prefix("the same, ") {
@@ -164,7 +164,7 @@ fn about_row(row: &Row) -> String {
     }
 }
 
-/// What the documents say of one publisher.
+/// A publisher's column in the comparison.
 struct Column {
     name: String,
     version: String,
@@ -173,7 +173,7 @@ struct Column {
     nodes: [PeerFigures; 2],
 }
 
-/// For README: the peers, and the default of the last run.
+/// Returns the table for README: the peers, and the default of the last run.
 pub(crate) fn comparison(record: &Record) -> Option<String> {
     let peers = record.peers.as_ref()?;
     let mut columns: Vec<Column> = peers.publishers.iter().map(|peer| column(peer, &peers.date)).collect();
@@ -189,7 +189,7 @@ pub(crate) fn comparison(record: &Record) -> Option<String> {
     Some(compare(&columns))
 }
 
-/// For `docs/performance.md`: the peers, and numacast beside them in their run.
+/// Returns the text for `docs/performance.md`: the peers, and numacast in the same run.
 pub(crate) fn peers(record: &Record) -> Option<String> {
     let peers = record.peers.as_ref()?;
     let all = peers.publishers.iter().chain([&peers.ours]);
@@ -257,7 +257,7 @@ fn compare(columns: &[Column]) -> String {
     table(&head, rows)
 }
 
-/// For `docs/operations.md`: what the default takes, as a sentence.
+/// Returns the text for `docs/operations.md`: the default's resource usage, as a sentence.
 pub(crate) fn sizing(record: &Record) -> Option<String> {
     let [small, large] = record.nodes.as_slice() else { return None };
     let defaults = (default_of(small)?, default_of(large)?);
@@ -285,7 +285,7 @@ fn number(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), short)
 }
 
-/// Three digits, fewer where they would be zeros behind the point.
+/// Formats with three significant digits, without trailing zeros.
 pub(crate) fn short(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,
@@ -293,7 +293,7 @@ pub(crate) fn short(value: f64) -> String {
         v if v >= 1.0 => 2,
         _ => 3,
     };
-    // Adding zero makes a zero of what was rounded to -0.
+    // Adding zero turns a rounded -0 into 0.
     let text = format!("{:.digits$}", (value * 1e3).round() / 1e3 + 0.0);
     match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),

@@ -1,18 +1,18 @@
-//! What is measured: the default as the chart installs it, and beside it what people may choose instead.
+//! The measured configurations: the default as the chart installs it, and alternatives that users may choose.
 
 use serde_json::{Value, json};
 
-/// One choice.
+/// One configuration.
 pub(crate) struct Variant {
-    /// As `VARIANT` has it.
+    /// The name, as in `VARIANT`.
     pub(crate) name: &'static str,
-    /// In Markdown.
+    /// The title, in Markdown.
     pub(crate) title: &'static str,
-    /// Values of the chart.
+    /// Chart values.
     pub(crate) values: fn() -> Value,
 }
 
-/// The default first.
+/// All variants, the default first.
 pub(crate) const VARIANTS: [Variant; 6] = [
     Variant { name: "default", title: "default", values: || json!({}) },
     Variant {

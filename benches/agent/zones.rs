@@ -1,4 +1,4 @@
-//! What the zones of an object say of resources: the only part of it that an allocation or a release must change.
+//! The available resources in an object's zones: the only part that an allocation or a release must change.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// Zone -> resource -> what is available, as it is written.
+/// Zone -> resource -> available quantity, as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Zones(BTreeMap<String, BTreeMap<String, String>>);
 
@@ -16,7 +16,7 @@ impl Zones {
         Ok(Self(zones.iter().map(|zone| (text(&zone["name"]), resources(zone))).collect()))
     }
 
-    /// CPUs that nobody holds, in all zones together.
+    /// Returns the number of available CPUs in all zones together.
     pub(crate) fn free_cpus(&self) -> u64 {
         let cpus = self.0.values().filter_map(|zone| zone.get("cpu"));
         cpus.filter_map(|available| available.parse::<u64>().ok()).sum()
@@ -32,8 +32,8 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// When the object began to say what it says now: versions before may have been held, or have reserved something, and versions
-/// after the first right one may have changed something else.
+/// Returns when the object first had its current zones: earlier versions may have been held or have had
+/// reservations, and versions after the first right one may have changed something else.
 pub(crate) fn right_since(versions: &[(Instant, Zones)]) -> Option<Instant> {
     let (_, now) = versions.last()?;
     versions.iter().rev().take_while(|(_, zones)| zones == now).last().map(|(at, _)| *at)

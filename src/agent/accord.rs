@@ -1,7 +1,7 @@
-//! The newest account and the pods that the cluster knows, brought to accord: what may be published, and when.
+//! Combines the newest topology with the pods that the cluster knows: decides what is published, and when.
 //!
-//! Pods come and go between two scans, and a scan may take as long as the kubelet lets it: the object is held meanwhile
-//! where it has to be, and what pods will have that were bound is reserved at once where the zones are to say so.
+//! Pods change between two scans, and a scan takes as long as the kubelet needs. Meanwhile the object is held
+//! if necessary, and what bound pods will be allocated is reserved at once if the zones include reservations.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -26,50 +26,51 @@ use crate::scheduler::{self, Contract, Reading, Requirements, Reservation, Stanc
 use crate::telemetry::metrics::Metrics;
 use crate::topology::{Placement, Rules, Topology};
 
-/// How long the first object waits for whoever knows the node's pods.
+/// How long the first object waits for the node's pods to be synced.
 const FIRST_LIST: Duration = Duration::from_secs(2);
-/// As [`FIRST_LIST`], where nothing but reservations protects a pod that was bound before: longer than the wait after one list
-/// that failed.
+/// Like [`FIRST_LIST`], if only reservations protect a pod that was bound before: longer than the backoff
+/// after one failed list.
 const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
 /// A warning is logged if no source has listed the node's pods after this time.
 const WARN_AFTER: Duration = Duration::from_secs(60);
 
 /// The delay from a pod's binding to the first List that may show it.
 const LOOK: Duration = Duration::from_millis(5);
-/// The longest delay between the first Lists: a kubelet admits a pod within 5 ms, or within 30 ms on a large node.
+/// The longest delay between the first Lists: a kubelet admits a pod within 5 ms, or within 30 ms on a large
+/// node.
 const FIRST_LIMIT: Duration = Duration::from_millis(10);
 /// The number of first Lists. They end when the object is held for the pod.
 const FIRST: u32 = 5;
-/// As [`LOOK`], where the kubelet's files tell when it has admitted one.
+/// Like [`LOOK`], if the kubelet's checkpoints show when it has admitted a pod.
 const LATER_LOOK: Duration = Duration::from_millis(200);
-/// The longest wait between two such looks.
+/// Maximum delay between two such scans.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// That wait in the first second, where the files do not tell: a kubelet under load takes longer, and what it has given
-/// away should not wait for as long again. The bucket of Lists is no faster.
+/// Maximum delay in the first second, if the checkpoints are not visible: a kubelet under load takes longer,
+/// and what it has allocated should not wait for as long again. The rate limit of Lists is no faster.
 const SOON_LIMIT: Duration = Duration::from_millis(100);
-/// So many looks are that second.
+/// The number of scans in that second.
 const SOON: u32 = 14;
 
 /// Why a scan is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// A pod gave something back, or may have.
+    /// A pod released resources, or may have.
     Departed,
     /// A pod that was bound may have been admitted.
     Bound,
 }
 
-/// What ended a wait.
+/// Why a wait ended.
 enum Woken {
-    /// The pods are others.
+    /// The pods changed.
     Pods,
-    /// The contract wanted to be asked again.
+    /// The contract is due to be evaluated again.
     Ask,
-    /// It is time to look for a pod that was bound.
+    /// It is time to scan for a bound pod.
     Look,
 }
 
-/// An account as a scan gave it.
+/// The topology computed from a scan.
 #[derive(Debug)]
 struct Account {
     topology: Topology,
@@ -78,7 +79,7 @@ struct Account {
 }
 
 impl Account {
-    /// What the contract looks at.
+    /// Returns the input of the contract.
     fn reading(&self, number: u64, answers: bool) -> Reading<'_> {
         let Self { topology, scan, requirements } = self;
         let unlisted = Some(scan.unlisted());
@@ -86,18 +87,19 @@ impl Account {
     }
 }
 
-/// What a verdict is about. The same question has the same answer until the contract wants to be asked again.
+/// What a verdict depends on. The same input has the same verdict until the contract is due to be evaluated
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Question {
     /// The version of the pods.
     pods: u64,
-    /// The number of the account.
+    /// The number of the topology.
     account: u64,
-    /// Did the kubelet answer?
+    /// Whether the kubelet responded.
     answers: bool,
 }
 
-/// Publishes accounts as the scheduler's contract allows.
+/// Publishes topologies as the scheduler's contract allows.
 #[derive(Debug)]
 pub(super) struct Accord {
     node: String,
@@ -106,38 +108,38 @@ pub(super) struct Accord {
     metrics: Arc<Metrics>,
     notices: Notices,
     status_file: Option<StatusFile>,
-    /// Say on which zones the containers are.
+    /// Whether to publish on which zones the containers are.
     places: bool,
     contract: Contract,
-    /// Pods may be left out.
+    /// The current rules. They may exclude pods.
     rules: watch::Receiver<Rules>,
     started: Instant,
     newest: Option<Account>,
-    /// What was offered to the publisher last.
+    /// What was last offered to the publisher.
     last: Option<(Topology, Footprints)>,
-    /// Does the kubelet answer?
+    /// Whether the kubelet responds.
     answers: bool,
-    /// How many accounts there were.
+    /// The number of topologies so far.
     taken: u64,
-    /// Do the kubelet's files tell what it admits?
+    /// Whether the kubelet's checkpoints show what it admits.
     files_tell: bool,
     /// Pods that the zones do not account for.
     unaccounted: BTreeSet<PodName>,
-    /// How often in a row they were looked for.
+    /// The number of consecutive scans for them.
     looks: u32,
-    /// When to look for them.
+    /// When to scan for them.
     look_at: Option<Instant>,
-    /// What the contract was asked last, and whether everything that it answered was published or waits to be.
+    /// The last input of the contract, and whether its whole verdict was offered or waits to be.
     asked: Option<(Question, bool)>,
-    /// When to ask the contract again if nothing happens.
+    /// When to evaluate the contract again if nothing happens.
     ask_at: Option<Instant>,
-    /// What is new and waits for what follows.
+    /// A change that is delayed, to be written together with the next one.
     joining: Joining,
-    /// What was reserved with the last offer.
+    /// The reservations of the last offer.
     reserved: Vec<Reservation>,
-    /// Pods that people were told of.
+    /// The unaccounted pods that were last reported.
     told_of: Vec<PodName>,
-    /// That nobody tells was told.
+    /// Whether it was warned that the pods are unknown.
     told_untold: bool,
 }
 
@@ -178,7 +180,8 @@ impl Accord {
         }
     }
 
-    /// Waits until it is known which pods there are and which of them have ended, if somebody is to tell, but not for ever.
+    /// Waits until the pods are synced and it is known which have terminated, if a source is `expected`; for
+    /// a limited time.
     pub(super) async fn first_pods(&mut self, expected: bool) {
         let told = async {
             while !self.pods.now().complete {
@@ -190,14 +193,14 @@ impl Accord {
         }
     }
 
-    /// A scan failed, or is not the whole truth yet.
+    /// Records that a scan failed, or is not complete yet.
     pub(super) fn silent(&mut self) {
         self.answers = false;
         self.hold();
         self.look_at = None;
     }
 
-    /// A scan gave this account; `true` if it says something new.
+    /// Takes the topology of a scan. Returns true if it differs from what was last offered.
     pub(super) fn take(&mut self, scan: &Scan, topology: Topology, known: &BTreeSet<String>) -> bool {
         self.answers = true;
         self.taken += 1;
@@ -208,11 +211,11 @@ impl Accord {
         self.agree()
     }
 
-    /// Follows the pods and the clock until only a scan can tell what follows. `before` is what the last scan knew of
-    /// the pods.
+    /// Follows the pods and the clock until a scan is needed. `before` is the view of the pods at the last
+    /// scan.
     pub(super) async fn follow(&mut self, before: &PodView) -> Asked {
         loop {
-            // What the pods say now goes out with what the scan finds, unless it is a reason to hold.
+            // The change is published with the result of the scan, unless it is a reason to hold the object.
             if self.pods.peek().asks_for_a_look(before) {
                 self.hold();
                 return Asked::Departed;
@@ -228,13 +231,13 @@ impl Accord {
         }
     }
 
-    /// Follows them while a scan runs; whoever calls drops it then.
+    /// Follows them while a scan runs; the caller drops the future then.
     pub(super) async fn follow_on(&mut self) -> Infallible {
-        // Others may have taken notice of the pods since the contract was asked.
+        // Other code may have marked changes of the pods as seen since the contract was evaluated.
         self.hold();
         loop {
             match self.wait().await {
-                // The scan that runs is the look.
+                // The running scan is the one that is due.
                 Woken::Look => self.look_at = None,
                 Woken::Pods | Woken::Ask => drop(self.agree()),
             }
@@ -253,7 +256,8 @@ impl Accord {
         }
     }
 
-    /// Offers the newest account to the publisher with what the contract says of the pods, unless that is known; is it new?
+    /// Offers the newest topology to the publisher with the contract's verdict on the pods, unless its input
+    /// is unchanged. Returns true if the offer is new.
     fn agree(&mut self) -> bool {
         if self.knows_the_answer(true) {
             return false;
@@ -263,7 +267,8 @@ impl Accord {
         verdict.stance != Stance::Wait && self.offer(&verdict)
     }
 
-    /// The same, if the object has to be held or something is reserved: what else there is to say can wait for the scan.
+    /// Like [`Accord::agree`], if the object has to be held or resources are reserved: everything else can
+    /// wait for the scan.
     fn hold(&mut self) {
         if self.knows_the_answer(false) {
             return;
@@ -280,7 +285,8 @@ impl Accord {
         Question { pods: self.pods.version(), account: self.taken, answers: self.answers }
     }
 
-    /// Was the contract asked this already, and is it too early to ask again? `said`: and was all of its answer said?
+    /// Returns true if the contract was evaluated with this input and is not due yet. `said`: its whole
+    /// verdict must have been offered, too.
     fn knows_the_answer(&self, said: bool) -> bool {
         let is_early = self.ask_at.is_none_or(|at| Instant::now() < at);
         is_early && self.asked.is_some_and(|(question, all)| (all || !said) && question == self.question())
@@ -303,14 +309,15 @@ impl Accord {
         Some(self.pods.with(|pods| contract.judge(pods, &reading, at)))
     }
 
-    /// Until the pods are known nothing can agree, or be reserved: the first object waits for them, but not for long.
+    /// Returns true while the first object waits for the pods: until they are known, no fingerprint can match
+    /// and nothing can be reserved. The wait is limited.
     fn waits_for_the_first_list(&mut self, now: Instant) -> bool {
         let Terms { view, reserve, .. } = self.contract.terms();
         let needed = *view == View::Scheduler || *reserve;
         if !needed || self.pods.has_told() {
             return false;
         }
-        // In the scheduler's view an object that is written without the pods is held.
+        // In the scheduler's view, an object that is written without the pods is held.
         let limit = if *view == View::Scheduler { FIRST_LIST } else { FIRST_LIST_TO_RESERVE };
         let deadline = self.started + limit;
         let warn_at = self.started + WARN_AFTER;
@@ -338,7 +345,7 @@ impl Accord {
         false
     }
 
-    /// Plans the next look and tells of pods that are let go.
+    /// Schedules the next evaluation and the next scan, and reports pods that are not waited for any longer.
     fn heed(&mut self, verdict: &Verdict, now: Instant) {
         let asked = verdict.again.map(|at| self.started + at);
         self.ask_at = [self.ask_at, asked, self.joining.due(now)].into_iter().flatten().min();
@@ -357,7 +364,7 @@ impl Accord {
                 false if self.looks < SOON => (LOOK, SOON_LIMIT),
                 false => (LOOK, LOOK_LIMIT),
             };
-            // It counts when it is made: until then it may be planned several times.
+            // It is counted when the scan is made: before, it may be scheduled several times.
             let mut looks = self.looks;
             self.look_at = Some(now + back_off(&mut looks, first, limit));
         }
@@ -367,7 +374,8 @@ impl Accord {
         }
     }
 
-    /// The kubelet had time enough for this pod. Where nothing in the object waits for it that is nobody's concern.
+    /// Reports a pod that the kubelet had enough time to admit; at debug level if nothing in the object waits
+    /// for it.
     fn let_go(&self, (namespace, name): &PodName) {
         let Terms { view, hold_limit, reserve, .. } = self.contract.terms();
         let since = format!(
@@ -384,7 +392,8 @@ impl Accord {
         self.notices.post(Reason::PodNotAccounted, sentence);
     }
 
-    /// Publishes what differs from the last offer in what the object says.
+    /// Offers the topology with the verdict to the publisher if it differs from the last offer. Returns true
+    /// if it does.
     fn offer(&mut self, verdict: &Verdict) -> bool {
         let Some(account) = &self.newest else { return false };
         let mut topology = account.topology.clone();
@@ -418,7 +427,8 @@ impl Accord {
         true
     }
 
-    /// Does what is new wait for what follows? Where the object is read directly nothing waits.
+    /// Returns true if the change is delayed. Nothing is delayed if consumers use the object without the
+    /// scheduler plugin's cache, or with reservations.
     fn waits(&mut self, topology: &Topology) -> bool {
         let Terms { view, reserve, .. } = self.contract.terms();
         let (View::Scheduler, false, Some((last, _))) = (view, reserve, &self.last) else { return false };
@@ -428,7 +438,7 @@ impl Accord {
         waits
     }
 
-    /// Says what is reserved now and was not before.
+    /// Logs new reservations.
     fn tell_reserved(&mut self, reserved: Vec<Reservation>) {
         if reserved == self.reserved {
             return;
@@ -442,7 +452,7 @@ impl Accord {
         self.reserved = reserved;
     }
 
-    /// For whom the object is held, and of which pods it is.
+    /// Reports which pods the object covers and which ones it is held for.
     fn tell_people(&self, account: &Account, verdict: &Verdict) {
         if verdict.stance == Stance::Held {
             debug!("held for {:?}", verdict.unaccounted);
@@ -454,7 +464,7 @@ impl Accord {
         }
     }
 
-    /// Where the containers are, if the plugin can agree and is to know.
+    /// Returns the placement of the containers, if it is enabled and the plugin's fingerprint can match.
     fn placement(&self, account: &Account, verdict: &Verdict) -> Option<Placement> {
         if !self.places || verdict.stance != Stance::Agreed || !Placement::is_read(&account.topology) {
             return None;

@@ -1,4 +1,4 @@
-//! What changed between two accounts, in words.
+//! Describes the changes between two topologies.
 
 use std::collections::BTreeMap;
 
@@ -7,23 +7,23 @@ use crate::machine::{Id, IdSet, Machine};
 use crate::pod::PodName;
 use crate::topology::{Amounts, Topology, Zone};
 
-/// So many pods are named in one line.
+/// Maximum number of pods named in one line.
 const NAMED: usize = 3;
 
-/// Who held what, as far as a line needs it: a few dozen bytes for each pod that holds something.
+/// What each pod was allocated, as far as a log line needs it: a few dozen bytes per pod with allocations.
 #[derive(Debug, Default)]
 pub(super) struct Footprints(BTreeMap<PodName, Footprint>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Footprint {
-    /// Of everything that the pod holds.
+    /// Hash of everything that the pod is allocated.
     hash: u64,
-    /// The nodes that it is on.
+    /// The NUMA nodes that it is on.
     nodes: IdSet,
 }
 
 impl Footprints {
-    /// Those of every pod that holds something.
+    /// Returns the footprints of all pods with allocations.
     pub(super) fn of(usage: &Usage, machine: &Machine) -> Self {
         let holding = usage.pods.iter().filter(|pod| pod.holds_anything());
         let footprint =
@@ -31,7 +31,7 @@ impl Footprints {
         Self(holding.map(|pod| (pod.full_name(), footprint(pod))).collect())
     }
 
-    /// Pods that came, went or hold something else than `before`, each with the nodes that this touches.
+    /// Returns the pods whose allocations differ from `before`, each with the affected NUMA nodes.
     fn changed_since<'a>(&'a self, before: &'a Self) -> Vec<(&'a PodName, IdSet)> {
         let names = self.0.keys().chain(before.0.keys().filter(|name| !self.0.contains_key(*name)));
         let mut changed: Vec<(&PodName, IdSet)> = names
@@ -47,7 +47,7 @@ impl Footprints {
     }
 }
 
-/// The nodes of everything that a pod holds.
+/// Returns the NUMA nodes of everything that a pod is allocated.
 fn nodes_of(pod: &PodUsage, machine: &Machine) -> IdSet {
     let mut nodes = IdSet::new();
     let mut cpus = pod.cpus.clone();
@@ -64,7 +64,8 @@ fn nodes_of(pod: &PodUsage, machine: &Machine) -> IdSet {
     nodes
 }
 
-/// `node-1: cpu 6 -> 4 free (pod ns/a)`, one line per zone that changed; one summary line for a first account.
+/// Returns one line per changed zone, such as `node-1: cpu 6 -> 4 free (pod ns/a)`; one summary line for the
+/// first topology.
 pub(super) fn between(
     before: Option<(&Topology, &Footprints)>,
     now: (&Topology, &Footprints),
@@ -90,7 +91,7 @@ pub(super) fn between(
     lines
 }
 
-/// ` (pod ns/a)`, ` (pods ns/a, ns/b)`; nothing where no pod is the cause.
+/// Returns ` (pod ns/a)`, ` (pods ns/a, ns/b)`; empty if no pod is the cause.
 fn who(changed: &[(&PodName, IdSet)], zone: Id) -> String {
     let names: Vec<String> = changed
         .iter()
@@ -206,7 +207,7 @@ mod tests {
             between(Some((&six, &footprints(before))), (&four, &footprints(now)))
         };
         let stays = || pod("stays", "6", vec![nic(&["a", "b"], "0-1")]);
-        // The kubelet tells the same in another order.
+        // The kubelet reports the same in another order.
         let again = pod("stays", "6", vec![nic(&["b"], "0-1"), nic(&["a"], "0-1")]);
         assert_eq!(
             lines(

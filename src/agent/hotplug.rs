@@ -1,7 +1,7 @@
-//! CPUs, memory and NUMA nodes that come and go while the node runs, as the kernel announces them.
+//! Listens for kernel events about CPUs, memory and NUMA nodes that are added or removed.
 //!
-//! The kernel sends its uevents to every network namespace of the initial user namespace, so that a pod without the host's
-//! network hears them too. Whoever does not finds out by the poll.
+//! The kernel sends its uevents to every network namespace of the initial user namespace, so a pod without
+//! host networking receives them, too. Elsewhere, the poll finds such changes.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,21 +17,21 @@ const KERNEL: u32 = 1;
 /// The kernel's limit for one message is 2 KiB of variables behind a path.
 const LONGEST: usize = 8 << 10;
 
-/// A listener to the kernel's announcements.
+/// A listener for the kernel's uevents.
 #[derive(Debug)]
 pub(super) struct Hotplug {
     socket: AsyncFd<OwnedFd>,
 }
 
 impl Hotplug {
-    /// Listens from now on.
+    /// Starts listening.
     ///
     /// # Errors
-    /// Where there is no such socket, or we may not have it.
+    /// When there is no such socket, or we may not open it.
     pub(super) fn listen() -> io::Result<Self> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(KOBJECT_UEVENT))?;
-        // The kernel gives us a number of our own for 0.
+        // For 0, the kernel assigns a port number.
         bind(&socket, &SocketAddrNetlink::new(0, KERNEL))?;
         #[allow(
             deprecated,
@@ -41,7 +41,7 @@ impl Hotplug {
         Ok(Self { socket })
     }
 
-    /// Waits until hardware came or went, or until that may have happened unseen.
+    /// Waits until hardware was added or removed, or such an event may have been missed.
     ///
     /// # Errors
     /// When the socket is broken.
@@ -53,7 +53,7 @@ impl Hotplug {
                 Ok((length, _)) if is_hotplug(buffer.get(..length).unwrap_or_default()) => return Ok(()),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => ready.clear_ready(),
-                // More came than the socket holds: something of it may have been hardware.
+                // The socket's buffer overflowed: a lost message may have been about hardware.
                 Err(Errno::NOBUFS) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
@@ -61,8 +61,8 @@ impl Hotplug {
     }
 }
 
-/// Is this message about a CPU, memory or a node that came or went? It begins with `online@/devices/system/cpu/cpu3`, up to
-/// the first zero.
+/// Returns true if the message is about a CPU, memory or a NUMA node that was added or removed. It starts
+/// with `online@/devices/system/cpu/cpu3`, up to the first zero byte.
 fn is_hotplug(message: &[u8]) -> bool {
     let header = message.split(|byte| *byte == 0).next().unwrap_or_default();
     let Some((action, path)) = std::str::from_utf8(header).ok().and_then(|text| text.split_once('@')) else {

@@ -1,8 +1,9 @@
-//! Changes that wait a moment to be written together with what follows.
+//! Delays some changes for a moment, to write them together with the next one.
 //!
-//! An overreserving plugin looks at the object at its ticks only, a second apart or more. It loses next to nothing when it is
-//! told 50 ms later that the pods agree again, and a pod that starts, or ends, often causes another change within that
-//! time. A hold and a changed zone never wait, and take with them what does.
+//! An overreserving plugin reads the object only at its ticks, a second or more apart. It loses almost
+//! nothing if it sees 50 ms later that the pods match again, and a pod that starts or terminates often causes
+//! another change within that time. A hold and a changed zone are never delayed, and take the delayed change
+//! with them.
 
 use std::time::Duration;
 
@@ -10,18 +11,18 @@ use tokio::time::Instant;
 
 use crate::topology::{Placement, Topology, Zone};
 
-/// How long a change may wait, whatever else changes meanwhile.
+/// Maximum delay of a change, whatever else changes meanwhile.
 pub(super) const JOIN: Duration = Duration::from_millis(50);
 
-/// Whether a change waits, and until when.
+/// Whether a change is delayed, and until when.
 #[derive(Debug, Default)]
 pub(super) struct Joining {
-    /// Since the first change that was not offered yet.
+    /// Set by the first change that was not offered yet.
     until: Option<Instant>,
 }
 
 impl Joining {
-    /// Does what is new in `next` wait? `last` is what was offered last.
+    /// Returns true if the change from `last`, the last offer, to `next` is delayed.
     pub(super) fn waits(&mut self, last: &Topology, next: &Topology, now: Instant) -> bool {
         if !may_wait(last, next) {
             self.until = None;
@@ -34,21 +35,22 @@ impl Joining {
         now < until
     }
 
-    /// `last` is what was offered last, and is so again: nothing waits any more. But where it is held, what agreed for a moment
-    /// keeps its time: holds that come one after another must not put it off for ever.
+    /// Records that `last`, the last offer, is up to date again: nothing is delayed any more. If it is held,
+    /// the deadline of a match that was superseded stays, since successive holds must not postpone the next
+    /// match indefinitely.
     pub(super) fn is_said(&mut self, last: &Topology) {
         if !is_held(last) {
             self.until = None;
         }
     }
 
-    /// When what waits has to be offered, if that is still to come.
+    /// Returns when the delayed change has to be offered, if that is still to come.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         self.until.filter(|until| now < *until)
     }
 }
 
-/// Does `next` say only that other pods agree?
+/// Returns true if `next` differs only in which pods it matches.
 fn may_wait(last: &Topology, next: &Topology) -> bool {
     !is_held(next)
         && without_placement(&last.attributes).eq(without_placement(&next.attributes))
@@ -68,7 +70,7 @@ fn is_same_zone(last: &Zone, next: &Zone) -> bool {
         && without_placement(&last.attributes).eq(without_placement(attributes))
 }
 
-/// Where containers are goes with the set of pods.
+/// Returns the attributes without the placement, which changes with the set of pods.
 fn without_placement(attributes: &[(String, String)]) -> impl Iterator<Item = &(String, String)> {
     attributes.iter().filter(|(name, _)| !Placement::has_attribute(name))
 }

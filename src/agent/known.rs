@@ -1,8 +1,8 @@
-//! Device resources that zones go on listing while nobody offers them.
+//! Device resources that zones keep listing while no plugin offers them.
 //!
-//! A resource that vanishes from every zone is not checked by the scheduler plugin any more (nrt.md 2.1), so one whose
-//! plugin restarts must stay, with 0. One that is really gone must go, and nobody who registers names without end may
-//! fill our memory.
+//! The scheduler plugin does not check a resource that is missing from every zone (nrt.md 2.1), so a resource
+//! whose plugin restarts must stay, with 0. One that is really gone must be removed, and a plugin that keeps
+//! registering new names must not fill the memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,21 +11,21 @@ use tokio::time::Instant;
 
 use super::scan::Scan;
 
-/// How long: the kubelet itself waits five minutes for a device plugin to come back.
+/// How long they are kept: the kubelet itself waits five minutes for a device plugin to come back.
 const MEMORY: Duration = Duration::from_secs(600);
 
-/// How many of them: more than any node has plugins.
+/// Maximum number of them: more than any node has plugins.
 const MOST: usize = 128;
 
-/// The memory of device resources.
+/// Remembers device resources.
 #[derive(Debug, Default)]
 pub(super) struct KnownDevices {
-    /// Resource to the moment since when nobody has offered or held it.
+    /// By resource, since when it has been neither offered nor allocated.
     absent: BTreeMap<String, Option<Instant>>,
 }
 
 impl KnownDevices {
-    /// Takes in what the object listed before this agent started: its zones go on listing it.
+    /// Adds the resources of the live object: its zones keep listing them.
     pub(super) fn carry(&mut self, names: BTreeSet<String>, now: Instant) {
         for name in names {
             self.absent.entry(name).or_insert(Some(now));
@@ -33,8 +33,8 @@ impl KnownDevices {
         self.forget_the_oldest();
     }
 
-    /// Takes a scan in and returns the resources that every zone lists: those of the scan, and those that vanished a
-    /// while ago.
+    /// Updates the resources with a scan. Returns those that every zone lists: those of the scan, and those
+    /// that vanished recently.
     pub(super) fn after(&mut self, scan: &Scan, now: Instant) -> BTreeSet<String> {
         let present = present(scan);
         for (name, absent) in &mut self.absent {
@@ -50,12 +50,12 @@ impl KnownDevices {
         self.names()
     }
 
-    /// The resources that every zone lists.
+    /// Returns the resources that every zone lists.
     pub(super) fn names(&self) -> BTreeSet<String> {
         self.absent.keys().cloned().collect()
     }
 
-    /// Of those that are away, the ones that went first.
+    /// Removes the resources above the limit that have been absent longest.
     fn forget_the_oldest(&mut self) {
         let mut away: Vec<(Instant, String)> =
             self.absent.iter().filter_map(|(name, since)| Some(((*since)?, name.clone()))).collect();
@@ -67,7 +67,7 @@ impl KnownDevices {
     }
 }
 
-/// What somebody offers or holds on some node.
+/// Returns the resources that are offered or allocated on some NUMA node.
 fn present(scan: &Scan) -> BTreeSet<&str> {
     let containers = scan.usage.pods.iter().flat_map(|pod| &pod.containers);
     let held = containers.flat_map(|container| &container.devices);

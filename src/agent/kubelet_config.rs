@@ -1,7 +1,8 @@
-//! How the kubelet is configured: its files are read at once, and the kubelet itself is asked beside the scans.
+//! The kubelet's configuration: its files are read at once, and the kubelet itself is asked concurrently with
+//! the scans.
 //!
-//! A kubelet reads its own configuration once, when it starts: so do we for each kubelet, and what a file says later is
-//! not yet true.
+//! A kubelet reads its configuration once, when it starts. So it is read once for each kubelet, and later
+//! changes of a file are not in effect yet.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -15,44 +16,46 @@ use crate::config::ConfigSource;
 use crate::kubelet::{ByHand, ConfigFiles, Connection, KubeletConfig, parse_configz};
 use crate::pod_source::KubeletPort;
 
-/// Real answers have a few KiB.
+/// Maximum size of a response. Real ones have a few KiB.
 const CONFIGZ_LIMIT: usize = 1 << 20;
 
-/// How soon a kubelet that did not tell is asked again...
+/// Initial backoff before a kubelet that did not return its configuration is asked again...
 const AGAIN: Duration = Duration::from_secs(1);
-/// ...and the longest wait: a missing right may be given at any time.
+/// ...and the maximum: a missing permission may be granted at any time.
 const AGAIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Who tells how the kubelet is configured.
+/// The sources of the kubelet's configuration.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSources {
-    /// Whom to believe.
+    /// Which source to use.
     pub source: ConfigSource,
     /// Its files.
     pub files: ConfigFiles,
     /// The kubelet itself.
     pub port: KubeletPort,
-    /// What stands whatever they say.
+    /// Values that override the sources.
     pub by_hand: ByHand,
 }
 
-/// A configuration, and the keys in it that make no sense.
+/// A configuration, and the invalid keys in it.
 type Read = (KubeletConfig, Vec<String>);
 
 impl ConfigSources {
-    /// May anybody tell at all?
+    /// Returns true if there is any source.
     #[must_use]
     pub fn may_tell(&self) -> bool {
         self.source != ConfigSource::None
     }
 
-    /// Is there no other way to know than to ask the kubelet, with the credentials for a cluster?
+    /// Returns true if the configuration can only be read by asking the kubelet, with the credentials for a
+    /// cluster.
     #[must_use]
     pub fn ask_the_kubelet(&self) -> bool {
         self.asks() && self.read_files().is_err()
     }
 
-    /// What the files say, and why they do not where the kubelet has to be asked.
+    /// Reads the configuration without asking the kubelet: from its files, or from the overrides alone.
+    /// Otherwise returns why its files cannot be read; `None` if they are not to be.
     fn read_files(&self) -> Result<Read, Option<String>> {
         match self.source {
             ConfigSource::Auto | ConfigSource::File => self.files.read().map_err(Some),
@@ -64,13 +67,13 @@ impl ConfigSources {
         }
     }
 
-    /// The file that was replaced under its mount, if these are read at all.
+    /// Returns the file that was replaced under its mount, if the files are read at all.
     fn replaced(&self) -> Option<PathBuf> {
         let reads = matches!(self.source, ConfigSource::Auto | ConfigSource::File);
         if reads { self.files.replaced() } else { None }
     }
 
-    /// The file that changed after a kubelet started, if these are read at all.
+    /// Returns the file that changed after a kubelet started, if the files are read at all.
     fn changed_since(&self, start: SystemTime) -> Option<PathBuf> {
         let reads = matches!(self.source, ConfigSource::Auto | ConfigSource::File);
         if reads { self.files.changed_since(start) } else { None }
@@ -87,7 +90,7 @@ impl ConfigSources {
             .map_err(|what| format!("what the kubelet answers GET /configz is not understood: {what}"))
     }
 
-    /// Reads once, and waits for the kubelet if it has to be asked; `Ok(None)` if nobody is to tell.
+    /// Reads once, and waits for the kubelet if it has to be asked; `Ok(None)` if there is no source.
     pub(super) async fn read(&self, cluster: Option<&Cluster>) -> Result<Option<Read>, String> {
         let read = match self.read_files() {
             Err(problem) if self.asks() => match cluster.filter(|cluster| cluster.config().is_some()) {
@@ -113,7 +116,7 @@ fn nobody_to_ask() -> String {
     "there are no credentials with which to ask the kubelet for its configuration".to_owned()
 }
 
-/// Why neither the files nor the kubelet tell.
+/// Describes why neither the files nor the kubelet returned a configuration.
 fn both(files: Option<&str>, failure: &str) -> String {
     match files {
         Some(files) => format!("{files}; asked instead, {failure}"),
@@ -125,26 +128,26 @@ fn both(files: Option<&str>, failure: &str) -> String {
 #[derive(Debug)]
 pub(super) struct ConfigReader {
     sources: ConfigSources,
-    /// Who knows the credentials.
+    /// Has the credentials.
     cluster: Option<Cluster>,
-    /// The configuration and the connection it holds for.
+    /// The configuration and the connection it is valid for.
     known: Option<(Connection, KubeletConfig)>,
     asking: Asking,
-    /// A file changed after the kubelet started: its policies may be others.
+    /// Whether a file changed after the kubelet started, so that its policies may be different.
     doubtful: bool,
-    /// What is wrong with it.
+    /// The problems of the configuration.
     problems: Vec<String>,
-    /// Why it is not known.
+    /// Why the configuration is unknown.
     problem: Option<String>,
 }
 
-/// What came of asking one kubelet.
+/// The state of asking one kubelet.
 #[derive(Debug, Default)]
 struct Asking {
     of: Connection,
-    /// It is being asked.
+    /// Set while it is being asked.
     answer: Option<oneshot::Receiver<Result<Read, String>>>,
-    /// How often in a row it did not tell, why, and when to ask again.
+    /// The number of consecutive failures, the last one, and when to ask again.
     failures: u32,
     failure: Option<String>,
     again_at: Option<Instant>,
@@ -163,35 +166,35 @@ impl ConfigReader {
         Self { sources, cluster: None, known: None, asking, doubtful: false, problems, problem: None }
     }
 
-    /// The kubelet may be asked from now on.
+    /// Enables asking the kubelet.
     pub(super) fn ask_through(&mut self, cluster: Cluster) {
         self.cluster = Some(cluster).filter(|cluster| cluster.config().is_some());
     }
 
-    /// The configuration as far as it is known, if only of the kubelet before.
+    /// Returns the configuration, if known. It may be that of the previous kubelet.
     pub(super) fn config(&self) -> Option<&KubeletConfig> {
         self.known.as_ref().map(|(_, config)| config)
     }
 
-    /// Is it what the kubelet runs with, as far as anybody can tell?
+    /// Returns true if the kubelet runs with it, as far as can be determined.
     pub(super) fn is_certain(&self) -> bool {
-        // Who gives the policies by hand has no doubt.
+        // Policies given by hand are certain.
         self.known.is_some() && (!self.doubtful || self.sources.by_hand.topology_manager_policy.is_some())
     }
 
-    /// Why it is not known, as far as anybody said.
+    /// Returns why it is unknown, if there is a reason.
     pub(super) fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
 
-    /// What can never be read again by this process, if the configuration of this kubelet is not known: a new container
-    /// can.
+    /// Returns a file that this process can never read again, if the configuration of this kubelet is
+    /// unknown. A new container can read it.
     pub(super) fn out_of_reach(&self) -> Option<PathBuf> {
         self.problem.as_ref().and_then(|_| self.sources.replaced())
     }
 
-    /// Reads what this connection's kubelet has read, unless that is known; returns what is wrong with it.
-    /// `made`: when its socket was made.
+    /// Reads the configuration of this connection's kubelet, unless it is known, and returns its problems.
+    /// `made`: when the kubelet's socket was created.
     pub(super) fn read(
         &mut self,
         connection: Connection,
@@ -216,7 +219,7 @@ impl ConfigReader {
         let asking = self.asking.answer.is_some();
         self.problem = match &self.asking.failure {
             Some(failure) => Some(both(files.as_deref(), failure)),
-            // What an answer makes good is no problem.
+            // A response may still solve it.
             None if asking => None,
             None if self.sources.asks() => Some(files.unwrap_or_else(nobody_to_ask)),
             None => files,
@@ -232,7 +235,7 @@ impl ConfigReader {
         self.asking = Asking::of(connection);
     }
 
-    /// Asks the kubelet, if that is wanted, possible and due.
+    /// Asks the kubelet, if that is configured, possible and due.
     fn ask(&mut self, now: Instant) {
         let early = self.asking.again_at.is_some_and(|at| now < at);
         if !self.sources.asks() || self.asking.answer.is_some() || early {
@@ -244,7 +247,7 @@ impl ConfigReader {
         self.asking.answer = Some(receiver);
     }
 
-    /// Takes an answer that came meanwhile. One of an earlier kubelet is none.
+    /// Takes a response that has arrived. One of an earlier kubelet is dropped.
     fn take_answer(&mut self, connection: Connection) {
         if self.asking.of != connection {
             self.asking = Asking::of(connection);
@@ -276,7 +279,7 @@ fn changed_problem(file: &Path) -> String {
     )
 }
 
-/// What a configuration that cannot be read means; `known`: it could be read before.
+/// Describes the consequence of a configuration that cannot be read. `known`: it could be read before.
 pub(super) fn problem_of(problem: &str, known: bool) -> String {
     if known {
         format!("{problem}; the last one read still holds")
@@ -290,7 +293,7 @@ mod tests {
     use super::*;
     use crate::config::Address;
 
-    /// Nobody listens at the kubelet's port.
+    /// Returns a kubelet port without a listener, and a cluster with credentials.
     async fn nobody() -> (KubeletPort, Cluster) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = Address { host: "127.0.0.1".into(), port: Some(listener.local_addr().unwrap().port()) };
@@ -320,7 +323,7 @@ mod tests {
         ConfigReader::new(ConfigSources { source, files, port, by_hand })
     }
 
-    /// Waits for the kubelet that is being asked.
+    /// Waits for the response of the kubelet that is being asked.
     async fn answered(reader: &mut ConfigReader) {
         let answer = reader.asking.answer.take().unwrap().await.unwrap();
         reader.take(answer);

@@ -1,7 +1,7 @@
-//! Kubernetes Events about our Node: what an operator must act on, and little of it.
+//! Kubernetes Events about our Node: only what an operator must act on.
 //!
-//! Posting is cheap and never waits: a task of its own does it, and what the API server does not take is dropped. The
-//! log says everything as well.
+//! Posting never blocks: a task does it, and an Event that the API server does not accept is dropped. The log
+//! contains all of it as well.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::bucket::Bucket;
 use crate::cluster::{Cluster, Regarding, Report};
 use crate::telemetry::metrics::Metrics;
 
-/// Who reports, as a qualified name.
+/// The reporting component, as a qualified name.
 const REPORTER: &str = "numacast/agent";
-/// How long a sentence that was told is not told again.
+/// How long the same note is not posted again.
 const AGAIN: Duration = Duration::from_secs(600);
-/// How many at once, all reasons together...
+/// Burst of Events, all reasons together...
 const BURST: f64 = 5.0;
-/// ...and how many per second from then on: ten per hour.
+/// ...and their rate per second: ten per hour.
 const RATE: f64 = 10.0 / 3600.0;
-/// What waits while one is being posted.
+/// Maximum number of Events that wait while one is posted.
 const QUEUE: usize = 16;
 
 /// Why an Event is posted.
@@ -31,28 +31,28 @@ const QUEUE: usize = 16;
 pub enum Reason {
     /// Another publisher keeps rewriting the object.
     RivalPublisher,
-    /// Somebody's edit or leftover was written over.
+    /// Another writer's edit or leftover was overwritten.
     ObjectTakenOver,
-    /// The object is owned by what it should not be owned by.
+    /// The object has the wrong owner.
     StaleOwner,
-    /// The API server refuses the object.
+    /// The API server rejects the object.
     PublishRefused,
     /// The node cannot be read.
     NodeUnreadable,
-    /// A kubelet that started did not bring back what was there before.
+    /// A restarted kubelet did not bring back what was there before.
     KubeletNotSettled,
-    /// NUMA nodes have ids that the scheduler plugin cannot take.
+    /// NUMA nodes have ids that the scheduler plugin cannot handle.
     NodesNotPublished,
-    /// Nobody knows the kubelet's policies.
+    /// The kubelet's policies are unknown.
     PoliciesUnknown,
-    /// Nobody tells which pods there are.
+    /// The node's pods are unknown.
     PodsUnknown,
-    /// The kubelet does not admit a pod, and does not refuse it.
+    /// The kubelet neither admits nor rejects a pod.
     PodNotAccounted,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 10] = [
         Self::RivalPublisher,
         Self::ObjectTakenOver,
@@ -66,7 +66,7 @@ impl Reason {
         Self::PodNotAccounted,
     ];
 
-    /// The Event's reason.
+    /// Returns the Event's reason.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -83,13 +83,13 @@ impl Reason {
         }
     }
 
-    /// Is it a `Warning`? Otherwise the Event is `Normal`.
+    /// Returns true if the Event is a `Warning`, false if it is `Normal`.
     #[must_use]
     pub const fn is_warning(self) -> bool {
         !matches!(self, Self::ObjectTakenOver)
     }
 
-    /// When it is posted, and what to do then; `docs/events.md` is made from these.
+    /// Returns when it is posted, and what to do then. `docs/events.md` is generated from these.
     #[must_use]
     pub const fn words(self) -> (&'static str, &'static str) {
         match self {
@@ -147,17 +147,17 @@ impl Reason {
     }
 }
 
-/// The handle with which anybody posts.
+/// Handle for posting Events.
 #[derive(Clone, Debug)]
 pub(super) struct Notices(Option<mpsc::Sender<(Reason, String)>>);
 
 impl Notices {
-    /// Nothing is ever posted.
+    /// Returns a handle that posts nothing.
     pub(super) fn nowhere() -> Self {
         Self(None)
     }
 
-    /// Starts the task that posts; it ends with the last handle.
+    /// Starts the task that posts; it ends when the last handle is dropped.
     pub(super) fn start(node: String, cluster: Cluster, metrics: Arc<Metrics>) -> Self {
         let (sender, mut receiver) = mpsc::channel::<(Reason, String)>(QUEUE);
         tokio::spawn(async move {
@@ -175,7 +175,7 @@ impl Notices {
         Self(Some(sender))
     }
 
-    /// Tells, unless it was told lately or too much is told already. Never waits.
+    /// Posts an Event, unless the same was posted recently or the rate limit is reached. Never blocks.
     pub(super) fn post(&self, reason: Reason, note: String) {
         let full = self.0.as_ref().is_some_and(|sender| sender.try_send((reason, note)).is_err());
         if full {
@@ -184,7 +184,7 @@ impl Notices {
     }
 }
 
-/// The UID is read each time: a Node may be made anew, and this is rare.
+/// Posts one Event. The Node's UID is read each time: the Node may be recreated, and this is rare.
 async fn post(
     node: &str,
     cluster: &Cluster,
@@ -204,7 +204,7 @@ async fn post(
     cluster.post_event(report).await
 }
 
-/// Decides what is told.
+/// Decides which Events are posted.
 struct Limiter {
     told: BTreeMap<Reason, (String, Instant)>,
     bucket: Bucket,

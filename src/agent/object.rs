@@ -1,4 +1,4 @@
-//! An account as the object that goes out. Everything is sorted: same account, same bytes.
+//! Converts a topology to the object. Everything is sorted: the same topology gives the same bytes.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
@@ -8,7 +8,7 @@ use crate::nrt::{
 };
 use crate::topology::{self, Amounts, Fingerprint, PodSet, Topology};
 
-/// The object of `node`; `owner` is the Node's UID, if the Node is to own it.
+/// Returns the object of `node`; `owner` is the Node's UID, if the Node should own it.
 #[must_use]
 pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResourceTopology {
     let fields = NodeResourceTopologyFields {
@@ -21,12 +21,14 @@ pub fn object(node: &str, owner: Option<&str>, topology: &Topology) -> NodeResou
     object
 }
 
-/// The plugin takes a fingerprint without its method for one of all pods.
+/// Returns the attributes of the fingerprint. The plugin takes a fingerprint without its method for one of
+/// all pods.
 fn of_pods(set: PodSet) -> [AttributeInfo; 2] {
     [attribute(FINGERPRINT, &set.fingerprint.to_string()), attribute(FINGERPRINT_METHOD, set.method.name())]
 }
 
-/// The same object, held; `None` if it says nothing of pods, or is held already.
+/// Returns the same object, held (its fingerprint is withheld); `None` if it has no fingerprint, or is held
+/// already.
 pub(super) fn held(object: &NodeResourceTopology) -> Option<NodeResourceTopology> {
     let held = Fingerprint::HELD.to_string();
     let mut object = object.clone();
@@ -36,7 +38,8 @@ pub(super) fn held(object: &NodeResourceTopology) -> Option<NodeResourceTopology
     Some(object)
 }
 
-/// No `controller` and no `blockOwnerDeletion`: the reference only lets garbage collection follow the Node.
+/// Returns an owner reference without `controller` and `blockOwnerDeletion`: it only makes garbage collection
+/// delete the object with the Node.
 pub(super) fn node_reference(name: &str, uid: &str) -> OwnerReference {
     OwnerReference {
         api_version: "v1".into(),

@@ -1,53 +1,55 @@
-//! How often to look for what no event tells: releases, where nobody says that a pod is gone, and allocations, where
-//! nobody says that a pod was bound and no file of the kubelet can be seen.
+//! How often to poll for changes without events: releases, if no source reports deleted pods; and
+//! allocations, if none reports bound pods and the kubelet's checkpoints are not visible.
 //!
-//! The List shows a release up to 1.5 s before any file does. Looking once a second finds it in time, and is paid for
-//! by what it costs: a node whose List is dear is looked at less often, except for a while after something happened.
+//! The List shows a release up to 1.5 s before any file does. Scanning once a second finds it in time, and
+//! its cost is limited: a node whose List is expensive is scanned less often, except for a while after a
+//! change.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
 
-/// So often that a release shows within a second, give or take a tenth and what the scan and the write take.
+/// The shortest interval: a release shows within a second, allowing for 10% jitter, the scan and the write.
 const FAST: Duration = Duration::from_millis(800);
 
-/// How long after something happened a node is looked at often, whatever that costs: changes come in company.
+/// How long after a change a node is scanned often, whatever that costs: changes tend to come together.
 const COMPANY: Duration = Duration::from_secs(10);
 
-/// What looking may cost: half a thousandth of a core, the other half of the budget for an idle node being for the rest.
+/// The CPU that polling may use: half a thousandth of a core. The other half of an idle node's budget is for
+/// everything else.
 const SHARE: f64 = 0.000_5;
 
-/// How much of the mean cost the newest scan is.
+/// The weight of the newest scan in the mean cost.
 const WEIGHT: f64 = 0.2;
 
-/// The pace of looking.
+/// The polling interval.
 #[derive(Debug)]
 pub(super) struct Pace {
     slow: Duration,
-    /// Seconds of CPU time that one scan takes.
+    /// The CPU time of one scan, in seconds.
     cost: f64,
     active: Option<Instant>,
 }
 
 impl Pace {
-    /// Never slower than `slow`.
+    /// Returns an interval that never exceeds `slow`.
     pub(super) fn new(slow: Duration) -> Self {
         Self { slow, cost: 0.0, active: None }
     }
 
-    /// Something happened.
+    /// Records a change.
     pub(super) fn stir(&mut self, now: Instant) {
         self.active = Some(now);
     }
 
-    /// One look cost this much CPU time.
+    /// Records the CPU time of a scan.
     pub(super) fn paid(&mut self, cost: Duration) {
         let cost = cost.as_secs_f64();
         self.cost = if self.cost == 0.0 { cost } else { self.cost * (1.0 - WEIGHT) + cost * WEIGHT };
     }
 
-    /// How long to wait before looking again, where a change could come unseen.
+    /// Returns how long to wait before the next scan, if a change could be missed.
     pub(super) fn wait(&self, now: Instant) -> Duration {
         let stirred = self.active.is_some_and(|at| now.duration_since(at) < COMPANY);
         let affordable = if stirred {
@@ -59,7 +61,8 @@ impl Pace {
     }
 }
 
-/// CPU time that this thread has used. What else it did between two readings counts too, which only slows the pace.
+/// Returns the CPU time used by this thread. Its other work between two readings counts too, which only
+/// lengthens the interval.
 pub(super) fn cpu_time() -> Duration {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = u64::try_from(used.tv_sec).unwrap_or_default();

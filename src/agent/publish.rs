@@ -1,7 +1,8 @@
-//! The newest account, in the API server.
+//! Publishes the newest topology to the API server.
 //!
-//! A task of its own: scans go on while the API server is slow or away, and when it is back only the newest
-//! account goes out, never a queue of old ones. It starts by reading what the API server has.
+//! It runs in a task of its own: scans continue while the API server is slow or unavailable, and afterwards
+//! only the newest topology is written, never a queue of old ones. The task starts by reading the live
+//! object.
 
 mod care;
 mod drift;
@@ -31,32 +32,32 @@ pub(super) use writer::Writer;
 
 use care::Care;
 
-/// How soon to try again after a failed write.
+/// Initial backoff after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
-/// The longest wait between two failed writes.
+/// Maximum backoff after a failed write.
 const RETRY_LIMIT: Duration = Duration::from_secs(10);
-/// How long a write in flight may take once we were told to stop.
+/// How long a write in flight may take at shutdown.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// How long the object as it stood may be believed while the node cannot be read.
+/// How long the live object is trusted at startup while the node cannot be read.
 const UNREAD: Duration = Duration::from_millis(500);
 
-/// What the publisher did so far.
+/// What the publisher has done so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    /// Writes that the API server took.
+    /// The number of successful writes.
     pub writes: u64,
-    /// The object's version after the last of them.
+    /// The object's resource version after the last one.
     pub resource_version: String,
-    /// How long the last of them took.
+    /// How long the last one took.
     pub took: Duration,
-    /// The sentence of the last failure, until a write succeeds.
+    /// The last error, until a write succeeds.
     pub trouble: Option<String>,
-    /// Who keeps rewriting the object.
+    /// The field managers that keep rewriting the object.
     pub rival: Option<String>,
 }
 
-/// The handle of the publishing task.
+/// Handle to the publishing task.
 #[derive(Debug)]
 pub(super) struct Publisher {
     newest: Option<watch::Sender<Option<Topology>>>,
@@ -66,7 +67,7 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    /// Starts the task; it has nothing to write yet.
+    /// Starts the task, with nothing to write yet.
     pub(super) fn start(
         settings: &Settings,
         cluster: Cluster,
@@ -101,14 +102,14 @@ impl Publisher {
         Self { newest: Some(newest), published, standing, task: tokio::spawn(task.run()) }
     }
 
-    /// Makes `topology` the newest account; an older one that waits is forgotten.
+    /// Makes `topology` the newest; an older one that is still waiting is dropped.
     pub(super) fn offer(&self, topology: Topology) {
         if let Some(newest) = &self.newest {
             newest.send_replace(Some(topology));
         }
     }
 
-    /// Does the API server refuse us, or not answer?
+    /// Returns true while the API server rejects our calls or does not respond.
     pub(super) fn in_trouble(&self) -> bool {
         self.published.borrow().trouble.is_some()
     }
@@ -117,12 +118,13 @@ impl Publisher {
         self.published.clone()
     }
 
-    /// What the API server had before this agent wrote; it is known soon after the API server answers.
+    /// Returns the live object before this agent's first write. It is known soon after the API server
+    /// responds.
     pub(super) fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.clone()
     }
 
-    /// Lets a write in flight end, but not for ever.
+    /// Stops the task. A write in flight is given a moment to end.
     pub(super) async fn stop(mut self) {
         self.newest = None;
         if timeout(FAREWELL, &mut self.task).await.is_err() {
@@ -142,7 +144,7 @@ impl Drop for Publisher {
 #[derive(Debug, Default)]
 struct Pace {
     failures: u32,
-    /// The server itself asked for the wait.
+    /// Whether the server requested the delay.
     asked: bool,
     not_before: Option<Instant>,
 }
@@ -156,7 +158,8 @@ impl Pace {
         self.not_before = Some(now + asked.unwrap_or_default() + own);
     }
 
-    /// There is something new: a long wait is cut short, but a flood of changes must not become a flood of attempts.
+    /// Shortens a long backoff because there is something new. A flood of changes must not become a flood of
+    /// attempts.
     fn hurry(&mut self, now: Instant) {
         if !self.asked {
             self.not_before = self.not_before.map(|at| at.min(now + RETRY));
@@ -166,13 +169,13 @@ impl Pace {
 
 /// Why the task stopped waiting.
 enum Wake {
-    /// There is a newer account.
+    /// There is a newer topology.
     Offer,
-    /// It is time for the attempt that waits, or for a refresh.
+    /// The pending attempt is due, or a refresh.
     Due,
-    /// There is no account yet, and the object as it stood should not be believed for longer.
+    /// There is no topology yet, and the live object should not be trusted any longer.
     Unread,
-    /// The object was seen, or cannot be watched.
+    /// An event of the watch on the object, or its error.
     News(Result<Glimpse, ClusterError>),
 }
 
@@ -182,7 +185,7 @@ struct Task {
     writer: Writer,
     refresh: Duration,
     watches: bool,
-    /// The watch, from the first write on.
+    /// The watch on the object, from the first write on.
     follow: Option<Follow>,
     offers: watch::Receiver<Option<Topology>>,
     report: watch::Sender<Published>,
@@ -193,23 +196,23 @@ struct Task {
     pending: Option<WriteReason>,
     pace: Pace,
     refresh_at: Instant,
-    /// What the first write of this process is for, until it is done.
+    /// The reason for the first write of this process, until it is done.
     first: Option<WriteReason>,
     care: Care,
-    /// Whether the object is held where nobody can account for the pods: only the scheduler's view promises that.
+    /// Whether the object is held while no agent can account for the pods: in the scheduler's view only.
     holds: bool,
-    /// The object as it stood, held; and when it is written unless there is an account.
+    /// The live object, held; and when to write it unless there is a topology by then.
     unread: Option<(NodeResourceTopology, Instant)>,
-    /// The object that was written last is held.
+    /// Whether the object that was written last is held.
     held: bool,
 }
 
 impl Task {
-    /// Ends with the agent, which drops the other end of the offers.
+    /// Runs until the agent drops the sender of the offers.
     async fn run(mut self) {
         let mut offers = self.offers.clone();
         let ended = async move { while offers.changed().await.is_ok() {} };
-        // What is only read may be dropped at once.
+        // A read may be dropped at once.
         tokio::select! {
             () = self.learn() => {}
             () = ended => return,
@@ -229,7 +232,8 @@ impl Task {
         self.hold_at_the_end().await;
     }
 
-    /// Nobody will account for the pods that come now. Whoever starts next says so of all of them again.
+    /// Holds the object at shutdown: no agent will account for the pods that are bound from now on. The next
+    /// one to start publishes a fingerprint again.
     async fn hold_at_the_end(&mut self) {
         let newest = self.offers.borrow().clone();
         let held = match (newest, self.unread.take()) {
@@ -246,13 +250,14 @@ impl Task {
         }
     }
 
-    /// Does the object say what we wrote last, and that the plugin can agree with? What a rival says is its own affair.
+    /// Returns true if the object is as we last wrote it, with a fingerprint that the plugin can match. The
+    /// object of a rival is not held.
     fn agrees(&self) -> bool {
         self.holds && !self.held && self.writer.own().is_some_and(|own| self.care.agrees_with(own))
     }
 
-    /// The node cannot be read since this agent started, and pods may have been bound that the object as it stood does not
-    /// account for: it stays, but does not agree.
+    /// Holds the live object: the node has been unreadable since this agent started, and pods may have been
+    /// bound that the object does not account for. Only its fingerprint changes.
     async fn hold_what_stands(&mut self) {
         let Some((object, due)) = &mut self.unread else { return };
         match self.writer.hold(object).await {
@@ -264,14 +269,14 @@ impl Task {
         }
     }
 
-    /// Reads what the API server has, for as long as it takes: the Node too, while the first scan runs.
+    /// Reads the live object, retrying until it succeeds; also the Node, while the first scan runs.
     async fn learn(&mut self) {
         loop {
             match self.writer.start().await {
                 Ok(standing) => {
                     self.recovered();
                     self.consider(&standing);
-                    // Another publisher's is its own affair until it is taken over.
+                    // An object of another publisher is not held before it is taken over.
                     let object =
                         standing.object().filter(|_| self.holds && self.first == Some(WriteReason::First));
                     self.unread = object.and_then(held).map(|object| (object, Instant::now() + UNREAD));
@@ -284,7 +289,7 @@ impl Task {
         }
     }
 
-    /// Waits for something to do; `None` at the end of the agent.
+    /// Waits for something to do; `None` when the agent ends.
     async fn wait(&mut self) -> Option<Wake> {
         let idle = self.offers.borrow().is_none();
         let due = match self.pending {
@@ -318,7 +323,7 @@ impl Task {
             return;
         }
         let Some(newest) = self.offers.borrow_and_update().clone() else { return };
-        // Even if no answer comes it may have been taken.
+        // The write may succeed even if there is no response.
         self.held &= newest.pods.is_none_or(|pods| pods.is_held());
         match self.writer.write(&newest).await {
             Ok(()) => {
@@ -348,7 +353,7 @@ impl Task {
         });
     }
 
-    /// The API server answers and takes what we write.
+    /// Records that the API server responds and accepts our writes.
     fn recovered(&mut self) {
         if self.pace.failures > 0 {
             info!("publishing works again");
@@ -358,7 +363,7 @@ impl Task {
         self.care.refused_since = None;
     }
 
-    /// Says what is wrong, once per sentence, and waits.
+    /// Logs an error, once per message, and backs off.
     fn fail(&mut self, error: &ClusterError) {
         self.metrics.write_failed(error.kind());
         if self.pending.is_some() {

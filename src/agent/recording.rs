@@ -1,7 +1,8 @@
-//! Everything one scan reads, in one file that a person can attach to a bug report, and the scan made from it.
+//! Everything that one scan reads, in one file that can be attached to a bug report; and the scan computed
+//! from it.
 //!
-//! A recording holds the hardware's files as they were and the kubelet's answers in our words. Of the kubelet's
-//! configuration only what numacast uses is kept: the file itself may hold secrets.
+//! A recording contains the hardware's files verbatim and the kubelet's responses in numacast's own form. Of
+//! the kubelet's configuration it contains only what numacast uses: the file itself may contain secrets.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,61 +21,61 @@ use crate::kubelet::{
 use crate::machine::{self, RecordedFiles, Recorder};
 use crate::topology::{Exclude, Rules};
 
-/// The form of recordings this program writes, and the newest it reads.
+/// The format version that is written, and the newest that can be read.
 const FORMAT: u32 = 1;
 
-/// Where nobody is to tell how the kubelet is configured.
+/// Recorded if the kubelet's configuration has no source.
 const UNTOLD: &str = "nobody is to tell how the kubelet is configured (`kubelet.config.source: none`)";
 
 /// All inputs of one scan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Recording {
-    /// The form of this file.
+    /// The format version of this file.
     pub format: u32,
-    /// The numacast that wrote it.
+    /// The version of numacast that wrote it.
     pub version: String,
     /// When it was written.
     pub recorded: jiff::Timestamp,
     /// The node's name.
     pub node: String,
-    /// Were empty zones for missing NUMA ids asked for?
+    /// Whether empty zones for missing NUMA ids were requested.
     pub fillers: bool,
-    /// What was left out.
+    /// What was excluded.
     #[serde(default, skip_serializing_if = "Exclude::is_empty")]
     pub exclude: Exclude,
-    /// The hardware's files: path to text.
+    /// The hardware's files: path to content.
     pub files: RecordedFiles,
-    /// The version of the podresources API that answered.
+    /// The version of the podresources API that responded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api: Option<Api>,
     /// The kubelet's configuration, as far as numacast uses it.
     pub config: Answer<KubeletConfig>,
-    /// Keys of it that make no sense.
+    /// Invalid keys of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub config_problems: Vec<String>,
-    /// The answer to GetAllocatableResources.
+    /// The response to GetAllocatableResources.
     pub allocatable: Answer<Allocatable>,
-    /// The answer to List.
+    /// The response to List.
     pub usage: Answer<Usage>,
-    /// The managers' books, where they could be read.
+    /// The managers' checkpoints, if they could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<ManagerState>,
-    /// What is wrong with these books.
+    /// Problems of the checkpoints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub state_problems: Vec<String>,
-    /// Pods (namespace, name) in the List that have ended, as far as anybody told.
+    /// Terminated pods (namespace, name) in the List, as far as known.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub terminal: BTreeSet<(String, String)>,
 }
 
-/// What came back, or the sentence that says why nothing did.
+/// A response, or one sentence why there is none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Answer<T> {
-    /// An answer.
+    /// The response.
     Answer(T),
-    /// None, and why.
+    /// Why there is none.
     Error(String),
 }
 
@@ -94,7 +95,7 @@ impl<T> Answer<T> {
     }
 }
 
-/// Why a recording is of no use.
+/// Why a recording cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
     /// It cannot be read or written.
@@ -104,7 +105,7 @@ pub enum RecordingError {
         verb: &'static str,
         /// The file.
         path: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// It is from a newer numacast.
@@ -112,17 +113,17 @@ pub enum RecordingError {
     Format {
         /// The file.
         path: String,
-        /// Its form.
+        /// Its format version.
         format: u32,
     },
-    /// The kubelet or the hardware had not answered when it was made.
+    /// The kubelet or the hardware could not be read when it was made.
     #[error("{0}")]
     Failed(String),
 }
 
 impl Recording {
-    /// Reads everything once. What cannot be read is recorded as the reason why. Where the kubelet has to be asked how
-    /// it is configured, that needs the credentials of a `cluster`.
+    /// Reads everything once. If something cannot be read, the reason is recorded. If the kubelet has to be
+    /// asked for its configuration, that needs the credentials of a `cluster`.
     pub async fn take(settings: &Settings, cluster: Option<&Cluster>) -> Self {
         let mut client = Client::new(settings.socket.clone(), settings.kubelet_timeout);
         let usage = client.list().await;
@@ -131,7 +132,7 @@ impl Recording {
         let api = usage.as_ref().ok().map(|(_, api, _)| *api);
         let allocatable = client.allocatable().await;
         let recorder = Recorder::new(settings.host.clone());
-        // An error shows again when the recording is evaluated.
+        // An error occurs again when the recording is evaluated.
         let _ = machine::read(&recorder);
         let (config, config_problems) = match settings.kubelet_config.read(cluster).await {
             Ok(Some((config, problems))) => (Answer::Answer(config), problems),
@@ -159,16 +160,16 @@ impl Recording {
         }
     }
 
-    /// How the account was drawn up.
+    /// Returns the rules that the topology was computed with.
     #[must_use]
     pub fn rules(&self) -> Rules {
         Rules { fillers: self.fillers, exclude: self.exclude.clone() }
     }
 
-    /// The scan that these inputs give.
+    /// Returns the scan that results from these inputs.
     ///
     /// # Errors
-    /// When the kubelet or the hardware had not answered.
+    /// When the kubelet or the hardware could not be read.
     pub fn scan(&self) -> Result<Scan, RecordingError> {
         let failed = |sentence: &String| RecordingError::Failed(sentence.clone());
         let usage = Arc::new(self.usage.get().map_err(failed)?.clone());
@@ -192,9 +193,9 @@ impl Recording {
         let terminal = Arc::new(self.terminal.clone());
         let state_problems = self.state_problems.clone();
         let connection = Connection::default();
-        // A recording is judged by nobody.
+        // A recording is not checked for a recently started kubelet.
         let socket_age = Duration::MAX;
-        // A recording is read once.
+        // A recording is read once, so nothing waits for its checkpoints to change.
         let files_tell = false;
         Ok(Scan { usage, inventory, state, state_problems, files_tell, terminal, connection, socket_age })
     }
@@ -202,16 +203,16 @@ impl Recording {
     /// Reads a recording.
     ///
     /// # Errors
-    /// When the file is missing, no recording, or from a newer numacast.
+    /// When the file is missing, is not a recording, or is from a newer numacast.
     pub fn read(path: &Path) -> Result<Self, RecordingError> {
         let text = std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
         Self::parse(&text, path)
     }
 
-    /// The recording that the text of the file at `path` holds.
+    /// Parses a recording. `text` is the content of the file at `path`.
     ///
     /// # Errors
-    /// When the text is no recording, or from a newer numacast.
+    /// When the text is not a recording, or is from a newer numacast.
     pub fn parse(text: &str, path: &Path) -> Result<Self, RecordingError> {
         #[derive(Deserialize)]
         struct Form {

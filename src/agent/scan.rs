@@ -1,4 +1,4 @@
-//! One consistent reading of the node.
+//! Reads a consistent snapshot of the node.
 
 mod types;
 
@@ -24,7 +24,7 @@ use crate::topology;
 
 pub use types::{Inventory, Scan};
 
-/// How often a scan starts over when the kubelet restarts in its middle.
+/// How many times a scan is attempted while the kubelet restarts in the middle of it.
 const ATTEMPTS: usize = 3;
 
 /// How much of the node to read.
@@ -33,45 +33,45 @@ pub enum Depth {
     /// One List.
     #[default]
     Usage,
-    /// And what the kubelet may hand out.
+    /// Also what the kubelet can allocate.
     Allocatable,
-    /// And the hardware.
+    /// Also the hardware and the kubelet's configuration.
     Everything,
 }
 
-/// Why there is no scan.
+/// Why a scan failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
-    /// The kubelet did not tell.
+    /// The kubelet could not be read.
     #[error(transparent)]
     Kubelet(#[from] ClientError),
     /// The hardware could not be read at all.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// An answer without CPUs and memory would make them all look free.
+    /// A response without CPUs and memory would make all of them look free.
     #[error(
         "the kubelet serves only podresources v1alpha1, which tells of devices but not of CPUs and memory \
          (numacast needs kubelet 1.23 or later)"
     )]
     DevicesOnly,
-    /// The answers of one scan never came from one kubelet.
+    /// The responses of a scan never came from a single kubelet.
     #[error("the kubelet restarted during each of {ATTEMPTS} attempts to read it")]
     Restless,
 }
 
-/// Reads the node again and again.
+/// Reads the node repeatedly.
 #[derive(Debug)]
 pub struct Scanner {
     kubelet: Upstream,
     merge: Merge,
     host: HostRoots,
-    /// What has to be read still; a scan that fails does not forget what it was asked for.
+    /// What still has to be read. A failed scan does not reset it.
     due: Depth,
     inventory: Option<(Connection, Arc<Inventory>)>,
     config: ConfigReader,
     /// Device resources in the inventory.
     offered: BTreeSet<String>,
-    /// Device resources in use that not even a fresh inventory had.
+    /// Device resources in use that even a fresh inventory lacked.
     absent: BTreeSet<String>,
     books: StateReader,
     terminal: Terminal,
@@ -80,15 +80,15 @@ pub struct Scanner {
     metrics: Option<Arc<Metrics>>,
 }
 
-/// What an answer is before it is read.
+/// Transforms a response before it is parsed.
 pub type MergeAnswer = Arc<dyn Fn(&Bytes) -> Bytes + Send + Sync>;
 
-/// What is put into the kubelet's answers before they are read.
+/// What is merged into the kubelet's responses before they are parsed.
 #[derive(Clone, Default)]
 pub struct Merge {
-    /// Into those to `List`.
+    /// Into responses to `List`.
     pub list: Option<MergeAnswer>,
-    /// Into those to `GetAllocatableResources`.
+    /// Into responses to `GetAllocatableResources`.
     pub allocatable: Option<MergeAnswer>,
 }
 
@@ -100,7 +100,7 @@ impl fmt::Debug for Merge {
 }
 
 impl Scanner {
-    /// A scanner that has read nothing yet. It runs on the tokio runtime it is made on.
+    /// Returns a scanner that has read nothing yet. It runs on the Tokio runtime that it is created on.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         Self {
@@ -120,65 +120,65 @@ impl Scanner {
         }
     }
 
-    /// Asks the kubelet together with others from now on.
+    /// Calls the kubelet through a shared connection from now on.
     pub fn share(&mut self, kubelet: Upstream) {
         self.kubelet = kubelet;
     }
 
-    /// Reads the kubelet's answers with this in them from now on.
+    /// Merges this into the kubelet's responses from now on.
     pub fn merge_with(&mut self, merge: Merge) {
         self.merge = merge;
     }
 
-    /// Takes pods' UIDs from `pods` from now on.
+    /// Looks up pods' UIDs in `pods` from now on.
     pub(super) fn identify_by(&mut self, pods: PodSource) {
         self.pods = pods;
     }
 
-    /// Counts calls from now on.
+    /// Counts calls in the metrics from now on.
     pub(super) fn report_to(&mut self, metrics: Arc<Metrics>) {
         self.metrics = Some(metrics);
     }
 
-    /// The kubelet may be asked for its configuration from now on.
+    /// Enables asking the kubelet for its configuration.
     pub(super) fn ask_through(&mut self, cluster: Cluster) {
         self.config.ask_through(cluster);
     }
 
-    /// Is the configuration what the kubelet runs with, as far as anybody can tell?
+    /// Returns true if the kubelet runs with the known configuration, as far as can be determined.
     pub(super) fn is_config_certain(&self) -> bool {
         self.config.is_certain()
     }
 
-    /// Why the kubelet's configuration is not known, as far as anybody said.
+    /// Returns why the kubelet's configuration is unknown, if there is a reason.
     pub(super) fn config_problem(&self) -> Option<&str> {
         self.config.problem()
     }
 
-    /// A call that began at `start` ended.
+    /// Records a call that started at `start`.
     fn called<T>(&self, ask: &Ask, start: Instant, answer: &Result<T, ClientError>) {
         if let Some(metrics) = &self.metrics {
             metrics.called(ask.method(), start.elapsed(), answer.as_ref().err());
         }
     }
 
-    /// What the kubelet answers.
+    /// Calls the kubelet.
     async fn ask(&mut self, ask: Ask) -> Result<Arc<Flight>, ClientError> {
         self.kubelet.ask(ask, Asker::Agent).await.map_err(|refusal| refusal.error)
     }
 
-    /// Says which pods have ended: kubelets before 1.34 list them all the same.
+    /// Sets which pods have terminated: kubelets before 1.34 still list them.
     pub fn set_terminal(&mut self, terminal: Terminal) {
         self.terminal = terminal;
     }
 
-    /// How often the kubelet was called since this was last asked.
+    /// Returns how often the kubelet was called since this was last called.
     pub(super) fn take_calls(&mut self) -> u32 {
         std::mem::take(&mut self.calls)
     }
 
-    /// One List; more if `depth` says so, the kubelet restarted, or the List names devices that the inventory
-    /// does not have.
+    /// Scans the node: one List; more if `depth` requires it, the kubelet restarted, or the List contains
+    /// device resources that the inventory lacks.
     ///
     /// # Errors
     /// When the kubelet or the hardware cannot be read. Nothing of a failed scan is kept.
@@ -245,8 +245,9 @@ impl Scanner {
         })
     }
 
-    /// Reads the managers' books and notes which pods their UIDs are: an entry stays there after its pod has left the
-    /// List, and only who saw it leave knows that nobody has what it says.
+    /// Reads the managers' checkpoints and records which pods the UIDs in them belong to. An entry stays
+    /// after its pod has left the List: only if its pod was matched before is it known that the resources are
+    /// released.
     fn read_books(&mut self, usage: &Usage) -> Option<Arc<ManagerState>> {
         let state = self.books.read()?;
         if !state.is_named() {
@@ -263,7 +264,7 @@ impl Scanner {
         Some(Arc::clone(state))
     }
 
-    /// Reads what is due; what is not comes from `known`.
+    /// Reads what is due; the rest comes from `known`. Returns the connection that was read from.
     async fn read_inventory(
         &mut self,
         known: Option<Arc<Inventory>>,
@@ -301,7 +302,7 @@ impl Scanner {
         Ok(connection)
     }
 
-    /// Device resources in use that the inventory does not have.
+    /// Returns the device resources in use that the inventory lacks.
     fn uncovered(&self, usage: &Usage) -> BTreeSet<String> {
         let containers = usage.pods.iter().flat_map(|pod| &pod.containers);
         let groups = containers.flat_map(|container| &container.devices);
@@ -310,9 +311,9 @@ impl Scanner {
     }
 }
 
-/// Entries of the books without a name whose pods `told` knows by UID: each UID with its pod's name. The List must name the
-/// pod too, as one that holds something, and no other entry may have its name: else this may be the next pod of that name,
-/// which the List does not show yet.
+/// Returns UID and name for the checkpoint entries without a name whose pod `told` knows by UID. The List
+/// must contain the pod too, with allocations, and no other entry may have its name: otherwise this may be
+/// the next pod with that name, which the List does not show yet.
 fn told_names<'a, 'b>(
     listed: impl Iterator<Item = &'a PodUsage>,
     told: impl Iterator<Item = &'b Pod>,
@@ -326,14 +327,14 @@ fn told_names<'a, 'b>(
     names.filter(|(_, name)| listed.contains(name)).collect()
 }
 
-/// Adds names to the books; they are copied only if there are some.
+/// Adds pod names to the checkpoints, which are copied only if there are any.
 fn name(state: &mut Arc<ManagerState>, names: Vec<(String, PodName)>) {
     if !names.is_empty() {
         Arc::make_mut(state).names.extend(names);
     }
 }
 
-/// The answer as it is to be read.
+/// Returns the response to parse.
 fn merged(merge: Option<&MergeAnswer>, flight: &Flight) -> Bytes {
     merge.map_or_else(|| flight.bytes.clone(), |merge| merge(&flight.bytes))
 }

@@ -1,4 +1,4 @@
-//! What the agent needs of the configuration, paths resolved.
+//! The agent's part of the configuration, with resolved paths.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use crate::pod_source::{KubeletPort, PodTellers};
 use crate::scheduler::{Informer, PluginRelease, Terms, View};
 use crate::topology::{Exclude, Method, Rules};
 
-/// What the agent needs to know, paths resolved.
+/// The agent's settings, with resolved paths.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The node's name in the cluster.
     pub node: String,
-    /// Stand for `/sys` and `/proc`.
+    /// The roots of `/sys` and `/proc`.
     pub host: HostRoots,
     /// The kubelet's root directory.
     pub kubelet_dir: PathBuf,
@@ -25,42 +25,42 @@ pub struct Settings {
     pub device_plugins: PathBuf,
     /// The podresources socket.
     pub socket: PathBuf,
-    /// Who tells how the kubelet is configured.
+    /// The sources of the kubelet's configuration.
     pub kubelet_config: ConfigSources,
     /// The deadline of one call to the kubelet.
     pub kubelet_timeout: Duration,
-    /// How often to look when nothing seems to happen.
+    /// The interval between scans when nothing happens.
     pub poll: Duration,
     /// How long the last good object may stay after a kubelet restart.
     pub settle: Duration,
-    /// How often the object is applied again although nothing changed.
+    /// How often the object is applied again if nothing changed.
     pub refresh: Duration,
-    /// Make the Node own the object.
+    /// Whether to make the Node the object's owner.
     pub owner_reference: bool,
-    /// Watch the object, to repair it at once.
+    /// Whether to watch the object, to repair it at once.
     pub watch_object: bool,
     /// What to do about a publisher that keeps rewriting the object.
     pub rivals: RivalsMode,
-    /// In which form the object is written.
+    /// The form in which the object is written.
     pub form: Form,
-    /// Post Kubernetes Events about the Node.
+    /// Whether to post Kubernetes Events about the Node.
     pub events: bool,
-    /// Who tells which pods there are; nobody where none is in it.
+    /// The sources of the node's pods; there may be none.
     pub pods: PodTellers,
-    /// What the object says of pods.
+    /// Which fingerprint to publish, and whether to reserve resources for bound pods.
     pub terms: Terms,
-    /// Where to write that for people.
+    /// The status file, which lists the pods of the fingerprint for people.
     pub status_file: Option<PathBuf>,
-    /// Say on which NUMA node each container is.
+    /// Whether to publish on which NUMA node each container is.
     pub placement: bool,
-    /// A file that somebody touches when it is time to look.
+    /// A file that is touched to request a scan.
     pub notify_file: Option<PathBuf>,
-    /// How to draw up the account.
+    /// How to compute the topology.
     pub rules: Rules,
 }
 
 impl Settings {
-    /// The agent's part of a resolved configuration.
+    /// Returns the agent's settings from a configuration.
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         let config = config.clone().resolved();
@@ -153,7 +153,7 @@ fn terms(fingerprint: &config::Fingerprint, reserve: bool) -> Terms {
     }
 }
 
-/// What a configuration leaves out on `node`: its own list and the one for every node, united.
+/// Returns the exclusions for `node`: its own list and the one for every node, united.
 fn exclude(config: &config::Exclude, node: &str) -> Exclude {
     Exclude {
         resources: config.resources_of(node).cloned().collect(),

@@ -1,13 +1,13 @@
-//! Is what the kubelet says the whole truth yet?
+//! Decides whether the kubelet's state is complete yet.
 //!
-//! A kubelet that has just started answers before it knows its pods, its devices and even its own CPUs. Taken at
-//! its word, a full node would look free. So after a new connection the last good object stays until what was
-//! held before is held again, or a bounded time has passed.
+//! A kubelet that has just started responds before it knows its pods, its devices and even its own CPUs, so a
+//! full node would look free. After a new connection, the last good object therefore stays until what was
+//! allocated before is allocated again, or a limited time has passed.
 //!
-//! What a real kubelet does (`tests/real/order.rs`): first everything is empty, then come CPUs and memory, then devices,
-//! then the pods of its API server, oldest first, perhaps not all of them in one List, each with all that it holds. So a
-//! pod that is new and holds something is the last: whoever is missing still is gone. Static pods come from files, and
-//! prove nothing.
+//! A real kubelet (`tests/real/order.rs`) reports nothing at first, then CPUs and memory, then devices, then
+//! the pods of its API server, oldest first, perhaps not all in one List, each with everything that it is
+//! allocated. So a new pod with allocations comes last: a pod that is still missing then is gone. Static pods
+//! come from files, and prove nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,72 +19,73 @@ use super::scan::{Inventory, Scan};
 use crate::kubelet::{Allocatable, Connection, PodUsage, Usage};
 use crate::pod::PodName;
 
-/// While not one of the pods that held something is back, the node may only look free: be ten times as patient.
+/// The wait is this many times longer while none of the pods with allocations is back, or the kubelet has not
+/// finished its start: the node may only look free.
 pub(super) const PATIENCE: u32 = 10;
 
-/// What to make of a scan.
+/// What to do with a scan.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Publish it.
     Settled,
-    /// Publish it with this usage: somebody new holds something, and what was held before may still be.
+    /// Publish it with this usage: a new pod has allocations, and missing pods may still have theirs.
     Joined(Arc<Usage>, String),
-    /// Not yet, and why.
+    /// It is not complete yet, for this reason.
     Wait(String),
-    /// The wait is over, and this is still so: publish it.
+    /// The time is up and it is still incomplete, for this reason: publish it.
     GivenUp(String),
 }
 
-/// The memory that tells a restarted kubelet from a node that became free.
+/// Distinguishes a restarted kubelet from a node whose resources were released.
 #[derive(Debug)]
 pub(super) struct Settling {
     bound: Duration,
-    /// The end of every static pod's name.
+    /// The name suffix of every static pod.
     static_suffix: String,
-    /// What was true before the connection broke.
+    /// The state before the connection broke.
     before: Option<Held>,
-    /// The connection whose answers are believed.
+    /// The connection whose responses are accepted.
     settled: Option<Connection>,
-    /// When the connection that is being judged was first seen.
+    /// When the connection being evaluated was first seen.
     since: Option<(Connection, Instant)>,
 }
 
-/// Who held something, and what was offered.
+/// What was allocated and allocatable.
 #[derive(Debug, Default, Clone)]
 struct Held {
     usage: Arc<Usage>,
     inventory: Arc<Inventory>,
 }
 
-/// What somebody tells about the pods of the API server. Who knows these says nothing of static ones.
+/// What the pod source knows of the pods of the API server. It does not cover static pods.
 #[derive(Clone, Copy)]
 pub(super) struct Told<'a> {
-    /// Is this pod one that runs or will?
+    /// Whether this pod is running or will run.
     pub(super) lives: &'a dyn Fn(&PodName) -> bool,
-    /// Was this pod one that did, and does no more?
+    /// Whether this pod was recently deleted or terminated.
     pub(super) went: &'a dyn Fn(&PodName) -> bool,
-    /// Is this pod not in the last list of all pods, and was that asked for after this moment? It may have come and gone while
-    /// nobody told.
+    /// Whether this pod is missing from the last complete list, which was requested after this time. It may
+    /// have come and gone while the source was failing.
     pub(super) lacks: &'a dyn Fn(&PodName, Instant) -> bool,
 }
 
-/// What is missing still.
+/// What is still missing, and how long to wait for it.
 struct Doubt {
     reason: String,
     bound: Duration,
-    /// What may be held, if a pod that proves nothing holds something.
+    /// The usage to publish meanwhile, if a new pod has allocations.
     joined: Option<Arc<Usage>>,
 }
 
 impl Settling {
-    /// A memory of nothing, for `node`.
+    /// Returns a guard for `node` without any history.
     pub(super) fn new(node: &str, bound: Duration) -> Self {
         Self { bound, static_suffix: format!("-{node}"), before: None, settled: None, since: None }
     }
 
-    /// Judges a scan, and remembers it if it is believed. While `cut_off` from the API server the clock stands
-    /// still: the kubelet has its pods from there. Where somebody tells about these, those that went are not waited
-    /// for, and those that live are, whoever comes meanwhile.
+    /// Evaluates a scan, and remembers it if it is accepted. While the API server does not respond
+    /// (`cut_off`), the time does not run: the kubelet gets its pods from there. With a pod source (`told`),
+    /// pods that are gone are not waited for, and live ones are, whatever new pods appear.
     pub(super) fn judge(
         &mut self,
         scan: &Scan,
@@ -103,7 +104,7 @@ impl Settling {
             None
         } else {
             if let Some(told) = told {
-                // It had listed its pods before it made this socket.
+                // These pods were listed before this socket was created.
                 self.forget(told, now.checked_sub(scan.socket_age).unwrap_or(now));
             }
             self.doubt(scan, told)
@@ -121,12 +122,12 @@ impl Settling {
         verdict
     }
 
-    /// Is a connection being judged that is not believed yet?
+    /// Returns true while a connection is being evaluated and not accepted yet.
     pub(super) fn is_waiting(&self) -> bool {
         self.since.is_some_and(|(connection, _)| self.settled != Some(connection))
     }
 
-    /// Pods that went are not waited for, nor those that a list does not have that is newer than the kubelet's `start`.
+    /// Stops waiting for pods that are gone, or missing from a list that is newer than the kubelet's `start`.
     fn forget(&mut self, told: Told<'_>, start: Instant) {
         let Some(Held { usage, .. }) = &mut self.before else { return };
         let is_static = |pod: &PodUsage| pod.name.ends_with(&self.static_suffix);
@@ -139,7 +140,7 @@ impl Settling {
         }
     }
 
-    /// What is missing still, and how long to wait for it.
+    /// Returns what is still missing, and how long to wait for it.
     fn doubt(&self, scan: &Scan, told: Option<Told<'_>>) -> Option<Doubt> {
         if let Some(reason) = self.unstarted(&scan.inventory) {
             return Some(Doubt { reason, bound: self.bound * PATIENCE, joined: None });
@@ -147,8 +148,9 @@ impl Settling {
         let before = self.before.as_ref()?;
         let (held, now) = (holders(&before.usage), holders(&scan.usage));
         let newcomers = || now.keys().filter(|name| !held.contains_key(*name));
-        // Somebody new holds something: the kubelet has its pods, and who is missing is gone, unless it is known to
-        // live. Devices are not waited for either then, since what the new pods hold must not look free meanwhile.
+        // A new pod has allocations: the kubelet knows its pods, and a missing pod is gone unless it is known
+        // to be live. Devices are not waited for then either, since the allocations of new pods must not look
+        // free meanwhile.
         let proof = newcomers().any(|(_, name)| !name.ends_with(&self.static_suffix));
         let awaited = |name: &PodName| !proof || told.is_some_and(|told| (told.lives)(name));
         let missing: Vec<&PodUsage> = held
@@ -182,8 +184,8 @@ impl Settling {
         })
     }
 
-    /// A static policy always has something to hand out, except before it was started. Where the policy is not
-    /// known, what was offered before tells.
+    /// Returns why the kubelet has not finished its start: a static policy always has something to allocate
+    /// once it is started. If the policy is unknown, it depends on what was allocatable before.
     fn unstarted(&self, inventory: &Inventory) -> Option<String> {
         let offered = |look: fn(&Allocatable) -> bool| {
             self.before.as_ref().is_some_and(|before| look(&before.inventory.allocatable))
@@ -203,10 +205,10 @@ impl Settling {
     }
 }
 
-/// What is listed, and what the missing pods held when they were last seen.
+/// Returns what is listed, and what the missing pods were last allocated.
 fn join(usage: &Usage, missing: &[&PodUsage]) -> Arc<Usage> {
     let listed = |pod: &PodUsage| missing.iter().any(|m| m.name == pod.name && m.namespace == pod.namespace);
-    // A pod that is listed with nothing counts with what it held.
+    // A pod that is listed without allocations counts with its earlier ones.
     let pods = usage.pods.iter().filter(|pod| !listed(pod)).chain(missing.iter().copied());
     Arc::new(Usage { pods: pods.cloned().collect() })
 }
@@ -257,13 +259,13 @@ mod tests {
     }
 
     fn told<'a>(lives: &'a dyn Fn(&str) -> bool, went: &'a dyn Fn(&str) -> bool) -> Option<Told<'a>> {
-        // Leaked, since a test is short and its closures have no other place.
+        // Leaked, since a test is short and its closures have no other owner.
         let lives = Box::leak(Box::new(move |(_, name): &PodName| lives(name)));
         let went = Box::leak(Box::new(move |(_, name): &PodName| went(name)));
         Some(Told { lives, went, lacks: &|_, _| false })
     }
 
-    /// Two connections, the first settled with pods a and b and a nic.
+    /// Returns a guard whose first connection settled with pods a and b and a nic, and the second connection.
     fn restarted() -> (Settling, Connection, Instant) {
         let mut settling = Settling::new("node", BOUND);
         let start = Instant::now();
@@ -311,7 +313,7 @@ mod tests {
             settling.judge(&scan(second, &["a", "b"], &["nic"]), start, false, None),
             Verdict::Settled
         );
-        // From then on this connection is believed.
+        // From then on this connection is accepted.
         assert_eq!(settling.judge(&scan(second, &[], &[]), start, false, None), Verdict::Settled);
 
         let (mut settling, _, start) = restarted();
@@ -339,7 +341,7 @@ mod tests {
             joined(settling.judge(&scan(second, &["web-node"], &["nic"]), start, false, None));
         assert_eq!(names, "web-node,a,b");
         assert!(reason.contains("does not list 2 of the 2"), "{reason}");
-        // One of them is back, the other listed with nothing yet.
+        // One of them is back, the other is listed without allocations.
         let mut partial = scan(second, &["web-node", "a", "b"], &["nic"]);
         Arc::make_mut(&mut partial.usage).pods[2].containers.clear();
         let verdict = settling.judge(&partial, start, false, None);

@@ -1,4 +1,5 @@
-//! The object as it stood before this agent wrote: what it says holds until it is read again, its amounts for a while.
+//! The live object at startup: its resource names and policies are kept until they are read again, its
+//! amounts for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,35 +10,35 @@ use crate::config::is_device;
 use crate::nrt::{NodeResourceTopology, POLICY, SCOPE, ZONE_TYPE, Zone, zone_name};
 use crate::topology::{Amounts, Topology};
 
-/// What the API server had of our object when the agent started.
+/// The live object before this agent's first write.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Standing {
-    /// Nobody knows yet.
+    /// Not known yet.
     #[default]
     Unknown,
     /// There was none.
     Missing,
     /// We may not read it.
     Unreadable,
-    /// This.
+    /// It exists.
     Object(Box<NodeResourceTopology>),
 }
 
-/// A policy without its scope is misread: they come together or not at all.
+/// A policy without its scope is misinterpreted: both are carried over, or neither.
 const TOGETHER: [&str; 2] = [POLICY, SCOPE];
-/// What else comes from the kubelet's configuration.
+/// Other attributes from the kubelet's configuration.
 const OTHERS: [&str; 3] = ["topologyManagerMaxNUMANodes", "cpuManagerPolicy", "memoryManagerPolicy"];
-/// The start of the names of policy options.
+/// Prefix of the names of policy options.
 const OPTION: &str = "topologyManagerOption";
 
 impl Standing {
-    /// Is it known what there was, or that it cannot be known?
+    /// Returns true if it is known what there was, or that it cannot be read.
     #[must_use]
     pub const fn is_known(&self) -> bool {
         !matches!(self, Self::Unknown)
     }
 
-    /// The object, if there was one.
+    /// Returns the object, if there was one.
     #[must_use]
     pub fn object(&self) -> Option<&NodeResourceTopology> {
         match self {
@@ -46,22 +47,22 @@ impl Standing {
         }
     }
 
-    /// The zones that are NUMA nodes.
+    /// Returns the zones that are NUMA nodes.
     pub fn zones(&self) -> impl Iterator<Item = &Zone> {
         let zones = self.object().into_iter().flat_map(|object| &object.spec.zones);
         zones.filter(|zone| zone.kind == ZONE_TYPE)
     }
 
-    /// Device resources that its zones listed.
+    /// Returns the device resources that its zones listed.
     #[must_use]
     pub fn devices(&self) -> BTreeSet<String> {
         let resources = self.zones().flat_map(|zone| zone.resources.iter().flatten());
         let names = resources.map(|resource| resource.name.as_str());
-        // Those of the kubelet's own managers have no domain, and who wrote the object may have made up others.
+        // Resources of the kubelet's own managers have no domain, and another writer may have invented names.
         names.filter(|name| is_device(name)).map(str::to_owned).collect()
     }
 
-    /// The attributes that tell how the kubelet is configured; none if policy or scope is missing.
+    /// Returns the attributes from the kubelet's configuration; none if the policy or the scope is missing.
     #[must_use]
     pub fn policies(&self) -> Vec<(String, String)> {
         let attributes =
@@ -79,28 +80,28 @@ fn is_policy(name: &str) -> bool {
     TOGETHER.contains(&name) || OTHERS.contains(&name) || name.starts_with(OPTION)
 }
 
-/// What the object promised when the agent started. A kubelet that started lately, perhaps together with us, must not
-/// make the node look freer than that at once: it may not know its pods yet.
+/// Compares a recently started kubelet with the live object. Such a kubelet, which may have started together
+/// with us, may not know its pods yet, and must not make the node look freer at once.
 #[derive(Debug, Default)]
 pub(super) struct Promise {
-    /// Allocatable and available amounts by zone and resource; none if nothing is doubted.
+    /// Allocatable and available amounts by zone and resource, from the object.
     amounts: BTreeMap<(String, String), (u64, u64)>,
-    /// Since when the kubelet could know its pods.
+    /// Since when the kubelet could know its pods; `None` once it is trusted.
     since: Option<Instant>,
 }
 
-/// What others know of the pods that the List should name.
+/// What the pod source knows of the pods that the List should contain.
 pub(super) enum Others {
-    /// All of them are there.
+    /// The List contains all of them.
     Agree,
-    /// Some are not, or who knows has not spoken yet: what the kubelet did not do.
+    /// The List lacks some, or the source has not synced yet. The text is the reason.
     Miss(String),
-    /// Nobody knows.
+    /// The source does not work, or there is none.
     Silent,
 }
 
 impl Promise {
-    /// What `standing` promises. The kubelet could know its pods for `age` already.
+    /// Returns a guard that compares with `standing`. The kubelet could know its pods for `age` already.
     pub(super) fn of(standing: &Standing, now: Instant, age: Duration) -> Self {
         let mut amounts = BTreeMap::new();
         for zone in standing.zones() {
@@ -109,12 +110,12 @@ impl Promise {
                 amounts.insert(key, (resource.allocatable.ceil(), resource.available.ceil()));
             }
         }
-        // A clock that began before the kubelet did says no more than one that began with it.
+        // If the subtraction fails, the wait starts now.
         Self { amounts, since: Some(now.checked_sub(age).unwrap_or(now)) }
     }
 
-    /// Why an account is not believed yet; the first that is ends the doubt. Where `others` know which pods there are, what
-    /// is free does not matter, since pods may have gone; what there is to give does.
+    /// Returns why a topology is not accepted yet; once one is, the guard is off. If `others` know which pods
+    /// exist, available amounts may have grown, since pods may be gone; allocatable ones may not.
     pub(super) fn doubt(
         &mut self,
         topology: &Topology,
@@ -137,12 +138,12 @@ impl Promise {
         doubt.map(|doubt| format!("the kubelet started lately and {doubt}: it may not know everything yet"))
     }
 
-    /// Is the object compared with what the kubelet says still?
+    /// Returns true while the kubelet is still compared with the object.
     pub(super) const fn is_doubting(&self) -> bool {
         self.since.is_some()
     }
 
-    /// Where there is more than the object said, by what `look` compares.
+    /// Returns where the topology has more than the object, by the amounts that `look` selects.
     fn more(&self, topology: &Topology, look: impl Fn(&Amounts, (u64, u64)) -> (u64, u64)) -> Option<String> {
         topology.zones.iter().find_map(|zone| {
             let name = zone_name(zone.id);
@@ -154,36 +155,36 @@ impl Promise {
     }
 }
 
-/// What is known of the kubelet's configuration.
+/// How certain the kubelet's configuration is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     /// It is what the kubelet runs with.
     Certain,
     /// The kubelet may still run with another.
     Doubtful,
-    /// Nothing.
+    /// It is unknown.
     Nothing,
 }
 
-/// The policies that stay while the kubelet's configuration cannot be read. Nothing but a configuration that was read
-/// changes them, however long that takes: without them the scheduler plugin would align nothing on the node.
+/// The policies to keep while the kubelet's configuration cannot be read. Only a configuration that was read
+/// replaces them, however long that takes: without them the scheduler plugin would align nothing on the node.
 #[derive(Debug)]
 pub(super) struct Carried {
     policies: Vec<(String, String)>,
-    /// How long nothing goes out where there are none to carry...
+    /// How long nothing is published if there are none to carry over...
     patience: Duration,
-    /// ...and since when it would have.
+    /// ...and since when it has been waiting.
     waiting_since: Option<Instant>,
-    /// When to report that the policies are carried.
+    /// When to report that policies are carried over.
     report_at: Instant,
     reported: bool,
-    /// The configuration could be read once, and the scanner keeps it; or nobody is to tell it.
+    /// Whether the configuration was read once (the scanner keeps it), or has no source.
     over: bool,
 }
 
 impl Carried {
-    /// Nothing is carried yet. What will be is reported after `bound`; without anything to carry one waits for
-    /// `patience`.
+    /// Returns an empty carryover. What it will carry is reported after `bound`; if there is nothing,
+    /// publishing waits up to `patience`.
     pub(super) fn new(now: Instant, patience: Duration, bound: Duration) -> Self {
         Self {
             policies: Vec::new(),
@@ -195,17 +196,18 @@ impl Carried {
         }
     }
 
-    /// Nothing is to be carried or waited for.
+    /// Returns one that neither carries over nor waits.
     pub(super) fn nothing() -> Self {
         Self { over: true, ..Self::new(Instant::now(), Duration::ZERO, Duration::ZERO) }
     }
 
-    /// Takes the policies of the object that stood.
+    /// Takes the policies of the live object.
     pub(super) fn take(&mut self, standing: &Standing) {
         self.policies = standing.policies();
     }
 
-    /// Is it too early for an object, since it would have no policies and they may be known soon?
+    /// Returns true if it is too early to publish: the object would have no policies, and they may be known
+    /// soon.
     pub(super) fn waits(&mut self, known: Known, now: Instant) -> bool {
         if known != Known::Nothing || self.over || !self.policies.is_empty() {
             return false;
@@ -214,7 +216,8 @@ impl Carried {
         now.duration_since(since) < self.patience
     }
 
-    /// Gives the account what it lacks; once, a sentence to report when nobody has told the policies in time.
+    /// Adds the policies that the topology lacks. Returns a sentence to report, once, if they could not be
+    /// read in time.
     pub(super) fn complete(&mut self, topology: &mut Topology, known: Known, now: Instant) -> Option<String> {
         self.over |= known == Known::Certain;
         if self.over {
@@ -227,7 +230,7 @@ impl Carried {
         self.report(now)
     }
 
-    /// What is carried stands for what was read.
+    /// Replaces the policies that were read by those that are carried over.
     fn put_before_others(&self, topology: &mut Topology) {
         if !self.policies.is_empty() {
             topology.attributes.retain(|(name, _)| !is_policy(name));

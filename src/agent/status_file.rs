@@ -1,5 +1,5 @@
-//! The pods of the fingerprint, in a file for people: what resource-topology-exporter's users have in theirs, and by which
-//! the scheduler's log is compared (peers.md 3; upstream: podfingerprint, `Status`).
+//! The status file: the pods of the fingerprint, for people. Users of resource-topology-exporter have the
+//! same file, and compare the scheduler's log with it (peers.md 3; upstream: podfingerprint, `Status`).
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use tracing::warn;
 use crate::pod::PodName;
 use crate::topology::PodSet;
 
-/// The handle of the task that writes; the newest content goes out, never a queue.
+/// Handle to the task that writes the file. It writes only the newest content, never a queue.
 #[derive(Debug)]
 pub(super) struct StatusFile(watch::Sender<String>);
 
@@ -21,12 +21,12 @@ struct Status<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pods: Vec<Name<'a>>,
     node_name: &'a str,
-    /// Ours: what the object is held for.
+    /// Our addition: the pods that the object is held for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     held_for: Vec<Name<'a>>,
 }
 
-/// Upstream's keys have capitals.
+/// Upstream's keys are capitalized.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Name<'a> {
@@ -35,7 +35,7 @@ struct Name<'a> {
 }
 
 impl StatusFile {
-    /// Starts the task; it ends with the handle.
+    /// Starts the task; it ends when the handle is dropped.
     pub(super) fn start(path: PathBuf) -> Self {
         let (newest, mut content) = watch::channel(String::new());
         tokio::spawn(async move {
@@ -57,7 +57,7 @@ impl StatusFile {
         Self(newest)
     }
 
-    /// What the object says now, of which pods, and which ones it is held for.
+    /// Writes the object's fingerprint, the pods that it covers, and those that the object is held for.
     pub(super) fn write(&self, node: &str, set: PodSet, mut pods: Vec<PodName>, held_for: &[PodName]) {
         pods.sort();
         let status = Status {
@@ -74,7 +74,7 @@ fn names(pods: &[PodName]) -> Vec<Name<'_>> {
     pods.iter().map(|(namespace, name)| Name { namespace, name }).collect()
 }
 
-/// Whoever reads sees the whole of either.
+/// Replaces the file atomically.
 async fn replace(path: &std::path::Path, text: &str) -> std::io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");

@@ -1,8 +1,8 @@
-//! What makes the agent look: files that the kubelet renames or creates.
+//! The triggers of scans: files that the kubelet renames or creates.
 //!
-//! The kubelet writes its state by rename (`IN_MOVED_TO`), and so it makes its sockets. Only directories are
-//! watched: a watch on a file dies with its inode. A directory that vanishes or is replaced is watched again.
-//! Beside these: the notify file, and hardware that comes and goes.
+//! The kubelet writes its checkpoints by rename (`IN_MOVED_TO`), and creates its sockets like that, too. Only
+//! directories are watched: a watch on a file dies with its inode. A directory that vanishes or is replaced
+//! is watched again. Other triggers are the notify file and hardware hotplug.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -21,21 +21,22 @@ use tracing::{debug, warn};
 
 use super::hotplug::Hotplug;
 
-/// How often to look for directories that are missing or were replaced without a word.
+/// How often to check for directories that are missing or were replaced without an event.
 const REARM: Duration = Duration::from_secs(5);
-/// How long to wait when the kernel gives us no inotify instance (the default limit is 128 of them).
+/// How long to wait if no inotify instance is available (the default limit is 128 of them).
 const NO_INSTANCE: Duration = Duration::from_secs(30);
 
-/// Events that are read at once, at some 50 bytes each.
+/// Buffer for the events of one read, at some 50 bytes each.
 const BUFFER: usize = 16 << 10;
-/// An admission wakes us some ten times in as many milliseconds. Who wakes us more often than this...
+/// An admission causes some ten wakeups in as many milliseconds. If there are more wakeups than this...
 const CALM: f64 = 30.0;
-/// ...within about so long...
+/// ...within about this time...
 const MEMORY: Duration = Duration::from_millis(100);
-/// ...is read in larger portions: the kernel keeps 16,384 events for us, and says when it could not.
+/// ...events are read after this delay, in larger batches: the kernel queues 16,384 of them, and reports an
+/// overflow.
 const PORTION: Duration = Duration::from_millis(10);
 
-/// Why to look: a set of reasons, so that many of them cost no more than one.
+/// Reasons to scan: a set, so that many of them cost no more than one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trigger(u8);
 
@@ -44,22 +45,22 @@ impl Trigger {
     pub(super) const CPUS: Self = Self(1);
     /// `memory_manager_state` was written.
     pub(super) const MEMORY: Self = Self(2);
-    /// Something happened in the device plugins' directory.
+    /// Something changed in the device plugins' directory.
     pub(super) const DEVICES: Self = Self(4);
-    /// `allocated_pods_state` was written (kubelet 1.33 and later): the last file of an admission. By itself it is no
-    /// reason to look, since it is written for every pod.
+    /// `allocated_pods_state` was written (kubelet 1.33 and later): the last file of an admission. Alone it
+    /// is no reason to scan, since it is written for every pod.
     pub(super) const ADMITTED: Self = Self(16);
-    /// The kubelet may be another, the hardware may, or anything may have happened unseen.
+    /// The kubelet or the hardware may have changed, or events may have been missed.
     pub(super) const EVERYTHING: Self = Self(8);
-    /// Somebody touched the notify file.
+    /// The notify file was touched.
     pub(super) const NOTIFIED: Self = Self(32);
 
-    /// Both sets of reasons.
+    /// Returns the union of both sets.
     pub(super) fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The names of these reasons, as the metrics have them.
+    /// Returns the names of these reasons, as used in the metrics.
     pub(super) fn names(self) -> impl Iterator<Item = &'static str> {
         let names = [
             (Self::CPUS, "cpus"),
@@ -71,13 +72,13 @@ impl Trigger {
         names.into_iter().filter(move |(reason, _)| self.has(*reason)).map(|(_, name)| name)
     }
 
-    /// Is every reason of `other` among these?
+    /// Returns true if every reason of `other` is among these.
     pub(super) fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// The reasons that nobody has looked for yet. Nothing that is raised here is ever lost.
+/// The reasons that no scan has covered yet. None that is raised here is ever lost.
 #[derive(Debug, Default)]
 struct Pending {
     reasons: AtomicU8,
@@ -105,13 +106,13 @@ impl Pending {
 /// The kubelet's directories.
 #[derive(Clone, Debug)]
 pub(super) struct Directories {
-    /// Its root, with the state files; often not visible in a pod.
+    /// Its root, with the checkpoints; often not visible in a pod.
     pub(super) root: PathBuf,
     /// Where device plugins register.
     pub(super) device_plugins: PathBuf,
-    /// Where the podresources socket lies.
+    /// The directory of the podresources socket.
     pub(super) socket: PathBuf,
-    /// The file that somebody touches when it is time to look; it need not exist.
+    /// The file that is touched to request a scan; it need not exist.
     pub(super) notify: Option<PathBuf>,
 }
 
@@ -123,7 +124,7 @@ pub(super) struct Triggers {
 }
 
 impl Triggers {
-    /// Watches the kubelet's directories from now on.
+    /// Starts watching the kubelet's directories.
     pub(super) fn start(directories: Directories) -> Self {
         let pending = Arc::new(Pending::default());
         let files = tokio::spawn(keep_watching(directories, Arc::clone(&pending)));
@@ -131,12 +132,12 @@ impl Triggers {
         Self { pending, tasks: [files, hardware] }
     }
 
-    /// The next reasons to look; waits for ever if nothing happens.
+    /// Waits for the next reasons to scan; forever if nothing happens.
     pub(super) async fn next(&mut self) -> Trigger {
         self.pending.take(Trigger::ADMITTED).await
     }
 
-    /// Any further event of a burst, the end of an admission too.
+    /// Waits for any further event of a burst, including the end of an admission.
     pub(super) async fn more(&mut self) -> Trigger {
         self.pending.take(Trigger::default()).await
     }
@@ -157,7 +158,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// What is watched for. A watch that sees less wakes us less.
+    /// Returns the events to watch. A narrower mask causes fewer wakeups.
     fn mask(self) -> WatchMask {
         let file = match self {
             // Missing directories are created in it.
@@ -165,7 +166,7 @@ impl Kind {
             Self::Devices => WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::DELETE,
             Self::Socket => WatchMask::MOVED_TO | WatchMask::CREATE,
             Self::Notify => {
-                // A change of the modification time alone is told as a modification.
+                // Setting the modification time alone is reported as a modification.
                 let touched = WatchMask::CLOSE_WRITE | WatchMask::ATTRIB | WatchMask::MODIFY;
                 WatchMask::MOVED_TO | WatchMask::CREATE | touched
             }
@@ -233,14 +234,14 @@ async fn watch(directories: &Directories, pending: &Pending) -> io::Result<()> {
             Err(error) => return Err(error),
         }
         let pause = storm.pause(Instant::now());
-        // Even a sleep of no time lasts until the timer's next millisecond.
+        // Even a sleep of zero lasts until the timer's next millisecond.
         if !pause.is_zero() {
             sleep(pause).await;
         }
     }
 }
 
-/// Tells a storm of events from a few.
+/// Detects a storm of events.
 struct Storm {
     at: Instant,
     wakes: f64,
@@ -251,7 +252,7 @@ impl Storm {
         Self { at, wakes: 0.0 }
     }
 
-    /// How long to let events gather before the next are read.
+    /// Returns how long to let events accumulate before the next read.
     fn pause(&mut self, now: Instant) -> Duration {
         let passed = now.saturating_duration_since(self.at).as_secs_f64() / MEMORY.as_secs_f64();
         self.wakes = self.wakes * (-passed).exp() + 1.0;
@@ -284,8 +285,8 @@ impl Armed {
         Self { directories, notify, watches, kinds: BTreeMap::new(), told: BTreeSet::new() }
     }
 
-    /// Watches every directory that is there. A path that gives another watch than before was replaced: the
-    /// kernel need not have told, since somebody may hold the old directory open.
+    /// Watches every directory that exists. If a path gets another watch than before, its directory was
+    /// replaced: the kernel may not have reported that, since the old directory may still be open.
     fn rearm(&mut self, pending: &Pending) {
         for (kind, dir) in &self.directories {
             match self.watches.add(dir, kind.mask()) {
@@ -294,9 +295,9 @@ impl Armed {
                     debug!("watching {}", dir.display());
                     let old = self.kinds.insert(*kind, descriptor);
                     let unused = old.filter(|old| self.kinds.values().all(|used| used != old));
-                    // It is gone already if its directory is.
+                    // It is already gone if its directory is.
                     drop(unused.map(|old| self.watches.remove(old)));
-                    // Whatever happened in there before the watch was set.
+                    // Covers what happened in the directory before the watch was set.
                     pending.raise(Trigger::EVERYTHING);
                 }
                 Err(error) => {
@@ -312,7 +313,7 @@ impl Armed {
         }
     }
 
-    /// Raises what an event means; returns whether the watches have to be looked at.
+    /// Raises the reason that an event stands for. Returns whether the watches have to be checked.
     fn digest(&mut self, event: &Event<&OsStr>, pending: &Pending) -> bool {
         if event.mask.contains(EventMask::Q_OVERFLOW) {
             pending.raise(Trigger::EVERYTHING);
@@ -338,7 +339,7 @@ impl Armed {
     }
 }
 
-/// What an event in a directory of this kind tells.
+/// Returns the reason that an event in a directory of this kind stands for.
 fn meaning(kind: Kind, mask: EventMask, name: Option<&OsStr>) -> Option<Trigger> {
     let name = name?.to_str()?;
     // Temporary files: their rename follows.
@@ -353,7 +354,7 @@ fn meaning(kind: Kind, mask: EventMask, name: Option<&OsStr>) -> Option<Trigger>
         (Kind::Devices, _) if moved || mask.intersects(EventMask::CREATE | EventMask::DELETE) => {
             Some(Trigger::DEVICES)
         }
-        // The kubelet removes its socket only when it starts; what counts is the new one.
+        // The kubelet removes its socket only when it starts; the new socket is the signal.
         (Kind::Socket, _) if moved || mask.contains(EventMask::CREATE) => Some(Trigger::EVERYTHING),
         _ => None,
     }
@@ -403,7 +404,7 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let mut triggers = Triggers::start(below(root.path()));
         assert_eq!(triggers.next().await, Trigger::EVERYTHING);
-        // The kernel tells of a directory's end only when the last holder lets it go.
+        // The kernel reports the removal of a directory only when it is no longer open.
         let held = std::fs::File::open(&dir).unwrap();
         std::fs::remove_dir(&dir).unwrap();
         std::fs::create_dir(&dir).unwrap();
@@ -445,7 +446,7 @@ mod tests {
     #[tokio::test]
     async fn the_notify_file_is_a_reason_however_it_is_touched() {
         let root = tempfile::tempdir().unwrap();
-        // It shares its directory with the state files, and neither hides the other.
+        // It shares its directory with the checkpoints, and neither hides the other.
         let file = root.path().join("notify");
         let directories = Directories { notify: Some(file.clone()), ..below(root.path()) };
         let mut triggers = Triggers::start(directories);

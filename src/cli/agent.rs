@@ -41,7 +41,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     let mut settings = Settings::from_config(&config);
-    // A single pass serves nothing, but the zones are to count what the proxy merges.
+    // A single pass does not serve the proxy, but the zones may have to count what it merges.
     let proxy = config.proxy.enabled && (!once || config.proxy.zones);
     let proxy = proxy.then(|| proxy::Settings::from_config(&config, &settings.pods.order));
     if let Some(proxy) = &proxy {
@@ -72,7 +72,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// One object, and as little as it takes.
+/// Publishes the object once, with as few calls as possible.
 async fn run_once(
     settings: Settings,
     proxy: Option<proxy::Settings>,
@@ -89,7 +89,7 @@ async fn run_once(
     Ok(())
 }
 
-/// A proxy that shares what the agent has: its connection to the kubelet and what it knows of pods.
+/// Returns a proxy that shares the agent's kubelet connection and pod cache.
 fn beside(agent: &mut Agent, settings: proxy::Settings, cluster: Cluster) -> Proxy {
     let zones = settings.zones;
     let proxy = Proxy::new(settings, agent.pods(), Some(cluster));
@@ -103,7 +103,8 @@ fn beside(agent: &mut Agent, settings: proxy::Settings, cluster: Cluster) -> Pro
     proxy
 }
 
-/// A Pods API that shares what is told of pods with the agent: whoever is asked by both is asked once.
+/// Returns a Pods API server that shares the agent's pod sources: a source that both use is watched only
+/// once.
 fn with_pods(settings: &mut Settings, pods_api: pods_api::Settings, cluster: Cluster) -> PodsApi {
     settings.pods.relay = Some(Relay::keeping(settings.pods.wanted.clone()));
     PodsApi::new(pods_api, settings.pods.clone(), settings.node.clone(), Some(cluster))
@@ -128,7 +129,7 @@ fn watched(
     (Arc::new(Together(counted)), Arc::new(All(probes)))
 }
 
-/// All of them, until `shutdown`.
+/// Runs all of them until `shutdown`.
 async fn run_all(
     agent: Agent,
     proxy: Option<Proxy>,
@@ -146,7 +147,7 @@ async fn run_all(
             pods_api.run(None, shutdown.clone()).await;
         }
     };
-    // A task of its own: each time that the runtime's first future is woken costs two system calls more.
+    // Runs in a separate task: each wakeup of the runtime's root future costs two more system calls.
     let agent = tokio::spawn(agent.run(shutdown.clone()));
     let agent = async {
         if let Err(Ok(panic)) = agent.await.map_err(JoinError::try_into_panic) {

@@ -13,7 +13,7 @@ use crate::agent::Settings;
 use crate::config::{self, Config, DOCS, EVERY_NODE, Effective, Explanation, Layers, SCHEMA, explain};
 use crate::topology::Exclude;
 
-/// Of an explanation, in characters.
+/// Width of an explanation, in characters.
 const WIDTH: usize = 100;
 const INDENT: &str = "    ";
 
@@ -65,7 +65,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A file that can be edited: derived paths are commented out, so that they go on following the others.
+/// Returns a file that can be edited. Derived values are commented out, so that they keep following other
+/// keys.
 fn defaults(effective: &Effective) -> String {
     let mut text = String::new();
     let mut open: Vec<&str> = Vec::new();
@@ -91,7 +92,7 @@ fn show(effective: &Effective) -> String {
         .iter()
         .map(|(key, value, origin)| (format!("{key}: {}", scalar(value)), origin.to_string()))
         .collect();
-    // A long list does not push every origin away.
+    // Long values do not affect the alignment of the origins.
     let width = lines.iter().map(|(line, _)| line.len()).filter(|width| *width <= WIDTH / 4 * 3).max();
     let width = width.unwrap_or(0);
     let mut text = String::new();
@@ -101,7 +102,7 @@ fn show(effective: &Effective) -> String {
     text
 }
 
-/// What is left out on the configured node, as comments.
+/// Returns the exclusions on the configured node, as comments.
 fn exclusions(config: &Config, exclude: &Exclude) -> String {
     let mut text = String::new();
     if config.exclude == config::Exclude::default() {
@@ -128,7 +129,7 @@ fn exclusions(config: &Config, exclude: &Exclude) -> String {
     text
 }
 
-/// What exclusions lead to, whatever the node.
+/// Returns the warnings about the exclusions of all nodes.
 fn all_warnings(config: &Config) -> Vec<String> {
     let config::Exclude { resources, pods, outside_namespace } = config.exclude.clone();
     let mut warnings = Vec::new();
@@ -141,10 +142,10 @@ fn all_warnings(config: &Config) -> Vec<String> {
     warnings
 }
 
-/// Not what was asked for, so not on standard output.
+/// Prints warnings to standard error: they are not the requested output.
 fn warn(warnings: &[String]) {
     for warning in warnings {
-        // A reader that went away is no failure of ours.
+        // A closed standard error is ignored.
         let _ = writeln!(std::io::stderr(), "numacast: warning: {warning}");
     }
 }
@@ -167,7 +168,7 @@ fn explanation(of: &Explanation) -> String {
     text
 }
 
-/// Appends a paragraph, indented, in lines that fit a page.
+/// Appends an indented paragraph, wrapped at [`WIDTH`].
 fn wrap(text: &mut String, paragraph: &str) {
     let mut column = 0;
     for word in paragraph.split_whitespace() {
@@ -183,11 +184,11 @@ fn wrap(text: &mut String, paragraph: &str) {
     text.push('\n');
 }
 
-/// A value as YAML reads it back.
+/// Formats a value so that YAML parses it back.
 fn scalar(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
-        // What would be read back as a number or the like.
+        // Quoted if YAML would parse it as another type.
         Value::String(text) if serde_saphyr::from_str::<Value>(text).ok().as_ref() != Some(value) => {
             format!("{text:?}")
         }

@@ -52,7 +52,7 @@ struct ControllerArgs {
 }
 
 impl ControllerArgs {
-    /// The same among the flags of every verb.
+    /// Converts these flags to the settings that all commands share.
     fn settings(self, dry_run: bool) -> SettingsArgs {
         let Self { config, namespace, daemon_set, kubeconfig, told, set } = self;
         SettingsArgs {
@@ -74,7 +74,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let effective = args.clone().effective()?;
     let mut config = effective.config.clone();
     if check || purge {
-        // Whoever only looks, or ends it all, leads nobody.
+        // One-off commands do not take part in leader election.
         config.controller.lease.clear();
     }
     let logs = telemetry::start_logs(&config.log);

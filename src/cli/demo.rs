@@ -30,17 +30,19 @@ use crate::sim::scenario::{Scenario, Step, machine};
 
 /// The simulated node's name.
 const NODE: &str = "sim-node";
-/// From one pod to the next, for one zone at speed 1: a large node is busier.
+/// Interval between steps, for one zone at speed 1. More zones make it shorter.
 const STEP: Duration = Duration::from_secs(3);
-/// The simulated kubelet frees a pod's resources this long after it left the List; real ones take up to 1.5 s.
+/// How long after a pod leaves the List the simulated kubelet releases its resources; up to 1.5 s in a real
+/// one.
 const RELEASE_LAG: Duration = Duration::from_millis(250);
-/// How many pods come and go per zone before `--once` prints.
+/// Steps per zone before `--once` prints.
 const STEPS_ONCE: u16 = 3;
-/// The agent spares the kubelet: ten scans a second. Faster steps would show that limit and not the latency.
+/// Interval between steps with `--once`. The agent is limited to ten scans per second; faster steps would
+/// measure that limit instead of the latency.
 const PACE_ONCE: Duration = Duration::from_millis(150);
 /// How long `--once` waits for the agent.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Lines of history that are kept.
+/// Maximum number of events in the history.
 const HISTORY: usize = 16;
 
 #[derive(Debug, clap::Args)]
@@ -69,7 +71,7 @@ fn speed(text: &str) -> Result<f64, String> {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { zones, seed, addr, once, speed } = args;
-    // Small enough to be typed again.
+    // Small, so that it is easy to type.
     let seed = seed.unwrap_or_else(|| fastrand::u64(1..100_000));
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     let live = !once && !dumb && std::io::stdout().is_terminal();
@@ -80,7 +82,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         } else {
             tokio::select! {
                 placed = demo.place_a_few(zones * STEPS_ONCE) => placed?,
-                // Ended as by the signal, but with the temporary directory removed.
+                // Exits as the signal would, but removes the temporary directory.
                 _ = tokio::signal::ctrl_c() => return Ok(ExitCode::from(130)),
             }
             super::print(&demo.page())?;
@@ -90,12 +92,12 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// `NO_COLOR` (no-color.org): any text that is not empty.
+/// Whether to print in colour. Any non-empty `NO_COLOR` disables it (no-color.org).
 fn colour() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Something that happened on the node and should show in the object.
+/// A change on the node that the object should show.
 #[derive(Debug)]
 struct Act {
     at: Instant,
@@ -111,7 +113,7 @@ enum ActKind {
     Nothing,
 }
 
-/// Everything that runs, and what is known of it.
+/// The running demo and its state.
 struct Demo {
     node: Arc<SimNode>,
     scenario: Scenario,
@@ -119,9 +121,9 @@ struct Demo {
     stop_agent: mpsc::Sender<()>,
     followers: Vec<JoinHandle<()>>,
     news: mpsc::Receiver<News>,
-    /// Acts that the object does not show yet.
+    /// Changes that the object does not show yet.
     pending: VecDeque<Act>,
-    /// The last object and when it came.
+    /// The last object and when it was received.
     topology: Option<(NodeResourceTopology, Instant)>,
     allocations: Latencies,
     releases: Latencies,
@@ -145,7 +147,7 @@ impl Demo {
         let followers = follow::start(&node.server.client()?, NODE, &agent, &sender);
         let (stop_agent, mut stopped) = mpsc::channel(1);
         let agent = tokio::spawn(agent.run(async move {
-            // The other end goes away with the demo.
+            // The sender is dropped with the demo.
             let _ = stopped.recv().await;
         }));
         let view = View {
@@ -170,7 +172,7 @@ impl Demo {
         })
     }
 
-    /// Pods come and go until the person has seen enough.
+    /// Starts and stops pods until the user quits.
     async fn play(&mut self, step: Duration) -> anyhow::Result<()> {
         let mut screen = Screen::open(colour())?;
         let mut term = signal(SignalKind::terminate())?;
@@ -189,13 +191,13 @@ impl Demo {
                 _ = term.recv() => return Ok(()),
                 _ = hangup.recv() => return Ok(()),
                 news = self.news.recv() => self.hear(news)?,
-                // The first pod comes when there is an object to see it in.
+                // The first pod starts once there is an object to show it.
                 _ = interval.tick(), if self.topology.is_some() => self.step().await,
             }
         }
     }
 
-    /// A few steps, each waited for.
+    /// Executes a few steps, waiting for the object after each.
     async fn place_a_few(&mut self, steps: u16) -> anyhow::Result<()> {
         self.wait("the first object").await?;
         for _ in 0..steps {
@@ -206,7 +208,7 @@ impl Demo {
         Ok(())
     }
 
-    /// Until the object shows everything that happened.
+    /// Waits until the object shows all changes.
     async fn wait(&mut self, what: &str) -> anyhow::Result<()> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while self.topology.is_none() || !self.pending.is_empty() {
@@ -224,7 +226,7 @@ impl Demo {
         Ok(())
     }
 
-    /// The zones as one page for a pipe or a file.
+    /// Returns the zones as one page, for a pipe or a file.
     fn page(&mut self) -> String {
         self.view.command.clear();
         let size = if std::io::stdout().is_terminal() { crossterm::terminal::size().ok() } else { None };
@@ -234,7 +236,7 @@ impl Demo {
         page
     }
 
-    /// One step of the scenario, carried out.
+    /// Executes one step of the scenario.
     async fn step(&mut self) {
         let before = self.node.kubelet.expected();
         let mut act = match self.scenario.step() {
@@ -297,7 +299,7 @@ impl Demo {
         Ok(())
     }
 
-    /// Does the object say what the kubelet's books say? Then everything that happened is in it.
+    /// Compares the object with the kubelet's state. If they match, the object shows all changes.
     fn compare(&mut self) {
         let Some((object, came)) = &self.topology else { return };
         let expected = self.node.kubelet.expected();
@@ -329,10 +331,10 @@ impl Demo {
         self.view.events.truncate(HISTORY);
     }
 
-    /// Ends the agent as a SIGTERM would.
+    /// Stops the agent as SIGTERM would.
     async fn end(self) {
         drop(self.stop_agent);
-        // It ends by itself; a panic in it was told already.
+        // It exits by itself; a panic in it was already reported.
         let _ = self.agent.await;
         self.followers.iter().for_each(JoinHandle::abort);
     }

@@ -121,7 +121,7 @@ async fn list(mut client: PodsClient, output: OutputArgs) -> anyhow::Result<Exit
     pods.retain(|pod| output.is_wanted(pod));
     pods.sort_by_key(Pod::full_name);
     if pods.is_empty() && matches!(output.output, Output::Table | Output::Wide) {
-        // Not what was asked for, so not on standard output.
+        // Not the requested output, so not on standard output.
         super::complain(match &output.namespace {
             Some(namespace) => format!("no pod of this node is in the namespace {namespace}"),
             None => "this node has no pods".to_owned(),
@@ -133,7 +133,7 @@ async fn list(mut client: PodsClient, output: OutputArgs) -> anyhow::Result<Exit
     for pod in &pods {
         match object(pod) {
             Ok(object) => objects.push(object),
-            // It must not cost us the others.
+            // The other pods are still printed.
             Err(error) => {
                 super::complain(format!("{error:#}"));
                 code = ExitCode::FAILURE;
@@ -150,7 +150,7 @@ async fn get(mut client: PodsClient, wanted_pod: &str, output: OutputArgs) -> an
     Ok(ExitCode::SUCCESS)
 }
 
-/// Finds a pod by its UID, if that could be one, or by its name.
+/// Finds a pod by its UID, if the text may be one, or by its name.
 async fn find(client: &mut PodsClient, what: &str, output: &OutputArgs) -> anyhow::Result<Pod> {
     if may_be_uid(what) {
         match client.get(what, &wanted()).await {
@@ -181,7 +181,8 @@ async fn find(client: &mut PodsClient, what: &str, output: &OutputArgs) -> anyho
     }
 }
 
-/// UIDs are UUIDs; that of a static pod is a hash of its manifest. A name may look so as well.
+/// Returns true if the text may be a UID. UIDs are UUIDs; that of a static pod is a hash of its manifest. A
+/// name may look like one too.
 fn may_be_uid(text: &str) -> bool {
     !text.contains('/')
         && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
@@ -198,7 +199,7 @@ fn wanted() -> Wanted {
     Wanted::default().whole()
 }
 
-/// The pod as the API server would show it.
+/// Returns the pod as the API server would return it.
 fn object(pod: &Pod) -> anyhow::Result<Value> {
     let json = match pod.whole.as_deref() {
         Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _)) => pod_json(bytes),

@@ -57,7 +57,7 @@ struct PodsApiArgs {
 }
 
 impl From<PodsApiArgs> for SettingsArgs {
-    /// The same among the flags of every verb.
+    /// Converts these flags to the settings that all commands share.
     fn from(args: PodsApiArgs) -> Self {
         let PodsApiArgs { config, dir, source, node_name, host_root, kubelet_dir, kubeconfig, told, set } =
             args;
@@ -109,7 +109,8 @@ async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// The API server, if it is to be asked and there is a way to. Where there is a choice the kubelet may do without it.
+/// Returns a client for the API server, if it is a source. If it cannot be created and the kubelet's own Pods
+/// API is a source too, only that is used.
 async fn reach(config: &Config, settings: &mut Settings) -> anyhow::Result<Option<Cluster>> {
     if settings.order == [PodTeller::PodsApi] {
         return Ok(None);

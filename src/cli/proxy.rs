@@ -61,7 +61,7 @@ struct ProxyArgs {
 }
 
 impl From<ProxyArgs> for SettingsArgs {
-    /// The same among the flags of every verb.
+    /// Converts these flags to the settings that all commands share.
     fn from(args: ProxyArgs) -> Self {
         let ProxyArgs {
             config,
@@ -123,7 +123,7 @@ async fn serve_alone(config: Config, settings: Settings, tellers: PodTellers) ->
             let cluster = Cluster::new(kubeconfig, config.publish.timeout.get()).await?;
             Proxy::asking(settings, tellers, cluster, Arc::<PodSourceCounts>::clone(&counts))
         }
-        // Who merges nothing needs nobody but the kubelet.
+        // Without merging, only the kubelet is needed.
         false => Proxy::new(settings, PodSource::none(), None),
     };
     let shutdown = shutdown_signal()?;

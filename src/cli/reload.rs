@@ -1,4 +1,4 @@
-//! What changes while numacast runs: the configuration file, and the log's level by signal.
+//! Changes at run time: the configuration file, and the log level by signal.
 
 use std::path::Path;
 
@@ -14,23 +14,23 @@ use crate::config::{Config, Effective, FileWatch, Layers, Origin};
 use crate::telemetry::LogSwitch;
 use crate::topology::Rules;
 
-/// Applies what can be applied to a running process; everything else it tells of.
+/// Applies the changes that a running process can apply, and logs the others.
 pub(super) struct Reload {
     args: SettingsArgs,
-    /// What it runs with.
+    /// The configuration in effect.
     running: Effective,
     logs: LogSwitch,
-    /// Of the agent.
+    /// Set for the agent only.
     rules: Option<watch::Sender<Rules>>,
     watch: Option<FileWatch>,
-    /// What the file said when it was last looked at; an error's sentence if it could not be read.
+    /// The file's contents when last read, or the error if it could not be read.
     seen: Option<Result<String, String>>,
     hangup: Signal,
     toggle: Signal,
 }
 
 impl Reload {
-    /// Listens for changes from now on; the agent draws up its accounts by `rules`.
+    /// Starts listening for changes. New rules are sent to the agent through `rules`.
     pub(super) fn of_agent(
         args: SettingsArgs,
         running: Effective,
@@ -40,7 +40,7 @@ impl Reload {
         Self::new(args, running, logs, Some(rules))
     }
 
-    /// As [`Reload::of_agent`], where nothing but the log level changes at once.
+    /// As [`Reload::of_agent`], for commands where only the log level can change.
     pub(super) fn of_logs(args: SettingsArgs, running: Effective, logs: LogSwitch) -> anyhow::Result<Self> {
         Self::new(args, running, logs, None)
     }
@@ -57,15 +57,15 @@ impl Reload {
         Ok(Self { args, running, logs, rules, watch, seen: None, hangup, toggle })
     }
 
-    /// Does the key hold at once?
+    /// Returns true if a change of the key takes effect immediately.
     fn is_live(&self, key: &str) -> bool {
         let of_agent = key == "zones.fillers" || key.starts_with("exclude.");
         key == "log.level" || (self.rules.is_some() && of_agent)
     }
 
-    /// Goes on for ever.
+    /// Runs forever.
     pub(super) async fn run(mut self) {
-        // The file may have changed since the agent started.
+        // The file may have changed since the process read it at startup.
         self.look(false);
         loop {
             let changed = async {
@@ -85,7 +85,7 @@ impl Reload {
         }
     }
 
-    /// Reads the file and takes up what is new in it; says so in any case if somebody `asked`.
+    /// Reads the file and applies its changes. If `asked` (by SIGHUP), logs a line in any case.
     fn look(&mut self, asked: bool) {
         let Some(file) = self.args.file() else {
             if asked {
@@ -148,13 +148,13 @@ impl Reload {
     }
 }
 
-/// Everything that is wrong, in one line.
+/// Merges the layers; joins all errors into one line.
 fn finish(layers: Layers) -> Result<Effective, String> {
     let join = |errors: Vec<_>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     layers.finish().map_err(|errors: Vec<crate::config::ConfigError>| join(errors))
 }
 
-/// Keys with another value than before, but for those that only follow from others.
+/// Returns the keys whose values differ, except those derived from other keys in both.
 fn changes(before: &Effective, after: &Effective) -> Vec<&'static str> {
     let pairs = before.values.iter().zip(&after.values);
     let differs = |((_, old, from), (_, new, now)): &(&(_, Value, Origin), &(_, Value, Origin))| {

@@ -1,4 +1,4 @@
-//! What every long-running verb does beside its work: it serves metrics and health, and ends when it is told to.
+//! What every long-running command does besides its work: serving metrics and health, and shutting down.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::config::{self, Config, Endpoint};
 use crate::telemetry::server::{Endpoints, Exposition, Probes, Server};
 use crate::telemetry::tls::{Files, Tls};
 
-/// The work does not depend on being watched: without an endpoint it goes on.
+/// Serves metrics and health. An endpoint that cannot be served is not fatal: the work does not depend on it.
 pub(super) async fn serve(
     config: &Config,
     metrics: Arc<dyn Exposition>,

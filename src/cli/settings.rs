@@ -1,4 +1,4 @@
-//! The flags that set configuration keys, and the layers they join.
+//! The flags that set configuration keys, and merging them with the other layers.
 
 use std::path::{Path, PathBuf};
 
@@ -95,7 +95,7 @@ pub(super) struct SettingsArgs {
 }
 
 impl SettingsArgs {
-    /// The configuration file.
+    /// Returns the path of the configuration file.
     pub(super) fn file(&self) -> Option<&Path> {
         self.config.as_deref()
     }
@@ -105,7 +105,7 @@ impl SettingsArgs {
         finish(self.layers(None)?)
     }
 
-    /// The layers, with `text` for what the file says now, if that was read already.
+    /// Returns the layers. `text` is the file's contents, if they were already read.
     pub(super) fn layers(self, text: Option<&str>) -> anyhow::Result<Layers> {
         let Self {
             config,
@@ -184,7 +184,7 @@ impl SettingsArgs {
     }
 }
 
-/// Merges the layers; everything that is wrong in them has a line of its own.
+/// Merges the layers; the error has one line for each problem.
 pub(super) fn finish(layers: Layers) -> anyhow::Result<Effective> {
     layers.finish().map_err(|errors| {
         let sentences: Vec<String> = errors.iter().map(ToString::to_string).collect();

@@ -53,7 +53,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(file) => Recording::read(&file)?,
         None => super::block_on(async { Ok(take(&config).await) })?,
     };
-    // Stored first: a recording of what failed is what a bug report needs.
+    // Written first: a bug report needs the recording of a failure.
     if let Some(file) = record {
         recording.write(&file)?;
     }
@@ -86,7 +86,7 @@ async fn take(config: &Config) -> Recording {
     Recording::take(&settings, cluster.as_ref()).await
 }
 
-/// Takes from the zones what the agent would reserve now; a recording knows nothing of it.
+/// Subtracts from the zones what the agent would reserve now. Recordings do not contain reservations.
 async fn reserve(config: &Config, scan: &Scan, mut topology: Topology) -> Topology {
     let settings = Settings::from_config(config);
     if !settings.terms.reserve {
@@ -107,7 +107,7 @@ async fn reserve(config: &Config, scan: &Scan, mut topology: Topology) -> Topolo
     topology
 }
 
-/// Without a configured name the kubelet's own default serves: the host's name.
+/// Returns the host name, the kubelet's default for the node's name.
 fn host_name(config: &Config) -> String {
     let file = config.paths().proc.join("sys/kernel/hostname");
     std::fs::read_to_string(file).map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_lowercase())

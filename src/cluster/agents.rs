@@ -1,4 +1,4 @@
-//! The agents: their DaemonSet and its pods, as far as the controller needs to know them.
+//! The agents' DaemonSet and its pods, decoding only what the controller needs.
 
 use std::collections::BTreeMap;
 
@@ -21,20 +21,20 @@ use super::slim::reads_as;
 use super::{Cluster, ClusterError, Failure};
 use crate::seen::Seen;
 
-/// A pod has some 10 KiB.
+/// Page size. A pod has some 10 KiB.
 const PAGE: u32 = 100;
 
-/// What is read of an agent's pod.
+/// The decoded part of an agent's pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(from = "RawPod")]
 pub struct AgentPod {
-    /// What the watch needs.
+    /// The version, for the watch.
     version: String,
     /// The pod's name.
     pub name: String,
-    /// Where it runs; empty before it is bound.
+    /// The node it is bound to; empty before.
     pub node: String,
-    /// Does its agent do its work?
+    /// Whether the condition `Ready` is true.
     pub ready: bool,
     /// The DaemonSet that owns it.
     pub daemon_set: Option<String>,
@@ -89,7 +89,8 @@ impl Reduced for AgentPod {
     }
 }
 
-/// The part of a DaemonSet that the controller uses. Deserializing all of it adds 200 KiB to the binary, mostly for volumes.
+/// The part of a DaemonSet that the controller uses. Deserializing all of it adds 200 KiB to the binary,
+/// mostly for volumes.
 #[derive(Clone, Debug, Deserialize)]
 pub struct SlimDaemonSet {
     #[serde(default)]
@@ -139,13 +140,13 @@ struct SlimContainer {
 }
 
 impl SlimDaemonSet {
-    /// Is it being deleted?
+    /// Returns true if it is being deleted.
     #[must_use]
     pub const fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// The spec of its pod template.
+    /// Returns the spec of its pod template.
     #[must_use]
     pub fn pod(&self) -> Option<&SlimPodSpec> {
         self.spec.as_ref().and_then(|spec| spec.template.spec.as_ref())
@@ -153,7 +154,7 @@ impl SlimDaemonSet {
 }
 
 impl SlimPodSpec {
-    /// The required node affinity.
+    /// Returns the required node affinity.
     #[must_use]
     pub fn required_nodes(&self) -> Option<&NodeSelector> {
         let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;
@@ -163,19 +164,19 @@ impl SlimPodSpec {
 
 reads_as!(SlimDaemonSet, DaemonSet);
 
-/// As it is written in a query: an empty one means every pod, so there is none for it.
+/// Returns the selector in query syntax; `None` for an empty one, which would select every pod.
 fn query(selector: &LabelSelector) -> Option<String> {
     let selector = Selector::try_from(selector.clone()).ok()?;
     Some(selector.to_string()).filter(|text| !text.is_empty())
 }
 
-/// The labels of a DaemonSet's pods, as they are written in a query. `None` where it selects nothing that can be written.
+/// Returns the label selector of a DaemonSet's pods in query syntax; `None` if it is empty or invalid.
 #[must_use]
 pub fn pod_labels(of: &SlimDaemonSet) -> Option<String> {
     of.spec.as_ref().and_then(|spec| query(&spec.selector))
 }
 
-/// Does it run our agents? Whoever names another one by mistake must not lose it.
+/// Returns true if the DaemonSet runs our agents. This protects a DaemonSet that was configured by mistake.
 #[must_use]
 pub fn runs_agents(of: &SlimDaemonSet) -> bool {
     of.pod().into_iter().flat_map(|pod| pod.containers.iter().flatten()).any(|container| {
@@ -186,7 +187,7 @@ pub fn runs_agents(of: &SlimDaemonSet) -> bool {
 }
 
 impl Cluster {
-    /// A DaemonSet; `None` if there is none.
+    /// Returns a DaemonSet; `None` if there is none.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -200,7 +201,8 @@ impl Cluster {
         self.in_time(&what, api.get_opt(name)).await.map_err(|failure| failure.explain(&what))
     }
 
-    /// Deletes this very DaemonSet, and leaves its pods to garbage collection; false if it is gone.
+    /// Deletes exactly this DaemonSet, and leaves its pods to garbage collection; returns false if it is
+    /// gone.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -217,9 +219,11 @@ impl Cluster {
         }
     }
 
-    /// Follows the pods with these labels. An error is one sentence, and the watch goes on after a back-off.
+    /// Lists and watches the pods with these labels. An error is one sentence; the watch continues after a
+    /// backoff.
     ///
-    /// The API server answers the list from its cache. It would read each page but the first of a paged one from etcd before 1.34.
+    /// The list is not paged: the API server serves it from its cache, but before 1.34 reads every page of a
+    /// paged list but the first from etcd.
     pub fn agents(
         &self,
         namespace: &str,
@@ -235,13 +239,13 @@ impl Cluster {
         self.list_watch(which, Instant::now()).flat_map(|told| iter(seen(told)))
     }
 
-    /// The pods with these labels, once; all of the namespace where there are none.
+    /// Lists the pods with these labels; without labels all of the namespace.
     #[must_use]
     pub fn agent_pages(&self, namespace: &str, labels: &str) -> Pages<AgentPod> {
         self.labelled_pods(namespace, labels)
     }
 
-    /// The pods with these labels, once, as whatever is read of them.
+    /// Lists the pods with these labels, decoded as `T`.
     pub(super) fn labelled_pods<T: DeserializeOwned>(&self, namespace: &str, labels: &str) -> Pages<T> {
         let listing = Listing {
             what: format!("list pods in {namespace}"),

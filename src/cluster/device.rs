@@ -1,4 +1,4 @@
-//! What Koordinator reports of a node's devices: its Device of the node's name, cut down as it is read.
+//! The decoded part of Koordinator's Device object, which has its node's name.
 
 use serde::Deserialize;
 
@@ -8,26 +8,26 @@ use crate::machine::{HIGHEST_NODE, Id};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "RawObject")]
 pub struct Devices {
-    /// Who made its accelerators, in the words of the label: `nvidia`, `huawei`. Empty if nobody says.
+    /// The accelerators' vendor as in the label, such as `nvidia` or `huawei`; empty if not reported.
     pub vendor: Box<str>,
-    /// All of them, as they came.
+    /// All devices, in the reported order.
     pub devices: Box<[Device]>,
 }
 
 /// One device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// `gpu`, `rdma`, `fpga`.
+    /// The type: `gpu`, `rdma` or `fpga`.
     pub kind: Box<str>,
-    /// What allocations name it by.
+    /// The id that allocations refer to.
     pub id: Box<str>,
-    /// Its number among those of its type.
+    /// The number among devices of its type.
     pub minor: Option<i64>,
-    /// May it be given to anybody?
+    /// Whether it may be allocated.
     pub healthy: bool,
-    /// The NUMA node that it is at, if that is known.
+    /// The NUMA node, if known.
     pub node: Option<Id>,
-    /// Its PCI address; empty if that is not known.
+    /// The PCI address; empty if unknown.
     pub bus: Box<str>,
     /// The PCI addresses of its virtual functions.
     pub functions: Box<[Box<str>]>,

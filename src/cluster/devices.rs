@@ -1,4 +1,4 @@
-//! Reads Koordinator's Device of a node.
+//! Reads Koordinator's Device object of a node.
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::client::Body;
@@ -6,14 +6,16 @@ use kube::core::{Request, Status};
 
 use super::{Cluster, ClusterError, Devices, Failure};
 
-/// The Devices of all nodes.
+/// Path of all Devices.
 const PATH: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
 
-/// So many bytes the largest may have: 16 accelerators and as many cards with 256 functions each take a quarter.
+/// Maximum response size in bytes. 16 accelerators and 16 cards with 256 virtual functions each need a
+/// quarter of it.
 const LIMIT: usize = 4 << 20;
 
 impl Cluster {
-    /// What Koordinator reports of a node's devices; `None` if it reports nothing of this node, or is not installed.
+    /// Returns the devices that Koordinator reports for a node; `None` if it reports none, or is not
+    /// installed.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -42,7 +44,7 @@ impl Cluster {
         if !code.is_client_error() && !code.is_server_error() {
             return serde_json::from_slice(&bytes).map_err(kube::Error::SerdeError);
         }
-        // Something in between may answer without a status.
+        // A proxy in between may respond without a status.
         let mut status: Status = serde_json::from_slice(&bytes).unwrap_or_default();
         status.code = code.as_u16();
         Err(kube::Error::Api(Box::new(status)))

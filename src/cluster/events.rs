@@ -1,4 +1,4 @@
-//! Kubernetes Events about Nodes, and about the objects as a whole.
+//! Kubernetes Events about Nodes and about all our objects.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -8,16 +8,16 @@ use kube::api::{ObjectMeta, PostParams};
 
 use super::{Cluster, ClusterError, FIELD_MANAGER};
 
-/// Events about things without a namespace go here.
+/// Namespace of Events about cluster-scoped objects.
 pub const EVENTS_NAMESPACE: &str = "default";
 
-/// What defines our objects.
+/// Name of our objects' CRD.
 const CRD_NAME: &str = "noderesourcetopologies.topology.node.k8s.io";
 
-/// The longest note that the API server takes, in bytes.
+/// Maximum size of a note that the API server accepts, in bytes.
 const NOTE: usize = 1023;
 
-/// What an Event is about.
+/// The subject of an Event.
 #[derive(Clone, Copy, Debug)]
 pub enum Regarding<'a> {
     /// A Node.
@@ -33,7 +33,8 @@ pub enum Regarding<'a> {
 
 impl Regarding<'_> {
     fn reference(self) -> ObjectReference {
-        // No namespace: neither has one, and `kubectl describe node` looks for just that.
+        // No namespace: both are cluster-scoped, and `kubectl describe node` searches for Events with exactly
+        // this.
         let (version, kind, name, uid) = match self {
             Self::Node { name, uid } => ("v1", "Node", name, Some(uid.to_owned())),
             Self::Objects => ("apiextensions.k8s.io/v1", "CustomResourceDefinition", CRD_NAME, None),
@@ -55,27 +56,27 @@ impl Regarding<'_> {
     }
 }
 
-/// Something to tell.
+/// The content of an Event.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
-    /// What it is about.
+    /// The subject.
     pub regarding: Regarding<'a>,
-    /// Who reports, as a qualified name.
+    /// The reporting controller, a qualified name.
     pub reporter: &'static str,
-    /// Which of them.
+    /// The reporting instance.
     pub instance: &'a str,
-    /// What was being done, in one word.
+    /// The action taken, in one word.
     pub action: &'static str,
-    /// Does it need a person?
+    /// Whether the type is Warning rather than Normal.
     pub warning: bool,
-    /// Why it is told, in one word.
+    /// The reason, in one word.
     pub reason: &'a str,
-    /// What happened; cut where it is too long.
+    /// What happened; truncated if too long.
     pub note: &'a str,
 }
 
 impl Cluster {
-    /// Posts an Event.
+    /// Creates an Event.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -107,9 +108,10 @@ impl Cluster {
     }
 }
 
-/// As other reporters make it. The API server draws no names that start with that of a Node and a dot.
+/// Returns a unique name in the usual form. The API server's `generateName` does not accept a prefix that
+/// ends with a dot.
 fn name_for(node: &str) -> String {
-    // A name has at most 253 characters.
+    // Names have at most 253 characters.
     let start = cut_to(node, 230).trim_end_matches(['.', '-']);
     format!("{start}.{:016x}", fastrand::u64(..))
 }
@@ -118,7 +120,7 @@ fn cut(note: &str) -> &str {
     cut_to(note, NOTE)
 }
 
-/// The start of a text, in whole characters.
+/// Truncates a text to `bytes`, at a character boundary.
 fn cut_to(text: &str, bytes: usize) -> &str {
     let mut end = text.len().min(bytes);
     while !text.is_char_boundary(end) {

@@ -1,4 +1,4 @@
-//! A watch on our one object, of its metadata only.
+//! Watches the metadata of a node's object.
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
@@ -9,40 +9,40 @@ use super::pods::{Frames, Odd};
 use super::watch::{Heard, Lost, Told, Watch, Watched};
 use super::{Cluster, ClusterError, Failure};
 
-/// A watch from this version starts with the object as the watch cache has it. One from the object's own version fails with 410
-/// if the API server has restarted since the object was last written.
+/// A watch from this version starts with the object as it is in the watch cache. One from the object's own
+/// version fails with 410 if the API server has restarted since the object was last written.
 const FROM_CACHE: &str = "0";
-/// Only the metadata, each event in a line.
+/// Only the metadata, one event per line.
 const ACCEPTED: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// What was seen of the object.
+/// An event about the object.
 #[derive(Clone, Debug)]
 pub enum Glimpse {
-    /// It is like this.
+    /// The object's current metadata.
     Is(Box<ObjectMeta>),
-    /// It is gone. This is what it was, unless nobody saw it go.
+    /// The object is gone. Its last metadata, unless its deletion was missed.
     Gone(Option<Box<ObjectMeta>>),
 }
 
-/// Follows the object of one node.
+/// A watch on the object of one node.
 pub struct Follow(BoxStream<'static, Result<Glimpse, ClusterError>>);
 
 impl Follow {
-    /// The next news. After an error it goes on by itself, a while later. May be dropped while it waits.
+    /// Returns the next event. After an error it continues by itself, after a backoff. Cancel-safe.
     ///
     /// # Errors
     /// See [`ClusterError`].
     pub async fn next(&mut self) -> Result<Glimpse, ClusterError> {
         match self.0.next().await {
             Some(news) => news,
-            // It has no end.
+            // The stream never ends.
             None => std::future::pending().await,
         }
     }
 }
 
 impl Cluster {
-    /// Follows the object of a node from `version` on.
+    /// Watches the object of a node, starting after `version`.
     #[must_use]
     pub fn follow_topology(&self, name: &str, version: &str) -> Follow {
         let object = Object { name: name.to_owned(), path: self.topologies_path() };
@@ -55,10 +55,10 @@ impl Cluster {
     }
 }
 
-/// What is watched.
+/// The watch's selection.
 struct Object {
     name: String,
-    /// Where all objects are.
+    /// The path of all objects.
     path: String,
 }
 
@@ -100,11 +100,11 @@ impl Watched for Object {
     }
 }
 
-/// The object and the watch of it.
+/// The object and its watch.
 struct Following {
     name: String,
     watch: Watch<Object>,
-    /// Something may have been missed: the object has to be looked at.
+    /// Events may have been missed: the object has to be read.
     missed: bool,
 }
 
@@ -121,13 +121,13 @@ impl Following {
                 Ok(Heard::Event(glimpse)) => return Ok(glimpse),
                 Ok(Heard::Again) => {}
                 Err(Lost::Failed(error)) => return Err(error),
-                // Mostly 410: the version is too old to go on from.
+                // Mostly 410: the version is too old to resume from.
                 Err(Lost::Stale(_)) => self.missed = true,
             }
         }
     }
 
-    /// Looks at the object; `None` if that is not allowed.
+    /// Reads the object; `None` if RBAC does not allow it.
     async fn look(&mut self) -> Result<Option<Glimpse>, ClusterError> {
         let cluster = self.watch.cluster.clone();
         let what = format!("get noderesourcetopology {}", self.name);
@@ -135,7 +135,7 @@ impl Following {
             Ok(Some(object)) => Some(Glimpse::Is(Box::new(object.metadata))),
             Ok(None) => Some(Glimpse::Gone(None)),
             Err(failure) => match cluster.explain_object(failure, &what) {
-                // Then the watch has to do.
+                // Then the watch alone has to suffice.
                 error if error.is_forbidden() => None,
                 error => {
                     self.watch.fail(Some(&error));

@@ -1,4 +1,4 @@
-//! The Lease by which one replica leads.
+//! The Lease for leader election.
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::Api;
@@ -7,7 +7,7 @@ use kube::api::{ObjectMeta, PostParams};
 use super::{Cluster, ClusterError, FIELD_MANAGER};
 
 impl Cluster {
-    /// A Lease; `None` if there is none.
+    /// Returns a Lease; `None` if there is none.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -17,10 +17,10 @@ impl Cluster {
         self.in_time(&what, api.get_opt(name)).await.map_err(|failure| failure.explain(&what))
     }
 
-    /// Makes a Lease that is not there.
+    /// Creates a Lease.
     ///
     /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::is_conflict`] if it is there by now.
+    /// See [`ClusterError`]; [`ClusterError::is_conflict`] if it exists already.
     pub async fn create_lease(
         &self,
         namespace: &str,
@@ -38,9 +38,9 @@ impl Cluster {
     /// Replaces a Lease that was read.
     ///
     /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::is_conflict`] if somebody wrote it since.
+    /// See [`ClusterError`]; [`ClusterError::is_conflict`] if it was written since.
     pub async fn replace_lease(&self, namespace: &str, mut lease: Lease) -> Result<Lease, ClusterError> {
-        // What the server knows better than we do.
+        // The server maintains these.
         lease.metadata.managed_fields = None;
         let name = lease.metadata.name.clone().unwrap_or_default();
         let what = format!("update lease {namespace}/{name}");

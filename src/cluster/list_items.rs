@@ -1,22 +1,22 @@
-//! Takes a list in JSON apart while it comes in: one item at a time is held and read.
+//! Splits a JSON list while it arrives: only one item is buffered and decoded at a time.
 
 use serde::Deserialize;
 
-/// An object is at most some 3 MiB, which is what the API server takes.
+/// Maximum size of an item. The API server accepts objects of up to some 3 MiB.
 const LARGEST: usize = 8 << 20;
 
-/// What comes in. Of a Kubernetes list only `items` is an array at the top level.
+/// A streaming splitter. In a Kubernetes list only `items` is an array at the top level.
 #[derive(Debug, Default)]
 pub(super) struct ListItems {
-    /// Objects and arrays that are open.
+    /// The number of open objects and arrays.
     depth: usize,
-    /// Within a text.
+    /// Inside a string.
     text: bool,
-    /// Behind a `\` in a text.
+    /// After a `\` in a string.
     escaped: bool,
-    /// In the array of items.
+    /// Inside the array of items.
     within: bool,
-    /// The item that is coming in.
+    /// The item read so far.
     item: Vec<u8>,
     /// The list without its items.
     list: Vec<u8>,
@@ -34,10 +34,10 @@ struct ListMetadata {
 }
 
 impl ListItems {
-    /// Takes the next piece, and hands over each item that is complete.
+    /// Adds the next chunk, and passes each complete item to `take`.
     ///
     /// # Errors
-    /// What is wrong with it, or what `take` says is.
+    /// The chunk is invalid, or `take` fails.
     pub(super) fn push(
         &mut self,
         piece: &[u8],
@@ -65,7 +65,7 @@ impl ListItems {
         }
     }
 
-    /// 0 outside of the array of items, 1 in it, more in an item.
+    /// Returns 0 outside the array of items, 1 in it, and more in an item.
     fn level(&self) -> usize {
         if self.within { self.depth - 1 } else { 0 }
     }
@@ -91,10 +91,10 @@ impl ListItems {
         Ok(())
     }
 
-    /// The version of the list, once everything came.
+    /// Returns the version of the list, after the last chunk.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The list is invalid or incomplete.
     pub(super) fn finish(self) -> Result<String, String> {
         let list: List = serde_json::from_slice(&self.list).map_err(|error| error.to_string())?;
         Ok(list.metadata.resource_version)
@@ -105,7 +105,7 @@ impl ListItems {
 mod tests {
     use super::*;
 
-    /// The items and the version of a list that comes in pieces of this size.
+    /// Returns the items and the version of a list that arrives in chunks of this size.
     fn split(text: &str, size: usize) -> Result<(Vec<String>, String), String> {
         let (mut list, mut items) = (ListItems::default(), Vec::new());
         for piece in text.as_bytes().chunks(size) {

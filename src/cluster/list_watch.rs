@@ -1,7 +1,7 @@
-//! Follows many objects by a list and the watches after it, reduced as they are read.
+//! Lists and watches many objects, decoding only what is needed.
 //!
-//! The list is not paged: it is read item by item while it comes in. A watch that ends or is cut goes on where it ended; the
-//! list is read anew, after a back-off, where that cannot be.
+//! The list is not paged: it is decoded item by item while it arrives. A watch that ends or breaks resumes
+//! after the last event; if that is impossible, the objects are relisted after a backoff.
 
 use std::marker::PhantomData;
 use std::pin::{Pin, pin};
@@ -20,50 +20,51 @@ use super::watch::{ANSWER, is_useless};
 use super::{Cluster, ClusterError, Failure};
 use crate::backoff::back_off;
 
-/// A connection that says nothing for so long after the watch should have ended is dead.
+/// A connection still silent this long after the watch should have ended is dead.
 const GRACE: Duration = Duration::from_secs(15);
-/// A real API server sends a bookmark about once a minute. A watch that had one and is silent for longer is dead.
+/// A real API server sends a bookmark about once a minute. A watch that had one and is silent for longer than
+/// this is dead.
 const HEARTBEAT: Duration = Duration::from_secs(80);
-/// How soon to try again after a failure, or after a watch that ended.
+/// Delay after the first failure, and after a watch that ended.
 const RETRY: Duration = Duration::from_secs(1);
-/// The longest wait between two failures.
+/// Maximum delay between two attempts.
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
-/// What is read of an object.
+/// The decoded part of an object.
 pub(super) trait Reduced: DeserializeOwned + Clone + Send + 'static {
-    /// The object's version.
+    /// Returns the object's version.
     fn version(&self) -> &str;
 
-    /// Is it kept of a list?
+    /// Returns true if a list keeps the object.
     fn is_kept(&self) -> bool {
         true
     }
 }
 
-/// An event about the objects that are followed.
+/// An event about the watched objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told<T> {
     /// A complete list: at the start, and after events may have been missed.
     Listed(Vec<T>),
-    /// This one came, or changed.
+    /// An object was added or changed.
     Is(T),
-    /// This one is gone.
+    /// An object was deleted.
     Gone(T),
 }
 
-/// Goes on for ever; after an error by itself, a while later.
+/// An endless stream; it continues by itself after an error and a backoff.
 pub type Tellings<T> = BoxStream<'static, Result<Told<T>, ClusterError>>;
 
-/// What is listed and watched.
+/// The listed and watched resource.
 #[derive(Clone, Debug)]
 pub(super) struct Which {
-    /// In sentences: `list` and `watch` stand before it.
+    /// The resource for messages, which put `list` or `watch` before it.
     pub(super) what: &'static str,
     /// The path of the resource.
     pub(super) path: String,
     pub(super) list: ListParams,
     pub(super) watch: WatchParams,
-    /// Only the metadata of each object.
+    /// Request only the metadata of each object.
     pub(super) metadata: bool,
 }
 
@@ -72,18 +73,18 @@ type Events<T> = BoxStream<'static, kube::Result<WatchEvent<T>>>;
 struct ListWatch<T> {
     cluster: Cluster,
     which: Which,
-    /// The version of the last event. `None` where events may have been missed: the objects have to be listed.
+    /// The version of the last event. `None` if events may have been missed: a relist is needed.
     version: Option<String>,
     events: Option<Events<T>>,
     failures: u32,
     not_before: Instant,
-    /// Has this API server ever sent a bookmark?
+    /// Whether this API server has ever sent a bookmark.
     beats: bool,
     items: PhantomData<fn() -> T>,
 }
 
 impl Cluster {
-    /// Follows what is asked for, but not before this moment.
+    /// Lists and watches `which`, starting at `not_before`.
     pub(super) fn list_watch<T: Reduced>(&self, which: Which, not_before: Instant) -> Tellings<T> {
         let which = Which { watch: which.watch.timeout(WATCH_SECONDS), ..which };
         let following = ListWatch {
@@ -130,17 +131,17 @@ impl<T: Reduced> ListWatch<T> {
                     self.events = None;
                     self.not_before = Instant::now() + RETRY;
                 }
-                // An event that cannot be read is missed.
+                // An unreadable event counts as missed.
                 Ok(Err(kube::Error::SerdeError(_))) => self.lose(),
-                // Cut: the next watch goes on where this one was.
+                // The connection broke: the next watch resumes after the last event.
                 Ok(Err(_)) => self.interrupt(),
-                // Silent.
+                // The watch was silent for too long.
                 Err(_) => self.lose(),
             }
         }
     }
 
-    /// Lists where something may have been missed, else begins a watch.
+    /// Lists if events may have been missed, otherwise opens a watch.
     async fn begin(&mut self) -> Result<Option<Vec<T>>, ClusterError> {
         let Some(version) = &self.version else {
             let (items, version) = self.list().await?;
@@ -159,7 +160,7 @@ impl<T: Reduced> ListWatch<T> {
         Ok(None)
     }
 
-    /// What of the list is kept, and its version.
+    /// Returns the kept objects of the list, and its version.
     async fn list(&mut self) -> Result<(Vec<T>, String), ClusterError> {
         let Which { what, path, list, metadata, .. } = &self.which;
         let what = format!("list {what}");
@@ -188,7 +189,7 @@ impl<T: Reduced> ListWatch<T> {
                 self.beats = true;
                 None
             }
-            // Mostly 410: the version is too old to go on from.
+            // Mostly 410: the version is too old to resume from.
             WatchEvent::Error(_) => {
                 self.lose();
                 return None;
@@ -198,20 +199,20 @@ impl<T: Reduced> ListWatch<T> {
         told
     }
 
-    /// The watch ended, and no event was missed: the next one begins at the last version, which costs the API server much less
-    /// than a list.
+    /// Backs off after a watch that ended without missing an event: the next one resumes from the last
+    /// version, which costs the API server much less than a list.
     fn interrupt(&mut self) {
         self.events = None;
         self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
     }
 
-    /// Something may have been missed.
+    /// Backs off and forces a relist, as events may have been missed.
     fn lose(&mut self) {
         self.version = None;
         self.interrupt();
     }
 
-    /// Of objects the resource itself may be unknown.
+    /// Maps a failed request: for our objects, the resource itself may be unknown.
     fn explain(&self, failure: Failure, what: &str) -> ClusterError {
         match self.which.path.contains("/noderesourcetopologies") {
             true => self.cluster.explain_object(failure, what),
@@ -220,7 +221,7 @@ impl<T: Reduced> ListWatch<T> {
     }
 }
 
-/// What is kept of a list that comes in, and its version; or what is wrong with it.
+/// Reads a list as it arrives and returns the kept objects and the list's version; or what is wrong with it.
 async fn read_list<T: Reduced>(
     mut answer: Pin<&mut impl AsyncBufRead>,
 ) -> kube::Result<Result<(Vec<T>, String), String>> {

@@ -1,4 +1,4 @@
-//! All Nodes, cut down as they are read to what decides whether a Node should have an agent.
+//! Lists and watches all Nodes, decoding only what decides whether a Node should have an agent.
 
 use std::collections::BTreeMap;
 
@@ -16,26 +16,26 @@ use super::steady::Steady;
 use super::{Cluster, ClusterError, Failure, chain};
 use crate::seen::Seen;
 
-/// A Node has some 15 KiB, mostly names of images: a page is held as text for a moment.
+/// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.
 const PAGE: u32 = 100;
-/// For how long a watch is asked for. Load balancers drop flows that are silent for longer.
+/// Requested watch timeout. Load balancers drop connections that are silent for longer.
 pub(super) const WATCH_SECONDS: u32 = 240;
 
-/// What is read of a Node.
+/// The decoded part of a Node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(from = "RawNode")]
 pub struct SlimNode {
-    /// What the watch needs: name and version.
+    /// Name and version, for kube's watcher.
     metadata: ObjectMeta,
     /// The Node's name.
     pub name: String,
-    /// Its UID.
+    /// The UID.
     pub uid: String,
-    /// Its labels.
+    /// The labels.
     pub labels: BTreeMap<String, String>,
-    /// Its taints.
+    /// The taints.
     pub taints: Vec<Taint>,
-    /// Does its kubelet say that it is Ready?
+    /// Whether the condition `Ready` is true.
     pub ready: bool,
 }
 
@@ -76,7 +76,7 @@ struct RawCondition {
 }
 
 impl RawStatus {
-    /// Is the condition `Ready` true?
+    /// Returns true if the condition `Ready` is true.
     pub(super) fn is_ready(&self) -> bool {
         let ready = |condition: &RawCondition| condition.r#type == "Ready" && condition.status == "True";
         self.conditions.iter().flatten().any(ready)
@@ -98,7 +98,7 @@ impl From<RawNode> for SlimNode {
 }
 
 impl SlimNode {
-    /// A Node for those who decide about it.
+    /// Creates a ready Node for tests.
     #[cfg(test)]
     pub(crate) fn new(name: &str, labels: &[(&str, &str)]) -> Self {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -126,12 +126,12 @@ struct KubeletStatus {
 }
 
 impl KubeletNode {
-    /// The kubelet's version; empty if it has not reported one yet.
+    /// Returns the kubelet's version; empty if it has not reported one yet.
     pub(super) fn version(self) -> String {
         self.status.node_info.kubelet_version
     }
 
-    /// Where the kubelet is.
+    /// Returns the address of the kubelet's HTTPS port.
     pub(super) fn endpoint(self) -> KubeletEndpoint {
         let KubeletStatus { addresses, daemon_endpoints, .. } = self.status;
         let internal = addresses.into_iter().flatten().find(|address| address.type_ == "InternalIP");
@@ -145,7 +145,7 @@ impl KubeletNode {
 
 reads_as!(KubeletNode, Node);
 
-/// Where a kubelet has its HTTPS port, as far as it has reported that.
+/// The address of a kubelet's HTTPS port, as far as reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubeletEndpoint {
     /// The Node's InternalIP.
@@ -165,7 +165,7 @@ fn listing() -> Listing {
 }
 
 impl Cluster {
-    /// Follows all Nodes. An error is one sentence, and the watch goes on after a back-off.
+    /// Watches all Nodes. An error is one sentence; the watch continues after a backoff.
     pub fn nodes(&self) -> impl Stream<Item = Result<Seen<SlimNode>, String>> + Send + 'static {
         let nodes: Api<SlimNode> = Api::all(self.client_for_watcher());
         let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
@@ -175,13 +175,13 @@ impl Cluster {
         })
     }
 
-    /// All Nodes, once.
+    /// Lists all Nodes.
     #[must_use]
     pub fn node_pages(&self) -> Pages<SlimNode> {
         Pages::new(self.clone(), listing())
     }
 
-    /// How many Nodes there are.
+    /// Returns the number of Nodes.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -189,7 +189,7 @@ impl Cluster {
         self.count(&listing()).await
     }
 
-    /// Does the API server say that there is no Node of this name? Nothing else that it may say is a yes.
+    /// Returns true only if the API server reports that there is no Node of this name.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -199,7 +199,7 @@ impl Cluster {
         match self.in_time(&what, nodes.get_metadata(name)).await {
             Ok(_) => Ok(false),
             Err(Failure::Status(status)) if status.code == 404 => {
-                // Something in between that knows no path at all answers 404 as well.
+                // A proxy in between that does not know the path responds with 404 as well.
                 let details = status.details.as_ref();
                 let named = details.is_some_and(|details| details.name == name && details.kind == "nodes");
                 match named && status.reason == "NotFound" {

@@ -1,4 +1,4 @@
-//! All objects of the cluster, reduced as they are read, and their deletion.
+//! Lists and deletes the cluster's objects, decoding only what is needed.
 
 use std::collections::BTreeMap;
 
@@ -13,67 +13,68 @@ use super::{Cluster, ClusterError, FIELD_MANAGER, Failure};
 use crate::nrt::{AttributeInfo, ZONE_TYPE, policy_and_scope};
 use crate::quantity::Quantity;
 
-/// Metadata of an object have some 2 KiB.
+/// Page size of metadata lists. An object's metadata takes some 2 KiB.
 const MARKS: u32 = 250;
-/// An object of a large node has some 50 KiB.
+/// Page size of object lists. The object of a large node takes some 50 KiB.
 const OBJECTS: u32 = 50;
-/// Of a manager's name: the API server's limit.
+/// Maximum length of a manager's name: the API server's limit.
 const MANAGER: usize = 128;
-/// Of a resource's name: the most that a qualified name has.
+/// Maximum length of a resource's name: that of a qualified name.
 const NAME: usize = 317;
 
-/// Whoever sets this annotation to `true` keeps an object for which there is no Node.
+/// Annotation that keeps an object without a Node, if set to `true`.
 pub const KEEP: &str = "numacast.io/keep";
 
-/// Who wrote an object's zones.
+/// The field managers of an object's zones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Writers {
-    /// We did.
+    /// We wrote them.
     pub ours: bool,
-    /// Somebody else did: its name in `managedFields`.
+    /// Another manager that wrote them, by its name in `managedFields`.
     pub other: Option<String>,
 }
 
-/// What the metadata of an object say.
+/// The relevant part of an object's metadata.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(from = "RawMark")]
 pub struct Mark {
-    /// The object's name, which is its Node's.
+    /// The object's name, which is that of its Node.
     pub name: String,
-    /// Its UID.
+    /// The UID.
     pub uid: String,
-    /// Its version.
+    /// The resource version.
     pub version: String,
-    /// When it was created.
+    /// The creation time.
     pub created: Option<Timestamp>,
-    /// Who wrote its zones.
+    /// The field managers of the zones.
     pub writers: Writers,
-    /// Does somebody say that it is to stay, by the annotation [`KEEP`] or by owning it? A Node and a Namespace, which NFD
-    /// makes the owner, are no such owners.
+    /// Whether the object must be kept: it has the annotation [`KEEP`] or an owner. A Node does not count as
+    /// owner, nor a Namespace, which NFD sets as owner.
     pub kept: bool,
-    /// Was it deleted already, and is held by a finalizer?
+    /// Whether it is deleted already and waits for a finalizer.
     pub going: bool,
 }
 
-/// What an object says, reduced to what there is of each resource.
+/// An object, reduced to the totals of each resource.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(from = "RawObject")]
 pub struct Brief {
-    /// Who and by whom.
+    /// The metadata.
     pub mark: Mark,
     /// The kubelet's Topology Manager policy.
     pub policy: Option<String>,
-    /// And its scope.
+    /// The kubelet's Topology Manager scope.
     pub scope: Option<String>,
-    /// Over all zones, by resource, but for what cannot be read.
+    /// Totals over all zones, by resource, without unreadable quantities.
     pub resources: BTreeMap<String, Sum>,
-    /// What is wrong with the first quantity that cannot be read, and whose it is.
+    /// The resource of the first unreadable quantity, and what is wrong with it.
     pub unread: Option<String>,
-    /// Is there a zone that is a NUMA node, or no zone at all? Otherwise no scheduler reads the object as a Node's.
+    /// Whether a zone is a NUMA node or there is no zone at all. Otherwise no scheduler reads the object as
+    /// that of a Node.
     pub of_numa: bool,
 }
 
-/// What Kubernetes itself knows, and the huge pages that there are on its architectures.
+/// Kubernetes' own resources, and the huge page sizes of its architectures.
 const NATIVE: [&str; 13] = [
     "cpu",
     "memory",
@@ -90,26 +91,26 @@ const NATIVE: [&str; 13] = [
     "hugepages-16Gi",
 ];
 
-/// Is it a resource of Kubernetes itself? Of these there are few, whoever writes objects; of others anybody can make up
-/// any number.
+/// Returns true for Kubernetes' own resources. Their number is limited; that of other names is not, whatever
+/// objects contain.
 #[must_use]
 pub fn is_native(resource: &str) -> bool {
     NATIVE.contains(&resource)
 }
 
-/// What there is of a resource: CPUs, bytes or devices.
+/// The totals of a resource: CPUs, bytes or devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
     /// What the hardware has.
     pub capacity: u64,
-    /// What kubelets may hand out.
+    /// What kubelets may allocate.
     pub allocatable: u64,
-    /// What of it is free.
+    /// What of that is free.
     pub available: u64,
 }
 
 impl Sum {
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -147,7 +148,7 @@ struct RawOwner {
 #[serde(rename_all = "camelCase", default)]
 struct RawManaged {
     manager: String,
-    /// Only the names at the root: lists are owned whole.
+    /// Only the names at the root: lists are owned as a whole.
     #[serde(rename = "fieldsV1")]
     fields: Option<BTreeMap<String, IgnoredAny>>,
 }
@@ -226,7 +227,7 @@ impl RawResource {
     }
 }
 
-/// A quantity, or what is wrong with it: one object must not spoil the sums of all.
+/// A quantity, or what is wrong with it: one object must not fail the whole list.
 struct Amount(Result<Quantity, String>);
 
 impl Default for Amount {
@@ -275,7 +276,7 @@ impl From<RawObject> for Brief {
 }
 
 impl Cluster {
-    /// The path of all objects.
+    /// Returns the path of all objects.
     pub(super) fn topologies_path(&self) -> String {
         format!("/apis/topology.node.k8s.io/{}/noderesourcetopologies", self.form.version.name())
     }
@@ -290,19 +291,19 @@ impl Cluster {
         }
     }
 
-    /// The metadata of all objects.
+    /// Lists the metadata of all objects.
     #[must_use]
     pub fn marks(&self) -> Pages<Mark> {
         Pages::new(self.clone(), self.listing_of_objects(MARKS, true))
     }
 
-    /// All objects.
+    /// Lists all objects.
     #[must_use]
     pub fn briefs(&self) -> Pages<Brief> {
         Pages::new(self.clone(), self.listing_of_objects(OBJECTS, false))
     }
 
-    /// Is the object still there, one that a scheduler reads as a Node's?
+    /// Returns true if the object exists and a scheduler reads it as that of a Node.
     ///
     /// # Errors
     /// As [`Cluster::topology`].
@@ -312,8 +313,8 @@ impl Cluster {
         Ok(zones.is_empty() || zones.iter().any(|zone| zone.kind == ZONE_TYPE))
     }
 
-    /// Deletes this very object, as it was when it was listed; false if it is gone. Whoever wrote it since then lives:
-    /// [`ClusterError::is_conflict`].
+    /// Deletes exactly this object, in the version that was listed; returns false if it is gone. If it was
+    /// written since, it is not deleted: [`ClusterError::is_conflict`].
     ///
     /// # Errors
     /// As [`Cluster::topology`].
@@ -325,7 +326,7 @@ impl Cluster {
         self.delete_if(&mark.name, preconditions).await
     }
 
-    /// Deletes this very object, whatever was written into it since; false if it is gone.
+    /// Deletes exactly this object, in any version; returns false if it is gone.
     ///
     /// # Errors
     /// As [`Cluster::topology`].

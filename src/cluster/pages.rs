@@ -1,4 +1,4 @@
-//! Lists that may be long, page by page: no more than one page is held at a time.
+//! Paged lists: only one page is in memory at a time.
 
 use std::marker::PhantomData;
 
@@ -9,17 +9,17 @@ use serde::de::DeserializeOwned;
 
 use super::{Cluster, ClusterError, Failure};
 
-/// One page, and how to ask for the next one.
+/// One page, and the token for the next one.
 #[derive(Debug, Deserialize)]
 pub(super) struct Page<T> {
     #[serde(default)]
     metadata: PageMetadata,
-    /// The API server writes null for a list of metadata that is empty.
+    /// The API server encodes an empty list of metadata as null.
     #[serde(default = "no_items")]
     items: Option<Vec<T>>,
 }
 
-/// A default that asks nothing of the items' type.
+/// A default that has no bounds on `T`.
 fn no_items<T>() -> Option<Vec<T>> {
     None
 }
@@ -31,27 +31,27 @@ struct PageMetadata {
     remaining_item_count: Option<u64>,
 }
 
-/// What is listed.
+/// The listed resource.
 #[derive(Clone, Debug)]
 pub(super) struct Listing {
-    /// As in `list nodes`, for sentences.
+    /// The action for messages, such as `list nodes`.
     pub(super) what: String,
     /// The path of the resource.
     pub(super) path: String,
-    /// Only this, if anything.
+    /// The label selector, if any.
     pub(super) labels: Option<String>,
-    /// Objects in a page.
+    /// Objects per page.
     pub(super) page: u32,
-    /// Only the metadata of each object.
+    /// Request only the metadata of each object.
     pub(super) metadata: bool,
 }
 
-/// The rest of a list. It is the list of one moment, whatever happens while it is read.
+/// The remaining pages of a list. All pages are from the same snapshot.
 #[derive(Debug)]
 pub struct Pages<T> {
     cluster: Cluster,
     listing: Listing,
-    /// `None` when the last page was read.
+    /// The continue token, empty at the start; `None` after the last page.
     next: Option<String>,
     items: PhantomData<fn() -> T>,
 }
@@ -61,10 +61,10 @@ impl<T: DeserializeOwned> Pages<T> {
         Self { cluster, listing, next: Some(String::new()), items: PhantomData }
     }
 
-    /// The next page; `None` after the last one.
+    /// Returns the next page; `None` after the last one.
     ///
     /// # Errors
-    /// See [`ClusterError`]. A list that takes minutes may expire (410); then begin anew.
+    /// See [`ClusterError`]. A list that takes minutes may expire (410); then start a new one.
     pub async fn next(&mut self) -> Result<Option<Vec<T>>, ClusterError> {
         let Some(next) = self.next.clone() else { return Ok(None) };
         let page = self.cluster.page::<T>(&self.listing, &next).await?;
@@ -74,7 +74,7 @@ impl<T: DeserializeOwned> Pages<T> {
 }
 
 impl Cluster {
-    /// One page; the first one if `next` is empty.
+    /// Returns one page; the first one if `next` is empty.
     async fn page<T: DeserializeOwned>(
         &self,
         listing: &Listing,
@@ -91,7 +91,7 @@ impl Cluster {
         self.in_time(what, call).await.map_err(|failure| self.explain_list(failure, listing))
     }
 
-    /// How many objects there are, without reading them.
+    /// Returns the number of objects, without reading them.
     pub(super) async fn count(&self, listing: &Listing) -> Result<u64, ClusterError> {
         let one = Listing { page: 1, metadata: true, ..listing.clone() };
         let page = self.page::<serde::de::IgnoredAny>(&one, "").await?;
@@ -99,7 +99,7 @@ impl Cluster {
             + page.metadata.remaining_item_count.unwrap_or_default())
     }
 
-    /// Of a list of objects the resource itself may be unknown.
+    /// Maps a failed list: for our objects, the resource itself may be unknown.
     fn explain_list(&self, failure: Failure, listing: &Listing) -> ClusterError {
         match listing.path.contains("/noderesourcetopologies") {
             true => self.explain_object(failure, &listing.what),

@@ -1,12 +1,13 @@
-//! The pods of one node, from a list and a watch on the API server, in protocol buffers: a pod takes less than half of
-//! the bytes that it has in JSON, and can be handed on as it came.
+//! Lists and watches the pods of one node on the API server, in protocol buffers: a pod takes less than half
+//! the bytes of its JSON, and can be forwarded unchanged.
 //!
-//! **The list** costs the API server the pods of this node, and etcd nothing: it has no `limit`, and a `resourceVersion` that
-//! it may be as old as, so that it comes from the watch cache, by its index on `spec.nodeName`. Of 2,000 pods on 20 nodes one
-//! list fetched the node's 100 from the cache and none from etcd (1.36.3; `tests/real/pod_list.rs`). Pages without a version
-//! are read from etcd before 1.34, each time all pods of the cluster, and later ones walk through all pods of the cache from
-//! the second page on. A watch that begins with what there is (`sendInitialEvents`) is no better: it walks through all pods
-//! of the cache as well, in every version, waits until the cache has caught up with etcd, and is off by default before 1.32
+//! **The list** costs the API server only the pods of this node, and etcd nothing: it has no `limit`, and a
+//! `resourceVersion` as the minimum version, so that it comes from the watch cache, by its index on
+//! `spec.nodeName`. With 2,000 pods on 20 nodes one list fetched the node's 100 from the cache and none from
+//! etcd (1.36.3; `tests/real/pod_list.rs`). Paged lists without a version are read from etcd before 1.34,
+//! each page reading all pods of the cluster; since 1.34 they scan all pods of the cache from the second page
+//! on. A watch with initial events (`sendInitialEvents`) is no better: in every version it scans all pods of
+//! the cache as well and waits until the cache has caught up with etcd, and it is off by default before 1.32
 //! and in 1.33.
 
 mod answers;
@@ -37,28 +38,29 @@ pub use answers::{News, Odd, refusal};
 pub use frames::Frames;
 pub use list::PodList;
 
-/// Where all pods are.
+/// Path of all pods.
 const PODS: &str = "/api/v1/pods";
-/// What is listed.
+/// Kind of the list.
 const KIND: &str = "PodList";
-/// What is done, in sentences.
+/// The list's action, for messages.
 const LIST: &str = "list pods of the node";
-/// Likewise.
+/// The watch's action, for messages.
 const WATCH: &str = "watch pods of the node";
-/// How they are wanted...
+/// Media type of a list.
 const ACCEPTED: &str = "application/vnd.kubernetes.protobuf";
-/// ...and how, one after the other.
+/// Media type of a watch.
 const ACCEPTED_OF_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 
-/// An answer that is no success is no longer.
+/// Maximum size of an error response; a longer one is truncated.
 const LARGEST_REFUSAL: usize = 64 << 10;
 
-/// An API server that knows no version as new as ours for so long will not: etcd was restored from a backup, and an older list
-/// is what there is.
+/// If the API server has not known a version as new as ours for this long, etcd was restored from a backup,
+/// and an older list has to be accepted.
 const RESTORED: Duration = Duration::from_secs(120);
 
 impl Cluster {
-    /// Follows the pods of `node`, with what is wanted of them. An error is one sentence, and it goes on after a back-off.
+    /// Watches the pods of `node`, decoding what is `wanted` of each. An error is one sentence; the watch
+    /// continues after a backoff.
     pub fn pods_of(
         &self,
         node: &str,
@@ -76,12 +78,13 @@ impl Cluster {
         unfold(following, |mut following| async { Some((following.next().await, following)) })
     }
 
-    /// The pod of this name on `node`, as it is now, with what is wanted of it; `None` if there is none. It is listed,
-    /// since who may watch the node's pods may list them, and need not be allowed to get one.
+    /// Returns the pod of this name on `node`, as it is now, with what is `wanted` of it; `None` if there is
+    /// none. It is listed rather than read: watching needs permission to list pods, but not to get one.
     ///
-    /// It must not be older than the kubelet's answer that names the pod, so that it comes from etcd: Kubernetes takes a list of one
-    /// name in one namespace for a read of one key. That is all before 1.31; from 1.31 on the API server asks etcd for its
-    /// version alone, and answers when its cache has caught up, after some 100 ms at most.
+    /// The result must not be older than the kubelet's response that names the pod, so it is read from etcd:
+    /// Kubernetes turns a list of one name in one namespace into a read of one key. Before 1.31 that is all;
+    /// since 1.31 the API server asks etcd only for its current version, and responds when its cache has
+    /// caught up, after some 100 ms at most.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -91,11 +94,11 @@ impl Cluster {
         (namespace, name): &PodName,
         wanted: &Wanted,
     ) -> Result<Option<Pod>, ClusterError> {
-        // A client of the proxy may ask for any name: one that no pod can have must not get into the query.
+        // A client of the proxy may request any name: an invalid one must not get into the query.
         if !is_name(namespace) || !is_name(name) {
             return Ok(None);
         }
-        // The same for every pod: it stands in sentences that are told once.
+        // Constant, because messages with it are logged once.
         let what = "list one pod of the node";
         let path = format!("/api/v1/namespaces/{namespace}/pods");
         let path = format!("{path}?fieldSelector=metadata.name%3D{name}%2C{}", on(node));
@@ -107,7 +110,7 @@ impl Cluster {
         Ok(found)
     }
 
-    /// Begins a list of pods.
+    /// Starts a list of pods.
     async fn pod_list(
         &self,
         path: String,
@@ -123,7 +126,8 @@ impl Cluster {
         Ok(Listing { body, list: PodList::default(), version: String::new(), what, after, until })
     }
 
-    /// Asks for something in this form. What comes is not compressed: some servers compress each event of a watch by itself.
+    /// Sends a request with this media type. The response is not compressed: some servers compress each event
+    /// of a watch separately.
     pub(super) async fn ask(
         &self,
         request: Request<Vec<u8>>,
@@ -150,26 +154,26 @@ impl Cluster {
     }
 }
 
-/// May an object be called so? Kubernetes allows DNS subdomains (RFC 1123).
+/// Returns true if `name` is a DNS subdomain (RFC 1123), as Kubernetes requires.
 fn is_name(name: &str) -> bool {
     let allowed =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
-    // A lone `.` or `..` in a path is a way to somewhere else.
+    // `.` or `..` would change the path.
     (1..=253).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('.')
 }
 
-/// The field selector for the pods of a node, as it stands in a query.
+/// Returns the field selector for the pods of a node, URL-encoded.
 fn on(node: &str) -> String {
     format!("spec.nodeName%3D{node}")
 }
 
-/// Seconds to wait: priority and fairness says it in a header alone.
+/// Returns the seconds to wait: API Priority and Fairness sends them in a header only.
 fn retry_after(headers: &HeaderMap) -> u32 {
     let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     seconds.unwrap_or_default()
 }
 
-/// A short body; what is longer is cut.
+/// Reads a body, truncated to [`LARGEST_REFUSAL`].
 async fn collect(body: &mut Body) -> Result<Vec<u8>, kube::Error> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -183,11 +187,11 @@ async fn collect(body: &mut Body) -> Result<Vec<u8>, kube::Error> {
     Ok(bytes)
 }
 
-/// A list that comes in.
+/// A list response that is being read.
 struct Listing {
     body: Body,
     list: PodList,
-    /// That of the list, after its end.
+    /// The version of the list, set at its end.
     version: String,
     what: &'static str,
     after: Duration,
@@ -195,7 +199,8 @@ struct Listing {
 }
 
 impl Listing {
-    /// The next pod, or why it cannot be read; `None` after the last one, when the version is known.
+    /// Returns the next pod, or why it cannot be decoded; `None` after the last one, when the version is
+    /// known.
     async fn next(
         &mut self,
         cluster: &Cluster,
@@ -223,14 +228,14 @@ impl Listing {
     }
 }
 
-/// What is watched.
+/// The watch's selection.
 struct PodsOfNode {
     node: String,
     wanted: Wanted,
 }
 
 impl Watched for PodsOfNode {
-    /// A pod that can be read, or why it cannot.
+    /// A decoded pod event, or why the pod cannot be decoded.
     type Event = Result<PodEvent, String>;
 
     fn what(&self) -> String {
@@ -261,21 +266,21 @@ struct Following {
     node: String,
     watch: Watch<PodsOfNode>,
     at: At,
-    /// Of the pods of a list that cannot be read one is told of.
+    /// An unreadable pod of the current list was logged.
     complained: bool,
-    /// Since when the API server knows no version as new as ours.
+    /// Since when the API server has not known a version as new as ours.
     ahead: Option<Instant>,
 }
 
-/// How far it is.
+/// The current phase.
 enum At {
-    /// Something may have been missed, or nothing was told yet.
+    /// A relist is needed: at the start, or after events may have been missed.
     Nothing,
-    /// Before the list.
+    /// Before the list request.
     Before,
-    /// In the list.
+    /// Reading the list.
     Within(Box<Listing>),
-    /// In the watch.
+    /// Watching.
     Watching,
 }
 
@@ -290,7 +295,7 @@ impl Following {
         }
     }
 
-    /// Does one thing, of which there may be nothing to tell.
+    /// Takes one step, which may yield no event.
     async fn step(&mut self) -> Result<Option<PodEvent>, String> {
         match &mut self.at {
             At::Nothing => {
@@ -326,8 +331,9 @@ impl Following {
         }
     }
 
-    /// What is asked for. At first it may be as old as it likes: what it lacks the watch tells. From then on it must not be
-    /// older than what was told; an API server that has just started waits until its cache is as new.
+    /// Returns the path and query of the list. The first list may be arbitrarily old: the watch delivers what
+    /// it lacks. Later lists must not be older than the last event; an API server that has just started waits
+    /// until its cache has caught up.
     fn list(&self) -> String {
         let (version, restored) =
             (self.watch.version(), self.ahead.is_some_and(|since| since.elapsed() > RESTORED));
@@ -338,7 +344,7 @@ impl Following {
         format!("{PODS}?fieldSelector={}&{age}", on(&self.node))
     }
 
-    /// A list that failed is told from its beginning.
+    /// Restarts a failed list from its beginning.
     fn lose(&mut self, error: &ClusterError) -> String {
         self.at = At::Nothing;
         self.watch.fail(Some(error));
@@ -348,7 +354,7 @@ impl Following {
         error.to_string()
     }
 
-    /// One pod of a list that cannot be read must not cost us the others.
+    /// Skips an unreadable pod, so that the others are still listed.
     fn leave_out(&mut self, reason: &str) -> Option<PodEvent> {
         if !self.complained {
             warn!("a pod that the API server tells of cannot be read and is left out: {reason}");
@@ -364,7 +370,7 @@ impl Following {
         match heard {
             Ok(Heard::Event(Ok(event))) => Ok(Some(event)),
             Ok(Heard::Event(Err(reason))) => {
-                // What was told of it before is no longer true: a list leaves it out.
+                // The cached pod is outdated; a relist omits it.
                 self.at = At::Nothing;
                 self.watch.fail(None);
                 Err(format!("a pod cannot be read: {reason}"))

@@ -1,4 +1,5 @@
-//! Pods that wait because the scheduler plugin rejected them, and the objects whose updates have them tried again.
+//! Pods that are pending because the scheduler plugin rejected them, and the objects whose updates trigger a
+//! retry.
 
 use kube::api::{ListParams, WatchParams};
 use serde::Deserialize;
@@ -8,10 +9,11 @@ use tokio::time::Instant;
 use super::list_watch::{Reduced, Tellings, Which};
 use super::{Cluster, ClusterError};
 
-/// The annotation whose change says nothing but that pods are to be tried again.
+/// An annotation whose only purpose is that its change makes the scheduler retry pods.
 pub const NUDGE: &str = "numacast.io/nudge";
 
-/// What `NodeResourceTopologyMatch` says of a node that it rejects; the scheduler puts the words of all plugins together.
+/// Messages of `NodeResourceTopologyMatch` about a node that it rejects; the scheduler joins those of all
+/// plugins.
 const WORDS: [&str; 5] = [
     "cannot align container",
     "cannot align init container",
@@ -20,24 +22,24 @@ const WORDS: [&str; 5] = [
     "invalid node topology data",
 ];
 
-/// What is read of a pod that no node was found for.
+/// The decoded part of an unscheduled pod.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(from = "RawPod")]
 pub struct UnscheduledPod {
     /// Namespace and name: `default/db-0`.
     pub name: Box<str>,
-    /// Does it wait because the plugin rejected nodes?
+    /// Whether it is pending because the plugin rejected nodes.
     pub rejected: bool,
     version: String,
 }
 
-/// What is read of an object that changed.
+/// The decoded part of a changed object.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(from = "RawObject")]
 pub struct ChangedObject {
-    /// Its name.
+    /// The object's name.
     pub name: String,
-    /// Its version.
+    /// The object's version.
     pub version: String,
 }
 
@@ -79,7 +81,7 @@ struct RawCondition {
 }
 
 impl RawCondition {
-    /// Does it say that the plugin rejected a node? A pod with scheduling gates has another reason.
+    /// Returns true if the plugin rejected a node. Pods with scheduling gates have another reason.
     fn is_rejection(&self) -> bool {
         self.r#type == "PodScheduled"
             && self.status == "False"
@@ -91,7 +93,7 @@ impl RawCondition {
 impl From<RawPod> for UnscheduledPod {
     fn from(raw: RawPod) -> Self {
         let RawPod { metadata, status } = raw;
-        // The scheduler tries neither pods that are being deleted nor such as have ended.
+        // The scheduler skips pods that are being deleted or have terminated.
         let waits = metadata.deletion_timestamp.is_none() && matches!(&*status.phase, "" | "Pending");
         Self {
             name: format!("{}/{}", metadata.namespace, metadata.name).into(),
@@ -124,10 +126,10 @@ impl Reduced for ChangedObject {
 }
 
 impl Cluster {
-    /// Follows all pods that are on no node; of a list only those that the plugin rejected are told. One that is bound or
-    /// deleted is gone.
+    /// Lists and watches all pods without a node; the list contains only those that the plugin rejected. A
+    /// pod that is bound or deleted is reported as deleted.
     ///
-    /// The API server has an index of pods by node, and answers list and watch from its cache.
+    /// The API server has an index of pods by node, and serves list and watch from its cache.
     #[must_use]
     pub fn unscheduled_pods(&self) -> Tellings<UnscheduledPod> {
         let which = Which {
@@ -140,8 +142,8 @@ impl Cluster {
         self.list_watch(which, Instant::now())
     }
 
-    /// Follows the changes of all objects by their metadata, but not before this moment. What is listed is the first object
-    /// by name alone.
+    /// Watches the metadata of all objects, starting at `not_before`. The list has only the first object by
+    /// name.
     #[must_use]
     pub fn changed_topologies(&self, not_before: Instant) -> Tellings<ChangedObject> {
         let which = Which {
@@ -154,7 +156,7 @@ impl Cluster {
         self.list_watch(which, not_before)
     }
 
-    /// Changes the annotation [`NUDGE`] of an object to `value`, and nothing else. Returns the object's version.
+    /// Sets the annotation [`NUDGE`] of an object to `value`. Returns the object's new version.
     ///
     /// # Errors
     /// As [`Cluster::topology`]; [`ClusterError::is_not_found`] if there is no such object.

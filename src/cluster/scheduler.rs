@@ -1,11 +1,11 @@
-//! The scheduler's pods: since when it runs.
+//! The start time of the scheduler's pods.
 
 use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::{Cluster, ClusterError};
 
-/// What is read of a scheduler's pod.
+/// The decoded part of a scheduler's pod.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct SchedulerPod {
@@ -37,7 +37,8 @@ struct Running {
 }
 
 impl SchedulerPod {
-    /// When the oldest of its running containers started: nothing tells which of them is the scheduler.
+    /// Returns when the oldest of its running containers started: nothing identifies the scheduler's
+    /// container.
     fn started(&self) -> Option<Timestamp> {
         let containers = self.status.container_statuses.iter().flatten();
         containers.filter_map(|container| container.state.running.as_ref()?.started_at).min()
@@ -45,7 +46,7 @@ impl SchedulerPod {
 }
 
 impl Cluster {
-    /// When the oldest running container of the pods with these labels started; `None` if none runs.
+    /// Returns when the oldest running container of the pods with these labels started; `None` if none runs.
     ///
     /// # Errors
     /// See [`ClusterError`].

@@ -1,10 +1,11 @@
-//! Objects of which only a part is decoded, and what a watch tells of them.
+//! Partially decoded objects, and the conversion of kube's watch events.
 
 use kube::runtime::watcher;
 
 use crate::seen::Seen;
 
-/// Makes a type with a `metadata` one that is read where the whole object is.
+/// Implements [`kube::Resource`] for a partial type with a `metadata` field, as the resource of the whole
+/// type.
 macro_rules! reads_as {
     ($slim:ty, $whole:ty) => {
         impl kube::Resource for $slim {

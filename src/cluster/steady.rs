@@ -1,5 +1,6 @@
-//! The back-off of a watch. A list that begins is a success to `kube`, which then forgets that the one before failed: at
-//! an API server that is in trouble all pages would be asked for again and again, as fast as at the first time.
+//! Backoff for kube's watcher, which resets a backoff as soon as a list begins, even if the previous one
+//! failed later: an API server in trouble would be asked for all pages again and again, without growing
+//! delays.
 
 use std::time::Duration;
 
@@ -8,14 +9,14 @@ use tokio::time::Instant;
 
 use crate::backoff::back_off;
 
-/// After the first failure...
+/// Delay after the first failure.
 const FIRST: Duration = Duration::from_secs(1);
-/// ...and after many in a row.
+/// Delay after many failures in a row.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Without a failure for so long it was one of its own.
+/// Failures are forgotten after this long without one.
 const CALM: Duration = Duration::from_secs(120);
 
-/// Forgets failures by time alone.
+/// A backoff that only time resets.
 #[derive(Debug, Default)]
 pub(super) struct Steady {
     failures: u32,
@@ -35,7 +36,7 @@ impl Iterator for Steady {
 }
 
 impl Backoff for Steady {
-    /// Whatever succeeded may be the beginning of what fails again.
+    /// Does nothing: what succeeded may be the start of a list that fails again.
     fn reset(&mut self) {}
 }
 
@@ -48,7 +49,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_list_that_begins_does_not_shorten_the_wait_after_the_next_failure() {
-        // As `kube` tells of a list that fails each time.
+        // The events of kube's watcher for a list that fails each time.
         let fails = stream::iter((0..20).map(|n| if n % 2 == 0 { Ok(()) } else { Err(()) }));
         let mut events = std::pin::pin!(fails.backoff(Steady::default()));
         let start = Instant::now();

@@ -1,9 +1,9 @@
-//! One watch on the API server, of the node's pods or of its object: opened, heard, and gone on with where it ended.
+//! A resumable watch on the API server, of the node's pods or of its object.
 //!
-//! A watch lasts for minutes. Where it ends or breaks, the next one begins after the last version that was told, at once:
-//! the API server answers that from its watch cache. What has to be read anew, because the API server no longer knows that
-//! version, and everything that it refused, waits longer and at random ([`Pace`]): mostly an API server restarted, and all
-//! agents of the cluster lost theirs in the same moment.
+//! A watch lasts for minutes. When it ends or breaks, the next one resumes at once from the last version
+//! seen; the API server serves that from its watch cache. Relists (the API server no longer knows that
+//! version) and refused requests wait longer, with jitter ([`Pace`]): usually an API server restarted, and
+//! all agents of the cluster lost their watches at the same moment.
 
 use std::time::Duration;
 
@@ -17,35 +17,36 @@ use super::pods::{Frames, Odd};
 use super::{Cluster, ClusterError, Failure, chain};
 use crate::backoff::{spread, within};
 
-/// For how long a watch is asked for, from this on and up to twice as long, as Kubernetes' own clients do. At 5,000 nodes
-/// that is some 11 requests per second.
+/// Minimum of the requested watch timeout, which is random up to twice this, as in Kubernetes' own clients.
+/// At 5,000 nodes that is some 11 requests per second.
 const SECONDS: u32 = 300;
-/// The API server tells each watch about once a minute how far it is (a bookmark), so that no load balancer takes it for
-/// unused. One that misses two of them in a row is dead, or what it watches is no more, such as the objects of a CRD that
-/// was deleted and made again.
+/// How long a watch may be silent. The API server sends a bookmark about once a minute, so that no load
+/// balancer considers the connection idle. A watch that misses two in a row is dead, or what it watches no
+/// longer exists, such as the objects of a CRD that was deleted and recreated.
 const SILENCE: Duration = Duration::from_secs(130);
-/// So many watches in a row that tell nothing at all. Then the version is doubted: after a restore of etcd it may be one that is
-/// still to come, and the API server leaves out all changes up to it.
+/// After this many silent watches in a row, relist: after a restore of etcd our version may be in the future,
+/// and the API server omits all changes up to it.
 const SILENT: u32 = 2;
-/// An answer is waited for as long: the API server itself gives up after a minute.
+/// Timeout for a response: the API server itself gives up after a minute.
 pub(super) const ANSWER: Duration = Duration::from_secs(65);
-/// A watch that was asked for again and has not failed after this works.
+/// A reopened watch that has not failed after this counts as working.
 const QUIET: Duration = Duration::from_secs(1);
-/// A watch that does not last as long is no good: who cuts it would be asked again and again.
+/// A watch that lasts less than this counts as failed: resuming at once would mean reconnecting again and
+/// again.
 const SHORT: Duration = Duration::from_secs(10);
 
-/// Within this the next watch begins after one that worked.
+/// Upper bound of the random delay before the next watch, after one that worked.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// After a failure nobody is asked sooner...
+/// Minimum delay after a failure.
 const LEAST: Duration = Duration::from_millis(500);
-/// ...and within this from then on, at random...
+/// Width of the random delay on top of it.
 const WINDOW: Duration = Duration::from_secs(10);
-/// ...or within up to this after many failures.
+/// Maximum width after many failures.
 const WINDOW_LIMIT: Duration = Duration::from_secs(30);
-/// The longest wait that the API server may ask for.
+/// The longest retry delay that the API server may ask for.
 const ASKED_LIMIT: Duration = Duration::from_secs(300);
 
-/// When the API server may be asked again.
+/// The earliest time of the next request.
 #[derive(Debug)]
 pub(super) struct Pace {
     failures: u32,
@@ -61,13 +62,14 @@ impl Pace {
         sleep_until(self.not_before).await;
     }
 
-    /// A watch that worked has ended. An agent cannot know whether it alone lost it: where all did, the API server that
-    /// went away refuses this attempt, and the ones after it are spread.
+    /// Called when a working watch has ended. An agent cannot know whether it alone lost its watch: if all
+    /// did, the API server that went away refuses this attempt, and the ones after it are spread.
     fn ended(&mut self) {
         self.not_before = Instant::now() + within(RECONNECT);
     }
 
-    /// The API server refused, with the wait that it asks for, or cannot be reached: for others it is likely the same.
+    /// Called when the API server refused a request, with the delay that it asks for, or cannot be reached:
+    /// other clients likely fail too.
     pub(super) fn failed(&mut self, asked: Option<Duration>) {
         let least = asked.unwrap_or_default().clamp(LEAST, ASKED_LIMIT);
         self.not_before = Instant::now() + spread(&mut self.failures, least, WINDOW, WINDOW_LIMIT);
@@ -78,80 +80,80 @@ impl Pace {
     }
 }
 
-/// What is watched.
+/// A resource that can be watched.
 pub(super) trait Watched: Send + 'static {
-    /// What is told of it.
+    /// The watch's event.
     type Event: Send;
 
-    /// What is done, for sentences: `watch pods of the node`.
+    /// Returns the action for messages, such as `watch pods of the node`.
     fn what(&self) -> String;
 
-    /// The path, with what is selected, and the form in which it is wanted.
+    /// Returns the path with its selectors, and the media type to accept.
     fn request(&self) -> (String, &'static str);
 
-    /// How its frames are told apart.
+    /// Returns the splitter for its frames.
     fn frames(&self) -> Frames;
 
-    /// What a frame says.
+    /// Decodes a frame.
     ///
     /// # Errors
-    /// It is none of this watch.
+    /// The frame does not belong to this watch.
     fn read(&self, frame: &[u8]) -> Result<Told<Self::Event>, Odd>;
 
-    /// Why it cannot be watched.
+    /// Maps a failed request.
     fn explain(&self, _cluster: &Cluster, failure: Failure) -> ClusterError {
         failure.explain(&self.what())
     }
 }
 
-/// What a frame says.
+/// A decoded frame.
 pub(super) enum Told<E> {
-    /// This happened, with this version.
+    /// An event and its version.
     Event(E, String),
-    /// All up to this version was told.
+    /// A bookmark with its version.
     Until(String),
-    /// Something went wrong.
+    /// An error event.
     Failed(Box<Status>),
 }
 
-/// What is heard of a watch.
+/// An item of a watch.
 pub(super) enum Heard<E> {
-    /// This happened.
+    /// An event.
     Event(E),
-    /// It works again, though nothing happened.
+    /// The watch works again, without an event.
     Again,
 }
 
-/// Why nothing is heard.
+/// Why a watch was interrupted.
 pub(super) enum Lost {
-    /// For a while; it goes on by itself.
+    /// A failure; the watch resumes by itself.
     Failed(ClusterError),
-    /// What is watched has to be read anew, for this reason if there is one to tell.
+    /// The caller must relist, with the reason if there is one to report.
     Stale(Option<ClusterError>),
 }
 
-/// A watch and those after it.
+/// A watch that is reopened whenever it ends.
 pub(super) struct Watch<W> {
     pub(super) cluster: Cluster,
     pub(super) pace: Pace,
     watched: W,
-    /// All up to this version was told.
+    /// The version to resume from.
     version: String,
     open: Option<Open>,
-    /// It failed, and has told nothing since.
+    /// It failed and has received nothing since.
     broken: bool,
-    /// So many in a row told nothing at all.
+    /// Silent watches in a row.
     silent: u32,
 }
 
-/// A watch that goes on.
+/// An open watch.
 struct Open {
     body: Body,
     frames: Frames,
     since: Instant,
-    /// For how long it was asked for.
+    /// The requested watch timeout.
     asked: Duration,
-    /// When the last frame came.
+    /// When the last frame arrived.
     heard: Instant,
     told: bool,
 }
@@ -161,29 +163,29 @@ impl<W: Watched> Watch<W> {
         Self { cluster, pace: Pace::new(), watched, version, open: None, broken: false, silent: 0 }
     }
 
-    /// The last version that was told, or that of what was read; empty if there is none.
+    /// Returns the version to resume from: that of the last event or of the list; empty if there is none.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    /// All up to this version was read.
+    /// Sets the version to resume from, after a successful list.
     pub(super) fn go_on_from(&mut self, version: String) {
         self.version = version;
         self.broken = false;
         self.pace.worked();
     }
 
-    /// What was told makes no sense, or what it should be read after could not be read.
+    /// Closes the watch and backs off, after a failed request or an unreadable event.
     pub(super) fn fail(&mut self, error: Option<&ClusterError>) {
         self.open = None;
         self.broken = true;
         self.pace.failed(error.and_then(ClusterError::retry_after));
     }
 
-    /// What is heard next.
+    /// Returns the next item. May be called again after an error; it then waits for the backoff.
     ///
     /// # Errors
-    /// It can be asked again, and waits as long as it should.
+    /// The watch was interrupted.
     pub(super) async fn next(&mut self) -> Result<Heard<W::Event>, Lost> {
         loop {
             self.pace.wait().await;
@@ -231,8 +233,8 @@ impl<W: Watched> Watch<W> {
             Err(odd) => return Err(self.odd(&odd)),
         }
         let silence = open.heard + SILENCE;
-        // One that works again says nothing as long as nothing happens. That the API server has taken it, and refused nothing
-        // since, is all that it can say: another question would cost it more.
+        // A reopened watch is silent until something changes. That the API server accepted it and has not
+        // failed since is proof enough; another request would cost the API server more.
         let limit = if self.broken { silence.min(open.since + QUIET) } else { silence };
         match timeout_at(limit, open.body.frame()).await {
             Ok(Some(Ok(frame))) => {
@@ -276,14 +278,14 @@ impl<W: Watched> Watch<W> {
         self.pace.worked();
     }
 
-    /// After the end of a watch, in time or because it was cut: the next one tells what this one did not.
+    /// Handles the end of a watch, regular or not: the next one resumes after the last event.
     fn end(&mut self, error: Option<&kube::Error>) -> Result<(), Lost> {
         let Some(open) = self.open.take() else { return Ok(()) };
         let lasted = open.since.elapsed();
         let reason = error.map_or_else(|| "the API server ended it".to_owned(), |error| chain(error));
         debug!("{} ended after {lasted:.1?}: {reason}", self.watched.what());
         if lasted >= SHORT || (open.told && error.is_none()) {
-            // At the end of its time, which is random already, the next one begins at once.
+            // The watch timeout is random already, so the next one begins at once.
             if error.is_some() || lasted + RECONNECT < open.asked {
                 self.pace.ended();
             }
@@ -293,7 +295,7 @@ impl<W: Watched> Watch<W> {
         Err(self.lose(ClusterError::Unreachable { server: self.cluster.server.clone(), reason }))
     }
 
-    /// Nothing comes, not even a bookmark.
+    /// Handles a watch that is silent, without even a bookmark.
     fn give_up(&mut self) -> Result<(), Lost> {
         debug!("{}: nothing was heard for {SILENCE:?}", self.watched.what());
         self.open = None;
@@ -306,7 +308,7 @@ impl<W: Watched> Watch<W> {
         Err(Lost::Stale(None))
     }
 
-    /// After a watch that was refused: is what was told still something to go on from?
+    /// Backs off after a refused watch, and decides whether it can still resume.
     fn lose(&mut self, error: ClusterError) -> Lost {
         self.fail(Some(&error));
         match is_useless(&error) {
@@ -315,20 +317,21 @@ impl<W: Watched> Watch<W> {
         }
     }
 
-    /// After something that should not be there everything is read again.
+    /// Backs off after an unexpected frame; the caller must relist.
     fn odd(&mut self, odd: &Odd) -> Lost {
         self.fail(None);
         Lost::Stale(Some(self.cluster.not_understood(&self.watched.what(), odd.to_string())))
     }
 }
 
-/// Must a client list again instead of watching from this version? It has expired, is invalid, or is newer than any that the API
-/// server knows.
+/// Returns true if a client must relist instead of watching from this version: it has expired, is invalid, or
+/// is newer than any that the API server knows.
 pub(super) fn is_useless(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Refused { code: 400 | 410, .. }) || is_ahead(error)
 }
 
-/// Is the version newer than any that this API server knows? A load balancer's 504 says nothing of it.
+/// Returns true if the version is newer than any that this API server knows. A load balancer's 504 does not
+/// count.
 pub(super) fn is_ahead(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Refused { code: 504, message, .. } if message.contains("Too large resource version"))
 }

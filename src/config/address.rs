@@ -1,4 +1,4 @@
-//! Where the kubelet answers.
+//! The kubelet's address.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,12 +6,13 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// An IP address or a host name, with a port perhaps: `10.0.0.7`, `10.0.0.7:10250`, `fd00::7`, `[fd00::7]:10250`.
+/// An IP address or a host name with an optional port: `10.0.0.7`, `10.0.0.7:10250`, `fd00::7`,
+/// `[fd00::7]:10250`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Without brackets.
+    /// The host, without brackets.
     pub host: String,
-    /// If one was given.
+    /// The port, if given.
     pub port: Option<u16>,
 }
 

@@ -1,4 +1,4 @@
-//! What the podresources proxy merges, as people configure it.
+//! Configuration of what the podresources proxy merges.
 
 use std::collections::BTreeMap;
 
@@ -114,7 +114,7 @@ impl Default for ProxyAnnotations {
 }
 
 impl ProxyAnnotations {
-    /// Is anything merged at all?
+    /// Returns true if anything is merged.
     #[must_use]
     pub fn are_wanted(&self) -> bool {
         self.koordinator || self.cpus || !self.mappings.is_empty()

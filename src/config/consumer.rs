@@ -1,4 +1,4 @@
-//! Who reads the object, and the keys that follow from it.
+//! The consumer of the object, and the keys derived from it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ pub enum Cache {
 }
 
 impl Config {
-    /// Fills in the keys that follow from `consumer` and `cache`, where they are not set.
+    /// Fills in the keys derived from `consumer` and `cache` where they are not set.
     pub(super) fn follow_consumer(&mut self) {
         if self.consumer == Consumer::SchedulerPlugins {
             self.cache.get_or_insert_default();
@@ -44,13 +44,13 @@ impl Config {
         self.publish.reserve.get_or_insert(reads_directly && source.may_be_api_server());
     }
 
-    /// Do others than the API server know too little about pods for what the object says?
+    /// Returns true if the object needs information about pods that only the API server has.
     #[must_use]
     pub fn needs_api_server_for_pods(&self) -> bool {
         self.fingerprint.view == Some(FingerprintView::Scheduler) || self.publish.reserve == Some(true)
     }
 
-    /// What contradicts the choice in a resolved configuration: the key to blame, and why.
+    /// Returns conflicts with the consumer in a resolved configuration: the key to report, and the reason.
     pub(super) fn conflicts_of_consumer(&self) -> Vec<(&'static str, &'static str)> {
         let mut conflicts = Vec::new();
         if self.cache.is_some() && self.consumer != Consumer::SchedulerPlugins {
@@ -110,7 +110,7 @@ mod tests {
             c.pods.source = Some(PodSource::PodsApi);
         });
         let kubelet = Some(FingerprintView::Kubelet);
-        // Nothing is reserved where nobody tells of bindings.
+        // Without a source that reports bindings nothing is reserved.
         assert_eq!(set, (kubelet, Some(PodSource::PodsApi), Some(true), Some(false)));
         assert_eq!(resolved(|c| c.publish.reserve = Some(true)).3, Some(true));
     }

@@ -1,4 +1,4 @@
-//! Where to listen.
+//! Listen addresses.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -6,20 +6,21 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Where to listen, written like `127.0.0.1:9742`, `[::1]:9742` or `:9742`; or `none`, since YAML takes a bare `off` for
-/// a boolean.
+/// A listen address, written like `127.0.0.1:9742`, `[::1]:9742` or `:9742`; or `none`, because YAML parses a
+/// bare `off` as a boolean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// Not at all.
+    /// Do not listen.
     Nowhere,
-    /// Here; port 0 stands for any free one.
+    /// This address; port 0 selects a free port.
     At(SocketAddr),
-    /// At this port of every address, of both families where there are two: in a pod one does not know which it has.
+    /// This port on all addresses, of both families if available: a pod's address family is not known in
+    /// advance.
     Everywhere(u16),
 }
 
 impl Endpoint {
-    /// Nobody outside the host (or the pod) reaches it.
+    /// Returns an endpoint that is not reachable from outside the host or pod.
     pub(super) fn loopback(port: u16) -> Self {
         Self::At(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }

@@ -1,4 +1,4 @@
-//! What people leave out, as they write it; refused where it could never have an effect.
+//! Configuration of exclusions. Entries that could never have an effect are rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::schema;
 use crate::pattern::PodPattern;
 use crate::quantity::{Quantity, hugepages_name};
 
-/// Stands for every node, as in NFD and RTE.
+/// The key for every node, as in NFD and RTE.
 pub const EVERY_NODE: &str = "*";
 
 /// What zones leave out.
@@ -29,7 +29,8 @@ pub struct Exclude {
 }
 
 impl Exclude {
-    /// The resources left out on `node`, those of its own list and those of every node's; perhaps twice.
+    /// Returns the resources excluded on `node`, from its own list and that of every node; may contain
+    /// duplicates.
     pub fn resources_of(&self, node: &str) -> impl Iterator<Item = &String> {
         let lists = self.resources.iter().filter(move |(name, _)| *name == EVERY_NODE || *name == node);
         lists.flat_map(|(_, resources)| resources)
@@ -46,7 +47,7 @@ fn resources<'de, D: Deserializer<'de>>(
     Ok(lists)
 }
 
-/// `*` and an empty text stand for every namespace, as in NFD and RTE.
+/// Parses a namespace. `*` and the empty string mean every namespace, as in NFD and RTE.
 fn namespace<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let name: Option<String> = Option::deserialize(deserializer)?;
     let Some(name) = name.filter(|name| !name.is_empty() && name != "*") else { return Ok(None) };

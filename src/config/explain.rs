@@ -1,20 +1,20 @@
-//! What each key leads to, for those where a sentence is not enough.
+//! Explanations of the configuration keys, with details where a sentence is not enough.
 
 use serde_json::Value;
 
 use super::DOCS;
 use super::layers::{self, ConfigError};
 
-/// One key, explained.
+/// The explanation of a key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// The key, from the root.
     pub key: &'static str,
-    /// What it means, in a sentence or two.
+    /// Its description, in a sentence or two.
     pub meaning: &'static str,
-    /// What holds where nobody sets it; null where that follows from other keys.
+    /// The default; null if it is derived from other keys.
     pub default: Value,
-    /// What follows from setting it, in paragraphs.
+    /// The effects of setting it, in paragraphs.
     pub consequences: &'static [&'static str],
 }
 
@@ -604,7 +604,7 @@ mod tests {
                 Value::String(text) => format!("`{text}`"),
                 other => format!("`{other}`"),
             };
-            // Outside of code a browser would take a path's placeholder for a tag.
+            // Outside a code span, a path's placeholder would be parsed as an HTML tag.
             let meaning = meaning.replace('<', "\\<").replace('*', "\\*");
             format!("| `{key}` | {default} | {meaning} |\n")
         };

@@ -11,9 +11,9 @@ use super::{Config, DOCS};
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody set it.
+    /// Not set.
     Default,
-    /// Nobody set it, and it follows from another key.
+    /// Not set, but derived from another key.
     Derived,
     /// The configuration file.
     File(PathBuf),
@@ -35,7 +35,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What is wrong with a configuration; every variant is one sentence that says where.
+/// An error in a configuration. Each message is one sentence with the location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -43,15 +43,15 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The I/O error.
         reason: String,
     },
-    /// The file is no YAML mapping.
+    /// The file is not a YAML mapping.
     #[error("the configuration {} is no YAML mapping: {reason}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// The parser's words.
+        /// The parser's message.
         reason: String,
     },
     /// A key that does not exist.
@@ -59,19 +59,19 @@ pub enum ConfigError {
     UnknownKey {
         /// The key, from the root.
         key: String,
-        /// Where it stands.
+        /// The layer that contains it.
         origin: String,
-        /// The nearest key that exists.
+        /// The most similar existing key.
         suggestion: Option<String>,
     },
-    /// A value that makes no sense.
+    /// An invalid value.
     #[error("`{key}` in {origin}: {reason}")]
     BadValue {
         /// The key, from the root.
         key: String,
-        /// Where it stands.
+        /// The layer that contains it.
         origin: String,
-        /// Why not.
+        /// Why it is invalid.
         reason: String,
     },
 }
@@ -86,7 +86,7 @@ fn suggest(suggestion: Option<&str>) -> String {
 /// A merged configuration and where each of its values came from.
 #[derive(Clone, Debug)]
 pub struct Effective {
-    /// The values, derived paths filled in.
+    /// The values, including derived ones.
     pub config: Config,
     /// Key, value and origin, in the order of [`DOCS`].
     pub values: Vec<(&'static str, Value, Origin)>,
@@ -113,7 +113,7 @@ impl Layers {
         }
     }
 
-    /// Adds the text of a YAML file that lies at `path`.
+    /// Adds the text of the YAML file at `path`.
     #[must_use]
     pub fn text(mut self, text: &str, path: &Path) -> Self {
         match parse(text) {
@@ -123,7 +123,7 @@ impl Layers {
         self
     }
 
-    /// Adds one value; nothing when there is none.
+    /// Adds one value, if there is one.
     #[must_use]
     pub fn value(mut self, key: &str, value: Option<impl Into<Value>>, origin: Origin) -> Self {
         if let Some(value) = value {
@@ -132,8 +132,8 @@ impl Layers {
         self
     }
 
-    /// Adds one value as it is typed: maps and lists in YAML, which JSON is a part of, booleans as such, and
-    /// everything else as text.
+    /// Adds one value as typed on a command line: maps and lists as YAML (of which JSON is a subset),
+    /// booleans, and everything else as text.
     #[must_use]
     pub fn typed(mut self, key: &str, text: &str, origin: Origin) -> Self {
         let structured = is_structured(key).then(|| serde_saphyr::from_str::<Value>(text));
@@ -150,10 +150,10 @@ impl Layers {
         self
     }
 
-    /// Merges.
+    /// Merges the layers.
     ///
     /// # Errors
-    /// Everything that is wrong in any layer.
+    /// All errors in all layers.
     pub fn finish(mut self) -> Result<Effective, Vec<ConfigError>> {
         let mut tree = defaults();
         for (key, (value, origin)) in &self.set {
@@ -166,7 +166,7 @@ impl Layers {
             return Err(self.errors);
         }
         let config: Config = serde_json::from_value(tree).map_err(|error| {
-            // Every value was tried on its own above, so this names a combination.
+            // Each value was checked on its own above, so the error concerns a combination.
             vec![ConfigError::BadValue {
                 key: "configuration".into(),
                 origin: "all layers".into(),
@@ -231,7 +231,7 @@ impl Layers {
     }
 }
 
-/// The error for a key that does not exist, with the key that was probably meant.
+/// Returns the error for an unknown key, with the key that was probably meant.
 pub(super) fn unknown(key: &str, origin: String) -> ConfigError {
     ConfigError::UnknownKey { key: key.to_owned(), origin, suggestion: nearest(key) }
 }
@@ -246,17 +246,17 @@ fn parse(text: &str) -> Result<Value, String> {
 fn yaml_problem(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
-    // The example that NFD ships has this mistake.
+    // NFD's example configuration has this mistake.
     let hint = if line.contains("unknown anchor") { "; a `*` needs quotes: \"*\"" } else { "" };
     format!("{line}{hint}")
 }
 
-/// What holds for `key` where nobody sets it; null where that follows from other keys.
+/// Returns the default of `key`; null if it is derived from other keys.
 pub(super) fn default(key: &str) -> Value {
     slot(&mut defaults(), key).clone()
 }
 
-/// Does `key` hold a map or a list?
+/// Returns true if the value of `key` is a map or a list.
 fn is_structured(key: &str) -> bool {
     let known = DOCS.iter().any(|(name, _)| *name == key);
     known && matches!(default(key), Value::Object(_) | Value::Array(_))
@@ -266,12 +266,12 @@ fn defaults() -> Value {
     serde_json::to_value(Config::default()).unwrap_or_default()
 }
 
-/// The value at `key`, which exists in every tree made from [`Config`].
+/// Returns the value at `key`, which exists in every tree made from [`Config`].
 fn slot<'a>(tree: &'a mut Value, key: &str) -> &'a mut Value {
     key.split('.').fold(tree, |node, name| &mut node[name])
 }
 
-/// Is this value, alone among the defaults, a configuration?
+/// Checks a value on its own, with defaults for all other keys.
 fn try_value(key: &str, value: &Value, origin: &Origin) -> Result<(), ConfigError> {
     let mut tree = defaults();
     *slot(&mut tree, key) = value.clone();
@@ -282,7 +282,7 @@ fn try_value(key: &str, value: &Value, origin: &Origin) -> Result<(), ConfigErro
     })
 }
 
-/// What people coming from NFD and RTE know our keys as.
+/// The names of these keys in NFD and RTE.
 const ALIASES: [(&str, &str); 10] = [
     ("configfile", "kubelet.config.file"),
     ("kubeletconfigfile", "kubelet.config.file"),
@@ -296,8 +296,8 @@ const ALIASES: [(&str, &str); 10] = [
     ("podresourcessocketpath", "kubelet.socket"),
 ];
 
-/// The known key a person most probably meant: by its whole path, by its last part put elsewhere, or by a peer's name
-/// for it.
+/// Returns the existing key that was probably meant: the most similar by its full path or by its last part,
+/// or the one for a name used in NFD or RTE.
 fn nearest(key: &str) -> Option<String> {
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_lowercase();
     let plain = last(key).replace('-', "");

@@ -1,6 +1,6 @@
-//! Names of resources and nodes, as Kubernetes has them.
+//! Validation of Kubernetes names of resources and nodes.
 
-/// Refuses what is no resource of devices.
+/// Returns an error unless the name is that of a device resource.
 pub(super) fn check_device(name: &str) -> Result<(), String> {
     match is_device(name) {
         true => Ok(()),
@@ -8,13 +8,13 @@ pub(super) fn check_device(name: &str) -> Result<(), String> {
     }
 }
 
-/// Can devices have this name: a domain, and what is counted there?
+/// Returns true if the name is valid for a device resource: a domain, a slash and a name.
 pub(crate) fn is_device(name: &str) -> bool {
     let parts = name.split_once('/');
     parts.is_some_and(|(domain, rest)| is_dns_name(domain) && rest.len() <= 63 && is_qualified(rest))
 }
 
-/// A DNS subdomain: the form of node names and of the domains of resources.
+/// Returns true for a DNS subdomain, the form of node names and of the domains of resources.
 pub(super) fn is_dns_name(text: &str) -> bool {
     let is_label = |label: &str| {
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -23,7 +23,7 @@ pub(super) fn is_dns_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// What follows the `/` of a resource.
+/// Returns true if the text is valid after the `/` of a resource.
 pub(super) fn is_qualified(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);

@@ -1,17 +1,17 @@
-//! Where the host's files and the kubelet's sockets are.
+//! Paths of the host's files and of the kubelet's sockets.
 
 use std::path::{Path, PathBuf};
 
 use super::{Config, Host, Kubelet};
 
-/// Every path that a configuration leads to, those included that nobody set. None is empty.
+/// All paths of a configuration, including defaults. None is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
-    /// Every path below moves with it.
+    /// The host's root, on which the defaults of the others are based.
     pub root: PathBuf,
-    /// Stands for `/sys`.
+    /// The host's `/sys`.
     pub sys: PathBuf,
-    /// Stands for `/proc`.
+    /// The host's `/proc`.
     pub proc: PathBuf,
     /// The kubelet's root directory.
     pub kubelet_dir: PathBuf,
@@ -24,7 +24,7 @@ pub struct Paths {
 }
 
 impl Config {
-    /// The paths, whether the configuration is resolved or not.
+    /// Returns the paths, whether the configuration is resolved or not.
     #[must_use]
     pub fn paths(&self) -> Paths {
         let Host { root, sys, proc } = &self.host;
@@ -43,7 +43,7 @@ impl Config {
     }
 }
 
-/// An empty path is one that nobody set.
+/// Returns the path, or the default if it is unset or empty.
 fn given(path: &Option<PathBuf>, otherwise: impl FnOnce() -> PathBuf) -> PathBuf {
     path.clone().filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(otherwise)
 }

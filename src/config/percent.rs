@@ -1,11 +1,11 @@
-//! A share.
+//! Percentages.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Percent, 0 to 100.
+/// A percentage, 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u8);
 
@@ -14,7 +14,7 @@ impl Percent {
         Self(percent)
     }
 
-    /// 0 to 100.
+    /// Returns the value, 0 to 100.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
@@ -56,7 +56,7 @@ impl<'de> Deserialize<'de> for Percent {
             fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Percent, E> {
                 self.visit_str(&number.to_string())
             }
-            // As flags say it.
+            // Flags are text.
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Percent, E> {
                 text.parse().map_err(E::custom)
             }

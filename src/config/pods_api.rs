@@ -1,4 +1,4 @@
-//! The Pods API that we serve, as people configure it.
+//! Configuration of the Pods API server.
 
 use std::path::{Path, PathBuf};
 
@@ -51,16 +51,16 @@ impl Default for PodsApi {
 }
 
 impl PodsApi {
-    /// The name of the socket in its directory, which is that of the kubelet's.
+    /// The socket's file name, the same as the kubelet's.
     pub const SOCKET: &str = "pods-api.sock";
 
-    /// The path of the socket of a resolved configuration.
+    /// Returns the socket's path in a resolved configuration.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.as_deref().unwrap_or(Path::new("/run/numacast/pods-api")).join(Self::SOCKET)
     }
 
-    /// The socket of a resolved configuration.
+    /// Returns the socket of a resolved configuration.
     #[must_use]
     pub fn served(&self) -> ServedSocket {
         let keys = ["podsApi.dir", "podsApi.mode"];
@@ -71,7 +71,7 @@ impl PodsApi {
         self.dir.get_or_insert_with(|| root.join("run/numacast/pods-api"));
     }
 
-    /// What cannot work together: the key to blame, and why.
+    /// Returns the conflicts: the key to report, and the reason.
     pub(super) fn conflicts(&self, config: &Config) -> Vec<(&'static str, &'static str)> {
         let resolved = config.clone().resolved();
         let (ours, proxys) = (resolved.pods_api.served(), resolved.proxy.socket());

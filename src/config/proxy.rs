@@ -1,4 +1,4 @@
-//! The podresources proxy, as people configure it; refused where it could never work.
+//! Configuration of the podresources proxy. Settings that could never work are rejected.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -55,13 +55,13 @@ impl Default for Proxy {
 }
 
 impl Proxy {
-    /// The path of the socket of a resolved configuration.
+    /// Returns the socket's path in a resolved configuration.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.as_deref().unwrap_or(Path::new("/run/numacast/pod-resources")).join("kubelet.sock")
     }
 
-    /// The socket of a resolved configuration.
+    /// Returns the socket of a resolved configuration.
     #[must_use]
     pub fn served(&self) -> ServedSocket {
         let keys = ["proxy.dir", "proxy.mode"];
@@ -72,8 +72,8 @@ impl Proxy {
         self.dir.get_or_insert_with(|| root.join("run/numacast/pod-resources"));
     }
 
-    /// Who tells of annotations, if somebody has to and nobody does: the key to blame, and why. `numacast proxy` serves it
-    /// without `proxy.enabled`, and has to ask for itself.
+    /// Returns the key to report, and the reason, if annotations are merged but there is no pod source.
+    /// `numacast proxy` serves the proxy without `proxy.enabled`, so it must check this itself.
     #[must_use]
     pub fn needs_pods(&self, config: &Config) -> Option<(&'static str, &'static str)> {
         let nobody = "nobody tells the proxy of annotations; choose another source, or set \
@@ -82,7 +82,7 @@ impl Proxy {
         is_none.then_some(("pods.source", nobody))
     }
 
-    /// What would change nothing, though somebody has set it.
+    /// Returns settings that have no effect: the key to report, and the reason.
     fn without_effect(&self) -> Vec<(&'static str, &'static str)> {
         let ProxyAnnotations { koordinator, resources, shared_ids, .. } = &self.annotations;
         let devices = "without Koordinator there is no Device object to read; set `proxy.annotations.koordinator: true`";
@@ -99,7 +99,7 @@ impl Proxy {
         .collect()
     }
 
-    /// What cannot work together: the key to blame, and why.
+    /// Returns the conflicts: the key to report, and the reason.
     pub(super) fn conflicts(&self, config: &Config) -> Vec<(&'static str, &'static str)> {
         let resolved = config.clone().resolved();
         let mut conflicts = resolved.proxy.served().conflicts(&resolved.kubelet);

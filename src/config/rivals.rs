@@ -1,4 +1,4 @@
-//! What is done about other publishers, as people configure it.
+//! Configuration of what is done about competing publishers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Where the pods of a scheduler are.
+//! Selection of a scheduler's pods.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,7 +30,7 @@ impl FromStr for SchedulerPods {
     }
 }
 
-/// `key=value` of a label; the key may have a domain.
+/// Returns true for a label selector's `key=value`; the key may have a domain.
 fn is_pair(text: &str) -> bool {
     let Some((key, value)) = text.split_once('=') else { return false };
     let is_key = match key.split_once('/') {

@@ -1,4 +1,5 @@
-//! The configuration's JSON Schema, for editors and for the chart: made from the types, with the words of [`DOCS`].
+//! The configuration's JSON Schema, for editors and for the chart: generated from the types, with the
+//! descriptions in [`DOCS`].
 //!
 //! [`DOCS`]: super::DOCS
 
@@ -9,11 +10,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use super::{Address, Endpoint, Nudge, Percent, Period, SchedulerPods, SocketMode};
 use crate::json_path::{JsonPath, Template};
 
-/// The JSON Schema (draft 7) of a configuration file. It knows the keys and the types; what cannot work together only
-/// the model itself knows (`numacast config check`).
+/// The JSON Schema (draft 7) of a configuration file. It covers keys and types; conflicts between keys are
+/// found only by the model itself (`numacast config check`).
 pub const SCHEMA: &str = include_str!("schema.json");
 
-/// Values that are written as text.
+/// Implements [`JsonSchema`] for types with their own text format.
 macro_rules! text {
     ($($value:ty: $schema:tt),* $(,)?) => {$(
         impl JsonSchema for $value {
@@ -36,7 +37,7 @@ text! {
     SocketMode: {"type": "string", "pattern": "^0?[0-7]{3}$"},
     JsonPath: {"type": "string", "pattern": "^\\$"},
     Template: {"type": "string", "minLength": 1},
-    // YAML takes a bare `off` for a boolean.
+    // YAML parses a bare `off` as a boolean.
     Nudge: {"type": ["string", "boolean"]},
 }
 
@@ -57,7 +58,7 @@ mod tests {
     use super::super::{Config, DOCS};
     use crate::generated;
 
-    /// The schema of the types, with the meaning of each key in place of what the types' own comments say.
+    /// Returns the schema of the types, with the descriptions in [`DOCS`] instead of the types' doc comments.
     fn of_the_types() -> Value {
         let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
         let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
@@ -71,11 +72,12 @@ mod tests {
         schema
     }
 
-    /// Takes the types' own words away and writes alternatives of one word each as a list. A key that is called like this is a map in `properties`.
+    /// Removes the types' descriptions, and turns alternatives that are all constants into an `enum`. A key
+    /// named `description` or `title` is kept: its value in `properties` is a map.
     fn forget(schema: &mut Value) {
         let Some(map) = schema.as_object_mut() else { return };
         map.retain(|name, value| !(matches!(name.as_str(), "description" | "title") && value.is_string()));
-        // Defaults stand beside the keys that they are of, once.
+        // Defaults are listed once, at their keys.
         if map.contains_key("properties") || map.get("default").is_some_and(Value::is_null) {
             map.remove("default");
         }

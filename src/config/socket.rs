@@ -1,4 +1,4 @@
-//! A socket of ours: where it is, and who may connect.
+//! Configuration of a served socket: its path and permissions.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -9,21 +9,21 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::Kubelet;
 use crate::grpc::Socket;
 
-/// A socket that we serve, as `proxy` and `podsApi` configure one each.
+/// A served socket, as configured by `proxy` and by `podsApi`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedSocket {
-    /// The socket's file.
+    /// The socket's path.
     pub path: PathBuf,
-    /// Who may connect.
+    /// The file permissions.
     pub mode: SocketMode,
-    /// The group that it belongs to; that of the process when not set.
+    /// The owning group; that of the process if unset.
     pub group: Option<u32>,
-    /// The keys to blame for a directory and a mode that cannot work.
+    /// The keys to report for an invalid directory and an invalid mode.
     pub(super) keys: [&'static str; 2],
 }
 
 impl ServedSocket {
-    /// What cannot work beside this kubelet of a resolved configuration: the key to blame, and why.
+    /// Returns conflicts with the kubelet of a resolved configuration: the key to report, and the reason.
     pub(super) fn conflicts(&self, kubelet: &Kubelet) -> Vec<(&'static str, &'static str)> {
         let [dir, mode] = self.keys;
         let mut conflicts = Vec::new();
@@ -51,7 +51,7 @@ impl From<ServedSocket> for Socket {
     }
 }
 
-/// Where the kubelet makes sockets: it removes what else it finds in some of these.
+/// Returns the directories in which the kubelet creates sockets; in some of them it removes all other files.
 fn directories(kubelet: &Kubelet) -> Vec<PathBuf> {
     let parent = |socket: &Option<PathBuf>| Some(socket.as_deref()?.parent()?.to_owned());
     let below = |name| kubelet.dir.as_ref().map(|dir| dir.join(name));
@@ -65,22 +65,22 @@ fn directories(kubelet: &Kubelet) -> Vec<PathBuf> {
     all.into_iter().flatten().collect()
 }
 
-/// Is `ours` one of them, or is one in the other?
+/// Returns true if `ours` is one of the directories, or one contains the other.
 fn meets(ours: &Path, theirs: &[PathBuf]) -> bool {
     theirs.iter().any(|theirs| ours.starts_with(theirs) || theirs.starts_with(ours))
 }
 
-/// Permissions of a socket. To connect is to write.
+/// File permissions of a socket. Connecting requires write permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketMode(u32);
 
 impl SocketMode {
-    /// Root alone connects, as with the kubelet's sockets.
+    /// Only root may connect, as with the kubelet's sockets.
     pub(super) const ROOT: Self = Self(0o755);
     const GROUP_WRITES: u32 = 0o020;
     const OTHERS_WRITE: u32 = 0o002;
 
-    /// As the kernel has them.
+    /// Returns the permission bits.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
@@ -134,7 +134,7 @@ impl<'de> Deserialize<'de> for SocketMode {
                 text.parse().map_err(E::custom)
             }
         }
-        // A number is refused: YAML 1.1 and 1.2 read a bare 0755 as two different ones.
+        // Numbers are rejected: YAML 1.1 and 1.2 parse a bare 0755 differently.
         deserializer.deserialize_any(Visitor)
     }
 }

@@ -1,7 +1,7 @@
-//! Notices that a file may say something else.
+//! Detects possible changes of a file.
 //!
-//! Its directory is watched, not the file: an editor replaces the file, and a ConfigMap or Secret volume the symlink
-//! `..data` beside it.
+//! Watches the directory instead of the file: an editor replaces the file, and a ConfigMap or Secret volume
+//! the symlink `..data` next to it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -10,12 +10,14 @@ use futures::StreamExt;
 use inotify::{EventStream, Inotify, WatchMask, Watches};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-/// How often to look without being told: the directory may be another by now, or the file a link to somewhere else.
+/// Interval of checks without an event: the directory may have been replaced, or the file may be a link to
+/// another directory.
 const LOOK: Duration = Duration::from_secs(10);
-/// A file that was written just now may be half written. The end of the writing is an event of its own.
+/// Minimum age of the file when a check reports it: a newer one may be incomplete. The end of the write is an
+/// event of its own.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// Waits for changes of one file. Whoever waits has to look whether there is one.
+/// Waits for changes of one file. Callers must check whether it really changed.
 #[derive(Debug)]
 pub struct FileWatch {
     file: PathBuf,
@@ -24,7 +26,8 @@ pub struct FileWatch {
 }
 
 impl FileWatch {
-    /// Watches from now on; needs the runtime. Without inotify there is a look every ten seconds.
+    /// Starts watching; requires the Tokio runtime. Without inotify, the file is only checked every ten
+    /// seconds.
     #[must_use]
     pub fn new(file: &Path) -> Self {
         let events = Inotify::init().and_then(|inotify| {
@@ -38,11 +41,11 @@ impl FileWatch {
         watch
     }
 
-    /// The end of writing, and renames. Not the creation: a file that was just created is empty still.
+    /// Watches for the end of writes and for renames, but not for creation: a new file is still empty.
     fn arm(&mut self) {
         let Some((watches, _)) = &mut self.events else { return };
         let dir = self.file.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
-        // Where it is missing, the next look finds it.
+        // If the directory is missing, the next check tries again.
         let _ = watches.add(dir, WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO);
     }
 
@@ -52,11 +55,11 @@ impl FileWatch {
     )]
     fn is_settled(&self) -> bool {
         let Ok(modified) = self.file.metadata().and_then(|metadata| metadata.modified()) else { return true };
-        // A time in the future is one of another clock.
+        // A time in the future was set by another clock.
         SystemTime::now().duration_since(modified).map_or(true, |age| age >= SETTLED)
     }
 
-    /// Completes when it is time to look. May be dropped and called again.
+    /// Completes when the file should be read. Cancel safe.
     pub async fn changed(&mut self) {
         loop {
             let event = async {
@@ -90,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// Far less than a look: what is seen by then was told by the kernel.
+    /// Much shorter than the interval, so that what is seen by then is from inotify.
     const TOLD: Duration = Duration::from_secs(5);
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! One look at the whole fleet, for a person or `helm test`.
+//! A one-time check of the whole fleet, for a person or `helm test`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,10 +10,10 @@ use super::silence::Lack;
 use crate::cluster::{Brief, Cluster, ClusterError, pod_labels};
 use crate::config::SchedulerPods;
 
-/// Of each kind of problem, so many are named.
+/// Maximum number of problems of each kind in the report.
 const MOST: usize = 100;
 
-/// What was seen, and what is wrong with it.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     summary: String,
@@ -21,13 +21,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// Is nothing wrong?
+    /// Returns true if there are no problems.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// Adds the problems of one kind, or the start of them.
+    /// Adds the problems of one kind, up to the maximum.
     fn add(&mut self, problems: Vec<String>) {
         let more = problems.len().saturating_sub(MOST);
         self.problems.extend(problems.into_iter().take(MOST));
@@ -47,37 +47,37 @@ impl fmt::Display for Report {
     }
 }
 
-/// What is known of a Node.
+/// The state of a Node.
 struct Seen {
     covered: bool,
     ready: bool,
 }
 
-/// The fleet at one moment.
+/// The state of the fleet.
 #[derive(Default)]
 struct View {
     nodes: BTreeMap<String, Seen>,
-    /// Pods by Node.
+    /// The agent's pod by Node: its name, and whether it is Ready.
     agents: BTreeMap<String, (String, bool)>,
     fleet: Fleet,
     /// Objects that should have a Node.
     named: Vec<String>,
-    /// Objects that somebody else wrote, and who.
+    /// Objects with another writer, and its name.
     foreign: Vec<(String, String)>,
-    /// Objects with a quantity that cannot be read, and what is wrong with it.
+    /// Objects with an invalid quantity, and the error.
     unread: Vec<(String, String)>,
-    /// Looked for and not there.
+    /// The DaemonSet's namespace and name, if it does not exist.
     no_daemon_set: Option<String>,
-    /// Of the scheduler, whose pods were looked for and do not run.
+    /// Namespace and labels of the scheduler's pods, if none is running.
     no_scheduler: Option<String>,
-    /// Nobody looks for agents.
+    /// Whether no DaemonSet is configured.
     no_agents: bool,
 }
 
-/// Looks once.
+/// Checks the fleet once.
 ///
 /// # Errors
-/// When something of it cannot be read.
+/// If any part of it cannot be read.
 pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, ClusterError> {
     let cluster = &cluster.clone().in_form(settings.form);
     let mut view = View::default();
@@ -87,7 +87,7 @@ pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, Clu
         view.no_scheduler = started.is_none().then(|| format!("{namespace}/{labels}"));
         view.fleet = Fleet::new(started);
     }
-    // Before the Nodes: the object of one that comes meanwhile has a Node.
+    // Read before the Nodes, so that a Node added meanwhile does not make its object look orphaned.
     let mut pages = cluster.briefs();
     while let Some(briefs) = pages.next().await? {
         briefs.into_iter().for_each(|brief| view.add(brief));
@@ -102,7 +102,7 @@ pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, Clu
     Ok(view.report())
 }
 
-/// The DaemonSet and its pods.
+/// Reads the DaemonSet and its pods.
 async fn read_agents(
     settings: &Settings,
     cluster: &Cluster,

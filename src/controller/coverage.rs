@@ -1,6 +1,6 @@
-//! Which Nodes a DaemonSet covers, as the DaemonSet controller computes it (`nodeShouldRunDaemonPod` in
-//! `pkg/controller/daemon/daemon_controller.go`): node name, node selector, required affinity, and the taints that its
-//! pods tolerate, which includes the tolerations that it adds by itself.
+//! The Nodes that a DaemonSet covers, computed as in the DaemonSet controller (`nodeShouldRunDaemonPod` in
+//! `pkg/controller/daemon/daemon_controller.go`): node name, node selector, required affinity, and taints
+//! tolerated by its pods, including the tolerations that the controller adds.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{
 
 use crate::cluster::{SlimDaemonSet, SlimNode};
 
-/// The tolerations that every daemon pod gets (`AddOrUpdateDaemonPodTolerations`)...
+/// Tolerations added to every daemon pod (`AddOrUpdateDaemonPodTolerations`).
 const ADDED: [(&str, &str); 6] = [
     ("node.kubernetes.io/not-ready", "NoExecute"),
     ("node.kubernetes.io/unreachable", "NoExecute"),
@@ -19,10 +19,10 @@ const ADDED: [(&str, &str); 6] = [
     ("node.kubernetes.io/pid-pressure", "NoSchedule"),
     ("node.kubernetes.io/unschedulable", "NoSchedule"),
 ];
-/// ...and one more in the host's network.
+/// Toleration added to daemon pods in the host network.
 const ADDED_IN_HOST_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
 
-/// What a DaemonSet's pods ask of a Node.
+/// The scheduling constraints of a DaemonSet's pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Coverage {
     name: Option<String>,
@@ -32,7 +32,7 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// What this DaemonSet covers; nothing if it is being deleted.
+    /// Returns the constraints of this DaemonSet; `None` if it is being deleted.
     #[must_use]
     pub fn of(daemon_set: &SlimDaemonSet) -> Option<Self> {
         if daemon_set.is_deleted() {
@@ -50,7 +50,7 @@ impl Coverage {
         })
     }
 
-    /// Should this Node have a pod?
+    /// Returns true if this Node should have a pod.
     #[must_use]
     pub fn covers(&self, node: &SlimNode) -> bool {
         let keeps_away = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
@@ -74,7 +74,7 @@ fn tolerates_any((key, effect): (&str, &str)) -> Toleration {
     }
 }
 
-/// `Toleration.ToleratesTaint`.
+/// Matches a taint as `Toleration.ToleratesTaint` does.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     if given(&toleration.effect).is_some_and(|effect| effect != taint.effect)
@@ -90,17 +90,17 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-/// Terms are alternatives.
+/// Returns true if any term matches.
 fn selects(selector: &NodeSelector, node: &SlimNode) -> bool {
     selector.node_selector_terms.iter().any(|term| matches(term, node))
 }
 
-/// An empty term matches nothing.
+/// Returns true if all requirements are met. An empty term matches nothing.
 fn matches(term: &NodeSelectorTerm, node: &SlimNode) -> bool {
     let labels = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     let field = |requirement: &NodeSelectorRequirement| {
-        // The only field that there is.
+        // The only supported field.
         requirement.key == "metadata.name" && meets(requirement, Some(&node.name))
     };
     !(labels.is_empty() && fields.is_empty())
@@ -120,7 +120,7 @@ fn meets(requirement: &NodeSelectorRequirement, value: Option<&String>) -> bool 
     }
 }
 
-/// `Gt` and `Lt`, of whole numbers.
+/// Compares integers by `Gt` or `Lt`.
 fn compare(operator: &str, value: &str, than: &str) -> bool {
     let (Ok(value), Ok(than)) = (value.parse::<i64>(), than.parse::<i64>()) else { return false };
     match operator {
@@ -165,7 +165,7 @@ mod tests {
         let no_network = with_taints(json!([{"key": ADDED_IN_HOST_NETWORK.0, "effect": "NoSchedule"}]));
         assert!(!plain.covers(&no_network));
         assert!(coverage(json!({"containers": [], "hostNetwork": true})).covers(&no_network));
-        // The other effect of such a taint is somebody's own.
+        // The same taint with another effect is not one of Kubernetes' own.
         let own = with_taints(json!([{"key": "node.kubernetes.io/unschedulable", "effect": "NoExecute"}]));
         assert!(!plain.covers(&own));
     }

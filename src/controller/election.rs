@@ -1,6 +1,6 @@
-//! One replica leads: the one that the Lease names, for as long as it renews it. The rules are those of client-go's
-//! `leaderelection`, so that clocks may differ: how long somebody else's claim is valid is measured by our own clock from
-//! the moment when we saw it change, and no time in it is compared with ours.
+//! Leader election by a Lease, with the rules of client-go's `leaderelection`, which tolerate clock skew:
+//! another replica's claim expires by our own clock, counted from when we saw it change. The times in the
+//! Lease are never compared with ours.
 
 use std::time::Duration;
 
@@ -14,36 +14,36 @@ use crate::backoff::jittered;
 use crate::cluster::{Cluster, ClusterError};
 use crate::telemetry::controller::Metrics;
 
-/// How long a claim is valid that is not renewed...
+/// How long a claim is valid without renewal.
 const VALID: Duration = Duration::from_secs(15);
-/// ...when its holder gives up leading, with a call still on its way perhaps...
+/// How long after the last renewal the holder stops leading, possibly with a call still in flight.
 const RENEW_WITHIN: Duration = Duration::from_secs(10);
-/// ...how long whoever is told to stop tries to release it...
+/// How long the holder tries to release the Lease on shutdown.
 const GIVE_UP_WITHIN: Duration = Duration::from_secs(3);
-/// ...and how often it is renewed, or looked at.
+/// How often the Lease is renewed or read.
 const EVERY: Duration = Duration::from_secs(2);
-/// Whoever removes numacast removes the Lease first and us a moment later: one that was there is not made again sooner.
+/// How long a deleted Lease is not recreated: uninstalling deletes the Lease shortly before this pod.
 const GONE: Duration = Duration::from_secs(60);
 
-/// A claim as it was seen, and when it was first seen like this.
+/// A claim, and when it was first observed in this state.
 #[derive(Clone, Debug)]
 struct Observed {
     spec: LeaseSpec,
     at: Instant,
 }
 
-/// Whose turn it is.
+/// Who holds the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// Ours already.
+    /// We do.
     Ours,
-    /// Nobody's.
+    /// Nobody does, or the claim has expired.
     Free,
-    /// Somebody else's.
+    /// Another replica does.
     Theirs,
 }
 
-/// Takes note of a claim. One that changed is new, whatever its times say.
+/// Records a claim. If it changed in any way, its validity starts now, whatever times it contains.
 fn observe(before: Option<Observed>, spec: LeaseSpec, now: Instant) -> Observed {
     match before {
         Some(before) if before.spec == spec => before,
@@ -63,17 +63,17 @@ fn turn(observed: &Observed, identity: &str, now: Instant) -> Turn {
     }
 }
 
-/// May whoever made or renewed a claim then go by it?
+/// Returns true if a claim renewed at this time still allows its holder to lead.
 fn is_valid(renewed: Instant, now: Instant) -> bool {
     now < renewed + RENEW_WITHIN
 }
 
-/// May a Lease that is not there be made, if it was last there then?
+/// Returns true if a missing Lease may be created, given when it last existed.
 fn may_make(seen: Option<Instant>, now: Instant) -> bool {
     seen.is_none_or(|seen| now.duration_since(seen) >= GONE)
 }
 
-/// Our claim, after this one.
+/// Returns our claim, following the previous one.
 fn claim(before: &LeaseSpec, identity: &str, now: MicroTime) -> LeaseSpec {
     let ours = before.holder_identity.as_deref() == Some(identity);
     let transitions = before.lease_transitions.unwrap_or_default();
@@ -87,7 +87,7 @@ fn claim(before: &LeaseSpec, identity: &str, now: MicroTime) -> LeaseSpec {
     }
 }
 
-/// What is left of it when we go: the next one need not wait.
+/// Returns the released claim, so that the next leader need not wait.
 fn release(before: &LeaseSpec, now: MicroTime) -> LeaseSpec {
     LeaseSpec {
         holder_identity: None,
@@ -102,7 +102,7 @@ fn wall_clock() -> MicroTime {
     MicroTime(jiff::Timestamp::now())
 }
 
-/// Our part in it.
+/// This replica's part in the election.
 #[derive(Debug)]
 pub(super) struct Election {
     cluster: Cluster,
@@ -110,9 +110,9 @@ pub(super) struct Election {
     name: String,
     identity: String,
     observed: Option<Observed>,
-    /// The Lease as we wrote it last, while we lead.
+    /// The Lease as we last wrote it, while we lead.
     held: Option<Lease>,
-    /// When it was last there.
+    /// When the Lease last existed.
     seen: Option<Instant>,
     said: Said,
 }
@@ -131,7 +131,8 @@ impl Election {
         }
     }
 
-    /// Waits until we lead, and says since when: from before the call that won. One that took too long has won nothing.
+    /// Waits until we lead. Returns since when the claim is valid: the start of the call that acquired it. An
+    /// attempt that took too long does not count.
     pub(super) async fn win(&mut self, metrics: &Metrics) -> Instant {
         loop {
             let started = Instant::now();
@@ -152,11 +153,11 @@ impl Election {
         }
     }
 
-    /// Renews what was claimed then, for as long as that works; ends when we lead no longer.
+    /// Renews the claim made at `renewed`. Returns when we no longer lead.
     pub(super) async fn keep(&mut self, mut renewed: Instant, metrics: &Metrics) {
         loop {
             sleep(EVERY).await;
-            // The claim is valid from before the call at least.
+            // The claim is valid at least from the start of the call.
             let now = Instant::now();
             match timeout_at(renewed + RENEW_WITHIN, self.attempt()).await {
                 Ok(Ok(true)) => {
@@ -179,7 +180,7 @@ impl Election {
         self.held = None;
     }
 
-    /// Lets somebody else lead at once. What the Lease says is read again: a renewal may have been on its way.
+    /// Releases the Lease. It is read again first, since a renewal may have been in flight.
     pub(super) async fn give_up(&mut self) {
         let released = async {
             let Some(mut lease) = self.cluster.lease(&self.namespace, &self.name).await? else {
@@ -204,9 +205,9 @@ impl Election {
         self.said.trouble(&error.to_string());
     }
 
-    /// Tries to be the one, or to stay it.
+    /// Tries to acquire or renew the Lease.
     async fn attempt(&mut self) -> Result<bool, ClusterError> {
-        // What we wrote last is what there is, unless somebody took it.
+        // The Lease is still as we last wrote it, unless another replica took it.
         if let Some(lease) = self.held.take()
             && self.write(lease).await?
         {
@@ -246,7 +247,7 @@ impl Election {
                 (self.held, self.seen) = (Some(lease), Some(Instant::now()));
                 Ok(true)
             }
-            // Somebody was faster.
+            // Another replica was faster.
             Err(error) if error.is_conflict() => Ok(false),
             Err(error) => Err(error),
         }
@@ -273,7 +274,7 @@ mod tests {
     #[test]
     fn a_claim_is_valid_from_when_it_was_seen_to_change_whatever_its_clock_says() {
         let start = Instant::now();
-        // A holder whose clock is ten years behind.
+        // The holder's clock is ten years behind.
         let old = held_by("b", "2016-01-01T00:00:00Z");
         let seen = observe(None, old.clone(), start);
         assert_eq!(turn(&seen, "a", start), Turn::Theirs);
@@ -304,7 +305,8 @@ mod tests {
         assert!(may_make(Some(now), now + GONE));
     }
 
-    /// A Lease that is free, and an API server that takes its time: the first call, the second, and then all others.
+    /// Returns an election with a free Lease and a slow API server: seconds per response for the first call,
+    /// the second, and all others.
     fn slow(calls: [u64; 3]) -> Election {
         let (count, lease) =
             (AtomicUsize::new(0), json!({"metadata": {"name": "l", "resourceVersion": "1"}, "spec": {}}));

@@ -1,4 +1,4 @@
-//! An API server that answers what a test says, when it says so.
+//! A fake API server for tests, with programmable responses and delays.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,7 +16,8 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::telemetry::controller::{Bounds, Health, Metrics};
 
-/// `answer` gets method and path with query, and gives code and body.
+/// Returns a cluster served by `answer`, which gets the method and the path with query, and returns status
+/// code and body.
 pub(super) fn cluster<A, F>(answer: A) -> Cluster
 where
     A: Fn(String) -> F + Send + Sync + 'static,
@@ -40,7 +41,7 @@ pub(super) fn metrics() -> Arc<Metrics> {
     Arc::new(Metrics::new(Arc::new(Health::new(bounds))))
 }
 
-/// What a controller has, without a DaemonSet.
+/// The parts of a controller without a DaemonSet.
 pub(super) struct Parts {
     settings: Settings,
     pub(super) cluster: Cluster,

@@ -1,4 +1,4 @@
-//! Sums over all objects: pure. Each object is added and forgotten.
+//! Sums over all objects: pure. Objects are added one at a time and not kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,41 +6,42 @@ use jiff::Timestamp;
 
 use crate::cluster::{Brief, Sum, is_native};
 
-/// Names of resources come from devices; a cluster has some dozens.
+/// Maximum number of resources summed. Their names come from devices; a cluster has some dozens.
 const MOST_RESOURCES: usize = 1024;
 
-/// Of one object, beside those of Kubernetes itself: a single agent's token is not to fill the sums with names.
+/// Maximum number of non-native resources summed per object, so that one agent's credentials cannot fill the
+/// sums with names.
 const MOST_OF_ONE: usize = 64;
 
-/// Policies and scopes that are told by name.
+/// Policies and scopes reported by name.
 const POLICIES: [&str; 4] = ["none", "best-effort", "restricted", "single-numa-node"];
 const SCOPES: [&str; 2] = ["container", "pod"];
-/// What says nothing...
+/// Label of a missing value.
 const UNKNOWN: &str = "unknown";
-/// ...and what says something else.
+/// Label of any other value.
 const OTHER: &str = "other";
 
-/// What is wrong with an object that the scheduler plugin does not know.
+/// The problem of an object that the scheduler plugin ignores.
 pub(super) const NEWER: &str =
     "created after the scheduler started, whose plugin ignores it until the scheduler is restarted";
-/// Of `controller.scheduler`.
+/// The problem if no pod matches `controller.scheduler`.
 pub(super) const NO_SCHEDULER: &str = "no pod of the scheduler runs:";
 
-/// What there is in the whole cluster.
+/// Sums over the whole cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fleet {
-    /// Objects by policy and scope.
+    /// Number of objects by policy and scope.
     pub(super) nodes: BTreeMap<(&'static str, &'static str), u64>,
-    /// By resource.
+    /// Sums by resource.
     pub(super) resources: BTreeMap<String, Sum>,
-    /// Objects whose zones somebody else wrote.
+    /// Number of objects whose zones another writer wrote.
     pub(super) foreign: u64,
-    /// Of the first object with a quantity that cannot be read: its name, and what is wrong.
+    /// The first object with an invalid quantity: its name, and the error.
     pub(super) unread: Option<(String, String)>,
-    /// Objects that were created after the scheduler started, in the order in which they were added.
+    /// Objects created after the scheduler started, in the order they were added.
     pub(super) newer: Vec<String>,
     scheduler_started: Option<Timestamp>,
-    /// Whose objects there are.
+    /// The names of all objects.
     names: BTreeSet<Box<str>>,
 }
 
@@ -50,7 +51,7 @@ fn word(text: Option<&str>, known: &[&'static str]) -> &'static str {
 }
 
 impl Fleet {
-    /// No object yet; `scheduler_started` if that is known.
+    /// Creates empty sums; `scheduler_started` if known.
     pub(super) fn new(scheduler_started: Option<Timestamp>) -> Self {
         Self { scheduler_started, ..Self::default() }
     }
@@ -79,17 +80,17 @@ impl Fleet {
         self.names.insert(mark.name.into());
     }
 
-    /// How many objects were created after the scheduler started, if that is known.
+    /// Returns how many objects were created after the scheduler started, if known.
     pub(super) fn newer_than_scheduler(&self) -> Option<u64> {
         self.scheduler_started.and_then(|_| u64::try_from(self.newer.len()).ok())
     }
 
-    /// Is there an object of this Node?
+    /// Returns true if this Node has an object.
     pub(super) fn has(&self, node: &str) -> bool {
         self.names.contains(node)
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub(super) fn objects(&self) -> usize {
         self.names.len()
     }

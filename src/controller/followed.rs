@@ -1,4 +1,5 @@
-//! Objects that are followed by a watch, by name. An object is known as long as the newest complete list has it.
+//! A cache of watched objects, by name. It contains what the last complete list and the events since then
+//! report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,17 +8,18 @@ use tokio::time::Instant;
 
 use crate::cluster::Seen;
 
-/// A watch that fails tries again after little more than half of this.
+/// How long the cache counts as stale after a failed watch, which is retried after little more than half of
+/// this.
 const UNCERTAIN: Duration = Duration::from_secs(60);
 
-/// By name.
+/// Objects by name.
 type Known<T> = BTreeMap<Box<str>, T>;
 
-/// What is known of some objects.
+/// A cache of watched objects.
 #[derive(Debug)]
 pub(super) struct Followed<T> {
     known: Known<T>,
-    /// What a list that is not complete yet has told.
+    /// A list being received.
     listing: Option<Known<T>>,
     complete: bool,
     failed: Option<Instant>,
@@ -29,19 +31,19 @@ impl<T> Default for Followed<T> {
     }
 }
 
-/// What came of it.
+/// The effect of an event on the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Nothing that matters to whoever waits for Nodes to come or go.
+    /// Nothing was added or removed.
     None,
-    /// This one is there.
+    /// This object was added or changed.
     Came(Box<str>),
-    /// These are gone.
+    /// These objects were removed.
     Gone(Vec<Box<str>>),
 }
 
 impl<T> Followed<T> {
-    /// Takes what was seen, as name and value.
+    /// Applies an event with an object's name and value.
     pub(super) fn take(&mut self, seen: Seen<(Box<str>, T)>) -> Change {
         if seen.is_proof() {
             self.failed = None;
@@ -71,25 +73,26 @@ impl<T> Followed<T> {
         Change::None
     }
 
-    /// The watch failed: what is known may be old.
+    /// Marks the cache as possibly stale, after the watch failed.
     pub(super) fn failed(&mut self, now: Instant) {
         self.failed = Some(now);
     }
 
-    /// Everything, if all of it was listed once and nothing says that it may be old. A list that is read after a failure
-    /// may take as long as it likes; a watch that goes on shows that only when something happens.
+    /// Returns all objects if they were listed once and are not stale. After a failure they are stale until a
+    /// list in progress completes, however long that takes. A watch that resumed sends an event only when
+    /// something changes; without one it counts as working if it has not failed again for [`UNCERTAIN`].
     pub(super) fn trusted(&self, now: Instant) -> Option<&Known<T>> {
         let goes_on = |at| self.listing.is_none() && now.duration_since(at) > UNCERTAIN;
         let certain = self.failed.is_none_or(goes_on);
         (self.complete && certain).then_some(&self.known)
     }
 
-    /// Is it there, as far as is known?
+    /// Returns true if the object is in the cache, stale or not.
     pub(super) fn knows(&self, name: &str) -> bool {
         self.known.contains_key(name)
     }
 
-    /// Was all of it listed once, or could it not be?
+    /// Returns true if all objects were listed once, or the watch has failed.
     pub(super) fn is_settled(&self) -> bool {
         self.complete || self.failed.is_some()
     }
@@ -124,7 +127,7 @@ mod tests {
         assert_eq!(followed.take(Seen::Is(named("c"))), Change::Came("c".into()));
         assert_eq!(followed.take(Seen::Gone(named("a"))), gone(&["a"]));
         assert_eq!(names(&followed), ["b", "c"]);
-        // A list that breaks off changes nothing.
+        // An incomplete list changes nothing.
         followed.take(Seen::Listing);
         followed.take(Seen::Listed(named("d")));
         assert_eq!(names(&followed), ["b", "c"]);

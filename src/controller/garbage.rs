@@ -1,7 +1,7 @@
-//! Which objects are garbage, and whether they may go: pure, but for the time that is given.
+//! Decides which objects are garbage and may be deleted: pure, given the time.
 //!
-//! An object is garbage when there has been no Node of its name for a while. A list of Nodes can be wrong, and then every
-//! object looks like garbage; so much at once is held back.
+//! An object is garbage if no Node of its name has existed for the grace period. If the list of Nodes is
+//! wrong, every object looks like garbage, so deleting too many at once is refused.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -12,56 +12,56 @@ use tokio::time::Instant;
 use super::said::first_of;
 use crate::cluster::Mark;
 
-/// So many may go whatever their share is.
+/// This many objects may be deleted whatever their share.
 const FEW: usize = 10;
-/// Between two passes.
+/// Minimum interval between two passes.
 const SPACING: Duration = Duration::from_secs(10);
-/// After a pass that was held back or failed.
+/// Interval after a pass that was held back or failed.
 const RETRY: Duration = Duration::from_secs(60);
-/// So many refusals in a row end a pass: then it is not about single objects.
+/// This many consecutive refusals end a pass: they are unlikely to be about single objects.
 const MOST_REFUSALS: usize = 10;
-/// So many objects of others are looked at in one pass.
+/// Maximum number of other writers' objects read in one pass.
 const MOST_ASKED: usize = 500;
 
-/// The rules.
+/// The rules of garbage collection.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// How often all objects are looked at.
+    /// Interval between passes over all objects.
     pub interval: Duration,
     /// How long a Node must have been gone.
     pub grace: Duration,
-    /// Percent of the objects that may go within an interval.
+    /// Percentage of objects that may be deleted within an interval.
     pub most: u8,
 }
 
-/// What waits to be deleted, and when to look again.
+/// The state of garbage collection.
 #[derive(Debug)]
 pub(super) struct Garbage {
     rules: Rules,
-    /// Nodes that were seen to go, and when.
+    /// Nodes that were deleted, and when.
     gone: BTreeMap<Box<str>, Instant>,
     /// Objects without a Node, and since when.
     waiting: BTreeMap<Box<str>, Instant>,
-    /// What was seen of others' objects that have no Node.
+    /// What is known of other writers' objects without a Node.
     asked: BTreeMap<Box<str>, Asked>,
     /// How often the API server refused to delete an object.
     refused: BTreeMap<Box<str>, u32>,
     /// When objects were deleted, within the last interval.
     deleted: VecDeque<Instant>,
     last: Option<Instant>,
-    /// The last pass deleted nothing of what it should have, or failed.
+    /// Whether the last pass failed or did not delete all it should have.
     stuck: bool,
 }
 
-/// What an object of somebody else is, as long as it has this version.
+/// Whether another writer's object describes a Node, as of this version.
 #[derive(Debug)]
 struct Asked {
     version: String,
-    /// A scheduler reads it as a Node's; another one is to stay although it has no Node.
+    /// A scheduler reads it as a Node's. Any other object stays even without a Node.
     of_numa: bool,
 }
 
-/// What the API server refused to do in one pass, each for its own reason.
+/// Deletions that the API server refused in one pass.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     names: Vec<String>,
@@ -70,7 +70,7 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    /// It refused this one. Is that enough?
+    /// Records a refusal. Returns true if the pass should end.
     pub(super) fn add(&mut self, name: &str, sentence: String) -> bool {
         self.names.push(name.to_owned());
         self.first.get_or_insert(sentence);
@@ -78,19 +78,19 @@ impl Refusals {
         self.in_a_row >= MOST_REFUSALS
     }
 
-    /// It did another one.
+    /// Resets the count of consecutive refusals.
     pub(super) fn broken(&mut self) {
         self.in_a_row = 0;
     }
 
-    /// What was refused, in a sentence.
+    /// Returns a message about the refusals.
     pub(super) fn sentence(&self) -> Option<String> {
         let first = self.first.as_ref()?;
         Some(format!("objects of Nodes that are gone cannot be deleted ({}): {first}", first_of(&self.names)))
     }
 }
 
-/// One look at all objects.
+/// One pass over all objects.
 #[derive(Debug, Default)]
 pub(super) struct Pass {
     objects: usize,
@@ -98,7 +98,7 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// Looks at an object. One that was deleted and is held by a finalizer goes without us.
+    /// Records an object. One that was deleted and has finalizers needs no action.
     pub(super) fn look(&mut self, mark: Mark, has_node: bool) {
         self.objects += 1;
         if !has_node && !mark.kept && !mark.going {
@@ -106,16 +106,16 @@ impl Pass {
         }
     }
 
-    /// Is there anything without a Node?
+    /// Returns true if an object has no Node.
     pub(super) fn has_orphans(&self) -> bool {
         !self.orphans.is_empty()
     }
 }
 
-/// What to do after a pass.
+/// The result of a pass.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// Delete these, one after the other, if each Node is still gone.
+    /// Delete these one by one, if their Nodes are still gone.
     Delete(Vec<Mark>),
     /// Delete nothing.
     Held(Held),
@@ -124,29 +124,29 @@ pub(super) enum Verdict {
 /// Why nothing is deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Held {
-    /// Nobody knows which Nodes there are.
+    /// The list of Nodes is unknown.
     NodesUnknown,
-    /// There are objects and no Node.
+    /// There are objects but no Nodes.
     NoNodes {
-        /// So many.
+        /// Number of objects.
         objects: usize,
     },
-    /// What is known of the Nodes is not what the API server has.
+    /// The cached list of Nodes differs too much from the API server's count.
     Disagreement {
-        /// Nodes that are known.
+        /// Number of cached Nodes.
         known: usize,
-        /// Nodes that it counts.
+        /// The API server's count.
         counted: u64,
     },
-    /// Too much would go.
+    /// Too many objects would be deleted.
     TooMany {
         /// Objects without a Node.
         orphans: usize,
-        /// Objects that were deleted lately.
+        /// Objects deleted recently.
         lately: usize,
         /// All objects.
         objects: usize,
-        /// Percent that may go.
+        /// Percentage that may be deleted.
         most: u8,
     },
 }
@@ -175,7 +175,7 @@ impl fmt::Display for Held {
 }
 
 impl Garbage {
-    /// Nothing is known yet; the first look is due at once.
+    /// Creates an empty state; the first pass is due at once.
     pub(super) fn new(rules: Rules) -> Self {
         Self {
             rules,
@@ -189,29 +189,29 @@ impl Garbage {
         }
     }
 
-    /// Whoever leads again knows nothing, but what was deleted within the last interval counts.
+    /// Returns the state for a new term as leader: empty, except for the deletions within the last interval.
     pub(super) fn next_term(&mut self) -> Self {
         Self { deleted: std::mem::take(&mut self.deleted), ..Self::new(self.rules) }
     }
 
-    /// A Node was seen to go.
+    /// A Node was deleted.
     pub(super) fn node_went(&mut self, name: Box<str>, now: Instant) {
         self.gone.entry(name).or_insert(now);
     }
 
-    /// A Node is there.
+    /// A Node exists.
     pub(super) fn node_came(&mut self, name: &str) {
         self.gone.remove(name);
         self.waiting.remove(name);
     }
 
-    /// All Nodes were listed: those that there are did not go, whatever was seen before.
+    /// All Nodes were listed. Those that exist are not gone, whatever was seen before.
     pub(super) fn nodes_are(&mut self, is_node: impl Fn(&str) -> bool) {
         self.gone.retain(|name, _| !is_node(name));
         self.waiting.retain(|name, _| !is_node(name));
     }
 
-    /// When the next pass is due.
+    /// Returns when the next pass is due.
     pub(super) fn due(&self, now: Instant) -> Instant {
         let Some(last) = self.last else { return now };
         if self.stuck {
@@ -223,26 +223,27 @@ impl Garbage {
         (*earliest + self.rules.grace).max(spaced).min(regular)
     }
 
-    /// Objects without a Node.
+    /// Returns the number of objects without a Node.
     pub(super) fn orphans(&self) -> usize {
         self.waiting.len()
     }
 
-    /// A pass could not be made.
+    /// A pass failed.
     pub(super) fn failed(&mut self, now: Instant) {
         (self.last, self.stuck) = (Some(now), true);
-        // Without objects there is no pass that would forget them. What is left of one waits anew.
+        // Only a completed pass would prune these. An object of a pruned Node starts a new grace period.
         let long = self.rules.interval.max(self.rules.grace) * 2;
         self.gone.retain(|_, since| now.duration_since(*since) < long);
     }
 
-    /// Objects of others that nobody has looked at as they are now: a scheduler may read them as a Node's, or not.
+    /// Returns objects of other writers that were not read in their current version. They may or may not
+    /// describe a Node.
     pub(super) fn unasked(&self, pass: &Pass) -> Vec<Mark> {
         let unasked = pass.orphans.iter().filter(|mark| self.is_of_numa(mark).is_none());
         unasked.take(MOST_ASKED).cloned().collect()
     }
 
-    /// Does a scheduler read it as a Node's? `None` if nobody has looked yet. What we write is.
+    /// Returns whether a scheduler reads the object as a Node's; `None` if not read yet. Our own objects are.
     pub(super) fn is_of_numa(&self, mark: &Mark) -> Option<bool> {
         if mark.writers.ours {
             return Some(true);
@@ -251,13 +252,14 @@ impl Garbage {
         asked.map(|asked| asked.of_numa)
     }
 
-    /// Somebody has looked.
+    /// Records the result of reading an object.
     pub(super) fn asked(&mut self, mark: &Mark, of_numa: bool) {
         let version = mark.version.clone();
         self.asked.insert(mark.name.as_str().into(), Asked { version, of_numa });
     }
 
-    /// Looks at what a pass saw. `known` is the number of Nodes, `counted` what the API server says of it.
+    /// Decides what to do after a pass. `known` is the number of cached Nodes, `counted` the API server's
+    /// count.
     pub(super) fn conclude(&mut self, pass: Pass, known: usize, counted: u64, now: Instant) -> Verdict {
         let Pass { objects, mut orphans } = pass;
         self.last = Some(now);
@@ -265,7 +267,7 @@ impl Garbage {
         orphans.retain(|mark| self.is_of_numa(mark) != Some(false));
         self.waiting =
             orphans.iter().map(|mark| (mark.name.as_str().into(), self.since(&mark.name, now))).collect();
-        // Of a Node that has been gone for as long as this, there is no object.
+        // A Node that has been gone for longer has no object.
         self.gone.retain(|_, since| now.duration_since(*since) < self.rules.grace);
         while self.deleted.front().is_some_and(|at| now.duration_since(*at) >= self.rules.interval) {
             self.deleted.pop_front();
@@ -277,12 +279,12 @@ impl Garbage {
         }
         let due = |mark: &Mark| now.duration_since(self.since(&mark.name, now)) >= self.rules.grace;
         let mut marks: Vec<Mark> = orphans.into_iter().filter(due).collect();
-        // What was refused comes last: it must keep nothing else from its turn.
+        // Refused objects come last, so that they do not block others.
         marks.sort_by_key(|mark| self.refused.get(mark.name.as_str()).copied().unwrap_or_default());
         Verdict::Delete(marks)
     }
 
-    /// What is there no more, and what was seen of an object that was written since.
+    /// Drops what is known of objects that are gone or have changed since.
     fn forget(&mut self, orphans: &[Mark]) {
         let mut asked = std::mem::take(&mut self.asked);
         let mut refused = std::mem::take(&mut self.refused);
@@ -309,7 +311,7 @@ impl Garbage {
         if known == 0 {
             return Some(Held::NoNodes { objects });
         }
-        // Between the two counts some may have come or gone.
+        // Nodes may have been added or removed between the two counts.
         let difference = usize::try_from(counted.abs_diff(known as u64)).unwrap_or(usize::MAX);
         if difference > (known / 20).max(FEW) {
             return Some(Held::Disagreement { known, counted });
@@ -319,20 +321,20 @@ impl Garbage {
         (orphans + lately > allowed).then_some(Held::TooMany { orphans, lately, objects, most })
     }
 
-    /// An object was deleted, or is gone.
+    /// An object was deleted, or was already gone.
     pub(super) fn deleted(&mut self, name: &str, now: Instant) {
         self.waiting.remove(name);
         self.deleted.push_back(now);
     }
 
-    /// The API server refused to delete it.
+    /// The API server refused to delete an object.
     pub(super) fn refused(&mut self, name: &str) {
         let times = self.refused.entry(name.into()).or_default();
         *times = times.saturating_add(1);
         self.stuck = true;
     }
 
-    /// Something went wrong with a deletion: what is left is tried later.
+    /// A deletion failed: the rest is retried later.
     pub(super) fn gave_up(&mut self) {
         self.stuck = true;
     }
@@ -359,7 +361,7 @@ mod tests {
         }
     }
 
-    /// A pass over `with` objects whose Nodes are there and these without.
+    /// Returns a pass over this many objects with a Node, and these without.
     fn pass(with: usize, without: &[String]) -> Pass {
         let mut pass = Pass::default();
         (0..with).for_each(|n| pass.look(mark(&format!("with-{n}")), true));
@@ -410,7 +412,7 @@ mod tests {
         assert_eq!(garbage.due(start), start + 80 * SECOND);
         garbage.node_came("without-1");
         let (now, both) = (start + 80 * SECOND, names(2));
-        // The other one's Node came and went while nobody looked.
+        // The other one's Node was added and deleted again between passes.
         assert_eq!(deletes(garbage.conclude(pass(98, &both), 98, 98, now)), ["without-0"]);
     }
 
@@ -423,7 +425,7 @@ mod tests {
         let later = start + 61 * SECOND;
         assert_eq!(garbage.due(later), start + RULES.interval);
         assert!(deletes(garbage.conclude(pass(100, &[]), 100, 100, later)).is_empty());
-        // It goes again: it waits anew.
+        // It is deleted again: a new grace period starts.
         let again = later + SECOND;
         assert!(deletes(garbage.conclude(pass(99, &names(1)), 99, 99, again)).is_empty());
     }
@@ -499,7 +501,7 @@ mod tests {
         assert_eq!(garbage.due(start), start + 98 * SECOND, "passes keep their distance");
     }
 
-    /// Somebody else's.
+    /// Returns another writer's object.
     fn theirs(name: &str) -> Mark {
         Mark { writers: Writers { ours: false, other: Some("rack".to_owned()) }, ..mark(name) }
     }

@@ -1,4 +1,4 @@
-//! Kubernetes Events about the fleet: what an operator must act on, and little of it.
+//! Kubernetes Events about the fleet, limited to what an operator must act on.
 
 use std::sync::Arc;
 
@@ -10,31 +10,31 @@ use crate::bucket::Bucket;
 use crate::cluster::{Cluster, Regarding, Report};
 use crate::telemetry::controller::Metrics;
 
-/// Who reports, as a qualified name.
+/// The reporting controller, a qualified name.
 const REPORTER: &str = "numacast/controller";
-/// How many at once, all Nodes together...
+/// Burst of Events about all Nodes together.
 const BURST: f64 = 20.0;
-/// (of those about garbage so many)...
+/// Burst of Events about garbage.
 const FEW: f64 = 4.0;
-/// ...and how many per second from then on: one a minute.
+/// Events per second after the burst: one a minute.
 const RATE: f64 = 1.0 / 60.0;
 
-/// Why an Event is posted.
+/// The reason of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// A Node's agent does not work.
+    /// A Node's agent is not working.
     AgentSilent,
     /// A Node has no object.
     ObjectMissing,
-    /// Objects of Nodes that seem to be gone are not deleted.
+    /// Objects of apparently removed Nodes are not deleted.
     GarbageHeldBack,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 3] = [Self::AgentSilent, Self::ObjectMissing, Self::GarbageHeldBack];
 
-    /// The Event's reason.
+    /// Returns the Event's `reason`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,7 +44,8 @@ impl Reason {
         }
     }
 
-    /// What it is about, when it is posted, and what to do then; `docs/events.md` is made from these.
+    /// Returns what the Event is about, when it is posted, and what to do; `docs/events.md` is generated from
+    /// these.
     #[must_use]
     pub const fn words(self) -> (&'static str, &'static str, &'static str) {
         match self {
@@ -71,16 +72,16 @@ impl Reason {
     }
 }
 
-/// Posts Events, unless too much is told already.
+/// Posts Events, rate-limited.
 #[derive(Debug)]
 pub(super) struct Notices {
     cluster: Cluster,
     instance: String,
     metrics: Arc<Metrics>,
     on: bool,
-    /// About Nodes.
+    /// Limits Events about Nodes.
     nodes: Mutex<Bucket>,
-    /// About garbage: silent Nodes, however many, do not keep it from being told.
+    /// Limits Events about garbage, separately, so that many silent Nodes do not suppress them.
     garbage: Mutex<Bucket>,
 }
 
@@ -98,7 +99,7 @@ impl Notices {
         bucket.lock().await.take_now(Instant::now())
     }
 
-    /// False if it has to be told another time.
+    /// Posts an Event. Returns false if it must be retried later because of the rate limit.
     pub(super) async fn post(&self, reason: Reason, regarding: Regarding<'_>, note: &str) -> bool {
         if !self.on {
             return true;

@@ -1,48 +1,50 @@
-//! When the controller writes to an object although nothing changed.
+//! Decides when the controller writes to an object although nothing changed.
 //!
-//! The scheduler plugin refreshes what it knows of a node at ticks of its own (`cacheResyncPeriodSeconds`). A pod that it
-//! rejected is tried again when any `NodeResourceTopology` is created or updated: the plugin registers these events without
-//! a queueing hint, so an update of one object requeues every pod that the plugin rejected. An update that comes before
-//! the tick makes the scheduler try the pod with the old data; the tick itself requeues nothing. So a nudge, one small
-//! update of any one object, has to follow the tick.
+//! The scheduler plugin refreshes its cache of a node at its own ticks (`cacheResyncPeriodSeconds`). A pod it
+//! rejected is retried when any `NodeResourceTopology` is created or updated: the plugin registers these
+//! events without a queueing hint, so an update of one object requeues every pod that the plugin rejected. An
+//! update before the tick makes the scheduler retry the pod with the old data; the tick itself requeues
+//! nothing. So a nudge, a small update of any object, has to follow the tick.
 //!
-//! Nobody can see the ticks, but the usual periods are 1 to 10 s. With waits that double there is a nudge soon after the
-//! next tick, whatever the period, and few in all. An object that changes by itself is as good as a nudge, and is a reason
-//! for the next ones.
+//! The ticks cannot be observed, but the usual periods are 1 to 10 s. With doubling waits there is a nudge
+//! soon after the next tick, whatever the period, and few nudges in total. An object that changes by itself
+//! has the effect of a nudge, and is a reason for the next ones.
 //!
-//! Pure: no I/O and no clock. Moments are durations since any fixed one, the same for all calls.
+//! Pure: no I/O and no clock. Times are durations since a fixed moment, the same for all calls.
 
 use std::time::Duration;
 
-/// Periods and patches are not exact: how much longer than the plugin's period a wait is.
+/// Factor by which a wait exceeds the plugin's period, since neither periods nor patches are exact.
 const MARGIN: f64 = 1.04;
 
-/// How often to nudge while pods stay pending and nothing changes.
+/// Interval of nudges while pods stay pending and nothing changes.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// When to nudge while pods wait.
+/// When to nudge while pods are pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The first nudge comes so long after a change, or after a pod began to wait.
+    /// Delay of the first nudge after a change, or after a pod became pending.
     pub first: Duration,
-    /// The last one comes so long after it. Before it, at half of this, a quarter and so on, as long as that is at least
-    /// twice `first`.
+    /// Delay of the last nudge. Earlier ones follow at half of this, a quarter and so on, down to twice
+    /// `first`.
     pub last: Duration,
-    /// After the last one, so often.
+    /// Interval after the last one.
     pub idle: Duration,
-    /// At least so long between two nudges, and between a change and a nudge.
+    /// Minimum interval between two nudges, and between a change and a nudge.
     pub gap: Duration,
 }
 
 impl Default for Plan {
-    /// For plugins that resync every 1, 2, 5 or 10 s: 1.04, 2.6, 5.2 and 10.4 s after a change, then once a minute.
+    /// For plugins that resync every 1, 2, 5 or 10 s: 1.04, 2.6, 5.2 and 10.4 s after a change, then once a
+    /// minute.
     fn default() -> Self {
         Self::of_period(Duration::from_secs(10))
     }
 }
 
 impl Plan {
-    /// For a plugin that resyncs so often: the last nudge comes soon after a tick that follows the change.
+    /// Returns the plan for a plugin with this resync period: the last nudge follows soon after a tick that
+    /// sees the change.
     #[must_use]
     pub fn of_period(period: Duration) -> Self {
         let gap = Duration::from_secs(1);
@@ -51,7 +53,7 @@ impl Plan {
         Self { first, last, idle: IDLE.max(last), gap }
     }
 
-    /// How long after a change the next nudge comes, if it has to be later than `elapsed`. `None` after the last.
+    /// Returns how long after a change the first nudge later than `elapsed` is due; `None` after the last.
     fn wait_after(&self, elapsed: Duration) -> Option<Duration> {
         if elapsed < self.first {
             return Some(self.first);
@@ -68,30 +70,32 @@ impl Plan {
 #[derive(Clone, Debug)]
 pub struct Nudger {
     plan: Plan,
-    /// How many pods wait because of the plugin.
+    /// Number of pods pending because of the plugin.
     pods: usize,
-    /// The last reason for nudges: an object changed, or a pod began to wait.
+    /// When the nudges' last reason occurred: an object changed, or a pod became pending.
     since: Duration,
-    /// The last time that pods were requeued: an object changed, or was nudged.
+    /// When pods were last requeued: an object changed, or was nudged.
     requeued: Option<Duration>,
     due: Option<Duration>,
 }
 
 impl Nudger {
-    /// Nudges as `plan` says; no pod waits yet.
+    /// Creates a nudger with this plan and no pending pods.
     #[must_use]
     pub fn new(plan: Plan) -> Self {
         Self { plan, pods: 0, since: Duration::ZERO, requeued: None, due: None }
     }
 
-    /// An object changed by itself, which is as good as a nudge. The plugin learns what changed at its next tick only.
+    /// Records that an object changed by itself, which has the effect of a nudge. The plugin sees the change
+    /// only at its next tick.
     pub fn changed(&mut self, now: Duration) {
         (self.since, self.requeued) = (now, Some(now));
-        // Changes that follow one another within this time need no nudges between them.
+        // Changes in quick succession need no nudges between them.
         self.due = Some(now + self.plan.first);
     }
 
-    /// So many pods wait because of the plugin. To be called for each pod that begins or ceases to wait.
+    /// Sets the number of pods pending because of the plugin. Must be called for each pod that becomes
+    /// pending or no longer is.
     pub fn waiting(&mut self, pods: usize, now: Duration) {
         let more = pods > self.pods;
         let due = self.due.filter(|_| self.pods > 0);
@@ -100,18 +104,18 @@ impl Nudger {
             return;
         }
         self.since = now;
-        // A nudge that is due before is not put off: pods may come one after the other.
+        // A nudge due earlier is not postponed: pods may become pending one after the other.
         let first = now + self.plan.first;
         self.due = Some(self.spaced(due.map_or(first, |due| due.min(first))));
     }
 
-    /// When to nudge, if nothing happens before. `None` while no pod waits.
+    /// Returns when to nudge if nothing happens before; `None` if no pods are pending.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         self.due.filter(|_| self.pods > 0)
     }
 
-    /// An object was nudged.
+    /// Records a nudge.
     pub fn nudged(&mut self, now: Duration) {
         self.requeued = Some(now);
         let wait = self.plan.wait_after(now.saturating_sub(self.since));
@@ -119,7 +123,7 @@ impl Nudger {
         self.due = Some(self.spaced(due));
     }
 
-    /// Not too soon after pods were requeued last.
+    /// Delays a nudge until the minimum interval after the last requeue has passed.
     fn spaced(&self, due: Duration) -> Duration {
         self.requeued.map_or(due, |requeued| due.max(requeued + self.plan.gap))
     }
@@ -137,14 +141,14 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// One pod waits, since this moment.
+    /// Returns a nudger with one pod, pending since this time.
     fn with_a_pod(at: Duration) -> Nudger {
         let mut nudger = Nudger::new(Plan::default());
         nudger.waiting(1, at);
         nudger
     }
 
-    /// The next ones up to `until`, in milliseconds, each done when it is due.
+    /// Runs all nudges due up to `until`. Returns their times in milliseconds.
     fn all_until(nudger: &mut Nudger, until: Duration) -> Vec<u128> {
         let mut all = Vec::new();
         while let Some(due) = nudger.due().filter(|due| *due <= until) {
@@ -183,7 +187,7 @@ mod tests {
         assert_eq!(all_until(&mut nudger, secs(30)).len(), 4);
         nudger.changed(secs(31));
         assert_eq!(all_until(&mut nudger, secs(60)), [32_040, 33_600, 36_200, 41_400]);
-        // It takes the place of the one that would be due.
+        // It replaces the nudge that would be due.
         let mut nudger = with_a_pod(secs(0));
         nudger.changed(ms(1000));
         assert_eq!(nudger.due(), Some(ms(2040)));
@@ -225,7 +229,7 @@ mod tests {
         assert_eq!(all_until(&mut nudger, secs(3)), [1040, 2600]);
         nudger.waiting(1, secs(4));
         assert_eq!(nudger.due(), Some(ms(5200)));
-        // One in its place began to wait.
+        // Another pod became pending in its place.
         nudger.waiting(2, secs(5));
         assert_eq!(all_until(&mut nudger, secs(20)), [5200, 6200, 7600, 10_200, 15_400]);
     }

@@ -1,4 +1,5 @@
-//! Removes what we wrote, before numacast is uninstalled: an object that nobody keeps true steers the scheduler for ever.
+//! Removes our objects before numacast is uninstalled: objects that are no longer updated would mislead the
+//! scheduler forever.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,54 +13,54 @@ use super::settings::Settings;
 use crate::cluster::{AgentPod, Cluster, ClusterError, pod_labels, runs_agents};
 use crate::nrt::{Form, Version};
 
-/// How long the agents may take to end...
+/// How long the agents may take to terminate.
 const AGENTS: Duration = Duration::from_secs(120);
-/// ...and everything together. Helm waits for five minutes.
+/// How long the whole purge may take. Helm waits for five minutes.
 const EVERYTHING: Duration = Duration::from_secs(240);
-/// Between two looks.
+/// Polling interval.
 const LOOK: Duration = Duration::from_secs(1);
-/// A pod that is still there after this long may be on a Node that is down, where it stays for ever.
+/// A pod that still exists after this time may be on a Node that is down, where it stays forever.
 const NODE_DOWN: Duration = Duration::from_secs(15);
 
-/// Why something of ours is left.
+/// Why something is left.
 #[derive(Debug, thiserror::Error)]
 pub enum PurgeError {
-    /// The API server does not do what we ask.
+    /// A request to the API server failed.
     #[error("{0}; nothing is lost, run it again")]
     Cluster(ClusterError),
-    /// Somebody else's DaemonSet.
+    /// The DaemonSet is another project's.
     #[error(
         "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: name theirs by --daemon-set, \
          or, if there is none, --set controller.daemonSet="
     )]
     NotOurs {
-        /// Where it is.
+        /// Its namespace.
         namespace: String,
         /// Its name.
         name: String,
     },
-    /// Agents go on.
+    /// Agents are still running.
     #[error(
         "{removed} objects were removed, but after {AGENTS:?} agents still run on {nodes}: they make their objects again; \
          delete their pods and run it again"
     )]
     Agents {
-        /// Objects that were removed.
+        /// Number of objects removed.
         removed: usize,
-        /// Where they run.
+        /// The Nodes they run on.
         nodes: String,
     },
-    /// Time is up.
+    /// Time ran out.
     #[error("{removed} objects were removed in {EVERYTHING:?}, and some are left{}; run it again", because(.left))]
     Time {
-        /// Objects that were removed.
+        /// Number of objects removed.
         removed: usize,
         /// What is left.
         left: Left,
     },
 }
 
-/// Not `#[from]`, which would tell the sentence twice.
+/// Not `#[from]`, which would print the message twice.
 impl From<ClusterError> for PurgeError {
     fn from(error: ClusterError) -> Self {
         Self::Cluster(error)
@@ -74,14 +75,14 @@ fn because(Left { held, trouble, .. }: &Left) -> String {
     trouble.as_ref().map_or_else(|| held.clone(), |error| format!("{held}: {error}"))
 }
 
-/// What one look at all objects leaves.
+/// What is left after a pass over all objects.
 #[derive(Debug, Default)]
 pub struct Left {
-    /// There was something of ours.
+    /// Whether there were objects of ours.
     found: bool,
-    /// What is deleted, and stays until somebody takes a finalizer off.
+    /// Objects that were deleted but have finalizers.
     held: BTreeSet<String>,
-    /// What went wrong, and why some could not be deleted.
+    /// The last error, if any.
     trouble: Option<ClusterError>,
 }
 
@@ -90,7 +91,7 @@ pub struct Left {
 pub struct Purged {
     daemon_set: bool,
     objects: usize,
-    /// The CRD is not there.
+    /// Whether the CRD is missing.
     no_crd: bool,
     dry: bool,
 }
@@ -109,10 +110,11 @@ impl fmt::Display for Purged {
     }
 }
 
-/// Deletes the agents' DaemonSet, waits for its pods to go, and deletes every object whose zones we wrote.
+/// Deletes the agents' DaemonSet, waits for its pods to terminate, and deletes every object whose zones we
+/// wrote.
 ///
 /// # Errors
-/// When something is left; it can be run again.
+/// If something is left; it can be run again.
 pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, PurgeError> {
     let cluster = &cluster.clone().in_form(settings.form);
     let end = Instant::now() + EVERYTHING;
@@ -132,7 +134,8 @@ pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, Pur
     }
 }
 
-/// Was there a DaemonSet, and on which Nodes do agents go on?
+/// Deletes the DaemonSet and waits for its pods. Returns whether there was one, and the Nodes where agents
+/// are still running.
 async fn end_agents(
     settings: &Settings,
     cluster: &Cluster,
@@ -143,7 +146,8 @@ async fn end_agents(
     if found.as_ref().is_some_and(|daemon_set| !runs_agents(daemon_set)) {
         return Err(PurgeError::NotOurs { namespace: namespace.clone(), name: name.to_owned() });
     }
-    // A selector that cannot be written as a query, or a DaemonSet that is gone: its pods name it as their owner.
+    // Without a DaemonSet, or with a selector that cannot be sent as a query, pods are found by their owner
+    // reference.
     let labels = found.as_ref().and_then(pod_labels).unwrap_or_default();
     if settings.dry_run {
         return Ok((found.is_some(), BTreeSet::new()));
@@ -173,7 +177,7 @@ async fn end_agents(
     }
 }
 
-/// Where agents run; `late`: but on Nodes that are not Ready.
+/// Returns the Nodes where agents run; if `late`, only those that are Ready.
 async fn nodes_of_pods(
     cluster: &Cluster,
     namespace: &str,
@@ -193,7 +197,7 @@ async fn nodes_of_pods(
     Ok(nodes)
 }
 
-/// The agents' pods that are bound to a Node; others write nothing.
+/// Returns the agents' pods that are bound to a Node; others write nothing.
 async fn pods_of(
     cluster: &Cluster,
     namespace: &str,
@@ -218,7 +222,7 @@ async fn ready_nodes(cluster: &Cluster) -> Result<BTreeSet<String>, ClusterError
     Ok(ready)
 }
 
-/// The objects in the version that agents write, or in the other one where that is not served.
+/// Removes the objects in the API version that agents write, or in the other one if that is not served.
 async fn remove_objects_of_any_version(
     settings: &Settings,
     cluster: &Cluster,
@@ -237,7 +241,7 @@ async fn remove_objects_of_any_version(
     }
 }
 
-/// Until a look at all objects finds none of ours.
+/// Repeats until a pass finds no object of ours.
 async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) -> Result<usize, PurgeError> {
     let mut removed = 0;
     loop {
@@ -245,7 +249,7 @@ async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) ->
         let left = remove_once(settings, cluster, end, &mut removed).await;
         let hopeless = |error: &ClusterError| error.needs_a_person() && !is_expired(error);
         match &left.trouble {
-            // Of several some may be refused for their own sake; where all are, trying again is of no use.
+            // Single objects may be refused for their own reasons; if all are, a retry is pointless.
             Some(error) if removed == before && hopeless(error) => return Err(error.clone().into()),
             None if settings.dry_run || !left.found => return Ok(removed),
             _ => {}
@@ -257,17 +261,17 @@ async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) ->
         if let Some(error) = &left.trouble {
             debug!("{error}; looking again");
         }
-        // What holds a finalizer, or is made again meanwhile, is not looked at as fast as it can be.
+        // Objects that have finalizers or are recreated are not polled in a tight loop.
         sleep(asked.unwrap_or(LOOK)).await;
     }
 }
 
-/// A list that took too long to read.
+/// Returns true if a list expired because it took too long to read.
 fn is_expired(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Refused { code: 410, .. })
 }
 
-/// Looks at all objects, and deletes those of ours.
+/// Makes one pass over all objects and deletes ours.
 async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, removed: &mut usize) -> Left {
     let mut left = Left::default();
     let mut pages = cluster.marks();
@@ -296,7 +300,7 @@ async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, remov
             }
             match cluster.delete_object_of_any_version(&mark).await {
                 Ok(deleted) => *removed += usize::from(deleted),
-                // Another object has its name now; the next look sees whose.
+                // Another object has this name now; the next pass checks whose it is.
                 Err(error) if error.is_conflict() => {}
                 Err(error) => {
                     let all = error.concerns_all();

@@ -1,11 +1,11 @@
-//! A sentence about what does not work is said once, and once that it works again.
+//! Logs a problem once, and its end once.
 
 use tracing::{info, warn};
 
-/// Of objects or Nodes that are named in one sentence.
+/// Maximum number of objects or Nodes named in one message.
 const NAMED: usize = 5;
 
-/// The first of them by name, and how many more there are.
+/// Returns the first names, and how many more there are.
 pub(super) fn first_of<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> String {
     let mut names = names.into_iter();
     let named: Vec<T> = names.by_ref().take(NAMED).collect();
@@ -16,12 +16,12 @@ pub(super) fn first_of<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> Str
     }
 }
 
-/// What was said last.
+/// The last problem logged.
 #[derive(Debug, Default)]
 pub(super) struct Said(Option<String>);
 
 impl Said {
-    /// Warns, unless that was just said.
+    /// Logs a warning, unless it is the same as the last one.
     pub(super) fn trouble(&mut self, sentence: &str) {
         if self.0.as_deref() != Some(sentence) {
             warn!("{sentence}");
@@ -29,7 +29,7 @@ impl Said {
         }
     }
 
-    /// It works.
+    /// Logs that a problem is over, if there was one.
     pub(super) fn well(&mut self, sentence: &str) {
         if self.0.take().is_some() {
             info!("{sentence}");

@@ -1,4 +1,4 @@
-//! What the controller needs of the configuration.
+//! The controller's part of the configuration.
 
 use std::time::Duration;
 
@@ -7,39 +7,39 @@ use super::nudge::Plan;
 use crate::config::{ApiVersion, Config, Nudge, SchedulerPods};
 use crate::nrt::{Form, Version};
 
-/// Passes over all objects come no closer, whatever is configured.
+/// Minimum interval between passes over all objects.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// What the controller needs to know.
+/// The controller's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Which replica this is, for the Lease and in Events.
+    /// This replica's identity, for the Lease and in Events.
     pub identity: String,
-    /// Where the DaemonSet and the Lease are.
+    /// The namespace of the DaemonSet and the Lease.
     pub namespace: String,
-    /// The agents' DaemonSet; nobody looks for silent agents without.
+    /// The agents' DaemonSet; without it, silent agents are not detected.
     pub daemon_set: Option<String>,
-    /// The Lease by which one replica leads; every replica leads without.
+    /// The Lease for leader election; without it, every replica leads.
     pub lease: Option<String>,
     /// Delete nothing.
     pub dry_run: bool,
-    /// When objects may go.
+    /// When objects may be deleted.
     pub garbage: Rules,
-    /// How long an agent may be silent.
+    /// How long an agent may be silent before it is reported.
     pub silent_after: Duration,
-    /// How often the sums are drawn up.
+    /// Interval of the sums over all objects.
     pub fleet_interval: Duration,
-    /// When to nudge while pods wait because of the scheduler plugin; never without.
+    /// When to nudge while pods are pending because of the scheduler plugin; never if `None`.
     pub nudge: Option<Plan>,
     /// The scheduler's pods. If set, objects created after they started are reported.
     pub scheduler: Option<SchedulerPods>,
-    /// In which form objects are read.
+    /// The API version in which objects are read.
     pub form: Form,
-    /// Post Kubernetes Events.
+    /// Whether to post Kubernetes Events.
     pub events: bool,
 }
 
-/// The namespace is not known.
+/// The namespace is unknown.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the namespace of the agents' DaemonSet and of the Lease is not known: set POD_NAMESPACE (in a pod, from \
@@ -48,10 +48,10 @@ pub struct Settings {
 pub struct NoNamespace;
 
 impl Settings {
-    /// The controller's part of a configuration; `pod` is the name of its own pod, if it has one.
+    /// Returns the controller's part of a configuration; `pod` is the name of its own pod, if any.
     ///
     /// # Errors
-    /// When something is to be found in a namespace that is not known.
+    /// If the DaemonSet or the Lease is set, but not the namespace.
     pub fn from_config(config: &Config, pod: Option<&str>) -> Result<Self, NoNamespace> {
         let given = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
         let controller = &config.controller;
@@ -64,7 +64,7 @@ impl Settings {
             ApiVersion::V1alpha2 => Version::V1alpha2,
         };
         Ok(Self {
-            // A pod that starts again is another one: its predecessor may still be at work.
+            // A restarted pod gets a new identity: its predecessor may still be running.
             identity: format!("{}_{:016x}", pod.unwrap_or("numacast"), fastrand::u64(..)),
             namespace: controller.namespace.clone(),
             daemon_set,

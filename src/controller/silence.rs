@@ -1,4 +1,4 @@
-//! Nodes that lack something, and for how long: pure, but for the time that is given.
+//! Tracks Nodes that lack something, and for how long: pure, given the time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A Node that still lacks it is told of again.
+/// Interval at which a Node that still lacks it is reported again.
 const AGAIN: Duration = Duration::from_secs(3600);
 
-/// What a Node lacks that should have an agent.
+/// What a Node that should have an agent lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
-    /// An agent's pod.
+    /// An agent pod.
     Pod,
-    /// An agent that works: this is its pod.
+    /// A Ready agent: this is its pod.
     Readiness(Box<str>),
-    /// Its object, although its agent says that it works.
+    /// Its object, although its agent is Ready.
     Object,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for Lack {
     }
 }
 
-/// Since when Nodes lack something.
+/// The Nodes that lack something, and since when.
 #[derive(Debug)]
 pub(super) struct Silence {
     after: Duration,
@@ -44,12 +44,12 @@ struct Since {
 }
 
 impl Silence {
-    /// After this long it counts.
+    /// Creates a tracker that counts a Node after this time.
     pub(super) fn new(after: Duration) -> Self {
         Self { after, since: BTreeMap::new() }
     }
 
-    /// Takes the Nodes that lack something now. Whoever is not among them lacks nothing any more.
+    /// Records the Nodes that lack something now. All others are dropped.
     pub(super) fn observe<'a>(&mut self, lacking: impl IntoIterator<Item = &'a str>, now: Instant) {
         let mut before = std::mem::take(&mut self.since);
         for name in lacking {
@@ -59,22 +59,22 @@ impl Silence {
         }
     }
 
-    /// How many have lacked it for long.
+    /// Returns how many Nodes have lacked it for long enough.
     pub(super) fn count(&self, now: Instant) -> usize {
         self.since.values().filter(|since| self.is_long(since, now)).count()
     }
 
-    /// Those of them that nobody was told of lately; first those that were told of longest ago, or never.
+    /// Returns those of them not reported recently: first those never reported, or longest ago.
     pub(super) fn untold(&self, now: Instant) -> Vec<Box<str>> {
         let untold = |since: &Since| since.told.is_none_or(|at| now.duration_since(at) >= AGAIN);
         let chosen = self.since.iter().filter(|(_, since)| self.is_long(since, now) && untold(since));
-        // Where there are more than can be told of each hour, all have their turn.
+        // If there are more than can be reported each hour, all get their turn.
         let mut chosen: Vec<_> = chosen.map(|(name, since)| (since.told, name)).collect();
         chosen.sort();
         chosen.into_iter().map(|(_, name)| name.clone()).collect()
     }
 
-    /// Somebody was told of this one.
+    /// Marks a Node as reported.
     pub(super) fn told(&mut self, name: &str, now: Instant) {
         if let Some(since) = self.since.get_mut(name) {
             since.told = Some(now);

@@ -1,5 +1,5 @@
-//! What whoever leads does: it follows the Nodes and the agents' pods, looks at all objects again and again, and nudges
-//! while pods wait.
+//! The work of the leader: follows the Nodes and the agents' pods, makes passes over all objects, and nudges
+//! while pods are pending.
 
 mod agents;
 mod garbage;
@@ -21,7 +21,7 @@ use super::silence::Silence;
 use crate::cluster::Cluster;
 use crate::telemetry::controller::Metrics;
 
-/// What is kept of a Node: some 150 bytes.
+/// The cached state of a Node, some 150 bytes.
 #[derive(Clone, Debug)]
 struct KnownNode {
     uid: Box<str>,
@@ -29,26 +29,26 @@ struct KnownNode {
     ready: bool,
 }
 
-/// What is kept of an agent's pod.
+/// The cached state of an agent's pod.
 #[derive(Clone, Debug)]
 struct KnownAgent {
     node: Box<str>,
     ready: bool,
 }
 
-/// What the DaemonSet says.
+/// The state of the agents' DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq)]
 enum Agents {
-    /// It was not read yet.
+    /// Not read yet.
     #[default]
     Unread,
-    /// Nobody looks for agents, or there is no DaemonSet.
+    /// There is no DaemonSet, or none is configured.
     None,
-    /// It covers these Nodes, and its pods have these labels.
+    /// The Nodes it covers, and the labels of its pods.
     Some { coverage: Coverage, labels: String },
 }
 
-/// Everything that is known of the cluster.
+/// The known state of the cluster.
 #[derive(Debug)]
 struct Known {
     nodes: Followed<KnownNode>,
@@ -56,12 +56,12 @@ struct Known {
     garbage: Garbage,
     /// Nodes without a Ready agent.
     silent: Silence,
-    /// Nodes with one, and without an object.
+    /// Nodes with a Ready agent but no object.
     missing: Silence,
 }
 
 impl Known {
-    /// Nothing, but what was deleted lately.
+    /// Creates an empty state, except for the recent deletions in `garbage`.
     fn new(settings: &Settings, garbage: Garbage) -> Self {
         Self {
             nodes: Followed::default(),
@@ -73,7 +73,7 @@ impl Known {
     }
 }
 
-/// The work of whoever leads, one term after the other.
+/// The leader's work, in one term after another.
 pub(super) struct Work<'a> {
     settings: &'a Settings,
     cluster: &'a Cluster,
@@ -81,7 +81,7 @@ pub(super) struct Work<'a> {
     notices: &'a Notices,
     known: Mutex<Known>,
     daemon_set: watch::Sender<Agents>,
-    /// The Nodes were listed, or some are gone.
+    /// Notified when the Nodes were listed or some were deleted.
     nodes_changed: Notify,
 }
 
@@ -104,7 +104,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A term. Goes on for ever; whatever was known of the cluster in the last one is forgotten.
+    /// Runs a term, forever. State from the previous term is dropped.
     pub(super) async fn run(&self) {
         self.begin();
         tokio::join!(
@@ -125,7 +125,7 @@ impl<'a> Work<'a> {
         self.daemon_set.send_replace(Agents::Unread);
     }
 
-    /// Never held while anything is waited for.
+    /// Locks the state. Never held across an await.
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }

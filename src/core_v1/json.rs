@@ -1,7 +1,7 @@
-//! A pod in JSON, made from the message in which the Pods API has it.
+//! Conversion of a pod from the Pods API's message to JSON.
 //!
-//! What is written is what Go's types write (`json.Marshal` of a `corev1.Pod`), without a type for each of a pod's 150
-//! messages: a table, made from those types, says what each field is called and when it is left out.
+//! The output is that of Go's types (`json.Marshal` of a `corev1.Pod`). Instead of a type for each of a pod's
+//! 150 messages, a table generated from Go's types contains the fields' names and when they are omitted.
 
 use std::sync::OnceLock;
 
@@ -12,30 +12,31 @@ use super::text;
 use crate::quantity::Parsed;
 use crate::wire::{Value, WireError, fields, fields_in};
 
-/// A message's name has a line of its own; then comes a line for each field: its number, its name (`-` if its own fields
-/// stand in its place), and its kind. Before the kind `?` says that an empty one is left out, `*` that there may be none,
-/// `[]` a list, and `{}` a map by text.
+/// The table. Each message has a line with its name, followed by a line for each field: its number, its name
+/// (`-` for an embedded message, whose fields are inlined), and its kind. Prefixes of the kind: `?` omitted
+/// if empty, `*` optional, `[]` a list, `{}` a map with string keys.
 const TABLE: &str = include_str!("pod.table");
 
-/// More than any pod has that an API server accepts: an empty record of two bytes can become a dozen fields.
+/// Maximum number of values, more than in any pod that an API server accepts: an empty record of two bytes
+/// can become a dozen fields.
 const MOST: usize = 500_000;
 
-/// What Go takes for no time at all: the beginning of the year 1.
+/// Go's zero time: the beginning of the year 1.
 const NO_TIME: i64 = -62_135_596_800;
 
 #[derive(Debug)]
 struct Message {
     name: &'static str,
-    /// By number.
+    /// In the order of the table.
     fields: Vec<Field>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Field {
     number: u32,
-    /// Nothing, if its fields stand in its place.
+    /// `None` for an embedded message, whose fields are inlined.
     name: Option<&'static str>,
-    /// It is left out where it is empty.
+    /// Whether it is omitted if empty.
     omitted: bool,
     shape: Shape,
     kind: Kind,
@@ -43,9 +44,9 @@ struct Field {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
-    /// It is always there, be it empty.
+    /// Always present, possibly empty.
     One,
-    /// It may be absent, which is something else than empty.
+    /// Optional; absent differs from empty.
     Maybe,
     List,
     Map,
@@ -60,17 +61,17 @@ enum Kind {
     Time,
     Quantity,
     IntOrString,
-    /// JSON already.
+    /// Already JSON.
     Json,
-    /// The number of the message.
+    /// The index of the message in the table.
     Message(usize),
 }
 
-/// Reads the JSON of a pod from the bytes in which the Pods API has it. Fields that it does not know (of a newer Kubernetes)
-/// are left out; `apiVersion` and `kind` are no part of the message, and so not of this.
+/// Converts a serialized pod, as the Pods API returns it, to JSON. Unknown fields (of a newer Kubernetes) are
+/// omitted, as are `apiVersion` and `kind`, which are not part of the message.
 ///
 /// # Errors
-/// What is wrong with them.
+/// If the bytes are invalid.
 pub fn pod_json(bytes: &[u8]) -> Result<Json, String> {
     let table = table();
     let mut reader = Reader { bytes, table, left: MOST };
@@ -125,18 +126,19 @@ fn strip<'a>(text: &'a str, mark: &str) -> (bool, &'a str) {
     text.strip_prefix(mark).map_or((false, text), |rest| (true, rest))
 }
 
-/// How deep a message can lie in others is for the table to say, not for the bytes.
+/// Reads messages. The nesting depth is limited by the table, not by the input.
 struct Reader<'a> {
     bytes: &'a [u8],
     table: &'static [Message],
-    /// So many values may still come.
+    /// Number of values that may still be read.
     left: usize,
 }
 
 type Part = std::ops::Range<usize>;
 
 impl Reader<'_> {
-    /// Reads a message into `object`, which may have some of it already: whoever writes a message may do so in pieces.
+    /// Reads a message into `object`, which may already have some of its fields: a message may be encoded in
+    /// pieces.
     fn message(
         &mut self,
         message: &Message,
@@ -184,7 +186,7 @@ impl Reader<'_> {
                 }
                 match object.get_mut(name) {
                     Some(Json::Array(list)) => list.append(&mut items),
-                    // Nothing, or that there was none in the piece before.
+                    // Missing, or null because an earlier piece had none.
                     _ => drop(object.insert(name.to_owned(), Json::Array(items))),
                 }
             }
@@ -200,7 +202,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What a record says; `before` is what an earlier one of the same field said.
+    /// Reads the value of a record; `before` is that of an earlier record of the same field.
     fn one(&mut self, kind: Kind, value: Value, before: Option<Json>) -> Result<Json, String> {
         Ok(match (kind, value) {
             (Kind::Text, Value::Bytes(part)) => Json::String(text(&self.bytes[part]).into_owned()),
@@ -222,7 +224,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Numbers without a key each.
+    /// Reads packed numbers.
     fn packed(&mut self, kind: Kind, part: Part, list: &mut Vec<Json>) -> Result<(), String> {
         let mut rest = &self.bytes[part];
         while !rest.is_empty() {
@@ -233,7 +235,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Key and value of a map.
+    /// Reads the key and value of a map entry.
     fn entry(&mut self, kind: Kind, part: Part) -> Result<(String, Json), String> {
         let (mut key, mut entry) = (String::new(), None);
         for record in fields_in(self.bytes, part) {
@@ -252,7 +254,7 @@ impl Reader<'_> {
         Ok((key, value))
     }
 
-    /// Puts in what is there even where nothing was said of it.
+    /// Adds the fields that are always present, with their zero values.
     fn complete(&mut self, message: &Message, object: &mut Map<String, Json>) -> Result<(), String> {
         for field in &message.fields {
             match (field.name, field.kind) {
@@ -271,7 +273,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What is there where nothing was said.
+    /// Returns the zero value of a kind.
     fn nothing(&mut self, kind: Kind) -> Result<Json, String> {
         Ok(match kind {
             Kind::Text => Json::String(String::new()),
@@ -311,7 +313,7 @@ fn is_empty(value: &Json) -> bool {
     }
 }
 
-/// Who reads 32 bits drops the rest.
+/// Converts an integer. For 32 bits, the upper half is dropped.
 #[allow(clippy::cast_possible_truncation, reason = "as Go does")]
 fn whole(kind: Kind, value: u64) -> Json {
     match kind {
@@ -320,7 +322,7 @@ fn whole(kind: Kind, value: u64) -> Json {
     }
 }
 
-/// Seconds; Go drops what is below.
+/// Reads a time in seconds; Go drops fractions.
 fn time(bytes: &[u8]) -> Result<Json, String> {
     let mut seconds = if bytes.is_empty() { NO_TIME } else { 0 };
     for record in fields(bytes) {
@@ -340,7 +342,7 @@ fn time(bytes: &[u8]) -> Result<Json, String> {
     }
 }
 
-/// As Go reads it and writes it again, which is not always as it was written.
+/// Reads a quantity and formats it in Go's canonical form, which may differ from the input.
 fn quantity(bytes: &[u8]) -> Result<Json, String> {
     let mut quantity = "0".to_owned();
     for record in fields(bytes) {
@@ -376,7 +378,7 @@ fn int_or_string(bytes: &[u8]) -> Result<Json, String> {
     }
 }
 
-/// What is JSON already (`managedFields`).
+/// Reads a value that is already JSON (`managedFields`).
 fn json(bytes: &[u8]) -> Result<Json, String> {
     let mut raw = Json::Null;
     for record in fields(bytes) {
@@ -422,7 +424,7 @@ mod tests {
         let container = message(&[(2, &message(&[(2, b"")]))]);
         let pod = pod_json(&container).unwrap();
         assert_eq!(pod["spec"], json!({"containers": [{"name": "", "resources": {}}]}));
-        // Most of its fields are those of an embedded message, which is missing here.
+        // Most of its fields are in an embedded message, which is missing here.
         let ephemeral = message(&[(2, &message(&[(34, &message(&[(2, b"a")]))]))]);
         let ephemeral = pod_json(&ephemeral).unwrap()["spec"]["ephemeralContainers"][0].take();
         assert_eq!(ephemeral, json!({"name": "", "resources": {}, "targetContainerName": "a"}));
@@ -471,17 +473,17 @@ mod tests {
         out
     }
 
-    /// The `metadata` of a pod in which it has this content.
+    /// Returns the `metadata` of a pod whose metadata message has this content.
     fn with_metadata(content: &[u8]) -> Result<Json, String> {
         Ok(pod_json(&message(&[(1, content)]))?["metadata"].take())
     }
 
-    /// The only container of a pod, with this content.
+    /// Returns the only container of a pod, whose message has this content.
     fn with_container(content: &[u8]) -> Result<Json, String> {
         Ok(pod_json(&message(&[(2, &message(&[(2, content)]))]))?["spec"]["containers"][0].take())
     }
 
-    /// The port of a probe.
+    /// Returns the port of a probe.
     fn with_port(port: &[u8]) -> Result<Json, String> {
         let probe = message(&[(1, &message(&[(3, &message(&[(1, port)]))]))]);
         Ok(with_container(&message(&[(10, &probe)]))?["livenessProbe"]["tcpSocket"]["port"].take())
@@ -525,7 +527,7 @@ mod tests {
         assert_eq!(deleted(&number(1, 86_400)), Ok(json!("1970-01-02T00:00:00Z")));
         assert_eq!(deleted(&number(1, (-62_135_596_800_i64).cast_unsigned())), Ok(Json::Null));
         assert_eq!(deleted(&[]), Ok(Json::Null));
-        // Nanoseconds alone.
+        // Only nanoseconds.
         assert_eq!(deleted(&number(2, 5)), Ok(json!("1970-01-01T00:00:00Z")));
     }
 

@@ -1,4 +1,5 @@
-//! What is kept of whole pods that are too large to be kept: they are whatever whoever made them wrote.
+//! Outlines of pods that are too large to cache. Pods are untrusted: their contents are written by their
+//! creators.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -8,22 +9,22 @@ use prost::bytes::Bytes;
 use crate::pod::{Pod, Whole};
 use crate::wire::{self, Field, Value, WireError};
 
-/// Bytes of whole pods that are kept or buffered together, in any one place; what is above is left out, the largest pods first
-/// ([`Whole::Outline`]). A thousand usual pods take 10 MiB. Clients of gRPC take messages of 4 MiB, or of 16 where they are told
-/// to, so that larger lists would be of no use to most.
+/// Maximum size, in bytes, of all serialized pods that are cached or buffered in one place. Above it, the
+/// largest pods are replaced by outlines ([`Whole::Outline`]). A thousand typical pods take 10 MiB. gRPC
+/// clients accept messages of 4 MiB, or 16 MiB if configured, so larger lists would be useless to most.
 ///
-/// The API server lets an object have 1.5 MiB (etcd's `--max-request-bytes`), and anybody who may create pods may create many
-/// and bind them to one node.
+/// The API server accepts objects of up to 1.5 MiB (etcd's `--max-request-bytes`), and anybody who may create
+/// pods may create many and bind them to one node.
 pub(crate) const BUDGET: usize = 16 << 20;
 
-/// The annotations that say where the kubelet has a pod from (`pkg/kubelet/types/pod_update.go`).
+/// The annotations with the source from which the kubelet got a pod (`pkg/kubelet/types/pod_update.go`).
 pub(crate) const ORIGINS: [&str; 2] = ["kubernetes.io/config.source", "kubernetes.io/config.mirror"];
 
-/// Tags of `core/v1` and `meta/v1` (`generated.proto` of `k8s.io/api` and `k8s.io/apimachinery`).
+/// Field numbers of `core/v1` and `meta/v1` (`generated.proto` of `k8s.io/api` and `k8s.io/apimachinery`).
 mod outlined {
     pub(super) const METADATA: u32 = 1;
     pub(super) const STATUS: u32 = 3;
-    /// Name, namespace, UID and the moment of deletion.
+    /// Name, namespace, UID and deletion timestamp.
     pub(super) const OF_METADATA: [u32; 4] = [1, 3, 5, 9];
     pub(super) const ANNOTATIONS: u32 = 12;
     pub(super) const KEY: u32 = 1;
@@ -31,9 +32,9 @@ mod outlined {
     pub(super) const OF_STATUS: [u32; 2] = [1, 2];
 }
 
-/// Of the bytes of a `core/v1` Pod, those that tell who it is and how far it is: a Pod with its name, namespace, UID, moment of
-/// deletion, the annotations that say where the kubelet has it from, phase and conditions. Empty where the bytes are no pod, or
-/// where that would be half of them or more.
+/// Returns the identity and status of a serialized `core/v1` Pod: a Pod with only its name, namespace, UID,
+/// deletion timestamp, source annotations, phase and conditions. Empty if the bytes are invalid, or if the
+/// outline would be half of them or more.
 #[must_use]
 pub fn outline(bytes: &[u8]) -> Bytes {
     let outline = try_outline(bytes).unwrap_or_default();
@@ -71,7 +72,7 @@ fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
     Ok(outline)
 }
 
-/// Is this annotation one of those that say where the kubelet has a pod from?
+/// Returns true if the annotation is one of [`ORIGINS`].
 fn says_origin(bytes: &[u8], entry: Range<usize>) -> Result<bool, WireError> {
     for field in wire::fields_in(bytes, entry) {
         if let Field { number: outlined::KEY, value: Value::Bytes(key), .. } = field? {
@@ -81,8 +82,9 @@ fn says_origin(bytes: &[u8], entry: Range<usize>) -> Result<bool, WireError> {
     Ok(false)
 }
 
-/// Reduces the largest of these pods to their outlines, and then drops the largest outlines, until all take at most `budget`
-/// bytes. Returns how many bytes they take then: more than the budget only if pods in JSON do, which are never reduced.
+/// Reduces the largest of these pods to their outlines, and then drops the largest outlines, until all take at
+/// most `budget` bytes. Returns how many bytes they take then: more than the budget only if pods in JSON do,
+/// which are never reduced.
 pub(crate) fn keep_within<'a>(budget: usize, pods: impl Iterator<Item = &'a mut Pod>) -> usize {
     let mut pods: Vec<&mut Pod> = pods.collect();
     let mut bytes = pods.iter().map(|pod| pod.whole_bytes()).sum();
@@ -104,7 +106,7 @@ pub(crate) fn keep_within<'a>(budget: usize, pods: impl Iterator<Item = &'a mut 
 }
 
 impl Pod {
-    /// The bytes that are kept of it as it came.
+    /// Returns the size of the serialized pod, in bytes.
     pub(crate) fn whole_bytes(&self) -> usize {
         match self.whole.as_deref() {
             Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _) | Whole::Json(bytes)) => bytes.len(),
@@ -137,7 +139,7 @@ mod tests {
     fn an_outline_of_half_a_pod_or_more_is_none() {
         let mut named = Vec::new();
         wire::put_bytes(&mut named, outlined::METADATA, &[0x0a, 1, b'a']);
-        // A specification of so many bytes, with its head of two.
+        // A specification with this many bytes of content, after a header of two.
         let pod = |content: usize| {
             let mut pod = named.clone();
             wire::put_bytes(&mut pod, 2, &vec![0; content]);
@@ -162,7 +164,7 @@ mod tests {
     #[test]
     fn the_largest_pods_are_left_out_until_the_others_fit() {
         let kept = |budget: usize, sizes: &[usize]| {
-            // Its outline has 5 bytes: a name of one.
+            // Its outline has 5 bytes: a name of one character.
             let whole = |size: usize| {
                 let mut bytes = vec![0x0a, 3, 0x0a, 1, b'a'];
                 wire::put_bytes(&mut bytes, 2, &vec![0; size - 7]);

@@ -1,5 +1,6 @@
-//! Answers on their way. Many clients are sent slices of one buffer, and one client that does not read holds all of it:
-//! what is held so is counted here, bounded, and taken away from those who stall.
+//! Responses being sent. Many clients are sent slices of one buffer, and one client that does not read keeps
+//! all of it alive: such memory is counted here and bounded, and clients that stall are disconnected to
+//! release it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::IoSlice;
@@ -14,23 +15,24 @@ use tokio::time::Instant;
 use super::clients::Connection;
 use super::message::{HEAD, Message};
 
-/// Where others wait for room nothing is sent for longer than this, whatever its progress is.
+/// While others wait for room, no response is sent for longer than this, whatever its progress.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// And an answer may make no progress for so long; where there is room it is [`super::Limits::unread`].
+/// While others wait for room, how long a response may make no progress; otherwise it is
+/// [`super::Limits::unread`].
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The length and the flag before each message.
+/// Length and compression flag before each message, in bytes.
 pub(super) const PREFIX: usize = 5;
 
-/// Which buffer it is: where it lies and how long it is. That is one buffer's as long as it lives.
+/// A buffer's identity: its address and length, unique while it is alive.
 type Key = (usize, usize);
 
-/// All answers that are being sent.
+/// All responses that are being sent.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Bytes of distinct answers; above it no call is begun, and half of it for the answers of one client.
+    /// Bytes of distinct responses above which no call begins; half of it for the responses of one client.
     bound: usize,
-    /// How long one may make no progress while there is room.
+    /// How long a response may make no progress while there is room.
     unread: Duration,
     state: Mutex<State>,
     freed: Notify,
@@ -44,24 +46,24 @@ struct State {
     sent: BTreeMap<u64, Sent>,
 }
 
-/// Distinct answers, and how often each is being sent.
+/// Distinct responses, and how often each is being sent.
 #[derive(Debug, Default)]
 struct Held {
     bytes: usize,
     answers: HashMap<Key, usize>,
 }
 
-/// One answer to one client.
+/// One response to one client.
 #[derive(Debug)]
 struct Sent {
     connection: Arc<Connection>,
     left: Arc<AtomicUsize>,
     since: Instant,
-    /// What was left when it last made progress, and when that was.
+    /// The bytes left when it last made progress, and when that was.
     mark: (usize, Instant),
 }
 
-/// Keeps an answer counted until the last slice of it is gone.
+/// Keeps a response counted until its last slice is dropped.
 #[derive(Debug)]
 pub(super) struct Pin {
     answers: Arc<Answers>,
@@ -76,7 +78,7 @@ impl Answers {
         Arc::new(Self { bound, unread, state: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Waits until what is being sent leaves room for another answer, to this client above all.
+    /// Waits until there is room for another response, in total and for this client.
     pub(super) async fn room(&self, client: u64) {
         loop {
             let mut freed = std::pin::pin!(self.freed.notified());
@@ -88,12 +90,12 @@ impl Answers {
         }
     }
 
-    /// Is there room for another answer to this client?
+    /// Returns true if there is room for another response to this client.
     pub(super) fn has_room(&self, client: u64) -> bool {
         !self.short(&self.state(), client)
     }
 
-    /// Takes an answer in. What is sent of it comes with the pin.
+    /// Counts a response as being sent. Each of its slices holds the returned pin.
     pub(super) fn pin(self: &Arc<Self>, answer: &Message, connection: &Arc<Connection>) -> Arc<Pin> {
         let (client, key) = (connection.client, (answer.body.as_ptr() as usize, answer.body.len()));
         let (left, now) = (Arc::new(AtomicUsize::new(answer.len() + PREFIX)), Instant::now());
@@ -108,8 +110,8 @@ impl Answers {
         Arc::new(Pin { answers: Arc::clone(self), id, client, key, left })
     }
 
-    /// The connections whose answers do not move. To be called each second; whoever was not attentive, being stopped
-    /// itself perhaps, gives everybody all the time again.
+    /// Returns the connections whose responses make no progress. To be called every second; a caller that was
+    /// not `attentive`, perhaps because the process was stopped, restarts everyone's timeout.
     pub(super) fn stalled(&self, attentive: bool) -> Vec<Arc<Connection>> {
         let (mut state, now) = (self.state(), Instant::now());
         let mut sent = std::mem::take(&mut state.sent);
@@ -180,13 +182,13 @@ impl Drop for Pin {
     }
 }
 
-/// A slice of an answer for h2, behind the message's prefix if it is the first. Pins the whole answer: h2 drops it once the
-/// socket has taken it.
+/// A slice of a response for h2, after the message's prefix if it is the first. Pins the whole response: h2
+/// drops it once the socket has taken it.
 #[derive(Debug)]
 pub(super) struct Slice {
-    /// Before the bytes: length and flag, and the message's head.
+    /// Before the bytes: flag, length, and the message's head.
     prefix: [u8; PREFIX + HEAD],
-    /// Of that, what there is and what is gone.
+    /// How much of `prefix` is used, and how much of that has been consumed.
     end: usize,
     gone: usize,
     bytes: Bytes,
@@ -194,7 +196,7 @@ pub(super) struct Slice {
 }
 
 impl Slice {
-    /// The first slice of an answer of so many bytes, which begins with `head`.
+    /// Returns the first slice of a response of `length` bytes that begins with `head`.
     pub(super) fn first(length: u32, head: &[u8], bytes: Bytes, pin: Arc<Pin>) -> Self {
         let mut prefix = [0; PREFIX + HEAD];
         prefix[1..PREFIX].copy_from_slice(&length.to_be_bytes());

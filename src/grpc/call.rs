@@ -1,4 +1,4 @@
-//! One call, from its head to its status.
+//! One call, from its header to its status.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -26,20 +26,20 @@ use super::{Call, Feed, Inner, Message, Offence, Reply};
 
 /// How long a client may take to send its message.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest path there is sense in: a service and a method.
+/// Maximum length of a path: a service and a method.
 const PATH: usize = 512;
-/// So much of what a client wrote is said in a status.
+/// How many bytes of client input a status quotes.
 const QUOTE: usize = 128;
-/// What the kubelet takes (grpc-go `defaultServerMaxReceiveMessageSize`).
+/// Maximum message size, that of the kubelet (grpc-go `defaultServerMaxReceiveMessageSize`).
 const MESSAGE: usize = 4 << 20;
-/// Messages up to this size are taken as they come; longer ones have to find room in [`LONG`] together.
+/// Messages up to this size are accepted without a reservation; longer ones share the budget of [`LONG`].
 const SHORT: usize = 4 << 10;
-/// Bytes of long messages, of all clients: two of the longest. No RPC here has a use for any.
+/// Bytes of long messages of all clients: two of the maximum size. No RPC here needs any.
 pub(super) const LONG: usize = 2 * MESSAGE;
 const GRPC: &str = "application/grpc";
 
-/// Answers one request. Ends early when the client gives it up. Of the request's fields it keeps what it needs, from the
-/// beginning on: this may wait before it is polled.
+/// Serves one request. Ends early when the client cancels it. It extracts what it needs of the headers
+/// immediately, since the returned future may not be polled for a while.
 pub(super) fn serve(
     request: Request<RecvStream>,
     mut respond: SendResponse<Slice>,
@@ -62,13 +62,13 @@ pub(super) fn serve(
     }
 }
 
-/// Counts a call when it ends, be it with its connection.
+/// Reports a call to the observer when it ends, even if its connection ends.
 struct Ended<'a> {
     started: Instant,
     connection: &'a Connection,
     inner: &'a Inner,
     path: String,
-    /// The code that the client was told, and the bytes that it was sent; none for one that left.
+    /// The code that was sent to the client, and the bytes of messages; `None` if the client left.
     outcome: Option<(Code, usize)>,
 }
 
@@ -79,29 +79,29 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// What a request says before its message.
+/// What a request's headers contain.
 struct Asked {
     path: String,
     encoding: Option<String>,
     deadline: Option<Instant>,
 }
 
-/// A request that is being answered.
+/// A request being served.
 struct Work<'a> {
     connection: &'a Arc<Connection>,
     inner: &'a Inner,
 }
 
-/// A request that is no call of gRPC: the status of HTTP, and that of gRPC beside it.
+/// The rejection of a request that is not a gRPC call: the HTTP status and the gRPC status.
 struct Refusal(StatusCode, Status);
 
-/// Why an answer was not sent to its end.
+/// Why a response was not sent completely.
 enum Stop {
-    /// The client is told.
+    /// The client is sent a status.
     Status(Status),
-    /// It is not: it left, or its deadline is over.
+    /// The client is sent nothing: it left, or its deadline expired.
     Gone(Code),
-    /// It is told by HTTP/2's own means that it was too slow, for it has a part of a message.
+    /// The client was too slow and has part of a message, so the stream is reset.
     Slow,
 }
 
@@ -112,8 +112,9 @@ impl From<h2::Error> for Stop {
 }
 
 impl Asked {
-    /// Nothing else of the request is kept. Order, codes and texts are grpc-go's (`http2_server.go`, `operateHeaders`;
-    /// `server.go`, `handleStream`), but that no text has more of a client's than [`QUOTE`] bytes.
+    /// Parses the headers; nothing else of the request is kept. Order, codes and texts are grpc-go's
+    /// (`http2_server.go`, `operateHeaders`; `server.go`, `handleStream`), except that texts quote at most
+    /// [`QUOTE`] bytes of client input.
     fn new(parts: Parts, started: Instant) -> Result<Self, Refusal> {
         let field = |name: &str| {
             let value = parts.headers.get(name)?.as_bytes();
@@ -148,7 +149,7 @@ impl Asked {
 }
 
 impl Work<'_> {
-    /// Answers: the code that the client was told, and the bytes of messages it was sent.
+    /// Serves a call and returns the code that was sent, and the bytes of messages.
     async fn run(
         &self,
         asked: Asked,
@@ -175,7 +176,7 @@ impl Work<'_> {
         }
     }
 
-    /// Answers what is no call.
+    /// Responds to a request that is not a gRPC call.
     async fn refuse(
         &self,
         Refusal(http, status): Refusal,
@@ -191,7 +192,7 @@ impl Work<'_> {
         (status.code(), 0)
     }
 
-    /// Answers where there is no room, at once: to wait takes room as well.
+    /// Refuses a call for lack of room, immediately: waiting takes room as well.
     fn turn_away(&self, respond: &mut SendResponse<Slice>) -> (Code, usize) {
         let what = || "has thousands of calls open: further ones are refused".into();
         self.inner.blame(Offence::Calls, self.connection, what);
@@ -200,7 +201,8 @@ impl Work<'_> {
         (status.code(), 0)
     }
 
-    /// The answer, once it is this call's turn, and within its deadline. Where much fails, what failed waits.
+    /// Returns the response, once it is this call's turn, within its deadline. If many calls fail, failed
+    /// ones are delayed.
     async fn reply(
         &self,
         asked: &Asked,
@@ -242,7 +244,7 @@ impl Work<'_> {
         let client = self.connection.client;
         let turn = async {
             loop {
-                // Who waits for room keeps nobody else from a turn.
+                // Waiting for room must not occupy a turn.
                 self.inner.answers.room(client).await;
                 let turn = admitted.turn().await;
                 if self.inner.answers.has_room(client) {
@@ -260,14 +262,14 @@ impl Work<'_> {
         self.inner.service.call(Call { path, message, peer, deadline: asked.deadline }).await
     }
 
-    /// The request's message, and the room it takes if it is a long one.
+    /// Returns the request's message, and its share of the long-message budget if it is long.
     async fn message(
         &self,
         asked: &Asked,
         body: &mut RecvStream,
     ) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Status> {
         if let Some(encoding) = &asked.encoding {
-            // As grpc-go does where nobody asked for compression.
+            // As grpc-go does without a registered compressor.
             let what = format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}");
             return Err(Status::unimplemented(what));
         }
@@ -296,7 +298,7 @@ impl Work<'_> {
             };
             let chunk = chunk.map_err(|error| Status::cancelled(error.to_string()))?;
             let _ = body.flow_control().release_capacity(chunk.len());
-            // A copy: what h2 hands out is a slice of what it reads into.
+            // Copied, because h2 hands out slices of its read buffer.
             received.extend_from_slice(&chunk);
         }
     }
@@ -350,7 +352,7 @@ impl Work<'_> {
         bytes: &mut usize,
     ) -> Result<(), Stop> {
         loop {
-            // The next one is not asked for before this one is on its way.
+            // The next message is not polled before this one is on its way.
             let answer = tokio::select! {
                 answer = answers.next() => answer,
                 _ = poll_fn(|cx| stream.poll_reset(cx)) => return Err(Stop::Gone(Code::Cancelled)),
@@ -363,7 +365,7 @@ impl Work<'_> {
             let room = tokio::select! {
                 biased;
                 room = capacity(stream, message.size()) => room?,
-                // The next item says why.
+                // The next item is the status.
                 () = poll_fn(|cx| answers.as_mut().poll_over(cx)) => continue,
             };
             tokio::select! {
@@ -395,7 +397,7 @@ impl Work<'_> {
     }
 }
 
-/// A message that is to be sent.
+/// A message to be sent.
 struct Outgoing {
     message: Message,
     length: u32,
@@ -403,12 +405,12 @@ struct Outgoing {
 }
 
 impl Outgoing {
-    /// With what comes before it.
+    /// Returns the size including the prefix.
     fn size(&self) -> usize {
         PREFIX + self.message.len()
     }
 
-    /// Sends it in slices, as fast as the client takes them; there is room for the first.
+    /// Sends the message in slices, as fast as the client takes them; `room` is the capacity for the first.
     async fn send(
         mut self,
         stream: &mut SendStream<Slice>,
@@ -429,7 +431,7 @@ impl Outgoing {
     }
 }
 
-/// Waits until the client and the connection take some of so many bytes: how many.
+/// Waits until the client and the connection accept some of these bytes, and returns how many.
 async fn capacity(stream: &mut SendStream<Slice>, bytes: usize) -> Result<usize, Stop> {
     stream.reserve_capacity(bytes.min(SEND_BUFFER));
     let mut capacity = stream.capacity();
@@ -440,7 +442,7 @@ async fn capacity(stream: &mut SendStream<Slice>, bytes: usize) -> Result<usize,
     Ok(capacity)
 }
 
-/// Takes what comes behind the message and throws it away, for ever: else h2 keeps it until the call ends.
+/// Discards, forever, what follows the message: otherwise h2 keeps it until the call ends.
 async fn drain(body: &mut RecvStream) -> Infallible {
     while let Some(Ok(chunk)) = body.data().await {
         let _ = body.flow_control().release_capacity(chunk.len());
@@ -449,7 +451,8 @@ async fn drain(body: &mut RecvStream) -> Infallible {
     std::future::pending().await
 }
 
-/// Where a client's calls fail by the hundred, their answers wait: garbage must not keep us busy.
+/// Delays the responses to a client's failed calls if it makes hundreds per second, so that garbage does not
+/// keep us busy.
 async fn delay(connection: &Connection, inner: &Inner) {
     let wait = inner.clients.failed(connection.client).min(inner.limits.patience);
     if wait.is_zero() {
@@ -460,7 +463,7 @@ async fn delay(connection: &Connection, inner: &Inner) {
     sleep(wait).await;
 }
 
-/// Answers with a status alone.
+/// Responds with only a status.
 fn refuse(respond: &mut SendResponse<Slice>, http: StatusCode, status: &Status) {
     let mut response = Response::new(());
     *response.status_mut() = http;
@@ -472,13 +475,13 @@ fn refuse(respond: &mut SendResponse<Slice>, http: StatusCode, status: &Status) 
 fn trailers(status: &Status) -> HeaderMap {
     let mut fields = HeaderMap::new();
     if status.add_header(&mut fields).is_err() {
-        // What else it says cannot be put into a header.
+        // The rest of the status cannot be encoded as headers.
         fields.insert("grpc-status", HeaderValue::from(status.code() as i32));
     }
     fields
 }
 
-/// The start of what a client wrote; a character that is cut becomes U+FFFD.
+/// Returns the start of client input; a truncated character becomes U+FFFD.
 fn start(text: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(text.get(..QUOTE).unwrap_or(text))
 }
@@ -488,8 +491,8 @@ fn is_grpc(kind: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['+', ';']))
 }
 
-/// The length of a message, once its prefix is there. Texts and codes are grpc-go's (`rpc_util.go`, `recvMsg` and
-/// `checkRecvPayload`).
+/// Returns the length of a message, once its prefix has arrived. Texts and codes are grpc-go's
+/// (`rpc_util.go`, `recvMsg` and `checkRecvPayload`).
 fn length(received: &[u8]) -> Result<Option<usize>, Status> {
     let [flag, a, b, c, d, ..] = *received else { return Ok(None) };
     let length = u32::from_be_bytes([a, b, c, d]) as usize;
@@ -504,7 +507,7 @@ fn length(received: &[u8]) -> Result<Option<usize>, Status> {
     }
 }
 
-/// The value of `grpc-timeout`: at most 8 digits and a unit.
+/// Parses the value of `grpc-timeout`: at most 8 digits and a unit.
 pub(super) fn decode_timeout(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.len() {
         0 | 1 => return Err(format!("string is too short: {text:?}")),

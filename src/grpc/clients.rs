@@ -1,4 +1,4 @@
-//! Who is connected, and who has to go when there are too many.
+//! Connected clients, and which connection is closed when there are too many.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -15,47 +15,49 @@ use tokio::time::Instant;
 use super::Peer;
 use crate::bucket::Bucket;
 
-/// Calls of one client that fail, in a second: beyond it they are answered later. A process with 200 connections that all
-/// try again at once is within the burst.
+/// Failed calls of one client per second: beyond that, their responses are delayed. A process with 200
+/// connections that all retry at once is within the burst.
 const FAILURES: f64 = 200.0;
 const BURST: f64 = 400.0;
-/// Of all connections, one in so many may be a newcomer that has not been answered yet.
+/// One in this many connections may be a newcomer that has had no successful response yet.
 const NEWCOMERS: usize = 4;
 /// `PID_FS_MAGIC` of `linux/magic.h`.
 const PID_FS_MAGIC: u64 = 0x5049_4446;
-/// What the frames of one client may cost in a second (`incoming`): a process with 200 connections that makes 5,000 calls in a
-/// second, and measures its bandwidth with a PING for each as grpc-go may, is within it. It is a tenth of a core.
+/// The frame cost of one client per second (`incoming`). A process with 200 connections that makes 5,000
+/// calls per second, and measures its bandwidth with a PING for each as grpc-go may, stays within it. It is a
+/// tenth of a core.
 const FRAMES: f64 = 262_144.0;
-/// What all clients have for certain, each an equal part.
+/// The guaranteed frame cost of all clients per second, shared equally.
 const SHARES: f64 = 262_144.0;
-/// What those share that need more. Together they have a fifth of a core, and the calls that they make another third at most.
+/// The frame cost per second shared by clients that exceed their guaranteed share. Together the two are a
+/// fifth of a core; the calls that these frames make take at most another third.
 const COMMON: f64 = 262_144.0;
 
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     id: u64,
-    /// Whose it is: a process, or where that is unknown the connection itself.
+    /// The client: a process, or the connection itself if the process is unknown.
     pub(super) client: u64,
     pub(super) peer: Arc<Peer>,
-    /// A call on it was answered, with anything but an error.
+    /// Whether a call on it has succeeded.
     answered: AtomicBool,
-    /// Calls on it that are not done.
+    /// Calls on it that have not ended.
     pub(super) calls: AtomicUsize,
     order: AtomicU8,
     ordered: Notify,
-    /// Since when a write waits for the client to read.
+    /// Since when a write has been waiting for the client to read.
     blocked: Mutex<Option<Instant>>,
 }
 
-/// What a connection is told.
+/// A command to a connection. Later ones take precedence.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Order {
-    /// Say goodbye and finish what was begun.
+    /// Send GOAWAY and finish the calls that were begun.
     Finish = 1,
-    /// Say goodbye and go: nothing was begun.
+    /// Send GOAWAY and close: no call was begun.
     Leave,
-    /// Go: its client does not read.
+    /// Close without GOAWAY: its client does not read, or it is displaced while calls run.
     Drop,
 }
 
@@ -78,7 +80,7 @@ impl Connection {
         }
     }
 
-    /// A write waits for the client to read, or does not any more.
+    /// Records whether a write waits for the client to read.
     pub(super) fn block(&self, blocked: bool) {
         *self.blocked() = blocked.then(Instant::now);
     }
@@ -87,7 +89,7 @@ impl Connection {
         self.blocked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call on it was answered.
+    /// Records that a call on it has succeeded.
     pub(super) fn answer(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
@@ -112,10 +114,10 @@ pub(super) struct Clients {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// The oldest first; without those that were told to leave.
+    /// The oldest first, without those that were ordered to leave.
     connections: BTreeMap<u64, Arc<Connection>>,
     clients: HashMap<u64, Client>,
-    /// What frames may cost of all who need more than their share. Made when it is needed first.
+    /// The budget for frames beyond the clients' guaranteed shares. Created when first needed.
     common: Option<Bucket>,
 }
 
@@ -124,32 +126,32 @@ struct Client {
     connections: usize,
     failures: Bucket,
     frames: Bucket,
-    /// Its part of what all have, in seconds of it: how large that is depends on how many they are.
+    /// Its guaranteed share, in seconds of it: the size of a share depends on the number of clients.
     share: Bucket,
 }
 
-/// How long nothing is read of a connection.
+/// How long not to read from a connection.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Pause {
-    /// For what its client has sent.
+    /// For what this client has sent.
     pub(super) own: Duration,
-    /// For what all have sent, where its client's share is spent.
+    /// For what all clients have sent, if this client's share is spent.
     pub(super) shared: Duration,
 }
 
-/// A connection's place; gone with this.
+/// A connection's slot; dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct Seat {
     clients: Arc<Clients>,
     pub(super) connection: Arc<Connection>,
 }
 
-/// What became of a newcomer.
+/// The outcome of admitting a connection.
 #[derive(Debug)]
 pub(super) enum Admission {
-    /// It came in; the connection that had to go for it, if one had to.
+    /// Admitted; with the connection that was closed for it, if any.
     In(Seat, Option<Arc<Connection>>),
-    /// There is no room for it, since nobody else has more.
+    /// Refused: there is no room, and no other client has more connections.
     Full(Arc<Peer>),
 }
 
@@ -158,14 +160,14 @@ impl Clients {
         Arc::new(Self { most, most_each, state: Mutex::default() })
     }
 
-    /// Takes a connection in. Where there are too many, another one goes ([`State::crowded`]).
+    /// Admits a connection. If there are too many, another one is closed ([`State::crowded`]).
     pub(super) fn admit(self: &Arc<Self>, Caller { mut peer, process }: Caller) -> Admission {
         let state = &mut *self.state();
         let id = state.next;
         state.next += 1;
         let client = match (process, peer.pid) {
             (Some(process), _) => process | 1 << 62,
-            // Below 2^22.
+            // Process IDs are below 2^22.
             (None, Some(pid)) => u64::from(pid.unsigned_abs()),
             (None, None) => id | 1 << 63,
         };
@@ -194,12 +196,13 @@ impl Clients {
         Admission::In(Seat { clients: Arc::clone(self), connection }, gone)
     }
 
-    /// Tells all of them.
+    /// Sends an order to all connections.
     pub(super) fn tell(&self, order: Order) {
         self.state().connections.values().for_each(|connection| connection.tell(order));
     }
 
-    /// The connections that did not read for so long, though there was something.
+    /// Returns the connections that have not read for `patience`, although there was data. If the caller was
+    /// not `attentive`, all timeouts restart.
     pub(super) fn unread(&self, patience: Duration, attentive: bool) -> Vec<Arc<Connection>> {
         let (state, now) = (self.state(), Instant::now());
         let unread = |one: &&Arc<Connection>| match &mut *one.blocked() {
@@ -213,7 +216,8 @@ impl Clients {
         state.connections.values().filter(unread).cloned().collect()
     }
 
-    /// How long to wait before more is read of a connection, of which frames came that cost so much.
+    /// Charges the cost of received frames and returns how long to wait before reading more from the
+    /// connection.
     pub(super) fn pace(&self, connection: &Connection, cost: usize) -> Pause {
         let (state, now) = (&mut *self.state(), Instant::now());
         let part = cost as f64 * state.clients.len() as f64 / SHARES;
@@ -227,7 +231,7 @@ impl Clients {
         Pause { own, shared: common.take_many(cost, now) }
     }
 
-    /// How long the answer to a call that failed has to wait.
+    /// Records a failed call of this client and returns how long to delay its response.
     pub(super) fn failed(&self, client: u64) -> Duration {
         let mut state = self.state();
         let client = state.clients.get_mut(&client);
@@ -248,13 +252,14 @@ impl Client {
 }
 
 impl State {
-    /// The oldest idle connection of this client.
+    /// Returns the oldest idle connection of this client.
     fn idle(&self, client: u64) -> Option<Arc<Connection>> {
         self.connections.values().find(|one| one.client == client && one.is_idle()).cloned()
     }
 
-    /// Which of too many connections goes for one of a client that has so many itself. A user that has more than half of all
-    /// gives one up, and in this the client that has the most; where most clients have but one, the one that did least.
+    /// Chooses the connection to close for a new one of a client that has `own` connections. A user with more
+    /// than half of all connections gives one up, and within it the client with the most; if most clients
+    /// have only one, the least used one.
     fn crowded(&self, own: usize, most: usize) -> Option<Arc<Connection>> {
         let pool = self.pool();
         let count = |one: &Connection| self.clients.get(&one.client).map_or(0, |client| client.connections);
@@ -268,7 +273,7 @@ impl State {
         self.idle(largest.client).or_else(|| (most_each > own + 1).then(oldest).flatten())
     }
 
-    /// The connections of the user that has more than half of them, else all; the oldest first.
+    /// Returns the connections of the user that has more than half of them, else all; the oldest first.
     fn pool(&self) -> Vec<&Arc<Connection>> {
         let mut users: HashMap<u32, usize> = HashMap::new();
         self.connections.values().for_each(|one| *users.entry(one.peer.uid).or_default() += 1);
@@ -289,9 +294,10 @@ impl State {
     }
 }
 
-/// Which of these connections, of as many clients, did least; the oldest come first. Without an answer are newcomers, so many of
-/// which have time to be answered, and those that only make calls that fail. Of the others the newest goes: whoever opens
-/// connections to take the place of others does so late.
+/// Chooses the least used of these connections, each of a different client; the oldest come first. Those
+/// without a successful call are newcomers, `newcomers` of which are given time to succeed, and clients whose
+/// calls all fail. Of the others the newest is chosen: a client that opens connections to displace others
+/// comes late.
 fn least<'a>(single: &[&'a Arc<Connection>], newcomers: usize) -> Option<&'a Arc<Connection>> {
     let (answered, strange): (Vec<_>, Vec<_>) = single.iter().copied().partition(|one| one.is_answered());
     let stranger = strange.iter().find(|one| one.is_idle());
@@ -308,16 +314,16 @@ impl Drop for Seat {
     }
 }
 
-/// Who is at the other end.
+/// The peer of a connection.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) peer: Peer,
-    /// The inode of its process in the kernel's pidfs: there is no other with it, and it is known across PID namespaces.
+    /// The inode of its process in the kernel's pidfs: unique, and visible across PID namespaces.
     pub(super) process: Option<u64>,
 }
 
-/// Who is at the other end. The kernel says so, as of when it connected; the number of a process that is not in our namespace
-/// is 0.
+/// Returns the peer of a connection, as recorded by the kernel at connect time; the PID of a process outside
+/// our namespace is 0.
 pub(super) fn caller(stream: &UnixStream) -> Caller {
     let credentials = stream.peer_cred().ok();
     let pid = credentials.and_then(|credentials| credentials.pid()).filter(|pid| *pid > 0);
@@ -329,7 +335,8 @@ pub(super) fn caller(stream: &UnixStream) -> Caller {
     Caller { peer, process: process(stream) }
 }
 
-/// Linux 6.5 has `SO_PEERPIDFD`, and 6.9 has an inode for each process; before, all pidfds had one.
+/// Returns the pidfs inode of the peer's process. `SO_PEERPIDFD` exists since Linux 6.5, an inode for each
+/// process since 6.9; before that, all pidfds shared one.
 fn process(stream: &UnixStream) -> Option<u64> {
     let process = getsockopt(stream, PeerPidfd).ok()?;
     let known = fstatfs(&process).is_ok_and(|place| place.f_type as u64 == PID_FS_MAGIC);
@@ -345,7 +352,7 @@ mod tests {
         Caller { peer, process: None }
     }
 
-    /// Lets one in that has to find room: the number of the connection that went for it.
+    /// Admits a connection and returns the ID of the connection that was closed for it.
     fn admit(clients: &Arc<Clients>, seats: &mut Vec<Seat>, pid: i32) -> Result<Option<u64>, ()> {
         match clients.admit(client(pid)) {
             Admission::In(seat, gone) => {
@@ -371,7 +378,7 @@ mod tests {
         busy(seats, &[1]);
         assert_eq!(admit(&clients, seats, 9), Ok(Some(2)), "8 has the most, and is at work on its oldest");
         assert_eq!(seats[2].connection.order.load(Ordering::Relaxed), Order::Leave as u8);
-        // 9 has three now, which is the most: its own oldest goes.
+        // Process 9 has three now, the most: its own oldest is closed.
         assert_eq!(admit(&clients, seats, 9), Ok(Some(4)));
         busy(seats, &[5, 6, 7]);
         assert_eq!(admit(&clients, seats, 9), Err(()), "all of its own are at work");
@@ -394,7 +401,7 @@ mod tests {
         assert_eq!(admit(&clients, seats, 6), Ok(None));
     }
 
-    /// Has a call on a connection answered.
+    /// Marks a connection as having had a successful call.
     fn answered(seats: &[Seat], id: u64) {
         seats.iter().find(|seat| seat.connection.id == id).unwrap().connection.answer();
     }
@@ -409,7 +416,7 @@ mod tests {
         busy(seats, &[2]);
         assert_eq!(admit(&clients, seats, 0), Ok(Some(3)), "the oldest without an answer that is idle");
         [6, 7].into_iter().for_each(|id| answered(seats, id));
-        // Two newcomers have their time: the newest other one that is idle goes.
+        // Two newcomers are still given time: the newest other idle connection is closed.
         busy(seats, &[7]);
         assert_eq!(admit(&clients, seats, 0), Ok(Some(6)));
         assert_eq!(admit(&clients, seats, 0), Ok(Some(8)), "that are three newcomers");
@@ -418,7 +425,8 @@ mod tests {
         assert_eq!(admit(&clients, seats, 0), Ok(Some(10)), "where all are at work the newest");
     }
 
-    /// An attacker with the user of everybody else, and processes that nobody can tell apart, or one for each connection.
+    /// An attacker with the same user as everyone else, whose processes cannot be distinguished, or differ
+    /// for each connection.
     #[test]
     fn nobody_is_locked_out_by_connections() {
         for pid in [|_| 0, |number| 1000 + number] {
@@ -452,7 +460,7 @@ mod tests {
         }
         (0..9).for_each(|id| answered(seats, id));
         assert_eq!(admit(&clients, seats, 1), Ok(Some(8)));
-        // Nobody has now: the newest of all.
+        // No user has more than half now: the newest of all is closed.
         answered(seats, 9);
         assert_eq!(admit(&clients, seats, 2), Ok(Some(9)));
     }
@@ -463,7 +471,7 @@ mod tests {
         for pid in 1..=100 {
             admit(&clients, seats, pid).unwrap();
         }
-        // Each reads again when it may; the first one makes a call of some 40 now and then.
+        // Each is read again after its pause; the first one makes a call with a cost of some 40 now and then.
         let (begun, mut next, mut spent) = (Instant::now(), vec![Instant::now(); 100], 0);
         while begun.elapsed() < Duration::from_secs(10) {
             let now = Instant::now();
@@ -479,7 +487,7 @@ mod tests {
             }
             tokio::time::advance(Duration::from_millis(5)).await;
         }
-        // Ten seconds, and what there was to begin with.
+        // Ten seconds, and the initial burst.
         let most = 11.5 * (SHARES + COMMON);
         assert!((spent as f64) < most, "{spent} of {most}");
         assert!(spent as f64 > 0.8 * most, "{spent} of {most}");

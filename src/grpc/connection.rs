@@ -18,31 +18,34 @@ use super::clients::{Connection, Order, Seat};
 use super::incoming::{Incoming, Pace};
 use super::{Inner, Offence, call};
 
-/// How long whoever connects may say nothing. After that it may be silent for ever: some clients keep one connection.
+/// How long a new connection may send nothing. After that it may be idle forever: some clients keep one
+/// connection.
 const PREFACE: Duration = Duration::from_secs(10);
-/// How long the last words may take.
+/// How long sending GOAWAY may take.
 const GOODBYE: Duration = Duration::from_millis(200);
-/// A client's fields, in all, as HTTP/2 reckons them: some dozen are usual, of less than 1 KiB. grpc-java's limit.
+/// Maximum size of a header list, as HTTP/2 counts it: some dozen fields of less than 1 KiB are usual.
+/// grpc-java's limit.
 const FIELDS: u32 = 8 << 10;
-/// What a client may send of a message before we ask for more; the connection as a whole has 64 KiB, and no less is
-/// possible (RFC 9113, 6.9.2). Messages are a few hundred bytes.
+/// Initial stream window: what a client may send of a message before we grant more. The connection as a whole
+/// has 64 KiB, the minimum (RFC 9113, 6.9.2). Messages are a few hundred bytes.
 const WINDOW: u32 = 16 << 10;
-/// What h2 holds of each answer beyond what its connection takes. It is a slice of a shared buffer and costs nothing itself.
+/// How much of each response h2 buffers beyond what its connection takes. It is a slice of a shared buffer
+/// and costs nothing itself.
 pub(super) const SEND_BUFFER: usize = 64 << 10;
-/// Calls that a client cancels before they are begun: h2's own limit.
+/// Calls that a client may cancel before they are begun: h2's own limit.
 const CANCELLED: usize = 20;
-/// Requests that are no HTTP/2: a client that works makes none, and h2 allows 1,024.
+/// Malformed HTTP/2 requests per connection: a correct client makes none, and h2 allows 1,024.
 const MALFORMED: usize = 100;
-/// Buffers that the HPACK table of each connection may always keep (`incoming`).
+/// Buffers that each connection's HPACK table may always keep (`incoming`).
 const OWN_BUFFERS: u32 = 6;
-/// Buffers that the tables of all connections may keep in addition. A client that calls three methods with deadlines keeps
-/// about eight.
+/// Buffers that the tables of all connections together may keep in addition. A client that calls three
+/// methods with deadlines keeps about eight.
 pub(super) const MORE_BUFFERS: usize = 1024;
 
-/// A client that is slowed down by this much floods.
+/// A client that has to be delayed by this much counts as flooding.
 const FLOOD: Duration = Duration::from_millis(500);
 
-/// Serves a connection until either end has had enough.
+/// Serves a connection until either end closes it.
 pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
     let connection = &seat.connection;
     let mut builder = Builder::new();
@@ -59,7 +62,7 @@ pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
     ));
     let greeted = tokio::select! {
         greeted = timeout(PREFACE, handshake) => greeted,
-        // Whatever the order is: nothing was begun.
+        // Any order means close here: no call was begun.
         _ = connection.ordered() => return,
     };
     match greeted {
@@ -74,11 +77,11 @@ pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
     }
 }
 
-/// Who reads from a connection.
+/// The rate limit and memory budget of a connection's reads.
 struct Reader {
     connection: Arc<Connection>,
     inner: Arc<Inner>,
-    /// The part of [`MORE_BUFFERS`] that it has reserved.
+    /// Its share of [`MORE_BUFFERS`].
     kept: Option<OwnedSemaphorePermit>,
 }
 
@@ -97,7 +100,7 @@ impl Pace for Reader {
         if self.kept.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) == more as usize {
             return true;
         }
-        // What it had reserved before is free for the new reservation.
+        // Releases the previous reservation first, so that the new one can use it.
         self.kept = None;
         self.kept = Arc::clone(&self.inner.buffers).try_acquire_many_owned(more).ok();
         self.kept.is_some()
@@ -114,7 +117,7 @@ async fn converse(
     inner: &Arc<Inner>,
 ) {
     let mut calls = FuturesUnordered::new();
-    // Those that the client has cancelled are still here for a moment; h2 does not count them any more.
+    // Canceled calls are still here for a moment, but h2 no longer counts them.
     let most = 2 * inner.limits.streams as usize;
     loop {
         tokio::select! {
@@ -130,7 +133,8 @@ async fn converse(
             order = connection.ordered() => match order {
                 Order::Finish => h2.graceful_shutdown(),
                 Order::Leave => {
-                    // A request that crosses this is not answered, and its client knows that it was not begun.
+                    // A request that crosses the GOAWAY is not answered, and its client knows that it was not
+                    // begun.
                     h2.abrupt_shutdown(Reason::NO_ERROR);
                     let _ = timeout(GOODBYE, std::future::poll_fn(|cx| h2.poll_closed(cx))).await;
                     return;
@@ -141,7 +145,7 @@ async fn converse(
     }
 }
 
-/// A client that vanished is nobody's fault; one that broke the protocol is told of.
+/// Reports protocol violations; a client that just vanished is not an offence.
 fn accuse(error: &Error, connection: &Connection, inner: &Inner) {
     let ours = error.get_io().is_some_and(|error| error.kind() == io::ErrorKind::InvalidData);
     if ours || !error.is_io() && !error.is_remote() {

@@ -1,20 +1,23 @@
-//! What a client sends, on its way to h2.
+//! Filters the bytes a client sends, on their way to h2.
 //!
-//! `:authority`: grpc-go and gRPC's C core fill it with what they dialled, for a unix socket its path, raw
-//! (`/run/x.sock`) or escaped (`%2Frun%2Fx.sock`). Neither is an authority of a URI, and h2 refuses the request with
-//! `PROTOCOL_ERROR` (h2 0.4 `server.rs`, `convert_poll_message`; hyperium/h2 #487). Nobody here needs the value, so
-//! it is overwritten **in place, by one of the same length**, decoded and encoded: the client's HPACK table and h2's then
-//! have entries of the same sizes at the same places, and nothing has to be decoded here but the structure. h2 still
-//! reads and judges every byte; what is not understood here goes to it as it came.
+//! `:authority`: grpc-go and gRPC's C core set it to the target they dialed; for a unix socket that is its
+//! path, raw (`/run/x.sock`) or escaped (`%2Frun%2Fx.sock`). Neither is a valid URI authority, and h2 refuses
+//! the request with `PROTOCOL_ERROR` (h2 0.4 `server.rs`, `convert_poll_message`; hyperium/h2 #487). The
+//! value is not needed here, so it is overwritten **in place, by one of the same length**, decoded and
+//! encoded: the client's HPACK table and h2's then have entries of the same sizes at the same indexes, and
+//! only the structure has to be decoded here. h2 still parses and validates every byte; what is not
+//! understood here is passed on unchanged.
 //!
-//! What h2 may keep for a connection is bounded here too, where h2 has no bound of its own:
-//! - It reads all there is before it hands out a request. So it is given one frame of fields at a time.
-//! - A pseudo-header field in its HPACK table keeps the whole buffer that it was read into, 8 to 24 KiB, however short it is.
-//!   So a connection ends whose table may keep too many of them ([`Table`]), or more than there is room for ([`Pace::keep`]).
-//! - A block of fields is kept until its end. So one ends the connection that has more bytes than a frame.
+//! Memory that h2 may keep for a connection is also bounded here, where h2 has no limit of its own:
+//! - h2 reads everything available before it hands out a request. So it is given one header frame at a time.
+//! - A pseudo-header field in its HPACK table keeps the whole buffer that it was read into, 8 to 24 KiB,
+//!   however short the field is. So a connection is closed if its table may keep too many of them
+//!   ([`Table`]), or more than there is room for ([`Pace::keep`]).
+//! - A header block is kept until its end. So a block larger than a frame closes the connection.
 //!
-//! Left alone, and so refused by h2 if it is no authority: a value in a CONTINUATION frame, and one whose name is given
-//! as an entry of the dynamic table. No client has cause for either: `:authority` is in the static table and comes first.
+//! Left alone, and so refused by h2 if it is not a valid authority: a value in a CONTINUATION frame, and one
+//! whose name is an index into the dynamic table. Clients have no reason for either: `:authority` is in the
+//! static table and comes first.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -24,13 +27,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// `PRI * HTTP/2.0` and what follows (RFC 9113, 3.4).
+/// Length of the client preface: `PRI * HTTP/2.0` and what follows (RFC 9113, 3.4).
 const PREFACE: usize = 24;
-/// Length, type, flags and stream of a frame (RFC 9113, 4.1).
+/// Length of a frame header: length, type, flags and stream (RFC 9113, 4.1).
 const HEAD: usize = 9;
-/// What we advertise, the least there is (RFC 9113, 6.5.2). h2 ends the connection for more.
+/// The frame size that we advertise, the smallest allowed (RFC 9113, 6.5.2). h2 closes the connection for
+/// larger frames.
 const MAX_FRAME: usize = 16_384;
-/// What is read at once.
+/// Bytes per read.
 const CHUNK: usize = 4096;
 
 const DATA: u8 = 0;
@@ -41,59 +45,64 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// What frames cost, in 0.36 µs of a core: so it was measured. A request, with what becomes of it in h2 and here.
+/// Frame costs are in units of 0.36 µs of CPU time, as measured. This is the cost of a request, including its
+/// processing in h2 and here.
 const REQUEST: usize = 16;
-/// One field of it. HPACK writes one that is in its table in a byte, and h2 makes a whole one of it.
+/// The cost of one header field. A field in the HPACK table is one byte on the wire, which h2 expands to a
+/// full field.
 const FIELD: usize = 1;
-/// So many bytes of fields cost one more, for Huffman's code.
+/// Bytes of header fields that cost one more unit, for Huffman decoding.
 const BYTES_OF_FIELDS: usize = 128;
-/// More fields than these end a connection, in a frame that was not understood.
+/// Maximum number of fields charged for a frame that was not understood: a frame with more closes the
+/// connection.
 const MOST_FIELDS: usize = 1024;
-/// PING, SETTINGS, RST_STREAM and whatever else has to be answered or is for nothing.
+/// The cost of PING, SETTINGS, RST_STREAM and other frames that need a reply or serve no purpose.
 const DEAR: usize = 4;
-/// Data, and a grant of a window.
+/// The cost of DATA and WINDOW_UPDATE.
 const CHEAP: usize = 2;
-/// So many bytes of anything cost one more.
+/// Bytes of any frame that cost one more unit.
 const BYTES: usize = 1024;
 
-/// A client's stream, with every `:authority` made harmless. Where frames flood it is read no faster than
-/// [`Connection::pace`] allows.
+/// A client's stream, with every `:authority` overwritten. Where frames flood, it is read no faster than
+/// [`Pace::pace`] allows.
 #[derive(Debug)]
 pub(super) struct Incoming<T, P> {
     inner: T,
     pace: P,
-    /// Received and not handed out. At most a frame of HEADERS and what came with its end; free when there is nothing.
+    /// Received bytes not handed out yet. At most a HEADERS frame and what arrived with its end; deallocated
+    /// when empty.
     held: Vec<u8>,
-    /// Of these, handed out.
+    /// How many bytes of `held` have been handed out.
     given: usize,
-    /// Of these, seen: they may be handed out.
+    /// How many bytes of `held` have been inspected and may be handed out.
     seen: usize,
-    /// Bytes to come that pass as they are.
+    /// Upcoming bytes that pass unchanged.
     pass: usize,
-    /// They end a frame of fields.
+    /// Whether `pass` ends a header frame.
     in_fields: bool,
-    /// Such a frame was handed out: whoever has been reading shall see to it first.
+    /// A header frame was handed out: the reader processes it before it is given more.
     turn: bool,
-    /// Bytes of fields since their block began.
+    /// Bytes of header fields since the start of their block.
     block: usize,
-    /// Bytes seen since the connection began.
+    /// Bytes inspected since the start of the connection.
     position: u64,
     table: Table,
-    /// Nothing is read before its end.
+    /// Reading is paused until it completes.
     pause: Option<Pin<Box<Sleep>>>,
-    /// The last write found no room.
+    /// The last write was pending.
     blocked: bool,
 }
 
-/// Whose stream it is.
+/// The rate limit and memory budget of a stream.
 pub(super) trait Pace {
-    /// Frames that cost so much came: how long to wait before more are read.
+    /// Charges the cost of received frames and returns how long to wait before reading more.
     fn pace(&self, cost: usize) -> Duration;
 
-    /// Reserves room for the buffers that its HPACK table may keep now, in place of what it had; false if there is none.
+    /// Reserves room for the buffers that the HPACK table may keep now, replacing the previous reservation;
+    /// returns false if there is none.
     fn keep(&mut self, buffers: u32) -> bool;
 
-    /// A write was waiting for the client to read, or is not any more.
+    /// Reports whether a write is waiting for the client to read.
     fn blocked(&self, blocked: bool);
 }
 
@@ -116,7 +125,7 @@ impl<T, P: Pace> Incoming<T, P> {
         }
     }
 
-    /// Looks at what came, up to the end of a frame of fields: what it cost.
+    /// Inspects received bytes, up to the end of a header frame, and returns their cost.
     fn look(&mut self) -> io::Result<usize> {
         let mut cost = 0;
         loop {
@@ -137,7 +146,7 @@ impl<T, P: Pace> Incoming<T, P> {
             let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
             let mut fields = length.min(MOST_FIELDS);
             if *kind == HEADERS && length <= MAX_FRAME {
-                // The rest is to come.
+                // The rest of the frame has not arrived yet.
                 let Some(payload) = payload.get_mut(..length) else { return Ok(cost) };
                 self.table.frame(self.position);
                 let known = block(payload, *flags).and_then(|block| overwrite(block, &mut self.table));
@@ -175,7 +184,7 @@ impl<T, P: Pace> Incoming<T, P> {
         Ok(())
     }
 
-    /// Whether the client reads is seen by what becomes of a write.
+    /// Tracks whether the client reads, by whether writes are pending.
     fn written<R>(&mut self, written: Poll<R>) -> Poll<R> {
         if self.blocked != written.is_pending() {
             self.blocked = written.is_pending();
@@ -184,13 +193,13 @@ impl<T, P: Pace> Incoming<T, P> {
         written
     }
 
-    /// Hands out what may go.
+    /// Hands out inspected bytes.
     fn give(&mut self, out: &mut ReadBuf<'_>) {
         let given = out.remaining().min(self.seen - self.given);
         out.put_slice(&self.held[self.given..self.given + given]);
         self.given += given;
         if self.given == self.held.len() {
-            // An idle connection keeps nothing.
+            // An idle connection keeps no buffer.
             (self.held, self.given, self.seen) = (Vec::new(), 0, 0);
         } else if self.given == self.seen {
             self.held.drain(..self.given);
@@ -222,7 +231,7 @@ impl<T: AsyncRead + Unpin, P: Pace + Unpin> AsyncRead for Incoming<T, P> {
             let mut chunk = ReadBuf::new(&mut chunk);
             ready!(Pin::new(&mut self.inner).poll_read(cx, &mut chunk))?;
             if chunk.filled().is_empty() {
-                // The end, in a frame perhaps: h2 judges that.
+                // End of stream, possibly inside a frame: h2 handles that.
                 self.seen = self.held.len();
                 break;
             }
@@ -262,7 +271,7 @@ impl<T: AsyncWrite + Unpin, P: Pace + Unpin> AsyncWrite for Incoming<T, P> {
     }
 }
 
-/// The fields in a frame of HEADERS, without padding and priority (RFC 9113, 6.2).
+/// Returns the fields in a HEADERS frame, without padding and priority (RFC 9113, 6.2).
 fn block(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
     let padding = if flags & PADDED == 0 { 0 } else { usize::from(*payload.first()?) };
     let start = usize::from(flags & PADDED != 0) + if flags & PRIORITY == 0 { 0 } else { 5 };
@@ -273,34 +282,34 @@ fn block(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
 /// The index of `:authority` in the static table (RFC 7541, Appendix A).
 const STATIC: usize = 1;
 const NAME: &[u8] = b":authority";
-/// The same in the code of RFC 7541, Appendix B.
+/// The same in the Huffman code of RFC 7541, Appendix B.
 const CODED_NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
-/// Buffers that pseudo-header fields in a client's table may keep. Each path that it asks for, and its `:authority`, may be there
-/// twice, among thousands of timeouts.
+/// Maximum number of buffers that pseudo-header fields in a client's table may keep. Each path that it calls,
+/// and its `:authority`, may be there twice, among thousands of timeouts.
 const BUFFERS: u32 = 16;
-/// How long h2's buffers are, at least.
+/// Minimum size of h2's buffers, in bytes.
 const BUFFER: u64 = 8192;
-/// The first entry of the dynamic table (RFC 7541, 2.3.3).
+/// Index of the first entry of the dynamic table (RFC 7541, 2.3.3).
 const DYNAMIC: usize = 62;
-/// The pseudo-header fields of the static table.
+/// Indexes of the pseudo-header fields in the static table.
 const PSEUDO: std::ops::RangeInclusive<usize> = 1..=14;
 
-/// What is known of h2's HPACK table: one bit for each entry, the newest first. 4 KiB have room for 128 at most, of 32 bytes or
-/// more each (RFC 7541, 4.1). Those that have left it earlier are counted all the same.
+/// Model of h2's HPACK table: one bit per entry, the newest first. 4 KiB have room for at most 128 entries of
+/// 32 bytes or more each (RFC 7541, 4.1). Entries evicted earlier are counted nevertheless.
 #[derive(Debug, Default)]
 struct Table {
-    /// Those whose name begins with a colon.
+    /// Entries whose name begins with a colon.
     pseudo: u128,
     /// Those of them that were the first in their buffer.
     first: u128,
-    /// The buffer that is being read into, and the one that was counted last; by number, and from 1.
+    /// The number of the buffer being read into, and of the one counted last; from 1.
     buffer: u64,
     counted: u64,
 }
 
 impl Table {
-    /// A frame of fields begins at this byte.
+    /// Records that a header frame begins at this byte.
     fn frame(&mut self, position: u64) {
         self.buffer = position / BUFFER + 1;
     }
@@ -314,13 +323,14 @@ impl Table {
         self.first = self.first << 1 | u128::from(first);
     }
 
-    /// Nobody knows what a frame puts in: any name may be a pseudo-header field's from now on.
+    /// Records a frame that may insert anything: from now on, any entry's name may be that of a pseudo-header
+    /// field.
     fn unknown(&mut self) {
         self.insert(true);
         self.pseudo = u128::MAX;
     }
 
-    /// Is the name of this entry, of either table, that of a pseudo-header field?
+    /// Returns true if this entry, of either table, has the name of a pseudo-header field.
     fn is_pseudo(&self, index: usize) -> bool {
         match index.checked_sub(DYNAMIC) {
             Some(at) => at < 128 && self.pseudo >> at & 1 == 1,
@@ -333,7 +343,8 @@ impl Table {
     }
 }
 
-/// Overwrites every value of `:authority`: how many fields there are. Stops where it does not understand.
+/// Overwrites every value of `:authority` and returns the number of fields; `None` if the block could not be
+/// parsed to its end.
 fn overwrite(mut block: &mut [u8], table: &mut Table) -> Option<usize> {
     let mut fields = 0;
     while !block.is_empty() {
@@ -353,10 +364,10 @@ struct Literal<'a> {
     bytes: &'a mut [u8],
 }
 
-/// One field (RFC 7541, 6), with its value if it is an `:authority`; and what follows.
+/// Parses one field (RFC 7541, 6) and returns its value if it is an `:authority`, and the rest of the block.
 fn field<'a>(block: &'a mut [u8], table: &mut Table) -> Option<(Option<Literal<'a>>, &'a mut [u8])> {
     let (prefix, inserted) = match *block.first()? {
-        // An entry of a table, or a new size of it.
+        // An indexed field, or a table size update.
         0x80.. => return Some((None, integer(block, 7)?.1)),
         0x20..=0x3f => return Some((None, integer(block, 5)?.1)),
         0x40..=0x7f => (6, true),
@@ -383,7 +394,7 @@ fn literal(block: &mut [u8]) -> Option<(Literal<'_>, &mut [u8])> {
     Some((Literal { coded, bytes }, rest))
 }
 
-/// An integer behind so many bits of its first byte (RFC 7541, 5.1). Above 2^20 none makes sense here.
+/// Parses an integer with a prefix of `bits` bits (RFC 7541, 5.1). Values above 2^20 make no sense here.
 fn integer(block: &mut [u8], bits: u8) -> Option<(usize, &mut [u8])> {
     let (first, mut rest) = block.split_first_mut()?;
     let most = (1 << bits) - 1;
@@ -403,13 +414,13 @@ fn integer(block: &mut [u8], bits: u8) -> Option<(usize, &mut [u8])> {
 }
 
 impl Literal<'_> {
-    /// Does it begin with a colon? In the code that has 7 bits.
+    /// Returns true if it begins with a colon, whose Huffman code has 7 bits.
     fn is_pseudo(&self) -> bool {
         self.bytes.first().is_some_and(|first| if self.coded { first >> 1 == 0x5c } else { *first == b':' })
     }
 
-    /// Makes it letters, as many as it had characters, in as many bytes. A code that does not decode, or is longer than
-    /// what it encodes, stays as it is.
+    /// Overwrites it with letters: as many as it had characters, in as many bytes. A Huffman code that does
+    /// not decode, or is longer than what it encodes, is left unchanged.
     fn blank(self) {
         if !self.coded {
             self.bytes.fill(b'a');
@@ -419,13 +430,13 @@ impl Literal<'_> {
     }
 }
 
-/// How many characters have a code of so many bits, from none (RFC 7541, Appendix B). The code is canonical: those of
-/// one length are consecutive numbers, and the first of the next length follows the last, with zeros behind it. The last
-/// of 30 bits is the end of string, which must not occur.
+/// Number of characters by the length of their Huffman code in bits, from 0 (RFC 7541, Appendix B). The code
+/// is canonical: codes of one length are consecutive numbers, and the first code of the next length follows
+/// the last one, with zeros appended. The last code of 30 bits is the end of string, which must not occur.
 const CODES: [u32; 31] =
     [0, 0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3, 0, 0, 0, 3, 8, 13, 26, 29, 12, 4, 15, 19, 29, 0, 3];
 
-/// How many characters there are in a string of the Huffman code; none if it is not well formed.
+/// Returns the number of characters in a Huffman-coded string; `None` if it is not well formed.
 fn decoded_length(bytes: &[u8]) -> Option<usize> {
     let mut characters = 0;
     // The code so far, its length, and the first code of that length.
@@ -441,32 +452,32 @@ fn decoded_length(bytes: &[u8]) -> Option<usize> {
             first += count;
         }
     }
-    // What is left over is the beginning of the end of string, and less than a byte.
+    // The remainder is padding: a prefix of the end of string, shorter than a byte.
     (length < 8 && code == (1 << length) - 1).then_some(characters)
 }
 
-/// A letter of each length that letters have: `a`, `b`, `B` and `X`, from 5 bits.
+/// A letter for each code length that letters have, from 5 bits: `a`, `b`, `B` and `X`.
 const LETTERS: [u8; 4] = [0b0_0011, 0b10_0011, 0b101_1101, 0b1111_1100];
 
-/// So many letters in just these bytes.
+/// Fills `bytes` exactly with this number of Huffman-coded letters.
 fn encode_letters(bytes: &mut [u8], characters: usize) {
     let bits = (8 * bytes.len()).min(8 * characters);
-    // An empty value has nothing to fill, more bytes than characters cannot be filled, fewer than 5 bits for each do not
-    // exist.
+    // An empty value has nothing to fill, more bytes than characters cannot be filled, and codes shorter than
+    // 5 bits do not exist.
     if characters == 0 || bytes.len() > characters || bits < 5 * characters {
         return;
     }
     let (each, longer) = (bits / characters, bits % characters);
     let lengths = (0..characters).map(|at| each + usize::from(at < longer));
     let bits = lengths.flat_map(|length| (0..length).rev().map(move |at| LETTERS[length - 5] >> at & 1));
-    // What is left over of the last byte are ones.
+    // The last byte is padded with ones.
     let mut bits = bits.chain(std::iter::repeat(1));
     for byte in bytes {
         *byte = bits.by_ref().take(8).fold(0, |byte, bit| byte << 1 | bit);
     }
 }
 
-/// What h2 is given of a client's first bytes. For the fuzzer, which cannot connect.
+/// Returns what h2 is given for a client's first bytes. For the fuzzer, which cannot connect.
 #[must_use]
 pub fn made_acceptable(sent: &[u8], chunk: usize) -> Vec<u8> {
     let mut incoming = Incoming::new((), ());

@@ -1,4 +1,4 @@
-//! What is sent: one encoded message, or many.
+//! Outgoing messages: one encoded message, or a stream of them.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,13 +8,14 @@ use futures::stream::BoxStream;
 use prost::bytes::Bytes;
 use tonic::Status;
 
-/// What a message begins with: two numbers of a type and a length, with their keys.
+/// Room for what a message begins with: two numbers of a type and a length, with their keys.
 pub(super) const HEAD: usize = 8;
 
-/// A streamed answer.
+/// A streamed response.
 pub trait Feed: Stream<Item = Result<Message, Status>> + Send {
-    /// Ready when the stream should end although the client has not read the current message; the next item is the status.
-    /// If that message was sent in part, the stream is reset instead, which gRPC clients report as `ResourceExhausted`.
+    /// Ready when the stream should end although the client has not read the current message; the next item
+    /// is the status. If part of that message was sent, the stream is reset instead, which gRPC clients
+    /// report as `ResourceExhausted`.
     fn poll_over(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
         Poll::Pending
     }
@@ -22,17 +23,18 @@ pub trait Feed: Stream<Item = Result<Message, Status>> + Send {
 
 impl Feed for BoxStream<'static, Result<Message, Status>> {}
 
-/// An encoded message: what it begins with, and the rest, which other messages may share.
+/// An encoded message: its head, and the rest, which other messages may share.
 #[derive(Clone, Debug, Default)]
 pub struct Message {
     pub(super) head: [u8; HEAD],
-    /// Of the head, what there is.
+    /// How many bytes of `head` are used.
     pub(super) length: usize,
     pub(super) body: Bytes,
 }
 
 impl Message {
-    /// A message that begins so; with more than a few bytes it is copied into one.
+    /// Returns a message that begins with `head`; if `head` is longer than a few bytes, both parts are copied
+    /// into one buffer.
     #[must_use]
     pub fn new(head: &[u8], body: Bytes) -> Self {
         let mut message = Self { length: head.len(), body, ..Self::default() };
@@ -43,14 +45,14 @@ impl Message {
         message
     }
 
-    /// How many bytes it has.
-    #[allow(clippy::len_without_is_empty)] // an empty one is a message as well
+    /// Returns its length in bytes.
+    #[allow(clippy::len_without_is_empty)] // an empty message is valid
     #[must_use]
     pub fn len(&self) -> usize {
         self.length + self.body.len()
     }
 
-    /// All of it in one piece.
+    /// Returns the whole message in one buffer.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         [&self.head[..self.length], &self.body].concat()

@@ -1,4 +1,4 @@
-//! What clients do wrong, one line at most each minute for each kind of it.
+//! Logs client misbehavior, at most one line per minute for each kind.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use super::{Offence, Peer};
 
 pub(super) const PERIOD: Duration = Duration::from_secs(60);
 
-/// When a line of each kind was written, and what happened since without one.
+/// When a line of each kind was last logged, and how many have been suppressed since.
 #[derive(Debug)]
 pub(super) struct Notices {
     socket: PathBuf,
@@ -29,8 +29,8 @@ impl Notices {
         Self { socket, kinds: Default::default() }
     }
 
-    /// Writes a line, unless there was one of this kind within the minute. What is said is the rest of a sentence that
-    /// begins with the client.
+    /// Logs a line, unless there was one of this kind within the last minute. `what` continues a sentence
+    /// whose subject is the client.
     pub(super) fn tell(&self, kind: Offence, peer: &Peer, what: impl FnOnce() -> String) {
         let now = Instant::now();
         let mut state = self.kinds[kind as usize].lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! The socket's file: put in place at once and whole, never taken away, and put back when somebody else took it away.
+//! The socket file: put in place atomically, never removed, and restored if someone else removes it.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io;
@@ -13,20 +13,21 @@ use tracing::{info, warn};
 
 use super::{ServeError, Socket};
 
-/// What `sockaddr_un` has room for, without the zero behind it (unix(7)).
+/// Maximum path length in `sockaddr_un`, without the trailing zero byte (unix(7)).
 const LONGEST: usize = 107;
-/// Of a directory that we make: what stands in the kubelet's place is for root and the socket's group.
+/// Mode of the socket's directory, if we create it: the kubelet socket's stand-in is for root and the
+/// socket's group only.
 const OWN: u32 = 0o750;
-/// Of those above it.
+/// Mode of created parent directories.
 const ABOVE: u32 = 0o755;
-/// The name of a socket that is not in place yet: this, and six hexadecimal digits. As long as `kubelet.sock`, so that a
-/// path that is short enough stays so.
+/// Prefix of a temporary socket name, followed by six hexadecimal digits. As long as `kubelet.sock`, so that
+/// a path that is short enough stays so.
 const TEMPORARY: &str = ".numa-";
 const DIGITS: usize = 6;
-/// Between two looks at a socket that is not ours, in looks.
+/// Interval between probes of a socket that is not ours, in checks.
 const SELDOM: u32 = 10;
 
-/// A file, whatever its name is.
+/// A file's identity: device and inode.
 type Inode = (u64, u64);
 
 /// A listening socket and its file.
@@ -35,23 +36,24 @@ pub(super) struct Place {
     socket: Socket,
     pub(super) listener: UnixListener,
     inode: Inode,
-    /// Somebody else's file has been at the path for so many looks.
+    /// For how many checks another file has been at the path.
     taken: u32,
-    /// It cannot be put back: said once.
+    /// Whether the failure to restore it has been logged.
     told: bool,
-    /// As of the last look, the path leads here.
+    /// Whether the path led to this socket at the last check.
     held: bool,
 }
 
 impl Place {
-    /// Binds and puts in place.
+    /// Binds the socket and puts its file in place.
     pub(super) fn take(socket: Socket) -> Result<Self, ServeError> {
         let (listener, inode) = bind(&socket)?;
         Ok(Self { socket, listener, inode, taken: 0, told: false, held: true })
     }
 
-    /// Looks whether the file is still ours; to be called each second. A path that is gone, or that leads to a socket
-    /// nobody listens on, is taken again; another process that serves there is left alone. Does the path lead here now?
+    /// Checks whether the file is still ours; to be called every second. A missing path, or one that leads to
+    /// a socket nobody listens on, is taken over; another process that serves there is left alone. Returns
+    /// true if the path leads here now.
     pub(super) fn look(&mut self) -> bool {
         let path = &self.socket.path;
         match fs::symlink_metadata(path) {
@@ -76,7 +78,7 @@ impl Place {
                 self.held = false;
                 self.retake("somebody removed");
             }
-            // It may be there: no reason to do anything.
+            // The file may still exist, so do nothing.
             Err(_) => {}
         }
         self.held
@@ -110,15 +112,15 @@ fn inode(found: &Metadata) -> Inode {
     (found.dev(), found.ino())
 }
 
-/// Does anybody listen there? Never waits: a listener may have its hands full.
+/// Returns true if a process listens on the socket. Never blocks: the listener's backlog may be full.
 fn is_alive(path: &Path) -> bool {
     let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)
         .and_then(|socket| connect(&socket, &SocketAddrUnix::new(path)?));
     !matches!(connected, Err(Errno::CONNREFUSED | Errno::NOENT))
 }
 
-/// Listens under a temporary name, with the mode and the group as they shall be, and gives it its name then: nobody ever
-/// sees half of it, and an old socket is there until the new one is.
+/// Listens under a temporary name, sets mode and group, and then renames it: no half-configured socket is
+/// ever visible, and an old socket stays until the new one replaces it.
 fn bind(socket: &Socket) -> Result<(UnixListener, Inode), ServeError> {
     let path = &socket.path;
     let explain = |what: &str, source: io::Error| ServeError::new(path, format!("{what}: {source}"));
@@ -158,7 +160,7 @@ fn listen(socket: &Socket, temporary: &Path) -> io::Result<(UnixListener, Inode)
     Ok((listener, inode))
 }
 
-/// Gives the socket or its directory to the group, if there is one.
+/// Changes the group of the socket or its directory, if one is configured.
 fn give(path: &Path, group: Option<u32>) -> io::Result<()> {
     let Some(group) = group else { return Ok(()) };
     std::os::unix::fs::chown(path, None, Some(group)).map_err(|error| explain_group(group, error))
@@ -173,8 +175,8 @@ fn explain_group(group: u32, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("the socket {what} {group}: {error}; {help}"))
 }
 
-/// Makes a directory and those above it, as far as they are missing, whatever the umask is. Who is in the group may go into
-/// it: one that cannot be given to the group is not left behind.
+/// Creates a directory and its missing parents, regardless of the umask. The group may enter the directory;
+/// if its group cannot be set, it is removed again.
 fn make(directory: &Path, group: Option<u32>) -> io::Result<()> {
     let missing = directory.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let missing: Vec<_> = missing.map(Path::to_owned).collect();
@@ -197,8 +199,8 @@ fn temporary() -> PathBuf {
     format!("{TEMPORARY}{:0width$x}", fastrand::u32(..1 << (4 * DIGITS)), width = DIGITS).into()
 }
 
-/// Removes what a process of ours left behind that died before its socket was in place. One that is just being put in
-/// place listens already.
+/// Removes sockets left by one of our processes that died before its socket was in place. A socket that is
+/// just being put in place is already listening.
 fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
@@ -249,7 +251,7 @@ mod tests {
             UnixStream::connect(&socket.path).unwrap();
             assert_eq!(names(&socket), ["kubelet.sock"]);
             drop(place);
-            // Dead, not gone.
+            // Nothing listens, but the file is still there.
             let refused = UnixStream::connect(&socket.path).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         }
@@ -259,7 +261,7 @@ mod tests {
     async fn the_group_gets_to_the_socket() {
         let dir = TempDir::new().unwrap();
         let own = rustix::process::getgid().as_raw();
-        // Only root may give it to any.
+        // Only root may set any group.
         let group = if rustix::process::geteuid().is_root() { own + 2000 } else { own };
         let socket = Socket { mode: 0o660, group: Some(group), ..place(&dir) };
         let _place = Place::take(socket.clone()).unwrap();
@@ -267,7 +269,7 @@ mod tests {
         let groups = owners.map(|path| fs::metadata(path).unwrap().gid());
         assert_eq!(groups, [own, group, group]);
         assert_eq!(mode(&dir.path().join("a/b")), 0o750);
-        // One that was there already keeps its owners.
+        // An existing directory keeps its owners.
         let socket = Socket { path: dir.path().join("a/kubelet.sock"), ..socket };
         let _other = Place::take(socket).unwrap();
         assert_eq!(fs::metadata(dir.path().join("a")).unwrap().gid(), own);
@@ -318,7 +320,7 @@ mod tests {
         drop(new);
         assert!((0..SELDOM).any(|_| old.look()));
         assert_eq!(inode(&fs::symlink_metadata(&socket.path).unwrap()), old.inode, "it died");
-        // A file is not ours to remove.
+        // A regular file is not ours to remove.
         fs::remove_file(&socket.path).unwrap();
         fs::write(&socket.path, "mine").unwrap();
         assert!((0..2 * SELDOM).all(|_| !old.look()));

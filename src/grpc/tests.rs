@@ -1,4 +1,4 @@
-//! The server as clients see it, over real sockets. Time is the test's own where somebody has to wait for long.
+//! Tests of the server over real sockets, as clients see it. Time is paused where a test involves long waits.
 
 mod pod;
 
@@ -20,14 +20,14 @@ use crate::kubelet::proto::v1;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const LIST: &str = "/v1.PodResourcesLister/List";
 
-/// A service with a method for each thing that can happen, and who looks on.
+/// State of the test service, which has a method for each case, and its observer.
 #[derive(Default)]
 struct Stage {
-    /// What `Large` answers.
+    /// The response of `Large`.
     large: Mutex<Bytes>,
-    /// Calls of `Hang` that are waiting.
+    /// Calls of `Hang` in progress.
     hanging: AtomicUsize,
-    /// Messages that `Count` was asked for.
+    /// Messages polled from `Count`.
     counted: AtomicUsize,
     ended: Mutex<Vec<(String, Code, usize)>>,
     offences: Mutex<BTreeMap<&'static str, usize>>,
@@ -53,7 +53,7 @@ impl Service for Play {
                 }
                 ("t", "Echo") => Ok(Reply::One(call.message.into())),
                 ("t", "Large") => Ok(Reply::One(stage.large.lock().unwrap().clone().into())),
-                // An answer of its own each time.
+                // A new buffer each time.
                 ("t", "Fresh") => Ok(Reply::One(Bytes::from(vec![1; 1 << 20]).into())),
                 ("t", "Fail") => Err(Status::not_found("no such pod: \u{fc}ber %\n")),
                 ("t", "Hang") => {
@@ -104,7 +104,7 @@ fn start(limits: Limits) -> Fixture {
     Fixture { dir, stage, server }
 }
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Debug, PartialEq)]
 struct Answer {
     http: u16,
@@ -132,7 +132,7 @@ impl Fixture {
         UnixStream::connect(self.path()).await.unwrap()
     }
 
-    /// A connection with the windows that most clients have.
+    /// Connects with the window sizes that most clients use.
     async fn client(&self) -> SendRequest<Bytes> {
         let (client, connection) = h2::client::handshake(self.stream().await).await.unwrap();
         tokio::spawn(connection.map(drop));
@@ -198,7 +198,7 @@ async fn answer(response: ResponseFuture) -> Result<Answer, h2::Error> {
     Ok(Answer { http: head.status.as_u16(), code, text, messages })
 }
 
-/// Waits for what has to come, however long that takes.
+/// Waits until the condition holds, without a timeout.
 async fn until(what: impl Fn() -> bool) {
     while !what() {
         tokio::task::yield_now().await;
@@ -206,10 +206,10 @@ async fn until(what: impl Fn() -> bool) {
     }
 }
 
-/// The other end closes the connection, whatever it says before.
+/// Waits until the other end closes the connection, whatever it sends before.
 async fn closed(mut stream: UnixStream) {
     let mut rest = Vec::new();
-    // Reset, if what we sent was not read.
+    // The connection is reset if what we sent was not read.
     let _ = stream.read_to_end(&mut rest).await;
 }
 
@@ -248,7 +248,7 @@ async fn codes_and_texts_are_those_of_the_kubelets_library() {
 
     let long = format!("/{}", "x/".repeat(300));
     assert!(call(&mut client, &long, b"").await.text.starts_with("malformed method name"));
-    // The 128th byte is in a character.
+    // The 128th byte is inside a character.
     let long = format!("/t/{}", "\u{fc}".repeat(400));
     assert!(call(&mut client, &long, b"").await.text.len() < 200);
 
@@ -322,7 +322,7 @@ async fn codes_and_texts_are_those_of_the_kubelets_library() {
         let answer = answer(send(&mut client, request.body(()).unwrap(), body)).await.unwrap();
         assert_eq!(answer, Answer { http, ..Answer::status(code, text) });
     }
-    // The connection is as good as before.
+    // The connection still works.
     let request = request("/t/Echo").header("grpc-encoding", "identity").header("grpc-timeout", "99999999H");
     let answer = answer(send(&mut client, request.body(()).unwrap(), framed(b"y"))).await.unwrap();
     assert_eq!(answer, Answer::ok(b"y"));
@@ -361,7 +361,7 @@ async fn long_messages_are_taken_but_not_many_at_once() {
         let (response, mut body) = client.send_request(request("/t/Echo").body(()).unwrap(), false).unwrap();
         body.send_data(framed(&message).slice(..10_000), false).unwrap();
         begun.push((response, body));
-        // In this order.
+        // Ensures that they are received in this order.
         assert_eq!(call(&mut client, "/t/Echo", b"x").await, Answer::ok(b"x"));
     }
     let (third, _) = begun.pop().unwrap();
@@ -378,7 +378,7 @@ async fn what_comes_behind_the_message_is_thrown_away() {
     let mut client = server.client().await;
     let mut trailers = hyper::HeaderMap::new();
     trailers.insert("x", "y".parse().unwrap());
-    // Before the answer, and after there is one.
+    // Before the response, and while it is sent.
     for path in ["/t/Hang", "/t/Large"] {
         *server.stage.large.lock().unwrap() = vec![1; 1 << 20].into();
         client = client.ready().await.unwrap();
@@ -387,7 +387,7 @@ async fn what_comes_behind_the_message_is_thrown_away() {
         if path == "/t/Hang" {
             until(|| server.hanging() == 1).await;
         }
-        // More than the client has a window for.
+        // More than the client's window allows.
         for _ in 0..20 {
             body.reserve_capacity(10_000);
             while body.capacity() < 10_000 {
@@ -434,7 +434,7 @@ async fn who_leaves_takes_its_calls_along() {
     assert_eq!(server.offences(), []);
 }
 
-/// Says when the buffer it owns is gone.
+/// Counts when the buffer it owns is dropped.
 struct Watched(Vec<u8>, Arc<AtomicUsize>);
 
 impl AsRef<[u8]> for Watched {
@@ -449,7 +449,7 @@ impl Drop for Watched {
     }
 }
 
-/// Asks, and reads no more than the first bytes of the answer.
+/// Makes a call and reads only the first bytes of the response.
 async fn stall(client: &mut SendRequest<Bytes>, path: &str) -> RecvStream {
     *client = client.clone().ready().await.unwrap();
     let response = send(client, request(path).body(()).unwrap(), framed(b"")).await.unwrap();
@@ -470,7 +470,7 @@ async fn one_buffer_goes_to_all_and_is_free_when_the_last_who_stalls_is_cut() {
         let body = stall(&mut client, "/t/Large").await;
         stalled.push((client, body));
     }
-    // It is one answer, and others get it meanwhile.
+    // It is one response, and others receive it meanwhile.
     for _ in 0..3 {
         assert_eq!(server.call("/t/Large", b"").await, Answer::ok(&large));
     }
@@ -484,7 +484,7 @@ async fn one_buffer_goes_to_all_and_is_free_when_the_last_who_stalls_is_cut() {
 
 #[tokio::test(start_paused = true)]
 async fn what_stalled_clients_hold_is_bounded() {
-    // Half of it for one client: two answers of 1 MiB, before a third has to wait.
+    // Half of it for one client: two responses of 1 MiB before a third has to wait.
     let server = start(Limits { answers: 4 << 20, ..Limits::default() });
     let mut stalled = Vec::new();
     for _ in 0..2 {
@@ -532,12 +532,12 @@ async fn calls_that_fail_by_the_hundred_are_slowed_down() {
     for _ in 0..1000 {
         assert_eq!(call(&mut client, "/t/No", b"").await.code, Code::Unimplemented as i32);
     }
-    // 400 of them at once, 200 in a second.
+    // 400 of them at once, then 200 per second.
     assert!((2900..3100).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
     assert_eq!(server.offences(), [("failures", 600)]);
 }
 
-/// Even after thousands of calls that failed and were given up.
+/// Even after thousands of failed and abandoned calls.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_fails_is_answered_within_the_patience() {
     let server = start(Limits::default());
@@ -603,7 +603,7 @@ async fn garbage_ends_the_connection() {
         closed(stream).await;
         assert_eq!(server.offences(), [("garbage", count)]);
     }
-    // Who just connects and goes, as a probe does, has done nothing.
+    // Connecting and disconnecting, as a probe does, is no offence.
     drop(server.stream().await);
     assert_eq!(server.call("/t/Echo", b"x").await, Answer::ok(b"x"));
     assert_eq!(server.offences(), [("garbage", garbage.len())]);
@@ -620,7 +620,7 @@ async fn a_flood_of_pings_is_read_slowly() {
         while pings.write_all(&many).await.is_ok() {}
     });
     let begun = Instant::now();
-    // A burst of a second, and five seconds more.
+    // A burst of one second, and five seconds more.
     let mut rest = 6 * 65_536 * 17;
     let mut buffer = vec![0; 1 << 16];
     while rest > 0 {
@@ -637,7 +637,7 @@ async fn who_never_reads_is_cut_though_no_answer_is_large() {
     stream.write_all(PREFACE).await.unwrap();
     let pings = b"\0\0\x08\x06\0\0\0\0\0 a ping ".repeat(1000);
     let begun = Instant::now();
-    // Nothing of the answers is read.
+    // The responses are not read.
     while stream.write_all(&pings).await.is_ok() {}
     assert!((9..=13).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
     assert_eq!(server.offences(), [("stalled", 1)]);
@@ -664,7 +664,7 @@ async fn a_producer_sees_that_its_client_does_not_read() {
     let server = start(Limits::default());
     let mut client = server.client().await;
     let body = stall(&mut client, "/t/Count").await;
-    // 64 KiB that the client allowed, and the one that waits.
+    // The client's window of 64 KiB, and the message that waits.
     for _ in 0..20 {
         assert_eq!(server.call("/t/Echo", b"x").await, Answer::ok(b"x"));
     }
@@ -684,7 +684,7 @@ async fn a_server_that_stops_finishes_what_it_began() {
     let mut client = server.client().await;
     let response = send(&mut client, request("/t/Large").body(()).unwrap(), framed(b""));
     let (path, dir) = (server.path(), server.dir);
-    // Its head is there: it has been begun.
+    // Its headers have arrived, so it was begun.
     let response = response.await.unwrap();
     let stopping = tokio::spawn(server.server.stop());
     let mut body = response.into_body();
@@ -724,7 +724,7 @@ async fn cancelled_by_the_thousand_leaves_nothing_behind() {
         let response = send(&mut client, request("/t/Hang").body(()).unwrap(), framed(b""));
         drop(response);
     }
-    // Either was it begun, or the client was told to calm down.
+    // Each call was either begun or refused with ENHANCE_YOUR_CALM.
     let answer = server.call("/t/Echo", b"x").await;
     assert_eq!(answer, Answer::ok(b"x"));
     until(|| server.hanging() == 0).await;
@@ -757,7 +757,7 @@ async fn a_call_is_not_waited_for_for_ever_its_turn_included() {
     let mut client = server.client().await;
     let first = send(&mut client, request("/t/Hang").body(()).unwrap(), framed(b""));
     until(|| server.hanging() == 1).await;
-    // The turn of the second comes when the first is given up.
+    // The second call gets its turn when the first is given up.
     sleep(Duration::from_secs(4)).await;
     let begun = Instant::now();
     let second = send(&mut client, request("/t/Hang").body(()).unwrap(), framed(b""));
@@ -771,7 +771,7 @@ async fn a_call_is_not_waited_for_for_ever_its_turn_included() {
     assert_eq!(server.hanging(), 0);
 }
 
-/// Beside these there are h2's buffers: 24 KiB for each connection, of which an idle one uses the first pages.
+/// In addition there are h2's buffers: 24 KiB for each connection, of which an idle one uses the first pages.
 #[test]
 fn a_connection_and_a_call_keep_little() {
     fn connection<F, A, B, C>(_: impl Fn(A, B, C) -> F) -> usize {

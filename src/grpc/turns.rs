@@ -1,21 +1,23 @@
-//! Who may work when: calls of one client beyond its share wait, those of others go on. Whoever waits is served in turn,
-//! one call of each client after the other.
+//! Fair scheduling of calls: calls of one client beyond its share wait, while others proceed. Waiting clients
+//! are served round-robin, one call at a time.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// A client with fewer calls than this is let in however many others have. At most all connections have so many.
+/// A client with fewer open calls than this is admitted regardless of the total, which can exceed its limit
+/// by this much for each connection.
 const FEW: usize = 8;
 
-/// How many calls there may be.
+/// Limits on the number of calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
-    /// At work, of all clients and of one.
+    /// Running calls of all clients, and of one.
     pub(super) running: usize,
     pub(super) running_each: usize,
-    /// At work, waiting, and being sent to the client; those beyond it are refused at once, but for [`FEW`] of each client.
+    /// Running and waiting calls, and those being sent to the client; more are refused at once, except for
+    /// [`FEW`] of each client.
     pub(super) open: usize,
     pub(super) open_each: usize,
 }
@@ -34,7 +36,7 @@ struct State {
     /// The next ticket.
     next: u64,
     clients: HashMap<u64, Client>,
-    /// Clients with calls that wait and could run, each once, in the order of their turns.
+    /// Clients with waiting calls that may run, each once, in the order of their turns.
     ring: VecDeque<u64>,
 }
 
@@ -46,14 +48,14 @@ struct Client {
     in_ring: bool,
 }
 
-/// A call that is among the open ones.
+/// A call that counts as open.
 #[derive(Debug)]
 pub(super) struct Admitted {
     turns: Arc<Turns>,
     client: u64,
 }
 
-/// A call may work while this lives.
+/// Permission to run a call, until dropped.
 #[derive(Debug)]
 pub(super) struct Turn<'a>(&'a Admitted);
 
@@ -62,8 +64,9 @@ impl Turns {
         Arc::new(Self { share, state: Mutex::default() })
     }
 
-    /// Takes a call of this client in, if there is room for it. Where processes cannot be told apart one has as many
-    /// shares as connections, and takes all the room there is: who has few calls is not refused for that.
+    /// Admits a call of this client if there is room. If processes cannot be distinguished, a client has as
+    /// many shares as connections and can take all the room, so clients with few calls are admitted
+    /// regardless.
     pub(super) fn enter(self: &Arc<Self>, client: u64) -> Option<Admitted> {
         let state = &mut *self.state();
         let calls = state.clients.get(&client).map_or(0, |client| client.open);
@@ -96,7 +99,7 @@ impl Admitted {
             (ticket, granted)
         };
         let mut waiting = Waiting { call: self, ticket, over: false };
-        // The sender goes with the grant only.
+        // The sender is dropped only with the grant.
         let _ = granted.await;
         waiting.over = true;
         Turn(self)
@@ -104,7 +107,7 @@ impl Admitted {
 }
 
 impl State {
-    /// Puts a client with something to do at the end of the ring.
+    /// Puts a client with calls that may run at the end of the ring.
     fn line_up(&mut self, id: u64, share: Share) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if !client.in_ring && !client.waiting.is_empty() && client.running < share.running_each {
@@ -113,7 +116,7 @@ impl State {
         }
     }
 
-    /// Gives out the turns there are.
+    /// Grants the available turns.
     fn grant(&mut self, share: Share) {
         while self.running < share.running {
             let Some(id) = self.ring.pop_front() else { return };
@@ -122,7 +125,7 @@ impl State {
             if let Some((_, grant)) = client.waiting.pop_first() {
                 client.running += 1;
                 self.running += 1;
-                // Whoever waited and has left gives the turn back (`Waiting`).
+                // A waiter that has left returns the turn (`Waiting`).
                 let _ = grant.send(());
             }
             self.line_up(id, share);
@@ -146,7 +149,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A call that waits, and may leave meanwhile.
+/// A waiting call, which may be canceled meanwhile.
 struct Waiting<'a> {
     call: &'a Admitted,
     ticket: u64,
@@ -188,7 +191,7 @@ mod tests {
 
     const SHARE: Share = Share { running: 4, running_each: 2, open: 20, open_each: 12 };
 
-    /// A call of a client that has its turn, or waits.
+    /// A client's call that runs or waits.
     type Call<'a> = std::pin::Pin<Box<dyn Future<Output = Turn<'a>> + 'a>>;
 
     fn poll<'a>(call: &mut Call<'a>) -> Option<Turn<'a>> {
@@ -237,7 +240,7 @@ mod tests {
         let first = poll(&mut waiting[0]);
         assert!(first.is_some());
         assert!(waiting.iter_mut().skip(1).all(|call| poll(call).is_none()));
-        // One leaves while it waits, one when its turn has come and it does not know yet.
+        // One is canceled while it waits, one after its grant but before it learns of it.
         drop(waiting.remove(1));
         drop(first);
         drop(waiting.remove(1));
@@ -255,7 +258,7 @@ mod tests {
         assert!(turns.enter(1).is_none(), "of one client");
         calls.extend((0..8).map(|_| turns.enter(2).unwrap()));
         assert!(turns.enter(2).is_none(), "of all");
-        // Whoever has few is let in nevertheless.
+        // A client with few calls is admitted nevertheless.
         let few: Vec<_> = (0..FEW).map(|_| turns.enter(3).unwrap()).collect();
         assert!(turns.enter(3).is_none());
         drop(few);

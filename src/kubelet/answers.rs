@@ -1,5 +1,5 @@
-//! The podresources answers in our words. Ids that cannot exist (negative, above any machine) are left out
-//! here, once, so that nobody above has to look again; of CPUs [`NO_CPU`] stays, for a finding.
+//! Converts podresources responses. Impossible ids (negative, or above any machine's) are dropped here, once,
+//! so that no other code has to check. Impossible CPU ids become [`NO_CPU`], so that they can be reported.
 
 use super::proto::{v1, v1alpha1};
 use super::types::{

@@ -1,4 +1,4 @@
-//! One question to the kubelet, and its answer in bytes, as they came.
+//! Requests to the kubelet and their undecoded responses.
 
 use std::borrow::Cow;
 
@@ -14,20 +14,20 @@ use super::client::ClientError;
 use super::proto::{v1, v1alpha1};
 use super::types::{Allocatable, Usage};
 
-/// The convention of every podresources client (Kubernetes' own e2e tests, Multus, NFD): 16 MiB. Answers of 5 MiB are
-/// real; whoever the proxy hands an answer on to could not take a larger one than this.
+/// The convention of podresources clients (Kubernetes' own e2e tests, Multus, NFD): 16 MiB. Responses of 5
+/// MiB do occur; the proxy's clients could not receive a larger one than this.
 const MESSAGE_LIMIT: usize = 16 << 20;
 
-/// A question to the kubelet.
+/// A request to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ask {
-    /// `List` of v1: what every active pod holds.
+    /// `List` of v1: the resources allocated to every active pod.
     List,
     /// `List` of v1alpha1: devices only.
     ListV1alpha1,
     /// `GetAllocatableResources`.
     Allocatable,
-    /// `Get`: what one pod holds.
+    /// `Get`: the resources allocated to one pod.
     Get {
         /// The pod's namespace.
         namespace: String,
@@ -36,18 +36,18 @@ pub enum Ask {
     },
 }
 
-/// Why there is no answer.
+/// A failed request.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    /// In our words.
+    /// The error for this process.
     pub error: ClientError,
-    /// For whoever is asked on behalf of somebody else: the kubelet's own code and text where it spoke, `Unavailable` and
-    /// one sentence where it did not.
+    /// The status for clients on whose behalf the request was made: the kubelet's own code and message if it
+    /// responded, otherwise `Unavailable` and one sentence.
     pub status: Status,
 }
 
 impl Ask {
-    /// The gRPC method, in the words of errors.
+    /// Returns the gRPC method's name, as used in errors.
     #[must_use]
     pub const fn method(&self) -> &'static str {
         match self {
@@ -66,14 +66,14 @@ impl Ask {
         })
     }
 
-    /// The request's message; all but `Get` have an empty one.
+    /// Returns the request's message, which is empty for all but `Get`.
     fn message(&self) -> Bytes {
         let Self::Get { namespace, name } = self else { return Bytes::new() };
         let request = v1::GetPodResourcesRequest { pod_name: name.clone(), pod_namespace: namespace.clone() };
         request.encode_to_vec().into()
     }
 
-    /// Asks on `channel`. Everything that is needed is taken from `self` at once.
+    /// Sends the request on `channel`. The future does not borrow `self`.
     pub(super) fn on(&self, channel: Channel) -> impl Future<Output = Result<Bytes, Status>> + Send + use<> {
         let (path, message) = (self.path(), self.message());
         async move {
@@ -85,12 +85,12 @@ impl Ask {
     }
 }
 
-/// The longest name of a pod, and more than one of a namespace can have (RFC 1123; Kubernetes allows no longer ones).
+/// Maximum length of a pod's name, which namespaces do not exceed either (RFC 1123, enforced by Kubernetes).
 const NAME_LIMIT: usize = 253;
 
 impl Ask {
-    /// The answer, where the kubelet need not be asked for it: a pod of such a name does not exist, and the kubelet's
-    /// answer, which repeats the name, would not fit into its headers.
+    /// Answers the request without the kubelet if possible: a pod whose name is too long does not exist, and
+    /// the kubelet's error, which repeats the name, would not fit into its headers.
     pub(super) fn answer(&self) -> Option<Refusal> {
         match self {
             Self::Get { namespace, name } if name.len().max(namespace.len()) > NAME_LIMIT => {
@@ -101,7 +101,7 @@ impl Ask {
     }
 }
 
-/// In the kubelet's words (kubelet.md 3.9), with no more of the names than there can be.
+/// Returns the kubelet's own not-found error (kubelet.md 3.9), with overlong names truncated.
 pub(super) fn not_found(namespace: &str, name: &str) -> Refusal {
     let message = format!("pod {} in namespace {} not found", cut(name), cut(namespace));
     let status = Status::unknown(message.clone());
@@ -118,34 +118,34 @@ fn cut(name: &str) -> Cow<'_, str> {
 }
 
 impl From<ClientError> for Refusal {
-    /// Of an error that no status came with.
+    /// For an error without a status from the kubelet.
     fn from(error: ClientError) -> Self {
         Self { status: Status::unavailable(error.to_string()), error }
     }
 }
 
-/// What the bytes of an answer to [`Ask::List`] say.
+/// Decodes a response to [`Ask::List`].
 ///
 /// # Errors
-/// When they are no such answer: [`ClientError::Status`].
+/// [`ClientError::Status`] if the bytes are not such a response.
 pub fn usage_of(answer: Bytes) -> Result<Usage, ClientError> {
     decoded::<v1::ListPodResourcesResponse>(Ask::List.method(), answer).map(Usage::from)
 }
 
-/// What the bytes of an answer to [`Ask::ListV1alpha1`] say.
+/// Decodes a response to [`Ask::ListV1alpha1`].
 pub(super) fn devices_of(answer: Bytes) -> Result<Usage, ClientError> {
     decoded::<v1alpha1::ListPodResourcesResponse>(Ask::ListV1alpha1.method(), answer).map(Usage::from)
 }
 
-/// What the bytes of an answer to [`Ask::Allocatable`] say.
+/// Decodes a response to [`Ask::Allocatable`].
 ///
 /// # Errors
-/// When they are no such answer: [`ClientError::Status`].
+/// [`ClientError::Status`] if the bytes are not such a response.
 pub fn allocatable_of(answer: Bytes) -> Result<Allocatable, ClientError> {
     decoded::<v1::AllocatableResourcesResponse>(Ask::Allocatable.method(), answer).map(Allocatable::from)
 }
 
-/// What `answer` says; an answer that is no message is said to be one in tonic's words.
+/// Decodes a response; failure is reported as tonic would, as a status with the code Internal.
 pub(super) fn decoded<M: Message + Default>(method: &'static str, answer: Bytes) -> Result<M, ClientError> {
     M::decode(answer).map_err(|error| ClientError::Status {
         call: method,
@@ -154,7 +154,8 @@ pub(super) fn decoded<M: Message + Default>(method: &'static str, answer: Bytes)
     })
 }
 
-/// Messages as they are. An answer's frames are put together once, by tonic; the result is not copied again.
+/// A codec that passes messages through undecoded. tonic joins a response's frames once; the result is not
+/// copied again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Raw;
 

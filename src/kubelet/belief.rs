@@ -1,5 +1,5 @@
-//! Which of the kubelet's own lists of pods are to be believed: one that has just started tells of fewer pods than it has,
-//! and does not say so (kubelet.md 7, and 4.4 for the Pods API of 1.36).
+//! Decides which of the kubelet's lists of pods are complete: a kubelet that has just started lists fewer
+//! pods than it has, without any indication (kubelet.md 7, and 4.4 for the Pods API of 1.36).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,45 +8,45 @@ use tokio::time::Instant;
 
 use crate::pod::{Life, Pod, PodEvent};
 
-/// How soon to look again where a second look decides.
+/// Delay before the next list while the last one is suspected to be incomplete.
 pub(super) const SOON: Duration = Duration::from_secs(2);
 
-/// How long pods must have been missing before they count as gone, and how long the first list of all must have been the
-/// same.
+/// How long pods must have been missing before they count as gone, and how long the first list must have been
+/// unchanged.
 pub(super) const MISSING: Duration = Duration::from_secs(10);
-/// How long more than half of all pods must have been missing at once that nobody had seen to be deleted or to end: a
-/// kubelet that cannot reach the API server knows static pods only.
+/// The same if more than half of all pods are missing at once that were not seen to be deleted or to
+/// terminate: a kubelet that cannot reach the API server knows static pods only.
 const MOST_MISSING: Duration = Duration::from_secs(900);
 
-/// Whose list it is.
+/// The kubelet that sent a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Teller {
-    /// A kubelet that knew all its pods before.
+    /// A kubelet known to list all its pods.
     Known,
-    /// One that may have just started.
+    /// A kubelet that may have just started.
     Young,
 }
 
-/// What was told before.
+/// The state kept between lists.
 #[derive(Debug, Default)]
 pub(super) struct Belief {
-    /// The pods that there are, once a list was believed.
+    /// The existing pods, once a list was accepted.
     believed: Option<BTreeMap<Name, Trace>>,
-    /// Who was in the list before.
+    /// The names in the previous list.
     before: Option<BTreeSet<Name>>,
-    /// Since when lists are doubted.
+    /// When the first of the consecutive incomplete lists arrived.
     doubted: Option<Instant>,
 }
 
 /// Namespace and name.
 type Name = (String, String);
 
-/// What is remembered of a pod. By name, not by UID: where another has come that has the name, nobody has to wonder where
-/// the one before it is.
+/// What is remembered of a pod. Keyed by name, not UID: if a new pod has the name, the earlier one is not
+/// missing.
 #[derive(Debug)]
 struct Trace {
     uid: String,
-    /// It was deleted or has ended: that it is missing is no wonder.
+    /// It was deleted or has terminated, so its absence is expected.
     goes: bool,
 }
 
@@ -58,7 +58,8 @@ impl Trace {
 }
 
 impl Belief {
-    /// Takes a list and says what it tells.
+    /// Takes a list and returns the events for it: the whole list if it is accepted as complete; otherwise
+    /// its pods alone, or nothing before the first accepted list.
     pub(super) fn take(&mut self, pods: Vec<Pod>, teller: Teller, now: Instant) -> Vec<PodEvent> {
         let names: BTreeSet<Name> = pods.iter().map(Pod::full_name).collect();
         let same = self.before.as_ref() == Some(&names);
@@ -78,7 +79,7 @@ impl Belief {
         }
     }
 
-    /// Is nothing missing, or has it been for long enough?
+    /// Returns true if no pod is missing, or pods have been missing for long enough.
     fn is_enough(&mut self, names: &BTreeSet<Name>, same: bool, now: Instant) -> bool {
         let enough = match &self.believed {
             None => MISSING,
@@ -99,29 +100,29 @@ impl Belief {
         same && now.duration_since(since) >= enough
     }
 
-    /// A single pod was told of.
+    /// Records a pod that was added or changed.
     pub(super) fn is(&mut self, pod: &Pod) {
         if let Some(believed) = &mut self.believed {
             believed.extend([Trace::of(pod)]);
         }
     }
 
-    /// A single pod was said to be gone.
+    /// Records a deletion.
     pub(super) fn gone(&mut self, pod: &Pod) {
         let Some(believed) = &mut self.believed else { return };
         let name = pod.full_name();
-        // The next one may have the name already.
+        // A new pod may already have the same name.
         if believed.get(&name).is_some_and(|trace| trace.uid == pod.uid) {
             believed.remove(&name);
         }
     }
 
-    /// Was a list ever believed?
+    /// Returns true once a list was accepted.
     pub(super) fn knows_any(&self) -> bool {
         self.believed.is_some()
     }
 
-    /// Would another list soon help?
+    /// Returns true if the last list was not accepted, so that another should be read soon.
     pub(super) fn doubts(&self) -> bool {
         self.doubted.is_some()
     }
@@ -135,7 +136,7 @@ mod tests {
         let pod = |letter: char| Pod {
             namespace: "ns".into(),
             name: letter.to_ascii_lowercase().into(),
-            // X has ended, q to z were deleted.
+            // X has terminated, q to z were deleted.
             life: if letter.is_ascii_uppercase() { Life::Ended } else { Life::Living },
             deleted: letter >= 'q',
             ..Pod::default()
@@ -143,7 +144,7 @@ mod tests {
         names.chars().map(pod).collect()
     }
 
-    /// What was told, in short: `[abc]` a list, `abc` single pods.
+    /// Abbreviates events: `[abc]` a list, `abc` single pods.
     fn told(events: &[PodEvent]) -> String {
         let word = |event: &PodEvent| match event {
             PodEvent::Listing => "[".to_owned(),
@@ -155,7 +156,7 @@ mod tests {
         events.iter().map(word).collect()
     }
 
-    /// Second, pods of the list of a young kubelet, what is told of them.
+    /// Steps of second, pods listed by a young kubelet, and expected events.
     fn story(steps: &[(u64, &str, &str)]) {
         let start = Instant::now();
         let mut belief = Belief::default();
@@ -187,7 +188,7 @@ mod tests {
     #[test]
     fn a_pod_is_gone_when_it_has_been_missing_for_a_while() {
         story(&[&KNOWN[..], &[(15, "ab", "ab"), (20, "ab", "ab"), (25, "ab", "[ab]")]].concat());
-        // It returns, and the next one is missing from its own time on.
+        // It returns; the next missing pod is timed from its own disappearance.
         story(
             &[&KNOWN[..], &[(15, "ab", "ab"), (24, "abc", "[abc]"), (25, "ab", "ab"), (34, "ab", "ab")]]
                 .concat(),
@@ -200,7 +201,7 @@ mod tests {
     fn most_of_the_pods_are_gone_when_they_have_been_missing_for_long() {
         story(&[&KNOWN[..], &[(15, "a", "a"), (30, "a", "a"), (914, "a", "a"), (915, "a", "[a]")]].concat());
         story(&[&KNOWN[..], &[(15, "", ""), (914, "", ""), (915, "", "[]")]].concat());
-        // New ones come meanwhile, and count as well.
+        // New pods appear meanwhile and count as well.
         story(&[&KNOWN[..], &[(15, "d", "d"), (920, "de", "de"), (921, "de", "[de]")]].concat());
         story(
             &[&KNOWN[..], &[(15, "ad", "ad"), (20, "a", "a"), (914, "a", "a"), (915, "a", "[a]")]].concat(),
@@ -213,7 +214,7 @@ mod tests {
         story(&[&leave[..], &[(15, "ab", "ab"), (16, "ab", "ab"), (25, "ab", "[ab]")]].concat());
         let end = [(0, "aBCDE", ""), (10, "aBCDE", "[abcde]")];
         story(&[&end[..], &[(15, "ab", "ab"), (25, "ab", "[ab]")]].concat());
-        // Where others are missing with them, they are waited for as well.
+        // If others are missing at the same time, all are waited for.
         let both = [(0, "abcDE", ""), (10, "abcDE", "[abcde]")];
         story(&[&both[..], &[(15, "", ""), (914, "", ""), (915, "", "[]")]].concat());
     }

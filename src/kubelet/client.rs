@@ -1,4 +1,5 @@
-//! The podresources client: one connection by path, made again whenever the socket at that path is another.
+//! The podresources client: one connection per socket path, reopened whenever the socket at that path is
+//! replaced.
 
 use std::error::Error as _;
 use std::fmt;
@@ -22,7 +23,7 @@ use super::ask::{Ask, Refusal, allocatable_of, decoded, devices_of, usage_of};
 use super::proto::v1;
 use super::types::{Allocatable, Connection, PodUsage, Usage};
 
-/// Which version of the podresources API answered.
+/// The version of the podresources API that answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Api {
@@ -34,31 +35,31 @@ pub enum Api {
 
 /// A client of the kubelet's podresources socket.
 ///
-/// The kubelet replaces the socket when it restarts, so every call looks at the path first and connects
-/// again when another socket lies there. A call on a connection that broke is tried once more on a new one.
+/// The kubelet replaces the socket when it restarts, so every call checks the path first and reconnects if
+/// the socket there is another. A call on a broken connection is retried once on a new one.
 #[derive(Debug)]
 pub struct Client {
     line: Line,
-    /// The connection whose kubelet does not serve v1.
+    /// Number of the connection whose kubelet does not serve v1.
     old: Option<u64>,
 }
 
-/// The connection to whatever socket lies at a path, made again whenever that is another. It knows nothing of calls but
-/// what became of them, so that several may be on their way.
+/// The connection to the socket at a path, reopened whenever that socket is replaced. It is given only the
+/// outcomes of calls, so that several may be in flight.
 #[derive(Debug)]
 pub(super) struct Line {
     socket: PathBuf,
     timeout: Duration,
     open: Option<Open>,
-    /// How many were opened.
+    /// Number of connections opened so far.
     opened: u64,
-    /// The socket that was connected to last, and its number.
+    /// The socket of the last connection, and the value of [`Connection`] for it.
     last: (Identity, Connection),
-    /// Has anything at this path ever answered in gRPC?
+    /// Whether any server at this path has ever answered in gRPC.
     answered: bool,
 }
 
-/// Device, inode and time of the last change of the inode (seconds, nanoseconds): inodes are used again.
+/// Device, inode and the inode's ctime (seconds, nanoseconds): inode numbers are reused.
 pub(super) type Identity = (u64, u64, i64, i64);
 
 /// One connection.
@@ -66,42 +67,42 @@ pub(super) type Identity = (u64, u64, i64, i64);
 pub(super) struct Open {
     channel: Channel,
     timeout: Duration,
-    /// Of two to the same socket each has its own.
+    /// Unique per connection, even for two connections to the same socket.
     number: u64,
     pub(super) connection: Connection,
-    /// The socket we connected to.
+    /// The socket that is connected to.
     pub(super) identity: Identity,
 }
 
-/// What came of a call before its deadline.
+/// The result of a call, or the expiry of its deadline.
 pub(super) type Outcome = Result<Result<Bytes, Status>, Elapsed>;
 
-/// Why the kubelet's answer is not there. Every variant is one sentence for the person who runs the node.
+/// Why a call to the kubelet failed. Every variant is one sentence for the node's operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
     /// The path does not exist.
     #[error("there is no kubelet socket at {0}: is the kubelet running, and is `kubelet.socket` right?")]
     NoSocket(PathBuf),
-    /// The path exists, but nobody listens.
+    /// The path exists, but nothing listens.
     #[error("nobody listens on {0}: the kubelet is not running or is just starting")]
     Refused(PathBuf),
-    /// The path exists, but we may not connect, or it is no socket.
+    /// The path exists, but connecting is not permitted, or it is not a socket.
     #[error("cannot connect to {path}: {reason}")]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         reason: String,
     },
-    /// Something listens that is no gRPC server.
+    /// The listener is not a gRPC server.
     #[error("{path} is a socket, but no gRPC server answers on it ({reason}); is `kubelet.socket` right?")]
     NotGrpc {
         /// The socket.
         path: PathBuf,
-        /// What happened instead of an answer.
+        /// What happened instead of a response.
         reason: String,
     },
-    /// Something accepts connections and has never said a word.
+    /// The listener accepts connections but has never responded.
     #[error(
         "{path} is a socket, but no gRPC server answers on it (no answer to {call} within {after:?}); \
          is `kubelet.socket` right?"
@@ -114,7 +115,7 @@ pub enum ClientError {
         /// The deadline.
         after: Duration,
     },
-    /// No answer in time.
+    /// No response within the deadline.
     #[error("the kubelet did not answer {call} on {path} within {after:?}")]
     Deadline {
         /// The socket.
@@ -124,15 +125,15 @@ pub enum ClientError {
         /// The deadline.
         after: Duration,
     },
-    /// The kubelet's limiter (100 requests per second for all its clients together) refused.
+    /// Rejected by the kubelet's rate limiter (100 requests per second for all its clients together).
     #[error("the kubelet refused {0}: its request limit is used up by its clients together")]
     RateLimited(&'static str),
-    /// The answer is larger than we accept.
+    /// The response exceeds the size limit.
     #[error("the kubelet's answer to {call} is too large: {detail}")]
     TooLarge {
         /// The gRPC method.
         call: &'static str,
-        /// The transport's words.
+        /// The transport's message.
         detail: String,
     },
     /// The kubelet does not serve the method.
@@ -146,21 +147,21 @@ pub enum ClientError {
         /// The gRPC method.
         call: &'static str,
     },
-    /// `Get` is switched off or too old on this kubelet.
+    /// The kubelet does not serve `Get`: the feature gate is off or the kubelet too old.
     #[error("the kubelet does not serve Get (feature gate KubeletPodResourcesGet, on since 1.34)")]
     GetDisabled,
-    /// `Get` knows no such pod.
+    /// `Get` found no such pod.
     #[error("the kubelet knows no pod {0}")]
     NoSuchPod(String),
-    /// The connection broke, and the new one as well.
+    /// The connection broke, and so did the new one.
     #[error("the kubelet's connection broke during {call}: {detail}")]
     Lost {
         /// The gRPC method.
         call: &'static str,
-        /// The transport's words.
+        /// The transport's message.
         detail: String,
     },
-    /// Anything else, code and text as they came.
+    /// Any other status, with its code and message.
     #[error("the kubelet answered {call} with {code}: {message}")]
     Status {
         /// The gRPC method.
@@ -173,7 +174,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// What [`ClientError::kind`] says of calls that the agent makes.
+    /// The values of [`ClientError::kind`] for the agent's calls.
     pub const KINDS: [&str; 11] = [
         "no_socket",
         "refused",
@@ -188,7 +189,7 @@ impl ClientError {
         "status",
     ];
 
-    /// The variant, in a word for counters.
+    /// Returns the variant as a metric label.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -208,8 +209,8 @@ impl ClientError {
         }
     }
 
-    /// Does the kubelet not serve `Get`, asked for it? Switched off it says `Unknown`, as it does of a pod that it does not
-    /// know: only the text tells them apart (kubelet.md 3.9).
+    /// Returns true if a call to `Get` failed because the kubelet does not serve it. With the gate off the
+    /// kubelet returns `Unknown`, as it does for an unknown pod: only the message differs (kubelet.md 3.9).
     pub(super) fn is_get_disabled(&self) -> bool {
         match self {
             Self::Unsupported { call, .. } => *call == "Get",
@@ -218,20 +219,22 @@ impl ClientError {
         }
     }
 
-    /// Is another attempt on a new connection worth while? A kubelet that was ending may have taken the first.
+    /// Returns true if the call should be retried on a new connection: it may have reached a kubelet that was
+    /// shutting down.
     pub(super) fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::NotGrpc { .. })
     }
 }
 
 impl Client {
-    /// A client for `socket` whose calls end after `timeout`. Nothing is opened yet.
+    /// Returns a client for `socket` whose calls time out after `timeout`. It does not connect yet.
     #[must_use]
     pub fn new(socket: PathBuf, timeout: Duration) -> Self {
         Self { line: Line::new(socket, timeout), old: None }
     }
 
-    /// What every active pod holds, the API version that told, and the connection it came from.
+    /// Returns the resources allocated to every active pod, the API version that was used, and the
+    /// connection.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -250,7 +253,7 @@ impl Client {
         Ok((devices_of(bytes)?, Api::V1alpha1, connection))
     }
 
-    /// What the kubelet may hand out, and the connection that told.
+    /// Returns the allocatable resources and the connection.
     ///
     /// # Errors
     /// See [`ClientError`]; [`ClientError::Unsupported`] from a kubelet that is too old.
@@ -259,10 +262,11 @@ impl Client {
         Ok((allocatable_of(bytes)?, connection))
     }
 
-    /// What one pod holds.
+    /// Returns the resources allocated to one pod.
     ///
     /// # Errors
-    /// See [`ClientError`]; [`ClientError::GetDisabled`] and [`ClientError::NoSuchPod`] are this call's own.
+    /// See [`ClientError`]; [`ClientError::GetDisabled`] and [`ClientError::NoSuchPod`] are specific to this
+    /// call.
     pub async fn get(&mut self, namespace: &str, name: &str) -> Result<PodUsage, ClientError> {
         let ask = Ask::Get { namespace: namespace.to_owned(), name: name.to_owned() };
         let no_such_pod = || ClientError::NoSuchPod(format!("{namespace}/{name}"));
@@ -281,8 +285,8 @@ impl Client {
         }
     }
 
-    /// One call with its deadline, tried again on a new connection if the old one turns out to be dead: the answer's
-    /// message as it came, and the connection that it came from.
+    /// Makes one call with its deadline, retried on a new connection if the old one is dead. Returns the
+    /// undecoded response message and the connection.
     ///
     /// # Errors
     /// See [`Refusal`].
@@ -301,7 +305,7 @@ impl Client {
 }
 
 impl Open {
-    /// Asks on this connection.
+    /// Sends a request on this connection.
     pub(super) fn call(&self, ask: &Ask) -> impl Future<Output = Outcome> + Send + use<> {
         let (timeout, answer) = (self.timeout, ask.on(self.channel.clone()));
         async move { tokio::time::timeout(timeout, answer).await }
@@ -309,22 +313,22 @@ impl Open {
 }
 
 impl Line {
-    /// A line to `socket`, on which no call takes longer than `timeout`. Nothing is opened yet.
+    /// Returns a connector for `socket` whose calls time out after `timeout`. It does not connect yet.
     pub(super) fn new(socket: PathBuf, timeout: Duration) -> Self {
         Self { socket, timeout, open: None, opened: 0, last: Default::default(), answered: false }
     }
 
-    /// The number of the present connection.
+    /// Returns the number of the current connection.
     fn number(&self) -> Option<u64> {
         self.open.as_ref().map(|open| open.number)
     }
 
-    /// Which socket the present connection is to.
+    /// Returns the socket of the current connection.
     pub(super) fn connection(&self) -> Option<Connection> {
         self.open.as_ref().map(|open| open.connection)
     }
 
-    /// No answer in time.
+    /// Returns the error for a call that timed out.
     pub(super) fn late(&self, method: &'static str) -> ClientError {
         let (path, call, after) = (self.socket.clone(), method, self.timeout);
         match self.answered {
@@ -333,7 +337,8 @@ impl Line {
         }
     }
 
-    /// What the outcome of a call on `open` means, and what it tells of the connection.
+    /// Interprets the outcome of a call on `open`, and closes the connection if the call shows that it is
+    /// broken.
     pub(super) fn settle(&mut self, open: &Open, ask: &Ask, outcome: Outcome) -> Result<Bytes, Refusal> {
         let call = ask.method();
         let refusal = match outcome {
@@ -345,22 +350,22 @@ impl Line {
             Err(_) => self.late(call).into(),
         };
         match refusal.error {
-            // The server spoke; the connection is as good as before.
+            // The server responded, so the connection still works.
             ClientError::Status { .. }
             | ClientError::Unsupported { .. }
             | ClientError::RateLimited(_)
             | ClientError::TooLarge { .. } => self.answered = true,
-            // Another may have been opened since.
+            // A newer connection may have been opened meanwhile.
             _ if self.number() == Some(open.number) => self.open = None,
             _ => {}
         }
         Err(refusal)
     }
 
-    /// The connection to the socket that lies at the path now. It takes no time worth waiting: nobody at the other end
-    /// has to do anything for it.
+    /// Returns the connection to the socket now at the path. Connecting to a Unix socket does not wait for
+    /// the server.
     pub(super) async fn open(&mut self) -> Result<Open, ClientError> {
-        // No socket at the path is no reason to leave a connection that works.
+        // A missing socket is no reason to drop a working connection.
         let stale = |open: &Open| identity(&self.socket).is_ok_and(|now| now != open.identity);
         let open = match self.open.take().filter(|open| !stale(open)) {
             Some(open) => open,
@@ -394,7 +399,7 @@ impl Line {
                 _,
             )
             | (ClientError::TooLarge { .. }, Code::ResourceExhausted) => Refusal { error, status },
-            // Our own limit, in the code that Go's clients have for theirs.
+            // The client-side limit, with the code that Go's clients use for theirs.
             (ClientError::TooLarge { .. }, _) => {
                 Refusal { status: Status::resource_exhausted(error.to_string()), error }
             }
@@ -402,17 +407,17 @@ impl Line {
         }
     }
 
-    /// Turns a status into the sentence that fits.
+    /// Converts a status into the matching error.
     fn explain(&self, call: &'static str, status: &Status) -> ClientError {
         let message = status.message();
         match status.code() {
             Code::ResourceExhausted if message.contains("rate limit") => ClientError::RateLimited(call),
-            // tonic says OutOfRange of an answer above its own limit, Go's servers ResourceExhausted.
+            // tonic returns OutOfRange for a response above its own limit, Go's servers ResourceExhausted.
             Code::ResourceExhausted | Code::OutOfRange if message.contains("large") => {
                 ClientError::TooLarge { call, detail: message.to_owned() }
             }
             Code::Unimplemented => ClientError::Unsupported { path: self.socket.clone(), call },
-            // Kubelets before 1.23 answer so when the gate is off.
+            // Returned by kubelets before 1.23 when the gate is off.
             Code::Unknown if call == "GetAllocatableResources" && message.contains("disabled") => {
                 ClientError::Unsupported { path: self.socket.clone(), call }
             }
@@ -427,7 +432,7 @@ impl Line {
     }
 }
 
-/// tonic makes a status of its own when the HTTP answer is none of gRPC's.
+/// Returns true for statuses that tonic creates when the HTTP response is not a gRPC response.
 fn is_transport(status: &Status) -> bool {
     let message = status.message();
     message.contains("invalid compression flag")
@@ -436,11 +441,12 @@ fn is_transport(status: &Status) -> bool {
         || message.contains("grpc-status header missing")
 }
 
-/// Why a peer that never answered is no gRPC server.
+/// Explains why a peer that never answered is not a gRPC server.
 fn nonsense(status: &Status) -> String {
     let mut source = status.source();
     while let Some(error) = source {
-        // Our own connector, asked for a second connection: the first one ended before an answer.
+        // The connector of `channel` was asked for a second connection: the first one closed without a
+        // response.
         if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotConnected) {
             return "it ended the connection without an answer".to_owned();
         }
@@ -461,7 +467,7 @@ pub(super) fn identity(socket: &Path) -> io::Result<Identity> {
     std::fs::metadata(socket).map(|meta| (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
 }
 
-/// How long ago this socket was made; zero if the clock was set back since. Never longer than the machine runs.
+/// Returns the age of this socket: zero if the clock was set back since, at most the machine's uptime.
 #[allow(
     clippy::disallowed_methods,
     reason = "a file's time is of the wall clock, and nothing else is older than we are"
@@ -472,7 +478,7 @@ pub(super) fn age(identity: Identity) -> Duration {
     age.min(Duration::from_secs(u64::try_from(up).unwrap_or_default()))
 }
 
-/// When this socket was made.
+/// Returns the time this socket was created.
 pub(super) fn made((_, _, seconds, nanos): Identity) -> Option<SystemTime> {
     let since_epoch = Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?);
     UNIX_EPOCH.checked_add(since_epoch)
@@ -493,8 +499,8 @@ fn is_socket(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
-/// A channel on this stream only: it never connects again by itself, since a new connection means a new
-/// inventory for everybody above.
+/// Returns a channel on this stream only. It never reconnects by itself: after a new connection, callers must
+/// read the inventory again.
 pub(super) async fn channel(stream: UnixStream) -> Result<Channel, tonic::transport::Error> {
     let stream = Arc::new(Mutex::new(Some(stream)));
     let connector = service_fn(move |_: Uri| {

@@ -1,5 +1,5 @@
-//! The kubelet's configuration, read leniently: unknown keys and feature gates are normal, and one key that makes no
-//! sense does not hide the others.
+//! The kubelet's configuration, parsed leniently: unknown keys and feature gates are normal, and one invalid
+//! key does not hide the others.
 
 mod command_line;
 mod files;
@@ -18,10 +18,11 @@ use crate::quantity::Quantity;
 pub use files::ConfigFiles;
 pub use mounts::Mounts;
 
-/// The largest file worth reading.
+/// Maximum file size.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// What numacast needs of a `KubeletConfiguration` (kubelet.config.k8s.io/v1beta1), with the kubelet's defaults.
+/// The parts of a `KubeletConfiguration` (kubelet.config.k8s.io/v1beta1) that numacast needs, with the
+/// kubelet's defaults.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct KubeletConfig {
@@ -37,12 +38,13 @@ pub struct KubeletConfig {
     pub topology_manager_scope: String,
     /// The Topology Manager's options, verbatim.
     pub topology_manager_policy_options: BTreeMap<String, String>,
-    /// CPUs that are never exclusive. Empty: `reserved_cpu_count` of them, whichever the kubelet takes.
+    /// CPUs that are never allocated exclusively. If empty, the kubelet chooses `reserved_cpu_count` CPUs
+    /// itself.
     #[serde(rename = "reservedSystemCPUs")]
     pub reserved_system_cpus: IdSet,
-    /// Whole CPUs that `kubeReserved` and `systemReserved` come to.
+    /// The whole CPUs of `kubeReserved` and `systemReserved` together.
     pub reserved_cpu_count: u64,
-    /// Node to resource (`memory`, `hugepages-<size>`) to bytes.
+    /// NUMA node to resource (`memory`, `hugepages-<size>`) to bytes.
     pub reserved_memory: BTreeMap<Id, BTreeMap<String, u64>>,
 }
 
@@ -62,7 +64,7 @@ impl Default for KubeletConfig {
     }
 }
 
-/// Policies that a person gives in place of the kubelet's own words.
+/// Policies set by the user in place of the kubelet's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ByHand {
     /// As [`KubeletConfig::cpu_manager_policy`].
@@ -78,7 +80,7 @@ pub struct ByHand {
 }
 
 impl ByHand {
-    /// Puts what was given over what was read.
+    /// Overrides the values in `config`.
     pub fn apply(&self, config: &mut KubeletConfig) {
         for (given, key) in [
             (&self.cpu_manager_policy, &mut config.cpu_manager_policy),
@@ -93,7 +95,7 @@ impl ByHand {
         config.topology_manager_policy_options.extend(self.topology_manager_policy_options.clone());
     }
 
-    /// All that is known where nothing is read; `None` if nothing was given. Policies that nobody gave are empty.
+    /// Returns a configuration of these values alone, with unset policies empty; `None` if nothing is set.
     #[must_use]
     pub fn alone(&self) -> Option<KubeletConfig> {
         if *self == Self::default() {
@@ -111,11 +113,11 @@ impl ByHand {
     }
 }
 
-/// What the text of a configuration file (YAML or JSON) says. Keys that are missing have the kubelet's defaults; the
-/// second value names keys that make no sense and were left at their default.
+/// Parses a configuration file (YAML or JSON). Missing keys get the kubelet's defaults. The second value
+/// lists invalid keys, which were left at their default.
 ///
 /// # Errors
-/// Half a sentence, when the text is no mapping.
+/// Half a sentence, if the text is not a mapping.
 pub fn parse_config(text: &str) -> Result<(KubeletConfig, Vec<String>), String> {
     let value = mapping(text)?;
     let mut problems = Vec::new();
@@ -123,10 +125,10 @@ pub fn parse_config(text: &str) -> Result<(KubeletConfig, Vec<String>), String> 
     Ok((config, problems))
 }
 
-/// What the kubelet answers at `/configz`; the second value is as in [`parse_config`].
+/// Parses the kubelet's response at `/configz`; the second value is as in [`parse_config`].
 ///
 /// # Errors
-/// Half a sentence, when it is something else.
+/// Half a sentence, if it is something else.
 pub fn parse_configz(answer: &[u8]) -> Result<(KubeletConfig, Vec<String>), String> {
     let value: Value = serde_json::from_slice(answer).map_err(|error| error.to_string())?;
     match &value["kubeletconfig"] {
@@ -139,7 +141,7 @@ pub fn parse_configz(answer: &[u8]) -> Result<(KubeletConfig, Vec<String>), Stri
     }
 }
 
-/// The text of a file, which is worth reading up to a size.
+/// Returns the text of a file up to the maximum size.
 fn text_of(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)
@@ -151,7 +153,7 @@ fn text_of(path: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// YAML or JSON that is a mapping.
+/// Parses YAML or JSON that must be a mapping.
 fn mapping(text: &str) -> Result<Value, String> {
     match serde_saphyr::from_str(text).map_err(|error| first_line(&error))? {
         value @ Value::Object(_) => Ok(value),
@@ -235,8 +237,8 @@ fn reserved_memory(value: &Value, problems: &mut Vec<String>) -> BTreeMap<Id, BT
     reserved
 }
 
-/// A quantity that is not there is 0. So is one that cannot be read or is below zero, and that is told; no kubelet starts with
-/// such a one.
+/// Returns a quantity, or 0 if it is missing. An invalid or negative one is also 0 and is reported; no
+/// kubelet starts with such a one.
 fn quantity(value: &Value, name: &str, problems: &mut Vec<String>) -> Quantity {
     let read = match value {
         Value::Null => return Quantity::default(),

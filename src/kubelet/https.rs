@@ -1,5 +1,5 @@
-//! The kubelet's HTTPS port, read with our own credentials for the cluster. Its certificate is always verified: a
-//! token is shown to nobody else.
+//! A client of the kubelet's HTTPS port with the agent's cluster credentials. The kubelet's certificate is
+//! always verified, so the token is sent to no other server.
 
 use std::error::Error;
 use std::fmt;
@@ -15,22 +15,22 @@ use rustls::CertificateError;
 
 use crate::causes::chain;
 
-/// The port that kubelets have where nobody chose another.
+/// The kubelet's default port.
 pub const PORT: u16 = 10250;
 
-/// The most of a refusal's text that is repeated.
+/// Maximum number of bytes read of an error's body.
 const REFUSAL: usize = 4096;
 
-/// Whom to ask, and how to know that it is he.
+/// The kubelet's address and how to verify it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// An IP address or a host name, without brackets.
     pub host: String,
     /// Usually [`PORT`].
     pub port: u16,
-    /// Who signs the kubelet's serving certificate (PEM); the cluster's CA if not set.
+    /// The CA of the kubelet's serving certificate (PEM); the cluster's CA if not set.
     pub ca_file: Option<PathBuf>,
-    /// The name that the certificate must have; `host` if not set.
+    /// The name expected in the certificate; `host` if not set.
     pub server_name: Option<String>,
     /// The deadline of one call.
     pub timeout: Duration,
@@ -45,141 +45,141 @@ pub struct Https {
     timeout: Duration,
 }
 
-/// Why the kubelet's HTTPS port did not tell what we asked for. Every variant is one sentence.
+/// Why a request to the kubelet's HTTPS port failed. Every variant is one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HttpsError {
-    /// No client can be made of this.
+    /// The client cannot be built or used.
     #[error("cannot ask the kubelet at {url}: {reason}")]
     Unusable {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// The file with the CA is missing or holds none.
+    /// The CA file is missing or contains no certificate.
     #[error("cannot ask the kubelet at {url}: {}: {reason}; check `kubelet.caFile`", file.display())]
     NoCa {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
         /// `kubelet.caFile`
         file: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// Nobody answers.
+    /// The connection failed.
     #[error("the kubelet at {url} cannot be reached: {reason}")]
     Unreachable {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
-        /// What the connection said.
+        /// The connection's error.
         reason: String,
     },
-    /// No complete answer in time.
+    /// No complete response within the deadline.
     #[error("the kubelet at {url} did not answer GET {path} within {after:?}")]
     Deadline {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
-        /// What we asked for.
+        /// The requested path.
         path: String,
         /// The deadline.
         after: Duration,
     },
-    /// Nobody that we trust signed its certificate.
+    /// The certificate is signed by an unknown CA.
     #[error(
         "the certificate of the kubelet at {url} is signed by nobody we trust: set `kubelet.caFile` to the CA of the \
          nodes' serving certificates (for one that the kubelet made itself, its own `pki/kubelet.crt`)"
     )]
     UnknownCa {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
     },
-    /// The certificate is somebody else's.
+    /// The certificate is for another name.
     #[error(
         "the certificate of the kubelet at {url} has another name ({reason}): set `kubelet.serverName` to the one that \
          it has, usually the node's"
     )]
     OtherName {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
-        /// What the verification said.
+        /// The verification error.
         reason: String,
     },
-    /// The certificate is no good otherwise.
+    /// The certificate is invalid for another reason.
     #[error("the certificate of the kubelet at {url} cannot be accepted: {reason}")]
     BadCertificate {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
-        /// What the verification said.
+        /// The verification error.
         reason: String,
     },
-    /// It does not know us.
+    /// The kubelet did not authenticate the agent (401).
     #[error(
         "the kubelet at {url} does not accept our credentials (401): it must authenticate tokens with the API server \
          (authentication.webhook.enabled)"
     )]
     Unauthorized {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
     },
-    /// It knows us and refuses.
+    /// The agent is authenticated but not authorized (403).
     #[error(
         "the kubelet at {url} refuses GET {path} ({message}): RBAC must allow `get` on {right}; kubelets before 1.33 \
          want nodes/proxy for it, which numacast is never to have"
     )]
     Forbidden {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
-        /// What we asked for.
+        /// The requested path.
         path: String,
-        /// The sub-resource that has to be allowed.
+        /// The subresource that RBAC has to allow.
         right: String,
-        /// The kubelet's words.
+        /// The kubelet's message.
         message: String,
     },
-    /// Another answer than the one that was asked for.
+    /// Any other HTTP status.
     #[error("the kubelet at {url} answers GET {path} with {code}: {message}")]
     Refused {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
-        /// What we asked for.
+        /// The requested path.
         path: String,
-        /// The HTTP code.
+        /// The HTTP status code.
         code: u16,
-        /// Its words.
+        /// The kubelet's message.
         message: String,
     },
-    /// More than we take.
+    /// The response exceeds the size limit.
     #[error("the kubelet at {url} answers GET {path} with more than {limit} bytes")]
     TooLarge {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
-        /// What we asked for.
+        /// The requested path.
         path: String,
-        /// What we take.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// The answer ended in its middle.
+    /// The response was truncated.
     #[error("the answer of the kubelet at {url} to GET {path} broke off: {reason}")]
     BrokenOff {
-        /// Where.
+        /// The kubelet's URL.
         url: String,
-        /// What we asked for.
+        /// The requested path.
         path: String,
-        /// What the connection said.
+        /// The connection's error.
         reason: String,
     },
 }
 
 impl fmt::Debug for Https {
-    /// Not the client: it knows a token.
+    /// Leaves out the client, which contains a token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Https").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
 impl Https {
-    /// A client for `target` with the credentials, and the CA if the target names none, of `cluster`: the
-    /// configuration with which the API server is asked. Connects to nobody yet; needs the runtime.
+    /// Returns a client for `target` with the credentials of `cluster`, the configuration used for the API
+    /// server. Its CA is used if the target has none. Does not connect yet; needs a tokio runtime.
     ///
     /// # Errors
     /// [`HttpsError::Unusable`] and [`HttpsError::NoCa`].
@@ -190,7 +190,7 @@ impl Https {
         let mut config = kube::Config::new(address);
         config.auth_info = cluster.auth_info.clone();
         config.tls_server_name.clone_from(&target.server_name);
-        // Whoever asks decides about the next attempt.
+        // The caller decides about retries.
         config.default_retry = false;
         config.connect_timeout = Some(target.timeout);
         match &target.ca_file {
@@ -200,7 +200,7 @@ impl Https {
                     file: file.clone(),
                     reason,
                 })?;
-                // The file alone counts, and is read again when it changes.
+                // Only the file is trusted; it is read again when it changes.
                 config.root_cert = Some(Vec::new());
                 config.root_cert_file = Some(file.clone());
             }
@@ -213,20 +213,20 @@ impl Https {
         Ok(Self { client, url, timeout: target.timeout })
     }
 
-    /// The body of the answer to `GET path`, of at most `limit` bytes, within the deadline.
+    /// Returns the body of the response to `GET path`, of at most `limit` bytes, within the deadline.
     ///
     /// # Errors
-    /// All but those of [`Https::new`].
+    /// Any [`HttpsError`] but those of [`Https::new`].
     pub async fn get(&self, path: &str, limit: usize) -> Result<Vec<u8>, HttpsError> {
         let mut body = Vec::new();
         self.feed(path, limit, |piece| body.extend_from_slice(piece)).await?;
         Ok(body)
     }
 
-    /// As [`Https::get`], for answers that are better not held whole: `sink` is given one piece after the other.
+    /// Like [`Https::get`], for bodies too large to buffer: `sink` is called with one piece after the other.
     ///
     /// # Errors
-    /// As [`Https::get`]. Pieces that were given before are then of no worth.
+    /// As for [`Https::get`]. The pieces passed before must be discarded then.
     pub async fn feed(
         &self,
         path: &str,
@@ -254,7 +254,7 @@ impl Https {
         let answer = self.client.send(request).await.map_err(|error| self.explain(&error))?;
         let (status, body) = (answer.status(), answer.into_body());
         if status != StatusCode::OK {
-            // What it says is a help, not more.
+            // The error's text is optional: failing to read it is no failure.
             let text = Limited::new(body, REFUSAL).collect().await.map(|text| text.to_bytes());
             let text = String::from_utf8_lossy(&text.unwrap_or_default()).trim().to_owned();
             return Err(refusal(url, path, status, text));
@@ -272,7 +272,7 @@ impl Https {
         Ok(())
     }
 
-    /// Errors that are no answer.
+    /// Returns the error for a request without a response.
     fn explain(&self, error: &kube::Error) -> HttpsError {
         let url = self.url.clone();
         if let kube::Error::Auth(_) = error {
@@ -280,7 +280,7 @@ impl Https {
         }
         match tls_problem(error) {
             None => HttpsError::Unreachable { url, reason: chain(error) },
-            // A bad signature: the CA that we trust has the same name and another key.
+            // A bad signature: the trusted CA has the same name but another key.
             Some(rustls::Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             )) => HttpsError::UnknownCa { url },
@@ -301,7 +301,7 @@ fn url(host: &str, port: u16) -> String {
     }
 }
 
-/// The file is read again by whoever verifies; what is wrong with it is better told here.
+/// Checks the CA file. The verifier reads it again, but an error is clearer if reported here.
 fn check_ca(file: &Path) -> Result<(), String> {
     use rustls::pki_types::{CertificateDer, pem::PemObject};
     let text = std::fs::read(file).map_err(|error| error.to_string())?;
@@ -315,7 +315,7 @@ fn refusal(url: String, path: String, status: StatusCode, message: String) -> Ht
     match status {
         StatusCode::UNAUTHORIZED => HttpsError::Unauthorized { url },
         StatusCode::FORBIDDEN => {
-            // kubelet.md 6: the first part of the path is the sub-resource.
+            // kubelet.md 6: the first path segment is the subresource.
             let first = path.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
             let right = format!("nodes/{first}");
             HttpsError::Forbidden { url, path, right, message }
@@ -324,7 +324,7 @@ fn refusal(url: String, path: String, status: StatusCode, message: String) -> Ht
     }
 }
 
-/// What the TLS layer has against the connection. It lies in errors of other layers, which hide it from `source`.
+/// Returns the TLS error in an error chain. `source` does not reach it through `io::Error`.
 fn tls_problem<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     if let Some(problem) = error.downcast_ref() {
         return Some(problem);

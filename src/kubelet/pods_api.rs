@@ -1,5 +1,5 @@
-//! The client of the Pods API (kubelet.md 4): every pod that the kubelet knows, and what becomes of it. Kubelets serve it
-//! from 1.36 on, numacast for all others; the two are asked in the same way.
+//! The client of the Pods API (kubelet.md 4), which serves and watches all pods known to the kubelet.
+//! Kubelets serve it from 1.36 on, numacast for all others; the client treats both alike.
 
 mod error;
 mod follow;
@@ -27,13 +27,13 @@ use crate::pod::{Pod, PodEvent, Wanted};
 pub use error::PodsError;
 pub use follow::PodsFollow;
 
-/// 500 pods with everything in them are some 5 MiB, which is above what gRPC's clients take unless told (kubelet.md 4.3).
+/// 500 full pods take some 5 MiB, which is above the default receive limit of gRPC clients (kubelet.md 4.3).
 const MESSAGE_LIMIT: usize = 32 << 20;
 
-/// Below the host's root: the socket of numacast's own Pods API, and that of the kubelet's.
+/// Relative to the host's root: the socket of numacast's own Pods API, then the kubelet's.
 const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kubelet/pods-api/pods-api.sock"];
 
-/// A client of the Pods API on one of several sockets: the first one on which somebody serves it.
+/// A client of the Pods API on the first of several sockets that serves it.
 ///
 /// ```no_run
 /// use std::path::Path;
@@ -44,12 +44,12 @@ const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kube
 /// use numacast::pod::{PodEvent, Wanted, Whole};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// // Ours, then the kubelet's: the first that answers.
+/// // Numacast's socket, then the kubelet's: the first that responds.
 /// let mut client = PodsClient::new(PodsClient::sockets(Path::new("/")), Duration::from_secs(10));
 /// for pod in client.list(&Wanted::default()).await? {
 ///     println!("{}/{} is {:?}", pod.namespace, pod.name, pod.phase);
 /// }
-/// // One of them with everything that it has: its message as it came, or that as JSON.
+/// // One pod with all its fields: the undecoded message, here converted to JSON.
 /// let pod = client.get("0b5f3b0e-91d6-4f5c-8c3f-7d2f3a1f0e11", &Wanted::default().whole()).await?;
 /// if let Some(Whole::Protobuf(message)) = pod.whole.as_deref() {
 ///     println!("{}", pod_json(message)?["status"]["podIP"]);
@@ -59,9 +59,9 @@ const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kube
 ///     match follow.next().await {
 ///         Ok(PodEvent::Is(pod)) => println!("{}/{} came or changed", pod.namespace, pod.name),
 ///         Ok(PodEvent::Gone(pod)) => println!("{}/{} is gone", pod.namespace, pod.name),
-///         // All are listed at the start, and again now and then: who is not among them is gone.
+///         // All pods are listed at the start and again periodically: a pod not listed is gone.
 ///         Ok(_) => {}
-///         // It goes on, after a while.
+///         // The watch is retried after a backoff.
 ///         Err(error) => eprintln!("{error}"),
 ///     }
 /// }
@@ -72,11 +72,11 @@ pub struct PodsClient {
     sockets: Vec<PathBuf>,
     deadline: Duration,
     doubts: bool,
-    /// Bytes of whole pods that a list may have while it comes in.
+    /// Maximum bytes of serialized pods in an incoming list.
     budget: usize,
-    /// The connection to the one that answered last.
+    /// The connection to the socket that last responded.
     open: Option<Open>,
-    /// Why those before it were passed over.
+    /// Why the sockets before it were skipped.
     passed_over: Vec<PodsError>,
 }
 
@@ -84,17 +84,17 @@ pub struct PodsClient {
 #[derive(Clone, Debug)]
 struct Open {
     channel: Channel,
-    /// The number of the socket, and which socket lay there.
+    /// The socket's index, and the identity of the socket at that path.
     socket: usize,
     identity: Identity,
 }
 
-/// What a call came to before its deadline.
+/// The result of a call, or the expiry of its deadline.
 type Outcome<T> = Result<Result<T, Status>, Elapsed>;
 
-/// Follows the pods of the kubelet whose Pods API is at `socket`; `deadline` is that of anything which is no waiting for
-/// news, `wanted` what is kept of them. An error is one sentence, and it goes on after a back-off, with everything listed
-/// anew.
+/// Watches the pods of the kubelet whose Pods API is at `socket`. `deadline` limits everything but the wait
+/// for events; `wanted` selects what is kept of each pod. An error is one sentence; the stream continues
+/// after a backoff with a new list.
 pub fn follow_pods(
     socket: PathBuf,
     deadline: Duration,
@@ -105,47 +105,49 @@ pub fn follow_pods(
 }
 
 impl PodsClient {
-    /// The sockets of a node whose root is at `root`: numacast's own, then the kubelet's.
+    /// Returns the sockets of a node whose root is at `root`: numacast's own, then the kubelet's.
     #[must_use]
     pub fn sockets(root: &Path) -> Vec<PathBuf> {
         SOCKETS.iter().map(|socket| root.join(socket)).collect()
     }
 
-    /// A client that asks at `sockets` in their order; `deadline` is that of anything which is no waiting for news.
-    /// Nothing is opened yet.
+    /// Returns a client that tries `sockets` in order. `deadline` limits everything but the wait for events.
+    /// It does not connect yet.
     #[must_use]
     pub fn new(sockets: impl IntoIterator<Item = PathBuf>, deadline: Duration) -> Self {
         let sockets = sockets.into_iter().collect();
         Self { sockets, deadline, doubts: false, budget: usize::MAX, open: None, passed_over: Vec::new() }
     }
 
-    /// For who acts on a pod that is gone: [`PodsClient::follow`] does not believe at once that pods are, of which a
-    /// kubelet that has just started says nothing. It may not have found them again.
+    /// For callers that act on a pod's deletion: [`PodsClient::follow`] does not at once take a pod for gone
+    /// that a recently started kubelet does not list. The kubelet may not have found it again yet.
     #[must_use]
     pub fn doubting(self) -> Self {
         Self { doubts: true, ..self }
     }
 
-    /// For who keeps a node's pods whatever they are: of those that [`PodsClient::follow`] lists, no more than so many bytes
-    /// come whole, the largest as their outlines ([`Whole::Outline`](crate::pod::Whole::Outline)).
+    /// For callers that cache all pods of a node: of those listed by [`PodsClient::follow`], at most `budget`
+    /// bytes come serialized in full; the largest are reduced to outlines
+    /// ([`Whole::Outline`](crate::pod::Whole::Outline)).
     #[must_use]
     pub fn within(self, budget: usize) -> Self {
         Self { budget, ..self }
     }
 
-    /// The socket at which somebody answered last.
+    /// Returns the socket that last responded.
     #[must_use]
     pub fn socket(&self) -> Option<&Path> {
         self.open.as_ref().map(|open| &*self.sockets[open.socket])
     }
 
-    /// Why nobody answered at the sockets before it.
+    /// Returns why the sockets before it failed.
     #[must_use]
     pub fn passed_over(&self) -> &[PodsError] {
         &self.passed_over
     }
 
-    /// All pods, sorted by UID; `wanted` is what is kept of them. One that cannot be read is left out, and the log says so.
+    /// Returns all pods, sorted by UID; `wanted` selects what is kept of each. A pod that cannot be decoded
+    /// is left out and logged.
     ///
     /// # Errors
     /// See [`PodsError`].
@@ -161,12 +163,12 @@ impl PodsClient {
                 }
             }
         }
-        // As it should come already.
+        // The server should have sorted them already.
         pods.sort_by(|one, other| one.uid.cmp(&other.uid));
         Ok(pods)
     }
 
-    /// The pod with this UID; `wanted` is what is kept of it.
+    /// Returns the pod with this UID; `wanted` selects what is kept of it.
     ///
     /// # Errors
     /// See [`PodsError`]; [`PodsError::NoSuchPod`] if there is none.
@@ -177,16 +179,17 @@ impl PodsClient {
         read_pod(&answer.pod, wanted).map_err(|reason| self.garbled("GetPod", &reason))
     }
 
-    /// All pods, and what becomes of them, for as long as anybody listens; `wanted` is what is kept of them.
+    /// Lists and watches all pods until dropped; `wanted` selects what is kept of each.
     ///
-    /// All are listed at the start, after every failure, and again every few minutes, since the kubelet may lose an event
-    /// without a word. Whoever listens at a later socket asks at the earlier ones again each time.
+    /// All pods are listed at the start, after every failure, and again every few minutes, since the kubelet
+    /// may drop an event silently. If the watch is on a later socket, the earlier ones are tried again each
+    /// time.
     #[must_use]
     pub fn follow(self, wanted: Wanted) -> PodsFollow {
         PodsFollow::new(self, wanted)
     }
 
-    /// Asks at one socket after the other.
+    /// Makes a call, trying one socket after the other.
     async fn ask(&mut self, call: &'static str, path: PodsPath, message: Bytes) -> Result<Bytes, PodsError> {
         let mut reasons = Vec::new();
         for socket in 0..self.sockets.len() {
@@ -202,7 +205,7 @@ impl PodsClient {
         Err(PodsError::all(reasons))
     }
 
-    /// Asks once more where the connection turns out to be that to a server of old.
+    /// Makes a call at one socket, retried if an earlier connection turns out to be broken.
     async fn ask_at(
         &mut self,
         socket: usize,
@@ -232,7 +235,7 @@ impl PodsClient {
         }
     }
 
-    /// Begins a watch at one socket.
+    /// Starts a watch at one socket.
     async fn watch_at(&self, socket: usize) -> Result<(Open, Streaming<Bytes>), PodsError> {
         let open = match self.known(socket) {
             Some(open) => open,
@@ -244,7 +247,7 @@ impl PodsClient {
         }
     }
 
-    /// The connection that there is to this socket, unless another lies there by now.
+    /// Returns the open connection to this socket, unless the socket at the path was replaced.
     fn known(&self, socket: usize) -> Option<Open> {
         let open = self.open.as_ref().filter(|open| open.socket == socket)?;
         identity(&self.sockets[socket]).is_ok_and(|now| now == open.identity).then(|| open.clone())
@@ -264,7 +267,7 @@ impl PodsClient {
         }
     }
 
-    /// Why a call came to nothing.
+    /// Returns the error for a failed call.
     fn explain<T>(&self, socket: usize, call: &'static str, outcome: Outcome<T>) -> PodsError {
         let path = &self.sockets[socket];
         match outcome {
@@ -273,14 +276,14 @@ impl PodsClient {
         }
     }
 
-    /// Of an answer that is none.
+    /// Returns the error for an invalid response.
     fn garbled(&self, call: &'static str, reason: &dyn ToString) -> PodsError {
         let path = self.socket().unwrap_or(Path::new("")).to_owned();
         PodsError::Garbled { path, call, reason: reason.to_string() }
     }
 }
 
-/// The calls of the service.
+/// The methods of the service.
 #[derive(Clone, Copy, Debug)]
 enum PodsPath {
     List,
@@ -310,7 +313,7 @@ async fn unary(channel: Channel, path: PodsPath, message: Bytes) -> Result<Bytes
     client.unary(Request::new(message), path.of(), Raw).await.map(tonic::Response::into_inner)
 }
 
-/// Its answer begins with the first pod, or with the end of an empty list.
+/// Resolves with the first pod, or with the end of an empty list.
 async fn watch(channel: Channel) -> Result<Streaming<Bytes>, Status> {
     let mut client = client(channel).await?;
     let request = Request::new(Bytes::new());

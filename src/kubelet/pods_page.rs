@@ -1,5 +1,5 @@
-//! The kubelet's HTTPS endpoint `/pods` (kubelet.md 7): all pods that it knows, each time anew, for kubelets without the
-//! Pods API. Their states are those that the API server was last heard to have.
+//! The kubelet's HTTPS endpoint `/pods` (kubelet.md 7), polled on kubelets without the Pods API. It returns
+//! all pods the kubelet knows, with the status last seen from the API server.
 
 mod outline;
 mod split;
@@ -21,27 +21,27 @@ use split::Splitter;
 
 /// The path.
 const PATH: &str = "/pods";
-/// More than a node with its thousand pods tells.
+/// Maximum size of a response: more than that of a node with a thousand pods.
 const MOST: usize = 256 << 20;
 
-/// Reading takes at most a thousandth of our time.
+/// The interval between reads is at least this many times the work of the last one.
 const SHARE: u32 = 1000;
-/// How long that may make the wait.
+/// Limit of that minimum interval.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
-/// How soon to read again when somebody asks for it, and what share of our time that may take.
+/// Minimum interval of prompted reads, and the multiple of the last read's work that it takes.
 const PROMPTED: Duration = Duration::from_millis(100);
 const PROMPTED_SHARE: u32 = 20;
 
-/// How soon to try again after a failure.
+/// First delay after a failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// The longest wait between two failures.
+/// Maximum delay after a failure.
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Reads the pods of a kubelet every `period`, less often where that would be too much work. `connect` gives the client,
-/// again after each failure: the kubelet may have another address then. Who rings `prompt` has them
-/// read at once. An error is one sentence, and it goes on after a
-/// back-off. What is told is the whole list each time, unless it seems to be incomplete.
+/// Reads the pods of a kubelet every `period`, less often if that would be too much work. `connect` returns a
+/// client and is called again after each failure, since the kubelet's address may have changed. A
+/// notification on `prompt` triggers a read at once. An error is one sentence; the stream continues after a
+/// backoff. Each read is reported as a whole list, unless it seems to be incomplete.
 pub fn poll_pods<C, F>(
     connect: C,
     period: Duration,
@@ -67,10 +67,10 @@ where
     unfold(poll, |mut poll| async { Some((poll.next().await, poll)) })
 }
 
-/// The pods in the answer to `GET /pods`, which comes in these pieces.
+/// Parses the pods of a response to `GET /pods`, given in pieces.
 ///
 /// # Errors
-/// What is wrong with it. One pod that makes no sense spoils all: nobody knows what is true of the rest.
+/// If the response is invalid. One invalid pod fails the whole response, as the rest cannot be trusted.
 pub fn split_pods<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Pod>, String> {
     let mut splitter = Splitter::default();
     pieces.into_iter().for_each(|piece| splitter.push(piece));
@@ -81,16 +81,16 @@ struct Poll<C> {
     connect: C,
     period: Duration,
     wanted: Wanted,
-    /// Somebody wants to know now.
+    /// Requests an immediate read.
     prompt: Arc<Notify>,
     client: Option<Https>,
     belief: Belief,
-    /// What is still to be told of the last reading.
+    /// Events of the last read that were not returned yet.
     events: VecDeque<PodEvent>,
     failures: u32,
-    /// When to look again.
+    /// When to read again.
     next: Instant,
-    /// Not even who asks for it is told anything before.
+    /// No prompted read starts before this.
     not_before: Instant,
 }
 
@@ -120,7 +120,8 @@ where
         }
     }
 
-    /// Waits until it is time to read, or until somebody asks, if the last reading went well and is not that new.
+    /// Waits for the next read: until it is due or prompted. Prompts are ignored after a failure and delayed
+    /// right after a read.
     async fn wait_for_next(&mut self) {
         tokio::select! {
             () = sleep_until(self.next) => {}
@@ -128,7 +129,7 @@ where
         }
     }
 
-    /// Reads once, and says how much work that was.
+    /// Reads once. Returns the time spent parsing.
     async fn read(&mut self) -> Result<Duration, String> {
         let client = match &self.client {
             Some(client) => client,

@@ -1,9 +1,9 @@
-//! What the kubelet's managers wrote down: `cpu_manager_state`, `memory_manager_state` and the device manager's
-//! `kubelet_internal_checkpoint`.
+//! The checkpoints of the kubelet's managers: `cpu_manager_state`, `memory_manager_state` and the device
+//! manager's `kubelet_internal_checkpoint`.
 //!
-//! These are the kubelet's internal formats (kubelet.md section 5) and advisory: they tell what the List cannot,
-//! how a memory block on several nodes is split and what plain init containers keep from everybody else. A file that is
-//! missing or makes no sense changes nothing but that.
+//! These are internal formats of the kubelet (kubelet.md section 5) and advisory. They contain what the
+//! podresources List does not: how a memory block on several NUMA nodes is split, and which resources are
+//! allocated to plain init containers. If a file is missing or cannot be parsed, only this is lost.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
@@ -16,24 +16,25 @@ use serde::{Deserialize, Serialize};
 use super::types::{ContainerUsage, DeviceGroup, MemoryBlock};
 use crate::machine::{Id, IdSet};
 
-/// The largest file worth reading: 500 pods with their device plugins' answers have a few MiB.
+/// Maximum file size: for 500 pods with their device plugins' responses the files have a few MiB.
 const FILE_LIMIT: u64 = 16 << 20;
 
-/// The managers' books, as far as they could be read.
+/// The parsed checkpoints of the managers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ManagerState {
-    /// Pod UID to what its containers were given, plain init containers included, by name. Pods that have ended may
-    /// still be here: the kubelet removes their entries late.
+    /// Pod UID to allocations by container, sorted by container name and including plain init containers. May
+    /// include terminated pods: the kubelet removes their entries late.
     pub pods: BTreeMap<String, Vec<ContainerUsage>>,
-    /// Node to resource (`memory`, `hugepages-<size>`) to the bytes of it that containers were given.
+    /// NUMA node to resource (`memory`, `hugepages-<size>`) to the bytes of it allocated to containers.
     pub reserved: BTreeMap<Id, BTreeMap<String, u64>>,
-    /// UIDs whose pods (namespace, name) the List was seen to name. Where it does not any more, the entry is left over.
+    /// UID to namespace and name, for pods that were matched to the List. A checkpoint entry whose pod the
+    /// List no longer contains is left over.
     pub names: BTreeMap<String, (String, String)>,
 }
 
 impl ManagerState {
-    /// Is it known whose each entry is?
+    /// Returns true if the pod of every entry is known.
     #[must_use]
     pub fn is_named(&self) -> bool {
         self.pods.keys().all(|uid| self.names.contains_key(uid))
@@ -52,7 +53,7 @@ impl ManagerState {
     }
 }
 
-/// Where the managers keep their books.
+/// The paths of the managers' checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatePaths {
     /// The CPU Manager's file.
@@ -64,7 +65,7 @@ pub struct StatePaths {
 }
 
 impl StatePaths {
-    /// The kubelet's own places: its root directory, and where device plugins register.
+    /// Returns the kubelet's own paths in its root directory and its device plugin directory.
     #[must_use]
     pub fn new(root: &Path, device_plugins: &Path) -> Self {
         Self {
@@ -75,7 +76,7 @@ impl StatePaths {
     }
 }
 
-/// Reads the managers' books again whenever one of the files is another.
+/// Reads the managers' checkpoints again whenever one of the files is replaced.
 #[derive(Debug)]
 pub struct StateReader {
     paths: StatePaths,
@@ -84,18 +85,19 @@ pub struct StateReader {
     problems: Vec<String>,
 }
 
-/// One version of a file: the kubelet replaces its files by renaming.
+/// Inode, mtime (seconds, nanoseconds) and size: identifies a version of a file. The kubelet replaces its
+/// files by renaming.
 type Stamp = (u64, i64, i64, u64);
 
 impl StateReader {
-    /// A reader that has read nothing yet.
+    /// Returns a reader that has read nothing yet.
     #[must_use]
     pub fn new(paths: StatePaths) -> Self {
         Self { paths, seen: [None; 3], state: None, problems: Vec::new() }
     }
 
-    /// The books as they are now; `None` where none of them can be read. [`ManagerState::names`] is kept as it is for
-    /// pods that still have entries.
+    /// Returns the current checkpoints; `None` if none of them can be read. [`ManagerState::names`] is
+    /// preserved for pods that still have entries.
     pub fn read(&mut self) -> Option<&mut Arc<ManagerState>> {
         let StatePaths { cpus, memory, devices } = &self.paths;
         let seen = [stamp(cpus), stamp(memory), stamp(devices)];
@@ -110,13 +112,13 @@ impl StateReader {
         self.state.as_mut()
     }
 
-    /// Was the CPU Manager's file there? The kubelet has one whatever its policy is.
+    /// Returns true if the CPU Manager's file exists. The kubelet writes one under every policy.
     #[must_use]
     pub fn has_cpus(&self) -> bool {
         self.seen[0].is_some()
     }
 
-    /// What is wrong with the files that were read last, one sentence each.
+    /// Returns the problems of the files last read, one sentence each.
     #[must_use]
     pub fn problems(&self) -> &[String] {
         &self.problems
@@ -128,7 +130,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
     Some((data.ino(), data.mtime(), data.mtime_nsec(), data.len()))
 }
 
-/// Reads the books once. The second value names files that are there and cannot be understood.
+/// Reads the checkpoints once. The second value lists files that exist and cannot be parsed.
 #[must_use]
 pub fn read_state(paths: &StatePaths) -> (Option<ManagerState>, Vec<String>) {
     let mut problems = Vec::new();
@@ -172,8 +174,9 @@ fn json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
-// Version 2 (kubelet 1.18) has these keys but the last two, version 3 (1.36, with the gate PodLevelResourceManagers) adds
-// `podEntries`. Version 4 (1.37) is `data`, JSON as text; beside it the file repeats what version 2 has.
+// Version 2 (kubelet 1.18) has all of these keys but the last two; version 3 (1.36, with the gate
+// PodLevelResourceManagers) adds `podEntries`. Version 4 (1.37) is in `data`, JSON as text; beside it the
+// file repeats the keys of version 2.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CpuFile {
@@ -193,10 +196,10 @@ struct PodCpus {
     cpu_set: String,
 }
 
-/// Adds what a `cpu_manager_state` says.
+/// Parses a `cpu_manager_state` into `state`.
 ///
 /// # Errors
-/// One sentence, when the text is none; `state` is as it was.
+/// One sentence, if the text is invalid; `state` is unchanged then.
 pub fn parse_cpus(text: &[u8], state: &mut ManagerState) -> Result<(), String> {
     let mut file: CpuFile = json(text)?;
     if let Some(data) = &file.data {
@@ -211,7 +214,7 @@ pub fn parse_cpus(text: &[u8], state: &mut ManagerState) -> Result<(), String> {
             sets.push((pod.clone(), name, parse_set(&cpus)?));
         }
     }
-    // What a whole pod has stands under a name that no container can have.
+    // Pod-level CPUs are stored under the empty name, which no container can have.
     for (pod, PodCpus { cpu_set }) in file.pod_entries.into_iter().flatten() {
         sets.push((pod, String::new(), parse_set(&cpu_set)?));
     }
@@ -235,7 +238,7 @@ struct MemoryFile {
     entries: Option<BTreeMap<String, BlocksOfPod>>,
 }
 
-/// Container to its blocks.
+/// Blocks by container.
 type BlocksOfPod = BTreeMap<String, Option<Vec<BlockEntry>>>;
 
 #[derive(Deserialize)]
@@ -261,10 +264,10 @@ struct BlockEntry {
     size: u64,
 }
 
-/// Adds what a `memory_manager_state` says.
+/// Parses a `memory_manager_state` into `state`.
 ///
 /// # Errors
-/// One sentence, when the text is none; `state` is as it was.
+/// One sentence, if the text is invalid; `state` is unchanged then.
 pub fn parse_memory(text: &[u8], state: &mut ManagerState) -> Result<(), String> {
     let file: MemoryFile = json(text)?;
     if file.policy_name != "Static" {
@@ -276,7 +279,7 @@ pub fn parse_memory(text: &[u8], state: &mut ManagerState) -> Result<(), String>
     }
     for (pod, containers) in file.entries.into_iter().flatten() {
         for (name, blocks) in containers {
-            // An init container whose memory was all reused has blocks of 0.
+            // An init container whose memory was all reused has blocks of size 0.
             let blocks = blocks.into_iter().flatten().filter(|block| block.size > 0);
             let blocks: Vec<MemoryBlock> = blocks.map(block).collect();
             if !blocks.is_empty() {
@@ -314,15 +317,15 @@ struct DeviceEntry {
     container: String,
     #[serde(rename = "ResourceName")]
     resource: String,
-    /// Node to ids; `-1` for devices without topology.
+    /// NUMA node to device ids; `-1` for devices without topology.
     #[serde(rename = "DeviceIDs")]
     ids: BTreeMap<i64, Vec<String>>,
 }
 
-/// Adds what a `kubelet_internal_checkpoint` says (kubelet 1.20 and later).
+/// Parses a `kubelet_internal_checkpoint` into `state` (kubelet 1.20 and later).
 ///
 /// # Errors
-/// One sentence, when the text is none; `state` is as it was.
+/// One sentence, if the text is invalid; `state` is unchanged then.
 pub fn parse_devices(text: &[u8], state: &mut ManagerState) -> Result<(), String> {
     let file: DeviceFile = json(text)?;
     for entry in file.data.pod_device_entries.into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! What the kubelet says, in our words.
+//! The kubelet's resources and allocations, independent of the wire types.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -7,27 +7,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::{Id, IdSet};
 
-/// What the kubelet may hand out, including what it has handed out already.
+/// The kubelet's allocatable resources, including those already allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Allocatable {
-    /// The CPUs that can be exclusive; empty with the CPU manager policy `none`.
+    /// CPUs that can be allocated exclusively; empty with the CPU Manager policy `none`.
     pub cpus: IdSet,
-    /// One block per node and type; empty with the Memory Manager policy `None`.
+    /// One block per NUMA node and type; empty with the Memory Manager policy `None`.
     pub memory: Vec<MemoryBlock>,
     /// Registered and healthy devices.
     pub devices: Vec<DeviceGroup>,
 }
 
-/// What the kubelet has handed out.
+/// The resources allocated to pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Usage {
-    /// Every active pod, those without exclusive resources too.
+    /// Every active pod, including those without exclusive resources.
     pub pods: Vec<PodUsage>,
 }
 
-/// What one pod holds.
+/// The resources allocated to one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodUsage {
@@ -46,7 +46,7 @@ pub struct PodUsage {
 }
 
 impl Usage {
-    /// Does any pod hold anything that nobody else can have meanwhile?
+    /// Returns true if any pod is allocated exclusive resources.
     #[must_use]
     pub fn holds_anything(&self) -> bool {
         self.pods.iter().any(PodUsage::holds_anything)
@@ -54,21 +54,21 @@ impl Usage {
 }
 
 impl PodUsage {
-    /// Namespace and name.
+    /// Returns namespace and name.
     #[must_use]
     pub fn full_name(&self) -> (String, String) {
         (self.namespace.clone(), self.name.clone())
     }
 
-    /// Does the pod hold anything that nobody else can have meanwhile?
+    /// Returns true if the pod is allocated exclusive resources.
     #[must_use]
     pub fn holds_anything(&self) -> bool {
         let holds = |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
         !self.cpus.is_empty() || !self.memory.is_empty() || self.containers.iter().any(holds)
     }
 
-    /// Stands for everything that the pod holds: the same for the same things in any order, since the kubelet's is another
-    /// each time.
+    /// Returns a hash of the pod's allocations. It ignores the order of memory blocks and devices, which the
+    /// kubelet changes on each call.
     #[must_use]
     pub fn holdings_hash(&self) -> u64 {
         let hash = |item: &dyn Fn(&mut DefaultHasher)| {
@@ -93,7 +93,8 @@ impl PodUsage {
         sum
     }
 
-    /// Does the pod hold anything that `before` does not show? A pod that has ended only gives back.
+    /// Returns true if the pod is allocated resources that it was not in `before`. A terminated pod only
+    /// releases resources.
     #[must_use]
     pub fn holds_more_than(&self, before: &Self) -> bool {
         let (now, then) = (Holdings::of(self), Holdings::of(before));
@@ -106,12 +107,12 @@ impl PodUsage {
     }
 }
 
-/// What a pod holds, all containers together.
+/// The allocations of all containers of a pod.
 #[derive(Default)]
 struct Holdings<'a> {
     cpus: IdSet,
     devices: BTreeSet<(&'a str, &'a str)>,
-    /// Bytes by type of memory.
+    /// Bytes by memory type.
     memory: BTreeMap<&'a str, u64>,
 }
 
@@ -133,7 +134,7 @@ impl<'a> Holdings<'a> {
     }
 }
 
-/// What one container holds.
+/// The resources allocated to one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ContainerUsage {
@@ -153,19 +154,19 @@ pub struct ContainerUsage {
     pub claimed: Vec<ClaimedDevice>,
 }
 
-/// An amount of one type of memory on one node or on a group of nodes.
+/// An amount of one memory type on one NUMA node or on a group of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MemoryBlock {
     /// `memory` or `hugepages-<size>`.
     pub resource: String,
-    /// Bytes. With several nodes, the total of the group.
+    /// Bytes. With several NUMA nodes, the total of the group.
     pub bytes: u64,
-    /// The nodes, ascending.
+    /// The NUMA nodes, ascending.
     pub nodes: IdSet,
 }
 
-/// Devices of one resource with the same NUMA affinity. The kubelet repeats a device that is on several
+/// Devices of one resource with the same NUMA affinity. The kubelet repeats a device that is on several NUMA
 /// nodes, and may split a resource over any number of groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -174,12 +175,12 @@ pub struct DeviceGroup {
     pub resource: String,
     /// The device plugin's ids.
     pub ids: Vec<String>,
-    /// The nodes; empty for a device without topology.
+    /// The NUMA nodes; empty for a device without topology.
     #[serde(default, skip_serializing_if = "IdSet::is_empty")]
     pub nodes: IdSet,
 }
 
-/// A device that a resource claim gave to a container.
+/// A device allocated to a container through a resource claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ClaimedDevice {
@@ -196,17 +197,17 @@ pub struct ClaimedDevice {
     pub share: Option<String>,
 }
 
-/// Stands for every CPU id that no machine can have: Linux builds for at most 8,192 CPUs. No higher one, since a set is
-/// as large as its highest id.
+/// Replaces every CPU id that no machine can have: Linux supports at most 8,192 CPUs. Not higher, since an
+/// [`IdSet`] is as large as its highest id.
 pub const NO_CPU: Id = 8192;
 
-/// Tells kubelet processes apart: another value means that another socket lies at the path, which the kubelet
-/// makes anew whenever it starts. Connecting again to the same socket keeps the value.
+/// Identifies a kubelet process: another value means that the socket at the path was replaced, which happens
+/// whenever the kubelet starts. Reconnecting to the same socket keeps the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Connection(u64);
 
 impl Connection {
-    /// The one after this.
+    /// Returns the value for the next socket.
     #[must_use]
     pub(crate) fn next(self) -> Self {
         Self(self.0 + 1)

@@ -1,10 +1,10 @@
-//! One connection to the kubelet's podresources socket for any number of askers.
+//! One connection to the kubelet's podresources socket, shared by any number of callers.
 //!
-//! An answer comes only from a call that started after it was asked for. Whoever asks while a call is under way waits for
-//! the next one, which all who asked meanwhile share: at most one `List` runs and one waits. Everything else goes one at a
-//! time beside it, so that no more than two calls are ever in flight, and what the proxy's clients ask for starts under a
-//! budget of its own. The agent asks here too: its questions are answered as soon as nothing else is under way, and
-//! everybody has the use of its calls.
+//! A response always comes from a call that started after it was requested. A request made while a call is in
+//! flight waits for the next call, which all such requests share: at most one `List` runs and one waits. All
+//! other calls run beside it one at a time, so at most two calls are in flight. Calls for the proxy's clients
+//! have a rate limit of their own. The agent uses the same connection: its requests start as soon as their
+//! lane is free, and their responses are shared with everyone waiting.
 
 mod driver;
 mod records;
@@ -27,18 +27,18 @@ use super::types::Connection;
 use driver::Driver;
 use waiting::Waiting;
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asker {
-    /// The agent, which has a budget of its own and tries again by itself.
+    /// The agent, which has its own rate limit and retries by itself.
     Agent,
-    /// The proxy, for a client of its own.
+    /// The proxy, for one of its clients.
     Proxy,
 }
 
-/// The answer of one call, shared by all who asked for it.
+/// The response of one call, shared by all who requested it.
 pub struct Flight {
-    /// The answer's message as it came; of a pod that was looked up in a List, the record of that.
+    /// The undecoded response message; for a pod looked up in a List, its record as a response to `Get`.
     pub bytes: Bytes,
     /// The connection it came from.
     pub connection: Connection,
@@ -49,52 +49,52 @@ pub struct Flight {
     slot: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// Is told of every call.
+/// Observes every call.
 pub trait Observer: Send + Sync + 'static {
-    /// A call starts; with it, so many are in flight.
+    /// A call starts; `in_flight` calls are in flight, including this one.
     fn started(&self, ask: &Ask, in_flight: usize) {
         let _ = (ask, in_flight);
     }
 
-    /// A call ended, or could not even start because there was no connection.
+    /// A call ended, or could not start because there was no connection.
     fn ended(&self, ended: &Ended<'_>) {
         let _ = ended;
     }
 }
 
-/// Looks at nothing.
+/// Ignores all calls.
 impl Observer for () {}
 
-/// What became of one call.
+/// The outcome of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended<'a> {
-    /// What was called.
+    /// The request.
     pub ask: &'a Ask,
-    /// How long it took.
+    /// The duration of the call.
     pub took: Duration,
-    /// Why there was no answer; [`ClientError::RateLimited`] if the kubelet's limiter refused.
+    /// The error, if any; [`ClientError::RateLimited`] if the kubelet's rate limiter rejected the call.
     pub error: Option<&'a ClientError>,
-    /// How many had its answer. All but one of them cost the kubelet nothing.
+    /// Number of requests answered by this call. All but one of them cost the kubelet nothing.
     pub shared_by: usize,
 }
 
-/// A handle; the connection is closed and everything forgotten when the last one is dropped.
+/// A handle. When the last one is dropped, the connection is closed and all state discarded.
 #[derive(Clone)]
 pub struct Upstream {
     shared: Arc<Shared>,
     _task: Arc<Task>,
 }
 
-/// What those who ask and the task that calls have in common. Nothing is awaited while it is locked.
+/// The state shared by callers and the driver task. It is never locked across an await.
 struct Shared {
     waiting: Mutex<Waiting>,
-    /// Somebody asked.
+    /// Notified when a request is queued.
     news: Notify,
 }
 
 struct Task(JoinHandle<()>);
 
-/// Somebody's place in the queue, given up when dropped.
+/// A request's place in the queue, given up when dropped.
 struct Place<'a> {
     shared: &'a Shared,
     ask: Ask,
@@ -105,8 +105,9 @@ struct Place<'a> {
 type Answer = Result<Arc<Flight>, Refusal>;
 
 impl Upstream {
-    /// For the kubelet whose socket is at `socket`. No call takes longer than `timeout`, nor does anything wait for its
-    /// call longer than that. Nothing is opened yet; it runs on the tokio runtime it is started on.
+    /// Starts a client for the kubelet whose socket is at `socket`. No call takes longer than `timeout`, nor
+    /// does a request wait longer for its call to start. It does not connect yet, and runs on the current
+    /// tokio runtime.
     #[must_use]
     pub fn start(socket: PathBuf, timeout: Duration, observer: Arc<dyn Observer>) -> Self {
         let waiting = Mutex::new(Waiting::new(timeout));
@@ -115,10 +116,10 @@ impl Upstream {
         Self { shared, _task: Arc::new(Task(tokio::spawn(driver.run()))) }
     }
 
-    /// The answer of a call that started after this was called.
+    /// Returns the response of a call that started after this was called.
     ///
     /// # Errors
-    /// The kubelet's refusal as it came. `Unavailable` when it cannot be reached or is late.
+    /// The kubelet's error unchanged; `Unavailable` if the kubelet cannot be reached or times out.
     pub async fn ask(&self, ask: Ask, asker: Asker) -> Result<Arc<Flight>, Refusal> {
         if let Some(refusal) = ask.answer() {
             return Err(refusal);
@@ -127,7 +128,7 @@ impl Upstream {
         let mut place = self.shared.join(ask, asker);
         match (&mut place.answer).await {
             Ok(answer) => answer,
-            // Only a runtime that ends drops who would answer.
+            // The sender is dropped only when the runtime shuts down.
             Err(_) => Err(ClientError::Lost { call: method, detail: "numacast is ending".to_owned() }.into()),
         }
     }
@@ -158,21 +159,22 @@ impl Drop for Task {
 }
 
 impl Flight {
-    /// How long ago the kubelet made the socket that this came from; see [`super::Client`]. Zero if the clock was set back
-    /// since, never longer than the machine runs.
+    /// Returns how long ago the kubelet created the socket this came from; see [`super::Client`]. Zero if the
+    /// clock was set back since, at most the machine's uptime.
     #[must_use]
     pub fn socket_age(&self) -> Duration {
         age(self.identity)
     }
 
-    /// When that socket was made, by the clock of then.
+    /// Returns the creation time of that socket, by the clock at that time.
     #[must_use]
     pub fn socket_made(&self) -> Option<SystemTime> {
         made(self.identity)
     }
 
-    /// A place for what is computed from this answer, made when it is first asked for and the same for all who share the
-    /// answer: `T` may be a cell that is filled once. It holds one type; of another, nothing is shared.
+    /// Returns a slot for a value derived from this response. It is created on first use and shared by all
+    /// holders of the response; `T` may be a cell that is filled once. The slot holds one type; a request for
+    /// another type gets a fresh, unshared value.
     #[must_use]
     pub fn slot<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         let slot = self.slot.get_or_init(|| Arc::new(T::default()));

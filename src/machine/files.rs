@@ -1,36 +1,36 @@
-//! Where the hardware is read from: the host's own files, or a recording of them.
+//! Sources of hardware information: the host's own files, or a recording of them.
 //!
-//! Paths are relative and start with `sys/` or `proc/`, so that both roots move together.
+//! Paths are relative and start with `sys/` or `proc/`, so that both roots can be relocated.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-/// The largest file worth reading. Sysfs files have at most a page or a few.
+/// Maximum size of a file. Sysfs files have at most a few pages.
 const FILE_LIMIT: u64 = 1 << 20;
 
 /// A source of small text files.
 pub trait HostFiles {
-    /// The text of a file.
+    /// Returns the text of a file.
     ///
     /// # Errors
-    /// The kernel's, `NotFound` above all: on some machines almost any file is missing.
+    /// The I/O error, usually `NotFound`: on some machines almost any file is missing.
     fn read(&self, path: &str) -> io::Result<String>;
 
-    /// The names in a directory, ascending.
+    /// Returns the names in a directory, ascending.
     ///
     /// # Errors
-    /// The kernel's, `NotFound` above all.
+    /// The I/O error, usually `NotFound`.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
 }
 
-/// The host's own files, below roots that may be mounts.
+/// The host's own files, below roots that may be mount points.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRoots {
-    /// Stands for `/sys`.
+    /// The path of `/sys`.
     pub sys: PathBuf,
-    /// Stands for `/proc`.
+    /// The path of `/proc`.
     pub proc: PathBuf,
 }
 
@@ -63,16 +63,17 @@ impl HostFiles for HostRoots {
     }
 }
 
-/// Files as they were. What is in neither map was not there.
+/// Recorded files. What is in none of the maps did not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RecordedFiles {
     /// Path to text.
     pub read: BTreeMap<String, String>,
-    /// Path to the kernel's refusal.
+    /// Path to the I/O error.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, String>,
-    /// Directory to the names in it. One that is not here has those that the paths in `read` tell of.
+    /// Directory to the names in it. If a directory is missing here, its names are taken from the paths in
+    /// `read`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub listed: BTreeMap<String, Vec<String>>,
 }
@@ -101,7 +102,7 @@ impl HostFiles for RecordedFiles {
 }
 
 impl RecordedFiles {
-    /// Fails as the read failed that was recorded.
+    /// Returns the recorded error of a path, if any.
     fn check(&self, path: &str) -> io::Result<()> {
         self.refused.get(path).map_or(Ok(()), |reason| Err(io::Error::other(reason.clone())))
     }
@@ -111,7 +112,7 @@ fn not_found() -> io::Error {
     io::Error::from(io::ErrorKind::NotFound)
 }
 
-/// Passes reads through and keeps what was read.
+/// Forwards reads and records them.
 #[derive(Debug)]
 pub struct Recorder<F> {
     inner: F,
@@ -119,12 +120,12 @@ pub struct Recorder<F> {
 }
 
 impl<F> Recorder<F> {
-    /// Records what is read from `inner`.
+    /// Creates a recorder of what is read from `inner`.
     pub fn new(inner: F) -> Self {
         Self { inner, files: RefCell::default() }
     }
 
-    /// Everything that was read.
+    /// Returns everything that was read.
     pub fn finish(self) -> RecordedFiles {
         self.files.into_inner()
     }
@@ -139,7 +140,7 @@ impl<F: HostFiles> HostFiles for Recorder<F> {
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
         let names = self.inner.list(path).inspect_err(|error| self.refused(path, error))?;
-        // Nothing may be read in what is listed: only that it is there is known then.
+        // A listed name may never be read: then only its existence is known.
         self.files.borrow_mut().listed.insert(path.to_owned(), names.clone());
         Ok(names)
     }

@@ -1,27 +1,27 @@
-//! Sets of small ids (CPUs, NUMA nodes), one bit each, in the kernel's `cpulist` spelling.
+//! Sets of small ids (CPUs, NUMA nodes) as bitmaps, in the kernel's `cpulist` syntax.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The id of a CPU or a NUMA node. Linux builds for at most 8,192 CPUs and 1,024 nodes.
+/// The id of a CPU or a NUMA node. Linux supports at most 8,192 CPUs and 1,024 nodes.
 pub type Id = u16;
 
-/// A set of ids. A thousand CPUs take 128 bytes, whatever their number in use.
+/// A set of ids. Its size depends on the highest id: 128 bytes for a thousand CPUs.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdSet {
     /// Bit `i % 64` of word `i / 64`. The last word is never 0, so that equal sets have equal words.
     words: Vec<u64>,
 }
 
-/// The text is no list of ids.
+/// The text is not a list of ids.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a list of ids such as 0-3,8")]
 pub struct ParseIdSetError(String);
 
 impl IdSet {
-    /// The empty set.
+    /// Creates an empty set.
     #[must_use]
     pub const fn new() -> Self {
         Self { words: Vec::new() }
@@ -36,7 +36,8 @@ impl IdSet {
         self.words[word] |= bit;
     }
 
-    /// Adds every id from `first` to `last`, word by word: a file may repeat `0-65535` a hundred thousand times.
+    /// Adds every id from `first` to `last`, word by word: a file may repeat `0-65535` a hundred thousand
+    /// times.
     fn insert_range(&mut self, first: Id, last: Id) {
         let ((from, _), (to, _)) = (place(first), place(last));
         if to >= self.words.len() {
@@ -49,20 +50,20 @@ impl IdSet {
         }
     }
 
-    /// Is `id` in the set?
+    /// Returns true if `id` is in the set.
     #[must_use]
     pub fn contains(&self, id: Id) -> bool {
         let (word, bit) = place(id);
         self.words.get(word).is_some_and(|w| w & bit != 0)
     }
 
-    /// How many ids the set has.
+    /// Returns the number of ids.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.words.iter().map(|w| u64::from(w.count_ones())).sum()
     }
 
-    /// Has the set no id at all?
+    /// Returns true if the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
@@ -78,26 +79,26 @@ impl IdSet {
         }
     }
 
-    /// Is any id in both sets?
+    /// Returns true if the sets share an id.
     #[must_use]
     pub fn intersects(&self, other: &Self) -> bool {
         self.words.iter().zip(&other.words).any(|(a, b)| a & b != 0)
     }
 
-    /// The ids in both sets.
+    /// Returns the ids in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         Self::trimmed(self.words.iter().zip(&other.words).map(|(a, b)| a & b).collect())
     }
 
-    /// The ids of this set that are not in `other`.
+    /// Returns the ids of this set that are not in `other`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         let theirs = other.words.iter().chain(std::iter::repeat(&0));
         Self::trimmed(self.words.iter().zip(theirs).map(|(a, b)| a & !b).collect())
     }
 
-    /// The ids, ascending.
+    /// Iterates over the ids in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Id> + '_ {
         (0_u16..).zip(&self.words).flat_map(|(index, word)| {
             let mut left = *word;
@@ -109,7 +110,7 @@ impl IdSet {
         })
     }
 
-    /// The highest id.
+    /// Returns the highest id.
     #[must_use]
     pub fn last(&self) -> Option<Id> {
         let word = self.words.last()?;
@@ -117,7 +118,7 @@ impl IdSet {
         Id::try_from(63 - word.leading_zeros()).ok().map(|bit| index * 64 + bit)
     }
 
-    /// The ids 0 to 63 as a bit mask.
+    /// Returns the ids 0 to 63 as a bit mask.
     #[must_use]
     pub fn low_mask(&self) -> u64 {
         self.words.first().copied().unwrap_or(0)
@@ -148,7 +149,7 @@ impl FromIterator<Id> for IdSet {
 impl FromStr for IdSet {
     type Err = ParseIdSetError;
 
-    /// Reads the kernel's `cpulist` syntax; blank text is the empty set.
+    /// Parses the kernel's `cpulist` syntax; blank text is the empty set.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || ParseIdSetError(text.trim().chars().take(64).collect());
         let mut set = Self::new();
@@ -212,7 +213,7 @@ impl<'de> Deserialize<'de> for IdSet {
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<IdSet, E> {
                 text.parse().map_err(E::custom)
             }
-            // YAML reads a list of one id as a number.
+            // YAML parses a list of one id as a number.
             fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<IdSet, E> {
                 let id = Id::try_from(id).map_err(E::custom)?;
                 Ok([id].into_iter().collect())

@@ -1,4 +1,4 @@
-//! sysfs -> [`Machine`]. Facts: the kernel's ABI documentation of `/sys/devices/system/node`.
+//! Reads a [`Machine`] from sysfs, as documented in the kernel's ABI of `/sys/devices/system/node`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,18 +8,18 @@ use super::{HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode,
 
 const NODES: &str = "sys/devices/system/node";
 const CPUS: &str = "sys/devices/system/cpu";
-/// The machine-wide pools, for machines without NUMA nodes.
+/// The machine-wide huge page pools, for machines without NUMA nodes.
 const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
 
-/// Each kind of cores has a directory `cpu_<kind>` here.
+/// Contains a directory `cpu_<kind>` for each kind of core.
 const DEVICES: &str = "sys/devices";
 const CORE_TYPE: &str = "cpu_";
 
 /// Reads the machine.
 ///
 /// # Errors
-/// Only when neither the list of online NUMA nodes nor the list of online CPUs can be read. Anything
-/// else is left at zero and told in [`Machine::problems`].
+/// The NUMA directory or, without one, the list of online CPUs cannot be read. Anything else stays zero and
+/// is reported in [`Machine::problems`].
 pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
     let mut reader = Reader { files, problems: Vec::new() };
     let online = reader.online_nodes()?;
@@ -42,7 +42,7 @@ struct Reader<'a, F> {
 }
 
 impl<F: HostFiles> Reader<'_, F> {
-    /// The ids of the online nodes; `None` when the kernel shows no NUMA nodes.
+    /// Returns the ids of the online nodes; `None` if the kernel reports no NUMA nodes.
     fn online_nodes(&mut self) -> Result<Option<IdSet>, MachineError> {
         let file = format!("{NODES}/online");
         match self.files.read(&file) {
@@ -57,7 +57,7 @@ impl<F: HostFiles> Reader<'_, F> {
         }
     }
 
-    /// `online` is missing or malformed: the node directories tell as well.
+    /// Falls back to the node directories if `online` is missing or malformed.
     fn listed_nodes(&mut self, file: &str, what: &str) -> Result<Option<IdSet>, MachineError> {
         let names = match self.files.list(NODES) {
             Ok(names) => names,
@@ -86,7 +86,8 @@ impl<F: HostFiles> Reader<'_, F> {
         }
     }
 
-    /// A node without CPUs has an empty list. One that has a directory and no list has CPUs that nobody sees.
+    /// Reads a node's CPUs. A node without CPUs has an empty list; if its directory has no list, its CPUs are
+    /// unknown.
     fn cpus(&mut self, id: Id) -> IdSet {
         let (file, consequence) = (format!("{NODES}/node{id}/cpulist"), "no CPUs of this node are known");
         match self.parsed(&file, consequence) {
@@ -101,7 +102,8 @@ impl<F: HostFiles> Reader<'_, F> {
         self.files.list(NODES).is_ok_and(|names| names.contains(&format!("node{id}")))
     }
 
-    /// Kernels before 4.15 list CPUs that are offline as well, on arm64 ("mm: only display online cpus of the numa node").
+    /// Removes offline CPUs: on arm64, kernels before 4.15 list them too ("mm: only display online cpus of
+    /// the numa node").
     fn leave_out_offline(&mut self, nodes: &mut [NumaNode]) {
         let online: Option<IdSet> =
             self.parsed(&format!("{CPUS}/online"), "CPUs that are offline may be counted").flatten();
@@ -110,8 +112,9 @@ impl<F: HostFiles> Reader<'_, F> {
         }
     }
 
-    /// With `numa=fake=` the kernel lists a CPU on every node that was cut out of its own. It is on the lowest of
-    /// them, for the kernel's own map from CPU to node and for the kubelet, which goes by that.
+    /// Keeps each CPU on one node only. With `numa=fake=` the kernel lists a CPU on every fake node split
+    /// from its real one. Both the kernel's map from CPU to node and the kubelet, which uses it, take the
+    /// lowest of them.
     fn count_once(&mut self, nodes: &mut [NumaNode]) {
         let mut lower = IdSet::new();
         for node in nodes {
@@ -125,7 +128,7 @@ impl<F: HostFiles> Reader<'_, F> {
         }
     }
 
-    /// What `cpu_core` and its like tell of their CPUs; empty where all cores are of one kind.
+    /// Reads the CPUs of each kind of core (`cpu_core` etc.); empty if all cores are of one kind.
     fn core_types(&mut self) -> BTreeMap<String, IdSet> {
         let consequence = "the kinds of cores are not told";
         let names = match self.files.list(DEVICES) {
@@ -150,7 +153,7 @@ impl<F: HostFiles> Reader<'_, F> {
         types
     }
 
-    /// As the first CPU of each node tells.
+    /// Returns the number of CPUs per core: the maximum over the first CPU of each node; 2 if unknown.
     fn threads_per_core(&self, nodes: &[NumaNode]) -> u64 {
         let first = nodes.iter().filter_map(|node| node.cpus.iter().next());
         let siblings = |cpu: Id| {
@@ -160,7 +163,7 @@ impl<F: HostFiles> Reader<'_, F> {
         first.filter_map(siblings).max().unwrap_or(2)
     }
 
-    /// No NUMA information: everything is on one node with the id 0.
+    /// Reads a machine without NUMA information as one node with the id 0.
     fn whole_machine(&mut self) -> Result<NumaNode, MachineError> {
         let file = format!("{CPUS}/online");
         let text = match self.files.read(&file) {
@@ -176,8 +179,8 @@ impl<F: HostFiles> Reader<'_, F> {
         Ok(NumaNode { id: 0, cpus, memory, hugepages, hugepages_unread, distances: BTreeMap::new() })
     }
 
-    /// A file that may be missing (`Some(None)`) but must make sense when it is there; `None` and a problem when it does
-    /// not.
+    /// Parses a file that may be missing (`Some(None)`). If it is unreadable or malformed, records a problem
+    /// and returns `None`.
     fn parsed<T: FromStr>(&mut self, file: &str, consequence: &str) -> Option<Option<T>>
     where
         T::Err: std::fmt::Display,
@@ -194,7 +197,8 @@ impl<F: HostFiles> Reader<'_, F> {
         parsed.map_err(|error| self.problem(file, format!("{error}; {consequence}"))).ok().map(Some)
     }
 
-    /// `Node 0 MemTotal:  16384 kB` or `MemTotal:  16384 kB`, as bytes. A node without memory may lack it.
+    /// Reads `Node 0 MemTotal:  16384 kB` or `MemTotal:  16384 kB`, as bytes. A node without memory may lack
+    /// it.
     fn mem_total(&mut self, file: &str) -> u64 {
         let consequence = "its memory is taken as 0";
         let Some(text) = self.text(file, consequence) else { return 0 };
@@ -209,8 +213,8 @@ impl<F: HostFiles> Reader<'_, F> {
         }
     }
 
-    /// `hugepages-<kB>kB/nr_hugepages` below `dir`, and whether any of it could not be read. Nodes without memory
-    /// have no such directory.
+    /// Reads `hugepages-<kB>kB/nr_hugepages` below `dir`, and returns whether any of it was unreadable. Nodes
+    /// without memory have no such directory.
     fn hugepages(&mut self, dir: &str) -> (BTreeMap<u64, u64>, bool) {
         let names = match self.files.list(dir) {
             Ok(names) => names,
@@ -222,7 +226,8 @@ impl<F: HostFiles> Reader<'_, F> {
         };
         let size = |name: &String| -> Option<u64> {
             let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-            // No processor has pages of another size: there are a few, whatever is in the directory.
+            // No processor has pages of another size. This also bounds the number of pools, whatever is in
+            // the directory.
             kib.checked_mul(1024).filter(|size| size.is_power_of_two())
         };
         let (mut pools, mut unread) = (BTreeMap::new(), false);
@@ -234,7 +239,7 @@ impl<F: HostFiles> Reader<'_, F> {
         (pools, unread)
     }
 
-    /// One column per online node in ascending order of id, not indexed by id.
+    /// Reads the distances: one column per online node in ascending order of id, not indexed by id.
     fn distances(&mut self, file: &str, online: &IdSet) -> BTreeMap<Id, u32> {
         let consequence = "the costs of this node are published as unknown (255)";
         let Some(text) = self.text(file, consequence) else { return BTreeMap::new() };
@@ -253,7 +258,7 @@ impl<F: HostFiles> Reader<'_, F> {
         }
     }
 
-    /// The text of a file, `None` when it is missing or unreadable (the latter is a problem).
+    /// Returns the text of a file; `None` if it is missing or unreadable (the latter is a problem).
     fn text(&mut self, file: &str, consequence: &str) -> Option<String> {
         match self.files.read(file) {
             Ok(text) => Some(text),

@@ -1,7 +1,7 @@
-//! The same object in each version of the API, and with the deprecated policies where somebody reads them.
+//! Converts objects between the versions of the API, with the deprecated policies on request.
 //!
-//! v1alpha1 has no attributes: policy and scope are one name there, the fingerprint is an annotation, and what else the
-//! attributes say goes unsaid.
+//! v1alpha1 has no attributes: policy and scope are combined in one name, the fingerprint is an annotation,
+//! and all other attributes are omitted.
 
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
@@ -10,37 +10,38 @@ use super::{AttributeInfo, NodeResourceTopology};
 
 /// The attribute with the fingerprint of the node's pods.
 pub const FINGERPRINT: &str = "nodeTopologyPodsFingerprint";
-/// How these were chosen.
+/// The attribute with the method that selected these pods.
 pub const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
-/// The only method that the annotation stands for.
+/// The only method that the annotation implies.
 const EVERY_POD: &str = "all";
-/// Where v1alpha1 has the fingerprint. The scheduler plugin takes it where no attribute has one.
+/// The annotation with the fingerprint in v1alpha1. The scheduler plugin uses it if there is no such
+/// attribute.
 pub const FINGERPRINT_ANNOTATION: &str = "topology.node.k8s.io/fingerprint";
 
-/// How strictly pods are aligned.
+/// The attribute with the Topology Manager policy.
 pub const POLICY: &str = "topologyManagerPolicy";
-/// What of a pod is aligned together.
+/// The attribute with the Topology Manager scope.
 pub const SCOPE: &str = "topologyManagerScope";
-/// The policies' parts of the deprecated names, as NFD spells them...
+/// The policy parts of the deprecated names, as NFD spells them.
 const POLICIES: [(&str, &str); 3] =
     [("single-numa-node", "SingleNUMANode"), ("restricted", "Restricted"), ("best-effort", "BestEffort")];
-/// ...and the scopes'.
+/// The scope parts of the deprecated names.
 const SCOPES: [(&str, &str); 2] = [("container", "ContainerLevel"), ("pod", "PodLevel")];
-/// No alignment, whatever the scope.
+/// The deprecated name for no alignment, whatever the scope.
 const NONE: &str = "None";
 
 /// A version of the API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Version {
-    /// For consumers that read no other.
+    /// For consumers that support no other.
     V1alpha1,
-    /// The one that is stored.
+    /// The stored version.
     #[default]
     V1alpha2,
 }
 
 impl Version {
-    /// As it stands in `apiVersion`.
+    /// Returns the version as in `apiVersion`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -49,7 +50,7 @@ impl Version {
         }
     }
 
-    /// The resource in this version.
+    /// Returns the resource in this version.
     #[must_use]
     pub fn resource(self) -> ApiResource {
         let kind = GroupVersionKind::gvk("topology.node.k8s.io", self.name(), "NodeResourceTopology");
@@ -57,23 +58,23 @@ impl Version {
     }
 }
 
-/// How objects are written.
+/// The representation of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Form {
-    /// In which version.
+    /// The API version.
     pub version: Version,
-    /// With the deprecated name of policy and scope; v1alpha1 needs it in any case.
+    /// Whether to include the deprecated name of policy and scope; v1alpha1 always does.
     pub policies: bool,
 }
 
 impl Form {
-    /// Are there deprecated policies?
+    /// Returns true if objects have the deprecated policies.
     #[must_use]
     pub fn has_policies(self) -> bool {
         self.policies || self.version == Version::V1alpha1
     }
 
-    /// `object` with everything that this form has in its place, and nothing that it has not.
+    /// Converts `object` to this form.
     #[must_use]
     pub fn of(self, mut object: NodeResourceTopology) -> NodeResourceTopology {
         let attributes = object.spec.attributes.clone().unwrap_or_default();
@@ -82,7 +83,7 @@ impl Form {
         }
         if self.version == Version::V1alpha1 {
             object.spec.attributes = None;
-            // Of no use without the attribute that explains them.
+            // Useless without the attribute that explains them.
             object.spec.zones.iter_mut().for_each(|zone| zone.attributes = None);
             if let Some(fingerprint) = fingerprint(&attributes) {
                 let annotations = object.metadata.annotations.get_or_insert_default();
@@ -92,17 +93,17 @@ impl Form {
         object
     }
 
-    /// The object in this form as it is sent.
+    /// Returns the object in this form as JSON, as it is sent.
     ///
     /// # Errors
-    /// When an object cannot be told in JSON.
+    /// The object cannot be encoded.
     pub fn json(self, object: &NodeResourceTopology) -> Result<Value, serde_json::Error> {
         let mut value = serde_json::to_value(self.of(object.clone()))?;
         value["apiVersion"] = json!(format!("topology.node.k8s.io/{}", self.version.name()));
         Ok(value)
     }
 
-    /// An object that was read in this form, with the attributes that it would have in v1alpha2.
+    /// Converts an object that was read in this form to v1alpha2's attributes.
     #[must_use]
     pub fn read(self, mut object: NodeResourceTopology) -> NodeResourceTopology {
         if self.version == Version::V1alpha1 {
@@ -117,7 +118,7 @@ impl Form {
         object
     }
 
-    /// What is read again of an object that was written in this form.
+    /// Returns what a later read of `object` returns after it was written in this form.
     #[must_use]
     pub fn comes_back(self, object: NodeResourceTopology) -> NodeResourceTopology {
         self.read(self.of(object))
@@ -132,13 +133,13 @@ fn value<'a>(attributes: &'a [AttributeInfo], name: &str) -> Option<&'a str> {
     attributes.iter().find(|attribute| attribute.name == name).map(|attribute| attribute.value.as_str())
 }
 
-/// The fingerprint, if it is one of every pod.
+/// Returns the fingerprint, if it covers every pod.
 fn fingerprint(attributes: &[AttributeInfo]) -> Option<String> {
     let of_every_pod = value(attributes, FINGERPRINT_METHOD).is_none_or(|method| method == EVERY_POD);
     value(attributes, FINGERPRINT).filter(|_| of_every_pod).map(str::to_owned)
 }
 
-/// The deprecated name of policy and scope, as NFD spells it; `None` if they are unknown.
+/// Returns the deprecated name of policy and scope, as NFD spells it; `None` if either is unknown.
 fn deprecated(attributes: &[AttributeInfo]) -> Option<String> {
     let (policy, scope) = (value(attributes, POLICY)?, value(attributes, SCOPE)?);
     let level = SCOPES.iter().find(|(name, _)| *name == scope);
@@ -148,7 +149,7 @@ fn deprecated(attributes: &[AttributeInfo]) -> Option<String> {
     })
 }
 
-/// Policy and scope of an object, from its attributes or from the deprecated name in their place.
+/// Returns the policy and scope of an object, from its attributes or else from the deprecated name.
 #[must_use]
 pub fn policy_and_scope(
     attributes: &[AttributeInfo],
@@ -164,7 +165,7 @@ pub fn policy_and_scope(
     }
 }
 
-/// Policy and scope; none from a name that says only half.
+/// Returns policy and scope of a deprecated name; empty if it contains only one of them.
 fn from_deprecated(name: &str) -> Vec<AttributeInfo> {
     let of = |policy: &str, scope: &str| vec![attribute(POLICY, policy), attribute(SCOPE, scope)];
     if name == NONE {

@@ -1,5 +1,5 @@
-//! A pod as the API writes it, cut down to what [`Pod`] is made of. JSON is read right into this, the rest of it skipped;
-//! what comes as protocol buffers is put into it.
+//! The fields of the API's Pod that [`Pod`] is built from. JSON is deserialized right into these types,
+//! skipping the rest; protocol buffers are converted into them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,9 +11,9 @@ use tracing::debug;
 use super::{Annotation, Container, ContainerKind, Life, Phase, Pod};
 use crate::quantity::{Parsed, Quantity};
 
-/// What the API server and the kubelet call the class of pods that get what they ask for.
+/// The QoS class of pods whose requests equal their limits.
 const GUARANTEED: &str = "Guaranteed";
-/// The resources that a pod's class depends on.
+/// The resources that determine the QoS class.
 const CLASSIFYING: [&str; 2] = ["cpu", "memory"];
 
 /// A pod.
@@ -28,28 +28,30 @@ pub(crate) struct RawPod {
     pub(crate) status: Status,
 }
 
-/// Who it is.
+/// The pod's identity.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Metadata {
     pub(crate) name: String,
     pub(crate) namespace: String,
     pub(crate) uid: String,
-    /// When does not matter.
+    /// Only its presence matters.
     pub(crate) deletion_timestamp: Option<IgnoredAny>,
     #[serde(deserialize_with = "or_default")]
     pub(crate) annotations: Annotations,
 }
 
-/// Annotations by key. What is no text is none: neither the API server nor the kubelet accepts such a pod.
+/// Annotations by key. A value that is not a string is skipped: neither the API server nor the kubelet
+/// accepts such a pod.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations(BTreeMap<Box<str>, Annotation>);
 
 impl Annotations {
-    /// What kubectl keeps there is of no use to others, and large: the whole pod once more.
+    /// Prefix of kubectl's annotations, which nothing here reads and which are large:
+    /// `last-applied-configuration` repeats the whole pod.
     const NOBODYS: &str = "kubectl.kubernetes.io/";
 
-    /// Keeps one.
+    /// Adds an annotation.
     pub(crate) fn put(&mut self, key: &str, text: &str) {
         if !key.starts_with(Self::NOBODYS) {
             self.0.insert(key.into(), Annotation::of(text));
@@ -83,7 +85,7 @@ impl<'de> Visitor<'de> for AnnotationsVisitor {
     }
 }
 
-/// A text, or something else, which is skipped.
+/// A string; any other value is skipped.
 struct MaybeText(Option<String>);
 
 impl<'de> Deserialize<'de> for MaybeText {
@@ -136,7 +138,7 @@ impl<'de> Visitor<'de> for TextVisitor {
     }
 }
 
-/// What it is to be.
+/// The pod's specification.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Spec {
@@ -144,11 +146,11 @@ pub(crate) struct Spec {
     pub(crate) init_containers: Vec<RawContainer>,
     #[serde(deserialize_with = "or_default")]
     pub(crate) containers: Vec<RawContainer>,
-    /// Of the pod as a whole (1.34 and later).
+    /// Pod-level resources (1.34 and later).
     pub(crate) resources: Option<Resources>,
 }
 
-/// A container of either list.
+/// An init or app container.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct RawContainer {
@@ -159,7 +161,7 @@ pub(crate) struct RawContainer {
     pub(crate) resources: Resources,
 }
 
-/// What is asked for.
+/// Requests and limits.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Resources {
@@ -169,10 +171,10 @@ pub(crate) struct Resources {
     pub(crate) limits: Amounts,
 }
 
-/// By name.
+/// Amounts by resource name.
 pub(crate) type Amounts = BTreeMap<Box<str>, Amount>;
 
-/// How far it is.
+/// The pod's status.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Status {
@@ -186,7 +188,7 @@ pub(crate) struct Status {
     pub(crate) container_statuses: Vec<ContainerStatus>,
 }
 
-/// How far a container is.
+/// The status of a container.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ContainerStatus {
@@ -194,27 +196,27 @@ pub(crate) struct ContainerStatus {
     pub(crate) state: State,
 }
 
-/// One of three, of which we look at one.
+/// The state of a container. Of its three alternatives only `running` is read.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct State {
-    /// Since when does not matter.
+    /// Only its presence matters.
     pub(crate) running: Option<IgnoredAny>,
 }
 
-/// A quantity. One that cannot be read counts as one, for it is asked for: who waits until all that was asked for is
-/// seen must not take it for nothing. Neither the API server nor the kubelet accepts a pod with such a one.
+/// A quantity. One that cannot be parsed counts as 1, so that code waiting for all requests to be allocated
+/// does not take it for zero. Neither the API server nor the kubelet accepts a pod with such a quantity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Amount {
     quantity: Quantity,
-    /// As the kubelet and the scheduler round it.
+    /// Rounded as the kubelet and the scheduler do.
     value: i64,
-    /// Likewise, in thousandths.
+    /// The same in thousandths.
     milli: i64,
 }
 
 impl Amount {
-    /// What a quantity's text says.
+    /// Parses the text of a quantity.
     pub(crate) fn read(text: &str) -> Self {
         match Parsed::of(text) {
             Ok(parsed) => {
@@ -227,13 +229,14 @@ impl Amount {
         }
     }
 
-    /// A whole number, none below zero.
+    /// Returns the rounded value; 0 if negative.
     fn whole(self) -> u64 {
         u64::try_from(self.value).unwrap_or(0)
     }
 
-    /// CPU in thousandths, none below zero. It is a multiple of 1000 where the kubelet and the scheduler plugin find whole
-    /// CPUs (`Value() * 1000 == MilliValue()`): theirs is arithmetic of 64 bits, in which absurd amounts come to anything.
+    /// Returns CPU in millicores; 0 if negative. The result is a multiple of 1000 exactly where the kubelet
+    /// and the scheduler plugin see whole CPUs (`Value() * 1000 == MilliValue()`). They compute in 64 bits,
+    /// so absurd amounts may overflow to anything.
     fn cpu_milli(self) -> u64 {
         if self.value > 0 && self.value.wrapping_mul(1000) == self.milli {
             return self.whole().min(u64::MAX / 1000) * 1000;
@@ -258,7 +261,7 @@ impl<'de> Visitor<'de> for AmountVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Amount, E> {
-        // In JSON there may be space around it, and nowhere else.
+        // The JSON decoder allows surrounding space; the other encodings do not.
         Ok(Amount::read(text.trim()))
     }
 
@@ -293,7 +296,7 @@ impl<'de> Visitor<'de> for AmountVisitor {
     }
 }
 
-/// Go writes `null` for what is empty.
+/// Reads `null` as the default: Go writes it for empty values.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -329,8 +332,8 @@ impl From<RawPod> for Pod {
 }
 
 impl Spec {
-    /// What only a limit is given for is asked for to that limit. The API server fills it in, and a kubelet that reads a
-    /// manifest; whoever else writes a pod may not.
+    /// Sets missing requests to the limit. The API server does so, and so does a kubelet that reads a
+    /// manifest; other sources may not.
     fn fill_requests(&mut self) {
         for container in self.init_containers.iter_mut().chain(&mut self.containers) {
             let Resources { requests, limits } = &mut container.resources;
@@ -340,8 +343,8 @@ impl Spec {
         }
     }
 
-    /// The kubelet's own rule (`ComputePodQOS`). The resources of the pod as a whole decide where they are given, as they
-    /// are since 1.34; API servers and kubelets that do not know them drop them.
+    /// Computes the QoS class as the kubelet does (`ComputePodQOS`). Since 1.34 pod-level resources decide if
+    /// set; API servers and kubelets that do not know them drop them.
     fn is_guaranteed(&self) -> bool {
         if let Some(resources) = &self.resources {
             return is_guaranteed(std::iter::once(resources));
@@ -351,7 +354,7 @@ impl Spec {
         )
     }
 
-    /// Init containers come first, as they do in the List.
+    /// Returns init containers first, as in the podresources List.
     fn into_containers(self) -> Box<[Container]> {
         let init = self.init_containers.into_iter().map(|container| {
             let kind = if &*container.restart_policy == "Always" {
@@ -366,7 +369,7 @@ impl Spec {
     }
 }
 
-/// CPU and memory are limited in each part, and all that is asked for of either is all that it is limited to.
+/// Returns true if every part has CPU and memory limits, and the summed requests equal the summed limits.
 fn is_guaranteed<'a>(parts: impl Iterator<Item = &'a Resources>) -> bool {
     let (mut requested, mut limited, mut any) = ([0_i128; 2], [0_i128; 2], false);
     for part in parts {
@@ -443,7 +446,7 @@ mod tests {
     use crate::pod::Wanted;
 
     fn read(pod: &Value) -> Pod {
-        // As bytes, as it comes: reading from a `Value` is another path.
+        // From bytes, as in production: deserializing a `Value` is a different code path.
         Pod::from(serde_json::from_slice::<RawPod>(&serde_json::to_vec(pod).unwrap()).unwrap())
     }
 
@@ -521,7 +524,7 @@ mod tests {
                 container("first", ContainerKind::Init, 2000, 0, &[("example.com/nic", 1)]),
                 container("beside", ContainerKind::Sidecar, 100, 0, &[]),
                 container("again", ContainerKind::Init, 0, 0, &[]),
-                // What has a limit only is asked for to that limit.
+                // A resource with only a limit has a request of the same amount.
                 container(
                     "main",
                     ContainerKind::App,
@@ -536,7 +539,8 @@ mod tests {
         assert_eq!(read, expected);
     }
 
-    /// Requests and limits of one container: `cpu,memory`, nothing for none.
+    /// Builds the resources of one container from `cpu,memory` for requests and for limits; an empty text
+    /// means unset.
     fn resources(requests: &str, limits: &str) -> Value {
         let amounts = |text: &str| match text.split_once(',') {
             Some((cpu, memory)) => {
@@ -563,7 +567,7 @@ mod tests {
             (&[("1,1Gi", "")], false),
             (&[("1,1Gi", "1,1Gi"), ("", "")], false),
             (&[("1,1Gi", "1,1Gi"), ("500m,1", "500m,1")], true),
-            // The sums are what is compared; the API server lets no request be above its limit.
+            // Only the sums are compared; the API server rejects requests above their limit.
             (&[("2,1Gi", "1,1Gi"), ("1,1Gi", "2,1Gi")], true),
             (&[("-1,1Gi", "-1,1Gi")], false),
         ] {
@@ -620,7 +624,7 @@ mod tests {
             (json!(" 2 "), 2000, 2),
             (json!("500e-3"), 500, 1),
             (json!("1000000001n"), 1001, 2),
-            // What does not fit 64 bits is nothing to Kubernetes, or anything else.
+            // Kubernetes reads an amount that does not fit in 64 bits as 0 or as an arbitrary number.
             (json!("99999999E"), 0, 0),
             (json!(u64::MAX), 0, 0),
             (json!("20000000000000000001"), 18_446_744_073_709_551_000, 1_553_255_926_290_448_385),
@@ -633,11 +637,11 @@ mod tests {
             let gpus: Vec<u64> = container.others.iter().map(|(_, count)| *count).collect();
             assert_eq!(gpus, [whole], "{amount}");
         }
-        // What Go writes for what is empty.
+        // Go writes `null` for empty values.
         let empty =
             json!({"metadata": {"name": "a", "deletionTimestamp": null}, "spec": {"containers": null}});
         assert_eq!(read(&empty), Pod { name: "a".into(), ..Pod::default() });
-        // So deep that a reader that goes down as deep would end on its stack.
+        // Deep enough to overflow the stack of a recursive parser.
         let deep = format!(
             r#"{{"spec":{{"x":{}{}}},"metadata":{{"name":"a"}}}}"#,
             "[".repeat(100_000),
@@ -680,7 +684,7 @@ mod tests {
 
     #[test]
     fn a_pod_of_thousands_of_containers_takes_a_bounded_record() {
-        // What the API server takes: 1.5 MB of containers, of resources, of annotations.
+        // The API server accepts 1.5 MB of containers, resources or annotations.
         let one = |number: usize| json!({"name": format!("c{number}"), "resources": {"requests": {"cpu": "10m", "a.b/c": "1"}}});
         let many = read(&pod(json!({"containers": (0..20_000).map(one).collect::<Vec<_>>()})));
         assert_eq!(many.containers.len(), Container::MOST);
@@ -703,7 +707,7 @@ mod tests {
         }
     }
 
-    /// What a record takes, without what the allocator adds.
+    /// The memory a pod record takes, without allocator overhead.
     fn bytes(pod: &Pod) -> usize {
         let container = |container: &Container| {
             let names: usize = container.others.iter().map(|(name, _)| name.len()).sum();

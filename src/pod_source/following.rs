@@ -1,8 +1,8 @@
-//! What is told of the node's pods, mostly by the API server.
+//! The cache of the node's pods, usually fed by the API server.
 //!
-//! A pod that goes leaves the List before the kubelet writes any file, so the loop is told to look. And kubelets
-//! before 1.34 list pods that have ended, with the memory and devices that they gave back (kubelet.md 3.3): only who
-//! knows phases tells them from the others.
+//! A deleted pod leaves the List before the kubelet writes any file, so a deletion triggers a scan. Kubelets
+//! before 1.34 also list terminated pods, with the memory and devices that they released (kubelet.md 3.3):
+//! only the pods' phases distinguish these from the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,63 +19,64 @@ use crate::backoff::{back_off, jittered};
 use crate::cluster::Cluster;
 use crate::pod::{Life, Pod, PodEvent, PodName, Terminal};
 
-/// The first kubelet whose List names active pods only.
+/// The first kubelet whose List contains active pods only.
 const ACTIVE_PODS_ONLY: (u32, u32) = (1, 34);
 
-/// How often the kubelet's version is looked at again: kubelets are upgraded in place.
+/// How often the kubelet's version is read again: kubelets are upgraded in place.
 const REREAD: Duration = Duration::from_secs(600);
-/// How soon after a failure.
+/// Initial backoff after a failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// The longest wait between two failures.
+/// Maximum backoff between two failures.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long the ended pods may be believed while the watch is broken: a pod may have returned under such a name.
+/// How long the terminated pods are trusted while the watch is broken: a new pod may have taken such a name.
 const STALE: Duration = Duration::from_secs(30);
 
-/// How long a pod that went may stay in the List before that is taken for the truth: a kubelet that cannot stop a
-/// container lists its pod on and on.
+/// How long the List may still show a pod that is gone before that is accepted as the truth: a kubelet that
+/// cannot stop a container lists its pod indefinitely.
 pub const LINGER: Duration = Duration::from_secs(15);
 
-/// How long it is remembered that a pod went: kubelets restart within minutes.
+/// How long deletions are remembered: kubelets restart within minutes.
 const DEPARTED: Duration = Duration::from_secs(600);
-/// Of so many pods at most; about others a restarted kubelet is believed a while later.
+/// Maximum number of remembered deletions. With more of them, a restarted kubelet is accepted a while later.
 const MOST_DEPARTED: usize = 1024;
 
-/// What is known now.
+/// A view of the node's pods at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodView {
-    /// Is the watch up, with everything listed once? Otherwise releases have to be looked for.
+    /// Whether the watch is up and everything was listed once. If not, the agent has to poll for releases.
     pub follows: bool,
-    /// Pods that hold nothing although the kubelet lists them; empty for kubelets that do not list these.
+    /// Pods that are allocated nothing although the kubelet lists them; empty for kubelets that do not list
+    /// terminated pods.
     pub terminal: Terminal,
-    /// Pods that went lately, each with the moment: the List will follow.
+    /// Pods that were recently deleted or terminated, with the time: the List will follow.
     pub gone: Arc<BTreeMap<PodName, Instant>>,
-    /// Another number when any pod is another.
+    /// Changes whenever any pod changes.
     pub version: u64,
-    /// All pods were listed once, and it is known whether this kubelet lists those that have ended.
+    /// All pods were listed once, and it is known whether this kubelet lists terminated pods.
     pub complete: bool,
 }
 
 impl PodView {
-    /// Does this tell of a pod that gave something back, or of who may be believed, and `before` did not? Only the
-    /// kubelet's List says what follows.
+    /// Returns true if a pod released resources, or the source's health changed, since `before`: rescan,
+    /// since only the kubelet's List shows the result.
     pub fn asks_for_a_look(&self, before: &Self) -> bool {
-        // One that is forgotten is no news.
+        // A pod that was forgotten is not a change.
         let went = |(name, at)| before.gone.get(name) != Some(at);
         self.follows != before.follows || self.terminal != before.terminal || self.gone.iter().any(went)
     }
 }
 
-/// Counts what is heard of sources of pods.
+/// Observes the pod sources, for metrics.
 pub trait Tally: Send + Sync {
-    /// Is this source there, with all pods listed once?
+    /// Records whether this source is up, with all pods listed once.
     fn told(&self, source: &'static str, up: bool);
 
-    /// This source could not be asked, or broke off.
+    /// Records that this source could not be reached, or its watch broke.
     fn untold(&self, source: &'static str);
 }
 
-/// Ears for what is told of the node's pods. Each clone hears everything; the task behind them ends with the last.
+/// Handle to the node's pod cache. All clones see every change; the task behind them ends with the last one.
 #[derive(Clone, Debug)]
 pub struct PodSource {
     newest: watch::Receiver<PodView>,
@@ -84,7 +85,7 @@ pub struct PodSource {
     _task: Option<Arc<Task>>,
 }
 
-/// Ends with its handle.
+/// Aborts the task when dropped.
 #[derive(Debug)]
 struct Task(JoinHandle<()>);
 
@@ -95,14 +96,14 @@ impl Drop for Task {
 }
 
 impl PodSource {
-    /// Nobody is asked.
+    /// Returns a handle without a source.
     #[must_use]
     pub fn none() -> Self {
         let (_, newest) = watch::channel(PodView::default());
         Self { newest, pods: Arc::default(), prompt: Arc::default(), _task: None }
     }
 
-    /// Asks `tellers` about the pods of `node`; nobody if there are none.
+    /// Watches the pods of `node` through `tellers`; without a source if there are none.
     #[must_use]
     pub fn follow(tellers: PodTellers, node: String, cluster: Cluster, tally: Arc<dyn Tally>) -> Self {
         if tellers.order.is_empty() {
@@ -117,42 +118,42 @@ impl PodSource {
         Self { newest, pods, prompt, _task: task }
     }
 
-    /// What is known now.
+    /// Returns the current view, and marks it as seen.
     pub fn now(&mut self) -> PodView {
         self.newest.borrow_and_update().clone()
     }
 
-    /// What is known now, without taking notice: who waits for news still gets them.
+    /// Returns the current view without marking it as seen: [`PodSource::changed`] still reports it.
     pub fn peek(&self) -> watch::Ref<'_, PodView> {
         self.newest.borrow()
     }
 
-    /// Were all pods listed once?
+    /// Returns true if all pods were listed once.
     #[must_use]
     pub fn has_told(&self) -> bool {
         lock(&self.pods).complete
     }
 
-    /// For how long nobody has told anything, though somebody is asked; `None` while somebody tells, and before the first
-    /// list.
+    /// Returns how long the source has been failing; `None` while it works, and before its first event or
+    /// error.
     #[must_use]
     pub fn silent_for(&self) -> Option<Duration> {
         lock(&self.pods).silent.map(|since| since.elapsed())
     }
 
-    /// Another number when any pod is another, or the first list is complete.
+    /// Returns a number that changes whenever any pod changes, and when the first list is complete.
     #[must_use]
     pub fn version(&self) -> u64 {
         lock(&self.pods).version
     }
 
-    /// Whoever reads its source now and then does so at once.
+    /// Makes a polled source read now.
     pub fn hurry(&self) {
-        // Who is not waiting right now has read not long ago, or is about to.
+        // If the source is not waiting right now, it has just read or is about to.
         self.prompt.notify_one();
     }
 
-    /// Does something with the pods as the last list and what came after it have them; `None` before the first list.
+    /// Calls `act` with the pods as of the last list and the events since; with `None` before the first list.
     pub fn with<T>(&self, act: impl FnOnce(Option<&mut dyn Iterator<Item = &Pod>>) -> T) -> T {
         let pods = lock(&self.pods);
         match pods.complete {
@@ -161,33 +162,35 @@ impl PodSource {
         }
     }
 
-    /// Is there a pod of this name, as the last list and what came after it say?
+    /// Returns true if there is a pod with this name, as of the last list and the events since.
     #[must_use]
     pub fn knows(&self, name: &PodName) -> bool {
         lock(&self.pods).now.contains_key(name)
     }
 
-    /// Is this pod one that runs or will? As the last list and what came after it say.
+    /// Returns true if this pod is running or will run, as of the last list and the events since.
     #[must_use]
     pub fn knows_living(&self, name: &PodName) -> bool {
         lock(&self.pods).is_living(name)
     }
 
-    /// Was this pod one that ran or would, not long ago, and is it no more?
+    /// Returns true if this pod was recently deleted or terminated, and no pod with its name is running or
+    /// will run.
     #[must_use]
     pub fn knows_gone(&self, name: &PodName) -> bool {
         let pods = lock(&self.pods);
         pods.departed.contains_key(name) && !pods.is_living(name)
     }
 
-    /// Is there no pod of this name, as a list of all pods says that was asked for after this moment?
+    /// Returns true if a complete list that was requested after `moment`, and the events since, lack this
+    /// pod.
     #[must_use]
     pub fn lacks_since(&self, name: &PodName, moment: Instant) -> bool {
         let pods = lock(&self.pods);
         pods.listed_at.is_some_and(|at| at > moment) && !pods.now.contains_key(name)
     }
 
-    /// How many pods that run or will are not among `listed`.
+    /// Returns the number of pods that are running or will run and are not among `listed`.
     #[must_use]
     pub fn living_besides(&self, listed: &BTreeSet<PodName>) -> usize {
         let pods = lock(&self.pods);
@@ -195,7 +198,7 @@ impl PodSource {
         living.filter(|(name, _)| !listed.contains(*name)).count()
     }
 
-    /// Waits for news.
+    /// Waits for a change.
     pub async fn changed(&mut self) {
         if self.newest.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -209,11 +212,11 @@ struct Follower {
     news: watch::Sender<PodView>,
     pods: Arc<Mutex<Pods>>,
     tally: Arc<dyn Tally>,
-    /// Does this kubelet list pods that have ended? Unknown until its version was read.
+    /// Whether this kubelet lists terminated pods. Unknown until its version was read.
     lists_ended: Option<bool>,
     /// Since when the watch is broken.
     broken: Option<Instant>,
-    /// The last sentence of trouble.
+    /// The last error that was logged.
     told: Option<String>,
 }
 
@@ -229,7 +232,7 @@ impl Follower {
     }
 
     async fn run(mut self, mut telling: Telling) {
-        // A stream, so that what the pods say is heard while the Node is read.
+        // A stream, so that pod events are processed while the Node is read.
         let mut versions = std::pin::pin!(versions(self.node.clone(), self.cluster.clone()));
         loop {
             tokio::select! {
@@ -243,7 +246,7 @@ impl Follower {
     fn take(&mut self, event: Result<PodEvent, String>, teller: PodTeller) {
         match event {
             Ok(event) => {
-                // A list that has begun may fail as the one before did.
+                // The start of a list is no proof: it may fail as the one before did.
                 if event.is_proof() {
                     self.broken = None;
                     self.told = None;
@@ -276,7 +279,7 @@ impl Follower {
         let terminal = if believed { pods.ended() } else { BTreeSet::new() };
         let up = pods.complete && self.broken.is_none();
         self.tally.told(teller.label(), up);
-        // Of one that is asked now and then nobody can wait for a release.
+        // A polled source reports deletions too late to rely on it for releases.
         let follows = up && teller.is_prompt();
         let version = pods.version;
         let complete = pods.complete && self.lists_ended.is_some();
@@ -303,7 +306,7 @@ impl Follower {
     }
 }
 
-/// The kubelet's version, now and again.
+/// Yields the kubelet's version, now and periodically.
 fn versions(node: String, cluster: Cluster) -> impl Stream<Item = String> {
     futures::stream::unfold(Instant::now(), move |mut due| {
         let (node, cluster) = (node.clone(), cluster.clone());
@@ -311,7 +314,7 @@ fn versions(node: String, cluster: Cluster) -> impl Stream<Item = String> {
             let mut failures = 0;
             loop {
                 sleep_until(due).await;
-                // The publisher, which reads the same Node, says what is wrong with it.
+                // The publisher, which reads the same Node, logs what is wrong.
                 match cluster.kubelet_version(&node).await {
                     Ok(version) => return Some((version, Instant::now() + jittered(REREAD))),
                     Err(_) => due = Instant::now() + back_off(&mut failures, RETRY, RETRY_LIMIT),
@@ -325,23 +328,23 @@ fn lock(pods: &Mutex<Pods>) -> MutexGuard<'_, Pods> {
     pods.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The node's pods as the watch told them.
+/// The node's pods as reported by the source.
 #[derive(Debug, Default)]
 struct Pods {
     now: BTreeMap<PodName, Pod>,
-    /// The list that is coming in, and when it was asked for.
+    /// The list being received, and when it was requested.
     listed: Option<(BTreeMap<PodName, Pod>, Instant)>,
-    /// When the last one was asked for that is complete.
+    /// When the last complete list was requested.
     listed_at: Option<Instant>,
-    /// Were all of them listed once?
+    /// Whether all pods were listed once.
     complete: bool,
-    /// Grows when any of them is another.
+    /// Incremented whenever a pod changes.
     version: u64,
-    /// Since when nobody tells.
+    /// Since when the source has been failing.
     silent: Option<Instant>,
-    /// Pods that went lately.
+    /// Pods that were deleted or terminated within [`LINGER`].
     gone: BTreeMap<PodName, Instant>,
-    /// Pods that went within a longer time: a kubelet may restart in between.
+    /// Pods that were deleted or terminated within [`DEPARTED`]: the kubelet may restart in between.
     departed: BTreeMap<PodName, Instant>,
 }
 
@@ -360,7 +363,7 @@ impl Pods {
         }
     }
 
-    /// The new list holds; whoever is not in it went unseen.
+    /// Applies the new list. Pods missing from it were deleted unseen.
     fn replace(&mut self, at: Instant) {
         let (listed, asked_at) = self.listed.take().unwrap_or_else(|| (BTreeMap::new(), at));
         self.listed_at = Some(asked_at);
@@ -380,7 +383,7 @@ impl Pods {
 
     fn put(&mut self, name: PodName, pod: Pod, at: Instant) {
         if pod.life == Life::Living {
-            // Perhaps another pod of the same name.
+            // It may be another pod with the same name.
             self.gone.remove(&name);
         } else if self.is_living(&name) || self.now.get(&name).is_none_or(|known| known.uid != pod.uid) {
             self.leave(name.clone(), at);
@@ -392,7 +395,7 @@ impl Pods {
     }
 
     fn remove(&mut self, name: PodName, uid: &str, at: Instant) {
-        // Another pod may have its name already.
+        // Another pod may already have its name.
         if self.now.get(&name).is_none_or(|known| known.uid != uid) {
             return;
         }
@@ -431,7 +434,8 @@ impl Pods {
     }
 }
 
-/// Does a kubelet of this version (`v1.33.13`) list pods that have ended? One whose version makes no sense may.
+/// Returns true if a kubelet of this version (`v1.33.13`) lists terminated pods; also if the version cannot
+/// be parsed.
 fn lists_ended_pods(version: &str) -> bool {
     let mut numbers = version.trim_start_matches('v').split('.').map(|part| part.parse::<u32>().ok());
     match (numbers.next().flatten(), numbers.next().flatten()) {
@@ -477,7 +481,7 @@ mod tests {
         assert_eq!(gone(PodEvent::Is(pod("a", "1", Life::Leaving)), 1), "a");
         assert_eq!(gone(PodEvent::Is(pod("b", "1", Life::Ended)), 2), "a,b");
         assert_eq!(gone(PodEvent::Gone(pod("c", "1", Life::Living)), 3), "a,b,c");
-        // What follows for a pod that went already is no news.
+        // Later events of a pod that is already gone change nothing.
         assert_eq!(gone(PodEvent::Is(pod("a", "1", Life::Ended)), 15), "a,b,c");
         assert_eq!(gone(PodEvent::Gone(pod("a", "1", Life::Ended)), 16), "b,c", "long enough");
         assert_eq!(gone(PodEvent::Is(pod("b", "2", Life::Living)), 16), "c", "another pod");

@@ -1,4 +1,4 @@
-//! The kubelet's HTTPS port: where it is, and how to know that it is the kubelet's.
+//! The kubelet's HTTPS port: its address, and how its certificate is verified.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::kubelet::{Https, PORT, Target};
 pub struct KubeletPort {
     /// The node's name.
     pub node: String,
-    /// Where it is; the Node says if not set, and the port where this has none.
+    /// Its address. Taken from the Node if not set; so is the port if the address has none.
     pub address: Option<Address>,
-    /// Who signs its certificate; the cluster's CA if not set.
+    /// The CA that signs its certificate; the cluster's CA if not set.
     pub ca_file: Option<PathBuf>,
     /// The name in its certificate; the address if not set.
     pub server_name: Option<String>,
@@ -25,14 +25,15 @@ pub struct KubeletPort {
 }
 
 impl KubeletPort {
-    /// That of a resolved configuration.
+    /// Returns the port of a resolved configuration.
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         let config::Kubelet { address, ca_file, server_name, timeout, .. } = config.kubelet.clone();
         Self { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
     }
 
-    /// A client with the credentials of `cluster`, which is asked for the address if nobody gave one.
+    /// Returns a client with the credentials of `cluster`. The address is read from the Node if none is
+    /// configured.
     ///
     /// # Errors
     /// One sentence.
@@ -58,7 +59,7 @@ impl KubeletPort {
         Ok((host, port.unwrap_or(PORT)))
     }
 
-    /// The port that the Node tells, or the one that kubelets have where nobody chose another.
+    /// Returns the port that the Node reports, or the kubelet's default port.
     async fn ask_for_port(&self, cluster: &Cluster) -> u16 {
         match cluster.kubelet_endpoint(&self.node).await {
             Ok(KubeletEndpoint { port, .. }) => port.unwrap_or(PORT),

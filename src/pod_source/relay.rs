@@ -1,4 +1,4 @@
-//! One who tells about pods, heard by several in this process: asked once, whoever listens.
+//! Shares one watch of a pod source among all its subscribers in this process.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -13,16 +13,16 @@ use super::PodTeller;
 use crate::core_v1::{BUDGET, keep_within};
 use crate::pod::{Life, Pod, PodEvent, PodName, Wanted};
 
-/// Of events that wait for who does not listen, each pod's last one is kept when they are so many.
+/// Queue length above which only the last event of each pod is kept.
 const BEHIND: usize = 1024;
 
 type Told = Result<PodEvent, String>;
 type Events = BoxStream<'static, Told>;
 
-/// Those that are asked. Each clone is the same.
+/// The shared sources. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct Relay {
-    /// What any listener will want, but for whole pods.
+    /// What any subscriber will want of a pod, except the serialized pod.
     wanted: Wanted,
     prompt: Arc<Notify>,
     asked: Arc<Mutex<AllAsked>>,
@@ -30,7 +30,7 @@ pub struct Relay {
 
 type AllAsked = Vec<(PodTeller, Weak<Asked>)>;
 
-/// One that is asked, for as long as anybody listens.
+/// A source that is open as long as it has subscribers.
 struct Asked {
     heard: Arc<Mutex<Heard>>,
     bell: Arc<watch::Sender<()>>,
@@ -44,7 +44,7 @@ impl Asked {
         Self { heard, bell, task }
     }
 
-    /// From now on these are what it tells: its list comes anew.
+    /// Replaces the event stream, which starts with a new list.
     fn ask_anew(&self, events: Events) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         task.abort();
@@ -64,42 +64,43 @@ impl fmt::Debug for Asked {
     }
 }
 
-/// What was told, and to whom it has to be told on. Pods are not kept whole: who wants them so keeps them.
+/// The pods as reported by the source, and its subscribers. Serialized pods are not cached: subscribers that
+/// want them keep them.
 #[derive(Default)]
 struct Heard {
     pods: BTreeMap<Key, Pod>,
     complete: bool,
-    /// The list that is coming in.
+    /// The list being received.
     listing: Option<BTreeMap<Key, Pod>>,
-    /// Why nothing is told now.
+    /// The source's last error, while it is failing.
     trouble: Option<String>,
     listeners: BTreeMap<u64, Queue>,
-    /// The number of the next listener.
+    /// The number of the next subscriber.
     next: u64,
 }
 
-/// What one listener still has to be told.
+/// The events that a subscriber has not received yet.
 struct Queue {
     told: VecDeque<Told>,
     awaits: Awaits,
-    /// It wants whole pods, and so many bytes of these wait.
+    /// Whether it wants serialized pods. Then, how many bytes of them are in the queue.
     whole: bool,
     bytes: usize,
-    /// When to look what can be left out.
+    /// The queue length above which superseded events are dropped.
     most: usize,
 }
 
-/// What was told before may not be for who has just come.
+/// What a new subscriber waits for, because the cached pods are not good enough for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaits {
     Nothing,
-    /// Nobody tells now, so that it may be true no more: until somebody does.
+    /// The source is failing, so the cache may be stale: an event that proves that it works again.
     Proof,
-    /// It wants whole pods, which are not kept: until all are told anew.
+    /// It wants serialized pods, which are not cached: the next list.
     Listing,
 }
 
-/// A pod that returns under its name is another one.
+/// A new pod with the same name is a different pod.
 type Key = (PodName, String);
 
 fn key(pod: &Pod) -> Key {
@@ -110,7 +111,7 @@ fn without_whole(pod: &Pod) -> Pod {
     Pod { whole: None, ..pod.clone() }
 }
 
-/// One who listens.
+/// A subscriber's stream.
 struct Listener {
     asked: Arc<Asked>,
     news: watch::Receiver<()>,
@@ -125,19 +126,20 @@ impl Drop for Listener {
 }
 
 impl Relay {
-    /// Of each pod is kept what is wanted, which is what any listener will want, but for whole pods.
+    /// Returns a relay that caches the `wanted` parts of each pod: all that any subscriber will want, except
+    /// the serialized pod.
     #[must_use]
     pub fn keeping(wanted: Wanted) -> Self {
         Self { wanted, ..Self::default() }
     }
 
-    /// What to ring for a reading of `/pods` ahead of its time.
+    /// Returns what to notify to read `/pods` ahead of its time.
     pub(super) fn prompt(&self) -> Arc<Notify> {
         Arc::clone(&self.prompt)
     }
 
-    /// What this one tells: all that is there, then what comes. It is opened, with what is wanted of pods, if nobody
-    /// listens to it yet; and once more for the first who wants whole pods, and for each such one after it.
+    /// Subscribes to a source. Yields a snapshot of its pods, then its events. The source is opened if it has
+    /// no subscribers yet, and reopened for each further one that wants serialized pods.
     pub(super) fn listen(
         &self,
         teller: PodTeller,
@@ -176,7 +178,7 @@ async fn hear(mut events: Events, heard: Arc<Mutex<Heard>>, bell: Arc<watch::Sen
         lock(&heard).take(&told);
         bell.send_replace(());
         if whole {
-            // Who wants whole pods takes it before the next one is read: they are large.
+            // Let subscribers take a serialized pod before the next one is read: they are large.
             yield_now().await;
         }
     }
@@ -229,7 +231,7 @@ impl Heard {
             Err(sentence) => self.trouble = Some(sentence.clone()),
         }
         let proof = matches!(told, Ok(event) if event.is_proof());
-        // Nobody has to wait for bytes that it does not want.
+        // Subscribers should not buffer bytes that they do not want.
         let slim = is_whole(told).then(|| told.clone().map(|event| event.map(|pod| without_whole(&pod))));
         let mut satisfied = Vec::new();
         for (number, queue) in &mut self.listeners {
@@ -261,13 +263,13 @@ impl Heard {
         number
     }
 
-    /// What is to be told next to this listener, and is there more?
+    /// Returns the next event for this subscriber, and whether there are more.
     fn next_for(&mut self, number: u64) -> (Option<Told>, bool) {
         let queue = self.listeners.get_mut(&number);
         queue.map_or((None, false), |queue| (queue.pop(), !queue.told.is_empty()))
     }
 
-    /// What somebody has to be told who knows nothing.
+    /// Returns the initial snapshot for a new subscriber.
     fn all(&self) -> Queue {
         let mut told = VecDeque::new();
         if self.complete {
@@ -304,8 +306,8 @@ impl Queue {
         }
     }
 
-    /// Leaves out what is overtaken: what came before a list that began after it, and all but the last word of a pod and of
-    /// trouble.
+    /// Drops superseded events: those before the start of the newest list, and all but the last event of each
+    /// pod and the last error.
     fn shorten(&mut self) {
         let start = self.told.iter().rposition(|told| matches!(told, Ok(PodEvent::Listing))).unwrap_or(0);
         let (mut seen, mut trouble) = (BTreeSet::new(), false);
@@ -324,7 +326,8 @@ impl Queue {
     }
 }
 
-/// Of two with one name the one that runs is told of last: whoever goes by names keeps that.
+/// Returns the pods as list events. If two pods share a name, the running one comes last, so name-keyed
+/// caches keep it.
 fn listed(pods: &BTreeMap<Key, Pod>) -> impl Iterator<Item = PodEvent> {
     let (running, others): (Vec<_>, Vec<_>) = pods.values().partition(|pod| pod.life == Life::Living);
     others.into_iter().chain(running).cloned().map(PodEvent::Listed)
@@ -333,7 +336,7 @@ fn listed(pods: &BTreeMap<Key, Pod>) -> impl Iterator<Item = PodEvent> {
 impl Listener {
     async fn next(&mut self) -> Told {
         loop {
-            // What comes after this is noticed.
+            // Marks the current version as seen first: later events wake this again.
             let over = self.news.changed().await.is_err();
             let (told, more) = lock(&self.asked.heard).next_for(self.number);
             if more {
@@ -361,9 +364,9 @@ mod tests {
     #[derive(Default)]
     struct Teller {
         relay: Relay,
-        /// For each time that it was opened: for whole pods?
+        /// For each time it was opened, whether for serialized pods.
         opened: RefCell<Vec<bool>>,
-        /// To who opened it last.
+        /// The sender of the stream that was opened last.
         tell: RefCell<Option<mpsc::UnboundedSender<Told>>>,
     }
 
@@ -391,7 +394,7 @@ mod tests {
         }
     }
 
-    /// Everybody has had a turn.
+    /// Lets all tasks run.
     async fn settle() {
         for _ in 0..5 {
             tokio::task::yield_now().await;
@@ -403,7 +406,7 @@ mod tests {
         Pod { namespace: "ns".into(), name: name.into(), uid: format!("uid-{name}"), whole, ..Pod::default() }
     }
 
-    /// All that can be heard now, in short.
+    /// Returns all available events in short form.
     fn heard(events: &mut Events) -> String {
         let mut words = Vec::new();
         while let Some(Some(told)) = tokio::task::unconstrained(events.next()).now_or_never() {
@@ -443,7 +446,7 @@ mod tests {
         settle().await;
         let mut after_trouble = teller.listen(&Wanted::default());
         assert_eq!((heard(&mut later), heard(&mut after_trouble)), ("trouble".into(), "trouble".into()));
-        // A list that begins is no proof, and may fail as well.
+        // The start of a list is no proof: the list may still fail.
         teller.tell(PodEvent::Listing).await;
         teller.tell(PodEvent::Listed(pod("x"))).await;
         assert_eq!(heard(&mut after_trouble), "", "nothing is known to be true now");

@@ -1,4 +1,4 @@
-//! Who tells the agent about pods; where nobody was chosen, the first that does.
+//! Selects the agent's source of pods. If several are possible, it is the first that works.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,21 +20,22 @@ use crate::pod::{PodEvent, Wanted};
 
 use super::{KubeletPort, Relay};
 
-/// How long one may take for its first list before the next one is asked: a kubelet's first lists are doubted for a while.
+/// How long a source may take for its first list before the next one is tried: a kubelet's first lists are
+/// not accepted for a while.
 const TRIAL: Duration = Duration::from_secs(30);
-/// How long one that told may be lost before all are asked again.
+/// How long the selected source may fail before all are tried again.
 const FORSAKEN: Duration = Duration::from_secs(300);
-/// How soon to ask all again when none told.
+/// Initial backoff before the next round if no source worked.
 const RETRY: Duration = Duration::from_secs(1);
-/// The longest wait between two such rounds.
+/// Maximum backoff between two such rounds.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
-/// How often it is tried, while one tells that is not the first, whether one before it does by now.
+/// How often the sources before the selected one are tried again.
 const BETTER: Duration = Duration::from_secs(300);
 
 const NO_CREDENTIALS: &str =
     "nobody said how to reach the API server: set `publish.kubeconfig` (--kubeconfig)";
 
-/// One who can tell about pods.
+/// A source of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodTeller {
     /// The API server.
@@ -46,7 +47,7 @@ pub enum PodTeller {
 }
 
 impl PodTeller {
-    /// In a word, for metrics.
+    /// Returns its label in the metrics.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -56,7 +57,7 @@ impl PodTeller {
         }
     }
 
-    /// Does it tell at once, so that nobody has to look for what was released?
+    /// Returns true if it reports changes at once, so that the agent need not poll for releases.
     pub(super) const fn is_prompt(self) -> bool {
         !matches!(self, Self::Kubelet)
     }
@@ -72,10 +73,10 @@ impl fmt::Display for PodTeller {
     }
 }
 
-/// Who is asked, and how they are reached.
+/// The sources to use, and how to reach them.
 #[derive(Clone, Debug, Default)]
 pub struct PodTellers {
-    /// In this order, if there are several.
+    /// The sources, in order of preference.
     pub order: Vec<PodTeller>,
     /// The socket of the Pods API.
     pub socket: PathBuf,
@@ -83,23 +84,23 @@ pub struct PodTellers {
     pub timeout: Duration,
     /// How often `/pods` is read.
     pub interval: Duration,
-    /// Where `/pods` is.
+    /// The address of `/pods`.
     pub port: KubeletPort,
-    /// What is kept of a pod besides what always is.
+    /// The optional parts of a pod to keep.
     pub wanted: Wanted,
-    /// Who else in this process listens to the same, if anybody does.
+    /// Shares the sources with others in this process, if set.
     pub relay: Option<Relay>,
 }
 
 impl PodTellers {
-    /// Asks the first of them about the pods of `node`. There must be one; without a cluster only the kubelet's Pods API
-    /// tells.
+    /// Watches the pods of `node`. There must be at least one source; without a cluster only the kubelet's
+    /// Pods API works.
     #[must_use]
     pub fn tell(self, node: String, cluster: Option<Cluster>) -> Telling {
         Telling::new(self, node, cluster)
     }
 
-    /// Those of a configuration. No annotation is kept.
+    /// Returns the sources of a configuration. Annotations are not kept.
     #[must_use]
     pub fn from_config(config: &Config, port: KubeletPort) -> Self {
         Self {
@@ -128,37 +129,37 @@ fn order(config: &Config) -> Vec<PodTeller> {
 
 type Events = BoxStream<'static, Result<PodEvent, String>>;
 
-/// The one who tells now.
+/// Selects a source and yields its events.
 pub struct Telling {
     tellers: PodTellers,
     node: String,
     cluster: Option<Cluster>,
-    /// The number of the one who is asked.
+    /// The index of the current source.
     turn: usize,
     events: Events,
-    /// Has it listed all pods? Then it stays.
+    /// Whether it has listed all pods. If so, it stays.
     chosen: bool,
-    /// Until when it may try to; since when it is lost, if it was chosen.
+    /// Its deadline for that. Then, since when it has been failing, if it was selected.
     tries_until: Instant,
     lost: Option<Instant>,
-    /// Why the others of this round do not tell.
+    /// Why the other sources of this round do not work.
     reasons: Vec<String>,
     failures: u32,
     not_before: Instant,
-    /// Rung by who cannot wait for the next reading of `/pods`.
+    /// Notified to read `/pods` ahead of its time.
     prompt: Arc<Notify>,
     better: Better,
-    /// What one that has taken the place told before it did.
+    /// Events that the current source sent before it was switched to.
     backlog: VecDeque<PodEvent>,
 }
 
-/// One that would be better than who was chosen, and may tell by now.
+/// The trial of a source that is preferred to the selected one and may work by now.
 struct Better {
     turn: usize,
-    /// Nothing while none is tried.
+    /// `None` while none is tried.
     events: Option<Events>,
     told: VecDeque<PodEvent>,
-    /// When to try the first; until when the one that is tried may take to list all pods.
+    /// When to try the first; the deadline for the one that is tried to list all pods.
     until: Instant,
 }
 
@@ -173,7 +174,8 @@ impl Better {
         Self { turn, events: Some(events), told: VecDeque::new(), until }
     }
 
-    /// What the one that is tried tells: nothing if none is and it is time to; its silence is an error.
+    /// Returns the next event of the source that is tried; `None` if none is and it is time to. A timeout is
+    /// an error.
     async fn next(&mut self) -> Option<Result<PodEvent, String>> {
         let Some(events) = &mut self.events else {
             sleep_until(self.until).await;
@@ -185,7 +187,7 @@ impl Better {
 }
 
 impl Telling {
-    /// Asks the first. There must be one.
+    /// Opens the first source. There must be one.
     pub(super) fn new(tellers: PodTellers, node: String, cluster: Option<Cluster>) -> Self {
         let now = Instant::now();
         let prompt = tellers.relay.as_ref().map_or_else(Arc::default, Relay::prompt);
@@ -209,21 +211,21 @@ impl Telling {
         telling
     }
 
-    /// What to ring for a reading of `/pods` ahead of its time. Who tells by itself is not hurried.
+    /// Returns what to notify to read `/pods` ahead of its time. It has no effect on the other sources.
     pub(super) fn prompt(&self) -> Arc<Notify> {
         Arc::clone(&self.prompt)
     }
 
-    /// Who is asked now.
+    /// Returns the current source.
     #[must_use]
     pub fn teller(&self) -> PodTeller {
         self.tellers.order.get(self.turn).copied().unwrap_or(PodTeller::ApiServer)
     }
 
-    /// What is told next. May be dropped while it waits.
+    /// Returns the next event. Cancel-safe.
     ///
     /// # Errors
-    /// One sentence; it goes on after a back-off.
+    /// One sentence; it continues after a backoff.
     pub async fn next(&mut self) -> Result<PodEvent, String> {
         loop {
             if let Some(event) = self.backlog.pop_front() {
@@ -254,7 +256,8 @@ impl Telling {
         }
     }
 
-    /// Hears the one that was chosen, and one that would be better; nothing of that until it has taken the place.
+    /// Polls the selected source and the trial of a preferred one. Events of the trial are kept back until it
+    /// is switched to.
     async fn hear(&mut self) -> Option<Result<PodEvent, String>> {
         tokio::select! {
             told = self.events.next() => {
@@ -269,7 +272,7 @@ impl Telling {
         }
     }
 
-    /// Takes what one tells that would be better: it takes the place when it has listed all pods.
+    /// Processes an event of the trial. Once that source has listed all pods, it is switched to.
     fn weigh(&mut self, told: Option<Result<PodEvent, String>>) {
         match told {
             None => self.better = Better::try_one(0, self.open(self.tellers.order[0])),
@@ -313,7 +316,7 @@ impl Telling {
         self.reasons.clear();
     }
 
-    /// One that was chosen and is lost for long is no longer.
+    /// Deselects a source that has been failing for long.
     fn note(&mut self, told: &Result<PodEvent, String>) {
         match told {
             Ok(event) if event.is_proof() => self.lost = None,
@@ -329,7 +332,8 @@ impl Telling {
         }
     }
 
-    /// Asks the next one. After a round in which none told it is one sentence, and the next round begins a while later.
+    /// Opens the next source. After a round in which none worked, returns one sentence; the next round begins
+    /// after a backoff.
     fn pass_on(&mut self) -> Option<String> {
         let next = self.turn + 1;
         if next < self.tellers.order.len() {
@@ -392,7 +396,7 @@ mod tests {
         assert_eq!((tellers.socket, tellers.order), (resolved.socket, resolved.order));
     }
 
-    /// Listens until a list is complete and says whose it is; sentences of trouble are kept.
+    /// Waits for a complete list, and returns its source and pods. Errors are collected in `trouble`.
     async fn listed(telling: &mut Telling, trouble: &mut Vec<String>) -> (PodTeller, Vec<String>) {
         let mut names = Vec::new();
         loop {
@@ -438,7 +442,7 @@ mod tests {
         }
         let mut kubelet = SimPodsApi::start(tellers.socket.clone()).unwrap();
         assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::PodsApi, vec![]));
-        // It is lost for a while and returns; nobody else is asked, though another could tell by now.
+        // It fails for a while and recovers; no other source is tried, although one would work by now.
         server.set_denied("list", "pods", false);
         kubelet.stop();
         trouble.clear();
@@ -449,7 +453,7 @@ mod tests {
         assert!(trouble.iter().all(|sentence| sentence.contains("pods-api.sock")), "{trouble:?}");
         kubelet.restart().unwrap();
         assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::PodsApi, vec![]));
-        // It is lost for long.
+        // It fails for long.
         kubelet.stop();
         let before = Instant::now();
         assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::ApiServer, vec!["a".to_owned()]));
@@ -472,7 +476,7 @@ mod tests {
         let mut telling = tellers.clone().tell("worker".to_owned(), Some(cluster));
         let mut trouble = Vec::new();
         assert_eq!(listed(&mut telling, &mut trouble).await, (PodTeller::ApiServer, vec!["a".to_owned()]));
-        // One that is there and cannot tell all pods does not take the place.
+        // A source that is up but cannot list all pods is not switched to.
         let kubelet = SimPodsApi::start(tellers.socket.clone()).unwrap();
         kubelet.refuse(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
         let before = Instant::now();

@@ -1,5 +1,5 @@
-//! One list as it is served: an encoded record for each pod, by UID, and who watches it. `Pods` and `PodInfo` differ in what
-//! a record is; their lists, answers and events are alike on the wire.
+//! One list as it is served: an encoded record per pod, by UID, and its watchers. `Pods` and `PodInfo` differ
+//! in their records; their lists, responses and events have the same wire format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -16,57 +16,57 @@ use super::watchers::{Tally, Watchers};
 use crate::grpc::{Feed, Message};
 use crate::wire::{put_bytes, put_head, put_number};
 
-/// The types of events.
+/// The event types.
 pub(super) const ADDED: u64 = 1;
 const MODIFIED: u64 = 2;
 const DELETED: u64 = 3;
 
-/// The fields of an event, and that of a pod in any answer.
+/// Field numbers: of an event, and of the pod in a List or Get response.
 const TYPE: u32 = 1;
 const POD: u32 = 2;
 const ANSWER: u32 = 1;
 
-/// The pods of the next list. Those that are not as they are already have to fit while it comes in: the largest of them are left out, even
-/// where a larger one stays as it is.
+/// A list being received. New and changed pods must fit into the budget meanwhile: the largest of them are
+/// left out, even if an unchanged pod is larger.
 #[derive(Debug)]
 pub(super) struct Listing {
-    /// Those that are as they are already, and those that are not. Both together may be more than there may be.
+    /// Unchanged pods, and new or changed ones. Together they may exceed the budget.
     same: BTreeSet<Box<str>>,
     new: Records,
 }
 
 impl Listing {
-    /// No pods yet, for a board with this limit.
+    /// An empty list for a board with this limit.
     pub(super) fn new(limit: Limit) -> Self {
         Self { same: BTreeSet::new(), new: Records::new(limit) }
     }
 
-    /// The pod is as this.
+    /// Adds a new or changed pod.
     pub(super) fn put(&mut self, uid: &str, record: Record) {
         self.same.remove(uid);
         self.new.put(uid, record);
         self.new.fit(|other| other == uid);
     }
 
-    /// The pod is as it is on the board.
+    /// Adds a pod that is the same as on the board.
     pub(super) fn keep(&mut self, uid: &str) {
         self.new.remove(uid);
         self.same.insert(uid.into());
     }
 
-    /// The pod is gone.
+    /// Removes a pod.
     pub(super) fn remove(&mut self, uid: &str) {
         self.same.remove(uid);
         self.new.remove(uid);
     }
 }
 
-/// A pod that cannot be given.
+/// Why a pod cannot be returned.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Missing {
-    /// There is none.
+    /// There is no such pod.
     Unknown,
-    /// It is left out.
+    /// The pod is left out.
     TooLarge(TooLarge),
 }
 
@@ -74,17 +74,17 @@ pub(super) enum Missing {
 #[derive(Debug)]
 pub(super) struct Board {
     records: Records,
-    /// Were all pods told once?
+    /// Whether a list was completed.
     told: bool,
-    /// The answer that lists all, and whether somebody has asked for it of late.
+    /// The encoded List response, and whether it was requested since the last [`Board::tidy`].
     list: Option<Bytes>,
     asked: bool,
-    /// What a watcher hears first, while anybody has not heard all of it.
+    /// The pods a new watcher gets first, shared by the watchers that have not read all of them.
     initial: Weak<[Bytes]>,
     watchers: Watchers,
 }
 
-/// A board that is served and written to.
+/// A board shared by the store and its clients.
 pub(super) type Shared = Arc<Mutex<Board>>;
 
 pub(super) fn lock(board: &Mutex<Board>) -> MutexGuard<'_, Board> {
@@ -103,7 +103,7 @@ impl Board {
         }
     }
 
-    /// Were all pods told once?
+    /// Returns true if a list was completed.
     pub(super) fn has_told(&self) -> bool {
         self.told
     }
@@ -112,17 +112,17 @@ impl Board {
         &self.records
     }
 
-    /// Those that are left out, each once.
+    /// Returns the pods left out that were not returned before.
     pub(super) fn newly_left_out(&mut self) -> Vec<TooLarge> {
         self.records.newly_left_out()
     }
 
-    /// Is this what is served of the pod?
+    /// Returns true if the pod is served with this content.
     pub(super) fn is(&self, uid: &str, content: &[u8]) -> bool {
         self.records.whole(uid).is_some_and(|served| served == content)
     }
 
-    /// The pod is there, as this.
+    /// Adds or updates a pod.
     pub(super) fn put(&mut self, uid: &str, record: Record, at: Instant) {
         let before = self.records.put(uid, record);
         let before = before.as_ref().and_then(Record::whole);
@@ -139,7 +139,7 @@ impl Board {
         }
     }
 
-    /// The pod is gone.
+    /// Removes a pod.
     pub(super) fn remove(&mut self, uid: &str, at: Instant) {
         if self.records.whole(uid).is_some() {
             self.tell_gone(uid, at);
@@ -147,7 +147,8 @@ impl Board {
         self.records.remove(uid);
     }
 
-    /// These are all. Who watches hears what differs: first who is gone, since another may have the same name.
+    /// Replaces all pods, and sends watchers the differences: deletions first, since a new pod may have the
+    /// name of a deleted one.
     pub(super) fn replace(&mut self, listing: Listing, at: Instant) {
         let Listing { same, new } = listing;
         let mut before = std::mem::replace(&mut self.records, new);
@@ -158,7 +159,7 @@ impl Board {
         }
         self.records.take_told(&before);
         self.records.fit(|uid| !served.contains_key(uid));
-        // All may go and others come at once.
+        // All pods may be deleted and as many added at once.
         let pods = self.records.len().max(served.len());
         let gone = served.keys().filter(|uid| self.records.whole(uid).is_none());
         let tombstones = gone.filter_map(|uid| self.records.get(uid).or(before.get(uid)));
@@ -185,18 +186,18 @@ impl Board {
         self.tell(event(DELETED, record.tombstone.clone()), at);
     }
 
-    /// The UID under which a pod is kept that may be asked for by another one.
+    /// Returns the UID of the record that has this alias.
     pub(super) fn known_as(&self, alias: &str) -> Option<&str> {
         let is = |record: &Record| record.alias.as_deref() == Some(alias);
         self.records.iter().find(|(_, record)| is(record)).map(|(uid, _)| &**uid)
     }
 
-    /// The other UID that this one may be asked for by, if it is there and has one.
+    /// Returns the alias of the record with this UID.
     pub(super) fn alias(&self, uid: &str) -> Option<&str> {
         self.records.get(uid)?.alias.as_deref()
     }
 
-    /// The answer that has one pod.
+    /// Returns the Get response for a UID or an alias.
     pub(super) fn get(&self, uid: &str) -> Result<Message, Missing> {
         let known = || self.records.get(self.known_as(uid)?);
         let record = self.records.get(uid).or_else(known).ok_or(Missing::Unknown)?;
@@ -209,7 +210,7 @@ impl Board {
         Ok(Message::new(&head, content))
     }
 
-    /// The answer that has all pods: made once for as long as nothing changes and somebody asks.
+    /// Returns the List response. It is cached until a pod changes, as long as it is requested.
     pub(super) fn list(&mut self) -> Bytes {
         self.asked = true;
         let records = &self.records;
@@ -222,25 +223,25 @@ impl Board {
         self.list.get_or_insert_with(make).clone()
     }
 
-    /// Lets go of the answer that has all pods if nobody has asked since the last call of this.
+    /// Drops the cached List response if it was not requested since the last call.
     pub(super) fn tidy(&mut self) {
         if !std::mem::take(&mut self.asked) {
             self.list = None;
         }
     }
 
-    /// No more is told to who watches.
+    /// Ends all watches.
     pub(super) fn close(&mut self) {
         self.watchers.close();
     }
 
-    /// Events that somebody has not heard.
+    /// Returns how many events are buffered for watchers.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.watchers.waiting()
     }
 
-    /// Bytes of these.
+    /// Returns the size in bytes of the buffered events.
     #[cfg(test)]
     pub(super) fn waiting_bytes(&self) -> usize {
         self.watchers.waiting_bytes()
@@ -261,7 +262,8 @@ impl Board {
     }
 }
 
-/// One who watches: all pods as they are now, the marker, and then each change. Leaves when dropped.
+/// A watch: all current pods, the `INITIAL_SYNC_COMPLETE` marker, then each change. Unsubscribes when
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
     board: Shared,
@@ -304,7 +306,7 @@ impl Drop for Watch {
     }
 }
 
-/// What tells of a pod.
+/// Encodes an event.
 pub(super) fn event(kind: u64, content: Bytes) -> Message {
     let mut head = Vec::new();
     put_number(&mut head, TYPE, kind);

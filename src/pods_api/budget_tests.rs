@@ -1,4 +1,4 @@
-//! Pods that do not fit: the largest are left out, whoever watches hears so, and nothing else is lost.
+//! Pods that exceed the budget: the largest are left out, watchers are notified, and nothing else is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -33,7 +33,7 @@ impl Tally for Nobody {
     fn heard(&self, _: Duration) {}
 }
 
-/// A pod of some more than so many bytes.
+/// Returns a pod of slightly more than `bytes` bytes.
 fn pod(uid: &str, bytes: usize) -> Pod {
     let (mut metadata, mut status, mut message) = (Vec::new(), Vec::new(), Vec::new());
     for (number, text) in [(1, uid), (3, "ns"), (5, uid)] {
@@ -41,14 +41,14 @@ fn pod(uid: &str, bytes: usize) -> Pod {
     }
     put_bytes(&mut status, 1, b"Running");
     put_bytes(&mut message, 1, &metadata);
-    // A field that nobody knows.
+    // An unknown field.
     put_bytes(&mut message, 100, &vec![0; bytes]);
     put_bytes(&mut message, 3, &status);
     let whole = Some(Box::new(Whole::Protobuf(message.into())));
     Pod { namespace: "ns".into(), name: uid.into(), uid: uid.into(), whole, ..Pod::default() }
 }
 
-/// Names of all pods of a list.
+/// Returns the names of all listed pods.
 fn listed(board: &Shared) -> Vec<String> {
     let pods = ListPodsResponse::decode(lock(board).list()).unwrap().pods;
     let name = |pod: &Bytes| crate::core_v1::decode_pod(pod).unwrap().name;
@@ -92,14 +92,14 @@ fn the_largest_pods_are_left_out_and_come_back_when_there_is_room() {
         assert_eq!(store.newly_left_out().len(), if round == 0 { 64 - fits } else { 0 }, "told once");
         complete(&mut store, (0..3).map(small).chain((0..64).map(large)));
     }
-    // What it has heard is what is served: nobody was told of a pod that did not fit.
+    // The watcher got events of served pods only.
     assert_eq!(hear(&mut watch).len(), fits);
     let Err(Missing::TooLarge(missing)) = lock(&store.pods).get("large-63") else { panic!("it is served") };
     let sentence = missing.to_string();
     assert!(sentence.contains("ns/large-63") && sentence.contains("1400"), "{sentence}");
     assert!(!store.has_room_again());
 
-    // One that is served grows: it goes, and whoever watches hears so.
+    // A served pod grows: it is left out, and watchers get a deletion.
     store.take(PodEvent::Is(pod("large-00", 3_000_000)), Instant::now()).unwrap();
     let [gone] = &hear(&mut watch)[..] else { panic!("one event") };
     assert_eq!(gone.r#type(), EventType::Deleted);
@@ -107,7 +107,7 @@ fn the_largest_pods_are_left_out_and_come_back_when_there_is_room() {
     store.take(PodEvent::Is(large(63)), Instant::now()).unwrap();
     assert_eq!(hear(&mut watch)[0].r#type(), EventType::Added);
     assert!(!store.has_room_again());
-    // Small ones go before large ones.
+    // Large pods are left out for small ones.
     (3..40).for_each(|number| {
         store.take(PodEvent::Is(pod(&format!("small-{number}"), 100_000)), Instant::now()).unwrap()
     });
@@ -183,7 +183,7 @@ fn what_waits_for_a_watcher_is_bounded_in_bytes() {
     let Poll::Ready(Some(Err(status))) = next else { panic!("it goes on") };
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(lock(&store.pods).waiting_bytes(), 0);
-    // At once three times as much may come.
+    // A burst may buffer three times as much.
     let silent = Watch::new(Arc::clone(&store.pods));
     let at = start + Duration::from_secs(60);
     for round in 0..60 {
@@ -195,15 +195,15 @@ fn what_waits_for_a_watcher_is_bounded_in_bytes() {
     drop(silent);
 }
 
-/// So many bytes for a handful of pods of up to 100.
+/// A budget for a handful of pods of up to 100 bytes.
 const LIMIT: Limit = Limit { bytes: 300, outline: |_| Bytes::new() };
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A pod has so many bytes.
+    /// Sets a pod's size.
     Put(u8, u8),
     Remove(u8),
-    /// These are all; those in the second list are as they are.
+    /// Relists: the pods with their sizes, and those that are unchanged.
     Replace(BTreeMap<u8, u8>, Vec<u8>),
 }
 
@@ -240,7 +240,7 @@ proptest! {
         let (mut known, mut all) = (BTreeMap::new(), BTreeMap::<u8, u8>::new());
         for step in steps {
             let now = Instant::now();
-            // Of pods that are as they were a larger one may stay.
+            // An unchanged pod may stay although it is larger.
             let all_are_new = matches!(&step, Step::Replace(_, same) if same.is_empty());
             match step {
                 Step::Put(uid, bytes) => {

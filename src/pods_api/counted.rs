@@ -1,4 +1,4 @@
-//! Calls and watches, as the metrics count them.
+//! Metrics of calls and watches.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl grpc::Observer for Counted {
             "WatchPods" | "WatchPodConditions" => Call::Watch,
             _ => return,
         };
-        // The kubelet does not count what its limiter rejects.
+        // The kubelet does not count calls rejected by its limiter.
         if code != Code::ResourceExhausted || call == Call::Watch {
             self.0.answered(call, version, code_name(code));
         }
@@ -41,7 +41,7 @@ impl grpc::Observer for Counted {
     }
 }
 
-/// Counts those who watch one service.
+/// Counts the watchers of one service.
 #[derive(Debug)]
 pub(super) struct Watching {
     pub(super) version: &'static str,

@@ -1,6 +1,6 @@
-//! What `PodInfo` shows of a pod: its conditions and how far it is, read from the pod as it came and written record by record
-//! (`proto/podinfo`). Whatever the pod came as, the bytes are the same for the same state: that nothing of it changed is seen
-//! by comparing them.
+//! The messages of `PodInfo` (`proto/podinfo`): a pod's conditions and phase, read from the serialized pod
+//! and encoded field by field. The same state gives the same bytes, whatever the pod's encoding, so that
+//! comparing bytes shows whether anything changed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,12 +13,12 @@ use crate::core_v1;
 use crate::pod::{Pod, Whole};
 use crate::wire::{Field, Value, WireError, fields, fields_in, put_bytes, put_number};
 
-/// Where the kubelet has the pod from: `api`, or `file` or `http` for static ones.
+/// Where the kubelet has the pod from: `api`, or for static pods `file` or `http`.
 const SOURCE: &str = "kubernetes.io/config.source";
-/// Only mirrors have it: the kubelet's UID of the static pod. It cannot be changed, but whoever makes a pod may set it.
+/// Set on mirror pods only: the kubelet's UID of the static pod. Immutable, but a pod's creator may set it.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Tags of k8s.io/api core/v1 and of meta/v1 (`generated.proto`).
+/// Field numbers of k8s.io/api core/v1 and meta/v1 (`generated.proto`).
 mod tags {
     pub(super) const METADATA: u32 = 1;
     pub(super) const STATUS: u32 = 3;
@@ -35,7 +35,7 @@ mod tags {
     pub(super) const NANOS: u32 = 2;
 }
 
-/// Tags of a condition, which are core/v1's.
+/// Field numbers of a core/v1 PodCondition.
 mod condition {
     pub(super) const TYPE: u32 = 1;
     pub(super) const STATUS: u32 = 2;
@@ -46,22 +46,22 @@ mod condition {
     pub(super) const GENERATION: u32 = 7;
 }
 
-/// What is shown of one pod.
+/// What `PodInfo` contains of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Info {
-    /// The kubelet's UID of the pod.
+    /// The UID the kubelet has for the pod.
     pub(super) uid: String,
     pub(super) namespace: String,
     pub(super) name: String,
     is_static: bool,
-    /// Encoded.
+    /// Encoded conditions.
     conditions: Vec<Vec<u8>>,
-    /// The moment, encoded.
+    /// The encoded deletion timestamp.
     deleted: Option<Vec<u8>>,
     phase: String,
 }
 
-/// Of a pod's annotations, those that say where it is from.
+/// The annotations that contain a pod's source.
 #[derive(Debug, Default)]
 struct Origin {
     source: Option<String>,
@@ -80,10 +80,10 @@ impl Origin {
 }
 
 impl Info {
-    /// What is shown of a pod that came whole.
+    /// Extracts the info from a serialized pod.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If it cannot be parsed, or the pod has no serialized form.
     pub(super) fn of(pod: &Pod) -> Result<Self, String> {
         match pod.whole.as_deref() {
             Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _)) => {
@@ -94,7 +94,7 @@ impl Info {
         }
     }
 
-    /// What is shown of a pod that is this message.
+    /// Extracts the info from a `core/v1` Pod message.
     pub(super) fn of_protobuf(bytes: &[u8]) -> Result<Self, WireError> {
         let (mut info, mut origin) = (Self::default(), Origin::default());
         for field in fields(bytes) {
@@ -165,7 +165,7 @@ impl Info {
         Ok(info.from(origin))
     }
 
-    /// Its UID is the kubelet's, which a mirror pod has in its annotations.
+    /// Sets the UID to the kubelet's, which a mirror pod has in an annotation.
     fn from(mut self, origin: Origin) -> Self {
         let Origin { source, mirror } = origin;
         self.is_static = mirror.is_some() || matches!(source.as_deref(), Some("file" | "http"));
@@ -175,7 +175,7 @@ impl Info {
         self
     }
 
-    /// The message.
+    /// Encodes the message.
     pub(super) fn encoded(&self) -> Vec<u8> {
         let mut out = tombstone(&self.uid, &self.namespace, &self.name);
         if self.is_static {
@@ -189,7 +189,7 @@ impl Info {
         out
     }
 
-    /// What is told of it when it is gone.
+    /// Encodes the content of a `DELETED` event.
     pub(super) fn tombstone(&self) -> Vec<u8> {
         tombstone(&self.uid, &self.namespace, &self.name)
     }
@@ -203,7 +203,7 @@ fn tombstone(uid: &str, namespace: &str, name: &str) -> Vec<u8> {
     out
 }
 
-/// What `Pods` tells of a pod that is gone: a Pod with these alone.
+/// Encodes the content of a `DELETED` event of `Pods`: a Pod with only name, namespace and UID.
 pub(super) fn pod_tombstone(pod: &Pod) -> Vec<u8> {
     let (mut metadata, mut out) = (Vec::new(), Vec::new());
     put_text(&mut metadata, tags::NAME, &pod.name);
@@ -213,7 +213,7 @@ pub(super) fn pod_tombstone(pod: &Pod) -> Vec<u8> {
     out
 }
 
-/// A text of the API. What is no UTF-8 could not be decoded by anybody.
+/// Reads a string. Invalid UTF-8 is replaced, since no client could decode it.
 fn text(bytes: &[u8], part: Range<usize>) -> Cow<'_, str> {
     core_v1::text(&bytes[part])
 }
@@ -236,7 +236,8 @@ fn entry(bytes: &[u8], part: Range<usize>) -> Result<(Cow<'_, str>, Cow<'_, str>
     Ok((key, value))
 }
 
-/// A moment written as it is here. Go writes one that is not set as an empty message, which others would read as 1970.
+/// Reads and encodes a timestamp. Go writes an unset one as an empty message, which other languages would
+/// read as 1970.
 fn moment(bytes: &[u8], part: Range<usize>) -> Result<Option<Vec<u8>>, WireError> {
     if part.is_empty() {
         return Ok(None);
@@ -253,7 +254,7 @@ fn moment(bytes: &[u8], part: Range<usize>) -> Result<Option<Vec<u8>>, WireError
 }
 
 fn encoded_moment(moment: Timestamp) -> Vec<u8> {
-    // A negative number has all its bits, as protocol buffers want it.
+    // Protocol buffers encode a negative number with all its 64 bits.
     put_moment(moment.as_second() as u64, i64::from(moment.subsec_nanosecond()) as u64)
 }
 
@@ -266,7 +267,7 @@ fn put_moment(seconds: u64, nanos: u64) -> Vec<u8> {
     out
 }
 
-/// A condition: what it says, without what is not set, and what we do not know as it came.
+/// Encodes a condition: without unset fields, and with unknown fields unchanged.
 fn read_condition(bytes: &[u8], part: Range<usize>) -> Result<Vec<u8>, WireError> {
     let mut out = Vec::with_capacity(part.len());
     for field in fields_in(bytes, part) {
@@ -288,7 +289,7 @@ fn read_condition(bytes: &[u8], part: Range<usize>) -> Result<Vec<u8>, WireError
     Ok(out)
 }
 
-/// Of a pod in JSON, what is shown.
+/// The fields used of a pod in JSON.
 #[derive(Deserialize)]
 struct JsonPod {
     #[serde(default)]

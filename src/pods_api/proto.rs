@@ -1,13 +1,13 @@
-//! The wire types of PodInfo, generated from `proto/podinfo`. What is served is not made of them but written record by record
-//! (`info`); they are for clients.
+//! The wire types of PodInfo, generated from `proto/podinfo`, for clients. The server does not use them: it
+//! encodes the messages field by field (`info`).
 
-/// A moment: `google.protobuf.Timestamp`, which `metav1.Time` is on the wire.
+/// A `google.protobuf.Timestamp`; `metav1.Time` has the same wire format.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
 pub struct Timestamp {
     /// Seconds since 1970.
     #[prost(int64, tag = "1")]
     pub seconds: i64,
-    /// And so many nanoseconds.
+    /// Nanoseconds within the second.
     #[prost(int32, tag = "2")]
     pub nanos: i32,
 }

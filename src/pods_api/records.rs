@@ -1,6 +1,6 @@
-//! What is kept of the pods of one list, within a budget of bytes: whoever may create pods on the node must not decide how much
-//! memory we take. What does not fit is left out, the largest pods first, so that nobody loses a pod of a usual size to
-//! somebody else's large ones.
+//! The records of one list within a budget of bytes, since users who can create pods on the node must not
+//! decide how much memory this process takes. Pods that do not fit are left out, the largest first, so that
+//! large pods of one user displace no pod of usual size.
 
 use std::collections::btree_map::{BTreeMap, Iter};
 
@@ -8,26 +8,26 @@ use prost::bytes::Bytes;
 
 use crate::core_v1::BUDGET;
 
-/// How much there may be.
+/// The budget of one list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     /// Bytes of all contents.
     pub(super) bytes: usize,
-    /// What is kept of a content that is left out.
+    /// Reduces the content of a pod that is left out.
     pub(super) outline: fn(&[u8]) -> Bytes,
 }
 
-/// What is known of one pod.
+/// The record of one pod.
 #[derive(Debug)]
 pub(super) struct Record {
     content: Content,
-    /// What tells that it is gone.
+    /// The content of its `DELETED` event.
     pub(super) tombstone: Bytes,
-    /// Another UID that it may be asked for by.
+    /// Another UID it can be requested by.
     pub(super) alias: Option<Box<str>>,
-    /// Namespace and name, for people.
+    /// Namespace and name, for messages.
     name: Box<str>,
-    /// Somebody was told that it is left out.
+    /// Whether it was reported as left out.
     told: bool,
 }
 
@@ -35,11 +35,11 @@ pub(super) struct Record {
 pub(super) enum Content {
     /// It is served.
     Whole(Bytes),
-    /// It is left out: what is kept of it, which may be nothing, and how many bytes it has.
+    /// It is left out: the reduced content, possibly empty, and its full size in bytes.
     Outline(Bytes, usize),
 }
 
-/// A pod that is left out, and how many bytes it has.
+/// A pod that is left out, and its size in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the pod {name} is left out, for its {bytes} bytes do not fit beside the node's other pods, the largest of which are left out \
@@ -60,7 +60,7 @@ impl Content {
 }
 
 impl Record {
-    /// A record of this content. It is kept as it is, and shared with whoever has it.
+    /// Creates a record. The content is shared, not copied.
     pub(super) fn new(
         content: Content,
         tombstone: Vec<u8>,
@@ -71,7 +71,7 @@ impl Record {
         Self { content, tombstone: tombstone.into(), alias: alias.map(Into::into), name, told: false }
     }
 
-    /// What is served of it; `None` if it is left out.
+    /// Returns the served content; `None` if the pod is left out.
     pub(super) fn whole(&self) -> Option<&Bytes> {
         match &self.content {
             Content::Whole(bytes) => Some(bytes),
@@ -79,7 +79,7 @@ impl Record {
         }
     }
 
-    /// The pod, if it is left out.
+    /// Returns name and size of a pod that is left out.
     pub(super) fn too_large(&self) -> Option<TooLarge> {
         match &self.content {
             Content::Whole(_) => None,
@@ -91,7 +91,7 @@ impl Record {
         self.content.kept().len()
     }
 
-    /// Keeps less of it.
+    /// Reduces the content to its outline, or an outline to nothing.
     fn shrink(&mut self, outline: fn(&[u8]) -> Bytes) {
         self.content = match &self.content {
             Content::Whole(bytes) => Content::Outline(outline(bytes), bytes.len()),
@@ -104,7 +104,7 @@ impl Record {
 #[derive(Debug)]
 pub(super) struct Records {
     all: BTreeMap<Box<str>, Record>,
-    /// Of all contents.
+    /// Bytes of all contents.
     bytes: usize,
     left_out: usize,
     limit: Limit,
@@ -115,12 +115,12 @@ impl Records {
         Self { all: BTreeMap::new(), bytes: 0, left_out: 0, limit }
     }
 
-    /// All of them, those that are left out too.
+    /// Returns the number of records, including pods that are left out.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// How many are left out.
+    /// Returns how many pods are left out.
     pub(super) fn left_out(&self) -> usize {
         self.left_out
     }
@@ -129,7 +129,7 @@ impl Records {
         self.all.get(uid)
     }
 
-    /// What is served of a pod.
+    /// Returns a pod's served content.
     pub(super) fn whole(&self, uid: &str) -> Option<&Bytes> {
         self.get(uid)?.whole()
     }
@@ -138,24 +138,24 @@ impl Records {
         self.all.iter()
     }
 
-    /// All that is served, by UID.
+    /// Returns all served pods, by UID.
     pub(super) fn served(&self) -> impl Iterator<Item = (&str, &Bytes)> {
         self.iter().filter_map(|(uid, record)| Some((&**uid, record.whole()?)))
     }
 
-    /// All that is kept, by UID: of what is left out an outline, where there is one.
+    /// Returns all contents by UID, including the reduced ones of pods that are left out.
     pub(super) fn kept(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let kept = self.iter().map(|(uid, record)| (&**uid, &**record.content.kept()));
         kept.filter(|(_, kept)| !kept.is_empty())
     }
 
-    /// Would one of those that are left out fit?
+    /// Returns true if one of the pods that are left out would fit.
     pub(super) fn has_room_again(&self) -> bool {
         let smallest = self.all.values().filter_map(|record| Some(record.too_large()?.bytes)).min();
         smallest.is_some_and(|bytes| self.bytes + bytes <= self.limit.bytes)
     }
 
-    /// Those that are left out, each once.
+    /// Returns the pods left out that were not returned before.
     pub(super) fn newly_left_out(&mut self) -> Vec<TooLarge> {
         if self.left_out == 0 {
             return Vec::new();
@@ -169,7 +169,7 @@ impl Records {
             .collect()
     }
 
-    /// Takes a record in, whatever room there is. Gives the one that was there.
+    /// Inserts a record, even above the budget. Returns the previous one.
     pub(super) fn put(&mut self, uid: &str, mut record: Record) -> Option<Record> {
         let before = self.remove(uid);
         record.told |= before.as_ref().is_some_and(|before| before.told);
@@ -179,7 +179,7 @@ impl Records {
         before
     }
 
-    /// Who was told of there need not be told of again.
+    /// Takes over which pods were reported as left out.
     pub(super) fn take_told(&mut self, before: &Self) {
         for (uid, record) in &mut self.all {
             record.told |= before.get(uid).is_some_and(|before| before.told);
@@ -193,8 +193,8 @@ impl Records {
         Some(record)
     }
 
-    /// Leaves out the largest until what is kept fits; of those that are as large, newcomers first. Gives those that were
-    /// served before this.
+    /// Leaves out the largest pods until the rest fit; of equally large ones, new pods first. Returns those
+    /// that were served before.
     pub(super) fn fit(&mut self, is_new: impl Fn(&str) -> bool) -> Vec<Box<str>> {
         let mut left_out = Vec::new();
         while self.bytes > self.limit.bytes {

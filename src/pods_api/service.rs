@@ -1,5 +1,5 @@
-//! What is answered. Codes and texts are the kubelet's (`pkg/kubelet/apis/pods/server.go` of 1.36 and 1.37), and grpc-go's
-//! where a call does not get as far.
+//! The handlers. Codes and messages are the kubelet's (`pkg/kubelet/apis/pods/server.go` of 1.36 and 1.37),
+//! or grpc-go's if a call fails before its handler.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,30 +20,30 @@ use crate::wire;
 
 /// The kubelet's service.
 pub(super) const PODS: &str = "v1alpha1.Pods";
-/// Ours.
+/// numacast's own service.
 pub(super) const INFO: &str = "podinfo.v1alpha1.PodInfo";
 
-/// `List` and `Get` in a second, and at once (`pkg/kubelet/apis/pods/constants.go`). The kubelet's are for all together;
-/// these are each client's.
+/// `List` and `Get` calls per second, and in a burst (`pkg/kubelet/apis/pods/constants.go`). The kubelet has
+/// one limit for all clients; here each client has its own.
 const QPS: f64 = 100.0;
 const BURST: f64 = 10.0;
-/// UIDs have 36 characters, those of static pods 32.
+/// Maximum bytes of a UID in an error message. UIDs have 36 characters, those of static pods 32.
 const LONGEST: usize = 256;
 
-/// So many clients' buckets are kept without looking which are full again.
+/// Number of clients' buckets above which full ones are dropped.
 const BUCKETS: usize = 256;
 
-/// What answers.
+/// The call handlers.
 pub(super) struct Service {
     pub(super) pods: Shared,
     pub(super) infos: Shared,
-    /// Nobody but the kubelet's `/pods` tells, and nobody else is expected to.
+    /// Whether the kubelet's `/pods` is the only source that works, and no other is expected to.
     pub(super) page_alone: Arc<AtomicBool>,
     pub(super) limiter: Limiter,
     pub(super) metrics: Metrics,
 }
 
-/// What was asked for, of which list.
+/// A decoded request.
 enum Question {
     List,
     Get(String),
@@ -82,7 +82,7 @@ impl Question {
     }
 
     fn get(call: &Call) -> Result<Self, Status> {
-        // A request of either service has one field, the UID.
+        // The requests of both services have one field, the UID.
         let request = GetPodRequest::decode(call.message.clone());
         Ok(Self::Get(request.map_err(unary)?.pod_uid))
     }
@@ -95,13 +95,13 @@ impl Question {
     }
 }
 
-/// Of what is no UID as much as is of use: a status is encoded several times over.
+/// Truncates a UID for an error message: a status is encoded several times over.
 fn shown(uid: &str) -> &str {
     let end = (0..=LONGEST.min(uid.len())).rev().find(|at| uid.is_char_boundary(*at));
     &uid[..end.unwrap_or(0)]
 }
 
-/// A message without fields that we know still has to be one.
+/// Checks that a request without known fields is a valid message.
 fn readable(call: &Call) -> Result<(), wire::WireError> {
     wire::fields(&call.message).try_for_each(|field| field.map(drop))
 }
@@ -134,7 +134,7 @@ impl Service {
         }
     }
 
-    /// Nobody has told all pods yet. Where only `/pods` does nobody ever will.
+    /// Returns the status while no list was completed. If `/pods` is the only source, `Pods` never has one.
     fn untold(&self, infos: bool) -> Status {
         match self.page_alone.load(Ordering::Relaxed) && !infos {
             true => Status::unimplemented(
@@ -146,16 +146,16 @@ impl Service {
     }
 }
 
-/// Who may list and get how often.
+/// Limits `List` and `Get` calls per client.
 #[derive(Default)]
 pub(super) struct Limiter(Mutex<HashMap<u64, Bucket>>);
 
 impl Limiter {
-    /// May this client do it now?
+    /// Returns true if the client may make a call now.
     fn admit(&self, peer: &Peer, now: Instant) -> bool {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() >= BUCKETS {
-            // A full one is as good as none.
+            // A full bucket is the same as a new one.
             buckets.retain(|_, bucket| !bucket.is_full(now));
         }
         buckets.entry(peer.client).or_insert_with(|| Bucket::new(QPS, BURST, now)).take_now(now)

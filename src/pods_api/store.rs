@@ -1,7 +1,9 @@
-//! The node's pods as they were told last, and what is served of them. Pure but for waking who watches: no I/O, no clock.
+//! The node's pods as last reported, and what is served of them. Pure except for waking watchers: no I/O, no
+//! clock.
 //!
-//! Who tells of whole pods decides what `Pods` serves, now and for as long as nobody tells. `PodInfo` is served from the same
-//! pods, or from the kubelet's `/pods` while that is all that tells.
+//! `Pods` is served from the sources of full pods (the kubelet's Pods API and the API server), and keeps
+//! serving the last known pods while none of them works. `PodInfo` is served from the same pods, or from the
+//! kubelet's `/pods` while that is the only source that works.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,30 +18,32 @@ use super::watchers::Tally;
 use crate::core_v1::{BUDGET, outline};
 use crate::pod::{Pod, PodEvent, Whole};
 
-/// Of whole pods; `PodInfo` shows what is kept of those that are left out.
+/// The budget of full pods. `PodInfo` is served from the outline of those that are left out.
 const PODS: Limit = Limit { bytes: BUDGET, outline };
-/// Of `PodInfo`, of which a pod usually takes some 300 bytes: as much as clients of gRPC take unless told.
+/// The budget of `PodInfo`, where a pod usually takes some 300 bytes. It is the default message limit of gRPC
+/// clients.
 const INFOS: Limit = Limit { bytes: BUDGET / 4, outline: |_| Bytes::new() };
 
-/// From whom `PodInfo` has what it serves.
+/// What `PodInfo` is served from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     Nothing,
-    /// The pods that `Pods` serves.
+    /// The pods of `Pods`.
     Pods,
-    /// What the kubelet's `/pods` has.
+    /// The kubelet's `/pods`.
     Page,
 }
 
-/// What is known and served.
+/// The pods of both services.
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) pods: Shared,
     pub(super) infos: Shared,
     shown: Shown,
-    /// Has who tells of whole pods told all of them? Else what is told of single ones is not all that there is.
+    /// Whether the current source of full pods has completed a list. Until then its single events do not make
+    /// up all pods.
     leads: bool,
-    /// The list of whole pods that is coming in, and that of `/pods`.
+    /// The lists being received: of full pods, and of `/pods`.
     pods_listing: Option<Listing>,
     page_listing: Option<Listing>,
 }
@@ -60,10 +64,10 @@ impl Store {
         Self { pods, infos, shown: Shown::Nothing, leads: true, pods_listing: None, page_listing: None }
     }
 
-    /// Whoever tells of whole pods tells this, at this moment.
+    /// Handles an event of a source of full pods, received at this time.
     ///
     /// # Errors
-    /// A pod that is not served for what is wrong with it; all others are.
+    /// If the event's pod is invalid. It is not served; all others are.
     pub(super) fn take(&mut self, event: PodEvent, at: Instant) -> Result<(), LeftOut> {
         match event {
             PodEvent::Listing => self.pods_listing = Some(Listing::new(PODS)),
@@ -90,15 +94,15 @@ impl Store {
         Ok(())
     }
 
-    /// Has who tells of whole pods from now on told all of them?
+    /// Sets whether the current source of full pods has completed a list.
     pub(super) fn lead(&mut self, leads: bool) {
         self.leads = leads;
     }
 
-    /// The kubelet's `/pods` tells this.
+    /// Handles an event of the kubelet's `/pods`.
     ///
     /// # Errors
-    /// As [`Store::take`].
+    /// See [`Store::take`].
     pub(super) fn take_page(&mut self, event: PodEvent, at: Instant) -> Result<(), LeftOut> {
         match event {
             PodEvent::Listing => self.page_listing = Some(Listing::new(INFOS)),
@@ -126,24 +130,24 @@ impl Store {
         Ok(())
     }
 
-    /// The kubelet's `/pods` is asked no more. What it told stays until somebody tells of whole pods.
+    /// Stops following the kubelet's `/pods`. Its pods stay until a source of full pods works.
     pub(super) fn close_page(&mut self) {
         self.page_listing = None;
     }
 
-    /// Is `PodInfo` served from the kubelet's `/pods`?
+    /// Returns true if `PodInfo` is served from the kubelet's `/pods`.
     pub(super) fn shows_page(&self) -> bool {
         self.shown == Shown::Page
     }
 
-    /// Pods that are left out since the last call of this, for they are too large.
+    /// Returns the pods left out as too large that were not returned before.
     pub(super) fn newly_left_out(&self) -> Vec<TooLarge> {
         let mut left_out = lock(&self.pods).newly_left_out();
         left_out.extend(lock(&self.infos).newly_left_out());
         left_out
     }
 
-    /// Is there room again for a pod that is left out, and no list coming in that may have it?
+    /// Returns true if a pod that is left out would fit, and no list is being received that may contain it.
     pub(super) fn has_room_again(&self) -> bool {
         self.pods_listing.is_none() && lock(&self.pods).records().has_room_again()
     }
@@ -175,24 +179,24 @@ impl Store {
         Ok(())
     }
 
-    /// Does no mirror pod have to do with this UID?
+    /// Returns true if the UID neither has an alias nor is one, so that no mirror pod is involved.
     fn is_plain(&self, uid: &str) -> bool {
         let infos = lock(&self.infos);
         infos.alias(uid).is_none() && infos.known_as(uid).is_none()
     }
 
-    /// Somebody tells of whole pods again.
+    /// Serves `PodInfo` from full pods again once their source works.
     fn leave_page(&mut self, at: Instant) {
         if self.shown == Shown::Page && self.leads && lock(&self.pods).has_told() {
             self.show_pods(at, None);
         }
     }
 
-    /// Shows what `Pods` serves; `newest` was told just now.
+    /// Serves `PodInfo` from the pods of `Pods`; `newest` is the pod that just changed.
     fn show_pods(&mut self, at: Instant, newest: Option<&str>) {
         let mut listing = Listing::new(INFOS);
         let (pods, mut infos) = (lock(&self.pods), lock(&self.infos));
-        // What cannot be read was not taken.
+        // Pods that cannot be parsed were not accepted.
         let all: Vec<(&str, Info)> = pods
             .records()
             .kept()
@@ -204,7 +208,8 @@ impl Store {
                 && let Some((holder, name)) = holders.get(&*info.uid)
                 && *holder != uid
             {
-                // The mirror that was there before is about to go. Any other says that it is what it is not.
+                // An older mirror of the same static pod is about to be deleted. A pod of another name only
+                // claims to be the mirror, and keeps its own UID.
                 if *name == (&*info.namespace, &*info.name) {
                     continue;
                 }
@@ -221,7 +226,7 @@ impl Store {
         self.shown = Shown::Pods;
     }
 
-    /// A pod of `/pods` with this UID is gone.
+    /// Removes a pod of `/pods`, by its UID or its alias.
     fn forget_info(&self, uid: &str, at: Instant) {
         let mut infos = lock(&self.infos);
         infos.remove(uid, at);
@@ -234,8 +239,9 @@ impl Store {
 /// Namespace and name.
 type Name<'a> = (&'a str, &'a str);
 
-/// Who is shown under which UID that is not its own: the pod that has it as its own, if there is one, since anybody may make
-/// a pod that says it is a mirror; else the mirror that was there, or another of the same name that came just now.
+/// Returns which pod is shown under each UID that several pods may claim. A pod whose own UID it is comes
+/// first, since any user can create a pod that claims to be a mirror. Then comes the mirror shown before,
+/// unless the newest pod has the same name.
 fn holders<'a>(
     all: &'a [(&'a str, Info)],
     infos: &Board,
@@ -246,7 +252,7 @@ fn holders<'a>(
     for (uid, info) in all.iter().filter(|(uid, info)| info.uid != *uid) {
         let takes = match holders.get(&*info.uid) {
             None => true,
-            // Who came just now stays, and takes the place of one of its name.
+            // The newest pod replaces one of the same name.
             Some((before, holder)) if *holder == name(info) && newest == Some(before) => false,
             Some((_, holder)) if *holder == name(info) && newest == Some(uid) => true,
             Some(_) => infos.alias(&info.uid) == Some(uid),
@@ -266,7 +272,7 @@ impl LeftOut {
     }
 }
 
-/// The message of a pod, as it came, or what is left of it, and what is shown of it.
+/// Returns a pod's message as received, or its outline, and its info.
 fn whole(pod: &Pod) -> Result<(Content, Info), LeftOut> {
     let (content, bytes) = match pod.whole.as_deref() {
         _ if pod.uid.is_empty() => return Err(LeftOut::new(pod, "it has no UID")),

@@ -1,4 +1,4 @@
-//! The store and who watches it, against a plain model; and what `PodInfo` makes of pods.
+//! The store and its watchers, checked against a simple model, and the contents of `PodInfo`.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -63,7 +63,7 @@ fn store() -> (Store, Arc<Count>) {
     (Store::new(Arc::<Count>::clone(&count), Arc::<Count>::clone(&count)), count)
 }
 
-/// Conditions are in the status, which the messages that we decode do not have.
+/// Encodes a status. Conditions are in it, but not in the message types that we decode.
 fn status(phase: &str, ready: &str) -> Vec<u8> {
     let (mut condition, mut status) = (Vec::new(), Vec::new());
     put_bytes(&mut condition, 1, b"Ready");
@@ -73,7 +73,7 @@ fn status(phase: &str, ready: &str) -> Vec<u8> {
     status
 }
 
-/// A pod as a source of whole pods tells it. `note` is nothing that `PodInfo` shows.
+/// Returns a pod as reported by a source of full pods. `PodInfo` does not contain `note`.
 fn pod(uid: &str, annotations: &[(&str, &str)], phase: &str, note: &str) -> Pod {
     let (mut metadata, mut message) = (Vec::new(), Vec::new());
     for (number, text) in [(1, uid), (3, "ns"), (5, uid)] {
@@ -97,7 +97,7 @@ fn tell<const N: usize>(store: &mut Store, events: [PodEvent; N]) {
     }
 }
 
-/// A pod as the kubelet's `/pods` has it, which shows no notes.
+/// Returns a pod as in the kubelet's `/pods`, without a note.
 fn page_pod(uid: &str, annotations: &[(&str, &str)], phase: &str) -> Pod {
     let annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
     let item = json!({
@@ -116,9 +116,9 @@ fn uid_of_info(content: &[u8]) -> String {
     PodConditions::decode(content).unwrap().pod_uid
 }
 
-/// The pods of the answer that has all of them.
+/// Returns the pods of the List response.
 fn listed(board: &Shared, uid: fn(&[u8]) -> String) -> BTreeMap<String, Bytes> {
-    // Either service's answer decodes as that of the other.
+    // The List responses of both services have the same wire format.
     let pods = ListPodsResponse::decode(lock(board).list()).unwrap().pods;
     let named: Vec<_> = pods.into_iter().map(|pod| (uid(&pod), pod)).collect();
     assert!(named.is_sorted_by(|(a, _), (b, _)| a < b), "by UID: {named:?}");
@@ -130,15 +130,15 @@ fn poll(watch: &mut Watch) -> Poll<Option<Result<Bytes, Status>>> {
     polled.map_ok(|message| message.to_vec().into())
 }
 
-/// One who watches and is strict: what it hears must be what it needs to hear.
+/// A watcher that fails on any event it does not expect.
 struct Listener {
     watch: Watch,
     uid: fn(&[u8]) -> String,
-    /// What there was when it joined, until it has heard that.
+    /// The pods when it joined, until it has received them.
     initial: Option<BTreeMap<String, Bytes>>,
     last: String,
     known: BTreeMap<String, Bytes>,
-    /// Events that it has not heard.
+    /// Events that it has not read.
     waiting: usize,
 }
 
@@ -149,7 +149,7 @@ impl Listener {
         Self { watch: Watch::new(Arc::clone(board)), uid, initial, last, known, waiting: 0 }
     }
 
-    /// Hears one thing. Is there more?
+    /// Reads one event. Returns true if there may be more.
     fn hear(&mut self) -> bool {
         match poll(&mut self.watch) {
             Poll::Ready(Some(Ok(bytes))) => self.take(&WatchPodsEvent::decode(bytes).unwrap()),
@@ -198,15 +198,15 @@ impl Listener {
     }
 }
 
-/// What may happen.
+/// A step of the test.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A pod is as this; told or not.
+    /// A pod changes; the source reports it, or not.
     Set(u8, u8, bool),
     Remove(u8, bool),
-    /// A list that is completed, or breaks off after so many.
+    /// A list, complete or broken off after this many pods.
     List(Option<u8>),
-    /// The kubelet's `/pods` tells a list, or one pod.
+    /// The kubelet's `/pods` reports a list, or one pod.
     Page,
     PagePod(u8, u8),
     Again,
@@ -233,7 +233,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 0..400)
 }
 
-/// Every fourth pod is the mirror of a static one.
+/// Makes every fourth pod the mirror of a static one.
 fn annotations(number: u8, hash: &str) -> Vec<(&'static str, &str)> {
     match number % 4 {
         0 => vec![("kubernetes.io/config.mirror", hash), ("kubernetes.io/config.hash", hash)],
@@ -241,13 +241,13 @@ fn annotations(number: u8, hash: &str) -> Vec<(&'static str, &str)> {
     }
 }
 
-/// Pods differ in what `PodInfo` shows, or in what it does not show.
+/// Returns a version of a pod. Versions differ in what `PodInfo` contains, or only in the rest.
 fn made(number: u8, version: u8) -> Pod {
     let phase = ["Pending", "Running"][usize::from(version % 2)];
     pod(&format!("u{number:02}"), &annotations(number, &format!("h{number}")), phase, &version.to_string())
 }
 
-/// `/pods` has static pods, not their mirrors.
+/// Returns the same for `/pods`, which has static pods instead of their mirrors.
 fn made_for_page(number: u8, version: u8) -> Pod {
     let (hash, phase) = (format!("h{number}"), ["Pending", "Running"][usize::from(version % 2)]);
     match number % 4 {
@@ -259,11 +259,11 @@ fn made_for_page(number: u8, version: u8) -> Pod {
 struct World {
     store: Store,
     count: Arc<Count>,
-    /// What the source has, and what it has told.
+    /// The source's pods, and those it has reported.
     truth: BTreeMap<u8, u8>,
     told: BTreeMap<u8, u8>,
     listeners: Vec<Listener>,
-    /// What comes at one time is told at once.
+    /// The time of the last step. Events of one step arrive at the same time.
     now: Instant,
 }
 
@@ -282,7 +282,7 @@ impl World {
         });
     }
 
-    /// Does something, and counts the events that follow from what is listed before and after.
+    /// Runs an action, and counts the events expected from the lists before and after.
     fn changing(&mut self, act: impl FnOnce(&mut Store, Instant)) {
         let lists = |store: &Store| [listed(&store.pods, uid_of_pod), listed(&store.infos, uid_of_info)];
         let before = lists(&self.store);
@@ -312,7 +312,7 @@ impl World {
                 self.truth.remove(&number);
                 if told && lock(&self.store.pods).has_told() {
                     self.told.remove(&number);
-                    // Only what names it need be true.
+                    // Only namespace, name and UID need be set.
                     let gone = Pod { whole: None, ..made(number, 0) };
                     self.tell([PodEvent::Gone(gone)]);
                 }
@@ -372,7 +372,7 @@ impl World {
         }
     }
 
-    /// Nothing happens any more: whoever still listens knows what is listed, which is what was told.
+    /// Drains all watchers and checks that they know what is listed, which is what was reported.
     fn settle(mut self) {
         for mut listener in std::mem::take(&mut self.listeners) {
             while listener.hear() {}
@@ -394,7 +394,7 @@ impl World {
             });
             assert_eq!(listed(&self.store.infos, uid_of_info), shown.collect());
         }
-        // Everybody has left: nothing is kept for anybody.
+        // Without watchers no events are buffered.
         assert_eq!(self.count.watchers.load(Ordering::Relaxed), 0);
         for board in [&self.store.pods, &self.store.infos] {
             assert_eq!(lock(board).waiting(), 0, "events that nobody waits for");
@@ -434,14 +434,14 @@ fn a_watcher_is_cut_off_when_a_hundred_events_wait_and_one_more_comes() {
     assert_eq!((heard, count.cut.load(Ordering::Relaxed)), (BEHIND + 2, 1), "with the marker");
     let Poll::Ready(Some(Err(status))) = poll(&mut slow) else { panic!("it goes on") };
     assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, "watch client channel closed"));
-    // Nothing is kept for who was cut off.
+    // Nothing is buffered for a watcher that was cut off.
     assert_eq!(lock(&store.pods).waiting(), 0);
     drop(slow);
     store.take(PodEvent::Is(pod("u", &[], "Failed", "")), now).unwrap();
     assert!(matches!(poll(&mut quick), Poll::Ready(Some(Ok(_)))));
 }
 
-/// Is it over for a watcher that has not taken what it was given?
+/// Returns true if a watcher with an unsent message is to be ended.
 fn is_over(watch: &mut Watch, context: &mut Context<'_>) -> bool {
     Pin::new(watch).poll_over(context).is_ready()
 }
@@ -493,7 +493,7 @@ fn a_pod_that_goes_while_a_list_comes_in_is_not_in_it() {
     tell(&mut store, [PodEvent::Listing, PodEvent::Listed(pods[0].clone()), PodEvent::Complete]);
     tell(&mut store, [PodEvent::Listing]);
     pods.iter().for_each(|pod| tell(&mut store, [PodEvent::Listed(pod.clone())]));
-    // One pod that has not changed, and one that is new.
+    // An unchanged pod, and a new one.
     tell(&mut store, [PodEvent::Gone(pods[0].clone()), PodEvent::Gone(pods[1].clone()), PodEvent::Complete]);
     assert_eq!(listed(&store.pods, uid_of_pod).into_keys().collect::<Vec<_>>(), ["c"]);
 }
@@ -506,7 +506,7 @@ fn nothing_is_lost_between_the_list_of_a_new_watcher_and_what_comes_then() {
     tell(&mut store, list);
     let mut listener = Listener::join(&store.pods, uid_of_pod);
     assert!(listener.hear(), "one of its list");
-    // While it hears of that the pod goes and another comes.
+    // Meanwhile the pod is deleted and another one is added.
     store.take(PodEvent::Gone(pod("a", &[], "Running", "")), now).unwrap();
     store.take(PodEvent::Is(pod("b", &[], "Running", "")), now).unwrap();
     listener.waiting = 2;
@@ -554,7 +554,7 @@ fn what_comes_in_one_go_cuts_nobody_off_and_is_bounded() {
     pods(250, "before").for_each(|event| store.take(event, now).unwrap());
     let mut watch = Watch::new(Arc::clone(&store.pods));
     while poll(&mut watch).is_ready() {}
-    // Another kubelet: of all pods something is different.
+    // Another kubelet: every pod has changed.
     pods(250, "after").for_each(|event| store.take(event, now).unwrap());
     let mut heard = 0;
     while let Poll::Ready(Some(event)) = poll(&mut watch) {
@@ -562,12 +562,12 @@ fn what_comes_in_one_go_cuts_nobody_off_and_is_bounded() {
         heard += 1;
     }
     assert_eq!((heard, count.cut.load(Ordering::Relaxed)), (250, 0));
-    // Whoever has not taken that a second later does not listen.
+    // A watcher that has not read them a second later is cut off.
     pods(250, "later").for_each(|event| store.take(event, now).unwrap());
     let after = now + Duration::from_secs(1);
     store.take(PodEvent::Is(pod("u0", &[], "Failed", "")), after).unwrap();
     assert_eq!(count.cut.load(Ordering::Relaxed), 1);
-    // Nor does it get more than all pods twice, and the hundred.
+    // The buffer is limited to all pods twice, plus 100 events.
     let mut watch = Watch::new(Arc::clone(&store.pods));
     while poll(&mut watch).is_ready() {}
     for round in 0..4 {
@@ -577,7 +577,7 @@ fn what_comes_in_one_go_cuts_nobody_off_and_is_bounded() {
     assert_eq!(lock(&store.pods).waiting(), 0);
 }
 
-/// A mirror in the API server, as it is told: the last name is what counts.
+/// Returns a mirror pod as in the API server. Its name is a second field in the message: the last one wins.
 fn mirror(uid: &str, name: &str, of: &str) -> Pod {
     let mut mirror = pod(uid, &[("kubernetes.io/config.mirror", of)], "Running", "");
     let Some(Whole::Protobuf(bytes)) = mirror.whole.as_deref() else { panic!("it is whole") };
@@ -600,20 +600,20 @@ fn who_says_that_it_is_another_pods_mirror_does_not_take_its_place() {
     tell(&mut store, all);
     tell(&mut store, [PodEvent::Complete]);
     assert_eq!(names(&store), ["h=etcd-worker", "v=v"]);
-    // The UID of an ordinary pod and of a static pod; the other pod's own UID sorts before and after them.
+    // The UID of an ordinary pod and of a static pod. The other pod's own UID sorts before and after them.
     for (victim, own) in ["v", "h"].into_iter().flat_map(|victim| [(victim, "e"), (victim, "z")]) {
         let mut all = [format!("{own}=evil"), "h=etcd-worker".to_owned(), "v=v".to_owned()];
         all.sort_unstable();
         tell(&mut store, [PodEvent::Is(mirror(own, "evil", victim))]);
         assert_eq!(names(&store), all, "{victim} {own}");
-        // Whatever happens to the victim, and all listed anew.
+        // The same after the victim changes and after all pods are evaluated anew.
         tell(&mut store, [PodEvent::Is(pod("v", &[], "Running", victim))]);
         tell(&mut store, [PodEvent::Is(mirror("m", "etcd-worker", "h"))]);
         assert_eq!(names(&store), all, "{victim} {own}");
         tell(&mut store, [PodEvent::Gone(mirror(own, "evil", victim))]);
         assert_eq!(names(&store), ["h=etcd-worker", "v=v"], "{victim} {own}");
     }
-    // It was there first.
+    // The impostor came first.
     tell(&mut store, [PodEvent::Gone(pod("v", &[], "Running", "")), PodEvent::Is(mirror("e", "evil", "v"))]);
     assert_eq!(names(&store), ["h=etcd-worker", "v=evil"], "nobody else has that UID");
     tell(&mut store, [PodEvent::Is(pod("v", &[], "Running", ""))]);
@@ -635,7 +635,7 @@ fn a_mirror_is_found_by_either_uid_and_its_successor_is_not_taken_for_it() {
     }
     let mut watch = Watch::new(Arc::clone(&store.infos));
     drop([poll(&mut watch), poll(&mut watch)]);
-    // The mirror was deleted, and the kubelet has made another before we were told.
+    // The mirror was deleted and recreated by the kubelet before the deletion was reported.
     store.take(PodEvent::Is(mirror("m2")), now).unwrap();
     store.take(PodEvent::Gone(mirror("m1")), now).unwrap();
     assert!(poll(&mut watch).is_pending(), "the static pod is what it was");
@@ -648,12 +648,12 @@ fn a_mirror_is_found_by_either_uid_and_its_successor_is_not_taken_for_it() {
 #[test]
 fn of_two_mirrors_of_one_name_the_one_that_came_last_is_shown() {
     let mirror = |uid: &str| mirror(uid, "etcd-worker", "h");
-    // Whichever is first by UID.
+    // In either order of their UIDs.
     for (older, newer) in [("a", "b"), ("b", "a")] {
         let (mut store, _) = store();
         tell(&mut store, [PodEvent::Listing, PodEvent::Listed(mirror(older)), PodEvent::Complete]);
         tell(&mut store, [PodEvent::Is(mirror(newer))]);
-        // Another pod changes nothing.
+        // An unrelated pod changes nothing.
         for event in [None, Some(PodEvent::Is(pod("u", &[], "Running", "")))] {
             event.into_iter().for_each(|event| tell(&mut store, [event]));
             let infos = lock(&store.infos);
@@ -691,7 +691,7 @@ fn what_the_page_has_is_shown_until_all_whole_pods_are_told() {
     store.take_page(PodEvent::Is(on_page("c")), now).unwrap();
     assert_eq!((uids(&store), store.shows_page()), (vec!["e".to_owned()], false));
 
-    // Another source of whole pods takes over, and has not listed all of them yet.
+    // Another source of full pods takes over, and has not listed all pods yet.
     page(&mut store, &["a"]);
     store.take_page(PodEvent::Complete, now).unwrap();
     store.lead(false);
@@ -754,7 +754,7 @@ fn conditions_are_read_alike_whatever_the_pod_came_as() {
     let moment = |seconds: u64, nanos: u64| {
         let mut out = Vec::new();
         put_number(&mut out, 1, seconds);
-        // Go writes it although it is 0.
+        // Go writes zero nanoseconds too.
         put_number(&mut out, 2, nanos);
         out
     };
@@ -802,7 +802,7 @@ fn conditions_are_read_alike_whatever_the_pod_came_as() {
     assert_eq!((shown.last_probe_time, &*shown.message), (None, "not yet \u{e9}"));
     let at = shown.last_transition_time.unwrap();
     assert_eq!((at.seconds, at.nanos), (1_700_000_000, 500_000_000));
-    // What a newer kubelet says besides stays.
+    // Fields that only newer kubelets set are kept.
     put_bytes(&mut message, 3, &{
         let mut status = Vec::new();
         put_bytes(&mut status, 2, &newer);
@@ -835,13 +835,13 @@ fn only_what_is_shown_is_told_and_a_source_that_takes_over_says_nothing_new() {
     drop([poll(&mut watch), poll(&mut watch)]);
     store.take(PodEvent::Is(pod("a", &[], "Running", "2")), now).unwrap();
     assert!(poll(&mut watch).is_pending(), "an annotation is not shown");
-    // The sources of whole pods are away, and the kubelet's /pods has the same.
+    // The sources of full pods fail, and the kubelet's /pods has the same pod.
     let list = [PodEvent::Listing, PodEvent::Listed(page_pod("a", &[], "Running")), PodEvent::Complete];
     list.into_iter().for_each(|event| store.take_page(event, now).unwrap());
     assert!(store.shows_page() && poll(&mut watch).is_pending());
     store.take_page(PodEvent::Is(page_pod("a", &[], "Failed")), now).unwrap();
     assert!(matches!(poll(&mut watch), Poll::Ready(Some(Ok(_)))));
-    // They are back: what they told is shown again, and `Pods` never heard of /pods.
+    // They work again: their pods are served, and `Pods` was not affected by /pods.
     store.take(PodEvent::Again, now).unwrap();
     assert!(!store.shows_page() && matches!(poll(&mut watch), Poll::Ready(Some(Ok(_)))));
     let pods = listed(&store.pods, uid_of_pod);

@@ -1,5 +1,5 @@
-//! Who watches, and what they have not heard yet. A watcher is a position in a ring that all share; whoever falls behind by
-//! more than the ring is cut off, as by the kubelet.
+//! The watchers of one list and their unread events. A watcher is a position in a shared ring buffer; one
+//! that falls behind by more than the buffer is cut off, as in the kubelet.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -14,42 +14,44 @@ use tonic::Status;
 use super::board::{ADDED, event};
 use crate::grpc::Message;
 
-/// So many events may wait for a watcher: the kubelet's own buffer for each (`WatchPods`: `make(chan PodWatchEvent, 100)`).
+/// Maximum number of unread events: the kubelet's buffer per watcher (`WatchPods`: `make(chan PodWatchEvent,
+/// 100)`).
 pub(super) const BEHIND: usize = 100;
 
-/// Whoever has not heard an event for so long had its chance: what comes in one go, as all pods may when the kubelet or a
-/// source is another one, cuts nobody off who listens.
+/// Age of the oldest unread event from which the limit applies. A burst, such as changes of all pods after a
+/// new kubelet or pod source, then does not cut off a watcher that reads.
 const CHANCE: Duration = Duration::from_secs(1);
 
 /// `type: INITIAL_SYNC_COMPLETE`, without a pod.
 const COMPLETE: &[u8] = &[8, 4];
 
-/// Whoever counts who watches.
+/// Metrics of the watchers.
 pub(super) trait Tally: fmt::Debug + Send + Sync + 'static {
-    /// So many more watch.
+    /// Changes the number of watchers.
     fn watchers(&self, more: i64);
 
-    /// This many watchers were ended because they were too slow.
+    /// Counts watchers that were cut off because they were too slow.
     fn cut(&self, watchers: usize);
 
-    /// The last of those who watch was given an event, so long after we were told.
+    /// Records the time from an event's arrival until the last watcher got it.
     fn heard(&self, after: Duration);
 }
 
-/// All who watch one list.
+/// The watchers of one list.
 #[derive(Debug)]
 pub(super) struct Watchers {
-    /// Bytes of events that may wait, half of what all pods may have; three times as many may come in one go. They are memory
-    /// that a client keeps by not reading, and whoever changes pods decides how many there are.
+    /// Maximum bytes of unread events: half the budget of all pods, or three times as much in a burst.
+    /// Clients that do not read occupy this memory, and users who change pods decide how many events there
+    /// are.
     most: usize,
-    /// Bytes of those in the ring.
+    /// Bytes of the events in the ring.
     bytes: usize,
-    /// Events that not all have heard; the first has the position `first`.
+    /// Events that a watcher has not read; the first has the position `first`.
     ring: VecDeque<Event>,
     first: u64,
     next: u64,
     all: BTreeMap<u64, Watcher>,
-    /// No more is told.
+    /// Whether the server is stopping.
     closed: bool,
     tally: Arc<dyn Tally>,
 }
@@ -57,26 +59,27 @@ pub(super) struct Watchers {
 #[derive(Debug)]
 struct Event {
     message: Message,
-    /// When we were told.
+    /// When it arrived.
     at: Instant,
-    /// Who has not heard it yet.
+    /// How many watchers have not read it.
     left: usize,
 }
 
 #[derive(Debug)]
 struct Watcher {
-    /// The pods that it hears of first, and how far it has got.
+    /// The pods it gets first, and how many of them it has got.
     initial: Option<(Arc<[Bytes]>, usize)>,
-    /// Its place in the ring.
+    /// Its position in the ring.
     at: u64,
     waker: Option<Waker>,
-    /// It hears of an event when that comes; else it has one still, and hears only that it is told no more.
+    /// Whether to wake it for a new event. If not, it still has an unsent message and is only woken when it
+    /// is ended.
     listens: bool,
-    /// It is told no more, but why.
+    /// Why its watch ends, if it does.
     over: Option<Over>,
 }
 
-/// Why a watcher is told no more.
+/// Why a watch ends.
 #[derive(Clone, Copy, Debug)]
 enum Over {
     Behind,
@@ -90,7 +93,7 @@ impl Watchers {
         Self { most, bytes: 0, ring, first: 0, next: 0, all, closed: false, tally }
     }
 
-    /// One more, who hears `initial` first, the marker, and what is pushed from now on.
+    /// Adds a watcher. It gets `initial` first, then the marker, then the events pushed from now on.
     pub(super) fn join(&mut self, initial: Arc<[Bytes]>) -> u64 {
         let id = self.next;
         self.next += 1;
@@ -100,7 +103,7 @@ impl Watchers {
         id
     }
 
-    /// One less.
+    /// Removes a watcher.
     pub(super) fn leave(&mut self, id: u64) {
         let Some(watcher) = self.all.remove(&id) else { return };
         self.tally.watchers(-1);
@@ -109,7 +112,7 @@ impl Watchers {
         }
     }
 
-    /// Everybody is told this, of a list that is so long.
+    /// Sends an event to all watchers; `pods` is the length of the list.
     pub(super) fn push(&mut self, message: Message, at: Instant, pods: usize) {
         let listen = |watcher: &&mut Watcher| watcher.over.is_none();
         while self.is_full(at, pods) {
@@ -128,18 +131,18 @@ impl Watchers {
         }
     }
 
-    /// Does too much wait for somebody?
+    /// Returns true if too much is buffered for a new event.
     fn is_full(&self, at: Instant, pods: usize) -> bool {
         let waited = self.ring.front().map_or(Duration::ZERO, |event| at.saturating_duration_since(event.at));
         let (events, bytes) = match waited >= CHANCE {
             true => (BEHIND, self.most),
-            // All pods may go and others come at once.
+            // All pods may be deleted and as many added at once.
             false => (BEHIND + 2 * pods, 3 * self.most),
         };
         self.ring.len() >= events || self.bytes >= bytes
     }
 
-    /// Those that are furthest behind are told no more.
+    /// Cuts off the watchers that are furthest behind.
     fn cut_last(&mut self) {
         let (first, mut gone) = (self.first, 0);
         let last = |watcher: &&mut Watcher| watcher.over.is_none() && watcher.at == first;
@@ -152,7 +155,7 @@ impl Watchers {
         self.trim();
     }
 
-    /// Tells everybody that no more will come.
+    /// Ends all watches.
     pub(super) fn close(&mut self) {
         self.closed = true;
         for watcher in self.all.values_mut().filter(|watcher| watcher.over.is_none()) {
@@ -163,7 +166,7 @@ impl Watchers {
         self.bytes = 0;
     }
 
-    /// What this watcher hears next.
+    /// Polls a watcher's next event.
     pub(super) fn poll(&mut self, id: u64, context: &Context<'_>) -> Poll<Option<Result<Message, Status>>> {
         let end = self.end();
         let Some(watcher) = self.all.get_mut(&id) else { return Poll::Ready(None) };
@@ -194,14 +197,14 @@ impl Watchers {
         Poll::Ready(Some(Ok(message)))
     }
 
-    /// Ready when this watcher, who has not taken what it was given, is told no more since it is too slow.
+    /// Ready when a watcher that has not taken its current message is cut off because it is too slow.
     pub(super) fn poll_over(&mut self, id: u64, context: &Context<'_>) -> Poll<()> {
         match self.all.get_mut(&id) {
             Some(watcher) if watcher.over.is_none() => {
                 watcher.wait(context, false);
                 Poll::Pending
             }
-            // It was not too slow: the server gives it a moment.
+            // It was not too slow: the server gives it time to read the status.
             Some(Watcher { over: Some(Over::Closed), .. }) => Poll::Pending,
             _ => Poll::Ready(()),
         }
@@ -219,19 +222,19 @@ impl Watchers {
         bytes
     }
 
-    /// The position of what is pushed next.
+    /// Returns the position of the next event.
     fn end(&self) -> u64 {
         self.first + self.ring.len() as u64
     }
 
-    /// Nobody waits at this position any more.
+    /// Marks the events from this position on as read by one more watcher.
     fn release(&mut self, at: u64) {
         let unheard = usize::try_from(at - self.first).unwrap_or(usize::MAX);
         self.ring.iter_mut().skip(unheard).for_each(|event| event.left -= 1);
         self.trim();
     }
 
-    /// Lets go of what all have heard.
+    /// Drops the events that all watchers have read.
     fn trim(&mut self) {
         while let Some(event) = self.ring.front().filter(|event| event.left == 0) {
             self.bytes -= event.message.len();
@@ -249,7 +252,7 @@ impl Watcher {
 
     fn wait(&mut self, context: &Context<'_>, listens: bool) {
         self.listens = listens;
-        // Mostly it is the same one.
+        // It is usually the same waker: `clone_from` then avoids a clone.
         match &mut self.waker {
             Some(waker) => waker.clone_from(context.waker()),
             none => *none = Some(context.waker().clone()),

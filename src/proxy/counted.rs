@@ -1,4 +1,4 @@
-//! Calls and requests, as the metrics count them.
+//! Counts kubelet calls and client requests in the metrics.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::grpc::{self, Offence, Peer};
 use crate::kubelet::{Ask, Ended, Observer};
 use crate::telemetry::proxy::{Answered, Metrics};
 
-/// Counts on both sides.
+/// Observes both the kubelet calls and the client requests.
 pub(super) struct Counted(Metrics);
 
 impl Counted {

@@ -1,5 +1,6 @@
-//! Follows what Koordinator reports of the node's devices. It changes when a card is put in or breaks: a look now and then
-//! does, and one more as soon as an annotation names what nobody knows; at once where an answer waits for it.
+//! Tracks what Koordinator reports of the node's devices. It changes when a card is installed or fails, so it
+//! is read periodically, sooner if an annotation names an unknown device, and at once if a response waits for
+//! it.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -18,16 +19,17 @@ use crate::cluster::{Cluster, ClusterError, Devices};
 use crate::machine::HostRoots;
 use crate::telemetry::proxy::Metrics;
 
-/// How often to look.
+/// Interval between two reads.
 const PERIOD: Duration = Duration::from_secs(60);
-/// How soon to look again when somebody asks for it, or after a failure; the longer, the more often it was in vain.
+/// Delay of a read that was requested, or of a retry after a failure; it doubles each time there was nothing
+/// new.
 const SOON: Duration = Duration::from_secs(5);
-/// How late at the latest when somebody asks for it.
+/// Maximum delay of a read that was requested.
 const LATE: Duration = Duration::from_secs(30);
-/// How soon after a look when an answer waits for it.
+/// Minimum interval between reads that a response waits for.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// Who follows them, in a task that ends when the last of these is dropped.
+/// Handle to the task that tracks the devices; the task ends when the last handle is dropped.
 #[derive(Clone, Debug)]
 pub struct Follower(Arc<Task>);
 
@@ -38,23 +40,23 @@ struct Task {
     task: JoinHandle<()>,
 }
 
-/// What others ask of the task.
+/// What the handles request from the task.
 #[derive(Debug)]
 struct Asked {
-    /// A look soon.
+    /// A read soon.
     prompt: Notify,
-    /// A look of this number or a later one, at once.
+    /// A read with this number or a higher one, at once.
     at_once: watch::Sender<u64>,
 }
 
-/// The looks so far; with whatever result.
+/// The reads so far, whatever their result.
 #[derive(Clone, Copy, Debug, Default)]
 struct Looks {
     begun: u64,
     ended: u64,
-    /// When the last one that has ended began.
+    /// When the last completed read started.
     since: Option<Instant>,
-    /// Did anybody ever say what there is, if only that it may not be told?
+    /// Whether the API server ever responded, if only that reading is forbidden.
     answered: bool,
 }
 
@@ -71,12 +73,13 @@ impl Drop for Task {
 }
 
 impl Follower {
-    /// Asks for a look soon: an annotation names a device that the node is not known to have.
+    /// Requests a read soon: an annotation names a device that the node is not known to have.
     pub fn prompt(&self) {
         self.0.asked.prompt.notify_one();
     }
 
-    /// Waits for a look that begins after this, with whatever result: at once, but no more often than once a second.
+    /// Waits for a read that starts after this call, whatever its result. It starts at once, but at most once
+    /// per second.
     pub async fn look_now(&self) {
         let next = self.0.looks.borrow().begun + 1;
         self.0.asked.at_once.send_if_modified(|number| {
@@ -87,33 +90,33 @@ impl Follower {
         self.looked(|looks| looks.ended >= next).await;
     }
 
-    /// Has a look ended that began then or later? What it did not find is not there, or cannot be read: whoever looks
-    /// once more finds no more.
+    /// Whether a read that started at `then` or later has completed. What it did not find does not exist or
+    /// cannot be read, so another read would find no more.
     #[must_use]
     pub fn looked_since(&self, then: Instant) -> bool {
         self.0.looks.borrow().since.is_some_and(|since| since >= then)
     }
 
-    /// Was it ever told what there is, if only that it may not be read? Before, even the names of the resources may be
-    /// others.
+    /// Whether the API server ever responded, if only that reading is forbidden. Until then even the resource
+    /// names may be different.
     #[must_use]
     pub fn was_answered(&self) -> bool {
         self.0.looks.borrow().answered
     }
 
-    /// Waits until it was looked once, with whatever result. Before, even the names of the resources may be others.
+    /// Waits for the first read, whatever its result. Until then even the resource names may be different.
     pub async fn first_look(&self) {
         self.looked(|looks| looks.ended > 0).await;
     }
 
     async fn looked(&self, is_enough: impl Fn(&Looks) -> bool) {
-        // An error means that the task is gone, and there will be no look.
+        // An error means that the task has ended and there will be no more reads.
         let _ = self.0.looks.clone().wait_for(is_enough).await;
     }
 }
 
-/// What is known of the node's devices, and who follows what is reported of them: nobody where nobody can be asked, or
-/// nobody wants to know.
+/// Returns the node's devices, and the handle to the task that tracks them. There is no task without a
+/// cluster or if the devices are not needed.
 #[must_use]
 pub fn follow(
     settings: &Settings,
@@ -135,16 +138,16 @@ pub fn follow(
     (nodes, Some(Follower(Arc::new(Task { asked, looks, task }))))
 }
 
-/// What was read, or why it could not be.
+/// What was read, or why reading failed.
 type Read = Result<Option<Devices>, ClusterError>;
 
 struct Looking {
     pci: Arc<Pci>,
     node: watch::Sender<Node>,
-    /// What was reported last.
+    /// The devices last reported.
     devices: Option<Arc<Devices>>,
     metrics: Metrics,
-    /// What was wrong last time.
+    /// The last error, if the last read failed.
     complaint: Option<String>,
 }
 
@@ -170,7 +173,7 @@ impl Looking {
             });
             let ended = looks.borrow().ended;
             let wanted = async {
-                // An error would mean that nobody is left to ask.
+                // An error would mean that there are no more handles.
                 let _ = at_once.wait_for(|number| *number > ended).await;
                 sleep_until(start + AT_ONCE).await;
             };
@@ -204,7 +207,7 @@ impl Looking {
         Outcome::Changed
     }
 
-    /// What was reported last stays.
+    /// Records a failed read. The devices last reported stay in use.
     fn fail(&mut self, error: &ClusterError) {
         self.metrics.device_error(error.kind());
         let sentence = error.to_string();
@@ -226,17 +229,17 @@ enum Outcome {
     Failed,
 }
 
-/// How long it is waited for the next look.
+/// Computes the wait before the next read.
 #[derive(Default)]
 struct Waits {
-    /// Looks on end that somebody asked for and that found nothing new.
+    /// Consecutive requested reads that found nothing new.
     in_vain: u32,
-    /// Failures on end.
+    /// Consecutive failures.
     failures: u32,
 }
 
 impl Waits {
-    /// Waits for as long as it takes after a look that began at `start`, if nobody waits for another.
+    /// Waits until the next read is due after one that started at `start`, unless a response waits for it.
     async fn after(&mut self, outcome: Outcome, start: Instant, prompt: &Notify) {
         if outcome == Outcome::Failed {
             return sleep_until(start + back_off(&mut self.failures, SOON, PERIOD)).await;
@@ -246,9 +249,9 @@ impl Waits {
             self.in_vain = 0;
         }
         match timeout_at(start + jittered(PERIOD), prompt.notified()).await {
-            // Twice as long each time, however often somebody asks.
+            // The delay doubles each time, however often a read is requested.
             Ok(()) => sleep_until(start + back_off(&mut self.in_vain, SOON, LATE)).await,
-            // Nobody has asked for long.
+            // No read was requested for a full period.
             Err(_) => self.in_vain = 0,
         }
     }
@@ -262,10 +265,10 @@ mod tests {
     use crate::cluster::Device;
     use crate::telemetry::proxy::Health;
 
-    /// Who is asked, and when that was.
+    /// A fake API server, and when it was called.
     struct Told {
         answer: Mutex<Read>,
-        /// How long it takes.
+        /// How long a call takes.
         takes: Mutex<Duration>,
         at: Mutex<Vec<Duration>>,
     }
@@ -276,7 +279,7 @@ mod tests {
         }
     }
 
-    /// A follower of what `Told` says, on the paused clock.
+    /// Starts a follower that reads from `Told`, on the paused clock.
     fn follower(answer: Read) -> (Arc<Told>, watch::Receiver<Node>, Follower) {
         let told =
             Arc::new(Told { answer: Mutex::new(answer), takes: Mutex::default(), at: Mutex::default() });
@@ -315,7 +318,7 @@ mod tests {
         assert!(nodes.borrow_and_update().is_reported());
         let times = asked.times();
         assert!(times.len() == 2 && (54..=66).contains(&times[1]), "{times:?}");
-        // Asked for at once: a few seconds after the last look. Nothing has changed, so it takes ever longer.
+        // Requested reads: a few seconds after the last one. Nothing has changed, so the delay grows.
         for _ in 0..500 {
             follower.prompt();
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -348,7 +351,7 @@ mod tests {
             follower.prompt();
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        // Just after a look, for the next one is due some time.
+        // Continue right after a read, so that the next one is not due for a while.
         let looked = asked.times().len();
         while asked.times().len() == looked {
             follower.prompt();
@@ -356,10 +359,10 @@ mod tests {
         }
         assert_eq!(soon().await, 0, "in vain too often");
         tokio::time::sleep(Duration::from_secs(200)).await;
-        // Just after a look, so that the next one is not due anyway.
+        // Continue right after a read, so that the next one is not due anyway.
         follower.look_now().await;
         assert_eq!(soon().await, 1, "nobody had asked for long");
-        // An hour of failures is not somebody's who asked in vain.
+        // An hour of failures does not count as requested reads that found nothing new.
         *asked.answer.lock().unwrap() = Err(ClusterError::Forbidden("no".into()));
         tokio::time::sleep(Duration::from_secs(3600)).await;
         *asked.answer.lock().unwrap() = Ok(None);
@@ -372,7 +375,7 @@ mod tests {
     async fn who_waits_for_a_look_gets_one_that_began_later() {
         let (asked, _nodes, follower) = follower(Ok(None));
         *asked.takes.lock().unwrap() = Duration::from_millis(700);
-        // While the first one runs.
+        // While the first read runs.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let then = Instant::now();
         assert!(!follower.looked_since(then));
@@ -390,14 +393,14 @@ mod tests {
             "a second after the first began, and what it takes"
         );
         assert_eq!(asked.at.lock().unwrap().len(), 2, "one for all who wait");
-        // However many come one after the other, there is one in a second.
+        // However many callers come one after another, there is one read per second.
         for _ in 0..50 {
             follower.look_now().await;
         }
         let at = asked.at.lock().unwrap().clone();
         assert!(at.windows(2).all(|pair| pair[1] - pair[0] >= AT_ONCE), "{at:?}");
         assert_eq!(at.len(), 52);
-        // Nobody waits any more: no looks but the usual ones.
+        // No caller waits any more: only the periodic reads remain.
         tokio::time::sleep(Duration::from_secs(50)).await;
         assert_eq!(asked.at.lock().unwrap().len(), 52);
         follower.look_now().await;

@@ -1,4 +1,4 @@
-//! What is known of the node's pods and devices, and the plan that follows from it: what has to be put into answers.
+//! What is known of the node's pods and devices, and the plan made from it: what to merge into responses.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,27 +19,28 @@ use crate::pod::{Pod, PodName, Wanted};
 use crate::pod_source::PodSource;
 use crate::telemetry::proxy::Metrics;
 
-/// What came of asking for a pod by its name holds for so long, twice as long each time it is the same...
+/// How long the result of looking up a pod by name is valid; it doubles each time the result is the same...
 const FRESH: Duration = Duration::from_millis(250);
-/// ...and so does it that nobody could tell...
+/// ...the same for a lookup that failed...
 const IN_VAIN: Duration = Duration::from_secs(1);
-/// ...but never longer than this.
+/// ...and the limit of both.
 const LONGEST: Duration = Duration::from_secs(30);
-/// So many pods are asked for by name for one answer, so many of them at once. A node admits a few at a time.
+/// How many pods are looked up by name for one response, and how many concurrently. A node admits a few at a
+/// time.
 const MOST: usize = 64;
 const AT_ONCE: usize = 8;
-/// So many pods that nobody has told about are remembered.
+/// Maximum number of lookup results that are cached.
 const MOST_REMEMBERED: usize = 4096;
 
-/// An answer is merged anew so often at most because something was told meanwhile.
+/// How often a response is merged again at most because something changed meanwhile.
 const PLANS: usize = 3;
 
-/// A problem of a pod that comes and goes is told again after this at the soonest.
+/// A recurring problem of a pod is logged again after this time at the earliest.
 const TOLD: Duration = Duration::from_secs(600);
-/// So many lines about annotations in a second, and at once: whoever makes pods must not write the log.
+/// Log lines about annotations per second, and burst: the pods' creators must not be able to flood the log.
 const LINES: (f64, f64) = (0.2, 20.0);
 
-/// Who is asked for single pods: the API server, where the source of pods is a watch on it.
+/// Where single pods are looked up: the API server, if the pod source is a watch on it.
 #[derive(Clone, Debug)]
 pub(super) struct Asking {
     pub(super) cluster: Cluster,
@@ -47,21 +48,21 @@ pub(super) struct Asking {
     pub(super) wanted: Wanted,
 }
 
-/// May what is known be put into answers?
+/// Whether what is known may be merged into responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Somebody tells, or did not long ago.
+    /// A pod source is synced, or was not long ago.
     Good,
-    /// Nobody has told yet.
+    /// The pods were never listed, or the node's devices never read.
     Untold,
-    /// Nobody has told for too long.
+    /// No pod source has been synced for longer than `proxy.lastKnown`.
     Stale,
 }
 
-/// What is known of the node's pods and devices.
+/// The state of the node's pods and devices.
 pub(super) struct Knowledge {
     rules: Rules,
-    /// Those of the agent's zones: no id is written in another way there.
+    /// The rules for the agent's zones, in which parts of a device have the device's own id.
     rules_of_zones: Rules,
     pods: PodSource,
     asking: Option<Asking>,
@@ -69,45 +70,47 @@ pub(super) struct Knowledge {
     wait: Duration,
     last_known: Duration,
     state: Mutex<State>,
-    /// One at a time asks for pods that nobody has told about: the next finds what the first one learnt.
+    /// Serializes the lookups of unknown pods: the next caller finds the results of the first.
     learning: tokio::sync::Mutex<()>,
     metrics: Metrics,
 }
 
 struct State {
     node: watch::Receiver<Node>,
-    /// Grows when the devices are others.
+    /// Incremented when the devices change.
     looks: u64,
     for_clients: Made,
     for_zones: Made,
-    /// Pods that were asked for by name, for the source does not have them, or only as ones that go.
+    /// Pods that were looked up by name because the pod source lacks them or has only a terminating pod of
+    /// that name.
     asked: BTreeMap<PodName, Answer>,
-    /// Grows when any of them is another.
+    /// Incremented when any of them changes.
     asks: u64,
-    /// Since when an annotation names a device that the node was not known to have.
+    /// When the last problem with an unknown device appeared; `None` once a response has waited for a newer
+    /// read.
     missing_since: Option<Instant>,
     told: Told,
 }
 
-/// A plan, and what it was made of: the version of the pods, that of the devices, and that of the pods asked for.
+/// A plan, and the versions it was made from: of the pods, of the devices, and of the pods looked up.
 #[derive(Default)]
 struct Made {
     of: Option<(u64, u64, u64)>,
     plan: Arc<Plan>,
 }
 
-/// What came of asking for a pod.
+/// The result of looking up a pod.
 struct Answer {
-    /// `None`: nobody could tell. `Some(None)`: there is no such pod.
+    /// `None`: the lookup failed. `Some(None)`: there is no such pod.
     pod: Option<Option<Pod>>,
     until: Instant,
-    /// How often in a row it was this.
+    /// How often in a row the result was the same before.
     times: u32,
 }
 
-/// What the log says.
+/// What was logged.
 struct Told {
-    /// When each kind of problem of a pod was told.
+    /// When each kind of problem of a pod was last logged.
     problems: BTreeMap<(PodName, &'static str), Instant>,
     lines: Bucket,
     complaints: Vec<String>,
@@ -142,12 +145,12 @@ impl Knowledge {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Were all pods listed once?
+    /// Whether all pods were listed once.
     pub(super) fn has_told(&self) -> bool {
         self.pods.has_told()
     }
 
-    /// May what is known be put into answers?
+    /// Returns whether what is known may be merged into responses.
     pub(super) fn standing(&self) -> Standing {
         let looked = self.devices.as_ref().is_none_or(Follower::was_answered);
         match self.pods.silent_for() {
@@ -157,12 +160,12 @@ impl Knowledge {
         }
     }
 
-    /// How long an answer may wait that is begun now.
+    /// Returns the deadline of a response that starts now.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.wait
     }
 
-    /// Waits for the first list of pods and for the first look at the node's devices, but not for ever.
+    /// Waits for the first list of pods and for the first read of the node's devices, until `deadline`.
     pub(super) async fn first_words(&self, deadline: Instant) {
         let mut pods = self.pods.clone();
         let told = async {
@@ -176,7 +179,7 @@ impl Knowledge {
         let _ = timeout_at(deadline, told).await;
     }
 
-    /// What has to be put into answers now.
+    /// Returns what to merge into responses now.
     pub(super) fn plan(&self) -> Arc<Plan> {
         let mut state = self.state();
         let of = self.look(&mut state);
@@ -189,7 +192,8 @@ impl Knowledge {
         plan
     }
 
-    /// What the agent has to count now; `None` as long as nobody knows: no zone is to look free until then.
+    /// Returns what the agent has to count now; `None` as long as it is unknown: no zone may look free until
+    /// then.
     pub(super) fn plan_of_zones(&self) -> Option<Arc<Plan>> {
         if self.standing() == Standing::Untold {
             return None;
@@ -203,15 +207,15 @@ impl Knowledge {
         Some(Arc::clone(&state.for_zones.plan))
     }
 
-    /// What a plan would be made of now.
+    /// Returns the versions that a plan would be made from now.
     fn look(&self, state: &mut State) -> (u64, u64, u64) {
-        // Who looks marks it as seen.
+        // Reading the devices marks them as seen.
         if state.node.has_changed().unwrap_or(false) {
             drop(state.node.borrow_and_update());
             state.looks += 1;
         }
         let before = state.asked.len();
-        // It is remembered a little longer, to know how often it was the same.
+        // Results are kept a little longer than they are valid, to count how often they were the same.
         let now = Instant::now();
         state.asked.retain(|name, answer| now < answer.until + LONGEST && !self.pods.knows_living(name));
         if state.asked.len() != before {
@@ -222,7 +226,7 @@ impl Knowledge {
 
     fn make(&self, rules: &Rules, state: &mut State) -> Arc<Plan> {
         let node = state.node.borrow().clone();
-        // There are some for a moment at most. What they say is newer than what the source says of the same name.
+        // There are only a few, for a moment. They are newer than the pod source's pods of the same name.
         let asked: Vec<Pod> = state.asked.values().filter_map(|answer| answer.pod.clone()?).collect();
         let told: Vec<Pod> = self.pods.with(|pods| {
             let pods = pods.into_iter().flatten();
@@ -232,7 +236,7 @@ impl Knowledge {
         Arc::new(rules.plan(told.iter().chain(&asked), &node))
     }
 
-    /// Tells of what is wrong with annotations: the log each once, the metrics what is so now.
+    /// Reports problems with annotations: each is logged once, and the metrics show the current ones.
     fn report(&self, state: &mut State, plan: &Plan) {
         let mut kinds: BTreeMap<&'static str, usize> = BTreeMap::new();
         for problem in plan.problems() {
@@ -258,8 +262,8 @@ impl Knowledge {
         }
     }
 
-    /// Puts into a `List` what is known. Of pods in it that nobody has told about the source is asked, until `deadline`;
-    /// returns how many are unknown still.
+    /// Merges what is known into a `List`. Unknown pods in it are looked up until `deadline`; also returns
+    /// how many are still unknown.
     pub(super) async fn merge_list(
         &self,
         bytes: &Bytes,
@@ -269,7 +273,7 @@ impl Knowledge {
         self.merge(deadline, |plan| plan.list(bytes, version)).await
     }
 
-    /// As [`Knowledge::merge_list`], for the answer to `Get` about one pod.
+    /// As [`Knowledge::merge_list`], for the response to `Get` about one pod.
     pub(super) async fn merge_get(
         &self,
         bytes: &Bytes,
@@ -289,8 +293,8 @@ impl Knowledge {
             self.learn(&merged, deadline).await;
         }
         self.look_for_devices(deadline).await;
-        // What was learnt, or told while it was merged, is in another plan. A pod is never taken for known that the plan
-        // which was put in does not know.
+        // Pods that were looked up or received while merging are in a newer plan. No pod counts as known
+        // unless the plan that was merged knows it.
         for _ in 0..PLANS {
             let unknown = self.untold(&merged);
             let newer = self.plan();
@@ -304,34 +308,35 @@ impl Knowledge {
         Ok((merged, unknown))
     }
 
-    /// Where an annotation names a device that the node is not known to have, the node is looked at once more.
+    /// Reads the node's devices once more if an annotation names one that the node is not known to have.
     async fn look_for_devices(&self, deadline: Instant) {
         let Some(devices) = &self.devices else { return };
         let since = self.state().missing_since;
         if let Some(since) = since.filter(|since| !devices.looked_since(*since)) {
             let _ = timeout_at(deadline, devices.look_now()).await;
             let mut state = self.state();
-            // Whatever came of it: nobody waits twice for the same.
+            // Whatever the result: no response waits twice for the same devices.
             if state.missing_since == Some(since) {
                 state.missing_since = None;
             }
         }
     }
 
-    /// The pods of an answer that nobody has told about, or only as ones that go: one of the same name may have come.
+    /// Returns the pods of a response that the pod source lacks or has only as terminating: there may be a
+    /// new pod of that name.
     fn listed_unknown(&self, merged: &Merged) -> Vec<PodName> {
         let names = merged.listed.names().map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
         names.filter(|name| !self.pods.knows_living(name)).collect()
     }
 
-    /// Those of them that are worth asking for.
+    /// Returns those of them that need a lookup.
     fn unknown(&self, merged: &Merged) -> Vec<PodName> {
         let unknown = self.listed_unknown(merged);
         let state = self.state();
         unknown.into_iter().filter(|name| !state.has_asked(name)).collect()
     }
 
-    /// How many pods of an answer nobody could tell of. Of one that does not exist there is nothing to tell.
+    /// Returns how many pods of a response are unknown. A pod that does not exist is not unknown.
     fn untold(&self, merged: &Merged) -> usize {
         let unknown = self.listed_unknown(merged);
         let state = self.state();
@@ -340,11 +345,12 @@ impl Knowledge {
         unknown.iter().filter(|name| !told(name)).count()
     }
 
-    /// Asks for pods that nobody has told about, and waits for whoever tells.
+    /// Looks up unknown pods, and waits until the lookups or the pod source provide them, or until
+    /// `deadline`.
     async fn learn(&self, merged: &Merged, deadline: Instant) {
         let Ok(_alone) = timeout_at(deadline, self.learning.lock()).await else { return };
         let mut unknown = self.unknown(merged);
-        // The others' turn comes with the next answer.
+        // The others are looked up for the next response.
         unknown.truncate(MOST);
         if unknown.is_empty() {
             return;
@@ -368,7 +374,7 @@ impl Knowledge {
             () = asked => {}
             () = sleep_until(deadline) => {}
         }
-        // Those that nobody could tell of are not waited for again so soon.
+        // Caches the failed lookups, so that no response waits for these pods again too soon.
         for name in unknown {
             if !self.pods.knows_living(&name) && !self.state().has_asked(&name) {
                 self.remember(name, None);
@@ -376,7 +382,7 @@ impl Knowledge {
         }
     }
 
-    /// Asks for each by its name; waits on where one could not be told of.
+    /// Looks up each pod by its name; waits forever if any lookup failed.
     async fn ask(&self, asking: &Asking, unknown: &[PodName]) {
         let mut failed = false;
         for some in unknown.chunks(AT_ONCE) {
@@ -388,7 +394,8 @@ impl Knowledge {
         }
     }
 
-    /// Asks for one. What came of it is kept at once: who waits for the others may give up.
+    /// Looks up one pod, and returns false if that failed. The result is cached at once: the caller may give
+    /// up while it waits for the others.
     async fn ask_for(&self, asking: &Asking, name: &PodName) -> bool {
         let Asking { cluster, node, wanted } = asking;
         match cluster.pod_of(node, name, wanted).await {
@@ -418,13 +425,13 @@ impl Knowledge {
         }
     }
 
-    /// Says a sentence once.
+    /// Logs a message once.
     fn complain(&self, error: &impl fmt::Display) {
         let sentence = format!("a pod that the kubelet lists cannot be asked for: {error}");
         let complaints = &mut self.state().told.complaints;
         if !complaints.contains(&sentence) {
             warn!("{sentence}");
-            // Of a few the latest are known.
+            // Only the latest few are remembered.
             complaints.truncate(3);
             complaints.insert(0, sentence);
         }
@@ -432,13 +439,13 @@ impl Knowledge {
 }
 
 impl State {
-    /// Was this pod asked for, so lately that what came of it holds?
+    /// Whether this pod was looked up and the result is still valid.
     fn has_asked(&self, name: &PodName) -> bool {
         self.asked.get(name).is_some_and(|answer| Instant::now() < answer.until)
     }
 }
 
-/// Is there newer word of a pod of this name?
+/// Whether the result of a lookup replaces this pod.
 fn overruled(asked: &BTreeMap<PodName, Answer>, pod: &Pod) -> bool {
     !asked.is_empty() && asked.get(&pod.full_name()).is_some_and(|answer| answer.pod.is_some())
 }

@@ -1,7 +1,9 @@
-//! What is put into the kubelet's answers, and how: pure, but for the files of sysfs that tell where a card is.
+//! What is merged into the kubelet's responses, and how. Pure, except that the locations of cards are read
+//! from sysfs.
 //!
-//! [`Rules`] say what is read of pods. Whenever pods or devices change they make a [`Plan`], and the plan is what every
-//! answer goes through: only the containers that get something change, all else stays as it came, byte for byte.
+//! [`Rules`] define what is read from pods. Whenever pods or devices change, they make a [`Plan`], and every
+//! response goes through the plan: only the containers that get something change, everything else stays as it
+//! was, byte for byte.
 
 mod attribution;
 mod budget;
@@ -24,15 +26,17 @@ pub use splice::{LeftOut, Listed, Merged, Version};
 use crate::json_path::Template;
 pub use crate::wire::WireError;
 
-/// So many bytes an id may have.
+/// Maximum length of an id in bytes.
 const ID_LIMIT: usize = Template::LONGEST;
-/// So many ids a pod may have.
+/// Maximum number of ids per pod.
 const IDS_LIMIT: usize = 1024;
-/// So many devices of one resource a pod may have that its containers do not ask for: who places pods may give more than one
-/// device for a request (`ApplyForAll` of Koordinator's `device-allocate-hint`), or know of no request at all.
+/// Maximum number of a pod's devices of one resource beyond its containers' requests: the scheduler may
+/// allocate more than one device for a request (`ApplyForAll` of Koordinator's `device-allocate-hint`), or
+/// know no request at all.
 const UNASKED_LIMIT: usize = 16;
-/// What all annotations together may add to an answer, in bytes, roughly. Many clients of the kubelet take no more than 4 MiB,
-/// and a List of the kubelet alone may have most of that.
+/// Approximate number of bytes that all annotations together may add to a response. Many clients of the
+/// kubelet accept no more than 4 MiB, and a List of the kubelet alone may have most of that.
 const NODE_BYTES: usize = 1 << 20;
-/// Of so many types Koordinator's devices of a pod may be. There are three, and each is a resource in our tables.
+/// Maximum number of types of a pod's Koordinator devices. There are three, and each is a resource in our
+/// tables.
 const TYPES_LIMIT: usize = 16;

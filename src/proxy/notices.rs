@@ -1,4 +1,4 @@
-//! What the proxy tells people, each once.
+//! The proxy's log messages, each logged once.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,14 +7,14 @@ use tracing::{info, warn};
 use super::knowledge::Standing;
 use super::merge::WireError;
 
-/// Clients that were made with gRPC's own default take no more.
+/// Clients with gRPC's default limit accept no more.
 const CLIENTS_TAKE: usize = 4 << 20;
-/// From here on it is said that an answer is large: that leaves an eighth for pods to come.
+/// A response above this size is logged as large, which leaves an eighth for more pods.
 const LARGE: usize = CLIENTS_TAKE / 8 * 7;
-/// It is no longer said to be so below this, so that one that comes and goes does not fill the log.
+/// Below this size it no longer counts as large; the gap keeps a fluctuating size from flooding the log.
 const NOT_LARGE: usize = CLIENTS_TAKE / 8 * 6;
 
-/// What was told, and holds still.
+/// What was logged and still applies.
 #[derive(Debug, Default)]
 pub(super) struct Notices(Mutex<Told>);
 
@@ -30,7 +30,7 @@ impl Notices {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A `List` has so many bytes.
+    /// Records the size of a `List` in bytes.
     pub(super) fn size(&self, bytes: usize) {
         let mut told = self.told();
         if bytes > LARGE && !told.large {
@@ -44,7 +44,7 @@ impl Notices {
         }
     }
 
-    /// Is there anybody who tells about pods?
+    /// Records whether what is known may be merged into responses.
     pub(super) fn standing(&self, standing: Standing, fail_closed: bool) {
         let mut told = self.told();
         if told.standing.replace(standing) == Some(standing) {
@@ -63,7 +63,7 @@ impl Notices {
         }
     }
 
-    /// What the kubelet said is not what the API is.
+    /// Records that a kubelet response could not be decoded.
     pub(super) fn malformed(&self, call: &str, error: &WireError) {
         let mut told = self.told();
         if !told.malformed {

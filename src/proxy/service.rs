@@ -1,4 +1,4 @@
-//! The podresources API once more: the kubelet's answers, with what annotations have for them.
+//! The proxied podresources API: the kubelet's responses with the devices from annotations.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,15 +18,15 @@ use crate::kubelet::proto::v1::GetPodResourcesRequest;
 use crate::kubelet::{Ask, Asker, Flight, Upstream};
 use crate::telemetry::proxy::{Listed, Metrics};
 
-/// The service of v1.
+/// The name of the v1 service.
 pub(super) const V1: &str = "v1.PodResourcesLister";
-/// That of v1alpha1.
+/// The name of the v1alpha1 service.
 pub(super) const V1ALPHA1: &str = "v1alpha1.PodResourcesLister";
 
-/// What answers.
+/// The gRPC service.
 pub(super) struct Service {
     pub(super) upstream: Upstream,
-    /// Where nothing is to be merged there is none.
+    /// `None` if nothing is merged.
     pub(super) knowledge: Option<Arc<Knowledge>>,
     pub(super) fail_closed: bool,
     pub(super) allocatable: bool,
@@ -34,7 +34,7 @@ pub(super) struct Service {
     pub(super) notices: Notices,
 }
 
-/// What was asked for.
+/// A decoded request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Question {
     List(Version),
@@ -42,11 +42,11 @@ enum Question {
     Allocatable,
 }
 
-/// What all who share a kubelet's answer share as well.
+/// What all callers that share a kubelet response also share.
 #[derive(Default)]
 struct Shared {
     answer: OnceCell<Result<Bytes, Status>>,
-    /// How long may be waited before it is made, whoever makes it.
+    /// Until when the response may wait for pods, whichever caller makes it.
     deadline: OnceLock<Instant>,
 }
 
@@ -89,7 +89,7 @@ impl Question {
 }
 
 impl Service {
-    /// The answer of a call that started after this, with what is known by then.
+    /// Returns the response of a kubelet call that started after this one, merged with what is known by then.
     async fn answer(&self, question: Question) -> Result<Bytes, Status> {
         let flight =
             self.upstream.ask(question.ask(), Asker::Proxy).await.map_err(|refusal| refusal.status)?;
@@ -104,7 +104,7 @@ impl Service {
         Ok(answer)
     }
 
-    /// What is the same for all who share the kubelet's answer is made once.
+    /// Merges once for all callers that share the kubelet's response.
     async fn merged_once(
         &self,
         question: &Question,
@@ -112,7 +112,7 @@ impl Service {
         knowledge: &Knowledge,
     ) -> Result<Bytes, Status> {
         let shared = flight.slot::<Shared>();
-        // Who makes it may go away in the middle: then the next one does.
+        // The caller that merges may be cancelled: then the next one does it.
         let deadline = *shared.deadline.get_or_init(|| knowledge.deadline());
         let merge = || self.merge(question, &flight.bytes, knowledge, deadline);
         shared.answer.get_or_init(merge).await.clone()
@@ -140,7 +140,7 @@ impl Service {
         self.digest(question, bytes, merged)
     }
 
-    /// Does anybody know what has to be merged? Where nobody does the answer is refused, if it is to be.
+    /// Returns whether merging is possible. If it is not, the request is rejected if `fail_closed` is set.
     async fn may_merge(&self, knowledge: &Knowledge, deadline: Instant) -> Result<bool, Status> {
         knowledge.first_words(deadline).await;
         let standing = knowledge.standing();
@@ -158,7 +158,7 @@ impl Service {
         Status::unavailable(format!("numacast: {why}, and the answer may lack devices (proxy.failClosed)"))
     }
 
-    /// The answer that goes out.
+    /// Returns the response to send.
     fn digest(
         &self,
         question: &Question,
@@ -172,7 +172,7 @@ impl Service {
                 if self.fail_closed {
                     return Err(self.refusal("the kubelet's answer is not understood"));
                 }
-                // The kubelet said it; who asked may understand it.
+                // Pass the kubelet's response on: the client may understand it.
                 return Ok(bytes.clone());
             }
         };

@@ -1,9 +1,9 @@
-//! What `ParseQuantity`, `Value`, `MilliValue` and `String` of `k8s.io/apimachinery/pkg/api/resource` say of a text
-//! (apimachinery v0.37.0: quantity.go, amount.go, scale_int.go, suffix.go; the same since v0.33).
+//! Reimplements `ParseQuantity`, `Value`, `MilliValue` and `String` of `k8s.io/apimachinery/pkg/api/resource`
+//! (apimachinery v0.37.0: quantity.go, amount.go, scale_int.go, suffix.go; unchanged since v0.33).
 //!
-//! Go keeps a quantity in one of two forms, and what it says of a number that does not fit 64 bits depends on the form. The
-//! kubelet and the scheduler decide by what it says, so both forms are here. The time that all of it takes is linear in the
-//! length of the text.
+//! Go stores a quantity in one of two representations, and the results for numbers that do not fit 64 bits
+//! depend on which. The kubelet and the scheduler rely on these results, so both are reimplemented.
+//! Everything runs in time linear in the length of the text.
 
 use std::iter::repeat_n;
 
@@ -12,7 +12,7 @@ use super::{ParseQuantityError, Quantity};
 /// Go keeps no digits below a billionth.
 const NANO: i32 = -9;
 
-/// How a quantity was written, and is written again.
+/// The format in which a quantity was written, and is formatted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     /// `12M`.
@@ -23,7 +23,7 @@ enum Format {
     DecimalExponent,
 }
 
-/// What a suffix multiplies by.
+/// The multiplier of a suffix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     /// A power of ten.
@@ -38,7 +38,7 @@ const DECIMAL_SUFFIXES: [(&str, i32); 10] =
 const BINARY_SUFFIXES: [(&str, u32); 6] =
     [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60)];
 
-/// A text that is a quantity, as Go understands it.
+/// A parsed quantity with Go's semantics.
 #[derive(Debug)]
 pub struct Parsed<'a> {
     text: &'a str,
@@ -50,18 +50,18 @@ pub struct Parsed<'a> {
 enum Amount {
     /// `int64Amount`.
     Small {
-        /// Times ten to the power of `scale`.
+        /// To be multiplied by ten to the power of `scale`.
         value: i64,
-        /// Not below that of a billionth.
+        /// At least -9 (billionths).
         scale: i32,
-        /// Go gives the text back as it is.
+        /// Go's `String()` returns the text unchanged.
         verbatim: bool,
     },
     /// `infDecAmount`.
     Large {
-        /// Rounded to a billionth at the finest.
+        /// Rounded away from zero to billionths.
         number: Decimal,
-        /// It was above the largest that there may be with a binary suffix.
+        /// It exceeded the maximum for binary suffixes and was capped.
         capped: bool,
     },
 }
@@ -74,18 +74,18 @@ fn unit(suffix: &str) -> Option<(Unit, Format)> {
         return Some((Unit::Two(*bits), Format::BinarySi));
     }
     let exponent: i64 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-    // Go drops the upper half as well.
+    // Go truncates to 32 bits as well.
     Some((Unit::Ten(exponent as i32), Format::DecimalExponent))
 }
 
-/// What `parseQuantityString` finds in a text.
+/// The parts that `parseQuantityString` finds in a text.
 struct Parts<'a> {
     negative: bool,
-    /// All before the suffix but for the sign.
+    /// Everything before the suffix, without the sign.
     number: &'a str,
-    /// Digits before the point, without leading zeros; `0` if there are no others.
+    /// The digits before the point, without leading zeros; `0` if there are no others.
     whole: &'a str,
-    /// Digits after the point.
+    /// The digits after the point.
     fraction: &'a str,
     suffix: &'a str,
 }
@@ -111,7 +111,7 @@ impl<'a> Parts<'a> {
         Some(Self { negative: text.starts_with('-'), number, whole, fraction, suffix })
     }
 
-    /// Where Go can do with 64 bits.
+    /// Returns the amount if Go represents it in 64 bits.
     fn small(&self, unit: Unit) -> Option<Amount> {
         let length = self.whole.len() + self.fraction.len();
         let (longest, factor, exponent) = match unit {
@@ -138,7 +138,7 @@ impl<'a> Parts<'a> {
         Some(Amount::Small { value: if self.negative { -value } else { value }, scale, verbatim })
     }
 
-    /// Any number.
+    /// Returns an amount of any size.
     fn large(&self, unit: Unit) -> Option<Amount> {
         if !self.number.bytes().any(|byte| byte.is_ascii_digit()) {
             return None;
@@ -166,10 +166,10 @@ fn leading_digits(text: &str) -> (&str, &str) {
 }
 
 impl<'a> Parsed<'a> {
-    /// Reads a text as `ParseQuantity` does, without space around it.
+    /// Parses a text like `ParseQuantity`, which accepts no surrounding white space.
     ///
     /// # Errors
-    /// The text is no quantity.
+    /// The text is not a quantity.
     pub fn of(text: &'a str) -> Result<Self, ParseQuantityError> {
         Self::read(text).ok_or_else(|| ParseQuantityError(text.chars().take(64).collect()))
     }
@@ -187,7 +187,7 @@ impl<'a> Parsed<'a> {
         Some(Self { text, format, amount })
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub fn quantity(&self) -> Quantity {
         let nano = match &self.amount {
@@ -197,8 +197,8 @@ impl<'a> Parsed<'a> {
         Quantity { nano }
     }
 
-    /// `Value()`, by which the kubelet and the scheduler go: the number rounded up, and for a number that does not fit 64
-    /// bits whatever Go's arithmetic makes of it.
+    /// `Value()`, which the kubelet and the scheduler use: the number rounded up; for numbers that do not fit
+    /// 64 bits, the result of Go's arithmetic.
     #[must_use]
     pub fn value(&self) -> i64 {
         self.scaled(0)
@@ -217,7 +217,7 @@ impl<'a> Parsed<'a> {
         }
     }
 
-    /// `String()`: the text as Go writes it again, which is its shortest form but for some that it leaves as they are.
+    /// `String()`: Go's canonical form, except for some texts that Go returns unchanged.
     #[must_use]
     pub fn canonical(&self) -> String {
         match &self.amount {
@@ -228,20 +228,21 @@ impl<'a> Parsed<'a> {
     }
 }
 
-/// Billionths; the most that fit, where more do not.
+/// Returns billionths, saturating.
 fn nano(value: i64, scale: i32) -> i128 {
     let power = u32::try_from(i64::from(scale) - i64::from(NANO)).unwrap_or(0);
     let unit = 10_i128.checked_pow(power).unwrap_or(i128::MAX);
     i128::from(value).saturating_mul(unit)
 }
 
-/// `AsScaledInt64`: rounded away from zero. What does not fit is cut to 64 bits for some powers and 0 for all others.
+/// `AsScaledInt64`: rounds away from zero. A result that does not fit is truncated to 64 bits for some powers
+/// and 0 for all others.
 fn scaled(value: i64, scale: i32, to: i32) -> i64 {
     if scale < to {
         let unit = 10_i64.pow(scale.abs_diff(to));
         return value / unit + (value % unit).signum();
     }
-    // Go ends up with a negative power for the very largest exponents, and leaves the value as it is.
+    // For the very largest exponents Go gets a negative power, and leaves the value unchanged.
     match u32::try_from(scale.wrapping_sub(to)).unwrap_or(0) {
         power @ (0..=3 | 6 | 9) => value.wrapping_mul(10_i64.pow(power)),
         power => 10_i64.checked_pow(power).and_then(|unit| value.checked_mul(unit)).unwrap_or(0),
@@ -252,8 +253,8 @@ fn scaled(value: i64, scale: i32, to: i32) -> i64 {
 #[derive(Debug)]
 struct Decimal {
     negative: bool,
-    /// From the largest to the smallest, each below ten. Trimmed: neither the first nor the last is zero, and there are none
-    /// in a zero.
+    /// From the most to the least significant, each below ten. Trimmed: neither the first nor the last is
+    /// zero, and zero has no digits.
     digits: Vec<u8>,
     exponent: i64,
 }
@@ -275,7 +276,7 @@ impl Decimal {
         }
     }
 
-    /// How many digits are before the point; none or fewer for a number below one.
+    /// Returns the number of digits before the point; zero or negative for a number below one.
     fn integer_digits(&self) -> i64 {
         self.digits.len() as i64 + self.exponent
     }
@@ -318,22 +319,23 @@ impl Decimal {
         self.trim();
     }
 
-    /// The digits above a power of ten, and zeros down to it.
+    /// Returns the digits of the number at or above ten to the power of `power`, and the number of zeros that
+    /// follow down to it.
     fn above(&self, power: i64) -> (&[u8], u32) {
         let kept = (self.integer_digits() - power).clamp(0, self.digits.len() as i64);
         let zeros = (self.exponent - power).max(0);
-        // Lengths are below that of the text; more zeros than this change nothing.
+        // The digits are no more than the text's; more zeros than this do not change the results.
         (&self.digits[..kept as usize], zeros.min(1000) as u32)
     }
 
-    /// The lower 64 bits of as many of ten to the power of `power` as it has.
+    /// Returns the low 64 bits of the number divided by ten to the power of `power`, rounded down.
     fn low_bits(&self, power: i64) -> i64 {
         let (digits, zeros) = self.above(power);
         let low = digits.iter().fold(0_u64, |low, digit| low.wrapping_mul(10).wrapping_add((*digit).into()));
         low.wrapping_mul(10_u64.wrapping_pow(zeros)) as i64
     }
 
-    /// As many of ten to the power of `power` as it has, without sign; the most that fit, where more do not.
+    /// Returns the absolute number divided by ten to the power of `power`, rounded down and saturating.
     fn saturated(&self, power: i64) -> i128 {
         let (digits, zeros) = self.above(power);
         let mut all =
@@ -342,14 +344,14 @@ impl Decimal {
         sum.unwrap_or(i128::MAX)
     }
 
-    /// Billionths; the most that fit, where more do not.
+    /// Returns billionths, saturating.
     fn nano(&self) -> i128 {
         let nano = self.saturated(NANO.into());
         if self.negative { -nano } else { nano }
     }
 
-    /// `scaledValue`. Go means to round up, and for negative numbers does not: it cuts what does not fit 64 bits first, then
-    /// rounds towards zero and adds one.
+    /// `scaledValue`. Go intends to round up, but not so for negative numbers: it truncates to 64 bits first,
+    /// then rounds towards zero and adds one.
     fn scaled(&self, to: i32, capped: bool) -> i64 {
         if capped {
             let low = self.low_bits(to.into());
@@ -378,7 +380,7 @@ impl Decimal {
         if self.negative { "-" } else { "" }
     }
 
-    /// A whole number of at least 1024.
+    /// Formats a whole number of at least 1024 with a binary suffix; `None` for all others.
     fn binary(&self) -> Option<String> {
         let mut number = u64::try_from(self.saturated(0)).ok()?;
         if self.exponent < 0 || number < 1024 {
@@ -393,9 +395,9 @@ impl Decimal {
         Some(format!("{}{number}{}", self.sign(), suffix.map_or("", |(name, _)| name)))
     }
 
-    /// With the largest power of a thousand. Go has no suffix for the powers above 18 and leaves it out.
+    /// Formats with the largest power of a thousand. Go has no suffix for powers above 18 and omits it.
     fn decimal(&self, format: Format) -> String {
-        // The power may be beyond 32 bits by the digits that were trimmed; Go's is as well.
+        // Trimming may push the power beyond 32 bits; it wraps in Go as well.
         let power = self.exponent as i32;
         let zeros = power.rem_euclid(3);
         let power = power.wrapping_sub(zeros);

@@ -1,4 +1,4 @@
-//! Does the kubelet's List show everything that is a pod's alone?
+//! Whether the kubelet's List shows everything a pod is allocated exclusively.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,19 +6,20 @@ use super::exclusive::is_huge_pages;
 use crate::kubelet::{Allocatable, ContainerUsage, MemoryBlock, PodUsage};
 use crate::pod::{Container, ContainerKind, Phase, Pod};
 
-/// What this kubelet gives to one container alone.
+/// Which resources this kubelet allocates exclusively to one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requirements {
-    /// Whole CPUs of Guaranteed pods: the CPU Manager is `static`.
+    /// Whole CPUs of Guaranteed pods: the CPU Manager policy is `static`.
     pub cpus: bool,
-    /// Memory and huge pages of Guaranteed pods: the Memory Manager is `Static`.
+    /// Memory and huge pages of Guaranteed pods: the Memory Manager policy is `Static`.
     pub memory: bool,
     /// Resources of device plugins.
     pub devices: BTreeSet<String>,
 }
 
 impl Requirements {
-    /// As what the kubelet may hand out tells; `known` are device resources whose plugin may be away for a moment.
+    /// Derives the requirements from the kubelet's allocatable resources. `known` are device resources whose
+    /// plugin may be temporarily absent.
     #[must_use]
     pub fn of(allocatable: &Allocatable, known: &BTreeSet<String>) -> Self {
         let offered = allocatable.devices.iter().map(|group| &group.resource);
@@ -29,13 +30,13 @@ impl Requirements {
         }
     }
 
-    /// Will the List show anything of this pod at all?
+    /// Returns true if the List will show any resource of this pod.
     pub(super) fn concern(&self, pod: &Pod) -> bool {
         pod.containers.iter().any(|container| !self.listed(pod, container).is_empty())
     }
 
-    /// Does the List show all of it, in this row? Who is out of Pending may ask for more meanwhile, and wait for a resize:
-    /// of that pod the row need show only something of each thing.
+    /// Returns true if this List entry shows everything the pod is allocated. A pod that has left Pending may
+    /// request more and wait for a resize: its entry need only show some of each resource.
     pub(super) fn are_met(&self, pod: &Pod, row: &PodUsage) -> bool {
         pod.containers.iter().all(|container| {
             let usage = row.containers.iter().find(|usage| *usage.name == *container.name);
@@ -45,17 +46,17 @@ impl Requirements {
         })
     }
 
-    /// What the kubelet will give to the pod besides what this row of the List shows, by resource: CPUs, bytes or devices.
-    /// No zeros.
+    /// Returns what the kubelet will allocate to the pod beyond what this List entry shows, by resource:
+    /// CPUs, bytes or devices. No zeros.
     pub(super) fn missing(&self, pod: &Pod, row: Option<&PodUsage>) -> BTreeMap<String, u64> {
         let demands = self.demands(pod, row).into_iter();
         let missing = demands.map(|(name, demand)| (name.to_owned(), demand.missing()));
         missing.filter(|(_, amount)| *amount > 0).collect()
     }
 
-    /// What the pod is given by resource, and what this row of the List shows of it. As the kubelet and the scheduler have it,
-    /// ordinary init containers run one after the other, beside the sidecars before them, and the others take over what they
-    /// had.
+    /// Returns what the pod is allocated by resource, and how much of it this List entry shows. As in the
+    /// kubelet and the scheduler, ordinary init containers run one after another, alongside the sidecars
+    /// before them, and later containers reuse their resources.
     pub(super) fn demands<'a>(&self, pod: &'a Pod, row: Option<&PodUsage>) -> BTreeMap<&'a str, Demand> {
         let mut demands: BTreeMap<&str, Demand> = BTreeMap::new();
         for container in &pod.containers {
@@ -77,7 +78,7 @@ impl Requirements {
         demands
     }
 
-    /// The CPUs of each container that has some alone, ordinary init containers among them.
+    /// Returns the CPUs of each container with exclusive CPUs, including ordinary init containers.
     pub(super) fn exclusive_cpus(&self, pod: &Pod) -> Vec<(ContainerKind, u64)> {
         let cpus = |container: &Container| {
             let needs = self.of_container(pod, container);
@@ -87,7 +88,8 @@ impl Requirements {
         pod.containers.iter().filter_map(cpus).collect()
     }
 
-    /// What the List shows of a container. Ordinary init containers are not in it: the others take over what they had.
+    /// Returns what the List shows for a container. It omits ordinary init containers: later containers reuse
+    /// their resources.
     fn listed<'a>(&self, pod: &Pod, container: &'a Container) -> Vec<Need<'a>> {
         match container.kind {
             ContainerKind::Init => Vec::new(),
@@ -95,7 +97,8 @@ impl Requirements {
         }
     }
 
-    /// What a container has alone. Managers leave those alone whose pod has resources of its own.
+    /// Returns what a container is allocated exclusively. The CPU and Memory Managers skip pods with
+    /// pod-level resources.
     fn of_container<'a>(&self, pod: &Pod, container: &'a Container) -> Vec<Need<'a>> {
         let managed = pod.guaranteed && !pod.pod_level;
         let (cpus, memory) = (self.cpus && managed, self.memory && managed);
@@ -119,36 +122,36 @@ impl Requirements {
     }
 }
 
-/// CPUs, bytes or devices of one resource that a pod is given.
+/// Amounts of one resource that a pod is allocated: CPUs, bytes or devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
-    /// At the same time, at most.
+    /// The most at one time.
     pub(super) most: u64,
-    /// To an ordinary init container, at most.
+    /// The most of any ordinary init container.
     pub(super) init: u64,
-    /// To the containers that stay.
+    /// The sum over app containers and sidecars.
     stays: u64,
-    /// What the List shows of it.
+    /// How much of `stays` the List shows.
     shown: u64,
 }
 
 impl Demand {
-    /// What the List does not show.
+    /// Returns the amount that the List does not show.
     pub(super) fn missing(&self) -> u64 {
         self.most.saturating_sub(self.shown)
     }
 }
 
-/// Something that is a container's alone.
+/// A resource that a container is allocated exclusively.
 struct Need<'a> {
     what: What,
-    /// The name that zones have for it.
+    /// The resource name, as in the zones.
     resource: &'a str,
     /// CPUs, bytes or devices.
     amount: u64,
 }
 
-/// Where the List shows it.
+/// Where the List reports the resource.
 #[derive(Clone, Copy)]
 enum What {
     Cpus,
@@ -157,7 +160,7 @@ enum What {
 }
 
 impl Need<'_> {
-    /// How much of it the List shows.
+    /// Returns how much of it the List shows.
     fn shown(&self, usage: &ContainerUsage) -> u64 {
         match self.what {
             What::Cpus => usage.cpus.len(),
@@ -165,7 +168,8 @@ impl Need<'_> {
                 let blocks = usage.memory.iter().filter(|block| block.resource == self.resource);
                 blocks.map(|MemoryBlock { bytes, .. }| *bytes).fold(0, u64::saturating_add)
             }
-            // A driver may stand for a plugin of the same name; what it gives is in no zone.
+            // A DRA driver may provide the resource instead of a device plugin; what it allocates is in no
+            // zone.
             What::Devices if !usage.claimed.is_empty() => self.amount,
             What::Devices => {
                 let groups = usage.devices.iter().filter(|group| group.resource == self.resource);
@@ -205,7 +209,7 @@ mod tests {
             bytes: *bytes,
             ..MemoryBlock::default()
         };
-        // A device on two nodes is listed twice.
+        // A device on two NUMA nodes is listed twice.
         let group = |id: &&str| DeviceGroup {
             resource: "example.com/nic".into(),
             ids: vec![(*id).into()],

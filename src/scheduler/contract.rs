@@ -1,4 +1,4 @@
-//! Which fingerprint the object carries, and when it is held.
+//! Decides which fingerprint the object carries, and when it is held.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -11,33 +11,37 @@ use crate::kubelet::{ContainerUsage, PodUsage, Usage};
 use crate::pod::{ContainerKind, Phase, Pod};
 use crate::topology::{Fingerprint, Method, PodSet, Zone, pod_hash};
 
-/// A wait that is prolonged by ever new pods ends after so many times its length.
+/// A wait that new pods keep extending ends after this many times [`Terms::patience`].
 const PROLONGED: u32 = 3;
 
-/// How long an admitted pod is counted before it is Running. The write that accounts for it then already has the fingerprint
-/// that the plugin computes once the pod runs, which saves a write. Containers whose image is on the node start within about a
-/// second. Until then the plugin cannot agree, so a release on the node ends this early.
+/// How long an admitted pod is counted before it is Running. The write that accounts for it then already has
+/// the fingerprint that the plugin computes once the pod runs, which saves a write. Containers whose image is
+/// on the node start within about a second. Until the pod runs, the plugin's fingerprint cannot match, so a
+/// release on the node ends this early.
 const STARTING: Duration = Duration::from_secs(2);
 
-/// So long a pod that runs may be missing in the List: it is ending, as the API server is about to say.
+/// How long a running pod may be missing from the List: it is assumed to be terminating, which the API server
+/// is about to report.
 const MISSING: Duration = Duration::from_secs(10);
 
-/// What was agreed with whoever runs the plugin.
+/// The plugin's configuration, and how long to wait for pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Whose pods the fingerprint stands for.
+    /// Which pods the fingerprint covers.
     pub view: View,
-    /// Which of them.
+    /// Which of these pods count.
     pub method: Method,
-    /// Which pods the plugin has.
+    /// Which pods the plugin's informer caches.
     pub informer: Informer,
-    /// Which rule it has for exclusive ones.
+    /// Which rule the plugin applies to pods with exclusive resources.
     pub release: PluginRelease,
-    /// How long a pod that was bound may be unaccounted before the object is held: one write instead of two.
+    /// How long a bound pod may be unaccounted before the object is held. A pod accounted for in time costs
+    /// one write instead of two.
     pub patience: Duration,
-    /// How long a pod may hold the object, or have something reserved, while the kubelet answers.
+    /// How long a pod may hold the object, or have resources reserved; only time in which the kubelet
+    /// responds counts.
     pub hold_limit: Duration,
-    /// Are the zones to reserve what pods will have that they do not account for? Then nothing waits.
+    /// Whether the zones reserve what unaccounted pods will be allocated. If so, `patience` is not applied.
     pub reserve: bool,
 }
 
@@ -55,20 +59,21 @@ impl Default for Terms {
     }
 }
 
-/// The node as the kubelet tells it, and what is published of it.
+/// The node as the kubelet reports it, and the zones to publish.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading<'a> {
-    /// The newest List that was believed.
+    /// The latest accepted List.
     pub usage: &'a Usage,
-    /// The number of that List, counted from any.
+    /// The sequence number of that List, from any start.
     pub number: u64,
-    /// What the kubelet gives to one container alone.
+    /// Which resources the kubelet allocates exclusively to one container.
     pub requirements: &'a Requirements,
-    /// The zones that go out with the fingerprint.
+    /// The zones that are published with the fingerprint.
     pub zones: &'a [Zone],
-    /// Does the kubelet answer? While it does not, no pod can be accounted, and none is to blame for it.
+    /// Whether the kubelet responds. While it does not, no pod can become accounted, so the time does not
+    /// count against [`Terms::hold_limit`].
     pub answers: bool,
-    /// What tells what plain init containers keep; nothing is looked for without it.
+    /// Where to find what ordinary init containers keep; `None` to ignore that.
     pub unlisted: Option<Unlisted<'a>>,
 }
 
@@ -77,46 +82,47 @@ pub struct Reading<'a> {
 pub enum Stance {
     /// The fingerprint of the pods that the plugin counts: the zones account for all of them.
     Agreed,
-    /// Nothing yet: a pod is being admitted, and a moment later one write may say it all.
+    /// Nothing yet: a pod is being admitted, and one write a moment later may cover everything.
     Wait,
-    /// The value that never agrees.
+    /// The fingerprint that never matches.
     Held,
 }
 
-/// What the contract says now.
+/// What to publish now, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// What may be published.
     pub stance: Stance,
-    /// What to publish of the pods; nothing in the view that says nothing.
+    /// The fingerprint to publish; `None` in [`View::None`].
     pub pods: Option<PodSet>,
     /// Pods (namespace, name) that the zones do not account for.
     pub unaccounted: Vec<(String, String)>,
-    /// What is to be taken from the zones for them, if anything is to be reserved, and what others keep that the List does
-    /// not show.
+    /// What to subtract from the zones: reservations for unaccounted pods, if enabled, and what pods keep
+    /// that the List does not show.
     pub reserved: Vec<Reservation>,
-    /// Pods that did not become accounted within the limit: from now on they neither hold the object nor have anything
-    /// reserved.
+    /// Pods that did not become accounted within the limit: from now on they neither hold the object nor have
+    /// resources reserved.
     pub released: Vec<(String, String)>,
-    /// When to ask again if nothing happens before.
+    /// When to evaluate again if nothing happens before.
     pub again: Option<Duration>,
 }
 
-/// What is known of one pod, by its UID.
+/// The state of one pod, keyed by UID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// It got what it asked for. What it holds from now on is what the List says.
+    /// It was allocated what it requested. From now on the List is the source of truth for it.
     Accounted,
-    /// The List shows all of it; but it is Pending still, and what is shown may be what an earlier pod of the same name
-    /// had.
+    /// The List shows everything it requested, but it is still Pending, and the entry may be that of an
+    /// earlier pod with the same name.
     Shown,
-    /// As [`Standing::Shown`], since then, and it is about to run: the fingerprint counts it already.
+    /// Like [`Standing::Shown`], since this time, and about to run: the fingerprint counts it already.
     Starting(Duration),
-    /// It was accounted, and the List does not name it any more, since then: it is ending, or the kubelet forgot it.
+    /// It was accounted, and has been missing from the List since this time: it is terminating, or the
+    /// kubelet lost it.
     Missing(Duration),
-    /// Not yet.
+    /// Not accounted yet.
     Waiting(Wait),
-    /// Never, as it seems.
+    /// Not accounted within the limit, and no longer waited for.
     Excused,
 }
 
@@ -125,41 +131,41 @@ enum Standing {
 struct Wait {
     /// Since when.
     since: Duration,
-    /// For how long of it the kubelet answered.
+    /// How much of that time the kubelet responded.
     answered: Duration,
-    /// When that was looked at, and whether it answered then.
+    /// When this was last evaluated, and whether the kubelet responded then.
     looked: (Duration, bool),
-    /// The List that was the newest when the pod was first seen to run.
+    /// The number of the latest List when the pod was first seen to have left Pending.
     ran: Option<u64>,
 }
 
-/// Whose row of the List a name stands for.
+/// The pod whose entry the List shows under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Row {
     uid: String,
-    /// Of what it showed.
+    /// Hash of the allocated resources it showed.
     holdings: u64,
 }
 
-/// Keeps the object and the plugin agreed.
+/// Keeps the published fingerprint in agreement with the plugin's.
 #[derive(Clone, Debug)]
 pub struct Contract {
     terms: Terms,
     pods: BTreeMap<String, Standing>,
-    /// From when it showed all of a pod until it is gone.
+    /// List entries by pod name, from when an entry showed everything of a pod until the pod is gone.
     rows: BTreeMap<(String, String), Row>,
-    /// Is any of these rows that of a pod that is gone?
+    /// Whether any of `rows` belongs to a pod that is gone.
     shows_the_gone: bool,
-    /// Since when nothing was published because pods are being admitted.
+    /// Since when publishing has been deferred because pods are being admitted.
     waiting: Option<Duration>,
-    /// What was available in the zones at the last judgement; empty outside the scheduler's view.
+    /// What was available in the zones at the last evaluation; empty outside the scheduler's view.
     available: Vec<u64>,
-    /// Whether this judgement found more available than the one before.
+    /// Whether this evaluation found more available than the one before.
     released: bool,
 }
 
 impl Contract {
-    /// A contract about no pod yet.
+    /// Returns a contract that knows no pods yet.
     #[must_use]
     pub const fn new(terms: Terms) -> Self {
         Self {
@@ -173,14 +179,15 @@ impl Contract {
         }
     }
 
-    /// What was agreed.
+    /// Returns the settings.
     #[must_use]
     pub const fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// What may be published of `reading`. `pods` are those that the API server has for this node, none while nobody has
-    /// told yet. Without them nothing agrees in the scheduler's view; in the others they tell which pods to wait for.
+    /// Decides what may be published for `reading`. `pods` are the node's pods in the API server, `None`
+    /// before the first sync. Without them the object is held in the scheduler's view; in the other views
+    /// they determine which pods to wait for.
     pub fn judge<'a>(
         &mut self,
         pods: Option<impl IntoIterator<Item = &'a Pod>>,
@@ -210,7 +217,7 @@ impl Contract {
         verdict
     }
 
-    /// Notes whether any zone has more available than at the last judgement.
+    /// Records whether any zone has more available than at the last evaluation.
     fn look_for_releases(&mut self, zones: &[Zone]) {
         let amounts = zones.iter().flat_map(|zone| zone.resources.values());
         let available: Vec<u64> = amounts.map(|amounts| amounts.available).collect();
@@ -223,9 +230,9 @@ impl Contract {
         PodSet { fingerprint, method: self.terms.method }
     }
 
-    /// Forgets pods that are gone, and what the List showed of them once it does not any more.
+    /// Removes pods that are gone, and their List entries once the List no longer shows them.
     fn forget_all_but(&mut self, pods: &[&Pod], usage: &Usage) {
-        // All of `pods` are known by now, so that any more are gone.
+        // Every pod in `pods` has a state by now, so any surplus belongs to pods that are gone.
         if self.pods.len() == pods.len() && !self.shows_the_gone {
             return;
         }
@@ -238,7 +245,7 @@ impl Contract {
         self.shows_the_gone = self.rows.values().any(|row| !present.contains(row.uid.as_str()));
     }
 
-    /// Which of the pods that were not accounted are now, and which are not any more?
+    /// Updates the state of each pod that is not accounted, or no longer is.
     fn look_at_new_ones(
         &mut self,
         pods: &[&Pod],
@@ -252,10 +259,10 @@ impl Contract {
             let rows = rows.of_pod(pod);
             let standing = match before {
                 Some(Standing::Excused) => continue,
-                // Nearly every pod, each time: whatever it asks for, it stays accounted.
+                // The common case: an accounted pod stays accounted, whatever it requests later.
                 Some(Standing::Accounted) if !rows.is_empty() => continue,
                 _ if asks_for_nothing(pod, reading) => Standing::settled(pod),
-                // What it has still, the List shows.
+                // The List shows what it still is allocated.
                 Some(known) if is_leaving(pod) && !matches!(known, Standing::Waiting(_)) => {
                     Standing::Accounted
                 }
@@ -280,14 +287,14 @@ impl Contract {
         }
     }
 
-    /// What plain init containers of accounted pods keep, which the List does not show.
+    /// Adds what ordinary init containers of accounted pods keep and the List does not show.
     fn look_for_surplus(&self, pods: &[&Pod], reading: &Reading<'_>, verdict: &mut Verdict) {
         let Some(unlisted) = reading.unlisted else { return };
         let waits = |pod: &Pod| matches!(self.pods.get(&pod.uid), Some(Standing::Waiting(_)));
         for pod in pods.iter().filter(|pod| has_plain_init(pod) && !pod.phase.is_terminal() && !waits(pod)) {
             let named = |row: &&PodUsage| row.name == pod.name && row.namespace == pod.namespace;
             let rows = reading.usage.pods.iter().filter(named);
-            // Of two rows of one name the pod's is the one that shows what it asks for.
+            // If two entries share the name, the pod's is the one that shows what it requests.
             if let Some(row) = rows.max_by_key(|row| reading.requirements.are_met(pod, row)) {
                 let surplus = unlisted.surplus(reading.requirements, reading.zones, pod, row);
                 verdict.reserved.extend(surplus);
@@ -295,7 +302,7 @@ impl Contract {
         }
     }
 
-    /// Does one of its rows show a pod?
+    /// Returns the state of a pod, by whether one of its List entries shows everything it requests.
     fn look_at(
         &mut self,
         pod: &Pod,
@@ -305,14 +312,15 @@ impl Contract {
         verdict: &mut Verdict,
     ) -> Standing {
         let wait = self.waited(pod, reading, now);
-        // A List that came after the pod was seen to run has its own row.
+        // A List received after the pod was seen to have left Pending has the pod's own entry.
         let sure = wait.ran.is_some_and(|ran| ran != reading.number);
         let own: Vec<&&PodUsage> = rows.iter().filter(|row| sure || !self.is_anothers(pod, row)).collect();
         if let Some(row) = own.iter().find(|row| reading.requirements.are_met(pod, row)) {
             self.rows.insert(pod.full_name(), Row { uid: pod.uid.clone(), holdings: row.holdings_hash() });
             return self.shown(pod, now, verdict);
         }
-        // A List that was asked for after the pod ran shows what it has still. The next one may have been on its way.
+        // A List requested after the pod ran shows what it still is allocated. The next one may have been
+        // requested before.
         if is_leaving(pod) && wait.ran.is_some_and(|ran| reading.number > ran + 1) {
             return Standing::Accounted;
         }
@@ -323,7 +331,7 @@ impl Contract {
         }
         verdict.unaccounted.push(pod.full_name());
         if self.terms.reserve {
-            // Of several rows nobody can tell which is the pod's.
+            // With several entries, the pod's own cannot be identified.
             let row = if let [row] = own[..] { Some(*row) } else { None };
             let amounts = reading.requirements.missing(pod, row);
             verdict.reserved.push(Reservation { pod: pod.full_name(), amounts, zones: None });
@@ -332,7 +340,7 @@ impl Contract {
         Standing::Waiting(wait)
     }
 
-    /// The List shows all of a pod.
+    /// Returns the state of a pod that the List shows completely.
     fn shown(&self, pod: &Pod, now: Duration, verdict: &mut Verdict) -> Standing {
         let since = match self.pods.get(&pod.uid) {
             Some(Standing::Shown) => None,
@@ -349,20 +357,20 @@ impl Contract {
         }
     }
 
-    /// Does the List still show under this name what an earlier pod had, one that was deleted by force? Its CPUs may be in
-    /// another zone than those to come.
+    /// Returns true if the entry is that of an earlier pod with this name, which was force-deleted. Its CPUs
+    /// may be in another zone than those of the new pod.
     fn is_anothers(&self, pod: &Pod, row: &PodUsage) -> bool {
         let known = self.rows.get(&pod.full_name());
         known.is_some_and(|known| known.uid != pod.uid && known.holdings == row.holdings_hash())
     }
 
-    /// How long a pod has been waited for by now.
+    /// Returns how long a pod has been waited for so far.
     fn waited(&self, pod: &Pod, reading: &Reading<'_>, now: Duration) -> Wait {
         let looked = (now, reading.answers);
         let ran = (pod.phase != Phase::Pending).then_some(reading.number);
         match self.pods.get(&pod.uid) {
             Some(Standing::Waiting(before)) => {
-                // Between two looks it answered if it did at both.
+                // The kubelet counts as responsive between two evaluations if it was at both.
                 let (at, did_answer) = before.looked;
                 let more =
                     if did_answer && reading.answers { now.saturating_sub(at) } else { Duration::ZERO };
@@ -372,7 +380,7 @@ impl Contract {
         }
     }
 
-    /// Held as soon as one pod was waited for long enough.
+    /// Returns [`Stance::Held`] as soon as one pod has been waited for long enough.
     fn stance(&mut self, verdict: &mut Verdict, now: Duration) -> Stance {
         let oldest = self.pods.values().filter_map(|standing| match standing {
             Standing::Waiting(wait) => Some(wait.since),
@@ -396,13 +404,13 @@ impl Contract {
         Stance::Wait
     }
 
-    /// The pods that the plugin counts.
+    /// Returns the fingerprint of the pods that the plugin counts.
     fn of_plugin(&self, pods: &[&Pod], zones: &[Zone]) -> Fingerprint {
         let counted = pods.iter().filter(|pod| self.counts(pod, zones));
         Fingerprint::of(counted.map(|pod| pod_hash(&pod.namespace, &pod.name)))
     }
 
-    /// Does the plugin count this pod, or will it in a moment, as was judged last?
+    /// Returns true if the plugin counts this pod, or is about to, as of the last evaluation.
     #[must_use]
     pub fn counts(&self, pod: &Pod, zones: &[Zone]) -> bool {
         let phase = match self.terms.informer {
@@ -418,7 +426,7 @@ impl Contract {
         matches!(self.pods.get(&pod.uid), Some(Standing::Starting(_)))
     }
 
-    /// The pods (namespace, name) that the fingerprint stands for.
+    /// Returns the pods (namespace, name) that the fingerprint covers.
     #[must_use]
     pub fn counted<'a>(
         &self,
@@ -436,7 +444,7 @@ impl Contract {
         }
     }
 
-    /// The pods of the List.
+    /// Returns the fingerprint of the pods in the List.
     fn of_list(&self, usage: &Usage) -> Fingerprint {
         Fingerprint::of(self.listed(usage).map(|pod| pod_hash(&pod.namespace, &pod.name)))
     }
@@ -447,24 +455,24 @@ impl Contract {
     }
 }
 
-/// A pod that has ended, and one that has nothing alone, asks for nothing.
+/// Returns true if the pod has terminated or is allocated nothing exclusively.
 fn asks_for_nothing(pod: &Pod, reading: &Reading<'_>) -> bool {
     pod.phase.is_terminal() || !reading.requirements.concern(pod)
 }
 
-/// Was the pod deleted while it runs? One that was deleted while Pending may be let in yet, by a kubelet that hears of the
-/// deletion later than we do.
+/// Returns true if the pod was deleted after it left Pending. A pod deleted while Pending may still be
+/// admitted, by a kubelet that learns of the deletion later than we do.
 fn is_leaving(pod: &Pod) -> bool {
     pod.deleted && pod.phase != Phase::Pending
 }
 
-/// Is nothing known that keeps the pod Pending for long once it is admitted?
+/// Returns true if nothing known keeps the pod Pending for long after its admission.
 fn starts_soon(pod: &Pod) -> bool {
     !pod.deleted && pod.containers.iter().all(|container| container.kind != ContainerKind::Init)
 }
 
 impl Standing {
-    /// Nothing more is to come.
+    /// Returns the state of a pod that needs no further waiting.
     const fn settled(pod: &Pod) -> Self {
         match pod.phase {
             Phase::Pending => Self::Shown,
@@ -490,23 +498,24 @@ impl Verdict {
     }
 }
 
-/// Does some zone list this resource?
+/// Returns true if some zone lists this resource.
 pub(super) fn lists(zones: &[Zone], resource: &str) -> bool {
     zones.iter().any(|zone| zone.resources.contains_key(resource))
 }
 
-/// The rows of the List by the name of their pod.
+/// The List's entries, sorted by pod name.
 pub(super) struct Rows<'a>(Vec<&'a PodUsage>);
 
 impl<'a> Rows<'a> {
     pub(super) fn of(usage: &'a Usage) -> Self {
         let mut rows: Vec<&PodUsage> = usage.pods.iter().collect();
-        // Stable: rows of one name stay in the order of the List.
+        // The sort is stable: entries of one name stay in the List's order.
         rows.sort_by_key(|row| (&row.namespace, &row.name));
         Self(rows)
     }
 
-    /// Those of a pod's name: two while a pod that was deleted by force is torn down and another has its name.
+    /// Returns the entries with a pod's name: two while a force-deleted pod is torn down and its successor
+    /// has the same name.
     pub(super) fn of_pod(&self, pod: &Pod) -> &[&'a PodUsage] {
         let name = (&pod.namespace, &pod.name);
         let from = self.0.partition_point(|row| (&row.namespace, &row.name) < name);
@@ -515,7 +524,8 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// What other publishers take for exclusive in the List (peers.md 3): CPUs, or memory or devices of some node.
+/// Returns true if other publishers treat the pod as exclusive (peers.md 3): it has CPUs, or memory or
+/// devices with NUMA affinity.
 fn holds_on_a_node(pod: &PodUsage) -> bool {
     let holds = |container: &ContainerUsage| {
         !container.cpus.is_empty()
@@ -553,7 +563,7 @@ mod tests {
         }
     }
 
-    /// A List; names with a `+` have CPUs.
+    /// Returns a List; pods whose name ends with `+` have CPUs.
     fn list(names: &str) -> Usage {
         let pods = names.split_whitespace().map(|name| {
             let cpus = if name.ends_with('+') { "1-2" } else { "" };
@@ -606,7 +616,7 @@ mod tests {
             Self { contract, requirements, answers: true, number: 0 }
         }
 
-        /// Every time after another List.
+        /// Evaluates with a new List.
         fn verdict(&mut self, pods: &[Pod], names: &str, now: Duration) -> Verdict {
             self.number += 1;
             self.verdict_again(pods, names, now)
@@ -674,7 +684,7 @@ mod tests {
             bench.contract.counted(Some(&all), &listed, &[]).into_iter().map(|(_, name)| name).collect();
         assert_eq!(names, ["a", "b"]);
         assert_eq!(said(&bench.verdict(&pods, "a+ b+", ms(2009))), fingerprint("a b"));
-        // Its image is being pulled: the others are to agree meanwhile.
+        // Its image is being pulled; meanwhile the fingerprint is to match for the others.
         let late = bench.verdict(&pods, "a+ b+", ms(2010));
         assert_eq!((said(&late), late.again), (fingerprint("a"), None));
         assert_eq!(said(&bench.verdict(&pods, "a+ b+", ms(2011))), fingerprint("a"), "not once more");
@@ -744,7 +754,7 @@ mod tests {
         assert_eq!(reserved(&pending, "a+", 2), "");
         assert_eq!(reserved(&[pod("a", "1", Running)], "a+", 3), "");
         assert_eq!(reserved(&[pod("a", "1", Running)], "", 3), "", "it is ending");
-        // A namesake, while the List has the first one's row.
+        // A pod with the same name, while the List has the first pod's entry.
         assert_eq!(reserved(&[pod("a", "2", Pending)], "a+", 4), waits);
         assert_eq!(reserved(&[pod("a", "2", Pending)], "a+ a", 5), waits);
         assert_eq!(reserved(&[pod("a", "2", Failed)], "a+", 6), "", "it was refused");
@@ -752,7 +762,7 @@ mod tests {
         assert_eq!(reserved(&[], "", 8), "");
         let modest = Pod { guaranteed: false, ..pod("b", "4", Pending) };
         assert_eq!(reserved(&[modest], "", 9), "");
-        // The agent has just started: nobody saw it before.
+        // The agent has just started and has not seen the pod before.
         assert_eq!(reserved(&[pod("a", "5", Running)], "", 10), waits);
         assert_eq!(reserved(&[pod("a", "5", Running)], "", 60_009), waits);
         assert_eq!(reserved(&[pod("a", "5", Running)], "", 60_010), "", "and not for ever");
@@ -812,7 +822,7 @@ mod tests {
         let mut bench = Bench::new();
         let mut stances = Vec::new();
         for number in 0..10_u64 {
-            // The one before is accounted just in time.
+            // The previous pod is accounted just in time.
             let known: Vec<Pod> =
                 (0..=number).map(|n| pod(&format!("p{n}"), &n.to_string(), Pending)).collect();
             let shown: String = (0..number).map(|n| format!("p{n}+ ")).collect();
@@ -848,7 +858,7 @@ mod tests {
         let leaving = || [Pod { deleted: true, ..pod("a", "1", Running) }];
         let mut bench = Bench::new();
         assert_eq!(bench.stance(&leaving(), "", 0), Stance::Wait);
-        // The List of before its admission, and one that may have been on its way.
+        // The List from before its admission, and one that may have been requested before the deletion.
         assert_eq!(bench.verdict_again(&leaving(), "", ms(100)).stance, Stance::Held);
         assert_eq!(bench.stance(&leaving(), "", 101), Stance::Held);
         assert_eq!(bench.stance(&leaving(), "", 102), Stance::Agreed, "what it had is free");
@@ -885,7 +895,7 @@ mod tests {
     fn a_pod_that_takes_the_name_of_another_is_not_taken_for_it() {
         let mut bench = Bench::new();
         assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 0), Stance::Agreed);
-        // The kubelet has not heard yet that the first was deleted by force.
+        // The kubelet has not learned yet that the first pod was force-deleted.
         let second = [pod("a", "2", Pending)];
         assert_eq!(bench.stance(&second, "a+", 10), Stance::Wait, "those CPUs are the first one's");
         assert_eq!(bench.stance(&second, "a+", 30), Stance::Held);
@@ -895,7 +905,7 @@ mod tests {
         assert_eq!(bench.stance(&second, "", 75), Stance::Wait);
         assert_eq!(bench.stance(&[pod("a", "2", Running)], "a+", 80), Stance::Agreed);
         assert_eq!(bench.stance(&[pod("a", "2", Running)], "", 90), Stance::Agreed);
-        // What the List showed of a pod is forgotten with it, whatever others it shows.
+        // A pod's entry is removed with the pod, whatever others the List shows.
         let mut bench = Bench::new();
         assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+ b", 0), Stance::Agreed);
         assert_eq!(bench.stance(&[], "b", 10), Stance::Agreed);
@@ -906,7 +916,7 @@ mod tests {
     fn a_namesake_that_got_the_same_cpus_is_told_by_a_later_list_at_the_latest() {
         let mut bench = Bench::new();
         assert_eq!(bench.stance(&[pod("a", "1", Running)], "a+", 0), Stance::Agreed);
-        // The first was never seen to go.
+        // The first pod's deletion was never observed.
         assert_eq!(bench.stance(&[pod("a", "2", Pending)], "a+", 10), Stance::Wait);
         let running = [pod("a", "2", Running)];
         bench.number -= 1;
@@ -936,7 +946,7 @@ mod tests {
         assert_eq!(bench.stance(&pods, "", 0), Stance::Wait);
         let held = bench.verdict(&pods, "", ms(30_000));
         assert_eq!((held.stance, held.again), (Stance::Held, Some(ms(60_000))));
-        // While it does not answer the time does not count, whenever that was noticed.
+        // Time in which the kubelet does not respond does not count, whenever that was noticed.
         bench.answers = false;
         assert_eq!(bench.verdict(&pods, "", ms(500_000)).again, Some(ms(530_000)));
         bench.answers = true;
@@ -985,7 +995,7 @@ mod tests {
         let shared = Terms { informer: Informer::Shared, ..Terms::default() };
         bench.contract = Contract::new(shared);
         assert_eq!(said(&bench.verdict(&pods, names, ms(0))), fingerprint("Running"));
-        // Deleted pods count while their phase does.
+        // Deleted pods count as long as their phase does.
         let deleted = [Pod { deleted: true, ..pod("Running", "1", Running) }];
         assert_eq!(said(&bench.verdict(&deleted, "", ms(0))), fingerprint("Running"));
     }

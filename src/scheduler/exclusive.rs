@@ -1,15 +1,16 @@
-//! Which pods have resources of their own, as the plugin sees it: by what they ask for, whatever the managers' policies
-//! are (nrt.md 4.3; upstream: scheduler-plugins, `resourcerequests/exclusive.go`).
+//! Which pods have exclusive resources in the plugin's view: by their requests, whatever the kubelet
+//! managers' policies are (nrt.md 4.3; upstream: scheduler-plugins, `resourcerequests/exclusive.go`).
 
 use super::PluginRelease;
 use crate::pod::{Container, ContainerKind, Pod};
 
-/// Does the plugin count `pod` among those with exclusive resources? `listed` says which resources some zone lists.
+/// Returns true if the plugin counts `pod` as having exclusive resources. `listed` reports whether some zone
+/// lists a resource.
 pub fn is_exclusive(pod: &Pod, listed: &dyn Fn(&str) -> bool, release: PluginRelease) -> bool {
     pod.containers.iter().any(|container| is_exclusive_container(pod, container, listed, release))
 }
 
-/// As [`is_exclusive`], for one container.
+/// Like [`is_exclusive`], for one container.
 pub fn is_exclusive_container(
     pod: &Pod,
     container: &Container,
@@ -19,7 +20,8 @@ pub fn is_exclusive_container(
     counts(pod, container, listed, release, 0)
 }
 
-/// Does a container that the plugin counts ask for anything that makes it count? Who asks for none of a device counts too.
+/// Returns true if a container that the plugin counts requests a non-zero amount of an exclusive resource.
+/// The plugin also counts containers that request zero of a device.
 pub(super) fn has_exclusive(
     pod: &Pod,
     container: &Container,
@@ -29,7 +31,8 @@ pub(super) fn has_exclusive(
     counts(pod, container, listed, release, 1)
 }
 
-/// The plugin's rule, of devices of which at least so many are asked for. The plugin itself looks at their names only.
+/// Applies the plugin's rule, counting a device resource if at least `devices` are requested. The plugin
+/// itself looks at resource names only.
 fn counts(
     pod: &Pod,
     container: &Container,
@@ -50,7 +53,7 @@ fn counts(
     pod.said_guaranteed && (whole_cpus || container.memory > 0 || huge_pages())
 }
 
-/// As Kubernetes has it: everything without a domain, or with its own.
+/// Reports whether Kubernetes treats the resource as native: no domain, or its own.
 fn is_native(resource: &str) -> bool {
     !resource.contains('/') || resource.contains("kubernetes.io/")
 }
@@ -86,14 +89,14 @@ mod tests {
         check(pod(false, App, 0, 0, &[("example.com/nic", 1)]), [true; 2]);
         check(pod(false, Sidecar, 0, 0, &[("example.com/nic", 1)]), [true; 2]);
         check(pod(false, App, 0, 0, &[("example.com/unlisted", 1)]), [true, false]);
-        // `IsExclusive` does not look at the quantity of what is not Kubernetes' own.
+        // `IsExclusive` ignores the quantity of non-native resources.
         check(pod(false, App, 0, 0, &[("example.com/nic", 0)]), [true; 2]);
         check(pod(false, Sidecar, 0, 0, &[("example.com/nic", 0)]), [true; 2]);
         check(pod(false, Init, 0, 0, &[("example.com/nic", 0)]), [true, false]);
         check(pod(false, App, 0, 0, &[("example.com/unlisted", 0)]), [true, false]);
         check(pod(false, App, 0, 0, &[("example.kubernetes.io/native", 0)]), [false; 2]);
         check(pod(true, App, 0, 0, &[("hugepages-2Mi", 0)]), [false; 2]);
-        // By its domain it is a device.
+        // Its domain makes it a device.
         check(pod(true, App, 0, 0, &[("hugepages-a.b/c", 1)]), [true, false]);
         check(pod(false, Init, 0, 0, &[("example.com/nic", 1)]), [true, false]);
         check(pod(true, Init, 1000, 1, &[]), [true, false]);

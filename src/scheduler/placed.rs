@@ -1,4 +1,4 @@
-//! On which zones the containers are that the plugin deems exclusive, in the pods of the fingerprint.
+//! The zones of the containers that the plugin counts as exclusive, in the pods that the fingerprint covers.
 
 use super::contract::{Contract, Rows, lists};
 use super::exclusive::{has_exclusive, is_exclusive_container};
@@ -8,8 +8,9 @@ use crate::pod::{ContainerKind, Pod};
 use crate::topology::{Placed, Placement, home, placement};
 
 impl Contract {
-    /// The placement that goes with the fingerprint; none where the plugin would count another number of containers, or one
-    /// of them is not on one zone for sure. Only the scheduler's view knows what pods ask for.
+    /// Returns the placement that goes with the fingerprint; `None` if the plugin would count a different
+    /// number of containers, or if any of them is not certainly on a single zone. Only the scheduler's view
+    /// knows the pods' requests.
     pub fn placement<'a>(
         &self,
         pods: Option<impl IntoIterator<Item = &'a Pod>>,
@@ -30,13 +31,13 @@ impl Contract {
             });
             for container in exclusive {
                 let zone = if has_exclusive(pod, container, &listed, release) {
-                    // With two of them it cannot be told which is the pod's.
+                    // With two entries, the pod's own cannot be identified.
                     let [row] = rows.of_pod(pod)[..] else { return None };
                     let usage = row.containers.iter().find(|usage| *usage.name == *container.name)?;
                     Some(home(usage, machine)?)
                 } else {
-                    // It asks for none of a device. The plugin counts it, and gives back nothing when it simulates its
-                    // eviction: any zone will do.
+                    // It requests zero of a device. The plugin counts it, and releases nothing when it
+                    // simulates its eviction, so any zone will do.
                     Some(0)
                 };
                 let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
@@ -107,7 +108,7 @@ mod tests {
         let on_one = row("a", &[("x", "1"), ("y", "8")]);
         let all = metadata(&[a()], vec![on_one.clone()]);
         assert_eq!(all.as_deref(), Some("npv0v001::ve=leb89::cc=2::nn=2::bn=0"));
-        // The plugin counts pods that have ended, and nobody tells where they were.
+        // The plugin counts terminated pods, whose zones are unknown.
         assert_eq!(metadata(&[a(), pod("b", Phase::Succeeded, &["x"])], vec![on_one.clone()]), None);
         assert_eq!(metadata(&[a(), pod("b", Phase::Pending, &["x"])], vec![on_one.clone()]), all);
         assert_eq!(metadata(&[a()], vec![row("a", &[("x", "1"), ("y", "2,8")])]), None, "on two zones");

@@ -1,7 +1,9 @@
-//! What the kubelet will give to pods that are bound and that its List does not show yet, taken from the zones.
+//! Reservations: what the kubelet will allocate to bound pods and does not list yet, subtracted from the
+//! zones.
 //!
-//! Who reads the object for each pod that it places would place a second one where the first is about to be admitted. The
-//! zone that the kubelet will choose is not known before, so the whole amount is taken from every zone.
+//! A consumer that reads the object for each pod it places would otherwise place a second pod where the first
+//! is about to be admitted. The zone that the kubelet will choose is not known in advance, so the full amount
+//! is subtracted from every zone.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,14 +13,14 @@ use crate::machine::IdSet;
 use crate::pod::PodName;
 use crate::topology::{Exclude, Zone};
 
-/// What one pod will have, as far as the List does not show it.
+/// What one pod is allocated, or will be, and the List does not show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// Namespace and name of the pod.
     pub pod: PodName,
-    /// CPUs, bytes or devices by the name of the resource; no zeros.
+    /// CPUs, bytes or devices by resource name; no zeros.
     pub amounts: BTreeMap<String, u64>,
-    /// The zones that lack it; every zone if it is not known which.
+    /// The zones it is subtracted from; `None` is every zone, if the zone is not known.
     pub zones: Option<IdSet>,
 }
 
@@ -38,8 +40,8 @@ impl fmt::Display for Reservation {
     }
 }
 
-/// Those of `reservations` that the zones can lack: of resources that they list, and without pods whose resources are to
-/// look free.
+/// Returns the part of `reservations` to subtract from the zones: resources that the zones list, without pods
+/// excluded from the accounting.
 #[must_use]
 pub fn allowed(reservations: &[Reservation], exclude: &Exclude, zones: &[Zone]) -> Vec<Reservation> {
     let counted = reservations.iter().filter(|of| !exclude.pod(&of.pod.0, &of.pod.1));
@@ -51,7 +53,7 @@ pub fn allowed(reservations: &[Reservation], exclude: &Exclude, zones: &[Zone]) 
     listed.filter(|of| !of.amounts.is_empty()).collect()
 }
 
-/// The sums of what is reserved, by the name of the resource.
+/// Returns the reserved totals by resource name.
 #[must_use]
 pub fn totals(reservations: &[Reservation]) -> BTreeMap<&str, u64> {
     let mut totals: BTreeMap<&str, u64> = BTreeMap::new();
@@ -62,7 +64,8 @@ pub fn totals(reservations: &[Reservation]) -> BTreeMap<&str, u64> {
     totals
 }
 
-/// Takes what is reserved from what is available in its zones, as far as there is any. Capacity and allocatable stay.
+/// Subtracts the reservations from what is available in their zones, down to zero. Capacity and allocatable
+/// stay.
 pub fn reserve(zones: &mut [Zone], reservations: &[Reservation]) {
     for reservation in reservations {
         let lack = |zone: &Zone| reservation.zones.as_ref().is_none_or(|of| of.contains(zone.id));
@@ -110,7 +113,7 @@ mod tests {
         })
     }
 
-    /// Zones with the ids 0, 1 and so on.
+    /// Generates zones with the IDs 0, 1 and so on.
     fn zones() -> impl Strategy<Value = Vec<Zone>> {
         vec(zone(), 0..5).prop_map(|mut zones| {
             (0..).zip(&mut zones).for_each(|(id, zone)| zone.id = id);

@@ -1,9 +1,10 @@
-//! What plain init containers keep and the List does not show.
+//! Resources that ordinary init containers keep and the List does not show.
 //!
-//! The kubelet gives a plain init container its CPUs, memory and devices until the pod ends. The containers that start after
-//! it use them again, and nobody else gets what is left over (k/k #131764). Where the kubelet's files tell that, the account
-//! has it. Otherwise it follows from the pod's specification, and is taken from the zones like a reservation: from the one zone
-//! that it is in where that is certain, else from every zone. That may promise too little, but never too much.
+//! The kubelet allocates CPUs, memory and devices to an ordinary init container until the pod ends.
+//! Containers that start later reuse them, and the rest is not available to other pods (k/k #131764). Where
+//! the kubelet's checkpoints record this, the zones account for it. Otherwise it is derived from the pod's
+//! spec and subtracted from the zones like a reservation: from a single zone if that is certain, else from
+//! every zone. That may report too little as available, but never too much.
 
 use super::Reservation;
 use super::accounted::{Demand, Requirements};
@@ -13,26 +14,26 @@ use crate::machine::{Id, IdSet, Machine};
 use crate::pod::{ContainerKind, Pod};
 use crate::topology::Zone;
 
-/// What is known of the node besides the List.
+/// The node's state besides the List.
 #[derive(Clone, Copy, Debug)]
 pub struct Unlisted<'a> {
-    /// Which CPUs are on which node.
+    /// The hardware: which CPUs are on which NUMA node.
     pub machine: &'a Machine,
-    /// How the kubelet aligns containers, if that is known.
+    /// The kubelet's configuration, if known: how it aligns containers.
     pub config: Option<&'a KubeletConfig>,
-    /// What the kubelet's files say, as far as they can be read.
+    /// The kubelet's checkpoints, as far as they can be read.
     pub state: Option<&'a ManagerState>,
-    /// The files of the CPU Manager and the Memory Manager are among them.
+    /// Whether `state` has the checkpoints of the CPU Manager and the Memory Manager.
     pub managers: bool,
 }
 
-/// Does the pod have a container that keeps what it was given although it has ended?
+/// Returns true if the pod has a container that keeps its resources after it has terminated.
 pub(super) fn has_plain_init(pod: &Pod) -> bool {
     pod.containers.iter().any(|container| container.kind == ContainerKind::Init)
 }
 
 impl Unlisted<'_> {
-    /// What the pod keeps beyond what this row of the List shows, and where.
+    /// Returns what the pod keeps beyond what this List entry shows, and where.
     pub(super) fn surplus(
         &self,
         requirements: &Requirements,
@@ -55,7 +56,7 @@ impl Unlisted<'_> {
                 continue;
             };
             take(missing, Some([home].into_iter().collect()));
-            // Nothing but its CPUs keeps an init container's memory on the node where the others' memory is.
+            // Only its CPUs tie an init container's memory to the node of the other containers' memory.
             let follows = !is_memory(resource)
                 || self.aligns_pods()
                 || init_has_cpus && self.home(row, "cpu") == Some(home);
@@ -67,10 +68,10 @@ impl Unlisted<'_> {
         surplus
     }
 
-    /// How many CPUs of init containers the others may not use again although they could. The kubelet takes CPUs in the same
-    /// order for each container, so that the smaller set is part of the larger one, but for single CPUs of a core: for these it
-    /// prefers a core that is taken in part (`takeByTopologyNUMAPacked` in its `cpu_assignment.go`). With these options of the
-    /// CPU Manager the sets may have nothing in common.
+    /// Returns how many CPUs of init containers the others may not reuse although they could. The kubelet
+    /// takes CPUs in the same order for each container, so the smaller set is part of the larger one, except
+    /// for single CPUs of a core: for these it prefers a partly allocated core (`takeByTopologyNUMAPacked` in
+    /// its `cpu_assignment.go`). With the CPU Manager options below, the sets may be disjoint.
     fn apart(&self, containers: &[(ContainerKind, u64)]) -> u64 {
         let init = containers.iter().filter(|(kind, _)| *kind == ContainerKind::Init);
         let init: u64 = init.map(|(_, cpus)| cpus).sum();
@@ -86,7 +87,7 @@ impl Unlisted<'_> {
         containers.iter().map(|(_, cpus)| cpus % threads).sum::<u64>().min(init)
     }
 
-    /// Do the kubelet's files say what this pod was given of the resource?
+    /// Returns true if the kubelet's checkpoints record what this pod is allocated of the resource.
     fn is_told(&self, pod: &Pod, resource: &str) -> bool {
         if resource == "cpu" || is_memory(resource) {
             return self.managers;
@@ -94,8 +95,9 @@ impl Unlisted<'_> {
         self.state.is_some_and(|state| state.names.contains_key(&pod.uid))
     }
 
-    /// The one node on which the containers in the row have this resource, if an init container that fits on one node has it
-    /// there as well: the Topology Manager sees to that for CPUs and devices that are used again.
+    /// Returns the only NUMA node on which the entry's containers have this resource, if an init container
+    /// that fits on one node has it there as well: the Topology Manager ensures that for reused CPUs and
+    /// devices.
     fn home(&self, row: &PodUsage, resource: &str) -> Option<Id> {
         let config = self.config?;
         if !matches!(&*config.topology_manager_policy, "restricted" | "single-numa-node") {
@@ -106,7 +108,7 @@ impl Unlisted<'_> {
         ids.next().filter(|_| ids.next().is_none())
     }
 
-    /// The nodes on which the containers in the row have a resource.
+    /// Returns the NUMA nodes on which the entry's containers have a resource.
     fn nodes(&self, row: &PodUsage, resource: &str) -> IdSet {
         let mut nodes = IdSet::new();
         for container in &row.containers {
@@ -122,7 +124,7 @@ impl Unlisted<'_> {
         nodes
     }
 
-    /// Are all containers of a pod given what they ask for on the same nodes?
+    /// Whether all containers of a pod are allocated their resources on the same NUMA nodes.
     fn aligns_pods(&self) -> bool {
         self.config.is_some_and(|config| config.topology_manager_scope == "pod")
     }
@@ -132,7 +134,7 @@ fn is_memory(resource: &str) -> bool {
     resource == "memory" || is_huge_pages(resource)
 }
 
-/// Could the zone hold all of it?
+/// Returns true if the zone's allocatable covers the peak demand.
 fn fits(zones: &[Zone], id: Id, resource: &str, demand: &Demand) -> bool {
     let zone = zones.iter().find(|zone| zone.id == id);
     zone.and_then(|zone| zone.resources.get(resource)).is_some_and(|has| demand.most <= has.allocatable)
@@ -167,7 +169,7 @@ mod tests {
         }
     }
 
-    /// A Guaranteed pod: thousandths of a CPU and GiB of the init container and of the other.
+    /// Returns a Guaranteed pod: milli-CPUs and GiB of the init container and of the app container.
     fn pod(init: (u64, u64), app: (u64, u64)) -> Pod {
         let container = |name: &str, kind, (cpu_milli, gib)| Container {
             name: name.into(),
@@ -182,7 +184,7 @@ mod tests {
         Pod { namespace, name, uid, guaranteed: true, containers: containers.into(), ..Pod::default() }
     }
 
-    /// What the List shows of the other container.
+    /// Returns the List entry of the app container.
     fn row(cpus: &str, gib: u64, node: Id) -> PodUsage {
         let memory =
             MemoryBlock { resource: "memory".into(), bytes: gib * GIB, nodes: [node].into_iter().collect() };
@@ -234,7 +236,7 @@ mod tests {
 
     #[test]
     fn memory_alone_does_not_keep_containers_together() {
-        // The init container has a share of a CPU: its memory may be on either node.
+        // The init container has a fractional CPU: its memory may be on either node.
         let (pod, row) = (pod((500, 2), (2000, 2)), row("8-9", 2, 1));
         let aligned = |scope| surplus(Some(&config("single-numa-node", scope)), false, &pod, &row);
         assert_eq!(aligned("container"), ["memory 2147483648 in zone 0"]);
@@ -273,7 +275,7 @@ mod tests {
         let requirements = Requirements { devices: [nic()].into(), ..Requirements::default() };
         let (machine, strict) = (machine(), config("single-numa-node", "container"));
         let of = |config, state| {
-            // The managers' files say nothing of devices.
+            // The managers' checkpoints do not cover devices.
             let unlisted = Unlisted { machine: &machine, config, state, managers: true };
             let left = unlisted.surplus(&requirements, &zones, &pod, &row);
             left.iter().map(ToString::to_string).collect::<Vec<_>>()

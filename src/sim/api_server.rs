@@ -1,9 +1,10 @@
-//! A Kubernetes API server in miniature, over real HTTP: enough for kube, for the agent and for a person's own
-//! `kubectl`, with the words of a real one and with faults on demand ([`Fault`]).
+//! A small Kubernetes API server over HTTP, sufficient for kube, the agent and a user's `kubectl`, with the
+//! messages of a real one and with faults on demand ([`Fault`]).
 //!
-//! It serves nodes, pods, namespaces, events, leases, `NodeResourceTopology` and `Device` objects with get, list, watch,
-//! create, update, merge patch, server-side apply and delete, and collects garbage by owner. It has no
-//! authentication, no JSON patch, protocol buffers for pods only and no tables (`kubectl` prints names and ages then).
+//! It serves nodes, pods, namespaces, events, leases, `NodeResourceTopology` and `Device` objects with get,
+//! list, watch, create, update, merge patch, server-side apply and delete, and collects garbage by owner. It
+//! has no authentication, no JSON patch, no protocol buffers except for pods, and no tables (so `kubectl`
+//! prints names and ages only).
 
 mod faults;
 mod fields;
@@ -39,39 +40,39 @@ use self::store::{Key, Store, Write, Written};
 use super::serve::Serving;
 use crate::nrt::NodeResourceTopology;
 
-/// How often `NodeResourceTopology` objects were written by clients.
+/// Number of writes of `NodeResourceTopology` objects by clients.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Writes {
-    /// Requests that would write, refused ones too.
+    /// Write requests, rejected ones included.
     pub requests: u64,
-    /// Those that changed something.
+    /// Requests that changed an object.
     pub changes: u64,
     /// When the last change was in the store.
     pub last_change: Option<Instant>,
 }
 
-/// A request for objects.
+/// A request for objects, as recorded.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// The verb as RBAC has it: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
+    /// The RBAC verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
     pub verb: &'static str,
-    /// What for.
+    /// The kind of the objects.
     pub kind: &'static Kind,
-    /// The query, as it came.
+    /// The query string.
     pub query: String,
-    /// When.
+    /// When it arrived.
     pub at: tokio::time::Instant,
 }
 
-/// So many requests are remembered.
+/// Maximum number of recorded requests.
 const ASKED: usize = 4096;
 
-/// Why an object that a test or the scenario wanted is not as wanted.
+/// A rejected write of a test or the scenario.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the simulated API server refused: {0}")]
 pub struct Refused(String);
 
-/// An embedded API server. Dropping it ends it.
+/// An embedded API server. Dropping it stops it.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
@@ -96,9 +97,9 @@ struct State {
     user: String,
     writes: Writes,
     generated: u64,
-    /// The kind of each watch that is open.
+    /// The kind of each open watch.
     watched: Vec<&'static Kind>,
-    /// The last requests.
+    /// The latest requests.
     asked: VecDeque<Asked>,
 }
 
@@ -109,7 +110,7 @@ impl Shared {
 
     /// Waits until the server is not frozen.
     async fn thawed(&self) {
-        // The sender is ours, so it cannot be gone.
+        // Cannot fail: `self` owns the sender.
         let _ = self.frozen.subscribe().wait_for(|frozen| !frozen).await;
     }
 }
@@ -133,7 +134,7 @@ impl State {
         self.asked.push_back(Asked { verb, kind, query: query.to_owned(), at: tokio::time::Instant::now() });
     }
 
-    /// Is a kind there?
+    /// Returns true if the kind is installed.
     fn serves(&self, kind: &Kind) -> bool {
         (self.installed || !kind.is_custom()) && (self.koordinator || kind != &DEVICES)
     }
@@ -150,8 +151,8 @@ fn now() -> String {
 }
 
 impl ApiServer {
-    /// Starts a server on `address` (port 0 takes any free one) with the namespaces of a fresh cluster and the
-    /// CRD. Uids are drawn from `seed`.
+    /// Starts a server on `address` (port 0 takes any free one) with the namespaces of a fresh cluster and
+    /// the CRD. Uids are drawn from `seed`.
     ///
     /// # Errors
     /// When the address cannot be bound.
@@ -176,7 +177,7 @@ impl ApiServer {
         Ok(Self { shared, address, serving: Mutex::new(Some(serving)) })
     }
 
-    /// A server on any free port of the loopback address.
+    /// Starts a server on any free port of the loopback address.
     ///
     /// # Errors
     /// When there is none.
@@ -184,7 +185,7 @@ impl ApiServer {
         Self::start(SocketAddr::from(([127, 0, 0, 1], 0)), seed).await
     }
 
-    /// Where it listens.
+    /// The listen address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -196,34 +197,34 @@ impl ApiServer {
         format!("http://{}", self.address)
     }
 
-    /// A client of this server.
+    /// Creates a client of this server.
     ///
     /// # Errors
-    /// When kube cannot make one.
+    /// When kube cannot create one.
     pub fn client(&self) -> Result<kube::Client, kube::Error> {
-        // Whoever was first installed the same provider.
+        // If a provider is installed already, it is the same one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let url = self
             .url()
             .parse()
             .map_err(|error: axum::http::uri::InvalidUri| kube::Error::HttpError(error.into()))?;
         let mut config = kube::Config::new(url);
-        // As `Cluster::new` has it: what fails is told at once.
+        // As in `Cluster::new`: report failures at once.
         config.default_retry = false;
         kube::Client::try_from(config)
     }
 
-    /// The server is away: connections break and new ones are refused. Its objects outlive it.
+    /// Stops the server: connections break and new ones are refused. Its objects stay.
     pub fn stop(&self) {
         self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// The server is back at its address.
+    /// Starts the server again at its address.
     ///
     /// # Errors
-    /// When somebody took the port meanwhile.
+    /// When the port is in use by another process.
     pub async fn resume(&self) -> io::Result<()> {
-        // A server that was stopped just now lets its socket go when its tasks are next looked at.
+        // A server that was just stopped closes its socket only when its tasks are polled next.
         for _ in 0..8 {
             tokio::task::yield_now().await;
         }
@@ -239,37 +240,38 @@ impl ApiServer {
         }
     }
 
-    /// Frozen, the server accepts connections and requests and answers nothing; watches stand still.
+    /// Freezes the server: it accepts connections and requests but does not respond, and watches send
+    /// nothing.
     pub fn set_frozen(&self, frozen: bool) {
         self.shared.frozen.send_replace(frozen);
     }
 
-    /// Requests that fit the rule go wrong.
+    /// Injects faults into the requests that match the rule.
     pub fn inject(&self, rule: Rule) {
         self.shared.lock().faults.push(rule);
     }
 
-    /// The next `times` requests with this verb on this resource go wrong.
+    /// Injects a fault into the next `times` requests with this verb on this resource.
     pub fn fail_next(&self, verb: &'static str, resource: &'static str, times: usize, fault: Fault) {
         self.inject(Rule { verb: Some(verb), resource: Some(resource), times: Some(times), fault });
     }
 
-    /// Forgets all rules.
+    /// Removes all rules.
     pub fn clear_faults(&self) {
         self.shared.lock().faults.clear();
     }
 
-    /// Is the CRD of `NodeResourceTopology` installed?
+    /// Sets whether the CRD of `NodeResourceTopology` is installed.
     pub fn set_installed(&self, installed: bool) {
         self.shared.lock().installed = installed;
     }
 
-    /// Is the CRD of Koordinator's `Device` installed? It is not at first.
+    /// Sets whether the CRD of Koordinator's `Device` is installed. Initially it is not.
     pub fn set_koordinator(&self, installed: bool) {
         self.shared.lock().koordinator = installed;
     }
 
-    /// RBAC denies a verb on a resource, or allows it again.
+    /// Denies a verb on a resource by RBAC, or allows it again.
     pub fn set_denied(&self, verb: &'static str, resource: &'static str, denied: bool) {
         let rules = &mut self.shared.lock().denied;
         if denied {
@@ -279,53 +281,54 @@ impl ApiServer {
         }
     }
 
-    /// Compacts the history: a watch that starts from an older version is told 410, and so is who goes on with a list.
+    /// Compacts the history: a watch from an older version and the next page of a list fail with 410.
     pub fn forget_history(&self) {
         let state = &mut *self.shared.lock();
         state.store.forget_history();
         state.pages.forget();
     }
 
-    /// The watch cache learns nothing from now on, or again everything: what may be as old is answered from it.
+    /// Stops updating the watch cache, or catches up. Requests that accept older data are served from it.
     pub fn set_behind(&self, behind: bool) {
         self.shared.lock().store.set_behind(behind);
     }
 
-    /// A backup of the past is restored: versions go back. Who watches from a newer one hears nothing until it comes again.
+    /// Restores an old backup: resource versions go back. A watch from a newer version receives nothing until
+    /// that version is reached again.
     pub fn restore_backup(&self) {
         let state = &mut *self.shared.lock();
         state.store.restore_backup();
         state.pages.forget();
     }
 
-    /// The last requests for objects of a kind, refused ones too.
+    /// The latest requests for objects of a kind, rejected ones included.
     #[must_use]
     pub fn asked(&self, kind: &'static Kind) -> Vec<Asked> {
         self.shared.lock().asked.iter().filter(|asked| asked.kind == kind).cloned().collect()
     }
 
-    /// How often `NodeResourceTopology` objects were written over HTTP.
+    /// Number of writes of `NodeResourceTopology` objects over HTTP.
     #[must_use]
     pub fn writes(&self) -> Writes {
         self.shared.lock().writes
     }
 
-    /// How many watches of a kind are open.
+    /// Number of open watches of a kind.
     #[must_use]
     pub fn watchers(&self, kind: &'static Kind) -> usize {
         self.shared.lock().watched.iter().filter(|watched| **watched == kind).count()
     }
 
-    /// Every change of every object from now on.
+    /// Subscribes to the changes of all objects.
     #[must_use]
     pub fn changes(&self) -> broadcast::Receiver<Arc<Change>> {
         self.shared.lock().store.subscribe()
     }
 
-    /// Makes or replaces an object, as the cluster would.
+    /// Creates or replaces an object, as the cluster would.
     ///
     /// # Errors
-    /// When the object has no name or does not fit its schema.
+    /// When the object has no name or does not match its schema.
     pub fn put(&self, kind: &'static Kind, object: Value) -> Result<Arc<Value>, Refused> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (name, namespace) = (text(&object["metadata"]["name"]), text(&object["metadata"]["namespace"]));
@@ -348,34 +351,35 @@ impl ApiServer {
         written.map(|written| written.object).map_err(|failure| Refused(failure.message))
     }
 
-    /// An object as it is now.
+    /// The current object.
     #[must_use]
     pub fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let key = Key { kind, namespace: namespace.into(), name: name.into() };
         self.shared.lock().store.get(&key).ok()
     }
 
-    /// The objects of a kind, in one namespace or (empty) in all.
+    /// The objects of a kind, in one namespace or, if that is empty, in all.
     #[must_use]
     pub fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Value>> {
         self.shared.lock().store.list(kind, namespace)
     }
 
-    /// Deletes an object and what it alone owned. Was it there?
+    /// Deletes an object and its sole dependents. Returns false if there is no such object.
     pub fn delete(&self, kind: &'static Kind, namespace: &str, name: &str) -> bool {
         let key = Key { kind, namespace: namespace.into(), name: name.into() };
         self.shared.lock().store.delete(&key, None, "sim").is_ok()
     }
 
-    /// Removes what only objects own that are not there: written with the uid of an owner that was deleted just then.
+    /// Removes objects whose owners are all missing, as after a write with the uid of an owner deleted just
+    /// before.
     pub fn collect_garbage(&self) {
         self.shared.lock().store.collect_dangling();
     }
 
-    /// Makes a Node that is ready. Returns its uid.
+    /// Creates a ready Node. Returns its uid.
     ///
     /// # Errors
-    /// Never for a name that is not empty.
+    /// Never for a non-empty name.
     pub fn add_node(&self, name: &str) -> Result<String, Refused> {
         let object = self.put(
             &NODES,

@@ -1,8 +1,8 @@
-//! A simulated kubelet: the podresources API over real gRPC on a real unix socket, and the state files beside
-//! it, for a machine that is described as data.
+//! A simulated kubelet: the podresources API over gRPC on a unix socket, and the kubelet's checkpoints, for a
+//! machine that is described as data.
 //!
-//! It is fast and misbehaves on demand ([`Fault`]); whatever the real kubelet can do as well is held to the
-//! same contract tests. [`model`] holds the managers without any I/O.
+//! It is fast and injects faults on demand ([`Fault`]). Behavior shared with the real kubelet is covered by
+//! the same contract tests. [`model`] contains the managers without any I/O.
 
 mod answers;
 mod cpu_manager;
@@ -44,26 +44,27 @@ use super::machine::{Device, MachineSpec};
 use super::serve::Serving;
 use crate::kubelet::proto::{v1, v1alpha1};
 
-/// How the kubelet behaves where real ones differ.
+/// Behavior in which real kubelets differ.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Answers come in an order drawn from this seed.
+    /// Seed for the order of the items in responses.
     pub seed: u64,
-    /// From a pod's leaving the List to the CPU Manager's freeing what it held; `Duration::MAX`: only when it is told to
-    /// ([`SimKubelet::reconcile`]). The other managers free at the next admission.
+    /// Time from a pod's removal from the List until the CPU Manager releases its CPUs; with `Duration::MAX`
+    /// it does so only on [`SimKubelet::reconcile`]. The other managers release at the next admission.
     pub release_lag: Duration,
-    /// From a pod's name in the List to its admission.
+    /// Time from a pod's appearance in the List to its admission.
     pub admission_lag: Duration,
-    /// How a restart goes.
+    /// Duration of the phases of a restart.
     pub restart: RestartTiming,
-    /// How old the podresources API is.
+    /// The kubelet release whose podresources API is simulated.
     pub age: Age,
-    /// Does the limiter (100 requests per second, 10 at once) refuse requests?
+    /// Whether the rate limiter (100 requests per second, burst of 10) rejects requests.
     pub limited: bool,
 }
 
 impl Default for Options {
-    /// A current kubelet that frees a second after a pod is gone, as seen on real ones, and admits at once.
+    /// A current kubelet that releases CPUs one second after a pod is gone, as seen on real ones, and admits
+    /// at once.
     fn default() -> Self {
         Self {
             seed: 0,
@@ -76,12 +77,12 @@ impl Default for Options {
     }
 }
 
-/// How long the parts of a restart take, each from the one before.
+/// Duration of each phase of a restart, one after another.
 #[derive(Clone, Copy, Debug)]
 pub struct RestartTiming {
-    /// The socket is gone.
+    /// The socket does not exist.
     pub down: Duration,
-    /// The socket is back, but static policies tell no CPUs and no memory.
+    /// The socket is back, but static policies report no CPUs and no memory.
     pub managers: Duration,
     /// The List is empty.
     pub pods: Duration,
@@ -100,7 +101,7 @@ impl Default for RestartTiming {
     }
 }
 
-/// How often each method was called.
+/// Number of calls of each method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
     /// `List`, both versions.
@@ -109,26 +110,26 @@ pub struct Calls {
     pub allocatable: u64,
     /// `Get`.
     pub get: u64,
-    /// Refused by the limiter; not in the counts above.
+    /// Rejected by the rate limiter; not in the counts above.
     pub refused: u64,
 }
 
-/// Why the simulated kubelet cannot do its work.
+/// A failure to write the simulated kubelet's files or sockets.
 #[derive(Debug, thiserror::Error)]
 #[error("the simulated kubelet cannot write {path}: {source}")]
 pub struct SimError {
-    /// What it wanted to write.
+    /// The path.
     pub path: PathBuf,
-    /// What the system said.
+    /// The cause.
     pub source: io::Error,
 }
 
-/// A simulated kubelet. Dropping it is its death: the socket file stays, nobody listens.
+/// A simulated kubelet. Dropping it is like a crash: the socket file stays, but nothing listens on it.
 #[derive(Debug)]
 pub struct SimKubelet {
     shared: Arc<Shared>,
     serving: Mutex<Option<Serving>>,
-    /// The kubelet's registration socket and those of the plugins.
+    /// The kubelet's registration socket and the plugins' sockets.
     plugin_sockets: Mutex<BTreeMap<PathBuf, std::os::unix::net::UnixListener>>,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -138,7 +139,7 @@ struct Shared {
     root: PathBuf,
     options: Options,
     state: Mutex<State>,
-    /// Cuts the connections of the kubelet that serves now.
+    /// Cuts the connections of the currently running server.
     cut: Mutex<Option<Arc<watch::Sender<u64>>>>,
 }
 
@@ -152,15 +153,15 @@ struct State {
     faults: Faults,
     pods_are_known: bool,
     managers_are_ready: bool,
-    /// Temporary names, so that no two are alike.
+    /// Number of temporary files so far, for unique names.
     files: u64,
-    /// The last content of each state file: nothing is written twice.
+    /// The last content of each state file, to skip writes that change nothing.
     written: BTreeMap<PathBuf, String>,
     /// When the last change was complete.
     changed: Instant,
-    /// What was told, once somebody wants to know.
+    /// The responses so far; `None` until first requested.
     journal: Option<Vec<Told>>,
-    /// Which calls came, once somebody wants to know.
+    /// The calls so far; `None` until first requested.
     traffic: Option<Traffic>,
 }
 
@@ -176,7 +177,7 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// Brings every state file up to date, the CPU Manager's last.
+    /// Writes every state file that has changed, the CPU Manager's last.
     fn write_state(&self, state: &mut State) -> Result<(), SimError> {
         let files = [
             ("device-plugins/kubelet_internal_checkpoint", Some(state_files::devices(&state.model))),
@@ -191,8 +192,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Temporary file in the same directory, then rename, like the kubelet; without its fsync, since nothing
-    /// here outlives a crash of the machine.
+    /// Writes a temporary file in the same directory and renames it, like the kubelet, but without its fsync,
+    /// since nothing here needs to survive a machine crash.
     fn write(&self, state: &mut State, name: &str, content: &Value) -> Result<(), SimError> {
         let path = self.root.join(name);
         let text = content.to_string();
@@ -208,7 +209,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The CPU Manager frees what ended pods hold.
+    /// Runs the CPU Manager's reconciliation, which releases the CPUs of terminated pods.
     fn reconcile(&self) {
         let state = &mut *self.lock();
         if !state.model.reconcile() {
@@ -232,11 +233,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SimKubelet {
-    /// Starts a kubelet for `spec` whose root directory is `root`, everything ready, no pods. It runs on the
-    /// tokio runtime it is started on.
+    /// Starts a kubelet for `spec` with root directory `root`, ready and without pods, on the current tokio
+    /// runtime.
     ///
     /// # Errors
-    /// When a file or a socket below `root` cannot be made.
+    /// When a file or a socket below `root` cannot be created.
     pub fn start(spec: &MachineSpec, root: &Path, options: Options) -> Result<Self, SimError> {
         let state = State {
             model: Model::aged(spec, options.age),
@@ -287,10 +288,10 @@ impl SimKubelet {
         &self.shared.root
     }
 
-    /// Runs a pod: its name is listed, then it is admitted, then the state files tell.
+    /// Runs a pod: it appears in the List, is admitted, and is then written to the state files.
     ///
     /// # Errors
-    /// The kubelet's refusal; the pod is not listed any more.
+    /// The kubelet's rejection; the pod is no longer listed.
     pub async fn start_pod(&self, spec: PodSpec) -> Result<Vec<Given>, Refusal> {
         let uid = spec.uid.clone();
         let (namespace, name) = (spec.namespace.clone(), spec.name.clone());
@@ -303,10 +304,10 @@ impl SimKubelet {
         Ok(given)
     }
 
-    /// The first half of [`SimKubelet::start_pod`]: the List names the pod, with nothing.
+    /// The first half of [`SimKubelet::start_pod`]: the pod appears in the List, without resources.
     ///
     /// # Errors
-    /// When there is such a pod already.
+    /// When the pod exists already.
     pub fn announce_pod(&self, spec: PodSpec) -> Result<(), Refusal> {
         self.shared.lock().model.announce(spec)
     }
@@ -314,7 +315,7 @@ impl SimKubelet {
     /// The second half of [`SimKubelet::start_pod`].
     ///
     /// # Errors
-    /// The kubelet's refusal; the pod is not listed any more.
+    /// The kubelet's rejection; the pod is no longer listed.
     pub fn admit_pod(&self, uid: &str) -> Result<Vec<Given>, Refusal> {
         let state = &mut *self.shared.lock();
         let outcome = state.model.admit(uid);
@@ -323,7 +324,8 @@ impl SimKubelet {
         outcome
     }
 
-    /// The plain init containers of an admitted pod have ended. Is there such a pod?
+    /// Marks the plain init containers of an admitted pod as terminated. Returns false if there is no such
+    /// pod.
     pub fn end_init(&self, namespace: &str, name: &str) -> bool {
         let state = &mut *self.shared.lock();
         let known = state.model.end_init(namespace, name);
@@ -331,10 +333,10 @@ impl SimKubelet {
         known
     }
 
-    /// An in-place resize of one container: thousandths of a CPU and bytes of memory.
+    /// Resizes one container in place, to this many millicores and bytes of memory.
     ///
     /// # Errors
-    /// The kubelet's refusal; nothing has changed.
+    /// The kubelet's rejection; nothing has changed.
     pub fn resize_pod(
         &self,
         namespace: &str,
@@ -350,25 +352,27 @@ impl SimKubelet {
         outcome
     }
 
-    /// The CPU Manager's reconcile period is over.
+    /// Runs the CPU Manager's periodic reconciliation.
     pub fn reconcile(&self) {
         self.shared.reconcile();
     }
 
-    /// Every manager frees what pods hold that have ended, as it does first at the next admission.
+    /// Releases the resources of terminated pods in every manager, which otherwise happens at the next
+    /// admission.
     pub fn settle(&self) {
         let state = &mut *self.shared.lock();
         state.model.settle();
         self.shared.write_state_or_say(state);
     }
 
-    /// The hardware is another from now on; whoever calls writes its tree. The kubelet does not notice before
+    /// Changes the hardware. The caller writes its sysfs tree. The kubelet does not notice before
     /// [`SimKubelet::reset`].
     pub fn set_hardware(&self, hardware: &MachineSpec) {
         self.shared.lock().model.set_hardware(hardware);
     }
 
-    /// The pod is gone: it leaves the List now, the state files tell after the release lag. Was it there?
+    /// Deletes a pod: it leaves the List now and the state files after the release lag. Returns false if
+    /// there is no such pod.
     pub fn stop_pod(&self, namespace: &str, name: &str) -> bool {
         let gone = {
             let state = &mut *self.shared.lock();
@@ -379,7 +383,7 @@ impl SimKubelet {
         gone
     }
 
-    /// The pod's containers have ended; its object stays. Was it there?
+    /// Marks a pod's containers as terminated; the pod object stays. Returns false if there is no such pod.
     pub fn finish_pod(&self, namespace: &str, name: &str) -> bool {
         let ended = self.shared.lock().model.finish(namespace, name).is_some();
         self.settle_later();
@@ -407,14 +411,14 @@ impl SimKubelet {
         tasks.spawn(task);
     }
 
-    /// A device plugin registers or goes away. Is there such a plugin?
+    /// Registers or unregisters a device plugin. Returns false if there is no such plugin.
     pub fn register_plugin(&self, resource: &str, registered: bool) -> bool {
         let known = self.shared.lock().model.register(resource, registered);
         self.plugins_changed();
         known
     }
 
-    /// A device plugin registers, for the first time or again, with these devices.
+    /// Registers a device plugin with these devices, for the first time or again.
     pub fn offer_devices(&self, resource: &str, devices: &[Device]) {
         self.shared.lock().model.offer(resource, devices);
         self.plugins_changed();
@@ -428,7 +432,7 @@ impl SimKubelet {
         self.shared.write_state_or_say(state);
     }
 
-    /// A device plugin calls a device healthy or not. Is there such a device?
+    /// Sets the health of a device, as its plugin does. Returns false if there is no such device.
     pub fn set_device_health(&self, resource: &str, id: &str, healthy: bool) -> bool {
         let state = &mut *self.shared.lock();
         let known = state.model.set_health(resource, id, healthy);
@@ -436,12 +440,12 @@ impl SimKubelet {
         known
     }
 
-    /// Restarts the kubelet and returns when it is completely back, as [`Options::restart`] has it: the socket
-    /// goes with its connections and returns as another inode, then the managers' inventory, the pods and the
-    /// device plugins, one after another.
+    /// Restarts the kubelet and returns when it is ready, with the timing of [`Options::restart`]: the socket
+    /// and its connections go away and a new socket (another inode) appears, then the managers' inventory,
+    /// the pods and the device plugins return one after another.
     ///
     /// # Errors
-    /// When a file or a socket cannot be made again.
+    /// When a file or a socket cannot be created again.
     pub async fn restart(&self) -> Result<(), SimError> {
         let timing = self.shared.options.restart;
         self.stop();
@@ -456,7 +460,7 @@ impl SimKubelet {
         Ok(())
     }
 
-    /// Every device plugin registers.
+    /// Registers every device plugin.
     pub fn register_plugins(&self) {
         let resources: Vec<String> = self.with_model(|model| model.devices.plugins.keys().cloned().collect());
         for resource in resources {
@@ -464,15 +468,17 @@ impl SimKubelet {
         }
     }
 
-    /// Ends the kubelet's process: connections break, the socket file is unlinked, pods keep what they hold.
+    /// Stops the kubelet's process: connections break, the socket file is unlinked, pods keep their
+    /// resources.
     pub fn stop(&self) {
         lock(&self.serving).take();
         lock(&self.plugin_sockets).clear();
-        // Gone already is as good.
+        // It may be gone already.
         let _ = std::fs::remove_file(self.socket());
     }
 
-    /// Ends the kubelet's process as `kill -9` does: connections break, socket files stay, nobody listens.
+    /// Ends the kubelet's process like `kill -9`: connections break, socket files stay, nothing listens on
+    /// them.
     pub fn kill(&self) {
         lock(&self.serving).take();
         lock(&self.plugin_sockets).clear();
@@ -483,20 +489,20 @@ impl SimKubelet {
         self.shared.cut_connections();
     }
 
-    /// Listens on another socket at the same path, in a directory that is made anew if need be. Connections break.
+    /// Listens on a new socket at the same path and creates its directory if necessary. Connections break.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// When the socket cannot be created.
     pub fn listen_again(&self) -> Result<(), SimError> {
         lock(&self.serving).take();
         self.listen()
     }
 
-    /// Writes all state files and opens all sockets of plugins once more, in directories that are made anew if need be:
-    /// somebody else did something to them.
+    /// Writes all state files and opens all plugin sockets again after outside interference, and creates
+    /// their directories if necessary.
     ///
     /// # Errors
-    /// When one of them cannot be made.
+    /// When one of them cannot be created.
     pub fn write_again(&self) -> Result<(), SimError> {
         lock(&self.plugin_sockets).clear();
         let path = self.shared.root.join("device-plugins");
@@ -507,21 +513,21 @@ impl SimKubelet {
         self.shared.write_state(state)
     }
 
-    /// What was told since this was asked last; the first time nothing, but from then on it is kept.
+    /// Takes the responses since the last call. The first call returns nothing and starts the recording.
     pub fn take_told(&self) -> Vec<Told> {
         std::mem::take(self.shared.lock().journal.get_or_insert_default())
     }
 
-    /// Which calls have come; counted from the first time that this is asked.
+    /// The calls so far. The first call of this function starts the recording.
     pub fn traffic(&self) -> Traffic {
         self.shared.lock().traffic.get_or_insert_default().clone()
     }
 
-    /// Starts the kubelet's process again: nothing is known yet but what the state files tell. The caller says
-    /// when managers, pods and plugins are back ([`SimKubelet::restart`] does it by the clock).
+    /// Starts the kubelet's process again, with only the checkpointed state. The caller decides when
+    /// managers, pods and plugins are back ([`SimKubelet::restart`] does so by the clock).
     ///
     /// # Errors
-    /// When a file or a socket cannot be made again.
+    /// When a file or a socket cannot be created again.
     pub fn boot(&self) -> Result<(), SimError> {
         {
             let state = &mut *self.shared.lock();
@@ -536,64 +542,66 @@ impl SimKubelet {
         self.listen()
     }
 
-    /// Between [`SimKubelet::stop`] and [`SimKubelet::boot`]: somebody removes the state files and the pods, so that the
-    /// kubelet starts on the hardware as it is now.
+    /// Discards the checkpoints and the pods, so that the kubelet starts on the current hardware. To be
+    /// called between [`SimKubelet::stop`] and [`SimKubelet::boot`].
     pub fn reset(&self) {
         self.shared.lock().model.reset();
     }
 
-    /// After [`SimKubelet::boot`]: do the managers tell their inventory, does the List name pods?
+    /// Sets, after [`SimKubelet::boot`], whether the managers report their inventory and whether the List
+    /// contains pods.
     pub fn set_ready(&self, managers: bool, pods: bool) {
         let state = &mut *self.shared.lock();
         state.managers_are_ready = managers;
         state.pods_are_known = pods;
     }
 
-    /// The next `times` calls of a method go wrong. Faults queue up.
+    /// Injects a fault into the next `times` calls of a method. Faults queue up.
     pub fn fail_next(&self, call: Call, times: usize, fault: &Fault) {
         self.shared.lock().faults.push(call, times, fault);
     }
 
-    /// Forgets the faults that wait.
+    /// Drops the queued faults.
     pub fn clear_faults(&self) {
         self.shared.lock().faults.clear();
     }
 
-    /// From now on the API is as old as this.
+    /// Changes the simulated kubelet release.
     pub fn set_age(&self, age: Age) {
         self.shared.lock().model.age = age;
     }
 
-    /// From now on the limiter refuses what is too much, or not.
+    /// Turns the rate limiter on or off.
     pub fn set_limited(&self, limited: bool) {
         self.shared.lock().limited = limited;
     }
 
-    /// How often each method was called.
+    /// Number of calls of each method.
     #[must_use]
     pub fn calls(&self) -> Calls {
         self.shared.lock().calls
     }
 
-    /// What a true `NodeResourceTopology` says now.
+    /// The expected content of `NodeResourceTopology` now.
     #[must_use]
     pub fn expected(&self) -> Expected {
         self.shared.lock().model.expected()
     }
 
-    /// When the last admission was complete, the List and the state files together, or the last pod left the
+    /// When the last admission was complete in both the List and the state files, or the last pod left the
     /// List.
     #[must_use]
     pub fn changed_at(&self) -> Instant {
         self.shared.lock().changed
     }
 
-    /// Looks at the managers' state.
+    /// Calls `look` with the managers' state.
     pub fn with_model<T>(&self, look: impl FnOnce(&Model) -> T) -> T {
         look(&self.shared.lock().model)
     }
 
-    /// Listens under a temporary name and renames: the final name never appears by creation.
+    /// Binds a temporary name and renames it, so that inotify reports the final name as moved, never as
+    /// created.
     fn listen(&self) -> Result<(), SimError> {
         let path = self.socket();
         if let Some(directory) = path.parent() {
@@ -607,7 +615,7 @@ impl SimKubelet {
         };
         let temporary = path.with_file_name(format!(".{number}"));
         let explain = |source| SimError { path: path.clone(), source };
-        // What an earlier kubelet in this directory left behind.
+        // An earlier kubelet in this directory may have left one behind.
         let _ = std::fs::remove_file(&temporary);
         let listener = UnixListener::bind(&temporary).map_err(explain)?;
         std::fs::rename(&temporary, &path).map_err(explain)?;
@@ -624,7 +632,7 @@ impl SimKubelet {
         Ok(())
     }
 
-    /// The kubelet's registration socket, and one socket for each plugin that is registered.
+    /// Opens the kubelet's registration socket and one socket for each registered plugin.
     fn open_plugin_sockets(&self) -> Result<(), SimError> {
         let directory = self.shared.root.join("device-plugins");
         let mut wanted = vec![directory.join("kubelet.sock")];

@@ -1,7 +1,7 @@
-//! A machine described once, as data, for unit tests, the simulation and the real kubelet alike.
+//! Machines described as data, shared by the unit tests, the simulation and the real kubelet.
 //!
-//! [`MachineSpec::write_tree`] writes a description out as the files of `/sys` and `/proc` in which the
-//! kernel would show that hardware.
+//! [`MachineSpec::write_tree`] writes a machine as the files of `/sys` and `/proc` in which the kernel would
+//! report that hardware.
 
 mod check;
 mod tree;
@@ -19,39 +19,39 @@ use crate::quantity::Quantity;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MachineSpec {
-    /// One line about what is special.
+    /// One line about what is special about the machine.
     pub description: String,
-    /// Does the kernel show NUMA nodes at all? If not, everything is on one node with the id 0.
+    /// Whether the kernel reports NUMA nodes. If not, everything is on one node with the id 0.
     #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
     pub numa: bool,
     /// The online NUMA nodes.
     pub nodes: Vec<NodeSpec>,
-    /// A row of distances for each node, as the kernel prints them, where the nodes do not tell their own.
+    /// A row of distances for each node, as the kernel prints them, unless the nodes specify their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub distances: Vec<String>,
-    /// Nodes that could come online; empty for those that are.
+    /// NUMA nodes that can come online. If empty: the online ones.
     #[serde(default, skip_serializing_if = "IdSet::is_empty")]
     pub possible: IdSet,
-    /// CPUs that could be plugged in; empty for those that are present.
+    /// CPUs that can be plugged in. If empty: the present ones.
     #[serde(default, skip_serializing_if = "IdSet::is_empty")]
     pub possible_cpus: IdSet,
     /// Hardware threads per core. Siblings are numbered as Linux does it on most machines: with
     /// `cpus: 0-3,8-11` and two threads, 0 and 8 share a core.
     #[serde(default = "one")]
     pub threads_per_core: u16,
-    /// Siblings have consecutive numbers instead: 0 and 1 share a core.
+    /// Whether siblings have consecutive numbers instead: 0 and 1 share a core.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adjacent_threads: bool,
-    /// The kinds of cores of a hybrid machine: `core` and `atom`, the kernel's names.
+    /// The core types of a hybrid machine by the kernel's names: `core` and `atom`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub core_types: BTreeMap<String, CoreType>,
-    /// What device plugins register.
+    /// The devices that device plugins register.
     #[serde(default)]
     pub devices: Vec<DeviceSpec>,
     /// Keys of the node's `KubeletConfiguration`.
     #[serde(default)]
     pub kubelet: serde_json::Map<String, serde_json::Value>,
-    /// What becomes of the hardware while the node runs.
+    /// A hardware change while the node runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub later: Option<Later>,
 }
@@ -75,26 +75,26 @@ impl Default for MachineSpec {
     }
 }
 
-/// The hardware after a change. Devices and the kubelet's configuration stay.
+/// The hardware after a change. Devices and the kubelet's configuration stay the same.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Later {
-    /// One line about what happened.
+    /// One line about the change.
     pub description: String,
-    /// Every NUMA node that is online then.
+    /// All NUMA nodes that are online after the change.
     pub nodes: Vec<NodeSpec>,
-    /// A row of distances for each node, where the nodes do not tell their own.
+    /// A row of distances for each node, unless the nodes specify their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub distances: Vec<String>,
 }
 
-/// Cores of one kind.
+/// Cores of one type.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CoreType {
     /// Their CPUs, online or not.
     pub cpus: IdSet,
-    /// Their hardware threads.
+    /// Hardware threads per core.
     #[serde(default = "one")]
     pub threads_per_core: u16,
 }
@@ -108,7 +108,7 @@ pub struct NodeSpec {
     /// Online CPUs.
     #[serde(default)]
     pub cpus: IdSet,
-    /// CPUs that are present but switched off.
+    /// CPUs that are present but offline.
     #[serde(default, skip_serializing_if = "IdSet::is_empty")]
     pub offline_cpus: IdSet,
     /// MemTotal, huge pages included.
@@ -117,24 +117,24 @@ pub struct NodeSpec {
     /// Page size (`2Mi`) to number of pages.
     #[serde(default)]
     pub hugepages: BTreeMap<String, u64>,
-    /// Node id to SLIT distance; empty where the kernel shows none.
+    /// Node id to SLIT distance; empty where the kernel reports none.
     #[serde(default)]
     pub distances: BTreeMap<Id, u32>,
-    /// The socket that the node is in, unless it has one to itself.
+    /// The node's socket. If unset, the node has a socket of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<Id>,
     /// The sockets of a node that spans several, with their CPUs.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub packages: BTreeMap<Id, IdSet>,
-    /// CPUs of a lower node that `cpulist` names here as well: the kernel's fake NUMA does that.
+    /// CPUs of a lower node that `cpulist` repeats here, as the kernel's fake NUMA does.
     #[serde(default, skip_serializing_if = "IdSet::is_empty")]
     pub repeated_cpus: IdSet,
-    /// What the kernel does not show of this node.
+    /// The parts of this node that the kernel does not report.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub missing: BTreeSet<Missing>,
 }
 
-/// A part of a node that the kernel may not show.
+/// A part of a node that the kernel may not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Missing {
@@ -167,7 +167,7 @@ pub struct Device {
     /// The NUMA nodes it is attached to; empty for a device without topology.
     #[serde(default)]
     pub numa: Vec<Id>,
-    /// The plugin calls it unhealthy.
+    /// Whether the plugin reports it as unhealthy.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unhealthy: bool,
 }
@@ -181,20 +181,20 @@ fn yes() -> bool {
 }
 
 impl MachineSpec {
-    /// Reads a description from a YAML file.
+    /// Reads a machine from a YAML file.
     ///
     /// # Errors
-    /// One sentence, when the file cannot be read or describes no machine.
+    /// One sentence, when the file cannot be read or does not describe a valid machine.
     pub fn read(path: &Path) -> Result<Self, String> {
         let explain = |what: String| format!("cannot read the machine {}: {what}", path.display());
         let text = std::fs::read_to_string(path).map_err(|error| explain(error.to_string()))?;
         Self::from_yaml(&text).map_err(explain)
     }
 
-    /// Reads a description from YAML text.
+    /// Parses a machine from YAML text.
     ///
     /// # Errors
-    /// When the text describes no machine that can be.
+    /// When the text does not describe a valid machine.
     pub fn from_yaml(text: &str) -> Result<Self, String> {
         let mut machine: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         tell_distances(&mut machine.nodes, std::mem::take(&mut machine.distances))?;
@@ -208,15 +208,15 @@ impl MachineSpec {
         Ok(machine)
     }
 
-    /// The machine after the change that its description tells of.
+    /// The machine after the hardware change, if it has one.
     #[must_use]
     pub fn later(&self) -> Option<Self> {
         let Later { description, nodes, .. } = self.later.clone()?;
         Some(Self { description, nodes, later: None, ..self.clone() })
     }
 
-    /// Writes what the kernel would show of this machine to `root`, as `root/sys` and `root/proc`. What another
-    /// machine left there changes as if the hardware had: file by file, each whole at any moment.
+    /// Writes the files in which the kernel would report this machine to `root/sys` and `root/proc`. The
+    /// files of an earlier machine change as if the hardware did: each file is replaced atomically.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -224,7 +224,7 @@ impl MachineSpec {
         tree::write(self, root)
     }
 
-    /// The files of that tree which tell of nodes, memory and sets of CPUs, and not of single CPUs: all that
+    /// The files of that tree about nodes, memory and sets of CPUs, without those about single CPUs: all that
     /// numacast reads.
     #[must_use]
     pub fn files(&self) -> RecordedFiles {
@@ -237,13 +237,13 @@ impl MachineSpec {
         self.nodes.iter().find(|node| node.id == id)
     }
 
-    /// Every online CPU.
+    /// All online CPUs.
     #[must_use]
     pub fn online_cpus(&self) -> IdSet {
         self.nodes.iter().flat_map(|node| node.cpus.iter()).collect()
     }
 
-    /// Bytes of every huge page size; the kernel shows each on every node that has memory.
+    /// All huge page sizes in bytes; the kernel reports each of them on every node with memory.
     #[must_use]
     pub fn page_sizes(&self) -> BTreeSet<u64> {
         self.nodes.iter().flat_map(|node| node.pages().into_keys()).collect()
@@ -274,7 +274,8 @@ impl MachineSpec {
     }
 }
 
-/// Sorts the nodes and gives each its row of distances, which names the nodes in ascending order.
+/// Sorts the nodes and sets the distances of each from its row, whose columns are the nodes in ascending
+/// order.
 fn tell_distances(nodes: &mut [NodeSpec], rows: Vec<String>) -> Result<(), String> {
     nodes.sort_by_key(|node| node.id);
     if rows.is_empty() {
@@ -296,14 +297,14 @@ fn tell_distances(nodes: &mut [NodeSpec], rows: Vec<String>) -> Result<(), Strin
 }
 
 impl NodeSpec {
-    /// The socket that a CPU of this node is in.
+    /// The socket of a CPU of this node.
     #[must_use]
     pub fn package_of(&self, cpu: Id) -> Id {
         let socket = self.packages.iter().find(|(_, cpus)| cpus.contains(cpu));
         socket.map_or_else(|| self.package.unwrap_or(self.id), |(socket, _)| *socket)
     }
 
-    /// CPUs that are there, switched on or off.
+    /// CPUs that are present, online or offline.
     #[must_use]
     pub fn present_cpus(&self) -> IdSet {
         let mut all = self.cpus.clone();
@@ -311,14 +312,14 @@ impl NodeSpec {
         all
     }
 
-    /// Bytes of a huge page -> number of pages.
+    /// Huge page size in bytes to number of pages.
     #[must_use]
     pub fn pages(&self) -> BTreeMap<u64, u64> {
         let size = |text: &str| text.parse::<Quantity>().map_or(0, Quantity::ceil);
         self.hugepages.iter().map(|(text, pages)| (size(text), *pages)).collect()
     }
 
-    /// Bytes in huge pages of every size.
+    /// Bytes in huge pages of all sizes.
     #[must_use]
     pub fn hugepage_bytes(&self) -> u64 {
         self.pages().into_iter().map(|(size, pages)| size * pages).sum()

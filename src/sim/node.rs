@@ -1,5 +1,5 @@
-//! One simulated node in one simulated cluster: hardware files, kubelet and API server in a directory that goes
-//! with it.
+//! One simulated node in one simulated cluster: hardware files, kubelet and API server in a temporary
+//! directory.
 
 use std::ffi::OsString;
 use std::io;
@@ -15,10 +15,10 @@ use super::kubelet::{Given, Options, PodSpec, Refusal, SimError, SimKubelet};
 use super::machine::MachineSpec;
 use crate::config::Config;
 
-/// The annotation in which the simulated cluster keeps where a pod's exclusive resources are.
+/// The annotation with the NUMA nodes of a pod's exclusive resources.
 pub const ZONES: &str = "sim.numacast/zones";
 
-/// Why the simulated node cannot start.
+/// An error at the start of the simulated node.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The directory or the hardware's files.
@@ -46,7 +46,7 @@ pub struct SimNode {
     directory: Directory,
 }
 
-/// A directory of our own that is removed in the end.
+/// A temporary directory, removed on drop.
 #[derive(Debug)]
 struct Directory(PathBuf);
 
@@ -54,7 +54,7 @@ impl Directory {
     fn new() -> Result<Self, NodeError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // Unix sockets have short paths, so the name is short as well.
+        // The paths of unix sockets have a small length limit, so keep the name short.
         let path = std::env::temp_dir().join(format!("numacast-{}-{number}", std::process::id()));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|error| NodeError::Directory(path.clone(), error))?;
@@ -64,16 +64,16 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // Nothing can be done about what stays behind.
+        // Nothing can be done about a directory that cannot be removed.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 impl SimNode {
-    /// Lays out the machine, starts its kubelet and an API server on `address`, and registers the node.
+    /// Writes the machine's files, starts its kubelet and an API server on `address`, and registers the node.
     ///
     /// # Errors
-    /// When files or sockets cannot be made.
+    /// When files or sockets cannot be created.
     pub async fn start(
         name: &str,
         machine: &MachineSpec,
@@ -106,13 +106,13 @@ impl SimNode {
         &self.name
     }
 
-    /// Where everything of the node lies: `sys`, `proc`, `kubelet`, `kubeconfig`.
+    /// The directory of the node's files: `sys`, `proc`, `kubelet`, `kubeconfig`.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory.0
     }
 
-    /// The flags that show an agent in another process this node and its cluster.
+    /// The flags that point an agent in another process to this node and its cluster.
     #[must_use]
     pub fn flags(&self) -> [OsString; 6] {
         let of = |flag: &str, path: PathBuf| [flag.into(), path.into_os_string()];
@@ -132,10 +132,11 @@ impl SimNode {
         config
     }
 
-    /// A pod is bound to the node and its kubelet runs or refuses it, with the objects that a cluster shows.
+    /// Binds a pod to the node. Its kubelet runs or rejects it, and the API server has the pod object that a
+    /// cluster would have.
     ///
     /// # Errors
-    /// The kubelet's refusal.
+    /// The kubelet's rejection.
     pub async fn start_pod(&self, spec: PodSpec) -> Result<Vec<Given>, Refusal> {
         self.show(&spec, "Pending", None, &[]);
         let outcome = self.kubelet.start_pod(spec.clone()).await;
@@ -146,7 +147,7 @@ impl SimNode {
         outcome
     }
 
-    /// The pod leaves the kubelet, then the cluster. Was it there?
+    /// Removes a pod from the kubelet, then from the cluster. Returns false if there is no such pod.
     pub fn stop_pod(&self, namespace: &str, name: &str) -> bool {
         let ran = self.kubelet.stop_pod(namespace, name);
         self.server.delete(&PODS, namespace, name) || ran
@@ -162,7 +163,7 @@ impl SimNode {
             let zones = self.kubelet.with_model(|model| model.zones_of(given)).to_string();
             object["metadata"]["annotations"] = json!({ZONES: zones});
         }
-        // It has a name, and pods are not checked against any schema.
+        // Cannot fail: the pod has a name, and pods are not validated.
         let _ = self.server.put(&PODS, object);
     }
 }

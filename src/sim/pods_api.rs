@@ -1,4 +1,4 @@
-//! A simulated Pods API of a kubelet (kubelet.md 4), with the misbehaviour that real ones do not show on demand.
+//! A simulated Pods API of a kubelet (kubelet.md 4), with faults that real ones do not show on demand.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ use crate::kubelet::proto::pods::{
 
 type Told = Result<WatchPodsEvent, Status>;
 
-/// A simulated Pods API. Dropping it is the kubelet's death: the socket stays, nobody listens.
+/// A simulated Pods API. Dropping it is like a kubelet crash: the socket stays, but nothing listens on it.
 #[derive(Debug)]
 pub struct SimPodsApi {
     path: PathBuf,
@@ -33,13 +33,13 @@ pub struct SimPodsApi {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By UID, which is the order of the list.
+    /// By UID, which is the order of `ListPods`.
     pods: BTreeMap<String, Bytes>,
     watchers: Vec<mpsc::UnboundedSender<Told>>,
     /// How often WatchPods was called.
     watches: usize,
     no_marker: bool,
-    /// Of a list no more is told than so many pods.
+    /// Number of pods after which the initial events of a watch stop.
     stuck_after: Option<usize>,
     refusal: Option<Status>,
 }
@@ -63,20 +63,20 @@ fn uid(pod: &core::Pod) -> String {
 }
 
 impl SimPodsApi {
-    /// Listens at `path`, with no pods.
+    /// Listens at `path`, without pods.
     ///
     /// # Errors
-    /// What the system says about the socket.
+    /// When the socket cannot be created.
     pub fn start(path: PathBuf) -> io::Result<Self> {
         let mut api = Self { path, shared: Arc::default(), serving: None };
         api.restart()?;
         Ok(api)
     }
 
-    /// Another kubelet takes the place: all connections are cut, and another socket lies at the path. Pods stay.
+    /// Restarts the kubelet: all connections are cut, and there is a new socket at the path. Pods stay.
     ///
     /// # Errors
-    /// What the system says about the socket.
+    /// When the socket cannot be created.
     pub fn restart(&mut self) -> io::Result<()> {
         self.stop();
         match std::fs::remove_file(&self.path) {
@@ -89,7 +89,7 @@ impl SimPodsApi {
         Ok(())
     }
 
-    /// The kubelet is gone; its socket stays.
+    /// Stops the kubelet; its socket file stays.
     pub fn stop(&mut self) {
         if let Some(serving) = self.serving.take() {
             serving.cut_connections();
@@ -97,20 +97,20 @@ impl SimPodsApi {
         lock(&self.shared).watchers.clear();
     }
 
-    /// A pod is new or another, and everybody is told. As on a real kubelet, the first word of a new pod may be that it
-    /// was modified.
+    /// Adds or changes a pod and sends an event to all watchers. As on a real kubelet, the first event of a
+    /// new pod may be `Modified`.
     pub fn set(&self, pod: &core::Pod) {
         self.set_silently(pod);
         let told = Ok(event(EventType::Modified, pod.encode_to_vec().into()));
         lock(&self.shared).tell(&told);
     }
 
-    /// As [`SimPodsApi::set`], and the event is lost.
+    /// Like [`SimPodsApi::set`], but without the event.
     pub fn set_silently(&self, pod: &core::Pod) {
         lock(&self.shared).pods.insert(uid(pod), pod.encode_to_vec().into());
     }
 
-    /// As [`SimPodsApi::set`], of a pod that was encoded by somebody else.
+    /// Like [`SimPodsApi::set`], with an encoded pod.
     pub fn set_encoded(&self, uid: &str, pod: Vec<u8>) {
         let pod = Bytes::from(pod);
         let mut state = lock(&self.shared);
@@ -118,7 +118,7 @@ impl SimPodsApi {
         state.tell(&Ok(event(EventType::Modified, pod)));
     }
 
-    /// A pod is gone, and everybody is told.
+    /// Removes a pod and sends an event to all watchers.
     pub fn remove(&self, pod: &core::Pod) {
         self.remove_silently(pod);
         let metadata = pod.metadata.clone().unwrap_or_default();
@@ -128,53 +128,53 @@ impl SimPodsApi {
         lock(&self.shared).tell(&Ok(event(EventType::Deleted, pod.encode_to_vec().into())));
     }
 
-    /// No container of a pod will ever run again, which everybody is told as if it were gone; its object stays, and nobody
-    /// is told when that goes. Kubelets of 1.36 are like that.
+    /// Marks a pod as terminated: kubelets of 1.36 send a `Deleted` event then, but keep the object and send
+    /// no event when that is removed.
     pub fn finish(&self, pod: &core::Pod) {
         self.remove(pod);
         self.set_silently(pod);
     }
 
-    /// As [`SimPodsApi::remove`], and the event is lost.
+    /// Like [`SimPodsApi::remove`], but without the event.
     pub fn remove_silently(&self, pod: &core::Pod) {
         lock(&self.shared).pods.remove(&uid(pod));
     }
 
-    /// Everybody is told this, whatever it is.
+    /// Sends any event to all watchers.
     pub fn tell(&self, kind: i32, pod: Vec<u8>) {
         lock(&self.shared).tell(&Ok(WatchPodsEvent { r#type: kind, pod: pod.into() }));
     }
 
-    /// Ends all watches as those of clients that were too slow.
+    /// Ends all watches with the error for clients that are too slow.
     pub fn cut_off(&self) {
         let mut state = lock(&self.shared);
         state.tell(&Err(Status::resource_exhausted("watch client channel closed")));
         state.watchers.clear();
     }
 
-    /// Cuts all connections; nothing else happens.
+    /// Cuts all connections, without any other effect.
     pub fn cut_connections(&self) {
         if let Some(serving) = &self.serving {
             serving.cut_connections();
         }
     }
 
-    /// Says, or does not, when a list is complete.
+    /// Sets whether watches mark the end of the initial list.
     pub fn marks(&self, marks: bool) {
         lock(&self.shared).no_marker = !marks;
     }
 
-    /// From now on a list gets stuck after so many pods.
+    /// Sets the number of pods after which the initial list of new watches gets stuck.
     pub fn stuck_after(&self, pods: Option<usize>) {
         lock(&self.shared).stuck_after = pods;
     }
 
-    /// What every call is answered with from now on, if not with what it asks for.
+    /// Sets a status with which every call fails, or none.
     pub fn refuse(&self, status: Option<Status>) {
         lock(&self.shared).refusal = status;
     }
 
-    /// How many watch now.
+    /// Number of open watches.
     #[must_use]
     pub fn watching(&self) -> usize {
         let mut state = lock(&self.shared);
@@ -228,7 +228,7 @@ impl Pods for Service {
         let (news, mut told) = mpsc::unbounded_channel();
         let most = state.stuck_after.unwrap_or(usize::MAX);
         for pod in state.pods.values().take(most) {
-            // The receiver is ours still.
+            // Cannot fail: the receiver still exists.
             let _ = news.send(Ok(event(EventType::Added, pod.clone())));
         }
         if state.stuck_after.is_none() && !state.no_marker {

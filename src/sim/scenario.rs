@@ -1,4 +1,4 @@
-//! Which pods come and go on the demo's machine. Everything follows from the seed.
+//! The demo's workload: which pods start and stop. It depends on the seed only.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::machine::{Device, DeviceSpec, MachineSpec, NodeSpec};
 use crate::machine::Id;
 use crate::quantity::Quantity;
 
-/// CPUs of one zone: four cores with two threads each.
+/// CPUs per zone: four cores with two threads each.
 const CPUS: Id = 8;
 const GIB: u64 = 1 << 30;
 
@@ -45,14 +45,14 @@ pub fn machine(zones: Id) -> MachineSpec {
     }
 }
 
-/// Linux numbers the first threads of all cores before the second ones.
+/// Linux numbers the first threads of all cores before the second threads.
 fn node(id: Id, zones: Id) -> NodeSpec {
     let cores = CPUS / 2;
     let first = id * cores..(id + 1) * cores;
     let second = first.clone().map(|cpu| cpu + zones * cores);
     let distance = |other: Id| match () {
         () if other == id => 10,
-        // Two zones share a socket on larger machines.
+        // On larger machines, two zones share a socket.
         () if zones > 2 && other / 2 == id / 2 => 12,
         () => 21,
     };
@@ -67,7 +67,7 @@ fn node(id: Id, zones: Id) -> NodeSpec {
     }
 }
 
-/// What happens next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// This pod is bound to the node.
@@ -76,7 +76,7 @@ pub enum Step {
     Stop(String),
 }
 
-/// A kind of pod that people run.
+/// A typical kind of pod.
 struct Role {
     name: &'static str,
     cpus: (u64, u64),
@@ -108,20 +108,20 @@ const fn role(
     Role { name, cpus, gib, small_pages, large_pages, device: None, guaranteed: true }
 }
 
-/// The pods of a run, one step at a time.
+/// The workload of a run, one step at a time.
 #[derive(Debug)]
 pub struct Scenario {
     rng: Rng,
     zones: u64,
     started: u64,
-    /// Name and CPUs of what should be running, in the order of the start.
+    /// Name and CPUs of the pods that should be running, in start order.
     running: Vec<(String, u64)>,
-    /// Is the node filling up or emptying?
+    /// Whether the node is filling up or emptying.
     filling: bool,
 }
 
 impl Scenario {
-    /// A run on a machine with this many zones.
+    /// Creates a run for a machine with this many zones.
     #[must_use]
     pub fn new(zones: Id, seed: u64) -> Self {
         Self {
@@ -133,7 +133,8 @@ impl Scenario {
         }
     }
 
-    /// What happens next: the node fills up to about four fifths and empties to about a third, over and over.
+    /// Returns the next step: the node fills up to about four fifths and empties to about a third, over and
+    /// over.
     pub fn step(&mut self) -> Step {
         let capacity = self.zones * u64::from(CPUS);
         let used: u64 = self.running.iter().map(|(_, cpus)| cpus).sum();
@@ -147,18 +148,18 @@ impl Scenario {
         if start || self.running.is_empty() { self.start() } else { self.stop() }
     }
 
-    /// The kubelet refused a pod: it is not running.
+    /// Removes a pod that the kubelet rejected.
     pub fn refused(&mut self, name: &str) {
         self.running.retain(|(running, _)| running != name);
     }
 
-    /// How many pods should be running.
+    /// Number of pods that should be running.
     #[must_use]
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// A pod ends, an old one rather than a young one.
+    /// Stops one of the older half of the pods.
     fn stop(&mut self) -> Step {
         let oldest_half = self.running.len().div_ceil(2);
         let (name, _) = self.running.remove(self.rng.usize(0..oldest_half));

@@ -1,5 +1,5 @@
-//! Serves HTTP connections so that they can all be cut at once: a process that dies takes its connections with
-//! it, and neither tonic nor axum lets go of theirs.
+//! Serves HTTP connections that can all be cut at once. A process that dies takes its connections with it,
+//! but neither tonic nor axum can close theirs.
 
 use std::io;
 use std::sync::Arc;
@@ -34,13 +34,13 @@ impl Listener for TcpListener {
     type Stream = TcpStream;
     async fn next(&self) -> io::Result<TcpStream> {
         let (stream, _) = self.accept().await?;
-        // Small answers would wait for the peer's delayed acknowledgement otherwise.
+        // Otherwise, small responses wait for the peer's delayed acknowledgement.
         stream.set_nodelay(true)?;
         Ok(stream)
     }
 }
 
-/// The task that serves. Dropping it closes the socket and cuts every connection.
+/// The server task. Dropping it closes the socket and cuts every connection.
 #[derive(Debug)]
 pub(crate) struct Serving {
     task: JoinHandle<()>,
@@ -48,7 +48,7 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Serves `service` on `listener`. The service's error closes the connection without an answer.
+    /// Serves `service` on `listener`. An error of the service closes the connection without a response.
     pub(crate) fn start<L, S, E>(listener: L, service: S) -> Self
     where
         L: Listener,
@@ -61,12 +61,12 @@ impl Serving {
         Self { task, cut }
     }
 
-    /// Cuts the connections that are open now; new ones are welcome.
+    /// Cuts the connections that are open now; new ones are accepted.
     pub(crate) fn cut_connections(&self) {
         self.cut.send_modify(|generation| *generation += 1);
     }
 
-    /// What cuts them, for somebody who serves.
+    /// The sender that cuts the connections, for use by the service itself.
     pub(crate) fn cut(&self) -> Arc<watch::Sender<u64>> {
         Arc::clone(&self.cut)
     }
@@ -90,7 +90,7 @@ where
     loop {
         tokio::select! {
             stream = listener.next() => {
-                // Out of descriptors or a peer that left early: the next one may do better.
+                // Out of descriptors, or a peer that left early: try the next connection.
                 let Ok(stream) = stream else { tokio::task::yield_now().await; continue };
                 let service = service.clone().map_request(|request: Request<_>| request.map(Body::new));
                 let service = TowerToHyperService::new(service);

@@ -1,4 +1,4 @@
-//! What the controller counts, and whether it is healthy. Names and help texts stand in [`DOCS`].
+//! Metrics and health of the controller. [`DOCS`] has the names and help texts.
 
 mod docs;
 mod health;
@@ -29,41 +29,41 @@ use docs::{
     NUDGES, OBJECTS, ORPHANS, REJECTED, SILENT,
 };
 
-/// A cluster has some dozens of resources; more names than these are left out, devices first.
+/// Maximum number of resources; the rest is omitted, devices first. A cluster has a few dozen.
 const MOST_RESOURCES: usize = 128;
-/// Of a name of a resource: a DNS name, a slash and 63 characters.
+/// Maximum length of a resource name: a DNS name, a slash and 63 characters.
 const RESOURCE_NAME: usize = 317;
 
-/// What there is in the whole cluster. What is not known has no sample.
+/// Figures of the whole cluster. Unknown ones have no sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Objects by policy and scope.
     pub nodes: BTreeMap<(&'static str, &'static str), u64>,
-    /// By resource.
+    /// Totals by resource.
     pub resources: BTreeMap<String, Sum>,
-    /// Objects.
+    /// Number of objects.
     pub objects: Option<u64>,
-    /// Objects that somebody else wrote.
+    /// Objects whose zones were written by another field manager.
     pub foreign: Option<u64>,
-    /// Objects that were created after the scheduler started.
+    /// Objects created after the scheduler started.
     pub newer: Option<u64>,
-    /// Ready Nodes with a Ready agent and without an object.
+    /// Ready Nodes with a Ready agent but without an object.
     pub missing: Option<u64>,
-    /// Is the agents' DaemonSet there?
+    /// Whether the agents' DaemonSet exists.
     pub daemon_set: Option<bool>,
     /// Nodes that should have an agent.
     pub covered: Option<u64>,
-    /// Of them, those that have a Ready one.
+    /// Covered Nodes with a Ready agent.
     pub agents: Option<u64>,
     /// Nodes whose agent is silent.
     pub silent: Option<u64>,
     /// Objects without a Node.
     pub orphans: Option<u64>,
-    /// Pods that wait because the scheduler plugin rejected nodes.
+    /// Pods pending because the scheduler plugin rejected nodes.
     pub rejected_pods: Option<u64>,
 }
 
-/// Only whoever leads knows them.
+/// The current figures; known only to the leader.
 #[derive(Clone, Debug, Default)]
 struct Shown(Arc<Mutex<Figures>>);
 
@@ -120,7 +120,7 @@ fn by_resource(
     Ok(())
 }
 
-/// Everything that is counted.
+/// The controller's metrics.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -139,7 +139,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Nothing was counted yet.
+    /// Returns metrics without any observations.
     #[must_use]
     pub fn new(health: Arc<Health>) -> Self {
         let mut metrics = Self {
@@ -178,13 +178,13 @@ impl Metrics {
         registry.register_collector(Box::new(Process::default()));
     }
 
-    /// What the same reports say about the controller's health.
+    /// Returns the controller's health, which is updated together with the metrics.
     #[must_use]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// This replica leads, or does no longer: then it knows nothing of the fleet.
+    /// Sets whether this replica leads, and clears the figures, which only a leader knows.
     pub fn leads(&self, leads: bool) {
         self.leader.set(i64::from(leads));
         self.health.leads(leads);
@@ -192,60 +192,60 @@ impl Metrics {
         self.figures(|figures| *figures = Figures::default());
     }
 
-    /// A call to the API server failed.
+    /// Counts a failed call to the API server.
     pub fn call_failed(&self, error: &ClusterError) {
         self.errors.get_or_create(&[("kind", error.kind())]).inc();
     }
 
-    /// A watch failed.
+    /// Counts a failed watch.
     pub fn watch_failed(&self) {
         self.errors.get_or_create(&[("kind", "watch")]).inc();
     }
 
-    /// A Kubernetes Event was posted.
+    /// Counts a posted Kubernetes Event.
     pub fn event_posted(&self, reason: &'static str) {
         self.events.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// An object was deleted.
+    /// Counts a deleted object.
     pub fn deleted(&self) {
         self.deleted.inc();
     }
 
-    /// An object could not be deleted.
+    /// Counts a failed deletion of an object.
     pub fn delete_failed(&self, error: &ClusterError) {
         self.delete_errors.get_or_create(&[("kind", error.kind())]).inc();
     }
 
-    /// All objects were looked at for garbage: so many have no Node.
+    /// Records a garbage collection pass that found this many objects without a Node.
     pub fn looked_for_garbage(&self, orphans: usize) {
         self.figures(|figures| figures.orphans = u64::try_from(orphans).ok());
         self.garbage_time.set(now());
         self.health.looked_for_garbage();
     }
 
-    /// Is deletion held back?
+    /// Sets whether deletion is paused.
     pub fn held_back(&self, held: bool) {
         self.held_back.set(i64::from(held));
     }
 
-    /// An object was nudged.
+    /// Counts a nudged object.
     pub fn nudged(&self) {
         self.nudges.inc();
     }
 
-    /// An object could not be nudged.
+    /// Counts a failed nudge of an object.
     pub fn nudge_failed(&self, error: &ClusterError) {
         self.nudge_errors.get_or_create(&[("kind", error.kind())]).inc();
     }
 
-    /// All objects were added up. The next time is after so long at most.
+    /// Records that the figures of all objects were computed. The next pass starts within `next`.
     pub fn summed_up(&self, next: std::time::Duration) {
         self.fleet_time.set(now());
         self.health.summed_up(next);
     }
 
-    /// Changes what is shown of the fleet.
+    /// Updates the figures.
     pub fn figures(&self, change: impl FnOnce(&mut Figures)) {
         change(&mut self.shown.0.lock().unwrap_or_else(PoisonError::into_inner));
     }

@@ -1,6 +1,6 @@
-//! Does the agent work? Three questions, as a kubelet asks them.
+//! Health of the agent: the kubelet's liveness, readiness and startup probes.
 //!
-//! All times are of the monotonic clock: a wall clock that is set makes nothing old.
+//! All times use the monotonic clock, so changes to the wall clock have no effect.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,15 @@ use tokio::time::Instant;
 use super::server::Probes;
 use crate::config::Config;
 
-/// The calls that one turn of the loop may wait for, each until its deadline: a scan that starts over twice.
+/// Maximum number of calls in one iteration of the loop, each with its own deadline: a scan that is restarted
+/// twice.
 const CALLS: u32 = 6;
-/// What a turn or a poll may take beyond its deadlines: back-offs and the bucket.
+/// Time that an iteration or a poll may take beyond its deadlines, for backoff and the rate limiter.
 const SLACK: Duration = Duration::from_secs(30);
-/// How long an account may wait until it is in the API server. Longer than the longest wait between two attempts.
+/// How long a new topology may be unpublished. Longer than the longest backoff between two attempts.
 const WAITING: Duration = Duration::from_secs(30);
 
-/// What is too old.
+/// Maximum ages before a probe fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     scan: Duration,
@@ -27,11 +28,11 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// What follows from the times between two polls and two refreshes, and from the deadline of a call to the kubelet.
+    /// Returns the bounds for the poll and refresh intervals and the deadline of a call to the kubelet.
     #[must_use]
     pub fn new(poll: Duration, call: Duration, refresh: Duration) -> Self {
         Self {
-            // Two polls may be lost, each a tenth late.
+            // Two polls may be lost, each late by a tenth.
             scan: poll.saturating_mul(3) + call,
             publish: refresh.saturating_mul(2) + WAITING,
             turn: call.saturating_mul(CALLS) + poll.saturating_mul(2) + SLACK,
@@ -39,24 +40,24 @@ impl Bounds {
     }
 }
 
-/// When what happened last.
+/// Times of the last occurrences.
 #[derive(Debug, Default)]
 struct Moments {
-    /// The loop turned.
+    /// Last iteration of the loop.
     beat: Option<Instant>,
-    /// A scan gave an account.
+    /// Last successful scan.
     scan: Option<Instant>,
-    /// The API server was known to have an account of ours.
+    /// When the API server was last known to have a topology from this process.
     publish: Option<Instant>,
-    /// Since then something waits to be written.
+    /// Since when something is waiting to be written.
     waiting: Option<Instant>,
-    /// The last thing that was to be written came then.
+    /// When the newest pending write was requested.
     newest: Option<Instant>,
-    /// What only a new container can read.
+    /// A file that only a new container can read.
     out_of_reach: Option<PathBuf>,
 }
 
-/// Stamped by whoever works, read by whoever asks.
+/// Updated by the tasks, read by the probes.
 #[derive(Debug)]
 pub struct Health {
     bounds: Bounds,
@@ -64,7 +65,7 @@ pub struct Health {
 }
 
 impl Default for Health {
-    /// With the bounds of the default configuration.
+    /// Uses the bounds of the default configuration.
     fn default() -> Self {
         let Config { scan, kubelet, publish, .. } = Config::default();
         Self::new(Bounds::new(scan.poll.get(), kubelet.timeout.get(), publish.refresh.get()))
@@ -72,7 +73,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Nothing has happened yet; the loop has just turned.
+    /// Returns the state of a process that has just started; the start counts as an iteration.
     #[must_use]
     pub fn new(bounds: Bounds) -> Self {
         let moments = Moments { beat: Some(Instant::now()), ..Moments::default() };
@@ -83,42 +84,43 @@ impl Health {
         self.moments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The loop turned.
+    /// Records an iteration of the loop.
     pub fn beat(&self) {
         self.moments().beat = Some(Instant::now());
     }
 
-    /// A scan gave an account.
+    /// Records a successful scan.
     pub fn scanned(&self) {
         self.moments().scan = Some(Instant::now());
     }
 
-    /// There is something to write: another account, or one that could not be written or was undone.
+    /// Records a pending write: a new topology, or one whose write failed or was undone.
     pub fn waiting(&self) {
         let (mut moments, now) = (self.moments(), Instant::now());
         moments.waiting.get_or_insert(now);
         moments.newest = Some(now);
     }
 
-    /// The API server has the account that was the newest this long ago: it took it, or had it. What came since waits.
+    /// Records that the API server has the topology that was the newest `took` ago, whether or not it had to
+    /// be written. Later ones are still pending.
     pub fn published(&self, took: Duration) {
         let (mut moments, now) = (self.moments(), Instant::now());
         moments.publish = Some(now);
         moments.waiting = moments.newest.filter(|newest| *newest + took > now);
     }
 
-    /// What this process cannot read again however often it tries, and a new container can; `None`: nothing.
+    /// Sets the path that this process can never read again but a new container can; `None` if there is none.
     pub fn out_of_reach(&self, path: Option<PathBuf>) {
         self.moments().out_of_reach = path;
     }
 
-    /// How long ago the last scan gave an account.
+    /// Returns the time since the last successful scan.
     #[must_use]
     pub fn scan_age(&self) -> Option<Duration> {
         self.moments().scan.map(|moment| moment.elapsed())
     }
 
-    /// How long ago the API server was last known to have the newest account.
+    /// Returns the time since the API server was last known to have the newest topology.
     #[must_use]
     pub fn publish_age(&self) -> Option<Duration> {
         self.moments().publish.map(|moment| moment.elapsed())
@@ -126,7 +128,7 @@ impl Health {
 }
 
 impl Probes for Health {
-    /// Does the loop turn, and is there nothing that only a restart cures?
+    /// Fails if the loop is stuck, or if only a restart can help.
     fn live(&self) -> Result<(), Vec<String>> {
         let (beat, stale) = {
             let moments = self.moments();
@@ -142,7 +144,7 @@ impl Probes for Health {
         verdict(reasons)
     }
 
-    /// Are the last scan and the last publish fresh?
+    /// Fails if the last scan or the last publish is too old.
     fn ready(&self) -> Result<(), Vec<String>> {
         let (scan, publish, waiting) = {
             let moments = self.moments();
@@ -165,7 +167,7 @@ impl Probes for Health {
         verdict(reasons)
     }
 
-    /// Was the object in the API server once?
+    /// Succeeds once the object has been published.
     fn started(&self) -> Result<(), Vec<String>> {
         match self.moments().publish {
             Some(_) => Ok(()),
@@ -174,7 +176,7 @@ impl Probes for Health {
     }
 }
 
-/// A sentence about something that did not happen for longer than it may.
+/// Returns the reason for a failing probe if `age` exceeds `bound`.
 pub(super) fn late(what: &str, age: Duration, bound: Duration) -> Option<String> {
     let (seconds, limit) = (age.as_secs(), bound.as_secs());
     (age > bound).then(|| format!("{what} for {seconds} s, which is more than {limit} s; the log says why"))
@@ -253,7 +255,7 @@ mod tests {
         advance(seconds(5)).await;
         health.waiting();
         advance(seconds(2)).await;
-        // It began between the two.
+        // The write began between the two.
         health.published(seconds(3));
         health.scanned();
         advance(seconds(25)).await;

@@ -1,6 +1,6 @@
-//! What the agent counts. Names and help texts stand in [`DOCS`], which `docs/metrics.md` is made from.
+//! The agent's metrics. [`DOCS`] has the names and help texts; `docs/metrics.md` is generated from it.
 //!
-//! Label values that come from outside are bounded in number and length: nobody can grow the set of series.
+//! Label values from outside are limited in number and length, so cardinality is bounded.
 
 pub(super) mod docs;
 mod process;
@@ -41,20 +41,21 @@ pub(super) use process::Process;
 
 use zones::Zones;
 
-/// Seconds. Budgets lie at 5, 15, 50, 100 and 150 ms and at 1 s; deadlines at 5 and 10 s.
+/// Histogram buckets, in seconds. Performance budgets are at 5, 15, 50, 100 and 150 ms and at 1 s; deadlines
+/// at 5 and 10 s.
 const BUCKETS: [f64; 14] =
     [0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.15, 0.5, 1.0, 5.0, 10.0];
 
-/// How a scan ended.
+/// The outcome of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It gave an account.
+    /// It produced a topology.
     Accounted,
-    /// It was good, but what the API server has is not known yet.
+    /// It succeeded, but the current object in the API server is not known yet.
     Early,
-    /// A pod was being admitted: look again.
+    /// A pod was being admitted, so the scan is repeated.
     Admitting,
-    /// The kubelet did not know everything yet.
+    /// The kubelet's state was not complete yet.
     Unsettled,
     /// The kubelet or the hardware could not be read.
     Failed,
@@ -74,7 +75,7 @@ impl Outcome {
     }
 }
 
-/// Findings that are shown with 0 while there are none.
+/// Kinds of findings that are exposed as 0 while there are none.
 const FINDING_KINDS: [&str; 5] =
     ["unpublished_node", "unknown_cpus", "impossible_memory", "overused_memory", "device_on_unknown_node"];
 
@@ -88,12 +89,12 @@ const fn finding_kind(finding: &Finding) -> &'static str {
     }
 }
 
-/// A node has a handful of drivers. The rest is counted together.
+/// Maximum number of DRA drivers with their own series; the others are counted together. A node has a few.
 const MOST_DRIVERS: usize = 32;
-/// The API server's limit for the name of a driver.
+/// The API server's limit for a driver name.
 const DRIVER_NAME: usize = 63;
 
-/// One label.
+/// A single label.
 pub(super) type Label<V> = [(&'static str, V); 1];
 
 /// Why the object was written.
@@ -101,13 +102,13 @@ pub(super) type Label<V> = [(&'static str, V); 1];
 pub enum WriteReason {
     /// The first write of this process.
     First,
-    /// The account changed.
+    /// The topology changed.
     Change,
-    /// Nothing changed for a long time.
+    /// The refresh interval elapsed without a change.
     Refresh,
-    /// Somebody deleted or edited the object.
+    /// The object was deleted or edited by someone else.
     Repair,
-    /// The object was another manager's, which no longer writes it.
+    /// The object belonged to another field manager that no longer writes it.
     Takeover,
 }
 
@@ -125,10 +126,10 @@ impl WriteReason {
     }
 }
 
-/// Counters by one label whose values are ours.
+/// Counters with a single label whose values are constants.
 pub(super) type Counts = Family<Label<&'static str>, Counter>;
 
-/// Everything that is counted. Cheap to report into; encoded only when somebody asks.
+/// The agent's metrics. Updates are cheap; encoding happens only on a scrape.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -163,7 +164,7 @@ impl Default for Metrics {
     }
 }
 
-/// The encoder adds the suffixes that OpenMetrics gives to counters and infos.
+/// Registers a metric. The encoder adds OpenMetrics' suffixes for counters and infos.
 pub(super) fn register(registry: &mut Registry, doc: &Doc, metric: impl Metric) {
     registry.register(doc.family(), doc.help, metric);
 }
@@ -172,7 +173,7 @@ pub(super) fn histogram() -> Histogram {
     Histogram::new(BUCKETS)
 }
 
-/// A gauge in a collector; no value leaves it without a sample.
+/// Encodes a gauge of a collector; without a value the family has no sample.
 pub(super) fn gauge(
     encoder: &mut DescriptorEncoder<'_>,
     doc: &Doc,
@@ -183,7 +184,7 @@ pub(super) fn gauge(
     value.map_or(Ok(()), |value| metric.encode_gauge(&value))
 }
 
-/// As [`gauge`].
+/// Encodes a counter; see [`gauge`].
 fn counter(
     encoder: &mut DescriptorEncoder<'_>,
     doc: &Doc,
@@ -194,7 +195,7 @@ fn counter(
     value.map_or(Ok(()), |value| metric.encode_counter::<[(&str, &str); 0], _, f64>(&value, None))
 }
 
-/// The ages, which move while nothing happens.
+/// Gauges with the ages, which grow between updates.
 #[derive(Debug)]
 struct Ages(Arc<Health>);
 
@@ -206,14 +207,14 @@ impl Collector for Ages {
 }
 
 #[allow(clippy::disallowed_methods, reason = "process_start_time_seconds and the like are its times")]
-/// Seconds of the wall clock.
+/// Returns the wall-clock time in seconds since the epoch.
 pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 impl Metrics {
-    /// Nothing was counted yet. What is reported here is stamped on `health` too: its ages and these figures cannot
-    /// differ.
+    /// Returns metrics without any observations. Updates also go to `health`, so its ages and these metrics
+    /// are consistent.
     #[must_use]
     pub fn new(health: Arc<Health>) -> Self {
         let mut metrics = Self {
@@ -276,7 +277,7 @@ impl Metrics {
         registry.register_collector(Box::new(Process::default()));
     }
 
-    /// A counter that starts at 0 shows its first step.
+    /// Creates the known series at 0, so that the first increment is visible to `rate()`.
     fn start_at_zero(&self) {
         let zero = |counts: &Counts, label: &'static str, values: &[&'static str]| {
             for value in values {
@@ -290,13 +291,13 @@ impl Metrics {
         self.found(&BTreeSet::new());
     }
 
-    /// What the same reports say about the agent's health.
+    /// Returns the agent's health, which is updated together with the metrics.
     #[must_use]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// A scan ended.
+    /// Counts a scan by its outcome.
     pub fn scanned(&self, outcome: Outcome) {
         self.scans.get_or_create(&[("outcome", outcome.label())]).inc();
         if matches!(outcome, Outcome::Accounted | Outcome::Early) {
@@ -305,12 +306,12 @@ impl Metrics {
         }
     }
 
-    /// A scan took this long, whatever came of it.
+    /// Observes the duration of a scan, whatever its outcome.
     pub fn scan_took(&self, took: Duration) {
         self.scan_seconds.observe(took.as_secs_f64());
     }
 
-    /// A call to the kubelet ended.
+    /// Observes a call to the kubelet.
     pub fn called(&self, call: &'static str, took: Duration, error: Option<&ClientError>) {
         self.call_seconds.get_or_create(&[("call", call)]).observe(took.as_secs_f64());
         if let Some(error) = error {
@@ -318,7 +319,7 @@ impl Metrics {
         }
     }
 
-    /// A scan gave an account: what pods hold, and what could not be read.
+    /// Records a scan that produced a topology: its claimed devices, findings and inventory problems.
     pub fn accounted(&self, usage: &Usage, problems: usize, topology: &Topology) {
         self.scanned(Outcome::Accounted);
         self.problems.set(count(problems));
@@ -326,19 +327,19 @@ impl Metrics {
         self.claimed(usage);
     }
 
-    /// The account says something else than before; it is to be published.
+    /// Records a changed topology, which is to be published.
     pub fn changed(&self, topology: &Topology) {
         self.zones.set(&topology.zones);
         self.held.set(i64::from(topology.pods.is_some_and(|set| set.is_held())));
         self.health.waiting();
     }
 
-    /// So many pods are bound that the zones do not account for.
+    /// Sets the number of pods that are bound to the node but not accounted for in the zones.
     pub fn unaccounted(&self, pods: usize) {
         self.unaccounted.set(count(pods));
     }
 
-    /// So much is reserved for so many pods, by the names of resources that zones list.
+    /// Sets the number of pods with reservations and the reserved amounts by resource name.
     pub fn reserved(&self, pods: usize, amounts: &BTreeMap<&str, u64>) {
         self.reserved_pods.set(count(pods));
         self.reserved.clear();
@@ -348,23 +349,23 @@ impl Metrics {
         }
     }
 
-    /// Nothing waits any longer for a pod, which the kubelet neither admitted nor refused.
+    /// Counts a pod that is no longer waited for although the kubelet neither admitted nor rejected it.
     pub fn let_go(&self) {
         self.let_go.inc();
     }
 
-    /// Who counts what is heard of sources of pods.
+    /// Returns the observer that counts events of the pod sources.
     #[must_use]
     pub fn pod_source(&self) -> Arc<PodSourceCounts> {
         Arc::new(self.pod_source.clone())
     }
 
-    /// Something made the agent look.
+    /// Counts a trigger of a scan.
     pub fn triggered(&self, trigger: &'static str) {
         self.triggers.get_or_create(&[("trigger", trigger)]).inc();
     }
 
-    /// The API server took a write.
+    /// Records a successful write to the API server.
     pub fn wrote(&self, reason: WriteReason, took: Duration) {
         self.writes.get_or_create(&[("reason", reason.label())]).inc();
         self.publish_seconds.observe(took.as_secs_f64());
@@ -372,24 +373,24 @@ impl Metrics {
         self.health.published(took);
     }
 
-    /// The object in the API server was found equal to the newest account: no write is needed.
+    /// Records that the object in the API server equals the newest topology, so no write is needed.
     pub fn agreed(&self) {
         self.publish_time.set(now());
         self.health.published(Duration::ZERO);
     }
 
-    /// A call to the API server for the object failed.
+    /// Counts a failed call to the API server for the object.
     pub fn write_failed(&self, kind: &'static str) {
         self.publish_errors.get_or_create(&[("kind", kind)]).inc();
     }
 
-    /// Somebody else wrote our object.
+    /// Counts a write of the object by another field manager.
     pub fn foreign_write(&self, person: bool) {
         let writer = if person { "person" } else { "manager" };
         self.foreign_writes.get_or_create(&[("writer", writer)]).inc();
     }
 
-    /// A Kubernetes Event was posted.
+    /// Counts a posted Kubernetes Event.
     pub fn event_posted(&self, reason: &'static str) {
         self.events.get_or_create(&[("reason", reason)]).inc();
     }
@@ -405,7 +406,7 @@ impl Metrics {
     }
 
     fn claimed(&self, usage: &Usage) {
-        // Drivers that are gone leave.
+        // Removes the series of drivers that are no longer in use.
         self.claimed.clear();
         for (driver, devices) in claimed_devices(usage) {
             self.claimed.get_or_create(&[("driver", driver)]).set(devices);
@@ -419,19 +420,19 @@ impl Exposition for Metrics {
     }
 }
 
-/// What a process shows of what was registered.
+/// The metrics that a process exposes.
 #[derive(Debug)]
 pub struct Shown(Registry);
 
 impl Shown {
-    /// These alone, beside what the agent shows.
+    /// Returns these metrics only, to be exposed together with the agent's.
     pub(super) fn beside(register: impl FnOnce(&mut Registry)) -> Self {
         let mut registry = Registry::default();
         register(&mut registry);
         Self(registry)
     }
 
-    /// These and the process itself, which serves nothing else.
+    /// Returns these metrics with those of the process itself, for a process that exposes nothing else.
     pub(super) fn alone(register_all: impl FnOnce(&mut Registry)) -> Self {
         let mut registry = Registry::default();
         register(&mut registry, &BUILD, Info::new([("version", env!("CARGO_PKG_VERSION"))]));
@@ -447,15 +448,15 @@ impl Exposition for Shown {
     }
 }
 
-/// A registry in the OpenMetrics text format.
+/// Encodes a registry in the OpenMetrics text format.
 pub(super) fn expose(registry: &Registry) -> String {
     let mut text = String::new();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = encode(&mut text, registry);
     text
 }
 
-/// Driver to number of devices. The kubelet names a device once for each container that uses its claim.
+/// Counts devices by driver. The kubelet lists a device once for each container that uses its claim.
 fn claimed_devices(usage: &Usage) -> BTreeMap<String, i64> {
     let containers = usage.pods.iter().flat_map(|pod| &pod.containers);
     let devices: BTreeSet<_> = containers.flat_map(|container| &container.claimed).map(identity).collect();
@@ -475,7 +476,8 @@ fn claimed_devices(usage: &Usage) -> BTreeMap<String, i64> {
     shown
 }
 
-/// What tells devices apart: driver, pool, device and share; only the claim where nothing else is told.
+/// Returns a device's identity: driver, pool, device and share, or the claim if the kubelet reports only
+/// that.
 fn identity(device: &ClaimedDevice) -> (&str, &str, &str, Option<&str>, Option<&str>) {
     let ClaimedDevice { claim, driver, pool, device, share } = device;
     (driver, pool, device, share.as_deref(), driver.is_empty().then_some(claim))
@@ -485,7 +487,7 @@ fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A document's table of metrics.
+/// Returns the Markdown table of metrics for the documentation.
 #[cfg(test)]
 pub(super) fn table(docs: &[&Doc]) -> String {
     let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
@@ -497,7 +499,7 @@ pub(super) fn table(docs: &[&Doc]) -> String {
     table
 }
 
-/// What is served is what a table of metrics says: the same families, each with its words and its labels.
+/// Checks that the exposed families are those of the table, with the same help, type and labels.
 #[cfg(test)]
 pub(super) fn check_table(text: &str, docs: &[&Doc]) {
     let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
@@ -528,7 +530,7 @@ mod tests {
     use crate::pod_source::Tally as _;
     use crate::topology::{Amounts, Zone};
 
-    /// `driver/pool/device`, or with a share after it.
+    /// Parses `driver/pool/device` or `driver/pool/device/share`.
     fn claimed(name: &str) -> ClaimedDevice {
         let mut parts = name.split('/').map(str::to_owned);
         let mut part = || parts.next().unwrap_or_default();
@@ -541,7 +543,7 @@ mod tests {
         }
     }
 
-    /// One pod for each list of devices.
+    /// Returns a usage with one pod for each list of devices.
     fn usage(pods: &[&[ClaimedDevice]]) -> Usage {
         let pod = |claimed: &&[ClaimedDevice]| PodUsage {
             containers: vec![ContainerUsage { claimed: claimed.to_vec(), ..ContainerUsage::default() }],
@@ -550,7 +552,7 @@ mod tests {
         Usage { pods: pods.iter().map(pod).collect() }
     }
 
-    /// The samples of one family, without its name.
+    /// Returns the samples of one family, without its name.
     fn samples(metrics: &Metrics, name: &str) -> Vec<String> {
         metrics.encode().lines().filter_map(|line| line.strip_prefix(name)).map(str::to_owned).collect()
     }
@@ -657,7 +659,7 @@ mod tests {
         assert_eq!(calls, ["2"]);
     }
 
-    /// A zone that lists these resources with 3, 2 and 1 of each.
+    /// Returns a zone with the given resources, each with capacity 3, allocatable 2 and available 1.
     fn zone(id: u16, resources: impl IntoIterator<Item = String>) -> Zone {
         let amounts = Amounts { capacity: 3, allocatable: 2, available: 1 };
         Zone { id, resources: resources.into_iter().map(|name| (name, amounts)).collect(), ..Zone::default() }
@@ -690,7 +692,6 @@ mod tests {
         assert!(found[1].contains("\"memory\"") && found.iter().all(|line| line.len() < 400), "{found:?}");
     }
 
-    /// Everything that can be served is, with the type and help of [`DOCS`].
     #[test]
     fn one_source_of_pods_is_shown() {
         let metrics = Metrics::default();

@@ -1,4 +1,4 @@
-//! What is heard of sources of pods, counted.
+//! Metrics of the pod sources.
 
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -8,7 +8,7 @@ use super::metrics::docs::{POD_SOURCE, POD_SOURCE_ERRORS};
 use super::metrics::{Counts, Label, register};
 use crate::pod_source::Tally;
 
-/// Each clone counts into the same.
+/// Counters of the pod sources. Clones share the same counters.
 #[derive(Clone, Debug, Default)]
 pub struct PodSourceCounts {
     up: Family<Label<&'static str>, Gauge>,
@@ -25,7 +25,7 @@ impl PodSourceCounts {
 impl Tally for PodSourceCounts {
     fn told(&self, source: &'static str, up: bool) {
         if self.up.get(&[("source", source)]).is_none() {
-            // There is only one at a time.
+            // Only one source is in use at a time.
             self.up.clear();
         }
         self.up.get_or_create(&[("source", source)]).set(i64::from(up));

@@ -1,5 +1,5 @@
-//! What the Pods API that we serve counts, and whether it is healthy. Names and help texts stand in [`DOCS`]; where the
-//! kubelet counts the same thing its name is the kubelet's.
+//! Metrics and health of the Pods API server. [`DOCS`] has the names and help texts. Metrics that the kubelet
+//! has too are named like the kubelet's.
 
 mod docs;
 mod health;
@@ -24,21 +24,21 @@ use docs::{
     SOURCE_TIME, SOURCE_UP, WATCHERS, WATCHES,
 };
 
-/// What was called.
+/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// All pods.
+    /// Returns all pods.
     List,
-    /// One pod.
+    /// Returns one pod.
     Get,
-    /// All pods and what becomes of them.
+    /// Streams all pods and their changes.
     Watch,
 }
 
-/// Calls by version and code.
+/// Calls by API version and status code.
 type Calls = Family<[(&'static str, &'static str); 2], Counter>;
 
-/// Everything that is counted. Each clone counts into the same.
+/// The metrics of the Pods API server. Clones share the same counters.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     requests: Calls,
@@ -60,7 +60,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Nothing was counted yet.
+    /// Returns metrics without any observations.
     #[must_use]
     pub fn new(health: Arc<Health>) -> Self {
         Self {
@@ -101,25 +101,25 @@ impl Metrics {
         register(registry, &CUT, self.cut.clone());
     }
 
-    /// What is shown of these beside what the agent shows.
+    /// Returns these metrics, to be exposed together with the agent's.
     #[must_use]
     pub fn beside(&self) -> Shown {
         Shown::beside(|registry| self.register(registry))
     }
 
-    /// These and the process itself, for one that serves nothing else.
+    /// Returns these metrics with those of the process, for a process that exposes nothing else.
     #[must_use]
     pub fn alone(&self) -> Shown {
         Shown::alone(|registry| self.register(registry))
     }
 
-    /// What the same reports say about the server's health.
+    /// Returns the server's health, which is updated together with the metrics.
     #[must_use]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// A call was answered, or a watch ended.
+    /// Counts a call that was answered or a watch that ended.
     pub fn answered(&self, call: Call, version: &'static str, code: &'static str) {
         let of_its_kind = match call {
             Call::List => &self.lists,
@@ -131,22 +131,22 @@ impl Metrics {
         }
     }
 
-    /// The limiter rejected a call.
+    /// Counts a call rejected by the rate limiter.
     pub fn rejected(&self) {
         self.rejected.inc();
     }
 
-    /// So many who watch were cut off for being too slow.
+    /// Counts watchers that were disconnected for being too slow.
     pub fn dropped(&self, watchers: usize) {
         self.dropped.inc_by(watchers as u64);
     }
 
-    /// So many more watch.
+    /// Adds `more` to the number of open watches.
     pub fn watchers(&self, version: &'static str, more: i64) {
         self.watchers.get_or_create(&[("server_api_version", version)]).inc_by(more);
     }
 
-    /// So many pods are served, and so many left out, of either list.
+    /// Sets the numbers of served and omitted pods, for each of the two APIs.
     pub fn pods(&self, pods: (usize, usize), infos: (usize, usize)) {
         for (version, (served, left_out)) in [("v1alpha1", pods), ("podinfo.v1alpha1", infos)] {
             for (family, count) in [(&self.pods, served), (&self.left_out, left_out)] {
@@ -156,7 +156,7 @@ impl Metrics {
         }
     }
 
-    /// This source told something; does it tell, all pods told once?
+    /// Records an event from a source. `up`: the source is working and has delivered all pods once.
     pub fn told_by(&self, source: &'static str, up: bool) {
         self.source_time.get_or_create(&[("source", source)]).set(now());
         if up {
@@ -165,28 +165,28 @@ impl Metrics {
         }
     }
 
-    /// This source does not tell: not yet, or it is not asked any more.
+    /// Records that a source is down: not synced yet, or no longer in use.
     pub fn left(&self, source: &'static str) {
         self.source_up.get_or_create(&[("source", source)]).set(0);
     }
 
-    /// This source could not be asked, or broke off.
+    /// Counts an error: a source could not be reached, or its stream broke.
     pub fn lost(&self, source: &'static str) {
         self.left(source);
         self.source_errors.get_or_create(&[("source", source)]).inc();
     }
 
-    /// The last of those who watch was told, so long after we were.
+    /// Observes the delay between receiving an event and sending it to the last watcher.
     pub fn heard(&self, after: Duration) {
         self.heard.observe(after.as_secs_f64());
     }
 
-    /// So many clients are connected.
+    /// Sets the number of connected clients.
     pub fn connections(&self, connections: usize) {
         self.connections.set(i64::try_from(connections).unwrap_or(i64::MAX));
     }
 
-    /// A client was cut or refused.
+    /// Counts a client that was disconnected or rejected.
     pub fn cut(&self, reason: &'static str) {
         self.cut.get_or_create(&[("reason", reason)]).inc();
     }

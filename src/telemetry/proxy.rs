@@ -1,4 +1,4 @@
-//! What the podresources proxy counts, and whether it is healthy. Names and help texts stand in [`DOCS`].
+//! Metrics and health of the podresources proxy. [`DOCS`] has the names and help texts.
 
 mod docs;
 mod health;
@@ -25,12 +25,12 @@ use docs::{
     LEFT_OUT, MERGED_DEVICES, MERGED_PODS, PASSING, PROBLEMS, REQUEST_SECONDS, REQUESTS, UNKNOWN,
 };
 
-/// A node has a handful of clients. The rest is counted together.
+/// Maximum number of clients with their own series; the others are counted together. A node has a few.
 const MOST_CLIENTS: usize = 32;
-/// Of a process's name; the kernel keeps no more.
+/// Maximum length of a process name; the kernel keeps no more.
 const CLIENT_NAME: usize = 15;
 
-/// What a request was, and what became of it.
+/// A request and its outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered<'a> {
     /// The method: `List`, `Get`, `GetAllocatableResources` or `other`.
@@ -39,28 +39,28 @@ pub struct Answered<'a> {
     pub version: &'static str,
     /// The gRPC code.
     pub code: &'static str,
-    /// Who asked.
+    /// The client's name.
     pub client: &'a str,
-    /// How long it took.
+    /// The duration.
     pub took: Duration,
 }
 
-/// What the last `List` was.
+/// Figures of the last `List`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// Bytes.
+    /// Size of the response in bytes.
     pub bytes: usize,
-    /// Pods that had something merged into.
+    /// Pods with merged devices.
     pub pods: usize,
-    /// Devices that were merged.
+    /// Merged devices.
     pub devices: usize,
-    /// Devices that it was served without, by reason.
+    /// Devices omitted from the response, by reason.
     pub left_out: BTreeMap<&'static str, usize>,
-    /// Pods that nobody has told about.
+    /// Pods that no source has reported.
     pub unknown: usize,
 }
 
-/// Everything that is counted. Each clone counts into the same.
+/// The proxy's metrics. Clones share the same counters.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     requests: Family<[(&'static str, String); 4], Counter>,
@@ -80,13 +80,13 @@ pub struct Metrics {
     connections: Gauge,
     cut: Counts,
     device_errors: Counts,
-    /// Whose names are shown.
+    /// Clients with their own series.
     clients: Arc<Mutex<Vec<String>>>,
     health: Arc<Health>,
 }
 
 impl Metrics {
-    /// Nothing was counted yet.
+    /// Returns metrics without any observations.
     #[must_use]
     pub fn new(health: Arc<Health>) -> Self {
         Self {
@@ -132,13 +132,14 @@ impl Metrics {
         register(registry, &DEVICE_ERRORS, self.device_errors.clone());
     }
 
-    /// What is shown of these beside what the agent shows.
+    /// Returns these metrics, to be exposed together with the agent's.
     #[must_use]
     pub fn beside(&self) -> Shown {
         Shown::beside(|registry| self.register(registry))
     }
 
-    /// These, the source of pods and the process itself, for one that serves nothing else.
+    /// Returns these metrics with those of the pod source and the process, for a process that exposes nothing
+    /// else.
     #[must_use]
     pub fn alone(&self, pod_source: &PodSourceCounts) -> Shown {
         Shown::alone(|registry| {
@@ -147,13 +148,13 @@ impl Metrics {
         })
     }
 
-    /// What the same reports say about the proxy's health.
+    /// Returns the proxy's health, which is updated together with the metrics.
     #[must_use]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// A request was answered.
+    /// Counts and times a request.
     pub fn answered(&self, answered: &Answered<'_>) {
         let Answered { rpc, version, code, client, took } = *answered;
         let client = self.shown(client);
@@ -167,7 +168,7 @@ impl Metrics {
         self.request_seconds.get_or_create(&[("rpc", rpc)]).observe(took.as_secs_f64());
     }
 
-    /// The name under which a client is counted: those that come first have their own.
+    /// Returns the client's label value. The first [`MOST_CLIENTS`] have their own.
     fn shown(&self, client: &str) -> String {
         let name: String = client.chars().take(CLIENT_NAME).collect();
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,7 +182,7 @@ impl Metrics {
         name
     }
 
-    /// So many calls to the kubelet are under way.
+    /// Records the number of concurrent calls to the kubelet; the gauge keeps the maximum.
     pub fn in_flight(&self, calls: usize) {
         let calls = i64::try_from(calls).unwrap_or(i64::MAX);
         if calls > self.in_flight.get() {
@@ -189,7 +190,7 @@ impl Metrics {
         }
     }
 
-    /// A call to the kubelet ended, for so many who asked.
+    /// Records a call to the kubelet, whose response was shared by this many requests.
     pub fn called(&self, rpc: &'static str, took: Duration, error: Option<&ClientError>, shared_by: usize) {
         let outcome = error.map_or("ok", ClientError::kind);
         self.calls.get_or_create(&[("rpc", rpc), ("outcome", outcome)]).inc();
@@ -200,12 +201,12 @@ impl Metrics {
         }
     }
 
-    /// An answer went out that was this old.
+    /// Observes the age of a response when it was sent.
     pub fn served(&self, age: Duration) {
         self.answer_age.observe(age.as_secs_f64());
     }
 
-    /// A `List` was made ready.
+    /// Records a `List` response.
     pub fn listed(&self, listed: &Listed) {
         let Listed { bytes, pods, devices, left_out, unknown } = listed;
         let gauge = |gauge: &Gauge, value: &usize| gauge.set(i64::try_from(*value).unwrap_or(i64::MAX));
@@ -219,7 +220,7 @@ impl Metrics {
         }
     }
 
-    /// The problems with annotations, by kind.
+    /// Sets the number of problems with annotations, by kind.
     pub fn problems(&self, problems: &BTreeMap<&'static str, usize>) {
         self.problems.clear();
         for (kind, count) in problems {
@@ -227,22 +228,23 @@ impl Metrics {
         }
     }
 
-    /// Do answers go out without what annotations say, for nobody tells about pods?
+    /// Sets whether responses are passed through without annotated devices because no pod source is
+    /// available.
     pub fn passing_through(&self, passing: bool) {
         self.passing.set(i64::from(passing));
     }
 
-    /// So many clients are connected.
+    /// Sets the number of connected clients.
     pub fn connections(&self, connections: usize) {
         self.connections.set(i64::try_from(connections).unwrap_or(i64::MAX));
     }
 
-    /// A client was cut or refused.
+    /// Counts a client that was disconnected or rejected.
     pub fn cut(&self, reason: &'static str) {
         self.cut.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// Koordinator's Device object could not be read.
+    /// Counts a failed read of Koordinator's Device object.
     pub fn device_error(&self, kind: &'static str) {
         self.device_errors.get_or_create(&[("kind", kind)]).inc();
     }

@@ -1,7 +1,7 @@
-//! HTTP for metrics and health, one request per connection. Whoever can reach the port can connect, so connections are
-//! bounded in number, per address, in time and in bytes, and a new one is always accepted: an older one that has sent no
-//! request makes room. Otherwise silent connections would keep the kubelet's probes out, and it would restart the
-//! container.
+//! HTTP server for metrics and health, with one request per connection. Any host that can reach the port can
+//! connect, so connections are limited in number, per address, in time and in bytes. A new one is always
+//! accepted, by closing an older one, preferably one that has sent no request. Otherwise idle connections
+//! would block the kubelet's probes and cause it to restart the container.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -28,50 +28,50 @@ use tokio::time::{sleep, timeout};
 use super::tls::Tls;
 use crate::config::Endpoint;
 
-/// Open connections. An idle one takes some 10 KiB.
+/// Maximum number of open connections. An idle one takes about 10 KiB.
 const CONNECTIONS: usize = 64;
-/// Open connections of one address. A kubelet or a scraper has one or two.
+/// Maximum number of open connections per address. A kubelet or a scraper has one or two.
 const CONNECTIONS_PER_ADDRESS: usize = 16;
-/// Connections that wait in the kernel to be accepted, if `net.core.somaxconn` is not lower. A probe that finds no room there
-/// waits for a second until it tries again, which is too late.
+/// The listen backlog, unless `net.core.somaxconn` is lower. If it is full, a probe retries after one second,
+/// which is too late.
 const BACKLOG: u32 = 4096;
-/// How long the TLS handshake and the request's header may take together.
+/// Timeout for the TLS handshake and the request header together.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the client may take to read the answer.
+/// Timeout for the client to read the response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
-/// The header of a request, in bytes. It is the least that hyper can be given.
+/// Maximum size of the request header in bytes; the minimum that hyper accepts.
 const HEADER_BYTES: usize = 8192;
-/// After a connection could not be accepted, say for want of descriptors.
+/// Delay after a failed accept, for example if descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is counted.
+/// A source of metrics.
 pub trait Exposition: Debug + Send + Sync {
-    /// Everything, in the OpenMetrics text format.
+    /// Returns all metrics in the OpenMetrics text format.
     fn encode(&self) -> String;
 }
 
-/// Three questions, as a kubelet asks them. What is wrong is one sentence each.
+/// The kubelet's three probes. An error contains one sentence per reason.
 pub trait Probes: Debug + Send + Sync {
-    /// Would a restart help?
+    /// Liveness: fails if a restart may help.
     ///
     /// # Errors
-    /// When it may; so below, when the answer is no.
+    /// The reasons why the probe fails.
     fn live(&self) -> Result<(), Vec<String>>;
 
-    /// Is the work done?
+    /// Readiness: fails if the work is not being done.
     ///
     /// # Errors
     /// As [`Probes::live`].
     fn ready(&self) -> Result<(), Vec<String>>;
 
-    /// Is the start over?
+    /// Startup: succeeds once the start is complete.
     ///
     /// # Errors
     /// As [`Probes::live`].
     fn started(&self) -> Result<(), Vec<String>>;
 }
 
-/// What several count, as one.
+/// Concatenates several sources of metrics.
 #[derive(Debug)]
 pub struct Together(pub Vec<Arc<dyn Exposition>>);
 
@@ -89,7 +89,7 @@ impl Exposition for Together {
     }
 }
 
-/// The questions of several, as one: all of them have to be well.
+/// Combines several probes: all of them must succeed.
 #[derive(Debug)]
 pub struct All(pub Vec<Arc<dyn Probes>>);
 
@@ -115,21 +115,21 @@ impl Probes for All {
     }
 }
 
-/// The format of [`Exposition::encode`].
+/// The content type of [`Exposition::encode`].
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// What there is to serve at one address.
+/// The endpoints served at one address.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
-    /// At `/metrics`.
+    /// Served at `/metrics`.
     pub metrics: Option<Arc<dyn Exposition>>,
-    /// At `/livez`, `/readyz` and `/startupz`.
+    /// Served at `/livez`, `/readyz` and `/startupz`.
     pub health: Option<Arc<dyn Probes>>,
 }
 
 impl Endpoints {
-    /// What this is, and which key says where.
+    /// Returns what is served, for error messages, and the configuration key of the address.
     const fn name(&self) -> (&'static str, &'static str) {
         match (&self.metrics, &self.health) {
             (Some(_), Some(_)) => ("metrics and health are", "metrics.address"),
@@ -138,7 +138,7 @@ impl Endpoints {
         }
     }
 
-    /// The paths, for a sentence.
+    /// Returns the served paths as text.
     #[must_use]
     pub const fn paths(&self) -> &'static str {
         match (&self.metrics, &self.health) {
@@ -149,14 +149,14 @@ impl Endpoints {
     }
 }
 
-/// A running endpoint; dropping it closes the socket and cuts every connection.
+/// A running server; dropping it closes the socket and all connections.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     task: JoinHandle<()>,
 }
 
-/// The address cannot be listened on.
+/// The server could not listen on its address.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{what} not served: cannot listen on {address}: {source}; set `{key}` to another address, or to none"
@@ -169,10 +169,11 @@ pub struct ServerError {
 }
 
 impl Server {
-    /// Listens at `address` and serves from a task of its own, with TLS if there is any; none where that is nowhere.
+    /// Listens on `address` and serves in a task of its own, with TLS if configured. Returns `None` for
+    /// [`Endpoint::Nowhere`].
     ///
     /// # Errors
-    /// When the address is taken or not this host's.
+    /// If the address is in use or not one of this host.
     pub async fn start(
         address: Endpoint,
         endpoints: Endpoints,
@@ -185,13 +186,13 @@ impl Server {
             Endpoint::At(address) => listen(address).map_err(explain)?,
             Endpoint::Everywhere(port) => everywhere(port).map_err(explain)?,
         };
-        // The port, where 0 stood for any.
+        // The actual port if the configured one is 0.
         let address = listener.local_addr().map_err(explain)?;
         let task = tokio::spawn(accept(listener, endpoints, tls.map(Arc::new)));
         Ok(Some(Self { address, task }))
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -204,14 +205,14 @@ impl Drop for Server {
     }
 }
 
-/// A port of every address: of both families, whatever the host's default is, or of the old one where the kernel has no
-/// IPv6.
+/// Listens on all addresses of both families, whatever the host's `bindv6only`, or of IPv4 only if the kernel
+/// has no IPv6.
 fn everywhere(port: u16) -> io::Result<TcpListener> {
     let old = (Ipv4Addr::UNSPECIFIED, port).into();
     let Ok(socket) = TcpSocket::new_v6() else { return listen(old) };
     rustix::net::sockopt::set_ipv6_v6only(&socket, false)?;
     match listen_on(socket, (Ipv6Addr::UNSPECIFIED, port).into()) {
-        // IPv6 is there and switched off.
+        // IPv6 is compiled in but disabled.
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => listen(old),
         listener => listener,
     }
@@ -222,9 +223,9 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     listen_on(socket?, address)
 }
 
-/// `TcpListener::bind` would let fewer connections wait.
+/// Listens with [`BACKLOG`]; that of `TcpListener::bind` is smaller.
 fn listen_on(socket: TcpSocket, address: SocketAddr) -> io::Result<TcpListener> {
-    // What a connection left behind must not keep a restart from listening.
+    // Connections in TIME_WAIT must not block a restart.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -238,10 +239,11 @@ async fn accept(listener: TcpListener, endpoints: Endpoints, tls: Option<Arc<Tls
                 Ok((stream, address)) => {
                     let requested = Arc::new(AtomicBool::new(false));
                     let connection = serve(stream, endpoints.clone(), tls.clone(), Arc::clone(&requested));
-                    // An IPv4 address is the same one on a socket of both families.
+                    // On a dual-stack socket IPv4 addresses appear as IPv4-mapped IPv6.
                     let address = address.ip().to_canonical();
                     connections.add(Connection { address, requested, task: tasks.spawn(connection) });
-                    // A request that came with the connection is read before the next connection can replace it.
+                    // Lets a request that is already there be read before another connection can replace this
+                    // one.
                     yield_now().await;
                 }
                 Err(_) => sleep(PAUSE).await,
@@ -254,18 +256,18 @@ async fn accept(listener: TcpListener, endpoints: Endpoints, tls: Option<Arc<Tls
 /// An open connection.
 struct Connection {
     address: IpAddr,
-    /// Whether its request has been read.
+    /// Whether its request has been received.
     requested: Arc<AtomicBool>,
     task: AbortHandle,
 }
 
-/// The open connections, the oldest first.
+/// The open connections, oldest first.
 #[derive(Default)]
 struct Connections(Vec<Connection>);
 
 impl Connections {
-    /// Adds a connection and closes an older one if there are too many: of the same address if that has too many, else
-    /// of the address with the most.
+    /// Adds a connection. If there are too many, closes an older one: of the same address if that is over its
+    /// limit, otherwise of the address with the most.
     fn add(&mut self, connection: Connection) {
         self.0.retain(|open| !open.task.is_finished());
         let of_address = self.0.iter().filter(|open| open.address == connection.address).count();
@@ -287,7 +289,7 @@ impl Connections {
         counts.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address)
     }
 
-    /// Closes the oldest connection of an address that has sent no request, or else its oldest.
+    /// Closes the address's oldest connection without a request, or if all have sent one, its oldest.
     fn close_one(&mut self, address: IpAddr) {
         let silent = |open: &Connection| open.address == address && !open.requested.load(Ordering::Relaxed);
         let position = self.0.iter().position(silent);
@@ -299,7 +301,7 @@ impl Connections {
     }
 }
 
-/// Serves one request, within the timeouts. Errors are the client's: it left or does not speak HTTP.
+/// Serves one request within the timeouts. Errors are ignored: the client left or does not speak HTTP.
 async fn serve(stream: TcpStream, endpoints: Endpoints, tls: Option<Arc<Tls>>, requested: Arc<AtomicBool>) {
     let connection = async {
         let Some(tls) = tls else { return converse(stream, endpoints, &requested).await };
@@ -325,7 +327,7 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, endpoints: Endpoi
     let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// What is served, by method and path. hyper leaves out the body of an answer to HEAD.
+/// Returns the response for a method and path. hyper omits the body of responses to HEAD.
 fn answer(endpoints: &Endpoints, method: &Method, path: &str) -> Response<Full<Bytes>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
         let mut refusal = respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET and HEAD\n".into());
@@ -345,7 +347,7 @@ fn answer(endpoints: &Endpoints, method: &Method, path: &str) -> Response<Full<B
     })
 }
 
-/// `ok`, or one sentence per reason.
+/// Returns `ok`, or the reasons, one per line.
 fn verdict(verdict: Result<(), Vec<String>>) -> Response<Full<Bytes>> {
     match verdict {
         Ok(()) => respond(StatusCode::OK, PLAIN, "ok\n".into()),

@@ -1,4 +1,4 @@
-//! The certificate that metrics are served with, read again when its files change.
+//! The serving certificate for metrics, reloaded when its files change.
 
 use std::fs;
 use std::io;
@@ -16,10 +16,10 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
-/// How often the files are looked at, if anybody connects.
+/// Minimum interval between checks of the files, which happen when a client connects.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why files cannot be used.
+/// Why the files cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum TlsError {
     #[error("cannot read {}: {source}", path.display())]
@@ -32,18 +32,18 @@ enum TlsError {
     Unusable { path: PathBuf, reason: String },
 }
 
-/// Where certificates are.
+/// Paths of the certificates.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The certificate and its chain.
+    /// The certificate chain.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Who signs clients' certificates, if clients need one.
+    /// The CA of the client certificates, if clients need one.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What tells one state of a file from another: device, inode, size, and the times of its last changes.
+/// Identifies a version of a file: device, inode, size, mtime and ctime.
 type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
 
 fn stamp(path: &Path) -> Stamp {
@@ -52,21 +52,21 @@ fn stamp(path: &Path) -> Stamp {
 }
 
 struct State {
-    /// What the files were like when they were last read.
+    /// The files' versions when they were last read.
     stamps: Vec<Stamp>,
     looked: Instant,
-    /// From the last files that could be used.
+    /// Made from the last valid files.
     acceptor: Option<TlsAcceptor>,
 }
 
-/// Gives TLS to connections.
+/// The TLS acceptor for connections.
 pub struct Tls {
     files: Files,
     state: Mutex<State>,
 }
 
 impl Tls {
-    /// Reads the files. Where they cannot be used the log says so, and connections are cut until they can.
+    /// Reads the files. If they are invalid, logs a warning and closes connections until they are valid.
     #[must_use]
     pub fn new(files: Files) -> Self {
         let mut state = State { stamps: Vec::new(), looked: Instant::now(), acceptor: None };
@@ -74,7 +74,8 @@ impl Tls {
         Self { files, state: Mutex::new(state) }
     }
 
-    /// What the next connection is to be accepted with. The files are small, and few connect.
+    /// Returns the acceptor for the next connection. Reads the files inline: they are small and connections
+    /// are rare.
     pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.looked.elapsed() >= LOOK {
@@ -84,10 +85,10 @@ impl Tls {
     }
 }
 
-/// Reads files that changed. Those that cannot be used are told of once and leave what was there.
+/// Reloads changed files. If they are invalid, logs that once and keeps the previous acceptor.
 fn look(files: &Files, state: &mut State) {
     state.looked = Instant::now();
-    // Before the files are read: what changes in between is seen by the next look.
+    // Taken before reading, so that a change in between is noticed by the next check.
     let paths = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()];
     let stamps: Vec<Stamp> = paths.into_iter().flatten().map(|path| stamp(path)).collect();
     if stamps == state.stamps {
@@ -133,7 +134,7 @@ fn read(files: &Files) -> Result<ServerConfig, TlsError> {
         error => unusable(&files.cert, &error),
     })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // A scraper comes every few seconds at most: nothing is kept for it in between.
+    // Scrapers connect every few seconds at most, so sessions are not kept between connections.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
@@ -159,7 +160,7 @@ fn unusable(path: &Path, error: &impl ToString) -> TlsError {
 mod tests {
     use super::*;
 
-    /// Writes a certificate of its own making and returns where it is.
+    /// Writes a self-signed certificate and returns its paths.
     fn files(dir: &Path) -> Files {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let files = Files { cert: dir.join("tls.crt"), key: dir.join("tls.key"), client_ca: None };

@@ -1,27 +1,28 @@
-//! How the kubelet places pods, in the documented spelling (nrt.md, known names).
+//! The kubelet's resource policies as attributes, in the documented spelling (nrt.md, known names).
 
 use crate::kubelet::KubeletConfig;
 use crate::machine::Machine;
 
-/// How strictly pods are aligned.
+/// The attribute for the Topology Manager policy.
 pub(super) const POLICY: &str = "topologyManagerPolicy";
 
-/// The option that becomes an attribute of its own name.
+/// The policy option whose attribute has a name of its own.
 const MAX_NODES: &str = "max-allowable-numa-nodes";
 
-/// What of a pod is aligned together.
+/// The attribute for the Topology Manager scope.
 const SCOPE: &str = "topologyManagerScope";
 
-/// All of them, in a fixed order.
+/// Returns all attributes, in a fixed order.
 pub(super) fn of(config: Option<&KubeletConfig>, machine: &Machine) -> Vec<(String, String)> {
     let mut attributes = config.map(policies).unwrap_or_default();
-    // As NFD has it.
+    // Named as in NFD.
     attributes
         .extend(machine.core_types.iter().map(|(kind, cpus)| (format!("cpu_{kind}"), cpus.to_string())));
     attributes
 }
 
-/// Policy and scope always come together: a policy without its scope is misread. What nobody told is empty.
+/// Returns the policies. Policy and scope always come together: a policy without its scope is misread.
+/// Unknown values are empty and omitted.
 fn policies(config: &KubeletConfig) -> Vec<(String, String)> {
     let mut attributes = vec![
         (POLICY.to_owned(), config.topology_manager_policy.clone()),

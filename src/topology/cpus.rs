@@ -49,7 +49,7 @@ fn online(machine: &Machine) -> IdSet {
     all
 }
 
-/// What the kubelet keeps for itself. It takes CPUs from the lowest ids when it is given only a number.
+/// Returns the CPUs reserved for the system. Given only a number, the kubelet reserves the lowest ids.
 fn reserved(config: Option<&KubeletConfig>, online: &IdSet) -> IdSet {
     let Some(config) = config else { return IdSet::new() };
     if !config.reserved_system_cpus.is_empty() {
@@ -59,7 +59,8 @@ fn reserved(config: Option<&KubeletConfig>, online: &IdSet) -> IdSet {
     online.iter().take(count).collect()
 }
 
-/// The exclusive CPUs of all pods. Pod-level sets overlap those of the containers: a union, never a sum.
+/// Returns the exclusive CPUs of all pods. Pod-level sets overlap those of the containers: a union, never a
+/// sum.
 fn used(in_use: &InUse<'_>) -> IdSet {
     let mut used = in_use.hidden.cpus.clone();
     in_use.pods.iter().for_each(|pod| used.union_with(&pod.cpus));

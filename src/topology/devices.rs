@@ -1,4 +1,4 @@
-//! Devices: each `(resource, id)` once, wherever and however often the kubelet names it.
+//! Devices: each `(resource, id)` is one device, wherever and however often the kubelet lists it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -6,13 +6,13 @@ use super::{Amounts, Finding, HIGHEST_ZONE, InUse, Inputs, Ledger};
 use crate::kubelet::DeviceGroup;
 use crate::machine::{Id, IdSet};
 
-/// One device, by what was said of it so far.
+/// One device, merged from all groups that list it.
 #[derive(Default)]
 struct Device {
-    /// The zones it is on; bit per id.
+    /// The zones it is on; one bit per id.
     zones: u64,
-    /// Those of them in which its plugin offers it. A plugin may register again with another topology, but the List
-    /// tells of a device in use what was true when it was given away.
+    /// The zones in which its plugin reports it. A plugin may register again with another topology, but for a
+    /// device in use the List shows the topology at the time of the allocation.
     offered: u64,
     used: bool,
 }
@@ -21,7 +21,7 @@ struct Device {
 #[derive(Default)]
 struct Devices<'a> {
     by_id: HashMap<&'a str, Device>,
-    /// Every node that one of them is on, published or not.
+    /// All nodes with any of the devices, published or not.
     nodes: IdSet,
 }
 
@@ -38,10 +38,10 @@ pub(super) fn account<'a>(
     for group in in_use.containers().flat_map(|container| &container.devices) {
         note(&mut resources, group, |device, _| device.used = true);
     }
-    // A filler has no node, and so no device.
+    // A filler has no node, so it has no devices.
     let zones = ledger.mask(|id| inputs.machine.node(id).is_some());
     for (resource, devices) in &resources {
-        // Devices without topology belong to no zone, and a resource of only such devices to no object.
+        // Devices without topology belong to no zone; a resource with only such devices is not published.
         if devices.nodes.low_mask() & zones != 0 {
             enter(ledger, resource, devices, zones);
         }
@@ -56,7 +56,8 @@ pub(super) fn account<'a>(
     }
 }
 
-/// The kubelet repeats a device for each of its nodes: the sets are united.
+/// Records the devices of a group. The kubelet repeats a device for each of its nodes, so the sets are
+/// united.
 fn note<'a>(
     resources: &mut BTreeMap<&'a str, Devices<'a>>,
     group: &'a DeviceGroup,

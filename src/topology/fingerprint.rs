@@ -1,31 +1,31 @@
-//! The fingerprint of a set of pods, bit by bit as the scheduler plugin draws it (nrt.md 4; upstream:
+//! The fingerprint of a set of pods, identical to the scheduler plugin's (nrt.md 4; upstream:
 //! k8stopologyawareschedwg/podfingerprint, v0.2.2).
 
 use std::fmt;
 
 use twox_hash::XxHash64;
 
-/// The start of every fingerprint, and the version of the algorithm.
+/// The prefix of every fingerprint, which includes the version of the algorithm.
 const PREFIX: &str = "pfp0v001";
 
-/// One pod of the set. Pods of the same name look alike, whatever their UIDs.
+/// Returns the hash of one pod. Pods of the same name have the same hash, whatever their UIDs.
 #[must_use]
 pub fn pod_hash(namespace: &str, name: &str) -> u64 {
     XxHash64::oneshot(XxHash64::oneshot(0, namespace.as_bytes()), name.as_bytes())
 }
 
-/// Which pods a fingerprint stands for.
+/// Which pods a fingerprint covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// All.
+    /// All pods.
     #[default]
     All,
-    /// Those with resources that are theirs alone.
+    /// Pods with exclusive resources.
     WithExclusiveResources,
 }
 
 impl Method {
-    /// Its name in the object.
+    /// Returns its name in the object.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -35,32 +35,34 @@ impl Method {
     }
 }
 
-/// What the object says of the node's pods.
+/// The fingerprint that the object publishes, and how its pods were selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PodSet {
-    /// Which set it is.
+    /// The fingerprint.
     pub fingerprint: Fingerprint,
-    /// How its pods were chosen.
+    /// How the pods were selected.
     pub method: Method,
 }
 
 impl PodSet {
-    /// Can the plugin agree with it?
+    /// Whether the object is held (its fingerprint is withheld), so that the scheduler plugin's never matches
+    /// it.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.fingerprint == Fingerprint::HELD
     }
 }
 
-/// What tells one set of pods from another.
+/// Identifies a set of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(u64);
 
 impl Fingerprint {
-    /// Well formed, and of no real set of pods (but for one chance in 2^64): it never agrees with the plugin's.
+    /// A well-formed fingerprint of no real set of pods (except with probability 2^-64): it never matches the
+    /// plugin's.
     pub const HELD: Self = Self(0);
 
-    /// The fingerprint of the pods with these hashes, in any order.
+    /// Returns the fingerprint of the pods with these hashes, in any order.
     #[must_use]
     pub fn of(hashes: impl IntoIterator<Item = u64>) -> Self {
         let mut hashes: Vec<u64> = hashes.into_iter().collect();

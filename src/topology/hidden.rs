@@ -1,9 +1,9 @@
-//! What pods keep from everybody else although the List does not show it.
+//! Resources that pods occupy although the List does not show them.
 //!
-//! The List names sidecars and app containers. What a plain init container was given stays with its pod until the
-//! pod ends: the others reuse it, but what is left over nobody else gets (k/k #131764). Only the managers' books tell,
-//! and they know pods by UID, the List by name: the two are joined by what containers hold, since no CPU and no device
-//! is ever given to two pods.
+//! The List contains sidecars and app containers. What was allocated to a plain init container stays with its
+//! pod until the pod terminates: the other containers reuse it, but no other pod gets the remainder (k/k
+//! #131764). Only the managers' checkpoints show it, and they identify pods by UID, the List by name. The two
+//! are joined by the resources of the containers, since no CPU and no device is ever allocated to two pods.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -14,35 +14,36 @@ use super::Inputs;
 use crate::kubelet::{ContainerUsage, ManagerState, MemoryBlock, PodUsage};
 use crate::machine::{Id, IdSet};
 
-/// What the books say beyond the List.
+/// What the checkpoints show beyond the List.
 #[derive(Debug, Default)]
 pub(super) struct Hidden<'a> {
-    /// Containers of listed pods that the List does not name.
+    /// Containers of listed pods that are missing from the List.
     pub(super) containers: Vec<&'a ContainerUsage>,
-    /// The memory of such containers, unless their pods have memory as a whole: then it is a part of that.
+    /// The memory of such containers, unless their pod has pod-level memory, which already includes it.
     pub(super) memory: Vec<&'a MemoryBlock>,
-    /// CPUs of all entries but those of pods that are seen to have ended. The books are read after the List and may
-    /// know more of a pod than it; and an entry that no listed pod explains is that of a pod that holds CPUs for an init
-    /// container alone, or of one that ended before anybody looked, whose entries go within the CPU Manager's
-    /// reconcile period.
+    /// CPUs of all checkpoint entries except those of pods known to have terminated. The checkpoints are read
+    /// after the List and may be newer. An entry that matches no listed pod belongs to a pod that is
+    /// allocated CPUs for an init container only, or to one that terminated before it was first observed;
+    /// such entries are removed within the CPU Manager's reconcile period.
     pub(super) cpus: IdSet,
 }
 
-/// UIDs in the books, by what the List says of their pods.
+/// UIDs in the checkpoints, matched with the listed pods.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Links<'a> {
-    /// A listed pod has this UID; the containers that it names, whichever of the pods that may have the UID it is.
+    /// UIDs of listed pods, with the containers that the List names for the pod. If several pods may have the
+    /// UID, only the containers that are listed for all of them.
     pub alive: BTreeMap<&'a str, BTreeSet<&'a str>>,
-    /// The listed pod that has it has memory as a whole (kubelet 1.37).
+    /// UIDs whose listed pod has pod-level memory (kubelet 1.37).
     pub whole: BTreeSet<&'a str>,
-    /// UIDs of which no other pod could be meant: what [`ManagerState::names`] should know.
+    /// UIDs that match exactly one listed pod; to be stored in [`ManagerState::names`].
     pub certain: BTreeMap<&'a str, &'a PodUsage>,
 }
 
 pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a> {
     let Links { alive: counted, whole, .. } =
         links(inputs.active_pods().filter(|pod| inputs.counts(pod)), state);
-    // Pods that people left out have left-overs too, which are not to count.
+    // Entries of excluded pods must not count either.
     let left_out = inputs.active_pods().any(|pod| !inputs.counts(pod));
     let alive = if left_out { links(inputs.active_pods(), state).alive } else { BTreeMap::new() };
     let mut hidden = Hidden::default();
@@ -55,7 +56,7 @@ pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a>
                     hidden.memory.extend(unlisted().flat_map(|container| &container.memory));
                 }
             }
-            // Its pod was listed once and is not any more: a left-over.
+            // Its pod was listed before and no longer is (a leftover entry), or its pod is excluded.
             None if state.names.contains_key(uid) || alive.contains_key(uid.as_str()) => continue,
             None => {}
         }
@@ -64,7 +65,7 @@ pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a>
     hidden
 }
 
-/// Joins the List and the books.
+/// Joins the List and the checkpoints.
 pub fn links<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerState) -> Links<'a> {
     let books = Books::new(state);
     let mut links = Links::default();
@@ -79,8 +80,8 @@ pub fn links<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerSta
     links
 }
 
-/// Pods that only amounts of memory tell apart. Where there are more UIDs than pods, those with the most memory are taken
-/// to be alive, so that too much is never promised.
+/// Matches pods that differ only in their amounts of memory. If there are more UIDs than pods, those with the
+/// most memory are assumed to be alive, so that the available memory is never overstated.
 fn join_alike<'a>(
     links: &mut Links<'a>,
     books: &Books<'a>,
@@ -96,7 +97,7 @@ fn join_alike<'a>(
         .map(|(memory, pods)| (books.holders(&memory), pods))
         .map(|(uids, pods)| (uids.into_iter().filter(|uid| open(uid, &pods)).collect(), pods))
         .collect();
-    // Who has the least choice first: a pod of one container may be like a part of a larger one.
+    // The groups with the fewest candidates first: a pod with one container may match a part of a larger pod.
     groups.sort_by_key(|(uids, _)| uids.len());
     let rivals = |uid: &str| groups.iter().filter(|(uids, _)| uids.contains(&uid)).count();
     let mut chosen = BTreeSet::new();
@@ -117,13 +118,13 @@ fn join_alike<'a>(
 }
 
 impl<'a> Links<'a> {
-    /// Notes that nobody but `pod` can have this UID.
+    /// Records that only `pod` can have this UID.
     fn claim_for_certain(&mut self, uid: &'a str, pod: &'a PodUsage) {
         self.certain.insert(uid, pod);
         self.claim(uid, pod);
     }
 
-    /// Notes that `pod` may have this UID.
+    /// Records that `pod` may have this UID.
     fn claim(&mut self, uid: &'a str, pod: &'a PodUsage) {
         let names = || pod.containers.iter().map(|container| container.name.as_str());
         if !pod.memory.is_empty() {
@@ -138,10 +139,11 @@ impl<'a> Links<'a> {
     }
 }
 
-/// The books, by what they say. What only some Lists need is made when one does: in the long run every UID is known.
+/// The checkpoints with their indexes. Indexes are built on first use, since in the long run every UID is
+/// known and most Lists need none of them.
 struct Books<'a> {
     state: &'a ManagerState,
-    /// UIDs by the namespace and name of pods that the List named before.
+    /// UIDs by the namespace and name of pods in earlier Lists.
     known: HashMap<(&'a str, &'a str), &'a str>,
     cpus: OnceCell<HashMap<Id, &'a str>>,
     devices: OnceCell<HashMap<Device<'a>, &'a str>>,
@@ -162,12 +164,12 @@ impl<'a> Books<'a> {
         }
     }
 
-    /// Every container in the books, with its pod's UID.
+    /// Returns every container in the checkpoints with its pod's UID.
     fn containers(&self) -> impl Iterator<Item = (&'a str, &'a ContainerUsage)> {
         self.state.pods.iter().flat_map(|(uid, of)| of.iter().map(move |container| (uid.as_str(), container)))
     }
 
-    /// By the lowest CPU of each container: whoever has the same CPUs has the same lowest one.
+    /// Returns the index by the lowest CPU of each container: equal CPU sets have the same lowest CPU.
     fn by_cpu(&self) -> &HashMap<Id, &'a str> {
         self.cpus.get_or_init(|| {
             let lowest =
@@ -190,7 +192,7 @@ impl<'a> Books<'a> {
             for (uid, container) in self.containers() {
                 for block in &container.memory {
                     let uids = index.entry(key(container, block)).or_default();
-                    // Ascending, and each once.
+                    // UIDs come in ascending order; add each once.
                     if uids.last() != Some(&uid) {
                         uids.push(uid);
                     }
@@ -200,13 +202,14 @@ impl<'a> Books<'a> {
         })
     }
 
-    /// The UID that this pod had in an earlier List. A pod that holds nothing may be a new one of that name.
+    /// Returns the UID that this pod had in an earlier List; `None` if nothing is allocated to the pod, since
+    /// it may be a new pod with the same name.
     fn known(&self, pod: &PodUsage) -> Option<&'a str> {
         let uid = self.known.get(&(pod.namespace.as_str(), pod.name.as_str()));
         uid.filter(|_| pod.holds_anything()).copied()
     }
 
-    /// The UID of the pod that holds a CPU or a device of this pod's, if it holds them all.
+    /// Returns the UID whose entry has one of this pod's CPUs or devices, if its CPUs agree with the pod's.
     fn owner(&self, pod: &PodUsage) -> Option<&'a str> {
         let lowest = pod.containers.iter().filter_map(|container| container.cpus.iter().next()).min();
         let cpu = lowest.or_else(|| pod.cpus.iter().next());
@@ -214,11 +217,11 @@ impl<'a> Books<'a> {
         let mut held = pod.containers.iter().flat_map(devices).peekable();
         let by_device = || held.peek().is_some().then(|| held.filter_map(|d| self.by_device().get(&d)).min());
         let uid = by_cpu.or_else(|| by_device().flatten())?;
-        // A known UID is that of another pod, whose entry is left over.
+        // A UID that is already known belongs to another pod, whose entry is left over.
         (self.agrees(uid, pod) && !self.state.names.contains_key(*uid)).then_some(*uid)
     }
 
-    /// Do the books give this UID's containers the CPUs that the List gives the pod's?
+    /// Whether the checkpoints give this UID's containers the CPUs that the List reports for the pod's.
     fn agrees(&self, uid: &str, pod: &PodUsage) -> bool {
         let books = &self.state.pods[uid];
         let written = |name: &str| books.iter().find(|container| container.name == name);
@@ -228,8 +231,9 @@ impl<'a> Books<'a> {
             .all(|container| written(&container.name).is_some_and(|written| written.cpus == container.cpus))
     }
 
-    /// Do the books give this UID's containers nothing that the List does not give the pod's? Containers that live on
-    /// what their pod has as a whole (kubelet 1.37) have CPUs in the books alone.
+    /// Whether the checkpoints give this UID's containers nothing that the List does not report for the
+    /// pod's. Containers that use their pod's pod-level resources (kubelet 1.37) have CPUs only in the
+    /// checkpoints.
     fn has_no_more(&self, uid: &str, pod: &PodUsage) -> bool {
         let books = &self.state.pods[uid];
         let whole = books.iter().find(|container| container.name.is_empty());
@@ -242,7 +246,7 @@ impl<'a> Books<'a> {
             })
     }
 
-    /// The UIDs whose containers have all this memory, ascending; none have none.
+    /// Returns the UIDs whose containers have all this memory, ascending; none if `memory` is empty.
     fn holders(&self, memory: &BTreeSet<Key<'a>>) -> Vec<&'a str> {
         let mut keys = memory.iter();
         let mut uids = keys.next().and_then(|key| self.by_memory().get(key)).cloned().unwrap_or_default();
@@ -253,7 +257,8 @@ impl<'a> Books<'a> {
         uids
     }
 
-    /// Those with the most memory first: they are taken to be alive, so that too much is never promised.
+    /// Sorts UIDs by memory, most first: these are assumed to be alive, so that available memory is never
+    /// overstated.
     fn most_memory_first(&self, uids: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         let held = |uid: &str| -> u64 {
             let blocks = self.state.pods[uid].iter().flat_map(|container| &container.memory);
@@ -273,7 +278,7 @@ fn devices(container: &ContainerUsage) -> impl Iterator<Item = Device<'_>> {
     groups.flat_map(|group| group.ids.iter().map(|id| (group.resource.as_str(), id.as_str())))
 }
 
-/// A block of a container: its name, the type, the bytes and the nodes.
+/// A container's memory block: the container's name, the type, the bytes and the nodes.
 type Key<'a> = (&'a str, &'a str, u64, &'a IdSet);
 
 fn key<'a>(container: &'a ContainerUsage, block: &'a MemoryBlock) -> Key<'a> {
@@ -298,7 +303,7 @@ mod tests {
         PodUsage { name: name.into(), containers: containers.to_vec(), ..PodUsage::default() }
     }
 
-    /// UIDs of living pods, each with the containers that the List names of it.
+    /// Returns the UIDs of live pods, each with the containers that the List names for it.
     fn joined(pods: &[PodUsage], books: &[(&str, &[ContainerUsage])]) -> Vec<String> {
         let pods_in_books = books.iter().map(|(uid, of)| ((*uid).to_owned(), of.to_vec()));
         let state = ManagerState { pods: pods_in_books.collect(), ..ManagerState::default() };

@@ -9,8 +9,8 @@ use crate::quantity::hugepages_name;
 
 const MEMORY: &str = "memory";
 
-/// MemTotal moves by a few pages from boot to boot, and the kubelet keeps what it read at its start. A block
-/// this much (one part in 32) above MemTotal is such a drift; anything more is an underflow.
+/// MemTotal changes by a few pages from boot to boot, and the kubelet keeps the value from its start. A block
+/// that exceeds MemTotal by up to one part in 32 is such a drift; anything more is an underflow.
 const DRIFT: u64 = 32;
 
 pub(super) fn account(
@@ -55,14 +55,14 @@ struct Pool {
     left: u64,
 }
 
-/// `memory`, and every page size that the kernel or the kubelet knows.
+/// Returns `memory` and every page size known to the kernel or the kubelet.
 fn resources(inputs: &Inputs<'_>) -> BTreeSet<String> {
     let sizes = inputs.machine.nodes.iter().flat_map(|node| node.hugepages.keys());
     let offered = inputs.allocatable.memory.iter().map(|block| block.resource.clone());
     sizes.map(|size| hugepages_name(*size)).chain(offered).chain([MEMORY.to_owned()]).collect()
 }
 
-/// Resource and node to bytes. The kubelet gives one block per node and type.
+/// Sums the allocatable bytes by resource and node. The kubelet reports one block per node and type.
 fn offered(blocks: &[MemoryBlock]) -> BTreeMap<(&str, Id), u64> {
     let mut offered: BTreeMap<(&str, Id), u64> = BTreeMap::new();
     for block in blocks {
@@ -74,7 +74,7 @@ fn offered(blocks: &[MemoryBlock]) -> BTreeMap<(&str, Id), u64> {
     offered
 }
 
-/// What there is on one node, and the bytes that the kubelet offers if they are impossible.
+/// Returns the memory of one node, and the allocatable bytes that the kubelet reports if they are impossible.
 fn pool(
     inputs: &Inputs<'_>,
     node: &NumaNode,
@@ -87,7 +87,7 @@ fn pool(
     let (allocatable, impossible) = if inputs.allocatable.memory.is_empty() && unmanaged {
         (derived, None) // Memory Manager `None`
     } else {
-        // The kubelet leaves out entries that are 0.
+        // The kubelet omits entries that are 0.
         let bytes = offered.get(&(resource, node.id)).copied().unwrap_or(0);
         let is_impossible = bytes > node.memory.saturating_add(node.memory / DRIFT);
         if is_impossible { (derived, Some(bytes)) } else { (bytes, None) }
@@ -103,9 +103,10 @@ fn capacity(node: &NumaNode, resource: &str) -> u64 {
     pools.map(|(size, pages)| size.saturating_mul(*pages)).sum()
 }
 
-/// What the kubelet would offer: the hardware less its reservation, and for memory less the huge pages.
+/// Returns what the kubelet would offer: the hardware minus its reservation, and for memory minus the huge
+/// pages.
 fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) -> u64 {
-    // How much of the memory huge pages take is not known: promise none of it.
+    // It is unknown how much memory the huge pages take, so none is offered.
     if resource == MEMORY && node.hugepages_unread {
         return 0;
     }
@@ -115,10 +116,10 @@ fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) 
     hardware.saturating_sub(hugepages).saturating_sub(reserved)
 }
 
-/// What is held of one type of memory: nodes to bytes.
+/// Memory of one type in use: nodes to bytes.
 type Groups<'a> = BTreeMap<Vec<Id>, (&'a IdSet, u64)>;
 
-/// What the pods hold, by resource.
+/// Returns the memory in use, by resource.
 fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
     let listed = in_use.pods.iter().flat_map(|pod| blocks(pod));
     let hidden = in_use.hidden.memory.iter().copied();
@@ -131,7 +132,7 @@ fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
     used
 }
 
-/// Takes what the pods hold. Blocks of one node first, so that the split of the others sees what is left.
+/// Subtracts the memory in use. Blocks of one node first, so that the split of the others sees what is left.
 fn take(
     pools: &mut BTreeMap<Id, Pool>,
     resource: &str,
@@ -156,7 +157,7 @@ fn take(
     if !overused_alone.is_empty() {
         overused(overused_alone);
     }
-    // A block without any node has no affinity and leaves no zone.
+    // A block without nodes has no affinity and is subtracted from no zone.
     for (nodes, (set, bytes)) in several.into_iter().filter(|(nodes, _)| !nodes.is_empty()) {
         let bytes = spread_as_written(pools, &nodes, bytes, &mut shares);
         if spread(pools, &nodes, bytes) > 0 {
@@ -165,16 +166,18 @@ fn take(
     }
 }
 
-/// What the Memory Manager's books say that each node gave of a resource. The fill of a block on several nodes depends
-/// on what was free when it was made, so nothing else can tell.
+/// Returns the bytes of a resource that each node contributes according to the Memory Manager's checkpoint.
+/// How a block on several nodes is split depends on what was free when it was allocated, so only the
+/// checkpoint shows it.
 fn shares(state: Option<&ManagerState>, resource: &str) -> BTreeMap<Id, u64> {
     let nodes = state.into_iter().flat_map(|state| &state.reserved);
     nodes.filter_map(|(node, given)| Some((*node, *given.get(resource)?))).collect()
 }
 
-/// Takes `bytes` from the nodes, from each no more than the books say that it gave; returns what they do not explain:
-/// the List, not they, has the total, since they may be older or newer. Where they have more, pods have ended that they
-/// still name, and the Memory Manager will book what it frees on the lowest nodes first: what stays is on the highest.
+/// Subtracts `bytes` from the nodes, from each at most what it contributes according to the checkpoint, and
+/// returns the rest. The total comes from the List, since the checkpoint may be older or newer. A checkpoint
+/// with more than the List still contains terminated pods; the Memory Manager releases memory on the lowest
+/// nodes first, so what remains in use is on the highest.
 fn spread_as_written(
     pools: &mut BTreeMap<Id, Pool>,
     nodes: &[Id],
@@ -191,7 +194,7 @@ fn spread_as_written(
     bytes
 }
 
-/// Takes `bytes` from the nodes in ascending order, each giving what it has left; returns what nobody had.
+/// Subtracts `bytes` from the nodes in ascending order, from each at most what is left, and returns the rest.
 fn spread(pools: &mut BTreeMap<Id, Pool>, nodes: &[Id], mut bytes: u64) -> u64 {
     for node in nodes {
         let Some(pool) = pools.get_mut(node) else { continue };
@@ -202,7 +205,8 @@ fn spread(pools: &mut BTreeMap<Id, Pool>, nodes: &[Id], mut bytes: u64) -> u64 {
     bytes
 }
 
-/// The blocks of a pod: its own list if it has one (kubelet 1.37), else those of its containers.
+/// Returns the blocks of a pod: its pod-level list if it has one (kubelet 1.37), else those of its
+/// containers.
 fn blocks(pod: &PodUsage) -> impl Iterator<Item = &MemoryBlock> {
     let own = &pod.memory;
     let containers = pod.containers.iter().filter(|_| own.is_empty());

@@ -1,7 +1,7 @@
-//! Which container is on which zone, as preemption in the scheduler plugin reads it (nrt.md 6; upstream:
-//! k8stopologyawareschedwg/numaplacement, v0.1.0, `npv0v001`).
+//! Which container is on which zone, in the form that preemption in the scheduler plugin reads (nrt.md 6;
+//! upstream: k8stopologyawareschedwg/numaplacement, v0.1.0, `npv0v001`).
 //!
-//! The plugin simulates evictions by it, so there is no placement at all where any part of it could be wrong.
+//! The plugin simulates evictions with it, so there is no placement at all if any part of it could be wrong.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +11,23 @@ use super::{HIGHEST_ZONE, Topology, attributes};
 use crate::kubelet::ContainerUsage;
 use crate::machine::{Id, IdSet, Machine};
 
-/// The attribute of the object.
+/// The attribute of the NodeResourceTopology object.
 const METADATA: &str = "topology.node.k8s.io/numaplacement-metadata";
 /// The attribute of a zone.
 const VECTOR: &str = "topology.node.k8s.io/numaplacement-vector";
-/// Under any other policy a container may be on several zones.
+/// The only policy with a placement: under any other, a container may be on several zones.
 const POLICY: &str = "single-numa-node";
 
-/// Where every container is that the scheduler plugin deems exclusive.
+/// The zone of every container that the scheduler plugin considers exclusive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// `npv0v001::ve=leb89::cc=5::nn=2::bn=0`
     pub metadata: String,
-    /// Zone to the containers on it; the busiest zone and those without containers have none.
+    /// Zone to the containers on it; the busiest zone and those without containers are omitted.
     pub vectors: BTreeMap<Id, String>,
 }
 
-/// One container, by names.
+/// A container and its zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed<'a> {
     /// The pod's namespace.
@@ -36,12 +36,12 @@ pub struct Placed<'a> {
     pub pod: &'a str,
     /// The container's name.
     pub container: &'a str,
-    /// Its zone, if it is on one and on no other ([`home`]).
+    /// Its zone, if it is on exactly one ([`home`]).
     pub zone: Option<Id>,
 }
 
-/// The one node that a container is on by all that it holds: its CPUs, its memory, and those of its devices that are on
-/// one node only. `None` if there is no such node, or several.
+/// Returns the one NUMA node of all resources of a container: its CPUs, its memory, and those of its devices
+/// that are on one node only. `None` if there is no such node, or several.
 #[must_use]
 pub fn home(container: &ContainerUsage, machine: &Machine) -> Option<Id> {
     let mut nodes = IdSet::new();
@@ -56,8 +56,8 @@ pub fn home(container: &ContainerUsage, machine: &Machine) -> Option<Id> {
     nodes.iter().next().filter(|_| nodes.len() == 1)
 }
 
-/// The placement of all `containers` on zones 0 to `zones` - 1; `None` if it cannot be told of each, or two of them have
-/// the same names.
+/// Returns the placement of all `containers` on zones 0 to `zones` - 1. `None` if the zone of any container
+/// is unknown, if two containers have the same hash, or if `zones` is not from 1 to 64.
 #[must_use]
 pub fn placement<'a>(zones: Id, containers: impl IntoIterator<Item = Placed<'a>>) -> Option<Placement> {
     let mut places = Vec::new();
@@ -83,20 +83,20 @@ pub fn placement<'a>(zones: Id, containers: impl IntoIterator<Item = Placed<'a>>
 }
 
 impl Placement {
-    /// Does the plugin read it, under the policy of this account?
+    /// Whether the plugin reads placements under the policy of this topology.
     #[must_use]
     pub fn is_read(topology: &Topology) -> bool {
         let policy = topology.attributes.iter().find(|(name, _)| name == attributes::POLICY);
         policy.is_some_and(|(_, value)| value == POLICY)
     }
 
-    /// Is this the name of one of its attributes?
+    /// Whether this is the name of one of the placement attributes.
     #[must_use]
     pub fn has_attribute(name: &str) -> bool {
         name == METADATA || name == VECTOR
     }
 
-    /// Adds the attributes to an account; nothing under a policy with which the plugin does not read them.
+    /// Adds the attributes to a topology, unless the plugin does not read them under its policy.
     pub fn enter(self, topology: &mut Topology) {
         if !Self::is_read(topology) {
             return;
@@ -115,7 +115,7 @@ fn hash(container: &Placed<'_>) -> u64 {
     XxHash64::oneshot(0, [*namespace, *pod, *container].join("\0").as_bytes())
 }
 
-/// The first index and then the distances to the next.
+/// Encodes the first index and then the differences between successive indexes.
 fn vector(indexes: &[u64]) -> String {
     let mut before = 0;
     let mut text = String::new();
@@ -126,7 +126,7 @@ fn vector(indexes: &[u64]) -> String {
     text
 }
 
-/// 89 characters that need no quoting in JSON: what is printable without space, `"`, `&`, `<`, `>` and `\`.
+/// 89 characters that need no quoting in JSON: all printable ones except space, `"`, `&`, `<`, `>` and `\`.
 const fn alphabet() -> [char; 89] {
     let mut letters = ['!'; 89];
     let (mut at, mut next) = (0, b'!');
@@ -140,15 +140,16 @@ const fn alphabet() -> [char; 89] {
     letters
 }
 
-/// The first ones end a number...
+/// The first 64 characters end a number...
 const ENDS: u64 = 64;
-/// ...and the others go on.
+/// ...and the other 25 continue it.
 const GO_ON: u64 = 25;
 
-/// Writes a number: its low part in the last character, and the rest before it, the most significant digit first.
+/// Writes a number: its lowest digit as the last character, preceded by the rest, most significant digit
+/// first.
 fn leb89(value: u64, text: &mut String) {
     const ALPHABET: [char; 89] = alphabet();
-    // Indexes below 89, which no `usize` is too small for.
+    // Indexes are below 89, so they fit into any `usize`.
     let letter = |at: u64| ALPHABET[usize::try_from(at).unwrap_or_default()];
     if value < ENDS {
         return text.push(letter(value));
@@ -311,7 +312,7 @@ mod tests {
         assert!(topology.zones.iter().all(|zone| zone.attributes.is_empty()));
     }
 
-    /// As the reader does it: the other way round.
+    /// Decodes numbers as the reader does.
     fn read(text: &str) -> Vec<u64> {
         let letters: Vec<char> =
             ('!'..='~').filter(|letter| !['"', '&', '<', '>', '\\'].contains(letter)).collect();

@@ -1,4 +1,4 @@
-//! What people asked for, beside what the node has.
+//! The configuration that affects the published zones.
 
 use std::collections::BTreeSet;
 
@@ -6,45 +6,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::pattern::PodPattern;
 
-/// How to draw up the account.
+/// Configured exclusions and filler zones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     /// Emit empty zones for missing ids, so that position equals id for the scheduler.
     pub fillers: bool,
-    /// What to leave out on this node.
+    /// What to exclude on this node.
     pub exclude: Exclude,
 }
 
-/// What to leave out on one node, with the meaning that NFD and RTE give it.
+/// What to exclude on one node, with the meaning that NFD and RTE give it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Exclude {
-    /// Resources that no zone lists, not even `cpu` or `memory`.
+    /// Resources that no zone lists, even if they are `cpu` or `memory`.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub resources: BTreeSet<String>,
-    /// Pods whose resources look free.
+    /// Pods whose resources count as free.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<PodPattern>,
-    /// The resources of all pods outside this namespace look free; `None`: of no pod.
+    /// If set, the resources of all pods outside this namespace count as free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outside_namespace: Option<String>,
 }
 
 impl Exclude {
-    /// Is nothing left out?
+    /// Whether nothing is excluded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Is this pod left out?
+    /// Whether this pod is excluded.
     #[must_use]
     pub fn pod(&self, namespace: &str, name: &str) -> bool {
         self.outside_namespace.as_ref().is_some_and(|only| only != namespace)
             || self.pods.iter().any(|pattern| pattern.matches(namespace, name))
     }
 
-    /// What a person may not have meant, in sentences.
+    /// Returns warnings about consequences that may be unintended.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings: Vec<String> = self.resources.iter().map(|name| resource_warning(name)).collect();
@@ -58,7 +58,8 @@ impl Exclude {
     }
 }
 
-/// nrt.md 2.1: the scheduler plugin rejects native resources that no zone lists and ignores others.
+/// Returns the warning for an excluded resource. nrt.md 2.1: the scheduler plugin rejects native resources
+/// that no zone lists and ignores others.
 fn resource_warning(name: &str) -> String {
     let consequence = if is_native(name) {
         "under the policy single-numa-node the scheduler plugin rejects the node for every pod that requests it"
@@ -76,7 +77,7 @@ fn pods_warning(pods: &str) -> String {
     )
 }
 
-/// Not from a device plugin.
+/// Whether the resource is not from a device plugin.
 fn is_native(resource: &str) -> bool {
     !resource.contains('/')
 }

@@ -236,7 +236,7 @@ fn a_block_on_several_nodes_is_split_in_ascending_order() {
     assert_eq!(case.account().findings, [finding].into());
 }
 
-/// Two nodes that offer all CPUs and 4 GiB each, with these pods and these books.
+/// Two nodes that offer all CPUs and 4 GiB each, with these pods and these checkpoints.
 fn with_books(pods: Vec<PodUsage>, state: ManagerState) -> Case {
     Case {
         allocatable: Allocatable {
@@ -254,7 +254,7 @@ fn container(name: &str, cpus: &str, memory: Vec<MemoryBlock>) -> ContainerUsage
     ContainerUsage { name: name.into(), cpus: ids(cpus), memory, ..Default::default() }
 }
 
-/// The List named a pod of this UID before, and does not any more.
+/// The name of a pod with this UID that was listed before and no longer is.
 fn gone(uid: &str) -> BTreeMap<String, (String, String)> {
     [(uid.to_owned(), ("ns".to_owned(), "gone".to_owned()))].into()
 }
@@ -309,7 +309,8 @@ fn what_an_init_container_has_left_over_stays_with_its_pod() {
     assert_eq!(case.of("cpu"), [(0, [4, 4, 1]), (1, [4, 4, 4])]);
     assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 2 * GIB]));
     assert_eq!(case.of("example.com/nic")[0], (0, [2, 2, 1]));
-    // The pod holds other CPUs than these books say: they are another pod's, seen before or not.
+    // The pod's CPUs differ from this entry's, so the entry belongs to another pod, whether or not one was
+    // seen before.
     let mut stale = books(&[("u", &[container("init", "4-7", vec![]), container("main", "5", vec![])])]);
     assert_eq!(with_books(vec![listed()], stale.clone()).of("cpu"), [(0, [4, 4, 2]), (1, [4, 4, 0])]);
     stale.names = gone("u");
@@ -811,10 +812,10 @@ proptest! {
         let account = case.account();
         let after = available(&account);
         for (place, before) in &before {
-            // Only pods may name a resource: such a resource has nothing to offer, and goes with its pods.
+            // A resource that only pods name has nothing available, and disappears with its pods.
             prop_assert!(after.get(place).copied().unwrap_or(0) >= *before, "{place:?}");
         }
-        // It is as if the pods were not there.
+        // The result is the same as without the pods.
         case.usage.pods.retain(|pod| pod.name != name);
         prop_assert_eq!(case.account(), account);
     }
@@ -840,7 +841,7 @@ proptest! {
         let before = available(&case.account());
         case.usage.pods.push(pod);
         for (place, after) in available(&case.account()) {
-            // A resource that only the new pod names was not there before, and has nothing to offer.
+            // A resource that only the new pod names was not listed before, and has nothing available.
             prop_assert!(after <= before.get(&place).copied().unwrap_or(0), "{place:?}");
         }
     }

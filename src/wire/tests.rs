@@ -3,7 +3,7 @@ use prost::Message;
 
 use super::*;
 
-/// What the records of a message say, or what is wrong.
+/// Returns the field numbers and values of a message, or the error.
 fn read(bytes: &[u8]) -> Result<Vec<(u32, Value)>, WireError> {
     fields(bytes).map(|field| field.map(|field| (field.number, field.value))).collect()
 }
@@ -78,7 +78,7 @@ fn what_is_no_message_is_refused_and_the_place_named() {
     assert_eq!(wrong(&more), ("a number of more than 64 bits", 1));
     assert_eq!(wrong(&[0x0b, 0x08, 0x00]), ("a group without an end", 1));
     assert_eq!(wrong(&[0x0b, 0x14]), ("the end of another group", 1));
-    // A part ends where it is said to, though the bytes go on.
+    // A part ends at its end, though the bytes continue.
     let part = fields_in(&[0x08, 0x80, 0x01], 0..2).next().unwrap();
     assert_eq!(part.unwrap_err().reason, cut);
     assert_eq!(fields_in(&[0x08, 0x01], 5..9).next(), None, "beyond the bytes is nothing");
@@ -154,7 +154,7 @@ fn numbers_are_written_as_prost_writes_them() {
     }
 }
 
-/// Bytes that look like records more often than not.
+/// Generates bytes that often, but not always, are valid fields.
 fn any_records() -> impl Strategy<Value = Vec<u8>> {
     let some = prop_oneof![
         any::<(u8, u8)>().prop_map(|(key, value)| vec![key, value & 7]),
@@ -177,7 +177,7 @@ fn any_records() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(crate::randomised::cases())]
 
-    /// prost skips what it does not know: to it these are nothing but unknown records.
+    /// prost skips unknown fields: here all of them are unknown.
     #[test]
     fn a_message_is_what_prost_takes_for_one(bytes in any_records()) {
         prop_assert_eq!(read(&bytes).is_ok(), <() as Message>::decode(&bytes[..]).is_ok(), "{:?}", bytes);

@@ -1,25 +1,26 @@
-//! What makes each alert fire, and what is near it and does not.
+//! Test cases of each alert: series for which it fires, and similar ones for which it does not.
 
 use std::collections::BTreeMap;
 
-/// One alert in one situation: series, a value a minute, in the notation of `promtool test rules`. `{A}` stands for the
-/// target's labels of an agent, `{C}` and `{D}` for those of two replicas of the controller; `{A, kind="x"}` has more.
+/// A test case of one alert: series with a value per minute, in the notation of `promtool test rules`. `{A}`
+/// stands for an agent's target labels, `{C}` and `{D}` for those of two controller replicas; `{A, kind="x"}`
+/// adds a label.
 pub(crate) struct Case {
     pub(crate) alert: &'static str,
-    /// The minute in which it fires.
+    /// A minute in which the alert fires.
     pub(crate) at: u32,
-    /// One in which it does not fire yet.
+    /// An earlier minute in which it does not fire yet.
     pub(crate) not_at: Option<u32>,
     pub(crate) fires: &'static [(&'static str, &'static str)],
-    /// The same minute, and it does not fire.
+    /// Series for which it does not fire in minute `at`.
     pub(crate) quiet: &'static [(&'static str, &'static str)],
-    /// Whose labels the alert has.
+    /// The target whose labels the alert has.
     pub(crate) of: Of,
-    /// Labels beyond those.
+    /// Additional labels.
     pub(crate) more: &'static [(&'static str, &'static str)],
 }
 
-/// Whose labels an alert has.
+/// The target whose labels an alert has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Of {
     Agent,
@@ -51,7 +52,7 @@ const OTHER: [(&str, &str); 5] = [
 ];
 
 impl Case {
-    /// A series with its target's labels.
+    /// Returns a series with its target's labels filled in.
     pub(crate) fn with_targets(&self, series: &str) -> String {
         let written = |labels: &[(&str, &str)]| -> String {
             labels.iter().map(|(name, value)| format!("{name}=\"{value}\"")).collect::<Vec<_>>().join(", ")
@@ -63,7 +64,7 @@ impl Case {
         })
     }
 
-    /// The labels that the alert has, but for its severity.
+    /// Returns the alert's labels except its severity.
     pub(crate) fn labels(&self) -> BTreeMap<String, String> {
         let own = match self.of {
             Of::Agent => &AGENT[..],
@@ -110,7 +111,7 @@ pub(crate) const CASES: &[Case] = &[
         of: Of::Agent,
         more: &[],
     },
-    // It never read the node: there is no age.
+    // The node was never read, so there is no age.
     Case {
         alert: "NumacastNodeUnreadable",
         at: 3,
@@ -128,7 +129,7 @@ pub(crate) const CASES: &[Case] = &[
             (r#"numacast_publish_errors_total{A, kind="forbidden"}"#, "0+1x30"),
             (r#"numacast_publish_errors_total{A, kind="deadline"}"#, "5x30"),
         ],
-        // A restart of the API server.
+        // The API server restarts.
         quiet: &[(r#"numacast_publish_errors_total{A, kind="unreachable"}"#, "0x10 1 2 3x20")],
         of: Of::Agent,
         more: &[],
@@ -138,7 +139,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 32,
         not_at: Some(25),
         fires: &[("numacast_last_publish_age_seconds{A}", "0+60x60")],
-        // One refresh after the other.
+        // Regular refreshes.
         quiet: &[
             ("numacast_last_publish_age_seconds{A}", "600x60"),
             ("numacast_last_publish_timestamp_seconds{A}", "1000x60"),
@@ -160,7 +161,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 60,
         not_at: None,
         fires: &[(r#"numacast_foreign_writes_total{A, writer="manager"}"#, "0x20 1x20 2x30")],
-        // What was left over once, and people.
+        // A single takeover, and edits by people.
         quiet: &[
             (r#"numacast_foreign_writes_total{A, writer="manager"}"#, "0x30 1x40"),
             (r#"numacast_foreign_writes_total{A, writer="person"}"#, "0+1x70"),
@@ -212,7 +213,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 20,
         not_at: Some(16),
         fires: &[("numacast_held{A}", "0x7 1x20")],
-        // Pods that come one after the other.
+        // Pods that arrive one after another.
         quiet: &[("numacast_held{A}", "1 1 0 1 1 1 0 1 1 1 1 0 1 1 1 1 0 1 1 1 1 1")],
         of: Of::Agent,
         more: &[],
@@ -240,7 +241,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 50,
         not_at: Some(20),
         fires: &[("process_start_time_seconds{A}", "1000x9 1600x9 2200x9 2800x9 3400x30")],
-        // A rollout, and one more.
+        // A rollout, and one more restart.
         quiet: &[("process_start_time_seconds{A}", "1000x9 1600x9 2200x50")],
         of: Of::Agent,
         more: &[],
@@ -251,10 +252,10 @@ pub(crate) const CASES: &[Case] = &[
         not_at: Some(9),
         fires: &[
             (r#"numacast_pods_api_source_up{A, source="api_server"}"#, "0x20"),
-            // PodInfo alone is told.
+            // Serves PodInfo only.
             (r#"numacast_pods_api_source_up{A, source="kubelet"}"#, "1x20"),
         ],
-        // Another one tells.
+        // Another source is up.
         quiet: &[
             (r#"numacast_pods_api_source_up{A, source="pods_api"}"#, "0x20"),
             (r#"numacast_pods_api_source_up{A, source="api_server"}"#, "1x20"),
@@ -276,7 +277,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 11,
         not_at: Some(9),
         fires: &[("numacast_proxy_passing_through{A}", "1x20")],
-        // The API server is away for a while.
+        // The API server is down for a while.
         quiet: &[("numacast_proxy_passing_through{A}", "1x8 0 1x8 0x10")],
         of: Of::Agent,
         more: &[],
@@ -286,7 +287,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 11,
         not_at: Some(9),
         fires: &[("numacast_proxy_unknown_pods{A}", "1x20")],
-        // Pods that come, each known a moment later.
+        // New pods, each known shortly afterwards.
         quiet: &[("numacast_proxy_unknown_pods{A}", "1 0 2 0 1x6 0 1x8")],
         of: Of::Agent,
         more: &[],
@@ -312,7 +313,7 @@ pub(crate) const CASES: &[Case] = &[
         of: Of::Agent,
         more: &[("kind", "unknown_id")],
     },
-    // A quarter of all requests, of two clients and methods.
+    // A quarter of all requests fail, of two clients and methods.
     Case {
         alert: "NumacastProxyErrors",
         at: 20,
@@ -331,7 +332,7 @@ pub(crate) const CASES: &[Case] = &[
                 "0+1x40",
             ),
         ],
-        // A tenth all the time, and a kubelet that is away for five minutes.
+        // A constant tenth of errors, and a kubelet that is down for five minutes.
         quiet: &[
             (
                 r#"numacast_proxy_requests_total{A, rpc="List", version="v1", code="OK", client="multus"}"#,
@@ -345,7 +346,7 @@ pub(crate) const CASES: &[Case] = &[
         of: Of::Agent,
         more: &[],
     },
-    // Nobody asks.
+    // The quiet series has no requests.
     Case {
         alert: "NumacastProxyErrors",
         at: 20,
@@ -384,7 +385,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 6,
         not_at: Some(4),
         fires: &[("numacast_controller_leader{C}", "0x10"), ("numacast_controller_leader{D}", "0x10")],
-        // One takes over from the other.
+        // Leadership moves to the other replica.
         quiet: &[
             ("numacast_controller_leader{C}", "1x2 0x10"),
             ("numacast_controller_leader{D}", "0x3 1x10"),
@@ -415,7 +416,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 16,
         not_at: Some(14),
         fires: &[("numacast_garbage_held_back{C}", "1x20"), LEADS],
-        // What it knew when it still led.
+        // An outdated value of a former leader.
         quiet: &[
             ("numacast_garbage_held_back{C}", "0x20"),
             LEADS,
@@ -448,7 +449,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 11,
         not_at: Some(9),
         fires: &[("numacast_fleet_daemonset{C}", "0x20"), LEADS],
-        // And what the other replica knew when it still led.
+        // Also an outdated value of a former leader.
         quiet: &[
             ("numacast_fleet_daemonset{C}", "0x8 1 0x20"),
             LEADS,
@@ -458,7 +459,7 @@ pub(crate) const CASES: &[Case] = &[
         of: Of::Controller,
         more: &[],
     },
-    // All agents are gone, and with them what was known of their silence.
+    // All agents are gone, and with them the metric of silent nodes.
     Case {
         alert: "NumacastSilentAgents",
         at: 40,
@@ -481,7 +482,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 11,
         not_at: Some(9),
         fires: &[("numacast_fleet_silent_nodes{C}", "2x20"), LEADS],
-        // And what the other replica knew when it still led.
+        // Also an outdated value of a former leader.
         quiet: &[
             ("numacast_fleet_silent_nodes{C}", "2x5 0x20"),
             LEADS,
@@ -534,7 +535,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 16,
         not_at: Some(14),
         fires: &[("numacast_fleet_missing_objects{C}", "1x20"), LEADS],
-        // Nodes that come, and what the other replica knew when it still led.
+        // New nodes, and an outdated value of a former leader.
         quiet: &[
             ("numacast_fleet_missing_objects{C}", "3x10 0 2x10"),
             LEADS,
@@ -549,7 +550,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 11,
         not_at: Some(9),
         fires: &[("numacast_fleet_objects_newer_than_scheduler{C}", "1x20"), LEADS],
-        // The scheduler was restarted, and what the other replica knew when it still led.
+        // The scheduler was restarted. Also an outdated value of a former leader.
         quiet: &[
             ("numacast_fleet_objects_newer_than_scheduler{C}", "3x8 0 2x10"),
             LEADS,
@@ -564,7 +565,7 @@ pub(crate) const CASES: &[Case] = &[
         at: 61,
         not_at: Some(59),
         fires: &[("numacast_fleet_foreign_objects{C}", "1x70"), LEADS],
-        // And what the other replica knew when it still led.
+        // Also an outdated value of a former leader.
         quiet: &[
             ("numacast_fleet_foreign_objects{C}", "9x30 0x40"),
             LEADS,

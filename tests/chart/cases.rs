@@ -1,4 +1,4 @@
-//! Values that the chart is tried with.
+//! Values for which the chart is rendered.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::helm::{Helm, Objects, presets};
 
-/// Arguments of `helm template`, and what they are called.
+/// Arguments of `helm template`, with a name.
 #[derive(Clone, Debug)]
 struct Case {
     name: String,
@@ -24,7 +24,7 @@ impl Case {
     }
 }
 
-/// Everything that can be switched on beside the defaults, but what switches something else off.
+/// Everything that can be enabled in addition to the defaults without disabling something else.
 const EVERYTHING: [&str; 14] = [
     "networkPolicy.enabled=true",
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
@@ -42,7 +42,7 @@ const EVERYTHING: [&str; 14] = [
     "dashboard.enabled=true",
 ];
 
-/// One switch, or a few that have to do with each other.
+/// Single settings, or a few related ones.
 const SWITCHES: [&[&str]; 66] = [
     &[],
     &["nameOverride=zones"],
@@ -179,7 +179,7 @@ const SWITCHES: [&[&str]; 66] = [
     &["lookup=false", "purge.enabled=false"],
 ];
 
-/// Every values file, every switch, and all of them together.
+/// Returns a case for every values file and every switch, and combinations with everything enabled.
 fn all() -> Result<Vec<Case>> {
     let mut cases: Vec<Case> = SWITCHES.iter().map(|values| Case::set(values)).collect();
     cases[0].name = "the defaults".to_owned();
@@ -197,10 +197,10 @@ fn all() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Names of cases, and the objects that they give.
+/// Names of cases, with the rendered objects.
 type Rendered = Arc<Vec<(String, Objects)>>;
 
-/// What each of them gives; rendered once for all tests.
+/// Renders all cases, once for all tests.
 pub(crate) fn rendered(helm: &Helm) -> Result<Rendered> {
     static RENDERED: Mutex<Option<Rendered>> = Mutex::new(None);
     let mut rendered = RENDERED.lock().unwrap_or_else(PoisonError::into_inner);

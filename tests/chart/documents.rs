@@ -1,4 +1,4 @@
-//! The chart's own papers: values, their schema, README, the CRD.
+//! The chart's documents: values, their schema, README, the CRD.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -19,7 +19,7 @@ fn yaml(name: &str) -> Result<Value> {
     serde_saphyr::from_str(&read(name)?).with_context(|| name.to_owned())
 }
 
-/// Checks, or writes, a document of the chart.
+/// Checks that a document of the chart is up to date, or writes it.
 fn is(name: &str, right: &str) -> Result<()> {
     if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
         return Ok(std::fs::write(chart().join(name), right)?);
@@ -56,7 +56,7 @@ fn the_crd_is_that_of_the_binary() -> Result<()> {
     Ok(())
 }
 
-/// The schema's part for `config` is that of the configuration file; the rest is written by hand.
+/// The schema of `config` is generated from that of the configuration file; the rest is hand-written.
 #[test]
 fn the_schema_of_values_has_that_of_the_configuration() -> Result<()> {
     let mut schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
@@ -67,7 +67,7 @@ fn the_schema_of_values_has_that_of_the_configuration() -> Result<()> {
     is("values.schema.json", &(serde_json::to_string_pretty(&schema)? + "\n"))
 }
 
-/// Keys of the schema, with those below them, as far as they are ours.
+/// Collects the schema's keys recursively, except below keys that are documented elsewhere.
 fn keys_of_schema<'a>(schema: &'a Value, all: &'a Value, at: &str, keys: &mut BTreeSet<String>) {
     let referred = schema["$ref"].as_str().and_then(|to| all["$defs"].get(to.strip_prefix("#/$defs/")?));
     let schema = referred.unwrap_or(schema);
@@ -80,7 +80,7 @@ fn keys_of_schema<'a>(schema: &'a Value, all: &'a Value, at: &str, keys: &mut BT
     }
 }
 
-/// What has documents of its own: the configuration, and what Kubernetes defines.
+/// Returns true if a key is documented elsewhere: the configuration, and types defined by Kubernetes.
 fn is_somebody_elses(key: &str) -> bool {
     let last = key.rsplit('.').next().unwrap_or_default();
     let theirs = [
@@ -112,7 +112,7 @@ fn values_and_schema_know_the_same_keys() -> Result<()> {
     let schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
     let (mut known, mut valued) = (BTreeSet::new(), BTreeSet::new());
     keys_of_schema(&schema, &schema, "", &mut known);
-    // Helm's own.
+    // Added by Helm.
     ensure!(known.remove("global") && known.remove("enabled"));
     keys_of_values(&yaml("values.yaml")?, "", &mut valued);
     let difference: Vec<_> = known.symmetric_difference(&valued).collect();
@@ -120,7 +120,7 @@ fn values_and_schema_know_the_same_keys() -> Result<()> {
     Ok(())
 }
 
-/// Every object in the schema that is ours refuses what it does not know.
+/// Every object of our own in the schema rejects unknown keys.
 #[test]
 fn the_schema_is_strict() -> Result<()> {
     fn walk(schema: &Value, at: &str, loose: &mut Vec<String>) {
@@ -137,14 +137,14 @@ fn the_schema_is_strict() -> Result<()> {
     Ok(())
 }
 
-/// A key of values.yaml and the comment above it.
+/// A key of values.yaml with its comment.
 #[derive(Debug, PartialEq)]
 struct Described {
     key: String,
     meaning: String,
 }
 
-/// The keys of values.yaml that have a comment, in order.
+/// Returns the commented keys of values.yaml, in order.
 fn described(text: &str) -> Result<Vec<Described>> {
     let (mut path, mut comment, mut found) = (Vec::<(usize, String)>::new(), String::new(), Vec::new());
     for line in text.lines() {
@@ -178,7 +178,7 @@ fn comments_are_found_where_they_stand() -> Result<()> {
     Ok(())
 }
 
-/// A default as it is written in a table.
+/// Formats a default for a table.
 fn shown(value: &Value) -> String {
     fn flow(value: &Value) -> String {
         match value {
@@ -272,7 +272,8 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
     Ok(())
 }
 
-/// Notes come with an installation only, and that asks its cluster which version it has: so a copy of the chart tells them.
+/// Notes are only rendered by an installation, which asks the cluster for its version; so a copy of the chart
+/// renders them instead.
 #[test]
 fn kubelets_that_do_not_tell_are_warned_of() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };

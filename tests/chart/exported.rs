@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use numacast::telemetry::metrics::Doc;
 use numacast::telemetry::{controller, metrics, pods_api, proxy};
 
-/// What Prometheus and the chart's monitors add to every series.
+/// Labels that Prometheus and the chart's monitors add to every series.
 pub(crate) const TARGET: [&str; 7] = ["job", "namespace", "instance", "pod", "node", "container", "endpoint"];
 
-/// Every series by name. What else is asked for has to be listed here.
+/// Returns every series by name, with its labels. Series not exported by numacast have to be listed here.
 pub(crate) fn exported() -> BTreeMap<String, BTreeSet<&'static str>> {
     let mut all = BTreeMap::from([("up".to_owned(), BTreeSet::new())]);
     for Doc { name, kind, labels, .. } in

@@ -1,4 +1,4 @@
-//! Real Helm, and the objects that it renders.
+//! The real Helm, and the objects that it renders.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -9,19 +9,19 @@ use tempfile::TempDir;
 
 use crate::parts::{fetched, repository};
 
-/// Helm, with a home of its own.
+/// Helm, with a home directory of its own.
 #[derive(Debug)]
 pub(crate) struct Helm {
     dir: PathBuf,
     home: TempDir,
 }
 
-/// The chart's directory.
+/// Returns the chart's directory.
 pub(crate) fn chart() -> PathBuf {
     repository().join("charts/numacast")
 }
 
-/// The values files that come with the chart.
+/// Returns the values files shipped with the chart.
 pub(crate) fn presets() -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(chart())? {
@@ -37,25 +37,25 @@ pub(crate) fn presets() -> Result<Vec<PathBuf>> {
 }
 
 impl Helm {
-    /// Helm and kubernetes-validate, fetched where they are missing. `None`: they cannot be had here, which has been
-    /// said, and is an error where `CI=true`.
+    /// Returns Helm and kubernetes-validate, after fetching them if necessary. `None` if they are not
+    /// available here: this has been logged, and is an error with `CI=true`.
     pub(crate) fn for_test() -> Result<Option<Self>> {
         let Some(dir) = fetched(&["helm", "kubernetes-validate"])? else { return Ok(None) };
         let home = tempfile::Builder::new().prefix("numacast-helm-").tempdir()?;
         Ok(Some(Self { dir, home }))
     }
 
-    /// A directory that goes with it.
+    /// Returns a directory that is removed with this.
     pub(crate) fn home(&self) -> &Path {
         self.home.path()
     }
 
-    /// A program beside it.
+    /// Returns the path of a program in Helm's directory.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// A command that touches nothing of the person's, and knows no cluster.
+    /// Returns a command that uses neither the user's files nor a cluster.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(self.program("helm"));
         for (name, dir) in
@@ -67,12 +67,12 @@ impl Helm {
         command
     }
 
-    /// Runs it, whatever comes of it.
+    /// Runs Helm without checking its exit status.
     pub(crate) fn try_to(&self, words: &[&str]) -> Result<Output> {
         self.command().args(words).output().context("cannot run helm")
     }
 
-    /// What it writes to standard output; an error has what it says to standard error.
+    /// Runs Helm and returns its standard output; an error contains its standard error.
     pub(crate) fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.try_to(words)?;
         let complaint = String::from_utf8_lossy(&output.stderr);
@@ -80,7 +80,7 @@ impl Helm {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// The objects that the chart makes of values, for a release called `numacast` in the namespace `numa`.
+    /// Renders the chart with these arguments, for a release called `numacast` in the namespace `numa`.
     pub(crate) fn render(&self, values: &[&str]) -> Result<Objects> {
         self.render_as("numacast", values)
     }
@@ -98,7 +98,7 @@ impl Helm {
 pub(crate) struct Objects(pub(crate) Vec<Value>);
 
 impl Objects {
-    /// The documents of a YAML stream.
+    /// Parses the documents of a YAML stream.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut objects = Vec::new();
         let documents = text.split("\n---\n").map(|document| document.trim_start_matches("---\n"));
@@ -111,13 +111,13 @@ impl Objects {
         Ok(Self(objects))
     }
 
-    /// All of a kind.
+    /// Returns all objects of a kind.
     pub(crate) fn all(&self, kind: &str) -> impl Iterator<Item = &Value> {
         let kind = kind.to_owned();
         self.0.iter().filter(move |object| object["kind"] == kind.as_str())
     }
 
-    /// The one of a kind and name.
+    /// Returns the only object of a kind and name.
     pub(crate) fn one(&self, kind: &str, name: &str) -> Result<&Value> {
         let mut found = self.all(kind).filter(|object| name_of(object) == name);
         let first = found.next().with_context(|| format!("there is no {kind} {name}"))?;
@@ -125,7 +125,7 @@ impl Objects {
         Ok(first)
     }
 
-    /// Every object that has a pod in it, and that pod's `metadata` and `spec`.
+    /// Returns every object that contains a pod, with that pod's `metadata` and `spec`.
     pub(crate) fn pods(&self) -> impl Iterator<Item = (&Value, &Value)> {
         self.0.iter().filter_map(|object| match object["kind"].as_str()? {
             "Pod" => Some((object, object)),
@@ -134,24 +134,24 @@ impl Objects {
         })
     }
 
-    /// The configuration file in a ConfigMap.
+    /// Returns the configuration file in a ConfigMap.
     pub(crate) fn configuration(&self, name: &str) -> Result<&str> {
         let text = self.one("ConfigMap", name)?["data"]["config.yaml"].as_str();
         text.with_context(|| format!("the ConfigMap {name} has no config.yaml"))
     }
 }
 
-/// `metadata.name`, or nothing.
+/// Returns `metadata.name`, or an empty string.
 pub(crate) fn name_of(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
-/// The elements of a list, none where there is no list.
+/// Returns the elements of a list; none if it is missing.
 pub(crate) fn items(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// The texts in a list.
+/// Returns the strings in a list.
 pub(crate) fn words(value: &Value) -> impl Iterator<Item = &str> {
     items(value).filter_map(Value::as_str)
 }

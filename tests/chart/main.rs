@@ -1,7 +1,7 @@
-//! The Helm chart: what real Helm makes of it, for every values file and every switch.
+//! The Helm chart, rendered by real Helm for every values file and every switch.
 //!
-//! Where Helm cannot be had the tests say so in one line and pass, except under `CI=true`. What a real API server makes
-//! of it is in `tests/real/chart.rs`.
+//! If Helm is not available, the tests log one line and pass, except with `CI=true`. `tests/real/chart.rs`
+//! installs the chart on a real API server.
 
 mod alerts;
 mod cases;

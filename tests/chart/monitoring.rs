@@ -1,4 +1,4 @@
-//! Alerts and dashboard: they ask for what is exported, and every alert fires when it should and only then.
+//! Alerts and dashboard: they only use exported series, and every alert fires when it should and only then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ const ALL: [&str; 8] = [
     "dashboard.enabled=true",
 ];
 
-/// What the chart renders with all of monitoring on, and promtool.
+/// Returns the chart rendered with all monitoring enabled, and the path of promtool.
 fn rendered() -> Result<Option<(Objects, PathBuf)>> {
     let (Some(helm), Some(dir)) = (Helm::for_test()?, fetched(&["promtool"])?) else { return Ok(None) };
     Ok(Some((helm.render(&ALL)?, dir.join("promtool"))))
@@ -35,7 +35,7 @@ fn rules(objects: &Objects) -> Result<&Value> {
     Ok(&rule["spec"])
 }
 
-/// Every alert of a `spec`.
+/// Returns every alert of a `spec`.
 fn alerts(spec: &Value) -> impl Iterator<Item = &Value> {
     items(&spec["groups"]).flat_map(|group| items(&group["rules"]))
 }
@@ -52,7 +52,7 @@ fn dashboard(objects: &Objects) -> Result<Value> {
     Ok(serde_json::from_str(text)?)
 }
 
-/// Every expression of the dashboard's panels, with the panel's title.
+/// Returns every expression of the dashboard's panels, with the panel's title.
 fn expressions(dashboard: &Value) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for panel in items(&dashboard["panels"]) {
@@ -72,7 +72,7 @@ fn promtool(promtool: &Path, dir: &Path, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// An expression asks only for series that an agent or a controller has, with labels that they have.
+/// Checks that an expression only uses series and labels that an agent or a controller exports.
 fn only_what_is_exported(expression: &str) -> Result<()> {
     let known = exported();
     let asked = asked(expression);
@@ -123,7 +123,7 @@ fn panels_ask_for_what_is_exported() -> Result<()> {
     only_what_is_exported(inner.with_context(|| query.to_owned())?)
 }
 
-/// Series that nobody exports, labels that they do not have: the check notices.
+/// The check detects series and labels that are not exported.
 #[test]
 fn what_is_not_exported_is_noticed() {
     let refused =
@@ -139,7 +139,7 @@ fn what_is_not_exported_is_noticed() {
     assert!(refused("1 > 0").contains("nothing"));
 }
 
-/// Grafana's variables aside, Prometheus can parse every expression.
+/// Prometheus can parse every expression, with Grafana's variables replaced.
 #[test]
 fn prometheus_can_read_it() -> Result<()> {
     let Some((objects, program)) = rendered()? else { return Ok(()) };
@@ -160,7 +160,7 @@ fn prometheus_can_read_it() -> Result<()> {
     Ok(())
 }
 
-/// The part of a promtool test that one case is.
+/// Returns the part of a promtool test for one case.
 fn unit(case: &Case, severity: &str, fires: bool) -> Value {
     let series = if fires { case.fires } else { case.quiet };
     let input: Vec<Value> = series
@@ -186,7 +186,7 @@ fn every_alert_fires_when_it_should_and_only_then() -> Result<()> {
     for group in rules["groups"].as_array_mut().context("no groups")? {
         for rule in group["rules"].as_array_mut().context("no rules")? {
             severities.insert(text(rule, "alert").to_owned(), text(&rule["labels"], "severity").to_owned());
-            // A test has to repeat annotations to the letter; they have a test of their own.
+            // The test would have to repeat annotations verbatim; they have a test of their own.
             rule.as_object_mut().context("no rule")?.remove("annotations");
         }
     }
@@ -205,7 +205,7 @@ fn every_alert_fires_when_it_should_and_only_then() -> Result<()> {
     promtool(&program, dir.path(), &["test", "rules", "tests.yaml"])
 }
 
-/// Annotations name labels that the alert has, and each alert says enough.
+/// Annotations only use labels that the alert has, and each alert has all required fields.
 #[test]
 fn every_alert_says_what_it_is_about() -> Result<()> {
     let Some((objects, _)) = rendered()? else { return Ok(()) };
@@ -234,7 +234,7 @@ fn every_alert_says_what_it_is_about() -> Result<()> {
     Ok(())
 }
 
-/// Each alert has a heading in the document, whose anchor the alert links to, and no heading is without an alert.
+/// Each alert has a heading in the document, which the alert links to, and there are no other headings.
 #[test]
 fn the_document_explains_every_alert() -> Result<()> {
     let rules: Value = serde_saphyr::from_str(&std::fs::read_to_string(chart().join("files/rules.yaml"))?)?;

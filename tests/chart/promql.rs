@@ -1,15 +1,15 @@
-//! What a PromQL expression asks for: enough of the language to find names of metrics and labels.
+//! A partial PromQL parser that finds the names of metrics and labels.
 
 use std::collections::BTreeSet;
 
-/// A metric in an expression, with the labels that its matchers name.
+/// A metric in an expression, with the labels in its matchers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Selector {
     pub(crate) metric: String,
     pub(crate) labels: BTreeSet<String>,
 }
 
-/// What an expression asks for.
+/// The metrics and labels of an expression.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) selectors: Vec<Selector>,
@@ -17,9 +17,9 @@ pub(crate) struct Asked {
     pub(crate) grouped: BTreeSet<String>,
 }
 
-/// Words after which labels stand in parentheses.
+/// Keywords followed by labels in parentheses.
 const LISTS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
-/// Words that are no metric either.
+/// Other keywords that are not metrics.
 const WORDS: [&str; 7] = ["and", "or", "unless", "bool", "offset", "inf", "nan"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ fn tokens(expression: &str) -> Vec<Token> {
                 }
                 tokens.push(Token::Text);
             }
-            // A number with what belongs to it: 1e-3, 10m.
+            // A number with exponent or unit: 1e-3, 10m.
             '0'..='9' | '.' => while rest.next_if(|c| c.is_ascii_alphanumeric() || *c == '.').is_some() {},
             '[' => while rest.next().is_some_and(|c| c != ']') {},
             c if c.is_ascii_alphabetic() || matches!(c, '_' | ':' | '$') => {
@@ -59,11 +59,11 @@ fn tokens(expression: &str) -> Vec<Token> {
     tokens
 }
 
-/// What an expression asks for.
+/// Returns the metrics and labels of an expression.
 pub(crate) fn asked(expression: &str) -> Asked {
     let mut asked = Asked::default();
     let mut tokens = tokens(expression).into_iter().peekable();
-    // The words up to a closing sign; those before a matcher's sign are labels.
+    // The words up to a closing character; those before a matcher's operator are labels.
     let labels = |tokens: &mut std::iter::Peekable<std::vec::IntoIter<Token>>, end: char| {
         let inside = tokens.by_ref().take_while(|token| *token != Token::Sign(end));
         inside.filter_map(|token| if let Token::Word(word) = token { Some(word) } else { None }).collect()

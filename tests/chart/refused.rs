@@ -1,10 +1,10 @@
-//! Values that the chart refuses, each with a sentence that says where.
+//! Values that the chart rejects, each with an error that names the place.
 
 use anyhow::{Result, ensure};
 
 use crate::helm::{Helm, chart};
 
-/// What is set, and words of the answer.
+/// Rejected settings, with a part of the error.
 const BY_THE_SCHEMA: [(&str, &str); 40] = [
     ("agent=null", "missing property 'agent'"),
     ("fullnameOverride=1st", "at '/fullnameOverride'"),
@@ -54,7 +54,7 @@ const BY_THE_SCHEMA: [(&str, &str); 40] = [
     ("admissionPolicy.maxZones=65", "at '/admissionPolicy/maxZones'"),
 ];
 
-/// What no schema can know.
+/// Settings that the schema cannot reject but the templates do.
 const BY_THE_TEMPLATES: [(&str, &str); 35] = [
     (
         "controller.config.controller.namespace=a",

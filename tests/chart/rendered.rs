@@ -1,4 +1,4 @@
-//! What Helm renders.
+//! The objects that Helm renders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -10,10 +10,10 @@ use crate::cases;
 use crate::helm::{Helm, Objects, chart, name_of, presets};
 use crate::rules;
 
-/// The Kubernetes versions for whose schemas everything is valid.
+/// The Kubernetes versions whose schemas all objects are validated against.
 const VERSIONS: [&str; 5] = ["1.33", "1.34", "1.35", "1.36", "1.37"];
 
-/// Kinds that other people's CRDs define, for which there is no schema to check against.
+/// Kinds of third-party CRDs, for which there is no schema to validate against.
 const WITHOUT_SCHEMA: [&str; 4] =
     ["PodMonitor", "PrometheusRule", "SecurityContextConstraints", "ServiceMonitor"];
 
@@ -37,7 +37,7 @@ fn every_value_gives_objects_that_keep_the_rules() -> Result<()> {
     for (case, objects) in cases::rendered(&helm)?.iter() {
         rules::check(objects).with_context(|| case.clone())?;
     }
-    // Names that YAML would take for something else.
+    // Names that YAML would parse as something other than a string.
     for release in ["n", "1", "on", "1e3", "0x1f", "1st.of.all", "a".repeat(53).as_str()] {
         let objects = helm.render_as(release, &[]).with_context(|| release.to_owned())?;
         rules::check(&objects).with_context(|| release.to_owned())?;
@@ -45,13 +45,14 @@ fn every_value_gives_objects_that_keep_the_rules() -> Result<()> {
     rules::check(&helm.render(&["--set-string", "serviceAccount.agent.name=1"])?)
 }
 
-/// What a schema looks at: an object's keys and the types of its values. Texts count where they say what it is.
+/// Returns what is relevant to a schema: an object's keys and the types of its values, with the text of
+/// `kind` and `apiVersion`.
 fn shape(value: &Value) -> String {
     match value {
         Value::Object(map) => {
             let entries = map.iter().map(|(key, value)| match (key.as_str(), value) {
                 ("kind" | "apiVersion", Value::String(text)) => format!("{key}: {text}"),
-                // A map of anybody's names to texts.
+                // Maps with arbitrary keys.
                 ("labels" | "annotations" | "matchLabels" | "data", _) => key.clone(),
                 _ => format!("{key}: {}", shape(value)),
             });
@@ -128,7 +129,7 @@ fn pods_are_replaced_for_their_own_configuration_and_for_nothing_else() -> Resul
     Ok(())
 }
 
-/// What an upgrade cannot change: the names of what is there, and selectors.
+/// Returns what an upgrade cannot change: the workloads' names and selectors.
 fn for_ever(objects: &Objects) -> BTreeMap<String, Value> {
     let workloads = objects.all("DaemonSet").chain(objects.all("Deployment"));
     workloads.map(|object| (name_of(object).to_owned(), object["spec"]["selector"].clone())).collect()
@@ -179,7 +180,7 @@ fn names_follow_the_release() -> Result<()> {
     Ok(())
 }
 
-/// The names of the host's paths that the agent sees.
+/// Returns the host paths that the agent mounts.
 fn host_paths(objects: &Objects) -> Result<Vec<String>> {
     let volumes = &objects.one("DaemonSet", "numacast-agent")?["spec"]["template"]["spec"]["volumes"];
     let paths = crate::helm::items(volumes).filter_map(|volume| volume["hostPath"]["path"].as_str());
@@ -311,7 +312,7 @@ fn the_package_holds_the_chart_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
-/// In Helm a null takes a default away: what is left is still right.
+/// In Helm, null removes a default: the rest must still be correct.
 #[test]
 fn a_default_can_be_taken_away() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
@@ -357,7 +358,7 @@ fn the_hook_uninstalls_whatever_the_controller_was_told() -> Result<()> {
     let arguments: Vec<&str> = crate::helm::words(&pod["containers"][0]["args"]).collect();
     let right = ["--set=controller.dryRun=false", "--set=controller.daemonSet=numacast-agent"];
     ensure!(arguments.ends_with(&right), "{arguments:?}");
-    // It has to start where the Secret is gone already.
+    // It has to start even if the Secret is already deleted.
     ensure!(crate::helm::items(&pod["volumes"]).count() == 2, "{}", pod["volumes"]);
     Ok(())
 }

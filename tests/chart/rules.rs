@@ -1,4 +1,4 @@
-//! What holds of everything that the chart renders, whatever the values.
+//! Rules for everything that the chart renders, independent of the values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,7 +19,7 @@ const CLUSTER_SCOPED: [&str; 6] = [
     "ValidatingAdmissionPolicyBinding",
 ];
 
-/// Checks all of it.
+/// Checks all rules.
 pub(crate) fn check(objects: &Objects) -> Result<()> {
     names_and_labels(objects)?;
     for (object, pod) in objects.pods() {
@@ -41,7 +41,7 @@ fn names_and_labels(objects: &Objects) -> Result<()> {
     for object in &objects.0 {
         let (kind, name) = (object["kind"].as_str().context("an object without a kind")?, name_of(object));
         let namespace = &object["metadata"]["namespace"];
-        // Those of rights may be longer; pods, services and labels are called like the others.
+        // RBAC and policy names may be longer; other names are also used for pods, services and labels.
         let most = if kind.contains("Role") || kind.contains("Policy") { 253 } else { 63 };
         ensure!(
             !name.is_empty() && name.len() <= most,
@@ -67,7 +67,7 @@ fn names_and_labels(objects: &Objects) -> Result<()> {
     Ok(())
 }
 
-/// Root only where the kubelet's socket wants it, and nothing else that a container may have.
+/// Checks that a pod runs as root only if it needs the kubelet's socket, and has no other privileges.
 fn pod_is_confined(object: &Value, pod: &Value) -> Result<()> {
     let spec = &pod["spec"];
     for power in ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"] {
@@ -97,7 +97,7 @@ fn pod_is_confined(object: &Value, pod: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Every mount has its volume, every volume its mount, and the host is seen through read-only directories.
+/// Checks that mounts and volumes match, and that the host is mounted as read-only directories.
 fn mounts_fit(pod: &Value) -> Result<()> {
     let spec = &pod["spec"];
     let mut volumes: BTreeMap<&str, &Value> = BTreeMap::new();
@@ -121,7 +121,7 @@ fn mounts_fit(pod: &Value) -> Result<()> {
         let kind = host["type"].as_str().unwrap_or_default();
         ensure!(["Directory", "DirectoryOrCreate", "File"].contains(&kind), "{path} is of the type {kind}");
         ensure!(!path.ends_with(".sock"), "{path} is a socket: it dies with the kubelet that made it");
-        // A mount is read-only for what is mounted below it only where runtime and kernel can do that.
+        // A read-only mount covers mounts below it only where runtime and kernel support that.
         ensure!(
             !["/", "/sys", "/proc", "/dev", "/run", "/var"].contains(&path),
             "{path} has mounts below it"
@@ -131,7 +131,7 @@ fn mounts_fit(pod: &Value) -> Result<()> {
             whole == (name == "kubelet"),
             "{path}: volumes of pods that are gone would stay, or others come"
         );
-        // Consumers and the agent name the directories of its sockets alike.
+        // Consumers and the agent use the same paths for the directories of its sockets.
         let place = if served { path.to_owned() } else { format!("/host{path}") };
         ensure!(mount["mountPath"] == place, "{path} is at {}", mount["mountPath"]);
     }
@@ -148,7 +148,8 @@ fn mounts_fit(pod: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The pod's account is rendered too, as a hook where the pod is one, or the values name another.
+/// Checks that the pod's service account is rendered too (as a hook if the pod is one), or is another one
+/// named in the values.
 fn account_exists(objects: &Objects, pod: &Value) -> Result<()> {
     let name = pod["spec"]["serviceAccountName"].as_str().context("no account")?;
     let made = objects.all("ServiceAccount").find(|account| name_of(account) == name);
@@ -159,7 +160,8 @@ fn account_exists(objects: &Objects, pod: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Probes ask where health is served and nobody is asked where it is not; ports are what is served.
+/// Checks that probes use the health address, that there are none without it, and that the ports match what
+/// is served.
 fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()> {
     let container = &pod["spec"]["containers"][0];
     let serves = matches!(object["kind"].as_str(), Some("DaemonSet" | "Deployment"));
@@ -188,7 +190,7 @@ fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()
     Ok(())
 }
 
-/// A selector is for ever: three labels, which the pods have.
+/// Checks the selector, which is immutable: three labels, which the pods have.
 fn workload_selects_its_pods(object: &Value) -> Result<()> {
     let Some(selector) = object["spec"]["selector"]["matchLabels"].as_object() else { return Ok(()) };
     let keys: Vec<&str> = selector.keys().map(String::as_str).collect();
@@ -201,7 +203,7 @@ fn workload_selects_its_pods(object: &Value) -> Result<()> {
     Ok(())
 }
 
-/// What is in the ConfigMaps is a configuration that the binary takes, and every file in it is mounted.
+/// Checks that the binary accepts the configuration in the ConfigMaps, and that every file in it is mounted.
 fn configurations_are_right(objects: &Objects) -> Result<()> {
     let maps = objects.all("ConfigMap").filter(|map| map["data"]["config.yaml"].is_string());
     for map in maps {
@@ -254,7 +256,7 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
     Ok(())
 }
 
-/// No wildcards, and never `nodes/proxy`; who is bound is one of ours.
+/// Checks that roles have no wildcards and never `nodes/proxy`, and are only bound to our own subjects.
 fn roles_are_narrow(objects: &Objects) -> Result<()> {
     for role in objects.all("Role").chain(objects.all("ClusterRole")) {
         for rule in items(&role["rules"]) {

@@ -1,4 +1,4 @@
-//! Bad input: each kind with its own sentence, which says what, where and what to do.
+//! Invalid input: each kind has its own error, which tells what is wrong, where, and what to do.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -42,7 +42,7 @@ fn a_file_that_is_no_socket() {
     assert_eq!(outcome.refusal(), expected);
 }
 
-/// Answers every connection with `words`, or with silence.
+/// Answers every connection with `words`, or never.
 fn serve(socket: &std::path::Path, words: Option<&'static [u8]>) {
     let listener = UnixListener::bind(socket).unwrap();
     std::thread::spawn(move || {
@@ -300,7 +300,7 @@ fn a_cache_without_its_plugin_and_reservations_without_a_source() {
     }
 }
 
-/// `numacast pods` at a place where nobody serves the Pods API.
+/// `numacast pods` on a host without a Pods API server.
 #[test]
 fn nobody_serves_the_pods_api() {
     let host = FakeHost::two_nodes();
@@ -329,7 +329,7 @@ fn nobody_serves_the_pods_api() {
     );
     assert_eq!(refused(&[]), nobody);
     for (words, reason) in [
-        // Whether its answer is read before it has closed the connection is chance.
+        // It is a race whether the response is read before the connection is closed.
         (Some(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]), "no gRPC server"),
         (None, "within 300ms"),
     ] {

@@ -42,7 +42,7 @@ fn show_says_where_each_value_came_from() {
     assert_eq!(line("scan.poll"), "scan.poll: 5s # default");
 }
 
-/// Every kind of exclusion.
+/// Exclusions of every kind.
 const EXCLUSIONS: [&str; 6] = [
     "--set",
     r#"exclude.resources={"*": [hugepages-1Gi], worker: [cpu], other: [memory]}"#,
@@ -176,11 +176,12 @@ fn help_names_every_verb() {
     }
 }
 
-/// What an agent without a kubelet says, up to that there is none. It looks for the kubelet after it listens.
+/// Returns the log of an agent without a kubelet, up to the error about it. The agent listens before it looks
+/// for the kubelet.
 fn first_words(arguments: &[&str]) -> Vec<String> {
     let host = FakeHost::two_nodes();
     let socket = host.socket();
-    // Nobody answers there; nothing is ever published, for want of a kubelet.
+    // No server answers there; without a kubelet nothing is ever published.
     host.write("kubeconfig", KUBECONFIG);
     let mut agent = Command::new(env!("CARGO_BIN_EXE_numacast"))
         .args(["agent", "--node-name", "worker", "--metrics-address", "none", "--health-address", "none"])

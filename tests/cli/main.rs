@@ -1,6 +1,6 @@
-//! The commands as a person runs them: the real binary, its output and its exit codes.
+//! The command line: the real binary, its output and its exit codes.
 
-#![allow(clippy::unwrap_used)] // a test that fails says where
+#![allow(clippy::unwrap_used)] // a failing test shows where
 
 mod bad_input;
 mod commands;

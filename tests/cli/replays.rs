@@ -1,9 +1,9 @@
-//! Recordings of odd machines and odd kubelets, each with the table of what is true about it.
+//! Recordings of unusual machines and kubelets, each with a table of the expected result.
 //!
-//! `tests/replays/<name>.json` is a recording (`numacast snapshot --record`), `<name>.txt` its table, written by
-//! reasoning or by the simulation's oracle: zones, costs, attributes and warnings, one per line, and `#` comments.
-//! `node-1..62` stands for equal zones, `255*61` for equal costs. With `NUMACAST_WRITE_REPLAYS=1` the tables are
-//! rewritten from what numacast says, for review.
+//! `tests/replays/<name>.json` is a recording (`numacast snapshot --record`), `<name>.txt` its table, written
+//! by hand or by the simulation's oracle: zones, costs, attributes and warnings, one per line, and `#`
+//! comments. `node-1..62` stands for equal zones, `255*61` for equal costs. With `NUMACAST_WRITE_REPLAYS=1`
+//! the tables are rewritten from numacast's output, for review.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,19 +14,20 @@ use serde_json::Value;
 
 use crate::support::{Outcome, numacast};
 
-/// What is said about one node, a line each; zones keep their lines apart, so that equal ones can share them.
+/// The expected result for one node, one item per line; zones are kept apart so that equal ones can be
+/// merged.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table {
-    /// Zone to its resources: `cpu 4 3 3`.
+    /// Each zone's resources: `cpu 4 3 3`.
     resources: BTreeMap<u16, Vec<String>>,
-    /// Zone to its row of costs: `10 21`.
+    /// Each zone's row of costs: `10 21`.
     costs: BTreeMap<u16, Vec<String>>,
-    /// Attributes, warnings and errors, in their order.
+    /// Attributes, warnings and errors, in order.
     rest: Vec<String>,
 }
 
 impl Table {
-    /// Reads a table; lines are what stands between the blanks.
+    /// Parses a table, normalising white space.
     fn parse(text: &str) -> Self {
         let mut table = Self::default();
         for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
@@ -46,7 +47,7 @@ impl Table {
         table
     }
 
-    /// What a run of `numacast snapshot --replay` says.
+    /// Converts the output of `numacast snapshot --replay`.
     fn said(outcome: &Outcome) -> Self {
         let mut table = Self::default();
         let mut warnings = Vec::new();
@@ -107,13 +108,13 @@ impl Table {
     }
 }
 
-/// `255*61` is 61 times 255.
+/// Expands `255*61` to 61 times 255.
 fn repeated(word: &&str) -> Vec<String> {
     let (value, count) = word.split_once('*').unwrap_or((word, "1"));
     vec![value.to_owned(); count.parse().unwrap()]
 }
 
-/// Neighbouring zones of which the same is true: `node-3` or `node-1..62`.
+/// Merges consecutive equal zones: `node-3` or `node-1..62`.
 fn runs(zones: &BTreeMap<u16, Vec<String>>) -> Vec<(String, &Vec<String>)> {
     let all: Vec<(&u16, &Vec<String>)> = zones.iter().collect();
     let runs = all.chunk_by(|(first, said), (next, same)| **next == **first + 1 && said == same);
@@ -125,7 +126,7 @@ fn runs(zones: &BTreeMap<u16, Vec<String>>) -> Vec<(String, &Vec<String>)> {
     .collect()
 }
 
-/// Bytes with the largest unit that leaves no rest.
+/// Formats an amount; bytes use the largest unit that divides them.
 fn amount(resource: &str, amount: &Quantity) -> String {
     let amount = amount.ceil();
     let bytes = resource == "memory" || resource.starts_with("hugepages-");
@@ -148,7 +149,7 @@ fn replay(recording: &Path) -> Outcome {
     numacast(&[words.as_slice(), &[recording.to_str().unwrap()]].concat())
 }
 
-/// Amounts are plain integers: other readers take `12k` and `64G` for something else, or fail.
+/// Returns true if amounts are plain integers: other readers misread `12k` and `64G`, or fail.
 fn plain(outcome: &Outcome) -> bool {
     let object: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let resources = object["zones"].as_array().into_iter().flatten().map(|zone| &zone["resources"]);

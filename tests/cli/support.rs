@@ -1,11 +1,11 @@
-//! A folder that stands for a host, and the binary run on it.
+//! A directory in place of a host, and the binary run on it.
 
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use tempfile::TempDir;
 
-/// A host without a kubelet: two NUMA nodes below a folder.
+/// A host without a kubelet: two NUMA nodes in a directory.
 pub(crate) struct FakeHost {
     root: TempDir,
 }
@@ -47,7 +47,7 @@ impl FakeHost {
         self.root.path()
     }
 
-    /// `numacast <words>` on this host.
+    /// Runs `numacast <words>` on this host.
     pub(crate) fn numacast(&self, words: &[&str]) -> Outcome {
         let mut all = words.to_vec();
         let root = self.root().to_str().unwrap();
@@ -56,7 +56,7 @@ impl FakeHost {
     }
 }
 
-/// What a run of the binary left behind.
+/// The result of a run of the binary.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) code: Option<i32>,
@@ -65,7 +65,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// The one sentence that a failed run ends with.
+    /// Returns the single error of a failed run.
     #[track_caller]
     pub(crate) fn refusal(&self) -> &str {
         assert_eq!(self.code, Some(1), "{self:?}");
@@ -82,7 +82,7 @@ impl Outcome {
     }
 }
 
-/// `numacast <words>` without anything of this machine's environment.
+/// Runs `numacast <words>` without this machine's environment.
 pub(crate) fn numacast(words: &[&str]) -> Outcome {
     let output = Command::new(env!("CARGO_BIN_EXE_numacast"))
         .args(words)

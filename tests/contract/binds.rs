@@ -1,4 +1,5 @@
-//! How long after its bind a pod shows, and where: what the agent could have heard when.
+//! Measures when and where a pod becomes visible after its bind: what the agent could have observed, and
+//! when.
 
 use std::time::{Duration, Instant};
 
@@ -16,36 +17,37 @@ use crate::support::nrt::Seen;
 use crate::support::prober::{Has, Heard, Prober, Questions};
 use crate::support::{RealNode, pod};
 
-/// Below what the kubelet allows all its clients, 100 per second.
+/// Interval between probes; below the kubelet's limit for all clients, 100 per second.
 const PROBE: Duration = Duration::from_millis(12);
 
-/// Times since the request to bind was sent.
+/// Times since the bind request was sent.
 #[derive(Debug, Default)]
 pub(crate) struct Binds {
     answered: Vec<Duration>,
     watched: Vec<Duration>,
     listed: Vec<Duration>,
-    /// Listed by a kubelet that has not given it its CPUs yet.
+    /// Until the List shows its CPUs.
     given: Vec<Duration>,
     running: Vec<Duration>,
-    /// The object is held, or its zones account for the pod: the end of the window in which the plugin may believe too much.
+    /// Until the object is held or its zones account for the pod: the end of the window in which the plugin
+    /// may overcommit the node.
     told: Vec<Duration>,
-    /// The object agrees, and its zones tell of it.
+    /// Until the fingerprint matches and the zones account for the pod.
     agreed: Vec<Duration>,
-    /// How many were seen in the List before they had their CPUs.
+    /// Number of pods that the List showed before they had CPUs.
     empty: usize,
-    /// How many were told of by one write.
+    /// Number of pods that the first write accounted for, without holding the object.
     at_once: usize,
 }
 
-/// Whom to listen to.
+/// The sources observed.
 struct Sources {
     pods: Events<Pod>,
     object: Events<DynamicObject>,
     prober: Prober,
 }
 
-/// Binds so many pods, one after another, to a node that has nothing else to do.
+/// Binds `count` pods, one after another, to an otherwise idle node.
 pub(crate) async fn measure(node: &RealNode, random: &mut Rng, count: usize) -> Result<Binds> {
     let mut binds = Binds::default();
     let mut sources = Sources {
@@ -55,7 +57,7 @@ pub(crate) async fn measure(node: &RealNode, random: &mut Rng, count: usize) -> 
     };
     for number in 0..count {
         let name = format!("bound-{number}");
-        // Not in step with anybody's clock, and long after the end of the one before.
+        // Randomised so as not to align with any other period, and long after the previous pod's end.
         tokio::time::sleep(Duration::from_millis(random.u64(1500..2500))).await;
         binds.one(node, &mut sources, &name).await.with_context(|| name.clone())?;
         node.delete(&name).await?;
@@ -93,17 +95,18 @@ impl Binds {
         }
         self.watched.push(watched.context("nothing was heard of it")? - sent);
         self.objects(&mut sources.object, sent).await?;
-        // The List may be a probe behind.
+        // The List may lag by a probe.
         tokio::time::sleep(PROBE * 3).await;
         self.lists(&sources.prober, name, sent)
     }
 
-    /// The node has 14 CPUs, and the pod one of them. The object agrees for good when the pod, Running, is counted.
+    /// Records the object's changes. The node has 14 CPUs, one of which the pod gets. The fingerprint matches
+    /// for good once it covers the Running pod.
     async fn objects(&mut self, events: &mut Events<DynamicObject>, sent: Instant) -> Result<()> {
         let mut told = None;
         let mut agreed: Option<(Instant, String)> = None;
         loop {
-            // Whoever says nothing for so long has said everything.
+            // No event for this long means that there are no more.
             let next = tokio::time::timeout(Duration::from_millis(500), events.next()).await;
             let Ok(next) = next else { break };
             let Event { at, object, .. } = next?;
@@ -114,7 +117,7 @@ impl Binds {
                 told = Some(at);
                 self.at_once += usize::from(!held);
             }
-            // A refresh says nothing new.
+            // Ignore refreshes.
             let fingerprint = published(&seen).unwrap_or_default();
             if !held && free == 13 && agreed.as_ref().is_none_or(|(_, before)| before != fingerprint) {
                 agreed = Some((at, fingerprint.to_owned()));

@@ -1,4 +1,4 @@
-//! What a watch of a node's pods tells, and one of its object, and when.
+//! Events of a watch of a node's pods, or of its object, with their times.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::support::nrt;
 
-/// One event, and whether the object is gone with it.
+/// An event; `gone` means that the object was deleted.
 #[derive(Debug)]
 pub(crate) struct Event<K> {
     pub(crate) at: Instant,
@@ -22,14 +22,14 @@ pub(crate) struct Event<K> {
     pub(crate) gone: bool,
 }
 
-/// A watch in a task of its own.
+/// A watch that runs in its own task.
 pub(crate) struct Events<K> {
     seen: UnboundedReceiver<Event<K>>,
     watching: JoinHandle<()>,
 }
 
 impl Events<Pod> {
-    /// Watches the pods of one node, or all.
+    /// Watches the pods of one node, or all pods.
     pub(crate) async fn of_pods(client: &Client, node: Option<&str>) -> Result<Self> {
         let fields = node.map(|node| format!("spec.nodeName={node}"));
         Self::start(Api::all(client.clone()), fields.unwrap_or_default()).await
@@ -61,7 +61,7 @@ where
         next.context("nothing happens")?.context("the watch has ended")
     }
 
-    /// The next event that has come already.
+    /// Returns an event that has already arrived, if any.
     pub(crate) fn waiting(&mut self) -> Option<Event<K>> {
         self.seen.try_recv().ok()
     }
@@ -73,7 +73,7 @@ impl<K> Drop for Events<K> {
     }
 }
 
-/// Goes on where a watch ended, for as long as somebody listens.
+/// Watches until the receiver is dropped, resuming after each watch ends.
 async fn follow<K>(api: Api<K>, fields: String, mut version: String, tell: UnboundedSender<Event<K>>)
 where
     K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -96,7 +96,7 @@ where
     }
 }
 
-/// The phase of a pod, or nothing.
+/// Returns a pod's phase, or an empty string.
 pub(crate) fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Who publishes the node's object: the program under test.
+//! The exporter under test, which publishes the node's object.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,14 +12,14 @@ use crate::support::process::{Process, tethered};
 use crate::support::wait::until;
 use crate::support::{Cluster, RealNode, nrt};
 
-/// One of them.
+/// An exporter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Exporter {
-    /// Nobody: the plugin lets every pod pass.
+    /// No exporter: the plugin filters no pod.
     None,
-    /// numacast, with further settings.
+    /// numacast, with additional settings.
     Numacast(Vec<String>),
-    /// A command of the shell, under a name.
+    /// A named shell command.
     Other(String, String),
 }
 
@@ -37,7 +37,7 @@ impl std::fmt::Display for Exporter {
 impl FromStr for Exporter {
     type Err = String;
 
-    /// `none`, `numacast`, `numacast KEY=VALUE...` or `NAME: COMMAND`.
+    /// Parses `none`, `numacast`, `numacast KEY=VALUE...` or `NAME: COMMAND`.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some((name, command)) = text.split_once(": ") {
             return Ok(Self::Other(name.to_owned(), command.to_owned()));
@@ -52,7 +52,7 @@ impl FromStr for Exporter {
 }
 
 impl Exporter {
-    /// Starts it and waits for its object. numacast gets `settings` before its own.
+    /// Starts the exporter and waits for its object. numacast gets `settings` before its own.
     pub(crate) async fn start(
         &self,
         binary: &PathBuf,
@@ -112,11 +112,12 @@ fn agent<'a>(binary: &PathBuf, node: &RealNode, settings: impl Iterator<Item = &
     command
 }
 
-/// On the described machine, with what such a program wants to know in its environment.
+/// Returns a command that runs on the described machine, with the usual environment variables of such
+/// programs.
 fn other(shell: &str, cluster: &Cluster, node: &RealNode) -> Result<Command> {
     let config = std::fs::read(node.kubelet_dir().join("config.yaml"))?;
     let mut config: Value = serde_json::from_slice(&config).context("the kubelet's configuration")?;
-    // NFD panics over a feature gate that its library does not know.
+    // NFD panics on a feature gate unknown to its library.
     config["featureGates"] = json!({});
     std::fs::write(node.dir().join("kubelet/without-gates.yaml"), config.to_string())?;
     let mut command = node.inside()?;

@@ -1,5 +1,6 @@
-//! What a scheduler could make of the same pods that needs no time and knows everything: pods of up to four CPUs leave gaps in
-//! two zones of seven, and a load that is just above the node's CPUs does not fill them.
+//! What an ideal scheduler, without delays and with complete knowledge, could achieve with the same pods.
+//! Pods of up to four CPUs leave gaps in two zones of seven, and a load just above the node's CPUs does not
+//! fill them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,10 +10,10 @@ use fastrand::Rng;
 
 use crate::load::{CPUS, Draw, Drawn, WANTED};
 
-/// Zones, and the CPUs of each that pods may have.
+/// Number of zones.
 const ZONES: usize = 2;
 
-/// A pod that has its CPUs.
+/// A running pod.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Runs {
     until: Duration,
@@ -25,13 +26,13 @@ struct Ideal {
     pending: Vec<Drawn>,
     running: BinaryHeap<Reverse<Runs>>,
     free: [u32; ZONES],
-    /// CPUs of the pods that have not ended.
+    /// CPUs of all pods that have not ended.
     wanted: u32,
     busy: f64,
 }
 
-/// The share of the node's CPUs that would be busy within `time` from the start, of 1, if the kubelet needs `ends` to end a pod. With
-/// `odd` pods one CPU is never free.
+/// Returns the share of the node's CPUs, from 0 to 1, that would be busy within `time` from the start if the
+/// kubelet needs `ends` to terminate a pod. With `odd` pods one CPU is always allocated.
 pub(crate) fn busy(seed: u64, odd: bool, time: Duration, ends: Duration) -> f64 {
     let each = CPUS / ZONES as u32;
     let mut ideal = Ideal {
@@ -45,7 +46,7 @@ pub(crate) fn busy(seed: u64, odd: bool, time: Duration, ends: Duration) -> f64 
     let mut now = Duration::ZERO;
     while now < time {
         ideal.fill(now, time, ends);
-        // Something runs: no pod is larger than a zone.
+        // Some pod is always running, since none is larger than a zone.
         let Some(Reverse(Runs { until, zone, cpus })) = ideal.running.pop() else { break };
         ideal.free[zone] += cpus;
         ideal.wanted -= cpus;
@@ -55,7 +56,7 @@ pub(crate) fn busy(seed: u64, odd: bool, time: Duration, ends: Duration) -> f64 
 }
 
 impl Ideal {
-    /// Creates pods until they want enough, and starts those that fit, the one that waits for longest first.
+    /// Creates pods until enough CPUs are requested, and starts those that fit, the longest waiting first.
     fn fill(&mut self, now: Duration, end: Duration, ends: Duration) {
         while self.wanted * 10 < WANTED {
             let pod = self.draw.next();

@@ -1,4 +1,4 @@
-//! What becomes of a pod that fits no zone, on a node whose object was created after the scheduler started
+//! The fate of a pod that fits no zone, on a node whose object was created after the scheduler started
 //! (scheduler-plugins issue 967).
 
 use std::fmt;
@@ -16,15 +16,15 @@ use crate::scheduler::{self, Cache, Scheduler, Setup};
 use crate::support::wait::until;
 use crate::support::{Cluster, Parts, RealNode, pod};
 
-/// More CPUs than one of the two zones has, and fewer than both.
+/// More CPUs than one of the two zones has, but fewer than both.
 const CPUS: u32 = 10;
 
-/// What became of a pod.
+/// The fate of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// The plugin filtered the node.
     Filtered,
-    /// It was sent there, and the kubelet refused it.
+    /// The pod was bound to the node, and the kubelet rejected it.
     Refused,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Fate {
     }
 }
 
-/// A table for each of the plugin's caches, and whether it is what docs/scheduler.md says.
+/// Returns a table with each of the plugin's caches, and whether it matches docs/scheduler.md.
 pub(crate) async fn table(parts: &Parts, binary: &Path) -> Result<(String, bool)> {
     let mut table = "| cache | the object is newer than the scheduler | after a restart of the scheduler |\n|---|---|---|\n".to_owned();
     let mut as_documented = true;
@@ -68,7 +68,7 @@ async fn of(parts: &Parts, binary: &Path, cache: Cache) -> Result<[Fate; 2]> {
     Ok([late, fate(&node, "restarted").await?])
 }
 
-/// Creates a pod of this name and waits until either is certain.
+/// Creates a pod of this name and waits until its fate is known.
 async fn fate(node: &RealNode, name: &str) -> Result<Fate> {
     let api: Api<Pod> = Api::default_namespaced(node.client());
     let wide = pod(name).cpus(CPUS).memory("64Mi").scheduled_by(scheduler::NAME)?;

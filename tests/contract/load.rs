@@ -1,4 +1,4 @@
-//! A closed loop of short pods: as soon as one has ended the next one is there.
+//! A closed loop of short-lived pods: each that ends is replaced at once.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,46 +13,46 @@ use crate::events::{Event, Events, phase};
 use crate::scheduler;
 use crate::support::{RealNode, pod};
 
-/// CPUs that pods may have to themselves.
+/// CPUs available for exclusive allocation.
 pub(crate) const CPUS: u32 = 14;
-/// What the pods want together that have not ended: 110 % of it, in tenths of a CPU.
+/// CPUs requested by all pods that have not ended: 110 % of [`CPUS`], in tenths of a CPU.
 pub(crate) const WANTED: u32 = CPUS * 11;
-/// A pod's CPUs.
+/// CPUs per pod.
 const SIZES: std::ops::RangeInclusive<u32> = 1..=4;
-/// No pod lives shorter than this.
+/// Minimum lifetime of a pod.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// How long pods live on average.
+/// Mean lifetime of a pod.
 const LIFE: Duration = Duration::from_secs(6);
-/// How often the loop turns.
+/// Interval of the loop.
 const TURN: Duration = Duration::from_millis(10);
 
-/// How long after one another pods of another scheduler come, and how long they stay, on average.
+/// Mean interval between pods of another scheduler, and their mean lifetime.
 const FOREIGN: Duration = Duration::from_secs(5);
 
-/// One pod's story.
+/// The lifecycle of one pod.
 #[derive(Debug)]
 pub(crate) struct Short {
     pub(crate) cpus: u32,
     life: Duration,
-    /// Its container ends by itself; else the pod is deleted.
+    /// The container exits by itself; otherwise the pod is deleted.
     completes: bool,
     pub(crate) created: Instant,
     pub(crate) running: Option<Instant>,
-    /// It was asked to end, or its container has.
+    /// When the pod was deleted or its container exited.
     pub(crate) ending: Option<Instant>,
-    /// The object is terminal, or gone.
+    /// When the pod became terminal or its object was removed.
     ended: Option<Instant>,
-    /// Why the kubelet refused it.
+    /// The kubelet's reason for rejecting the pod.
     pub(crate) refused: Option<String>,
 }
 
-/// Which pods come, one after another.
+/// A random sequence of pods.
 pub(crate) struct Draw {
     random: Rng,
     next_cpus: u32,
 }
 
-/// A pod to come.
+/// The parameters of a pod to create.
 pub(crate) struct Drawn {
     pub(crate) cpus: u32,
     pub(crate) life: Duration,
@@ -71,13 +71,13 @@ impl Draw {
         Drawn { cpus, life, completes: self.random.bool() }
     }
 
-    /// A time that is so long on average, and each moment as likely to end as any other.
+    /// Returns an exponentially distributed time with this mean.
     fn some(&mut self, mean: Duration) -> Duration {
         mean.mul_f64(-self.random.f64().max(1e-9).ln())
     }
 }
 
-/// The loop.
+/// The running loop.
 pub(crate) struct Load<'a> {
     node: &'a RealNode,
     events: Events<Pod>,
@@ -90,9 +90,9 @@ pub(crate) struct Load<'a> {
 #[derive(Debug)]
 struct Foreign {
     number: usize,
-    /// When the next one comes.
+    /// When to create the next one.
     next: Instant,
-    /// Who is there, and until when.
+    /// Existing pods, and when to delete each.
     there: Vec<(String, Instant)>,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Load<'a> {
         Ok(Self { node, events, draw: Draw::new(random), pods: BTreeMap::new(), foreign })
     }
 
-    /// Keeps on until the time is over.
+    /// Runs the loop until `until`.
     pub(crate) async fn run(&mut self, until: Instant, mut check: impl FnMut() -> Result<()>) -> Result<()> {
         while Instant::now() < until {
             while let Some(event) = self.events.waiting() {
@@ -120,7 +120,7 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    /// How long it takes on average until a pod has ended that ran and is to end.
+    /// Returns the mean time from a running pod's deletion or exit until it has ended.
     pub(crate) fn ends(&self) -> Duration {
         let ran = self.pods.values().filter(|pod| pod.running.is_some());
         let times = ran.filter_map(|pod| Some(pod.ended?.saturating_duration_since(pod.ending?)));
@@ -128,7 +128,7 @@ impl<'a> Load<'a> {
         times.iter().sum::<Duration>() / u32::try_from(times.len().max(1)).unwrap_or(u32::MAX)
     }
 
-    /// CPUs of the pods that have not ended.
+    /// Returns the CPUs of all pods that have not ended.
     fn wanted(&self) -> u32 {
         self.pods.values().filter(|pod| pod.ended.is_none()).map(|pod| pod.cpus).sum()
     }
@@ -203,7 +203,7 @@ impl<'a> Load<'a> {
         if pod.running.is_none() {
             pod.refused = Some(object.status.and_then(|status| status.reason).unwrap_or_default());
         }
-        // Whoever owns the pod takes it away.
+        // As the pod's owner would.
         if !gone {
             self.delete(&name).await?;
         }

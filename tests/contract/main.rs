@@ -1,7 +1,7 @@
-//! The contract with the scheduler over real parts: `make contract`.
+//! The contract with the scheduler, with real components: `make contract`.
 //!
-//! A real kube-scheduler with the real NodeResourceTopologyMatch plugin places short pods on a real kubelet, by what
-//! the exporter under test publishes to a real API server.
+//! A real kube-scheduler with the real NodeResourceTopologyMatch plugin schedules short-lived pods to a real
+//! kubelet, based on what the exporter under test publishes to a real API server.
 
 #[path = "../real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
@@ -110,7 +110,7 @@ impl Options {
     }
 }
 
-#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();
@@ -161,7 +161,7 @@ async fn main() -> Result<ExitCode> {
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Fourteen CPUs in two zones, of which a pod gets all of its own from one.
+/// Starts a node with 14 CPUs for exclusive allocation in two zones; each pod gets CPUs of one zone.
 async fn node(cluster: &Cluster) -> Result<RealNode> {
     RealNode::on("two-by-eight")?
         .kubelet("topologyManagerPolicy", "single-numa-node".into())
@@ -170,7 +170,7 @@ async fn node(cluster: &Cluster) -> Result<RealNode> {
         .await
 }
 
-/// The values at these percentages of the way, or nothing of nothing.
+/// Returns the values at these percentiles, or zeros if there are no values.
 fn percentiles<const N: usize>(times: &mut [Duration], at: [usize; N]) -> [Duration; N] {
     times.sort_unstable();
     at.map(|percent| {

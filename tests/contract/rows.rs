@@ -1,23 +1,23 @@
-//! What is run, and what must come of it.
+//! The configurations to run, and their requirements.
 
 use crate::run::Total;
 use crate::scheduler::{Cache, Clocks};
 
-/// With a direct cache at least so much of what is possible is to be busy.
+/// With a direct cache, the minimum ratio of busy CPUs to the ideal.
 const LEAST_OF_IDEAL: f64 = 0.95;
 
-/// A row of the table: a scheduler, and what is on the node beside the load.
+/// A row of the table: a scheduler, and what else is on the node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) cache: Cache,
     pub(crate) clocks: Clocks,
-    /// There are a Completed pod and one whose image cannot be pulled, both Guaranteed.
+    /// Whether there are a Completed pod and one with an image that cannot be pulled, both Guaranteed.
     pub(crate) odd: bool,
-    /// numacast takes what a bound pod asks for from every zone until the kubelet's List shows it.
+    /// Whether numacast subtracts a bound pod's requests from every zone until the kubelet's List shows it.
     pub(crate) reserves: bool,
-    /// So many runs, each with a seed of its own.
+    /// Number of runs, each with its own seed.
     pub(crate) seeds: u64,
-    /// Seconds of each run.
+    /// Duration of each run in seconds.
     pub(crate) seconds: u64,
 }
 
@@ -31,7 +31,7 @@ const fn direct(cache: Cache, odd: bool, reserves: bool) -> Row {
     Row { cache, clocks, odd, reserves, seeds: 6, seconds: 60 }
 }
 
-/// All together take less than an hour.
+/// All rows; together they take less than an hour.
 pub(crate) const ALL: [Row; 9] = [
     over_reserve(1, (1, 2), false),
     over_reserve(5, (1, 10), false),
@@ -45,7 +45,7 @@ pub(crate) const ALL: [Row; 9] = [
 ];
 
 impl Row {
-    /// By which it is chosen.
+    /// Returns the name by which the row is selected.
     pub(crate) fn name(&self) -> String {
         let cache = match self.cache {
             Cache::OverReserve => format!("overReserve {}", self.clocks),
@@ -57,7 +57,7 @@ impl Row {
         format!("{cache}{odd}{bare}")
     }
 
-    /// numacast's settings.
+    /// Returns numacast's settings.
     pub(crate) fn settings(&self) -> &'static [&'static str] {
         match (self.cache.is_direct(), self.reserves) {
             (false, _) => &[],
@@ -66,12 +66,13 @@ impl Row {
         }
     }
 
-    /// The controller's settings: who reads the object directly needs no nudges, and the chart turns them off.
+    /// Returns the controller's settings. Consumers that read the object directly need no nudges, and the
+    /// chart disables them.
     pub(crate) fn controller_settings(&self) -> &'static [&'static str] {
         if self.cache.is_direct() { &["controller.nudge=off"] } else { &[] }
     }
 
-    /// What numacast must not let happen, and did.
+    /// Returns the requirements that numacast violated.
     pub(crate) fn broken(&self, total: &Total) -> Vec<String> {
         let mut broken = Vec::new();
         if total.frozen > 0 {

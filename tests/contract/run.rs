@@ -16,18 +16,18 @@ use crate::scheduler::{Log, Scheduler, Setup};
 use crate::support::{Cluster, Parts, pod};
 use crate::{ideal, node, percentiles};
 
-/// A node on which no pod has started for so long, though some waited all the time, is called frozen.
+/// A node counts as frozen if no pod has started for this long although some were always waiting.
 const FROZEN: Duration = Duration::from_secs(45);
-/// The annotation that alone changes with a nudge.
+/// The only annotation that a nudge changes.
 const NUDGE: &str = "numacast.io/nudge";
 const OBJECTS: &str = "noderesourcetopologies";
 
-/// What is run.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) row: Row,
     pub(crate) exporter: Exporter,
-    /// Pods of another scheduler come and go.
+    /// Whether pods of another scheduler are created and deleted.
     pub(crate) foreign: bool,
     pub(crate) informer: String,
     pub(crate) time: Duration,
@@ -35,28 +35,28 @@ pub(crate) struct Run {
     pub(crate) binary: PathBuf,
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) started: usize,
-    /// Name, and the kubelet's word.
+    /// Rejected pods, with the kubelet's reasons.
     pub(crate) refused: Vec<(String, String)>,
     pub(crate) busy: f64,
-    /// What it would be if only the kubelet needed time, to end pods.
+    /// What `busy` would be if the only delay were the kubelet's when terminating pods.
     pub(crate) ideal: f64,
-    /// From the creation of a pod to its being Running.
+    /// Times from a pod's creation until it is Running.
     pub(crate) waits: Vec<Duration>,
-    /// Requests that write the object, without nudges.
+    /// Requests that write the object, excluding nudges.
     pub(crate) writes: u64,
     pub(crate) nudges: u64,
-    /// Requests that read it.
+    /// Requests that read the object.
     pub(crate) gets: u64,
-    /// The longest time in which no pod started.
+    /// The longest period in which no pod started.
     pub(crate) pause: Duration,
     pub(crate) log: Log,
 }
 
-/// Requests for the object so far.
+/// The number of requests for the object so far.
 #[derive(Clone, Copy, Debug)]
 struct Requests {
     writes: u64,
@@ -74,7 +74,7 @@ impl Run {
     pub(crate) async fn go(&self, parts: &Parts) -> Result<Figures> {
         let cluster = Cluster::start(parts).await?;
         let node = node(&cluster).await?;
-        // The exporter's own pod, so to speak: the plugin resyncs no node without one.
+        // Stands for the exporter's own pod: the plugin does not resync a node without pods.
         node.run(pod("agent")).await?;
         if self.row.odd {
             node.run(pod("completed").cpus(1).memory("64Mi")).await?;
@@ -114,7 +114,7 @@ impl Run {
     }
 }
 
-/// How many of the changes that were heard of are nudges.
+/// Returns how many of the observed changes are nudges.
 fn nudges(objects: &mut Events<DynamicObject>) -> u64 {
     let mut last = None;
     let mut nudges = 0;
@@ -160,7 +160,7 @@ impl Figures {
         }
     }
 
-    /// One line, and one for each thing that a person should know.
+    /// Returns a summary line, followed by a line for each rejected pod or anomaly.
     pub(crate) fn tell(&self, run: &Run) -> String {
         let mut text = format!(
             "{}, {}, seed {}: {} started, {} refused, {:.0} of {:.0} % busy, {} writes, {} nudges, {} GETs, longest pause {:.0} s\n",
@@ -201,7 +201,7 @@ impl Figures {
     }
 }
 
-/// The runs of one row.
+/// The totals of one row.
 #[derive(Debug, Default)]
 pub(crate) struct Total {
     runs: usize,
@@ -238,7 +238,7 @@ impl Total {
         self.busy.iter().sum::<f64>() / self.runs.max(1) as f64
     }
 
-    /// The same if only the kubelet needed time, to end pods.
+    /// Returns what `busy` would be if the only delay were the kubelet's when terminating pods.
     pub(crate) fn ideal(&self) -> f64 {
         self.ideal / self.runs.max(1) as f64
     }
@@ -247,7 +247,7 @@ impl Total {
         100.0 * self.refused as f64 / (self.refused + self.started).max(1) as f64
     }
 
-    /// A row of the table.
+    /// Returns a row of the table.
     pub(crate) fn row(&mut self) -> String {
         let [p50, p90] = percentiles(&mut self.waits, [50, 90]).map(|time| time.as_secs_f64());
         let pods = (self.refused + self.started).max(1) as f64;
@@ -276,7 +276,7 @@ impl Total {
     }
 }
 
-/// The head of the table.
+/// The header of the table.
 pub(crate) const HEAD: &str = "\
 | exporter | plugin's cache, clocks | seeds | pods | CPUs busy | ideally | refused | create to Running p50 / p90, s | writes per pod | nudges/s | GETs per pod | fingerprints agreed |
 |---|---|---|---|---|---|---|---|---|---|---|---|";

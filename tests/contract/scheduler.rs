@@ -1,4 +1,4 @@
-//! The real scheduler with the real plugin, and what its log says.
+//! The real scheduler with the real plugin, and its log.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::support::Cluster;
 use crate::support::process::{Process, tethered};
 use crate::support::wait::until;
 
-/// What pods name as their scheduler: it runs beside a cluster's own one, as upstream advises.
+/// Scheduler name in the pods' specs: it runs beside the cluster's default scheduler, as upstream recommends.
 pub(crate) const NAME: &str = "topology-scheduler";
 
-/// Which cache the plugin has.
+/// The plugin's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cache {
     OverReserve,
@@ -24,13 +24,13 @@ pub(crate) enum Cache {
 }
 
 impl Cache {
-    /// It reads the object for every pod.
+    /// Returns true if the cache reads the object for every pod.
     pub(crate) fn is_direct(self) -> bool {
         self != Self::OverReserve
     }
 }
 
-/// How the scheduler under test is set up.
+/// The configuration of the scheduler under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
     pub(crate) cache: Cache,
@@ -39,10 +39,10 @@ pub(crate) struct Setup {
     pub(crate) informer: String,
 }
 
-/// The clocks of a scheduler, all in seconds.
+/// The scheduler's intervals in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Clocks {
-    /// `cacheResyncPeriodSeconds` of the plugin; of no importance to caches that read the object directly.
+    /// The plugin's `cacheResyncPeriodSeconds`; unused by caches that read the object directly.
     pub(crate) resync: u64,
     /// `podInitialBackoffSeconds` and `podMaxBackoffSeconds`.
     pub(crate) backoff: (u64, u64),
@@ -67,14 +67,15 @@ impl FromStr for Clocks {
     }
 }
 
-/// A scheduler at work.
+/// A running scheduler.
 pub(crate) struct Scheduler {
     process: Process,
     log: PathBuf,
 }
 
 impl Scheduler {
-    /// Starts it and waits until it schedules; an overreserving plugin has read the objects that there are by then.
+    /// Starts the scheduler and waits until it schedules. An overreserving plugin has read the existing
+    /// objects by then.
     pub(crate) async fn start(program: &Path, cluster: &Cluster, setup: &Setup) -> Result<Self> {
         let config = cluster.dir().join("scheduler.yaml");
         std::fs::write(&config, configuration(cluster, setup).to_string())?;
@@ -92,8 +93,8 @@ impl Scheduler {
         Ok(scheduler)
     }
 
-    /// Waits until the plugin has believed an object for the first time: the pods that are there already are not its
-    /// own, and until then it lets nobody onto the node. Where it never does, that shows soon enough.
+    /// Waits until the plugin has accepted an object for the first time: it did not place the existing pods
+    /// itself, and until then it filters the node. If it never does, the run shows that soon.
     pub(crate) async fn first_flush(&self, setup: &Setup) -> Result<()> {
         if setup.cache.is_direct() {
             return Ok(());
@@ -109,7 +110,7 @@ impl Scheduler {
         self.process.still_runs()
     }
 
-    /// All that it has said so far.
+    /// Parses the log so far.
     pub(crate) fn log(&self) -> Result<Log> {
         Ok(Log::of(&self.text()?))
     }
@@ -139,7 +140,7 @@ fn configuration(cluster: &Cluster, setup: &Setup) -> Value {
     })
 }
 
-/// The plugin's.
+/// Returns the plugin's arguments.
 fn arguments(setup: &Setup) -> Value {
     let mut args = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -161,19 +162,19 @@ fn arguments(setup: &Setup) -> Value {
     args
 }
 
-/// What a log says, with times since midnight.
+/// Parsed log; times are since midnight.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
-    /// Ticks at which a fingerprint was compared, and those at which it agreed.
+    /// Resync ticks at which fingerprints were compared, and those at which they matched.
     pub(crate) compared: usize,
     pub(crate) agreed: usize,
-    /// Ticks at which the object had none.
+    /// Ticks at which the object had no fingerprint.
     pub(crate) missing: usize,
-    /// Ticks at which there was nothing to compare it with.
+    /// Ticks at which the plugin had no pods to compare with.
     pub(crate) no_pods: usize,
-    /// When the object was read that then replaced the cached one.
+    /// Read times of the objects that replaced the cached one.
     flushes: Vec<Duration>,
-    /// When a pod was bound, by `namespace/name`.
+    /// Bind times by `namespace/name`.
     binds: BTreeMap<String, Duration>,
 }
 
@@ -203,15 +204,16 @@ impl Log {
         log
     }
 
-    /// For a pod that the kubelet refused: how long before its own binding the last other pod was bound.
+    /// Returns, for a rejected pod, the time from the previous bind of another pod to its own.
     pub(crate) fn since_other(&self, refused: &str) -> Option<Duration> {
         let bound = *self.binds.get(refused)?;
         let others = self.binds.iter().filter(|(name, at)| *name != refused && **at <= bound);
         others.map(|(_, at)| bound - *at).min()
     }
 
-    /// For a pod that the kubelet refused: how long before the object was read by which it was placed the pod before
-    /// it had been bound. Less than an agent needs to hear of a bind and to write means that no agent can help it.
+    /// Returns, for a rejected pod, the time from the last bind before the object was read to that read; the
+    /// pod was placed by that object. If this is less than an agent needs to observe a bind and write, no
+    /// agent can prevent the rejection.
     pub(crate) fn window(&self, refused: &str) -> Result<Duration> {
         let bound = *self.binds.get(refused).with_context(|| format!("{refused} was never bound"))?;
         let read =
@@ -221,7 +223,7 @@ impl Log {
     }
 }
 
-/// The time of a line such as `I1121 17:20:01.123456  123 file.go:1] "said" key="value"`.
+/// Returns the time of a line such as `I1121 17:20:01.123456  123 file.go:1] "said" key="value"`.
 fn time_of(line: &str) -> Option<Duration> {
     let clock = line.split_whitespace().nth(1)?;
     let mut parts = clock.split(':');
@@ -231,7 +233,7 @@ fn time_of(line: &str) -> Option<Duration> {
     Some(Duration::from_secs(hours * 3600 + minutes * 60) + Duration::from_secs_f64(seconds))
 }
 
-/// The value of a key in a line.
+/// Returns the value of a key in a line.
 fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once(&format!(" {key}=\""))?;
     rest.split('"').next()

@@ -1,7 +1,7 @@
-//! What the fuzzer found worth keeping, on the ordinary compiler: every file of `fuzz/corpus/<target>` through the very
+//! The fuzzer's corpus on the stable compiler: every file of `fuzz/corpus/<target>` is run through the same
 //! function that `make fuzz` runs.
 
-#![allow(clippy::unwrap_used)] // a test that fails says where
+#![allow(clippy::unwrap_used)] // a failing test shows where
 
 mod core_v1;
 #[path = "../../fuzz/targets.rs"]

@@ -1,7 +1,8 @@
-//! A thousand faults over the simulated parts, run by hand: `make faults`.
+//! Injects a thousand faults into the simulated parts. Run manually with `make faults`.
 //!
-//! `make faults ARGS=--help` tells what can be chosen, `ARGS=--list` which faults there are. After each the object must be
-//! true within a bound, and it may never promise more than there was; a table at the end says how long each kind took.
+//! `make faults ARGS=--help` lists the options, `ARGS=--list` the faults. After each fault the object must be
+//! correct within a bound, and it may never report more than there was. A table at the end shows how long
+//! each kind took.
 
 mod run;
 
@@ -17,7 +18,7 @@ use clap::Parser;
 
 use run::{Kind, Outcome, Side};
 
-/// Nodes on which faults go on at once, or one after another with fewer `--jobs`: each has a seed of its own.
+/// Number of simulated nodes. Each has its own seed; `--jobs` of them run in parallel.
 const SHARDS: usize = 12;
 
 /// Faults over the simulated kubelet and API server.
@@ -83,7 +84,7 @@ fn main() -> Result<ExitCode> {
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Every shard on a thread of its own, a few at once.
+/// Runs the shards on `--jobs` threads.
 fn run_all(options: &Options, kinds: &[Kind], seed: u64) -> Result<Vec<Outcome>> {
     let shards: Vec<usize> = options.shard.map_or_else(|| (0..SHARDS).collect(), |shard| vec![shard]);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -109,7 +110,8 @@ fn run_all(options: &Options, kinds: &[Kind], seed: u64) -> Result<Vec<Outcome>>
     Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
 }
 
-/// How long the object was wrong after each kind of fault; steps with two faults at once have a row of their own.
+/// Prints how long the object was incorrect after each kind of fault; steps with two faults have their own
+/// row.
 fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let mut rows: BTreeMap<String, (Vec<Duration>, Duration)> = BTreeMap::new();
     for measured in outcomes.iter().flat_map(|outcome| &outcome.measured) {

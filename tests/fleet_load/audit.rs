@@ -1,4 +1,4 @@
-//! The API server's audit log: who asked for what, and when.
+//! The API server's audit log.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -11,21 +11,22 @@ use serde::Deserialize;
 
 use crate::figures::Role;
 
-/// One request.
+/// An audited request.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     /// When the API server received it.
     pub(crate) at: Timestamp,
     pub(crate) role: Role,
     pub(crate) verb: String,
-    /// With its sub-resource, such as `pods/status`; the path of what is no resource.
+    /// With its subresource, such as `pods/status`; the path for non-resource requests.
     pub(crate) resource: String,
     pub(crate) uri: String,
     pub(crate) code: u16,
 }
 
 impl Request {
-    /// Does it make the API server look through pods? A watch does where it begins with those that there are.
+    /// Returns true if the API server has to read pods for it. A watch does if it starts with the existing
+    /// objects.
     pub(crate) fn lists_pods(&self) -> bool {
         let from_the_start =
             || self.uri.contains("sendInitialEvents=true") || !self.uri.contains("resourceVersion=");
@@ -68,13 +69,13 @@ struct ResponseStatus {
     code: u16,
 }
 
-/// The log, read as it grows.
+/// The audit log, read incrementally.
 pub(crate) struct AuditLog {
     path: PathBuf,
     offset: u64,
-    /// A line of which the end is not there yet.
+    /// An incomplete last line.
     rest: String,
-    /// A watch is told of at its beginning and at its end.
+    /// IDs seen so far: a watch is logged at its start and at its end.
     known: HashSet<String>,
 }
 
@@ -83,9 +84,9 @@ impl AuditLog {
         Self { path, offset: 0, rest: String::new(), known: HashSet::new() }
     }
 
-    /// The requests that were written down since this was asked last.
+    /// Returns the requests logged since the last call.
     pub(crate) fn read(&mut self) -> Result<Vec<Request>> {
-        // There is no file before the first request.
+        // The file does not exist before the first request.
         let Ok(mut file) = File::open(&self.path) else { return Ok(Vec::new()) };
         file.seek(SeekFrom::Start(self.offset))?;
         let mut text = std::mem::take(&mut self.rest);
@@ -94,7 +95,7 @@ impl AuditLog {
         self.rest = text.split_off(whole);
         let mut requests = Vec::new();
         for line in text.lines() {
-            // An API server that is killed may leave half a line.
+            // A killed API server may leave an incomplete line.
             let Ok(event) = serde_json::from_str::<Event>(line) else { continue };
             if self.known.insert(event.audit_id.clone()) {
                 requests.push(request(event));

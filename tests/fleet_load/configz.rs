@@ -1,4 +1,5 @@
-//! The HTTPS port of all simulated kubelets together, as far as an agent with the chart's mounts needs it: `/configz`.
+//! One HTTPS server in place of all simulated kubelets' ports, serving what an agent with the chart's mounts
+//! needs: `/configz`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-/// A server; dropping it ends it.
+/// A server that stops when dropped.
 pub(crate) struct Configz {
     address: String,
     ca_file: PathBuf,
@@ -22,7 +23,8 @@ pub(crate) struct Configz {
 }
 
 impl Configz {
-    /// Serves the configuration that a simulated kubelet wrote to `config`, with a certificate that a CA in `dir` signed.
+    /// Serves the configuration that a simulated kubelet wrote to `config`, with a certificate signed by a CA
+    /// in `dir`.
     pub(crate) async fn start(config: &Path, dir: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(config).with_context(|| config.display().to_string())?;
         let config: Value = serde_saphyr::from_str(&text)?;
@@ -45,12 +47,12 @@ impl Configz {
         Ok(Self { address, ca_file, task })
     }
 
-    /// Where it answers.
+    /// Returns the server's address.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// The CA behind its certificate.
+    /// Returns the path of the CA's certificate.
     pub(crate) fn ca_file(&self) -> &Path {
         &self.ca_file
     }
@@ -62,7 +64,7 @@ impl Drop for Configz {
     }
 }
 
-/// One that shows a certificate for 127.0.0.1, and the CA that signed it.
+/// Returns an acceptor with a certificate for 127.0.0.1, and the certificate of its CA.
 fn acceptor() -> Result<(TlsAcceptor, String)> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -77,7 +79,7 @@ fn acceptor() -> Result<(TlsAcceptor, String)> {
     Ok((TlsAcceptor::from(Arc::new(config)), ca.pem()))
 }
 
-/// Answers one request, whatever it is. A client that goes away has no answer.
+/// Sends the response to one request of any kind. Errors of a client that disconnects are ignored.
 async fn answer_one(acceptor: TlsAcceptor, stream: TcpStream, answer: String) {
     let Ok(mut stream) = acceptor.accept(stream).await else { return };
     let mut request = [0; 4096];

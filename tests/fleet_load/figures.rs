@@ -1,40 +1,42 @@
-//! What was counted in one phase, what that means for a fleet of 5,000 nodes, and the bounds that it has to keep.
+//! The counts of one phase, their extrapolation to a fleet of 5,000 nodes, and their bounds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// The fleet for which the figures are extrapolated.
+/// Number of nodes of the extrapolated fleet.
 pub(crate) const FLEET: f64 = 5000.0;
-/// A node's Lease is written once in so many seconds.
+/// A node's Lease is renewed at this interval.
 const LEASE_SECONDS: f64 = 10.0;
-/// Pods of a node of that fleet.
+/// Pods per node of that fleet.
 const FLEET_PODS: f64 = 100.0;
-/// How long they live, in seconds.
+/// Their lifetime in seconds.
 const FLEET_LIFE: f64 = 3600.0;
-/// From the 5th to the 95th percentile of the requests after a restart of the API server, in seconds.
+/// Minimum time between the 5th and the 95th percentile of the requests after a restart of the API server, in
+/// seconds.
 const SPREAD: f64 = 10.0;
-/// So many watches of one resource are enough for an agent to come back, those that are too old to go on from included.
+/// Maximum number of watches per resource until an agent has recovered, including those rejected because
+/// their version is too old.
 const WATCHES: u64 = 2;
-/// Nudges per second in the whole cluster.
+/// Maximum number of nudges per second in the whole cluster.
 const NUDGES: f64 = 1.0;
 
-/// Whose requests they are.
+/// The kind of client that sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     /// All agents.
     Agents,
     /// Both replicas of the controller.
     Controller,
-    /// Somebody whose credentials the API server did not accept.
+    /// A client whose credentials the API server rejected.
     Unknown,
 }
 
-/// What happens in a phase.
+/// The kind of load in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Nothing.
     Calm,
-    /// Pods come and go.
+    /// Pods are created and deleted.
     Churn,
     /// The same, with `fingerprint.method: with-exclusive-resources`.
     ChurnExclusive,
@@ -42,56 +44,56 @@ pub(crate) enum Kind {
     Rollout,
     /// The API server is killed and started again.
     Restart,
-    /// The kubelets are away.
+    /// The kubelets are down.
     NoKubelet,
     /// Pods wait for the scheduler plugin.
     Pending,
 }
 
-/// What was counted in a phase.
+/// The counts of one phase.
 #[derive(Clone, Debug)]
 pub(crate) struct Phase {
     pub(crate) kind: Kind,
     pub(crate) name: String,
     pub(crate) seconds: f64,
     pub(crate) nodes: usize,
-    /// Pods of a node.
+    /// Pods per node.
     pub(crate) pods: usize,
     /// Pods that ended and were replaced.
     pub(crate) changes: usize,
-    /// Agents that were started and were not ready two minutes later.
+    /// Started agents that were not ready after two minutes.
     pub(crate) late: usize,
-    /// By role, verb and resource.
+    /// Number of requests by role, verb and resource.
     pub(crate) requests: BTreeMap<(Role, String, String), u64>,
-    /// Bytes that the agents sent and received, TLS included.
+    /// Bytes that the agents sent and received, including TLS.
     pub(crate) bytes: [u64; 2],
-    /// Writes of agents that only repeat what the object says.
+    /// Writes of agents that only repeat the unchanged object.
     pub(crate) refreshes: f64,
-    /// By agents and by the controller.
+    /// Nudges by agents and by the controller.
     pub(crate) nudges: f64,
-    /// Lists of pods by agents, and watches that begin with all of them.
+    /// Lists of pods by agents, and watches that start with all of them.
     pub(crate) pod_lists: u64,
-    /// The same by controllers, which list the agents' pods, one for each node.
+    /// The same by controllers, which list the agents' pods, one per node.
     pub(crate) controller_lists: u64,
-    /// Pods that the API server looked at for them in its cache.
+    /// Pods that the API server read from its cache for them.
     pub(crate) from_cache: f64,
     /// Pods that it read from etcd for them.
     pub(crate) from_etcd: f64,
-    /// Requests to etcd: gets and lists.
+    /// Get and list requests to etcd.
     pub(crate) etcd: [f64; 2],
     /// CPU time of the API server, in seconds.
     pub(crate) cpu: f64,
-    /// When requests of agents came after the API server was ready again, in seconds, sorted.
+    /// Times of agents' requests, in seconds after the first one since the API server's restart, sorted.
     pub(crate) arrivals: Vec<f64>,
 }
 
-/// Verbs that change something.
+/// Verbs of writes.
 const WRITES: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
-/// Reviews are created, and change nothing.
+/// Suffix of review resources, which are created but change nothing.
 const REVIEWS: &str = "reviews";
 
 impl Phase {
-    /// Requests of a role that change something.
+    /// Returns the number of a role's writes.
     pub(crate) fn writes(&self, of: Role) -> u64 {
         let writes = self.requests.iter().filter(|((role, verb, resource), _)| {
             *role == of && WRITES.contains(&verb.as_str()) && !resource.ends_with(REVIEWS)
@@ -99,7 +101,7 @@ impl Phase {
         writes.map(|(_, count)| count).sum()
     }
 
-    /// Watches of agents, by resource.
+    /// Returns the watches of agents, by resource.
     fn watches(&self) -> impl Iterator<Item = (&(Role, String, String), &u64)> {
         self.requests.iter().filter(|((role, verb, _), _)| *role == Role::Agents && verb == "watch")
     }
@@ -135,7 +137,7 @@ impl Phase {
         )
     }
 
-    /// Requests by role, verb and resource, in a line each.
+    /// Returns the requests by role, verb and resource, one per line.
     pub(crate) fn requests(&self) -> String {
         let mut text = String::new();
         for ((role, verb, resource), count) in &self.requests {
@@ -151,7 +153,7 @@ impl Phase {
         text
     }
 
-    /// The bounds that this phase breaks, a sentence each.
+    /// Returns a sentence for each bound that this phase violates.
     pub(crate) fn broken(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let mut must = |holds: bool, sentence: String| {
@@ -203,38 +205,40 @@ impl Phase {
     }
 }
 
-/// The value below which this share of sorted values is; 0 of nothing.
+/// Returns a percentile of sorted values; 0 if there are none.
 pub(crate) fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or_default()
 }
 
-/// From the 5th to the 95th percentile of sorted values.
+/// Returns the difference between the 95th and the 5th percentile of sorted values.
 pub(crate) fn spread(sorted: &[f64]) -> f64 {
     percentile(sorted, 0.95) - percentile(sorted, 0.05)
 }
 
-/// How many come in the fullest second.
+/// Returns the maximum number of values within one second.
 pub(crate) fn fullest_second(sorted: &[f64]) -> usize {
     let within = |(at, from): (usize, &f64)| sorted[at..].partition_point(|value| value - from < 1.0);
     sorted.iter().enumerate().map(within).max().unwrap_or_default()
 }
 
-/// Writes per second of all of numacast in a fleet of 5,000 nodes, by a phase in which pods live an hour.
+/// Writes per second by all of numacast in a fleet of 5,000 nodes, extrapolated from a phase in which pods
+/// live for an hour.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Extrapolation {
     pub(crate) agents: f64,
     pub(crate) controller: f64,
 }
 
-/// Lease writes per second of that fleet.
+/// Returns the number of Lease writes per second of that fleet.
 pub(crate) fn leases() -> f64 {
     FLEET / LEASE_SECONDS
 }
 
 impl Extrapolation {
-    /// What agents write follows the pods that come and go. The controller's writes do not depend on the nodes; the fleet is
-    /// taken at its worst, with pods that wait, so `waiting` is that phase.
+    /// Extrapolates from two phases. The agents' writes are proportional to the pods created and deleted. The
+    /// controller's do not depend on the number of nodes; the worst case is that pods wait, which is the
+    /// phase `waiting`.
     pub(crate) fn of(churn: &Phase, waiting: Option<&Phase>) -> Self {
         let per_change = churn.writes(Role::Agents) as f64 / churn.changes.max(1) as f64;
         let rate = |phase: &Phase| phase.writes(Role::Controller) as f64 / phase.seconds;
@@ -246,7 +250,7 @@ impl Extrapolation {
         self.agents + self.controller
     }
 
-    /// The bound that it breaks: so much of the Lease writes.
+    /// Returns a sentence if the writes exceed this share of the Lease writes.
     pub(crate) fn broken(&self, name: &str, share: f64) -> Option<String> {
         let (all, bound) = (self.all(), leases() * share);
         (all >= bound)
@@ -254,17 +258,18 @@ impl Extrapolation {
     }
 }
 
-/// The head of the table of phases.
+/// The header of the table of phases.
 pub(crate) const HEAD: &str = "\
 | phase | s | changes | writes of agents | per change | of these refreshes | nudges | writes of the controller | KiB per node, sent / received | pod lists | pods looked at per list, in the cache | in etcd | etcd gets / lists | CPU of the API server, s |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
 
-/// One row for each phase.
+/// Returns a table with one row per phase.
 pub(crate) fn table(phases: &[Phase]) -> String {
     phases.iter().fold(format!("{HEAD}\n"), |table, phase| table + &phase.row() + "\n")
 }
 
-/// Requests of the agents by verb and resource: per node and minute, and per change where there are changes.
+/// Returns the agents' requests by verb and resource: per node and minute, and per change if there are
+/// changes.
 pub(crate) fn requests_table(phases: &[Phase]) -> String {
     let of_agents = |phase: &Phase| {
         let agents = phase.requests.iter().filter(|((role, ..), _)| *role == Role::Agents);
@@ -295,7 +300,7 @@ pub(crate) fn requests_table(phases: &[Phase]) -> String {
 }
 
 #[cfg(test)]
-#[allow(dead_code, unused_imports)] // the program has no harness and so no tests
+#[allow(dead_code, unused_imports)] // the program has no test harness
 mod tests {
     use super::*;
 
@@ -400,7 +405,7 @@ mod tests {
         it.requests.insert(request(Role::Agents, "patch", "noderesourcetopologies"), 600);
         it.requests.insert(request(Role::Controller, "update", "leases"), 30);
         let found = Extrapolation::of(&it, None);
-        // Two writes for each of 138.9 pods that end in a second.
+        // Two writes for each of the 138.9 pods that end per second.
         assert!((found.agents - 277.8).abs() < 0.1 && found.controller == 0.5);
         assert_eq!(found.broken("it", 2.0 / 3.0), None);
         let bound = "it: 278 writes per second of 5000 nodes, 125 at most";

@@ -1,5 +1,5 @@
-//! The fleet: Nodes and their pods in a real API server, a simulated kubelet for each, and numacast's own code as the chart
-//! installs it.
+//! The fleet: Nodes and pods in a real API server, a simulated kubelet per Node, and numacast's own code as
+//! configured by the chart.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,16 +31,16 @@ use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::wait::until;
 use crate::support::{Cluster, Parts, tokens};
 
-/// Requests at once that furnish the cluster.
+/// Number of concurrent requests during setup.
 const AT_ONCE: usize = 24;
-/// How long agents may take until all of them are ready.
+/// Time within which all agents must become ready.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What the release has besides rights and policies, as far as the controller looks at it.
+/// The release's other objects that the controller looks at, besides RBAC and policies.
 const REST: [&str; 4] = ["ConfigMap", "DaemonSet", "Deployment", "Lease"];
-/// The controller's account, Lease and configuration.
+/// Name of the controller's service account, Lease and ConfigMap.
 const CONTROLLER: &str = "numacast-controller";
 
-/// A node has 2 sockets of 24 CPUs: enough for the pods that have CPUs of their own, and for those that replace them.
+/// A node with 2 sockets of 24 CPUs: enough for the pods with exclusive CPUs and for their replacements.
 const MACHINE: &str = "
 description: two sockets of 24 CPUs
 nodes:
@@ -57,7 +57,7 @@ kubelet:
     - {numaNode: 1, limits: {memory: 512Mi}}
 ";
 
-/// Something that runs until it is told to stop.
+/// A task that runs until stopped.
 struct Running {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -65,13 +65,13 @@ struct Running {
 
 impl Running {
     async fn end(self) -> Result<()> {
-        // Whoever has ended already hears nothing.
+        // Sending fails if the task has ended already.
         let _ = self.stop.send(());
         Ok(self.task.await?)
     }
 }
 
-/// A running agent and what it counts.
+/// A running agent and its metrics.
 struct RunningAgent {
     running: Running,
     metrics: Arc<Metrics>,
@@ -83,11 +83,11 @@ pub(crate) struct FleetNode {
     kubelet: SimKubelet,
     config: Config,
     agent: Mutex<Option<RunningAgent>>,
-    /// Those that run and may end.
+    /// Running pods that may be replaced.
     members: Mutex<Vec<(usize, Member)>>,
 }
 
-/// All of it. Dropping it ends everything.
+/// The whole fleet, which stops when dropped.
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<FleetNode>,
     pub(crate) pods: usize,
@@ -96,7 +96,7 @@ pub(crate) struct Fleet {
     admin: Client,
     controller: Config,
     replicas: Vec<Running>,
-    /// What the agents that are gone had counted.
+    /// The counters of stopped agents.
     gone: Mutex<Vec<Samples>>,
     lives: std::sync::atomic::AtomicUsize,
     _configz: Configz,
@@ -107,7 +107,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Fleet {
-    /// Installs the chart, makes Nodes and pods, and starts the kubelets. No agent runs yet.
+    /// Installs the chart, creates Nodes and pods, and starts the kubelets, but no agents.
     pub(crate) async fn furnish(
         parts: &Parts,
         cluster: &Cluster,
@@ -188,7 +188,7 @@ impl Fleet {
         })
     }
 
-    /// Starts as many replicas of the controller as the chart has.
+    /// Starts the chart's number of controller replicas.
     pub(crate) async fn start_controllers(&mut self) -> Result<()> {
         for replica in 0..2 {
             let pod = format!("{CONTROLLER}-{replica}");
@@ -203,7 +203,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Starts agents on these nodes and waits until they are ready; how many are not.
+    /// Starts agents on these nodes and waits until they are ready. Returns how many are not.
     pub(crate) async fn start_agents(&self, nodes: &[FleetNode], method: &str) -> Result<usize> {
         for node in nodes {
             node.start_agent(method).await?;
@@ -218,7 +218,7 @@ impl Fleet {
         }
     }
 
-    /// Stops the agents of these nodes as SIGTERM does.
+    /// Stops the agents of these nodes gracefully, as on SIGTERM.
     pub(crate) async fn stop_agents(&self, nodes: &[FleetNode]) -> Result<()> {
         let stopped = nodes.iter().map(|node| async {
             let Some(agent) = lock(&node.agent).take() else { return Ok(()) };
@@ -238,7 +238,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The writes that agents counted for this reason.
+    /// Returns the number of writes that agents counted for this reason.
     pub(crate) fn writes_for(&self, reason: &str) -> f64 {
         let of = |samples: &Samples| samples.with("numacast_writes_total", "reason", reason);
         let running =
@@ -246,13 +246,13 @@ impl Fleet {
         lock(&self.gone).iter().map(of).sum::<f64>() + self.nodes.iter().map(running).sum::<f64>()
     }
 
-    /// Pods are made and changed over new connections from now on.
+    /// Uses new connections for all further changes of pods.
     pub(crate) async fn connect_again(&mut self, cluster: &Cluster) -> Result<()> {
         self.admin = cluster.new_client().await?;
         Ok(())
     }
 
-    /// One pod of a node ends, another like it starts.
+    /// Replaces one pod of a node by another one like it.
     pub(crate) async fn replace_one(&self, node: usize, which: u64) -> Result<()> {
         let node = &self.nodes[node];
         let (number, old) = {
@@ -270,7 +270,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The kubelets' processes end, or start again with all that they knew.
+    /// Stops the kubelets, or starts them again with their state.
     pub(crate) fn kubelets_run(&self, run: bool) -> Result<()> {
         for node in &self.nodes {
             if run {
@@ -283,7 +283,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Pods that the scheduler plugin rejected; their names.
+    /// Creates pods that the scheduler plugin has rejected, and returns their names.
     pub(crate) async fn reject(&self, count: usize) -> Result<Vec<String>> {
         let api: Api<Pod> = Api::namespaced(self.admin.clone(), pods::NAMESPACE);
         let mut names = Vec::new();
@@ -297,7 +297,7 @@ impl Fleet {
         Ok(names)
     }
 
-    /// These pods go.
+    /// Deletes these pods.
     pub(crate) async fn forget(&self, names: &[String]) -> Result<()> {
         let api: Api<Pod> = Api::namespaced(self.admin.clone(), pods::NAMESPACE);
         for name in names {
@@ -346,7 +346,7 @@ fn read(metrics: &Metrics) -> Samples {
     Samples::read(&metrics.encode(), &["numacast_writes_total"])
 }
 
-/// Installs the chart with its own values.
+/// Installs the chart with default values.
 async fn install(parts: &Parts, cluster: &Cluster) -> Result<Chart> {
     let admin = cluster.client();
     let chart = Chart::render(parts, &json!({}))?;
@@ -357,13 +357,14 @@ async fn install(parts: &Parts, cluster: &Cluster) -> Result<Chart> {
     Ok(chart)
 }
 
-/// The configuration file of one of the chart's components.
+/// Returns the configuration file of one of the chart's components.
 fn config_of(chart: &Chart, name: &str) -> Result<String> {
     let text = &chart.object("ConfigMap", name)?.data["data"]["config.yaml"];
     text.as_str().map(str::to_owned).with_context(|| format!("the ConfigMap {name} has no config.yaml"))
 }
 
-/// The chart's configuration file, with what is elsewhere here than in a container, and with further settings.
+/// Parses the chart's configuration file, overriding paths that differ from those in a container, and further
+/// settings.
 fn config(text: &str, places: &[(&str, String)], set: &[String]) -> Result<Config> {
     let origin = || Origin::Flag("--set".to_owned());
     let mut layers = Layers::default().text(text, Path::new("config.yaml"));
@@ -380,7 +381,7 @@ fn config(text: &str, places: &[(&str, String)], set: &[String]) -> Result<Confi
     Ok(layers.finish().map_err(explain)?.config)
 }
 
-/// A kubeconfig with this token, through a relay.
+/// Writes a kubeconfig with this token that connects through a relay.
 fn kubeconfig(cluster: &Cluster, name: &str, token: &str, relay: &Relay) -> Result<PathBuf> {
     let path = cluster.kubeconfig_of(name, token)?;
     let text = std::fs::read_to_string(&path)?;
@@ -388,7 +389,7 @@ fn kubeconfig(cluster: &Cluster, name: &str, token: &str, relay: &Relay) -> Resu
     Ok(path)
 }
 
-/// The kubelet's directory as the chart mounts it: of what is in it an agent sees two directories.
+/// Creates the kubelet's directory as mounted by the chart, with only two of its subdirectories.
 fn view(kubelet: &SimKubelet) -> Result<PathBuf> {
     let view = kubelet.root().join("mounted");
     std::fs::create_dir_all(&view)?;
@@ -417,7 +418,7 @@ async fn make_node(admin: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The pod of an agent, as whoever watches DaemonSets would make it.
+/// Creates an agent's pod as the DaemonSet controller would.
 async fn agent_pod(admin: &Client, node: &str, template: &Value, owner: &Value) -> Result<Pod> {
     let name = format!("{AGENT}-{node}");
     let mut pod = json!({"metadata": template["metadata"], "spec": template["spec"]});
@@ -432,7 +433,7 @@ async fn agent_pod(admin: &Client, node: &str, template: &Value, owner: &Value) 
     Ok(made)
 }
 
-/// Waits until the API server accepts the agents' tokens and applies the chart's policies.
+/// Waits until the API server accepts the agents' tokens and enforces the chart's policies.
 pub(crate) async fn policies_are_in_force(cluster: &Cluster, fleet: &Fleet) -> Result<()> {
     let node = fleet.nodes.first().context("a fleet without nodes")?;
     let path = node.config.publish.kubeconfig.as_deref().context("no kubeconfig")?;

@@ -1,8 +1,9 @@
 //! A fleet against one real API server: `make fleet-load`.
 //!
-//! Some hundreds of agents and the controller, by numacast's own code and as the chart configures them, each with a
-//! connection and a token of its own; a simulated kubelet for each agent; and as many pods as a large node has. It tells what
-//! they cost the API server when nothing happens, when pods come and go, and when something goes wrong.
+//! Some hundreds of agents and the controller run numacast's own code as configured by the chart, each with
+//! its own connection and token, a simulated kubelet per agent, and as many pods as on a large node. It
+//! reports the load on the API server when nothing happens, when pods are created and deleted, and during
+//! failures.
 
 #[path = "../real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
@@ -92,21 +93,22 @@ impl Options {
         self.phases.is_empty() || self.phases.contains(&stage)
     }
 
-    /// Is it everything, so that it can be written down?
+    /// Returns true if the run is complete, so that its results may be written to the documentation.
     fn is_whole(&self) -> bool {
         self.phases.is_empty() && self.set.is_empty() && self.lives.contains(&60)
     }
 }
 
-/// Where the tables stand in `docs/performance.md`.
+/// The markers of the tables in `docs/performance.md`.
 const BEGIN: &str = "<!-- make fleet-load: what follows is written by it -->\n";
 const END: &str = "<!-- make fleet-load: end -->\n";
 
-/// Inotify instances and descriptors that one node takes, with its agent, its kubelet and both ends of every connection.
+/// Inotify instances and file descriptors per node: for its agent, its kubelet and both ends of every
+/// connection.
 const INSTANCES: usize = 2;
 const DESCRIPTORS: usize = 24;
 
-// Programs end with the thread that started them: the one that is blocked on this.
+// Child processes are killed when the thread that started them ends: here the one that blocks on this.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
@@ -135,10 +137,11 @@ async fn main() -> Result<ExitCode> {
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// All phases on one API server: what is to be told of them, and the bounds that they break.
+/// Runs all phases on one API server. Returns the report and the bounds that were violated.
 async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result<(String, Vec<String>)> {
     let program = Some(parts::program_of(minor, "kube-apiserver")?);
-    // From 1.34 on it compares cache and etcd every five minutes, which its own counters do not tell from a client's list.
+    // From 1.34 on it compares its cache with etcd every five minutes, and its metrics do not tell this from
+    // a client's list.
     let checks = ["--feature-gates=DetectCacheInconsistency=false"];
     let arguments = if minor == "1.33" { &[] } else { &checks[..] };
     let unusual = Unusual { program, audit: true, arguments, ..Unusual::default() };
@@ -160,7 +163,7 @@ async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result
     Ok((told, broken))
 }
 
-/// What all of numacast writes in a large fleet, as far as the phases for it were run.
+/// Extrapolates the writes to a large fleet, from those of the required phases that were run.
 fn extrapolate(phases: &[Phase]) -> (String, Vec<String>) {
     let an_hour = phases::life(60);
     let find = |kind: Kind| phases.iter().find(|phase| phase.kind == kind && phase.name.contains(&an_hour));
@@ -189,7 +192,7 @@ fn extrapolate(phases: &[Phase]) -> (String, Vec<String>) {
     if text.is_empty() { (text, broken) } else { (head + &text, broken) }
 }
 
-/// Raises what the kernel allows one user, where that is allowed.
+/// Raises the kernel's per-user limits if permitted.
 fn raise_limits(nodes: usize) -> Result<()> {
     let path = "/proc/sys/fs/inotify/max_user_instances";
     let instances: usize = std::fs::read_to_string(path)?.trim().parse()?;

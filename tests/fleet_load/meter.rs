@@ -1,4 +1,4 @@
-//! Counts what happens between two moments.
+//! Counts events between two moments.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -12,38 +12,38 @@ use crate::fleet::Fleet;
 use crate::samples::Samples;
 use crate::support::Cluster;
 
-/// Lists of objects that the API server answered from its cache: the objects that it looked at.
+/// Objects read from the cache for lists.
 const CACHE: &str = "apiserver_cache_list_fetched_objects_total";
-/// The same from 1.37 on, with the label `storage`.
+/// The same metric from 1.37 on, with the label `storage`.
 const FETCHED: &str = "apiserver_storage_list_fetched_objects_total";
-/// Watches that begin with all objects: those that it looked at.
+/// Objects read for watches that start with all objects.
 const INITIAL: &str = "apiserver_init_events_total";
-/// Lists that it answered from etcd: the objects that it read.
+/// Objects read from etcd for lists.
 const ETCD: &str = "apiserver_storage_list_evaluated_objects_total";
 const ETCD_REQUESTS: &str = "etcd_request_duration_seconds_count";
 const CPU: &str = "process_cpu_seconds_total";
 
-/// Counters of one moment.
+/// The counters at one moment.
 pub(crate) struct Meter {
     samples: Samples,
     bytes: [u64; 2],
     refreshes: f64,
     nudges: f64,
     began: Instant,
-    /// When the API server that answers was started.
+    /// When the current API server was started.
     restarted: Option<Timestamp>,
 }
 
-/// The counters of the API server that matter here.
+/// Scrapes the API server's relevant counters.
 pub(crate) async fn samples(cluster: &Cluster) -> Result<Samples> {
     Ok(Samples::read(&cluster.metrics().await?, &[CACHE, FETCHED, INITIAL, ETCD, ETCD_REQUESTS, CPU]))
 }
 
 impl Meter {
-    /// Begins to count.
+    /// Starts counting.
     pub(crate) async fn begin(cluster: &Cluster, fleet: &Fleet, log: &mut AuditLog) -> Result<Self> {
         let samples = samples(cluster).await?;
-        // What came before counts for nobody.
+        // Drops earlier requests.
         drop(log.read()?);
         Ok(Self {
             samples,
@@ -55,14 +55,14 @@ impl Meter {
         })
     }
 
-    /// The API server is started now, as another process: its counters begin with those of `idle`, one that was just started
-    /// and that nobody asks for anything.
+    /// Called when a new API server process is started: its counters begin at those of `idle`, one that was
+    /// just started and has no clients.
     #[allow(clippy::disallowed_methods, reason = "the audit log is by the wall clock")]
     pub(crate) fn restarts(&mut self, idle: &Samples) {
         (self.samples, self.restarted) = (idle.clone(), Some(Timestamp::now()));
     }
 
-    /// What was counted since.
+    /// Returns the counts since `begin`.
     pub(crate) async fn end(
         self,
         cluster: &Cluster,
@@ -76,7 +76,7 @@ impl Meter {
         let pods = |metric: &str| counted.sum(metric, of_pods);
         let lists =
             |of: Role| requests.iter().filter(move |request| request.role == of && request.lists_pods());
-        // A watch that goes on from a version is told what came after it, and that is counted as well.
+        // The metric also counts the events of watches that resume from a version.
         let from_the_start = requests.iter().any(|request| request.verb == "watch" && request.lists_pods());
         let initial = if from_the_start { pods(INITIAL) } else { 0.0 };
         let etcd = |operation: &str| {
@@ -115,7 +115,7 @@ impl Meter {
     }
 }
 
-/// Are these the labels of what is counted of pods? Older API servers name the place in etcd.
+/// Returns true if the labels are those of pods. Older API servers report the prefix in etcd.
 fn of_pods(labels: &BTreeMap<String, String>) -> bool {
     let named = |label: &str, name: &str| labels.get(label).is_some_and(|is| is == name);
     named("resource", "pods") || named("resource_prefix", "/pods")
@@ -125,7 +125,8 @@ fn of_cached_pods(labels: &BTreeMap<String, String>) -> bool {
     of_pods(labels) && labels.get("storage").is_some_and(|storage| storage == "watchcache")
 }
 
-/// What failed is told with its code, and is no write.
+/// Counts requests by role, verb and resource. Failed ones have the status code added to the verb, and so do
+/// not count as writes.
 fn by_verb(requests: &[Request]) -> BTreeMap<(Role, String, String), u64> {
     let mut counts = BTreeMap::new();
     for Request { role, verb, resource, code, .. } in requests {
@@ -135,7 +136,8 @@ fn by_verb(requests: &[Request]) -> BTreeMap<(Role, String, String), u64> {
     counts
 }
 
-/// When the requests of agents came after `start`, in seconds after the first of them, sorted.
+/// Returns the times of all but the controller's requests after `start`, in seconds since the first of them,
+/// sorted.
 fn arrivals(requests: &[Request], start: Timestamp) -> Vec<f64> {
     let agents = requests.iter().filter(|request| request.role != Role::Controller && request.at >= start);
     let mut seconds: Vec<f64> =

@@ -1,4 +1,4 @@
-//! What happens to the fleet, one phase after another.
+//! The phases that the fleet goes through.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -17,41 +17,41 @@ use crate::samples::Samples;
 use crate::support::{Cluster, Parts};
 use crate::{Options, Stage};
 
-/// How long the agents may still write and ask after something happened.
+/// How long to wait for the agents' requests after an event.
 const AFTERMATH: Duration = Duration::from_secs(5);
-/// How long a fleet that has just started is left alone before it is called calm.
+/// How long a newly started fleet settles before the calm phase.
 const SETTLE: Duration = Duration::from_secs(20);
-/// How long the API server is away.
+/// How long the API server is down.
 const DOWN: Duration = Duration::from_secs(10);
-/// How long it is watched who comes back; less than the shortest watch lasts.
+/// How long to count requests after its restart; shorter than the shortest watch.
 const BACK: Duration = Duration::from_secs(45);
-/// How long an API server takes until it has read all that it reads by itself.
+/// How long an API server needs to finish its initial reads.
 const WARM: Duration = Duration::from_secs(15);
-/// How long the kubelets are away, and how long it is watched what follows.
+/// How long the kubelets are down; half of this is counted afterwards too.
 const AWAY: Duration = Duration::from_secs(60);
-/// Between the end of an agent and the start of the next one on its node.
+/// Time between stopping an agent and starting the next one on its node.
 const REPLACED: Duration = Duration::from_secs(1);
-/// Pods that wait for the scheduler plugin.
+/// Number of pods that wait for the scheduler plugin.
 const REJECTED: usize = 5;
 
-/// The methods of the fingerprint.
+/// The fingerprint methods.
 const ALL: &str = "all";
 const EXCLUSIVE: &str = "with-exclusive-resources";
 
-/// A fleet on one API server.
+/// A fleet with its API server.
 pub(crate) struct Run {
-    // Those who ask end before the one who answers.
+    // Dropped first: clients stop before the API server.
     fleet: Fleet,
     cluster: Cluster,
     log: AuditLog,
     rng: Rng,
-    /// What an API server counts that was just started, with nobody who asks.
+    /// The counters of an API server that was just started and has no clients.
     idle: Samples,
     phases: Vec<Phase>,
     version: String,
 }
 
-/// How long pods live, in words.
+/// Describes the pods' lifetime.
 pub(crate) fn life(minutes: u64) -> String {
     match minutes {
         60.. if minutes.is_multiple_of(60) => format!("pods live {} h", minutes / 60),
@@ -60,7 +60,7 @@ pub(crate) fn life(minutes: u64) -> String {
 }
 
 impl Run {
-    /// Makes the fleet, without agents.
+    /// Creates the fleet, without agents.
     pub(crate) async fn furnish(
         options: &Options,
         parts: &Parts,
@@ -85,14 +85,14 @@ impl Run {
         Ok(Self { fleet, cluster, log, rng, idle, phases: Vec::new(), version: version.to_owned() })
     }
 
-    /// Ends the fleet, and gives what was counted.
+    /// Stops the fleet and returns the counts.
     pub(crate) async fn end(mut self) -> Result<Vec<Phase>> {
         self.fleet.stop_agents(&self.fleet.nodes).await?;
         self.fleet.stop_controllers().await?;
         Ok(self.phases)
     }
 
-    /// Every phase that is wanted.
+    /// Runs every selected phase.
     pub(crate) async fn all(&mut self, options: &Options) -> Result<()> {
         let (calm, seconds) = (Duration::from_secs(options.calm), Duration::from_secs(options.seconds));
         self.start().await?;
@@ -146,7 +146,7 @@ impl Run {
         Ok(())
     }
 
-    /// So many agents were not ready in time, in the last phase.
+    /// Records in the last phase how many agents were not ready in time.
     fn note_late(&mut self, late: usize) -> Result<()> {
         let Some(phase) = self.phases.last_mut().filter(|_| late > 0) else { return Ok(()) };
         phase.late = late;
@@ -168,7 +168,7 @@ impl Run {
         self.note(meter, Kind::Calm, "calm".to_owned(), 0).await
     }
 
-    /// Pods end and others start, so many as if each lived so long.
+    /// Replaces pods at the rate that results from this lifetime.
     async fn churn(&mut self, kind: Kind, minutes: u64, time: Duration) -> Result<()> {
         let meter = self.begin().await?;
         let changes = self.replace_pods(minutes, time).await?;
@@ -202,7 +202,7 @@ impl Run {
         Ok(changes as usize)
     }
 
-    /// All agents are replaced, in so many parts.
+    /// Replaces all agents, in this many batches.
     async fn rollout(&mut self, parts: usize) -> Result<()> {
         let meter = self.begin().await?;
         let connections = self.fleet.agents.connections();
@@ -241,7 +241,7 @@ impl Run {
         self.note(meter, Kind::NoKubelet, "a minute without kubelets".to_owned(), 0).await
     }
 
-    /// Pods wait for the plugin: nothing else happens for half of the time, then pods come and go.
+    /// Pods wait for the plugin: nothing else happens for half of the time, then pods are replaced.
     async fn pending(&mut self, time: Duration) -> Result<()> {
         let meter = self.begin().await?;
         let names = self.fleet.reject(REJECTED).await?;
@@ -260,7 +260,7 @@ impl Run {
     }
 }
 
-/// When requests came.
+/// Describes the times of requests.
 fn told_of(arrivals: &[f64]) -> String {
     let [first, half, last] = [0.05, 0.5, 0.95].map(|share| figures::percentile(arrivals, share));
     format!(
@@ -271,7 +271,7 @@ fn told_of(arrivals: &[f64]) -> String {
     )
 }
 
-/// A line for whoever waits.
+/// Prints a progress line.
 fn say(line: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
 }

@@ -1,4 +1,4 @@
-//! The pods of the fleet: their objects, as a scheduler and kubelets would make and change them, and what the simulated
+//! The pods of the fleet: their objects, written as by a scheduler and kubelets, and what the simulated
 //! kubelets run.
 
 use std::time::Duration;
@@ -11,24 +11,24 @@ use numacast::sim::kubelet::{PodSpec, SimKubelet};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-/// The namespace of all of them.
+/// The namespace of the pods.
 pub(crate) const NAMESPACE: &str = "default";
-/// Every fifth pod has CPUs of its own.
+/// Every fifth pod has exclusive CPUs.
 const EXCLUSIVE: usize = 5;
-/// What a pod gets that has CPUs of its own, in bytes.
+/// Memory of a pod with exclusive CPUs, in bytes.
 const MEMORY: u64 = 64 << 20;
 
-/// From the bind to the kubelet's admission of the pod.
+/// From the bind to the pod's admission.
 const ADMISSION: Duration = Duration::from_millis(10);
-/// From there to the kubelet's first word about it...
+/// From the admission to the kubelet's first status update...
 const FIRST_STATUS: Duration = Duration::from_millis(50);
-/// ...and to its containers' running.
+/// ...and to phase Running.
 const START: Duration = Duration::from_secs(1);
-/// From a deletion to the end of the containers.
+/// From the deletion to the end of the containers.
 const GRACE: Duration = Duration::from_secs(1);
-/// From the kubelet's word about that to its letting the pod's resources go...
+/// From that status update to the release of the pod's resources...
 const PARTING: Duration = Duration::from_millis(15);
-/// ...and to the end of the object.
+/// ...and to the removal of the object.
 const FINISH: Duration = Duration::from_millis(200);
 
 /// One pod of a node.
@@ -39,15 +39,16 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// The pod with this number on a node.
+    /// Creates the pod with this number on a node.
     pub(crate) fn new(node: &str, number: usize, life: usize) -> Self {
         let name = format!("{node}-{number}-{life}");
-        // By name the pods of a node are as far from one another as in any cluster: what reads them in order finds them late.
+        // The hash spreads a node's pods over the key space, as in real clusters, so that sequential reads
+        // find them late.
         let place = twox_hash::XxHash64::oneshot(0, name.as_bytes());
         Self { name: format!("load-{place:016x}-{name}"), exclusive: number.is_multiple_of(EXCLUSIVE) }
     }
 
-    /// What its node's kubelet runs.
+    /// Returns what the node's kubelet runs.
     fn spec(&self, uid: &str) -> PodSpec {
         let mut spec = match self.exclusive {
             true => PodSpec::guaranteed(&self.name, 1, MEMORY),
@@ -61,7 +62,7 @@ impl Member {
         spec
     }
 
-    /// Its object, as large as objects of pods are.
+    /// Returns its object, of a realistic size.
     fn object(&self, node: &str) -> Result<Pod> {
         let mut object = self.spec("").object(node, "Pending");
         object["metadata"] = json!({
@@ -82,7 +83,7 @@ impl Member {
     }
 }
 
-/// What a kubelet says of a pod.
+/// Returns a status as the kubelet writes it.
 fn status(phase: &str, ready: bool, container: &Value) -> Value {
     let is = |holds: bool| if holds { "True" } else { "False" };
     let conditions = [
@@ -120,7 +121,7 @@ fn pending() -> Value {
     status("Pending", false, &json!({"waiting": {"reason": "ContainerCreating"}}))
 }
 
-/// That of a pod that runs.
+/// Returns the status of a running pod.
 pub(crate) fn running() -> Value {
     status("Running", true, &json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}))
 }
@@ -129,7 +130,7 @@ fn succeeded() -> Value {
     status("Succeeded", false, &json!({"terminated": {"exitCode": 0, "reason": "Completed"}}))
 }
 
-/// The API server's part and the kubelet's part of one node's pods.
+/// Manages one node's pods in both the API server and the kubelet.
 #[derive(Clone)]
 pub(crate) struct Stage<'a> {
     pub(crate) api: Api<Pod>,
@@ -158,14 +159,14 @@ impl<'a> Stage<'a> {
         given.map(drop).with_context(|| format!("the simulated kubelet refuses {}", pod.name))
     }
 
-    /// A pod that has long been running.
+    /// Creates a pod that has been running for a long time.
     pub(crate) async fn furnish(&self, pod: &Member) -> Result<()> {
         let uid = self.create(pod).await?;
         self.admit(pod, &uid).await?;
         self.patch(pod, &running()).await
     }
 
-    /// A pod is bound and starts.
+    /// Binds and starts a pod.
     pub(crate) async fn start(&self, pod: &Member) -> Result<()> {
         let uid = self.create(pod).await?;
         sleep(ADMISSION).await;
@@ -176,7 +177,7 @@ impl<'a> Stage<'a> {
         self.patch(pod, &running()).await
     }
 
-    /// A pod is deleted and ends.
+    /// Deletes and stops a pod.
     pub(crate) async fn end(&self, pod: &Member) -> Result<()> {
         self.api.delete(&pod.name, &DeleteParams::default().grace_period(30)).await?;
         sleep(GRACE).await;
@@ -189,7 +190,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// A pod that the scheduler plugin has rejected on every node.
+/// Returns a pod that the scheduler plugin has rejected on every node.
 pub(crate) fn rejected(name: &str, nodes: usize) -> Result<(Pod, Value)> {
     let pod = json!({
         "metadata": {"name": name, "namespace": NAMESPACE},

@@ -1,5 +1,5 @@
-//! A TCP relay before the API server that counts bytes: what goes over the wire is encrypted, and no counter of the API
-//! server knows what a watch has sent.
+//! A TCP relay in front of the API server that counts bytes: the traffic is encrypted, and no metric of the
+//! API server reports how much a watch has sent.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use tokio::time::sleep;
 
 use crate::support::cluster::free_port;
 
-/// How often it is looked whether the API server listens again.
+/// How often to check whether the API server listens again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A relay. Nobody listens at its address while nobody listens at the API server's.
+/// A relay. Its port is closed while the API server's is.
 pub(crate) struct Relay {
     address: SocketAddr,
     counts: Arc<Counts>,
@@ -34,7 +34,7 @@ struct Counts {
 }
 
 impl Relay {
-    /// Relays to `upstream` from now on.
+    /// Starts a relay to `upstream`.
     pub(crate) async fn start(upstream: SocketAddr) -> Result<Self> {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()?));
         let listener = TcpListener::bind(address).await?;
@@ -43,22 +43,22 @@ impl Relay {
         Ok(Self { address, counts, cut, task })
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Bytes that clients have sent and received.
+    /// Returns the bytes that clients have sent and received.
     pub(crate) fn bytes(&self) -> [u64; 2] {
         [&self.counts.sent, &self.counts.received].map(|count| count.load(Ordering::Relaxed))
     }
 
-    /// Connections that clients have made.
+    /// Returns the number of connections that clients have opened.
     pub(crate) fn connections(&self) -> u64 {
         self.counts.connections.load(Ordering::Relaxed)
     }
 
-    /// The API server was killed: every connection breaks, and there is none until it listens again.
+    /// Closes all connections and the port until the API server listens again. Called when it is killed.
     pub(crate) fn cut(&self) {
         self.cut.send_modify(|times| *times += 1);
     }
@@ -98,7 +98,7 @@ async fn relay(
     }
 }
 
-/// Listens as soon as the API server does.
+/// Waits until the API server listens, and listens again too.
 async fn listen_again(address: SocketAddr, upstream: SocketAddr) -> TcpListener {
     loop {
         sleep(LOOK_EVERY).await;
@@ -112,10 +112,10 @@ async fn listen_again(address: SocketAddr, upstream: SocketAddr) -> TcpListener 
 
 async fn pass(client: TcpStream, upstream: SocketAddr, counts: Arc<Counts>) {
     let Ok(server) = TcpStream::connect(upstream).await else { return };
-    // What is small must not wait.
+    // Small segments must not be delayed.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let ((client_in, client_out), (server_in, server_out)) = (client.into_split(), server.into_split());
-    // Whoever closes one direction of a TLS connection is about to close the other.
+    // When one direction of a TLS connection is closed, the other one follows.
     tokio::select! {
         () = copy(client_in, server_out, &counts.sent) => {}
         () = copy(server_in, client_out, &counts.received) => {}

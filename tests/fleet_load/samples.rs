@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Some samples of one moment.
+/// Some samples of one scrape.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Samples(Vec<Sample>);
 
@@ -14,24 +14,24 @@ struct Sample {
 }
 
 impl Samples {
-    /// Reads the samples whose names are among `names`; lines that are no samples are left out.
+    /// Parses the samples whose names are in `names`; other lines are skipped.
     pub(crate) fn read(text: &str, names: &[&str]) -> Self {
         let named = |line: &&str| names.contains(&line.split(['{', ' ']).next().unwrap_or_default());
         Self(text.lines().filter(named).filter_map(read_line).collect())
     }
 
-    /// The sum of the samples with this name of which `chosen` holds.
+    /// Returns the sum of the samples with this name whose labels match `chosen`.
     pub(crate) fn sum(&self, name: &str, chosen: impl Fn(&BTreeMap<String, String>) -> bool) -> f64 {
         let chosen = self.0.iter().filter(|sample| sample.name == name && chosen(&sample.labels));
         chosen.map(|sample| sample.value).sum()
     }
 
-    /// The sum of the samples with this name and this label.
+    /// Returns the sum of the samples with this name and this label.
     pub(crate) fn with(&self, name: &str, label: &str, value: &str) -> f64 {
         self.sum(name, |labels| labels.get(label).is_some_and(|is| is == value))
     }
 
-    /// What was counted since `before`. A counter that was not there before began at 0.
+    /// Returns the increases since `before`. A counter missing there started at 0.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let earlier = |sample: &Sample| {
             let same = before.0.iter().find(|old| old.name == sample.name && old.labels == sample.labels);
@@ -43,7 +43,7 @@ impl Samples {
     }
 }
 
-/// `name{label="value",other="value"} 12`, perhaps with a timestamp behind it.
+/// Parses `name{label="value",other="value"} 12`, optionally with a timestamp.
 fn read_line(line: &str) -> Option<Sample> {
     let (name, rest) = line.split_at(line.find(['{', ' '])?);
     let (labels, rest) = match rest.strip_prefix('{') {
@@ -54,7 +54,8 @@ fn read_line(line: &str) -> Option<Sample> {
     Some(Sample { name: name.to_owned(), labels, value })
 }
 
-/// The labels, and what follows the brace after them. A value may hold braces, commas and escaped quotes.
+/// Returns the labels and the text after the closing brace. Values may contain braces, commas and escaped
+/// quotes.
 fn read_labels(mut text: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {
@@ -69,7 +70,7 @@ fn read_labels(mut text: &str) -> Option<(BTreeMap<String, String>, &str)> {
     }
 }
 
-/// Where the quote is that ends a value.
+/// Returns the position of a value's closing quote.
 fn end_of_value(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, byte) in text.bytes().enumerate() {
@@ -84,7 +85,7 @@ fn end_of_value(text: &str) -> Option<usize> {
 }
 
 #[cfg(test)]
-#[allow(dead_code, unused_imports)] // the program has no harness and so no tests
+#[allow(dead_code, unused_imports)] // the program has no test harness
 mod tests {
     use super::*;
 

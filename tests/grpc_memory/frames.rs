@@ -1,4 +1,4 @@
-//! Frames of HTTP/2 as a client writes them by hand (RFC 9113, RFC 7541).
+//! Hand-written client frames of HTTP/2 (RFC 9113, RFC 7541).
 
 #![allow(clippy::unwrap_used)] // a frame that cannot be written fails the test
 
@@ -11,13 +11,13 @@ pub(crate) const CONTINUATION: u8 = 9;
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
-/// One frame.
+/// Encodes a frame.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// What every call begins with, of a method of the service `t`.
+/// Encodes the header fields of a call to a method of the service `t`.
 pub(crate) fn request(method: &str) -> Vec<u8> {
     // `:method: POST` and `:scheme: http` are in the static table; `:path` is its entry 4.
     [
@@ -28,17 +28,17 @@ pub(crate) fn request(method: &str) -> Vec<u8> {
     .concat()
 }
 
-/// A field that goes into no table.
+/// Encodes a field that is not indexed.
 pub(crate) fn field(name: &[u8], value: &[u8]) -> Vec<u8> {
     [&[0], &text(name)[..], &text(value)].concat()
 }
 
-/// A field that goes into the dynamic table.
+/// Encodes a field that is added to the dynamic table.
 pub(crate) fn indexed(name: &[u8], value: &[u8]) -> Vec<u8> {
     [&[0x40], &text(name)[..], &text(value)].concat()
 }
 
-/// A string literal without Huffman's code.
+/// Encodes a string literal without Huffman coding.
 pub(crate) fn text(bytes: &[u8]) -> Vec<u8> {
     let mut coded = Vec::new();
     match u8::try_from(bytes.len()) {

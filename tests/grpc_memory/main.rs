@@ -1,8 +1,8 @@
-//! What the gRPC server keeps on the heap for calls and connections of every kind, counted by the allocator.
+//! The heap that the gRPC server uses for calls and connections of every kind, measured by the allocator.
 //!
-//! A program of its own: the whole heap is counted. The clients write raw frames and allocate nothing that lasts.
+//! A separate program, since the whole heap is counted. The clients write raw frames and keep no allocations.
 
-#![allow(clippy::unwrap_used)] // a test that fails says where
+#![allow(clippy::unwrap_used)] // a failing test shows where
 
 mod frames;
 
@@ -28,13 +28,13 @@ use frames::{
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Connections, and calls on each.
+/// Number of connections, and of calls on each.
 const CONNECTIONS: usize = 16;
 const CALLS: usize = 128;
-/// How long the server may take to let go of what it need not keep; less than a client may take to send a message.
+/// How long the server may take to free memory; less than the time a client has to send a message.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Answers by the name of the method.
+/// A service whose methods are selected by name.
 struct Play {
     large: Bytes,
 }
@@ -54,7 +54,7 @@ impl Service for Play {
     }
 }
 
-/// A server, in a thread of its own.
+/// A server on its own thread.
 struct Running {
     dir: TempDir,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -91,11 +91,11 @@ impl Drop for Running {
     }
 }
 
-/// A client that sends the given frames.
+/// A client that sends raw frames.
 struct Client(UnixStream);
 
 impl Client {
-    /// With a window of so many bytes for each answer.
+    /// Connects with a stream window of this many bytes.
     fn connect(path: &Path, window: u16) -> Self {
         let mut client = Self(UnixStream::connect(path).unwrap());
         client.0.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -110,12 +110,12 @@ impl Client {
         self.0.write_all(bytes).unwrap();
     }
 
-    /// The server may have had enough.
+    /// Sends, ignoring errors: the server may have closed the connection.
     fn try_send(&mut self, bytes: &[u8]) {
         let _ = self.0.write_all(bytes);
     }
 
-    /// Waits until everything that was sent has been read, and what was woken by that has run.
+    /// Waits until the server has read everything and the tasks woken by it have run.
     fn settle(&mut self) {
         for round in 0..10 {
             let ping = [round; 8];
@@ -137,14 +137,14 @@ impl Client {
     }
 }
 
-/// What a client sends of one call, given the number of its stream: at once, and when that has been read.
+/// The bytes that a client sends for a call on a given stream: first, and after those have been read.
 type Script = fn(u32) -> [Vec<u8>; 2];
 
 /// One kind of call.
 struct Kind {
     name: &'static str,
     script: Script,
-    /// Calls of one client that are worked on at a time.
+    /// Maximum number of one client's calls that run at a time.
     running: usize,
 }
 
@@ -153,36 +153,36 @@ impl Kind {
         Self { name, script, running: 4096 }
     }
 
-    /// One of them is worked on, the others wait.
+    /// Lets one of them run while the others wait.
     const fn waiting(self) -> Self {
         Self { running: 1, ..self }
     }
 }
 
-/// What any of them may keep, in bytes: see `Limits::open`.
+/// Maximum memory of any call, in bytes: see `Limits::open`.
 const CALL: usize = 3 << 10;
 
-/// The head of a call, and more fields.
+/// Encodes the header of a call, with additional fields.
 fn head(stream: u32, method: &str, more: &[u8]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &[&request(method)[..], more].concat())
 }
 
-/// A message of no byte.
+/// Encodes an empty message.
 fn empty(flags: u8, stream: u32) -> Vec<u8> {
     frame(DATA, flags, stream, &[0; 5])
 }
 
-/// A complete call of a method.
+/// Encodes a complete call to a method.
 fn unary(stream: u32, method: &str) -> Vec<u8> {
     [head(stream, method, &[]), empty(END_STREAM, stream)].concat()
 }
 
-/// The same with more fields.
+/// Encodes a complete call with additional fields.
 fn with(stream: u32, more: &[u8]) -> [Vec<u8>; 2] {
     [[head(stream, "Hang", more), empty(END_STREAM, stream)].concat(), Vec::new()]
 }
 
-/// A call that goes on with as many trailers as fit.
+/// Encodes a call with as many trailers as fit.
 fn trailers(stream: u32, method: &str) -> [Vec<u8>; 2] {
     let begun = [head(stream, method, &[]), empty(0, stream)].concat();
     [begun, frame(HEADERS, END_HEADERS | END_STREAM, stream, &short_fields(FIELDS))]
@@ -200,24 +200,24 @@ fn trailers_in_parts(stream: u32) -> [Vec<u8>; 2] {
     [[head(stream, "Hang", &[]), empty(0, stream)].concat(), parts.concat()]
 }
 
-/// A request that is refused, with this field in place of that one.
+/// Encodes a request that is rejected because `name` has this value.
 fn refused(stream: u32, name: &[u8], value: u8) -> [Vec<u8>; 2] {
     let value = field(name, &[value; 7000]);
     let mut block = request("Hang");
     if name == b"content-type" {
-        // It comes last.
+        // It is the last field.
         block.truncate(block.len() - field(name, b"application/grpc").len());
     }
     [frame(HEADERS, END_HEADERS | END_STREAM, stream, &[block, value].concat()), Vec::new()]
 }
 
-/// So many fields with short names of their own.
+/// Encodes `count` fields with distinct short names.
 fn short_fields(count: usize) -> Vec<u8> {
     let letter = |at: usize| b'a' + u8::try_from(at % 26).unwrap();
     (0..count).flat_map(|at| field(&[letter(at / 26), letter(at)], b"")).collect()
 }
 
-/// As many as fit into 8 KiB, by HTTP/2's reckoning (RFC 9113, 6.5.2).
+/// As many fields as fit into 8 KiB by HTTP/2's size rules (RFC 9113, 6.5.2).
 const FIELDS: usize = 230;
 
 const KINDS: &[Kind] = &[
@@ -249,7 +249,7 @@ const KINDS: &[Kind] = &[
     }),
 ];
 
-/// Waits until there are so many bytes at most for each: how many there are.
+/// Waits until the memory per item is at most `bound`, and returns it.
 fn measure(before: usize, count: usize, bound: usize) -> usize {
     let begun = Instant::now();
     loop {
@@ -264,7 +264,7 @@ fn measure(before: usize, count: usize, bound: usize) -> usize {
 fn limits(running: usize) -> Limits {
     let long = Duration::from_secs(600);
     let most = Limits::default().open_each;
-    // What is not read is not what this is about.
+    // Unread responses are not the subject here.
     let limits = Limits { patience: long, answer: long, unread: long, answers: 1 << 30, ..Limits::default() };
     Limits { running: running.min(most), running_each: running.min(most), ..limits }
 }
@@ -285,7 +285,7 @@ fn call(kind: &Kind) -> usize {
     measure(before, CONNECTIONS * CALLS, CALL)
 }
 
-/// What a client makes a connection keep.
+/// What a client makes a connection keep in memory.
 struct Held {
     name: &'static str,
     script: fn(&mut Client),
@@ -337,7 +337,7 @@ const HELD: &[Held] = &[
     },
 ];
 
-/// Puts so many paths into the table, far from one another.
+/// Adds this many paths to the dynamic table, far from one another.
 fn paths(client: &mut Client, count: u8) {
     let filler = frame(0x77, 0, 0, &[0; 16_000]);
     for number in 0..count {
@@ -357,13 +357,13 @@ fn connection(held: &Held) -> usize {
     measure(before, CONNECTIONS, held.bound)
 }
 
-/// The memory that all connections may use together, in bytes: see `Limits::connections`.
+/// Maximum memory of all connections together, in bytes: see `Limits::connections`.
 const ALL: usize = 64 << 20;
 
-/// How many paths a connection puts into its table.
+/// Returns how many paths a connection adds to its table.
 type Paths = fn(usize) -> u8;
 
-/// As many as one connection may have, and as many as all together may have.
+/// The maximum per connection, and the maximum of all together.
 const PATHS: [(&str, Paths); 2] = [
     ("15 paths each", |_| 15),
     ("15 paths each of 113, and 6 of the others", |at| if at < 113 { 15 } else { 6 }),
@@ -379,7 +379,7 @@ fn all_connections(count: Paths) -> usize {
     measure(before, 1, ALL)
 }
 
-/// One test: what runs beside it would be counted.
+/// A single test, since concurrent ones would be counted too.
 #[test]
 #[allow(clippy::print_stdout)] // with `--nocapture`: the figures
 fn calls_and_connections_keep_what_the_limits_say() {

@@ -1,11 +1,12 @@
-//! What numacast decides without I/O, compiled from its own sources, with their unit tests. What needs connections, files that are
-//! watched, the API server or the simulation is not here; tests that need it must stand elsewhere.
+//! numacast's logic without I/O, compiled from its own sources, with their unit tests. Anything that needs
+//! connections, file watches, the API server or the simulation is excluded; tests that need it must be
+//! elsewhere.
 
-#![cfg_attr(test, allow(clippy::unwrap_used))] // a test that fails says where
-#![allow(dead_code, unused_imports)] // those who use it are not here
+#![cfg_attr(test, allow(clippy::unwrap_used))] // a failing test shows where
+#![allow(dead_code, unused_imports)] // their users are not included
 #![forbid(unsafe_code)]
 
-// An inline module, so that the modules in it find their own files where numacast's do.
+// An inline module, so that its submodules resolve to numacast's source files.
 #[path = "../../src"]
 mod src {
     pub mod backoff;
@@ -23,7 +24,7 @@ mod src {
     pub mod topology;
     pub mod wire;
 
-    // Of these rooms only what is pure.
+    // Only the parts of these directories that do no I/O.
 
     pub mod agent {
         mod changes;
@@ -128,7 +129,7 @@ mod src {
     }
 }
 
-// Compares pods with the JSON that Kubernetes' own types write.
+// Compares pods with the JSON written by Kubernetes' own types.
 #[cfg(test)]
 #[path = "../../tests/corpus"]
 mod corpus {

@@ -1,44 +1,44 @@
-//! What one walk is run on, and what it came to: the same for real and for simulated kubelets.
+//! The parameters and the outcome of one walk, for real and for simulated kubelets.
 
 use std::fmt;
 
-/// On what a cell runs.
+/// The kind of kubelet that a cell runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Half {
     /// A real kubelet on a described machine.
     Real,
-    /// A simulated one.
+    /// A simulated kubelet.
     Sim,
 }
 
-/// One row of the table before it is run.
+/// The parameters of one row of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     pub(crate) half: Half,
-    /// A file of `tests/machines/`.
+    /// Name of a file of `tests/machines/`.
     pub(crate) machine: String,
     /// The kubelet's minor version: `1.33`.
     pub(crate) version: String,
-    /// `None`: as the machine's description has them.
+    /// The kubelet's policies; `None` for those of the machine's description.
     pub(crate) policies: Option<Policies>,
 }
 
-/// The kubelet's policies, in its own words.
+/// The kubelet's policies, as spelled in its configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policies {
     pub(crate) cpu: &'static str,
     pub(crate) memory: &'static str,
     pub(crate) topology: &'static str,
     pub(crate) scope: &'static str,
-    /// An option of the CPU Manager's policy that is on.
+    /// An enabled option of the CPU Manager's policy.
     pub(crate) option: Option<&'static str>,
-    /// CPUs are reserved by number, not by id: the kubelet chooses which.
+    /// CPUs are reserved by number instead of ID, so the kubelet chooses them.
     pub(crate) numeric: bool,
-    /// Feature gates for which pods with resources of their own are resized in place.
+    /// Enables the feature gates for in-place resizes of pods with exclusive resources.
     pub(crate) exclusive_resize: bool,
 }
 
-/// What a walk came to.
+/// The outcome of a walk.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) seed: u64,
@@ -46,21 +46,21 @@ pub(crate) struct Outcome {
     pub(crate) pods: usize,
     /// Steps taken.
     pub(crate) steps: usize,
-    /// Steps after which the published object did not say what the oracle says, and how it differed.
+    /// Differences between the published object and the oracle, one entry per step.
     pub(crate) differences: Vec<String>,
-    /// Why there was no walk, where that is known to be so: the kubelet's own words.
+    /// The kubelet's error, if it is known not to start on this machine.
     pub(crate) refused: Option<String>,
-    /// Why the walk ended before its time.
+    /// Why the walk was aborted.
     pub(crate) broken: Option<String>,
 }
 
 impl Outcome {
-    /// No walk so far.
+    /// Creates an outcome without steps.
     pub(crate) fn new(seed: u64) -> Self {
         Self { seed, pods: 0, steps: 0, differences: Vec::new(), refused: None, broken: None }
     }
 
-    /// Nothing is wrong, unless that the kubelet cannot live on such a machine.
+    /// Returns true if nothing failed. A kubelet known not to start on this machine is no failure.
     pub(crate) fn is_good(&self) -> bool {
         self.differences.is_empty() && self.broken.is_none()
     }

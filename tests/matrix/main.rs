@@ -1,8 +1,9 @@
-//! The long form of the random walks, run by hand: cells of machine x kubelet version x policies, and one table.
+//! The long form of the random walks, run by hand: cells of machine x kubelet version x policies, and a table
+//! of results.
 //!
-//! `make matrix` runs everything; `cargo test --test matrix -- --help` tells what can be chosen. In each cell a
-//! seeded walk goes over everything that changes what a node has free, and after each step the published object
-//! must equal an oracle that shares no code with the agent.
+//! `make matrix` runs everything; `cargo test --test matrix -- --help` lists the options. In each cell a
+//! seeded walk covers everything that changes the node's available resources. After each step the published
+//! object must equal an oracle that shares no code with the agent.
 
 #[path = "../real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
@@ -56,7 +57,7 @@ struct Options {
     list: bool,
 }
 
-#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let cells = chosen(&options)?;
@@ -72,12 +73,13 @@ async fn main() -> Result<ExitCode> {
         false => Some(cluster(&real).await?),
     };
     rows.splice(..0, run(real, &options, cluster.as_ref().map(|(cluster, _)| cluster)).await?);
-    // Before the cluster goes: its directory holds a /sys for each machine, and removing them takes a while.
+    // Printed before the cluster is dropped: its directory has a /sys for each machine, which takes a while
+    // to remove.
     write!(std::io::stdout(), "{}", table::Table(&rows))?;
     Ok(if rows.iter().all(|(_, outcome)| outcome.is_good()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What cells on real kubelets need; it lives as long as both.
+/// Starts the cluster that cells on real kubelets need; the parts must live as long.
 async fn cluster(cells: &[Cell]) -> Result<(Cluster, Parts)> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
     real::build_kubelets(cells)?;
@@ -99,7 +101,7 @@ fn chosen(options: &Options) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// Runs the cells, several at once, and gives them back in their order.
+/// Runs the cells concurrently and returns them in their original order.
 async fn run(cells: Vec<Cell>, options: &Options, cluster: Option<&Cluster>) -> Result<Vec<(Cell, Outcome)>> {
     let total = cells.len();
     let walks = cells.into_iter().enumerate().map(async |(index, cell)| {

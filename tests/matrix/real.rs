@@ -13,23 +13,23 @@ use crate::support::node::NodeSetup;
 use crate::support::walk::Walk;
 use crate::support::{Cluster, RealNode, parts};
 
-/// Pods at a time.
+/// Maximum number of pods at a time.
 const CROWD: usize = 14;
-/// A walk is given up at this many differences: what was wrong once mostly stays wrong.
+/// A walk is aborted after this many differences, since most of them persist.
 const ENOUGH: usize = 3;
-/// The machine on which every combination of policies is tried.
+/// The machine on which every combination of policies is tested.
 const COMMON: &str = "two-by-eight";
 
-/// Machines on which no kubelet can live, and words by which it says so. Anything else that goes wrong at its
-/// start is a failure.
+/// Machines on which the kubelet cannot start, with a part of its error message. Any other error at its start
+/// is a failure.
 const REFUSED: [(&str, &str); 1] = [("memory-less-bare", "could not detect number of cpus")];
 
-/// Machines for which a kubelet before 1.36 has no answer in a lifetime: its hints for devices try every set of all
-/// nodes, and here these are 2^34.
+/// Machines on which a kubelet before 1.36 takes practically forever: its device hints try every subset of
+/// the NUMA nodes, here 2^34.
 const NEWEST_ONLY: [&str; 1] = ["gb200"];
 
-/// Every machine as it is described, on one version after the other; and on one machine every combination of policies on
-/// the newest version and once on an older one, so that each of these meets each policy.
+/// Returns every machine as described, cycling through the versions; and on one machine every combination of
+/// policies, on the newest version and on an older one, so that each older version gets each policy.
 pub(crate) fn cells() -> Result<Vec<Cell>> {
     let (newest, older) = (newest_version()?, names(&parts::script("kubelets"), "")?);
     let versions: Vec<&String> = older.iter().chain([&newest]).collect();
@@ -45,7 +45,8 @@ pub(crate) fn cells() -> Result<Vec<Cell>> {
         let version = if newest_only { &newest } else { versions[index % versions.len()] };
         of(machine, version, None)
     });
-    // Blocks of one CPU and one memory policy; the version moves on by one in each.
+    // The older version advances with each combination, and once more after each block of one CPU and one
+    // memory policy, so that each version gets each policy.
     let combined = combinations().into_iter().enumerate().flat_map(|(index, policies)| {
         let older = &older[(index + index / 4) % older.len()];
         [older, &newest].map(|version| of(COMMON, version, Some(policies)))
@@ -63,7 +64,8 @@ fn combinations() -> Vec<Policies> {
         for (index, topology) in
             ["none", "best-effort", "restricted", "single-numa-node"].into_iter().enumerate()
         {
-            // Each Topology Manager policy meets both scopes, both ways to reserve CPUs and both kinds of resize.
+            // Each Topology Manager policy gets both scopes, both ways to reserve CPUs and both kinds of
+            // resize.
             let scope = if (block + index / 2) % 2 == 0 { "container" } else { "pod" };
             let numeric = cpu == "static" && (block + index) % 2 == 0;
             let exclusive_resize = (block / 2 + index) % 2 == 0;
@@ -73,7 +75,7 @@ fn combinations() -> Vec<Policies> {
     all
 }
 
-/// The minor version that `tests/parts/kubernetes` has, such as `1.37`.
+/// Returns the minor version of `tests/parts/kubernetes`, such as `1.37`.
 fn newest_version() -> Result<String> {
     let module = std::fs::read_to_string(parts::script("kubernetes/go.mod"))?;
     let required = module.lines().find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes v"));
@@ -85,7 +87,7 @@ fn machines() -> Result<Vec<String>> {
     names(&parts::repository().join("tests/machines"), ".yaml")
 }
 
-/// What a directory holds, in order, without a common ending.
+/// Returns the sorted names in a directory that end in `ending`, without it.
 fn names(dir: &Path, ending: &str) -> Result<Vec<String>> {
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(dir).with_context(|| dir.display().to_string())? {
@@ -95,13 +97,13 @@ fn names(dir: &Path, ending: &str) -> Result<Vec<String>> {
     Ok(names.into_iter().collect())
 }
 
-/// Builds the kubelets of all cells before any of them runs.
+/// Builds the kubelets of all cells up front.
 pub(crate) fn build_kubelets(cells: &[Cell]) -> Result<()> {
     let versions: BTreeSet<&String> = cells.iter().map(|cell| &cell.version).collect();
     versions.into_iter().try_for_each(|version| parts::program_of(version, "kubelet").map(drop))
 }
 
-/// Runs one cell on a node of its own.
+/// Runs one cell on its own node.
 pub(crate) async fn run(cell: &Cell, index: usize, cluster: &Cluster, steps: usize, seed: u64) -> Outcome {
     let mut outcome = Outcome::new(seed);
     let name = format!("{}-{index}", cell.machine);
@@ -145,7 +147,7 @@ fn with_policies(setup: NodeSetup, policies: &Policies) -> NodeSetup {
         .kubelet("topologyManagerPolicy", policies.topology.into())
         .kubelet("topologyManagerScope", policies.scope.into());
     if policies.numeric {
-        // One and a half make two.
+        // The kubelet rounds 1.5 CPUs up to two.
         setup = setup
             .kubelet("reservedSystemCPUs", Value::Null)
             .kubelet("systemReserved", json!({ "cpu": "1500m", "memory": "924Mi" }));
@@ -179,7 +181,8 @@ async fn walk(node: RealNode, cell: &Cell, steps: usize, outcome: &mut Outcome) 
     Ok(())
 }
 
-/// Keeps what explains a difference: the kubelet's state files, a recording of what the agent reads, the logs.
+/// Keeps the evidence of a difference: the kubelet's checkpoints, a recording of the agent's inputs, the
+/// logs.
 fn keep(node: &RealNode, cell: &Cell, outcome: &Outcome) -> Result<PathBuf> {
     let row = cell.to_string().replace(' ', "-");
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("matrix").join(row).join(outcome.steps.to_string());
@@ -187,7 +190,7 @@ fn keep(node: &RealNode, cell: &Cell, outcome: &Outcome) -> Result<PathBuf> {
     let files = ["cpu_manager_state", "memory_manager_state", "device-plugins/kubelet_internal_checkpoint"];
     let sources = files.map(|file| node.kubelet_dir().join(file)).into_iter();
     for source in sources.chain([node.dir().join("agent.log"), node.dir().join("kubelet.log")]) {
-        // Not every policy has every file.
+        // Not every policy writes every file.
         if source.is_file() {
             std::fs::copy(&source, dir.join(source.file_name().context("a file without a name")?))?;
         }
@@ -203,7 +206,7 @@ fn keep(node: &RealNode, cell: &Cell, outcome: &Outcome) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// The error with which a kubelet ended, by its log.
+/// Returns the error in the log of a kubelet that exited.
 fn last_error(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -1,4 +1,4 @@
-//! Cells on simulated kubelets: every described machine under every age and set of policies.
+//! Cells on simulated kubelets: every described machine with every age and set of policies.
 
 use anyhow::{Context, Result};
 use numacast::sim::kubelet::Age;
@@ -6,7 +6,7 @@ use numacast::sim::kubelet::Age;
 use crate::cell::{Cell, Half, Outcome, Policies};
 use crate::sim_walk;
 
-/// Machines, ages and policies, each with every other.
+/// Returns all combinations of machines, ages and policies.
 pub(crate) fn cells() -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for (name, machine) in sim_walk::machines().map_err(anyhow::Error::msg)? {
@@ -30,12 +30,12 @@ pub(crate) fn cells() -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// `V1_34` is `1.34`.
+/// Converts `V1_34` to `1.34`.
 fn version(age: Age) -> String {
     format!("{age:?}").trim_start_matches('V').replace('_', ".")
 }
 
-/// Walks over a cell on a thread of its own: it never waits for long.
+/// Walks on a thread of its own, since the walk rarely yields.
 pub(crate) async fn run(cell: &Cell, steps: usize, seed: u64) -> Outcome {
     let mut outcome = Outcome::new(seed);
     let cell = cell.clone();
@@ -43,7 +43,7 @@ pub(crate) async fn run(cell: &Cell, steps: usize, seed: u64) -> Outcome {
     match walked.context("the walk panicked").and_then(|walked| walked) {
         Ok(Ok(met)) => {
             outcome.pods = met.admitted;
-            // The first comparison comes before the first step.
+            // The first comparison precedes the first step.
             outcome.steps = met.compared - 1;
         }
         Ok(Err(difference)) => outcome.differences.push(difference),

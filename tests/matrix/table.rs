@@ -1,10 +1,10 @@
-//! The table at the end.
+//! The table of results.
 
 use std::fmt;
 
 use crate::cell::{Cell, Outcome};
 
-/// Rows, totals, and after them each difference at length.
+/// Rows, totals, and then the details of each difference.
 pub(crate) struct Table<'a>(pub(crate) &'a [(Cell, Outcome)]);
 
 const HEAD: [&str; 8] = ["half", "machine", "kubelet", "policies", "pods", "steps", "differences", "seed"];

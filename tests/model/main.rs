@@ -1,9 +1,10 @@
-//! A model of the scheduler plugin's cache, run by hand: `make model`.
+//! A model of the scheduler plugin's cache. Run manually with `make model`.
 //!
-//! `make model ARGS=--help` tells what can be chosen. It prints the tables of `docs/proofs.md`; `--write` puts them there.
-//! It fails when numacast lets a pod be refused that it could have prevented, or leaves a node frozen.
+//! `make model ARGS=--help` lists the options. It prints the tables of `docs/proofs.md`; `--write` puts them
+//! there. It fails if numacast lets a pod be rejected although it could have prevented that, or leaves a node
+//! frozen.
 
-#[allow(dead_code)] // what only the short form needs, which `cargo test` runs
+#[allow(dead_code)] // some items are used only by the short form, in `cargo test`
 mod run;
 mod tables;
 
@@ -43,7 +44,7 @@ struct Options {
     list: bool,
 }
 
-/// Where the tables stand in `docs/proofs.md`.
+/// Markers of the tables in `docs/proofs.md`.
 const BEGIN: &str = "<!-- make model: what follows is written by it -->\n";
 const END: &str = "<!-- make model: end -->\n";
 
@@ -78,7 +79,7 @@ fn main() -> Result<ExitCode> {
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Lines as long as those of the document.
+/// Wraps a text at the document's line length.
 fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -18,7 +18,7 @@ use crate::run::queue::BackOff;
 use crate::run::walk::{self, Report, Walk};
 use crate::run::world::{Delays, Settings};
 
-/// What the tables are made with.
+/// The parameters of all tables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bench {
     pub(crate) seed: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Bench {
     pub(crate) jobs: usize,
 }
 
-/// One table; what is wrong with it comes beside its lines.
+/// One table; `make` returns its lines and its failures.
 pub(crate) struct Table {
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
@@ -110,7 +110,7 @@ pub(crate) const ALL: &[Table] = &[
     },
 ];
 
-/// Every cell on its own, a few at once.
+/// Computes all cells, `jobs` at a time.
 fn all<C: Sync, R: Send>(jobs: usize, cells: &[C], work: impl Fn(&C) -> R + Sync) -> Vec<R> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -130,7 +130,7 @@ fn all<C: Sync, R: Send>(jobs: usize, cells: &[C], work: impl Fn(&C) -> R + Sync
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// One load under one exporter.
+/// One load with one exporter.
 #[derive(Clone, Debug)]
 struct Cell {
     who: Who,
@@ -143,10 +143,10 @@ struct Cell {
     client: Option<(u32, u32)>,
     life: u64,
     odd: bool,
-    /// So many of a thousand pods bind late.
+    /// Number of pods in a thousand that bind late.
     late: u32,
     oracle: bool,
-    /// How long containers take to start, if not as usual.
+    /// How long containers take to start, if not the default.
     start: Option<Span>,
     runs: u64,
     /// Seconds of each run.
@@ -174,7 +174,7 @@ impl Cell {
         }
     }
 
-    /// On so many nodes; many need one run, and a shorter one.
+    /// Sets the number of nodes. Many nodes need only one run, and a shorter one.
     fn on(self, nodes: usize) -> Self {
         match nodes {
             1 => self,
@@ -213,7 +213,7 @@ impl Cell {
     }
 }
 
-/// The middle of several runs.
+/// The mean of several runs.
 #[derive(Clone, Debug, Default)]
 struct Mean {
     busy: f64,
@@ -236,7 +236,7 @@ struct Mean {
 
 fn means(bench: &Bench, cells: &[Cell]) -> Vec<Mean> {
     all(bench.jobs, cells, |cell| {
-        // The same seeds for all cells: they differ by what is compared.
+        // Use the same seeds for all cells, so that they differ only in what is compared.
         let outcomes: Vec<Outcome> =
             (0..cell.runs).map(|run| cell.run(bench.seed.wrapping_add(run))).collect();
         mean(&outcomes)
@@ -269,7 +269,7 @@ fn mean(outcomes: &[Outcome]) -> Mean {
     }
 }
 
-/// numacast must not refuse what it could have prevented.
+/// Reports the rejections that numacast could have prevented.
 fn judge(cells: &[Cell], means: &[Mean]) -> Vec<String> {
     let does_what_it_can = |who| matches!(who, Who::Ours { .. } | Who::Direct { reserves: true });
     let ours = cells.iter().zip(means).filter(|(cell, _)| does_what_it_can(cell.who));
@@ -288,7 +288,7 @@ const PERIODS: [u64; 3] = [1, 5, 10];
 
 const QUIET: (Who, Nudges) = (Who::USUAL, Nudges::None);
 
-/// numacast as it comes.
+/// numacast with its defaults.
 fn usual() -> (Who, Nudges) {
     (Who::USUAL, Nudges::usual())
 }
@@ -304,7 +304,7 @@ fn everybody() -> [(Who, Nudges); 6] {
     ]
 }
 
-/// Whoever may be nudged for, and how.
+/// The exporter's name, with the nudges if it is numacast.
 fn name((who, nudges): (Who, Nudges)) -> String {
     match who {
         Who::Ours { .. } | Who::KubeletView => format!("{}, {}", who.name(), nudges.name()),
@@ -366,7 +366,7 @@ fn by_life(bench: &Bench, lives: &[u64], odd: bool) -> (String, Vec<String>) {
         let name = name(*who) + if *informer == Informer::Shared { ", `Shared`" } else { "" };
         let refused = means.iter().map(|mean| mean.refused).fold(0.0, f64::max);
         let busy = three(means, |mean| format!("{:.0}", mean.busy));
-        // Where nothing ever runs there is nothing to wait for.
+        // If nothing ever runs, there is no waiting time.
         let waits = three(means, |mean| match mean.busy {
             busy if busy < 0.5 => "never".to_owned(),
             _ => format!("{:.1}, {:.0}", mean.p50, mean.p90),
@@ -400,7 +400,7 @@ fn queues(bench: &Bench) -> (String, Vec<String>) {
     (lines, failures)
 }
 
-/// CPUs busy in percent at each period.
+/// CPUs busy, in percent, at each resync period.
 fn busy(means: &[Mean]) -> String {
     three(means, |mean| format!("{:.0}", mean.busy))
 }
@@ -439,7 +439,7 @@ fn nodes(bench: &Bench) -> (String, Vec<String>) {
     (lines, judge(&cells, &found))
 }
 
-/// As many nodes as are called many.
+/// The size of a cluster with many nodes.
 const FLEET: usize = 50;
 
 fn nudges(bench: &Bench) -> (String, Vec<String>) {
@@ -624,7 +624,7 @@ fn patience(bench: &Bench) -> (String, Vec<String>) {
     (lines, Vec::new())
 }
 
-/// Steps of one walk; then another begins, under other conditions.
+/// Steps of one walk; then another one begins with other settings.
 const LEG: u64 = 2_000;
 
 fn walks(bench: &Bench) -> (String, Vec<String>) {
@@ -685,7 +685,8 @@ fn walks(bench: &Bench) -> (String, Vec<String>) {
 
 fn leg_of(bench: &Bench, walk: &Walk, who: Who, leg: u64) -> Report {
     let seed = bench.seed.wrapping_add(leg);
-    // A quarter of the walks has no faults, and half has pods of others: which ones says the seed, so that it alone repeats one.
+    // A quarter of the walks have no faults, and half have pods of other schedulers. The seed decides which,
+    // so that it alone reproduces a walk.
     let (foreign, faults) = (!seed.is_multiple_of(2), !seed.is_multiple_of(4));
     walk::run(&Walk { foreign, faults, ..*walk }, seed, who)
 }

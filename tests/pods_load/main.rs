@@ -1,8 +1,9 @@
 //! The Pods API under load: `make pods-load`.
 //!
-//! A thousand clients watch the binary as it ships, which watches one simulated kubelet. Each of them must hear each event,
-//! byte for byte, once and in order; how long the last of them waits for it is what is measured, at ten events per second, with
-//! some beside them who do not read, and at rising rates until it bends.
+//! A thousand clients watch the shipped binary, which watches one simulated kubelet. Each client must receive
+//! each event, byte for byte, once and in order. Measured is the time until the last client receives an
+//! event: at ten events per second, with additional clients that do not read, and at rising rates until the
+//! server is overloaded.
 
 mod watcher;
 
@@ -61,36 +62,38 @@ struct Options {
     binary: PathBuf,
 }
 
-/// What one who watches may take of the server's memory, bytes.
+/// Maximum memory of the server per watcher, in bytes.
 const WATCHER: f64 = 40960.0;
-/// What the server may take for its pods, which it keeps once and is told of now and then, besides twice their bytes.
+/// Maximum memory of the server for its pods, in addition to twice their encoded size: it caches them once,
+/// and receives a list now and then.
 const AT_REST: usize = 2 << 20;
-/// It bends where the last watcher waits for longer than this, ms, or some are cut.
+/// The server counts as overloaded if the last watcher waits for longer than this, in ms, or if watchers are
+/// disconnected.
 const BENT: f64 = 2000.0;
-/// Nothing here takes this long unless it is broken.
+/// Upper bound for any wait.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What all who watch have heard.
+/// What all watchers have received.
 #[derive(Default)]
 struct Heard {
-    /// The pods after each change, in order, and when each was told to the server.
+    /// The pods after each change, in order, and when each was sent to the server.
     pods: Vec<Vec<u8>>,
     told: Vec<Instant>,
-    /// How many have heard it, and when the last of them did.
+    /// How many watchers have received each change, and when the last of them did.
     last: Vec<(usize, Instant)>,
-    /// Who have heard what there was before.
+    /// Number of watchers that have received the initial state.
     synced: usize,
-    /// Who have been cut off, or have heard something wrong.
+    /// Errors of watchers that were disconnected or received something wrong.
     lost: Vec<String>,
 }
 
-/// Somebody who hears.
+/// Verifies the events of one watcher.
 struct Ear {
     heard: Rc<RefCell<Heard>>,
-    /// Pods of the initial set.
+    /// Number of initial pods received.
     initial: usize,
     pods: usize,
-    /// The next change that it is to hear of.
+    /// Index of the next expected change.
     next: Option<usize>,
 }
 
@@ -107,7 +110,7 @@ impl Ear {
             return Ok(());
         };
         let expected = heard.pods.get(next).context("an event that nobody caused")?;
-        // MODIFIED, and the pod: its length takes two bytes.
+        // MODIFIED and the pod, whose length takes two bytes.
         ensure!(
             message.starts_with(&[8, 2, 18]) && message[5..] == expected[..],
             "another event than {next}"
@@ -118,16 +121,17 @@ impl Ear {
     }
 }
 
-/// What came of a load.
+/// The results of a load.
 struct Figures {
     rate: u32,
     changes: usize,
-    /// Between the source's event and the last who heard it, ms, sorted.
+    /// Times from the source's event until the last watcher received it, in ms, sorted.
     waits: Vec<f64>,
     lost: usize,
-    /// Until the server had handed it on to the last, ms, at most: the bounds of its own histogram.
+    /// Upper bounds, from the server's own histogram, of the time until it had passed an event on to all
+    /// watchers, in ms.
     own: [f64; 2],
-    /// Of a core.
+    /// CPU time as a share of a core.
     cpu: f64,
 }
 
@@ -166,7 +170,7 @@ impl Figures {
 const HEAD: &str = "| watched by | events per second | events | to the last watcher p50 ms | p99 ms | max ms | handed on to the last p50 ms, at most | p99 ms, at most | cut off | CPU of the server |\n\
                     |---|---|---|---|---|---|---|---|---|---|";
 
-#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     LocalSet::new().run_until(run(&options)).await?;
@@ -214,7 +218,7 @@ async fn run(options: &Options) -> Result<()> {
     usual.is_quick(options)?;
     ensure!(each <= WATCHER, "{each:.0} bytes for each watcher, more than {WATCHER}");
 
-    // They take the first of it, and no more.
+    // Clients that read only the beginning.
     let mut stalled = Vec::new();
     for _ in 0..options.stalled {
         stalled.push(Watcher::call(&node.socket).await?);
@@ -256,7 +260,7 @@ fn mib(bytes: usize) -> f64 {
     bytes as f64 / 1048576.0
 }
 
-/// A simulated kubelet, what serves its pods once more, and who watches.
+/// A simulated kubelet, the server of its pods, and the watchers.
 struct Node {
     _dir: tempfile::TempDir,
     api: SimPodsApi,
@@ -267,7 +271,7 @@ struct Node {
     heard: Rc<RefCell<Heard>>,
     changes: usize,
     pods: usize,
-    /// The most watches of the kubelet at once.
+    /// The maximum number of concurrent watches of the kubelet.
     upstream: usize,
 }
 
@@ -278,7 +282,7 @@ impl Node {
         std::fs::create_dir_all(kubelet.join("pods-api"))?;
         let api = SimPodsApi::start(kubelet.join("pods-api/pods-api.sock"))?;
         let ours = dir.path().join("ours");
-        // Nobody else takes a port that was free a moment ago, on a machine that has thousands.
+        // With thousands of free ports, no other process is likely to take this one meanwhile.
         let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let mut command = Command::new(&options.binary);
         command
@@ -304,13 +308,13 @@ impl Node {
         Ok(node)
     }
 
-    /// So many pods, known to the server: their bytes.
+    /// Creates pods and waits until the server has them. Returns their total size in bytes.
     async fn furnish(&mut self, pods: usize) -> Result<usize> {
         self.pods = pods;
         let all: Vec<core::Pod> = (0..pods).map(|number| pod(number, 0)).collect();
         all.iter().for_each(|pod| self.api.set_silently(pod));
         let start = Instant::now();
-        // A kubelet that has just started is not believed at once.
+        // A kubelet that has just started is not trusted at once.
         while self.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\"}").await.ok()
             != Some(pods as f64)
         {
@@ -337,7 +341,7 @@ impl Node {
         Ok(())
     }
 
-    /// Waits until this holds.
+    /// Waits until `enough` holds.
     async fn until(&mut self, what: &str, enough: impl Fn(&Heard) -> bool) -> Result<()> {
         let start = Instant::now();
         while !enough(&self.heard.borrow()) {
@@ -351,7 +355,7 @@ impl Node {
         Ok(())
     }
 
-    /// So many pods change each second.
+    /// Changes `rate` pods per second.
     async fn load(&mut self, rate: u32, seconds: u32) -> Result<Figures> {
         let first = self.heard.borrow().pods.len();
         let (cpu, before) = (cpu(self.pid)?, self.handed_on().await?);
@@ -362,7 +366,7 @@ impl Node {
         }
         let sent = start.elapsed();
         let cpu = (self::cpu(self.pid)? - cpu) / sent.as_secs_f64();
-        // Whoever has not heard all by then has been cut off, or is so late that it has bent.
+        // A watcher that is not done by then was disconnected, or the server is overloaded.
         let last = |heard: &Heard| heard.last.last().map_or(0, |(count, _)| *count);
         let patience = Instant::now() + Duration::from_secs(10);
         while last(&self.heard.borrow()) + self.heard.borrow().lost.len() < self.heard.borrow().synced
@@ -382,7 +386,7 @@ impl Node {
 
     fn change(&mut self) {
         self.changes += 1;
-        // Another one each time, far from the one before.
+        // A different pod each time, far from the previous one.
         let changed = pod(self.changes * 7 % self.pods, self.changes);
         let now = Instant::now();
         {
@@ -403,7 +407,8 @@ impl Node {
         memory(self.pid, "VmHWM:")
     }
 
-    /// How many events were handed on to the last within so many seconds.
+    /// Returns the histogram of times until events were passed on to all watchers: bounds in seconds and
+    /// counts.
     async fn handed_on(&self) -> Result<Vec<(f64, f64)>> {
         let text = self.exposition().await?;
         let buckets = text.lines().filter_map(|line| {
@@ -414,7 +419,7 @@ impl Node {
         Ok(buckets.collect())
     }
 
-    /// The value of a sample.
+    /// Returns the value of a sample.
     async fn metric(&self, sample: &str) -> Result<f64> {
         let text = self.exposition().await?;
         let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
@@ -430,7 +435,7 @@ impl Node {
     }
 }
 
-/// The bucket, in ms, within which this share of what came in between lies.
+/// Returns the bucket bound, in ms, within which this share of the new observations lies.
 fn bound(before: &[(f64, f64)], after: &[(f64, f64)], share: f64) -> f64 {
     let counts = before.iter().zip(after).map(|((bound, before), (_, after))| (*bound, after - before));
     let counts: Vec<(f64, f64)> = counts.collect();
@@ -439,21 +444,21 @@ fn bound(before: &[(f64, f64)], after: &[(f64, f64)], share: f64) -> f64 {
     bucket.map_or(f64::INFINITY, |(bound, _)| bound * 1000.0)
 }
 
-/// A figure of a process, in bytes.
+/// Returns a memory figure of a process, in bytes.
 fn memory(process: u32, key: &str) -> Result<usize> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(key)).context("no such line")?;
     Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? << 10)
 }
 
-/// User and system time so far, in seconds.
+/// Returns the user and system time so far, in seconds.
 fn cpu(process: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat"))?;
     let words: Vec<&str> = stat.rsplit_once(')').context("no stat")?.1.split_whitespace().collect();
     Ok((words[11].parse::<f64>()? + words[12].parse::<f64>()?) / 100.0)
 }
 
-/// A pod of a usual size, from 5 to 10 KiB.
+/// Returns a pod of a realistic size, from 5 to 10 KiB.
 fn pod(number: usize, change: usize) -> core::Pod {
     let applied = "kubectl.kubernetes.io/last-applied-configuration".to_owned();
     let annotations = [

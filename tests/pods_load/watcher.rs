@@ -1,5 +1,6 @@
-//! A client that watches, as thin as one can be: HTTP/2 and gRPC by hand, so that a thousand of them take little of the machine
-//! that what they watch runs on too. Their windows are those of Go's clients, 64 KiB, and they give back what they have read.
+//! A minimal watch client with hand-written HTTP/2 and gRPC, so that a thousand of them take little of the
+//! machine that the server runs on too. Their windows are 64 KiB, as with Go's clients, and they return what
+//! they have read.
 
 use std::path::Path;
 
@@ -19,17 +20,17 @@ const ACK: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// What is given back at once, as grpc-go does: a quarter of the window.
+/// Bytes after which the window is updated, as in grpc-go: a quarter of the window.
 const GIVE_BACK: usize = 16 << 10;
 
-/// One who watches.
+/// A watch client.
 pub(crate) struct Watcher {
     stream: UnixStream,
-    /// Read, and not a whole frame yet.
+    /// Received bytes that are not a whole frame yet.
     read: Vec<u8>,
-    /// Of the answer, what is not a whole message yet.
+    /// Bytes of the response that are not a whole message yet.
     answer: Vec<u8>,
-    /// Read, and not given back.
+    /// Bytes read that the window has not been updated for.
     taken: usize,
 }
 
@@ -39,7 +40,8 @@ impl Watcher {
         let mut stream = UnixStream::connect(socket).await.with_context(|| socket.display().to_string())?;
         let mut out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         frame(&mut out, SETTINGS, 0, 0, &[]);
-        // POST, http, the path, the authority, the type and `te`, as literals that nobody is to remember (RFC 7541).
+        // POST, http, the path, the authority, the content type and `te`, as literals that are not indexed
+        // (RFC 7541).
         let mut fields = vec![0x83, 0x86, 0x04];
         text(&mut fields, "/v1alpha1.Pods/WatchPods");
         fields.push(0x01);
@@ -55,7 +57,7 @@ impl Watcher {
         Ok(Self { stream, read: Vec::new(), answer: Vec::new(), taken: 0 })
     }
 
-    /// Reads once and hands on each message that is complete. False once the answer has ended.
+    /// Reads once and calls `take` with each complete message. Returns false at the end of the response.
     pub(crate) async fn read(&mut self, take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         self.read.reserve(32 << 10);
         if self.stream.read_buf(&mut self.read).await? == 0 {
@@ -95,14 +97,14 @@ impl Watcher {
         Ok(true)
     }
 
-    /// Reads what the server had written before it cut the connection.
+    /// Reads everything that the server wrote before it closed the connection.
     pub(crate) async fn read_to_the_end(mut self) -> Result<()> {
         while self.read(&mut |_| Ok(())).await? {}
         Ok(())
     }
 }
 
-/// Takes whole messages off the front of an answer.
+/// Removes complete messages from the front of a response.
 fn hand_on(answer: &mut Vec<u8>, take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut at = 0;
     while let Some(&[flag, a, b, c, d]) = answer.get(at..at + 5) {

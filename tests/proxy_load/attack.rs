@@ -1,7 +1,7 @@
 //! The proxy under attack: `make proxy-load ARGS=--attack`.
 //!
-//! Processes that may connect do their worst beside clients that ask ten times in a second, and beside the agent, which has to
-//! publish what its kubelet allocates. The kubelet and the API server are simulated.
+//! Local processes attack the proxy while clients send ten requests per second and the agent publishes its
+//! kubelet's allocations. The kubelet and the API server are simulated.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -46,15 +46,15 @@ pub(crate) enum Attack {
     Connections,
 }
 
-/// Connections of an attacker.
+/// Connections per attacker.
 const CONNECTIONS: usize = 64;
-/// Calls on each at a time.
+/// Concurrent calls per connection.
 const CALLS: u32 = 64;
-/// Clients that ask, and how often.
+/// Number of legitimate clients, and the interval of their requests.
 const HONEST: usize = 20;
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// One line for each attack.
+/// Prints a row for each attack.
 pub(crate) async fn run(options: &Options, out: &mut impl Write) -> Result<()> {
     writeln!(
         out,
@@ -123,7 +123,7 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
     ))
 }
 
-/// How long the answers took, and how many calls failed.
+/// Sends List requests until `end`. Returns the response times and the number of failed calls.
 async fn ask(channel: Channel, end: Instant) -> (Vec<Duration>, usize) {
     let mut client = PodResourcesListerClient::new(channel);
     let (mut took, mut failed) = (Vec::new(), 0);
@@ -139,13 +139,13 @@ async fn ask(channel: Channel, end: Instant) -> (Vec<Duration>, usize) {
     (took, failed)
 }
 
-/// A process that attacks until this is dropped.
+/// A process that attacks until dropped.
 struct Attacker(Child);
 
 impl Attacker {
     fn start(attack: Attack, socket: &Path) -> Result<Self> {
         let name = attack.to_possible_value().context("no name")?;
-        // What it takes of the machine itself is not what is measured.
+        // The attacker's own CPU use is not what is measured.
         let mut command = Command::new("nice");
         command.args(["-n", "19"]).arg(std::env::current_exe()?);
         command.args(["--attacker", name.get_name(), "--socket"]).arg(socket).stdin(Stdio::piped());
@@ -155,19 +155,19 @@ impl Attacker {
 
 impl Drop for Attacker {
     fn drop(&mut self) {
-        // It was running a moment ago.
+        // The process may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Attacks until whoever started this ends.
+/// Attacks until the parent process closes stdin.
 pub(crate) fn attack(attack: Attack, socket: &Path) {
     for _ in 0..CONNECTIONS {
         let socket = socket.to_owned();
         thread::spawn(move || {
             loop {
-                // It is cut off again and again.
+                // The server keeps cutting the connection.
                 let _ = one(attack, &socket);
                 if attack != Attack::Connections {
                     thread::sleep(Duration::from_millis(10));
@@ -178,14 +178,14 @@ pub(crate) fn attack(attack: Attack, socket: &Path) {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// What is done on one connection, until it is cut.
+/// Attacks on one connection until it is cut.
 fn one(attack: Attack, socket: &PathBuf) -> std::io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
     let preface =
         [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(SETTINGS, 0, 0, &[])[..], &frame(SETTINGS, 1, 0, &[])];
     stream.write_all(&preface.concat())?;
     if attack == Attack::Connections {
-        // Until it has been taken in.
+        // Wait until the connection is accepted.
         stream.read_exact(&mut [0; 9])?;
         return Ok(());
     }
@@ -206,7 +206,7 @@ fn one(attack: Attack, socket: &PathBuf) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What is sent again and again.
+/// Returns the bytes to send repeatedly.
 fn bytes(attack: Attack, stream: u32) -> Vec<u8> {
     let list = |more: &[u8]| {
         let path = text(b"/v1.PodResourcesLister/List");
@@ -225,7 +225,7 @@ fn bytes(attack: Attack, stream: u32) -> Vec<u8> {
         }
         Attack::Fields => [list(&fields()), reset()].concat(),
         Attack::Indexed => {
-            // The newest entry of the table.
+            // Index of the newest entry of the dynamic table.
             let more = [&indexed(b"x", b"y")[..], &[0xbe; 200]].concat();
             [list(&more), reset()].concat()
         }
@@ -243,7 +243,7 @@ fn fields() -> Vec<u8> {
     (0..200).flat_map(|at| field(&[letter(at / 26), letter(at)], b"")).collect()
 }
 
-/// Reads every frame and reports each call that ended.
+/// Reads all frames and reports each call that ended.
 fn read(mut stream: UnixStream, ended: &mpsc::Sender<()>) {
     let (mut head, mut payload) = ([0; 9], vec![0; 1 << 16]);
     while stream.read_exact(&mut head).is_ok() {

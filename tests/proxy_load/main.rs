@@ -1,6 +1,7 @@
-//! The podresources proxy under load, over real parts: `make proxy-load`.
+//! The podresources proxy under load, with real components: `make proxy-load`.
 //!
-//! Clients of Kubernetes' own library in Go ask in closed loop, first the proxy before a real kubelet, then that kubelet itself.
+//! Clients with Kubernetes' own Go library send requests in a closed loop, first to the proxy of a real
+//! kubelet, then to that kubelet.
 
 #[path = "../real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
@@ -62,18 +63,18 @@ struct Options {
     binary: PathBuf,
 }
 
-/// No more calls come to the kubelet in any second.
+/// Maximum number of calls to the kubelet in any second.
 const CALLS_PER_SECOND: usize = 30;
-/// Of all kinds.
+/// Maximum number of concurrent calls of all kinds.
 const IN_FLIGHT: usize = 2;
-/// What the agent with the proxy may take as long as nobody asks.
+/// Memory limit of the agent with the proxy, without requests.
 const AT_REST: usize = 16 << 20;
-/// What a connection that is being answered takes.
+/// Memory per connection with an active request.
 const CONNECTION: usize = 48 << 10;
-/// So many times as many answers as the kubelet alone gives.
+/// Required ratio of responses to those of the kubelet alone.
 const BETTER: f64 = 20.0;
 
-/// What `podresources load` prints.
+/// The output of `podresources load`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Figures {
@@ -121,7 +122,7 @@ fn size(bytes: usize) -> String {
 const HEAD: &str = "| asked | answers per second | refused | p50 ms | p99 ms | max ms | answer | the process meanwhile |\n\
                     |---|---|---|---|---|---|---|---|";
 
-#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();
@@ -146,7 +147,7 @@ async fn main() -> Result<ExitCode> {
         let small = Load { what: "", pad: 0, more: &[] };
         let figures = small.run(&options, &clients, &node, place, &mut out).await?;
         best = best.min(figures.accepted_per_second);
-        // They would be busy with nothing but decoding.
+        // Decoding would keep the clients busy.
         let more: &[_] = &["--limit", "16777216", "--decode=false"];
         let large = Load { what: ", large answers", pad: options.large, more };
         let figures = large.run(&options, &clients, &node, place, &mut out).await?;
@@ -163,7 +164,7 @@ async fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Pods on the node, some with devices of plugins and some by annotation.
+/// Creates pods on the node, some with devices of plugins and some by annotation.
 async fn furnish(options: &Options, cluster: &Cluster, node: &RealNode) -> Result<()> {
     let admin = cluster.client();
     koordinator::install(&admin).await?;
@@ -191,7 +192,7 @@ async fn furnish(options: &Options, cluster: &Cluster, node: &RealNode) -> Resul
     Ok(())
 }
 
-/// One load.
+/// Runs one load.
 async fn load(options: &Options, clients: &Clients, socket: &Path, more: &[&str]) -> Result<Figures> {
     let mut command = tokio::process::Command::new(clients.go());
     command.arg("load").arg("--socket").arg(socket).args(more).kill_on_drop(true);
@@ -201,7 +202,7 @@ async fn load(options: &Options, clients: &Clients, socket: &Path, more: &[&str]
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Resident memory now and at most, in bytes.
+/// Returns the current and the peak resident memory, in bytes.
 fn memory(process: u32) -> Result<(usize, usize)> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let of = |key: &str| -> Result<usize> {
@@ -211,7 +212,7 @@ fn memory(process: u32) -> Result<(usize, usize)> {
     Ok((of("VmRSS:")?, of("VmHWM:")?))
 }
 
-/// User and system time so far, in seconds.
+/// Returns the user and system time so far, in seconds.
 fn time(process: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     let words: Vec<&str> = stat.rsplit_once(')').context("no stat")?.1.split_whitespace().collect();
@@ -225,10 +226,10 @@ fn name(place: Place) -> &'static str {
     }
 }
 
-/// What the proxy's clients do. A recorder before the kubelet sees what that is asked.
+/// The requests of the proxy's clients. A recorder in front of the kubelet sees the proxy's calls.
 struct Load {
     what: &'static str,
-    /// So many bytes more are in each answer.
+    /// Bytes added to each response.
     pad: usize,
     more: &'static [&'static str],
 }
@@ -257,7 +258,7 @@ impl Load {
         let (after, peak) = memory(proxy.id())?;
         let sent = recorder.sent_since(known)?;
         let per_second = most_per_second(&sent);
-        // The proxy's own count has no gaps: the recorder's ends before the proxy has the answer.
+        // The proxy's own count is exact; the recorder sees a call end before the proxy has the response.
         let own = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
         let in_flight = most_in_flight(&sent).max(own as usize);
         let bound = most_resident(options, place, figures.bytes);
@@ -282,12 +283,14 @@ impl Load {
     }
 }
 
-/// How much may be resident with answers of so many bytes. Besides what there is at rest and the connections that is
-/// - what is being sent: the server's bound for it, and an answer of each call that was under way when that was reached;
-/// - of each call the answer as it comes: what is made of it is among those that are sent;
-/// - in the agent, what it decoded last, and what it decodes.
+/// Returns the allowed resident memory for responses of this size. Besides the memory at rest and that of the
+/// connections, this is
+/// - the responses being sent: the server's limit, plus a response for each call in flight when it was
+///   reached;
+/// - a response being received for each call in flight: what is made of it counts as being sent;
+/// - in the agent, the last decoded response and the one being decoded.
 ///
-/// With more clients only the connections are more: if each had an answer of its own, 200 would have 1 GiB.
+/// More clients only add connections: if each had its own response, 200 would need 1 GiB.
 fn most_resident(options: &Options, place: Place, answer: usize) -> usize {
     let clients = options.clients as usize;
     let sent = Limits::default().answers.min(clients * answer) + IN_FLIGHT * answer;
@@ -295,7 +298,7 @@ fn most_resident(options: &Options, place: Place, answer: usize) -> usize {
     AT_REST + clients * CONNECTION + sent + IN_FLIGHT * answer + decoded
 }
 
-/// The proxy knows of every annotation.
+/// Waits until the proxy has merged every annotation.
 async fn merges(proxy: &Proxy, clients: &Clients, options: &Options) -> Result<()> {
     let right = options.pods.div_ceil(4) as f64;
     until("the proxy merges", async || {
@@ -308,7 +311,7 @@ async fn merges(proxy: &Proxy, clients: &Clients, options: &Options) -> Result<(
     .with_context(|| proxy.last_words())
 }
 
-/// How many calls came within any second.
+/// Returns the maximum number of calls within any second.
 fn most_per_second(sent: &[Sent]) -> usize {
     let mut times: Vec<u64> = sent.iter().map(|one| one.received).collect();
     times.sort_unstable();
@@ -316,7 +319,7 @@ fn most_per_second(sent: &[Sent]) -> usize {
     times.iter().map(within).max().unwrap_or(0)
 }
 
-/// How many calls were under way at once.
+/// Returns the maximum number of concurrent calls.
 fn most_in_flight(sent: &[Sent]) -> usize {
     let at = |moment: u64| sent.iter().filter(|one| (one.received..one.answered).contains(&moment)).count();
     sent.iter().map(|one| at(one.received)).max().unwrap_or(0)

@@ -1,5 +1,5 @@
-//! Everything that an agent publishes is admitted by the policies that the chart installs for it. The kubelets are simulated
-//! ones, on every described machine.
+//! The policies that the chart installs admit everything that an agent publishes. The kubelets are simulated,
+//! on every described machine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use crate::support::process::Process;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, nrt, tokens};
 
-/// What the busy pods ask for, each.
+/// Memory request of each busy pod, in bytes.
 const MEMORY: &str = "67108864";
-/// How many there are on each machine.
+/// Maximum number of busy pods on each machine.
 const PODS: usize = 3;
 
-/// Every described machine, and one with as many zones as the scheduler plugin can hold.
+/// Returns every described machine, and one with the maximum number of zones of the scheduler plugin.
 fn machines() -> Result<Vec<(String, MachineSpec)>> {
     let mut machines = vec![("sixty-four-zones".to_owned(), scenario::machine(64))];
     for entry in std::fs::read_dir(repository().join("tests/machines"))? {
@@ -38,7 +38,7 @@ fn machines() -> Result<Vec<(String, MachineSpec)>> {
     Ok(machines)
 }
 
-/// Makes a Node, and the kubeconfig that an agent on it has.
+/// Creates a Node and returns the kubeconfig of its agent.
 async fn join(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     let admin = cluster.client();
     let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
@@ -47,7 +47,8 @@ async fn join(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     cluster.kubeconfig_of(&format!("agent-on-{name}"), &token)
 }
 
-/// Guaranteed pods run there on the first NUMA nodes in turn, as far as its kubelet takes them; for the API server, too.
+/// Starts Guaranteed pods alternately on the first NUMA nodes, as far as the kubelet admits them, and creates
+/// them in the API server; returns their number.
 async fn fill(cluster: &Cluster, name: &str, spec: &MachineSpec, node: &SimNode) -> Result<usize> {
     let pods = Api::<Pod>::namespaced(cluster.client(), "default");
     let mut running = 0;
@@ -79,7 +80,7 @@ fn value<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
     attributes.find(|attribute| attribute["name"] == name).and_then(|attribute| attribute["value"].as_str())
 }
 
-/// Runs an agent there until it has published what it knows of the pods, and gives the object.
+/// Runs an agent until it has published all these pods, and returns the object.
 async fn published(
     cluster: &Cluster,
     kubeconfig: &Path,
@@ -147,7 +148,7 @@ async fn the_object_of_every_machine_is_admitted() -> Result<()> {
         let attributes = object["attributes"].as_array().into_iter().flatten();
         names.extend(attributes.filter_map(|attribute| attribute["name"].as_str()).map(str::to_owned));
     }
-    // What there is to publish was published somewhere.
+    // Everything that can be published was published by some machine.
     ensure!(vectors > 0, "no machine had a vector");
     for name in ["cpu_core", "topologyManagerMaxNUMANodes", "topologyManagerOptionPreferClosestNumaNodes"] {
         ensure!(names.contains(name), "no machine had {name}: {names:?}");

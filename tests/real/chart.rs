@@ -1,5 +1,6 @@
-//! The chart's life on a real API server: installed, upgraded and uninstalled by real Helm, for every values file, without
-//! a warning. No controllers run there: the test itself plays the one that runs the hook's Job.
+//! The chart's lifecycle on a real API server: installed, upgraded and uninstalled by real Helm, with every
+//! values file, without a warning. No controllers run there: the test itself does the work of the Job
+//! controller for the hook.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,12 +24,12 @@ const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 const NAMESPACE: &str = "numa";
 const PURGE: &str = "numacast-purge";
 
-/// Everything that values can switch on.
+/// Values that enable every optional object.
 const EVERYTHING: &str = "networkPolicy.enabled=true,priorityQuota.enabled=true,metricsTls.secretName=certificate,\
                           openshift.securityContextConstraints=true,podMonitor.enabled=true,\
                           serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true";
 
-/// What other people's CRDs define, as far as an object of that kind needs it: no more than that it is an object.
+/// Stand-ins for other projects' CRDs, which accept any object: group, kind, plural, whether namespaced.
 const STAND_INS: [(&str, &str, &str, bool); 4] = [
     ("monitoring.coreos.com", "PodMonitor", "podmonitors", true),
     ("monitoring.coreos.com", "ServiceMonitor", "servicemonitors", true),
@@ -69,7 +70,7 @@ async fn stand_in_for_other_crds(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Makes a namespace that enforces, and warns of, a Pod Security Standard.
+/// Creates a namespace with a Pod Security Standard in the modes `enforce` and `warn`.
 async fn namespace(client: &Client, name: &str, standard: &str) -> Result<()> {
     let of = |mode: &str| format!("pod-security.kubernetes.io/{mode}");
     let labels: BTreeMap<String, &str> = ["enforce", "warn"].map(|mode| (of(mode), standard)).into();
@@ -80,7 +81,7 @@ async fn namespace(client: &Client, name: &str, standard: &str) -> Result<()> {
     Ok(())
 }
 
-/// Arguments for no values at all, for each values file of the chart, and for everything.
+/// Returns Helm arguments: without values, with each values file of the chart, and with everything enabled.
 fn values() -> Result<Vec<String>> {
     let mut all = vec![String::new(), format!("--set {EVERYTHING}")];
     for entry in std::fs::read_dir(repository().join("charts/numacast"))? {
@@ -94,7 +95,7 @@ fn values() -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// Every object there is, by name: all kinds that can be listed, but what the API server makes by itself.
+/// Lists all objects by name: all listable kinds, except what the API server creates by itself.
 fn inventory(operator: &Operator) -> Result<BTreeSet<String>> {
     let kinds = operator.run("kubectl", "api-resources --verbs=list --output=name")?;
     let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
@@ -107,7 +108,7 @@ fn inventory(operator: &Operator) -> Result<BTreeSet<String>> {
     Ok(all.lines().filter(ours).map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect())
 }
 
-/// Helm told nothing beyond what it was asked for.
+/// Returns Helm's output; fails if it has a warning or an error.
 fn quiet((said, error): (String, String), line: &str) -> Result<String> {
     // client-go logs a watch that is canceled when helm exits.
     let canceled = |line: &&str| line.contains("reflector.go") && line.contains("context canceled");
@@ -128,7 +129,8 @@ impl Release<'_> {
         quiet(self.operator.run_and_hear("helm", line)?, line)
     }
 
-    /// The API server takes every rendered object, hooks included, by strict validation and without a warning.
+    /// Checks that the API server accepts every rendered object, including hooks, with strict validation and
+    /// no warning.
     fn is_taken(&self, chart: &str, values: &str) -> Result<()> {
         let line = format!("template numacast {chart} --namespace {NAMESPACE} {values}");
         let file = self.cluster.dir().join("rendered.yaml");
@@ -142,7 +144,7 @@ impl Release<'_> {
         Ok(())
     }
 
-    /// What must stay through upgrades: the workloads' own UIDs and selectors.
+    /// Returns what upgrades must preserve: the workloads' UIDs and selectors.
     async fn identities(&self) -> Result<Vec<Value>> {
         let client = self.cluster.client();
         let agents = Api::<DaemonSet>::namespaced(client.clone(), NAMESPACE);
@@ -160,7 +162,7 @@ impl Release<'_> {
         Ok(api.get("numacast-agent").await?)
     }
 
-    /// From an older chart to the end.
+    /// Installs an older chart, upgrades it several times, and uninstalls it.
     async fn lives(&self, older: &str, values: &str) -> Result<()> {
         self.is_taken("charts/numacast", values)?;
         let at = format!("--namespace {NAMESPACE} {values}");
@@ -182,7 +184,7 @@ impl Release<'_> {
         self.uninstall().await
     }
 
-    /// Uninstalls. Whoever runs Jobs runs the hook's meanwhile.
+    /// Uninstalls the release, doing the Job controller's work for the hook meanwhile.
     async fn uninstall(&self) -> Result<()> {
         let line = format!("uninstall numacast --namespace {NAMESPACE} --timeout 80s");
         let (operator, words) = (self.operator.clone(), line.clone());
@@ -195,7 +197,8 @@ impl Release<'_> {
         Ok(())
     }
 
-    /// Does what the Job's pod would do, with the Job's own command, configuration, environment and account.
+    /// Does what the Job's pod would do, with the Job's own command, configuration, environment and service
+    /// account.
     async fn play_the_job_controller(&self) -> Result<()> {
         let client = self.cluster.client();
         let jobs = Api::<Job>::namespaced(client.clone(), NAMESPACE);
@@ -245,7 +248,7 @@ async fn it_comes_is_upgraded_and_goes_for_every_values_file() -> Result<()> {
     let cluster = Cluster::start(&parts).await?;
     let client = cluster.client();
     let operator = Operator::of(&parts, &cluster);
-    // A cluster without the CRD, for this chart to bring.
+    // A cluster without the CRD, which this chart installs.
     Api::<Crd>::all(client.clone()).delete(CRD, &DeleteParams::default()).await?;
     stand_in_for_other_crds(&client).await?;
     namespace(&client, NAMESPACE, "privileged").await?;
@@ -299,7 +302,7 @@ async fn a_crd_of_somebody_else_is_left_alone() -> Result<()> {
         (Some("numacast"), "belongs to the Helm release elsewhere/numacast"),
     ] {
         owned_by(owner).await?;
-        // Not its version: the API server itself writes the status.
+        // Not its resourceVersion: the API server itself writes the status.
         let what = |crd: &Crd| (crd.metadata.generation, crd.labels().clone(), crd.annotations().clone());
         let before = what(&crds.get(CRD).await?);
         let line = "install numacast charts/numacast --namespace numa --create-namespace";
@@ -311,7 +314,7 @@ async fn a_crd_of_somebody_else_is_left_alone() -> Result<()> {
         operator.run("helm", "uninstall numacast --namespace numa --no-hooks")?;
         ensure!(what(&crds.get(CRD).await?) == before, "{owner:?}: the CRD was touched");
     }
-    // One that does not serve what the agents write.
+    // A CRD that does not serve the version that the agents write.
     let patch = r#"[{"op":"replace","path":"/spec/versions/1/served","value":false}]"#;
     operator.run("kubectl", &format!("patch crd {CRD} --type=json --patch={patch}"))?;
     let told = operator.run("helm", "install numacast charts/numacast --namespace numa")?;
@@ -389,7 +392,8 @@ async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
     Ok(())
 }
 
-/// Which Pod Security Standard admits which pods: the agents' host paths need `privileged`, the others none.
+/// Which Pod Security Standard admits which pods: the agents' host paths need `privileged`; the others pass
+/// `restricted`.
 #[tokio::test]
 async fn pods_are_admitted_where_the_documents_say() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };

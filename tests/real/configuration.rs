@@ -1,5 +1,5 @@
-//! How a real kubelet is configured, from every source: what numacast reads from its files, its command line and the
-//! kubelet itself is the same.
+//! The configuration of a real kubelet: numacast reads the same from its files, its command line and the
+//! kubelet itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,8 @@ use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, pod, tokens};
 
 const NODE: &str = "two-by-eight";
 
-/// The agent's service account with the rights that the chart gives it, to ask the kubelet or not; its kubeconfig.
+/// Creates the agent's service account with the chart's rights, with or without access to `nodes/configz`;
+/// returns its kubeconfig.
 async fn service_account(parts: &Parts, cluster: &Cluster, asks: bool) -> Result<PathBuf> {
     tokens::namespace(&cluster.client(), RELEASE).await?;
     grant(parts, cluster, asks).await?;
@@ -27,12 +28,12 @@ async fn grant(parts: &Parts, cluster: &Cluster, asks: bool) -> Result<()> {
     chart.install(&cluster.client(), &RIGHTS).await
 }
 
-/// A kubelet that asks the API server about each request anew.
+/// Makes the kubelet authorize each request anew.
 fn authorization() -> Value {
     json!({ "webhook": { "cacheAuthorizedTTL": "1ms", "cacheUnauthorizedTTL": "1ms" } })
 }
 
-/// The settings by which the kubelet's HTTPS port is asked. Its Node's address is not where it listens here.
+/// Returns the settings for the kubelet's HTTPS port. Here it does not listen at its Node's address.
 fn https(node: &RealNode) -> Result<Vec<String>> {
     let config: Value = serde_json::from_slice(&std::fs::read(node.kubelet_dir().join("config.yaml"))?)?;
     Ok(vec![
@@ -43,12 +44,12 @@ fn https(node: &RealNode) -> Result<Vec<String>> {
     ])
 }
 
-/// What the kubelet made for itself.
+/// Returns the path of the kubelet's self-signed certificate.
 fn certificate(node: &RealNode) -> PathBuf {
     node.dir().join("kubelet-certificates/kubelet.crt")
 }
 
-/// What a pass of numacast reads of the kubelet's configuration, or the sentence that says why it does not.
+/// Returns what numacast reads of the kubelet's configuration, or its error message.
 async fn reading(node: &RealNode, kubeconfig: &Path, words: &[String]) -> Result<Value> {
     let record = node.dir().join("recording.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_numacast"));
@@ -61,13 +62,13 @@ async fn reading(node: &RealNode, kubeconfig: &Path, words: &[String]) -> Result
     Ok(recording["config"].clone())
 }
 
-/// The sentence that says why nothing could be read.
+/// Returns the error message; fails if the configuration was read.
 async fn refusal(node: &RealNode, kubeconfig: &Path, words: &[String]) -> Result<String> {
     let config = reading(node, kubeconfig, words).await?;
     Ok(config["error"].as_str().with_context(|| format!("it was read: {config}"))?.to_owned())
 }
 
-/// A node whose kubelet has a file, drop-ins in a directory of directories, and flags over both.
+/// Starts a node whose kubelet has a file, drop-ins in nested directories, and flags that override both.
 async fn layered(cluster: &Cluster) -> Result<RealNode> {
     let drop_ins = cluster.dir().join(NODE).join("kubelet/conf.d");
     std::fs::create_dir_all(drop_ins.join("15"))?;
@@ -85,7 +86,7 @@ async fn layered(cluster: &Cluster) -> Result<RealNode> {
     let setup = RealNode::on(NODE)?.kubelet("authorization", authorization());
     setup
         .flag("--config-dir=/var/lib/kubelet/conf.d")
-        // Replaces the map of the files: the machine's reservation of memory is in it.
+        // Replaces the files' map, so it repeats the machine's memory reservation.
         .flag("--system-reserved=cpu=1200m,memory=924Mi")
         .flag("--topology_manager_scope")
         .flag("pod")
@@ -93,7 +94,7 @@ async fn layered(cluster: &Cluster) -> Result<RealNode> {
         .await
 }
 
-/// A `/proc` with this node's kubelet and no other: tests run beside each other.
+/// Creates a `/proc` with only this node's kubelet, since tests run concurrently.
 fn proc_of(node: &RealNode) -> Result<PathBuf> {
     let proc = node.dir().join("processes");
     std::fs::create_dir_all(&proc)?;
@@ -120,12 +121,12 @@ async fn every_source_says_the_same() -> Result<()> {
     ensure!(told["answer"]["topologyManagerPolicyOptions"] == options, "{told}");
     ensure!(told["answer"]["reservedCpuCount"] == 2, "500m and 1200m: {told}");
 
-    // The kubelet has another port than most. The Node tells it.
+    // The kubelet's port is not the default one; it is read from the Node.
     let address = ["--set=kubelet.address=127.0.0.1".to_owned()];
     let of_node = reading(&node, &agent, &[&https(&node)?[..], &address].concat()).await?;
     ensure!(of_node == told, "{of_node}\n{told}");
 
-    // From the files, as the kubelet's command line says.
+    // From the files that the kubelet's command line refers to.
     let proc = format!("--set=host.proc={}", proc_of(&node)?.display());
     let places = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let read = reading(&node, &agent, &places(&["--kubelet-config-source=file", &proc])).await?;
@@ -133,7 +134,7 @@ async fn every_source_says_the_same() -> Result<()> {
     let auto = reading(&node, &agent, &places(&[&proc])).await?;
     ensure!(auto == told, "{auto}\n{told}");
 
-    // Without the command line: a person says where, and what the flags said.
+    // Without the command line: the directory and the flags' values are configured by hand.
     let dir = format!("--set=kubelet.config.dir={}", node.kubelet_dir().join("conf.d").display());
     let mut rest = reading(&node, &agent, &places(&["--kubelet-config-source=file", &dir])).await?;
     ensure!(rest["answer"]["topologyManagerScope"] == "container", "no flag was seen: {rest}");
@@ -144,7 +145,7 @@ async fn every_source_says_the_same() -> Result<()> {
     rest["answer"]["reservedCpuCount"] = json!(2);
     ensure!(rest == told, "{rest}\n{told}");
 
-    // Keys and gates of a kubelet that does not exist yet. This one would not start with them.
+    // Keys and feature gates of a future kubelet. This one would not start with them.
     let mut newer: Value = serde_json::from_slice(&std::fs::read(node.kubelet_dir().join("config.yaml"))?)?;
     newer["featureGates"]["FromTheFuture"] = json!(true);
     newer["newKey"] = json!([{"a": null}]);
@@ -156,7 +157,7 @@ async fn every_source_says_the_same() -> Result<()> {
     let read = reading(&node, &agent, &words).await?;
     ensure!(read == told, "{read}\n{told}");
 
-    // A machine without the files asks the kubelet.
+    // Without the files, the kubelet is queried.
     let nowhere = "--kubelet-config=/nowhere/config.yaml".to_owned();
     let auto = reading(&node, &agent, &[vec![nowhere], https(&node)?[1..].to_vec()].concat()).await?;
     ensure!(auto == told, "{auto}\n{told}");
@@ -186,7 +187,7 @@ async fn a_kubelet_that_does_not_tell_says_why() -> Result<()> {
     let stranger = cluster.kubeconfig_of("stranger", "no-token-of-anybody")?;
     let error = refusal(&node, &stranger, &words).await?;
     ensure!(error.contains("does not accept our credentials (401)"), "{error}");
-    // The Node says where the kubelet is; nobody listens there on this machine, or another kubelet does.
+    // At the Node's address nothing listens on this machine, or another kubelet does.
     let error = refusal(&node, &agent, &without("address")).await?;
     ensure!(error.contains(&format!(":{}", port(&node)?)), "the Node's own port: {error}");
     Ok(())
@@ -197,7 +198,7 @@ fn port(node: &RealNode) -> Result<Value> {
     Ok(config["port"].clone())
 }
 
-/// An attribute of the published object.
+/// Returns an attribute of the published object.
 async fn attribute(node: &RealNode, name: &str) -> Result<String> {
     let content = nrt::read(&node.client(), node.name()).await?.content;
     let all = content["attributes"].as_array().into_iter().flatten();
@@ -214,7 +215,7 @@ async fn the_first_object_waits_for_its_policies() -> Result<()> {
     let kubeconfig = service_account(&parts, &cluster, false).await?;
     node.act_as(kubeconfig);
     let words = https(&node)?;
-    // The patience outlasts the test: only the policies end the wait.
+    // `scan.settle` outlasts the test: only the policies can end the wait.
     let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
     words.extend(["--set=scan.settle=1h", "--set=fingerprint.view=none"]);
     let mut agent = Agent::start(&node, &words)?;
@@ -265,7 +266,8 @@ async fn a_file_that_changes_is_not_true_before_the_kubelet_starts_again() -> Re
         "the kubelet has not read it yet"
     );
 
-    // Nor is it for an agent that starts now: it cannot know what the kubelet read, but it knows what the object says.
+    // A restarted agent does not use it either: it cannot know what the kubelet read, but the object has the
+    // old policy.
     drop(agent);
     let mut agent = Agent::start(&node, &["--poll", "200ms", "--log-level", "debug"])?;
     until("the agent says that the file changed", async || {

@@ -1,4 +1,4 @@
-//! The controller against a real API server, with just the rights of docs/controller.md.
+//! The controller against a real API server, with only the rights listed in docs/controller.md.
 
 mod fleet;
 mod nudges;
@@ -31,12 +31,12 @@ use proxy::{Lie, Proxy};
 
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 
-/// Nodes of the large test; `make fleet` asks for 5,000.
+/// Number of Nodes in the large test; `make fleet` uses 5,000.
 fn fleet_size() -> usize {
     std::env::var("NUMACAST_FLEET").ok().and_then(|size| size.parse().ok()).unwrap_or(300)
 }
 
-/// The program under test: the debug build of the tests, or the one that `make fleet` names.
+/// The program under test: the tests' debug build, or the one given by `make fleet`.
 fn program() -> String {
     std::env::var("NUMACAST_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_numacast").to_owned())
 }
@@ -53,7 +53,7 @@ struct Controller {
     probes: SocketAddr,
 }
 
-/// So often that a test sees it.
+/// Short intervals, so that a test sees the effects.
 const QUICK: [&str; 6] = [
     "--set",
     "controller.garbage.interval=2s",
@@ -72,7 +72,7 @@ impl Controller {
         Ok(Self { process, probes: address.parse()? })
     }
 
-    /// A sample, by its name with its labels; an error while there is none.
+    /// Returns the value of a sample, given its name with labels; fails if it does not exist.
     async fn metric(&mut self, name: &str) -> Result<f64> {
         self.process.still_runs()?;
         tokio::net::TcpStream::connect(self.probes).await.context("nobody listens yet")?;
@@ -82,7 +82,7 @@ impl Controller {
         Ok(value.parse()?)
     }
 
-    /// Waits until a sample is this.
+    /// Waits until a sample has this value.
     async fn shows(&mut self, name: &str, expected: f64) -> Result<()> {
         until(&format!("{name} is {expected}"), async || {
             let value = self.metric(name).await?;
@@ -93,7 +93,7 @@ impl Controller {
         .with_context(|| self.process.last_words())
     }
 
-    /// Waits until so many more passes over all objects were made.
+    /// Waits until `count` more passes over all objects were made.
     async fn passes(&mut self, count: usize) -> Result<()> {
         let mut before = self.metric("numacast_garbage_last_pass_timestamp_seconds").await?;
         for _ in 0..count {
@@ -112,7 +112,7 @@ impl Controller {
         Ok(answer.split_once("\r\n\r\n").context("no answer")?.1.to_owned())
     }
 
-    /// The most memory it ever had, in MiB.
+    /// Returns the process's peak memory in MiB.
     fn peak(&self) -> Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
@@ -138,7 +138,8 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
     fleet.add_objects(&all, "numacast").await?;
     let made = made.elapsed();
 
-    // Without a Node from the beginning: one that goes, though another wrote it, and three that stay.
+    // Without a Node from the start: one that is deleted, though another manager wrote it, and three that
+    // stay.
     fleet.add_objects(&["left-by-nfd".to_owned()], "nfd-topology-updater").await?;
     let mut kept = object("kept");
     kept["metadata"]["annotations"] = json!({"numacast.io/keep": "true"});
@@ -152,7 +153,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
     }
     let stay = ["kept", "owned", "rack"].map(str::to_owned);
 
-    // A tenth goes while the controller runs, a tenth while it does not.
+    // A tenth of the Nodes is deleted while the controller runs, a tenth while it does not.
     let (first, rest) = all.split_at(size / 10);
     let (second, rest) = rest.split_at(size / 10);
     let kubeconfig = fleet.kubeconfig()?;
@@ -190,7 +191,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
     controller.passes(2).await?;
     same(&fleet.object_names().await?, &expected)?;
 
-    // The sums are those of what is left.
+    // The sums are those of the remaining objects.
     let cpus = 64.0 * (rest.len() + 2) as f64;
     controller.shows("numacast_fleet_capacity{resource=\"cpu\"}", cpus).await?;
     controller.shows("numacast_fleet_foreign_objects", 3.0).await?;
@@ -214,7 +215,7 @@ async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
     let all = names("worker", 60);
     fleet.add_nodes(&all).await?;
     fleet.add_objects(&all, "numacast").await?;
-    // Its Node is gone, and it is to go as soon as the list is right.
+    // Its Node is gone, so it is deleted once the list is correct.
     fleet.add_objects(&["gone".to_owned()], "numacast").await?;
     let everything: BTreeSet<String> = all.iter().cloned().chain(["gone".to_owned()]).collect();
     let alone = ["--set", "controller.lease=", "--set", "controller.daemonSet="];
@@ -228,7 +229,7 @@ async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
     for (lie, _, controller) in &mut liars {
         controller.shows("numacast_garbage_held_back", 1.0).await.with_context(|| format!("{lie:?}"))?;
         match lie {
-            // There is no pass without a list.
+            // Without a list there is no pass.
             Lie::Forbidden | Lie::Failure => {
                 let kind = "numacast_controller_errors_total{kind=\"watch\"}";
                 let before = controller.metric(kind).await?;
@@ -253,7 +254,7 @@ async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
         ensure!(notes.iter().any(|note| note.contains(words)), "{words}: {notes:#?}");
     }
 
-    // The one whose list failed hears the truth, and goes on by itself.
+    // The controller whose list failed receives the correct list, and resumes by itself.
     let (_, proxy, controller) =
         liars.iter_mut().find(|(lie, ..)| *lie == Lie::Failure).context("no such lie")?;
     proxy.tell(Lie::None);
@@ -275,7 +276,7 @@ async fn a_deletion_means_one_object_as_it_was_seen() -> Result<()> {
         page.into_iter().next().context("no object")
     };
     let first = look().await?;
-    // Somebody writes it, and then somebody makes another one of its name.
+    // First the object is changed, then replaced by another one of the same name.
     fleet.add_objects(&one, "somebody").await?;
     let written = api.delete_object(&first).await;
     ensure!(written.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{written:?}");
@@ -288,7 +289,7 @@ async fn a_deletion_means_one_object_as_it_was_seen() -> Result<()> {
     ensure!(api.delete_object(&second).await?, "it is the one");
     ensure!(!api.delete_object(&second).await?, "it is gone");
 
-    // Only the API server's own word counts that there is no Node.
+    // Only the API server's own NotFound means that there is no Node.
     fleet.add_nodes(&one).await?;
     ensure!(!api.has_no_node(&one[0]).await? && api.has_no_node("nobody").await?);
     let proxy = Proxy::start(cluster.client(), cluster.dir(), Lie::Nowhere).await?;
@@ -306,21 +307,21 @@ async fn what_has_to_stay_keeps_nothing_else() -> Result<()> {
     let all = names("worker", 40);
     fleet.add_nodes(&all).await?;
     fleet.add_objects(&all, "numacast").await?;
-    // One that a policy keeps, one that a finalizer holds, and behind them one that may go.
+    // One whose deletion a policy denies, one kept by a finalizer, and after them one that can be deleted.
     let [refused, held, gone] = ["a-refused", "b-held", "z-gone"].map(str::to_owned);
     fleet.add_objects(&[refused.clone(), held.clone(), gone.clone()], "numacast").await?;
     let finalizer = json!({"metadata": {"finalizers": ["example.com/held"]}});
     let objects = fleet::objects(&cluster.client());
     objects.patch(&held, &PatchParams::default(), &Patch::Merge(&finalizer)).await?;
     refuse_deletion(&cluster, &refused).await?;
-    // More than a fifth of all are nobody's Node.
+    // More than a fifth of all objects belong to no Node.
     let racks = names("rack", 20);
     for name in &racks {
         let mut rack = object(name);
         rack["zones"] = json!([{"name": "rack-1", "type": "Rack"}]);
         fleet.add_object(rack, "somebody").await?;
     }
-    // And some Nodes are there that the list does not have.
+    // And the list omits some Nodes that exist.
     let proxy = Proxy::start(cluster.client(), cluster.dir(), Lie::Hidden).await?;
     let alone = ["--set", "controller.lease=", "--set", "controller.daemonSet="];
     let mut controller = Controller::start("controller", &cluster, &proxy.kubeconfig, &alone)?;
@@ -376,7 +377,7 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     leader.shows("numacast_controller_leader", 1.0).await?;
     let first = fleet.holder().await?;
     let mut other = Controller::start("second", &cluster, &kubeconfig, &[])?;
-    // It listens.
+    // It serves HTTP.
     other.shows("numacast_controller_leader", 0.0).await?;
     for path in ["/livez", "/readyz", "/startupz"] {
         until("the other one is ready to lead", async || {
@@ -386,7 +387,7 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
         })
         .await?;
     }
-    // It has looked at the Lease by now: it is ready.
+    // It is ready, so it has checked the Lease.
     ensure!(other.metric("numacast_controller_leader").await? == 0.0, "two lead");
     fleet.delete_nodes(&all[..3]).await?;
     until("the leader works", async || same(&fleet.object_names().await?, &set(&all[3..]))).await?;
@@ -394,7 +395,7 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     ensure!(other.metric("numacast_garbage_deleted_total").await? == 0.0, "two at work");
     ensure!(other.metric("numacast_fleet_objects").await.is_err(), "it counts what it does not see");
 
-    // It has no time to say goodbye, and Nodes go while nobody leads.
+    // It is killed without releasing the Lease, and Nodes are deleted while nobody leads.
     leader.process.kill()?;
     fleet.delete_nodes(&all[3..5]).await?;
     other.shows("numacast_controller_leader", 1.0).await?;
@@ -403,7 +404,7 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     until("the other one goes on", async || same(&fleet.object_names().await?, &set(&all[6..]))).await?;
     other.shows("numacast_garbage_deleted_total", 3.0).await?;
 
-    // This one does, and somebody else leads at once.
+    // This one releases the Lease, so that another can lead at once.
     other.process.signal("TERM")?;
     ensure!(other.process.wait()?.success());
     ensure!(fleet.holder().await?.is_none(), "the Lease was not released");
@@ -443,7 +444,7 @@ async fn silent_agents_are_told_of() -> Result<()> {
     }
     ensure!(fleet.events("AgentSilent", &all[0]).await?.is_empty());
 
-    // All is well again, and then an agent is lost.
+    // Everything recovers, then an agent is lost.
     fleet.agent_is(&all[1], true).await?;
     fleet.add_agent(&all[2], true).await?;
     fleet.add_objects(&all[4..], "numacast").await?;
@@ -451,7 +452,7 @@ async fn silent_agents_are_told_of() -> Result<()> {
     controller.shows("numacast_fleet_missing_objects", 0.0).await?;
     fleet.delete_agent(&all[0]).await?;
     controller.shows("numacast_fleet_silent_nodes", 1.0).await?;
-    // Nobody can tell when nobody knows which Nodes should have one.
+    // Without the DaemonSet it is unknown which Nodes should have an agent.
     controller.shows("numacast_fleet_daemonset", 1.0).await?;
     fleet.namespaced::<DaemonSet>().delete(DAEMON_SET, &DeleteParams::default()).await?;
     controller.shows("numacast_fleet_daemonset", 0.0).await?;
@@ -488,7 +489,7 @@ async fn a_leader_that_stood_still_leads_no_longer() -> Result<()> {
     Ok(())
 }
 
-/// Runs to its end on another thread.
+/// Runs the controller to its end on another thread; returns exit code, stdout and stderr.
 async fn run(kubeconfig: &Path, more: &[&str]) -> Result<(Option<i32>, String, String)> {
     let mut command = command(kubeconfig, more);
     let output = tokio::task::spawn_blocking(move || command.output()).await??;
@@ -602,7 +603,7 @@ async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> 
     let would = "the agents' DaemonSet and 620 objects would be removed\n";
     ensure!((code, stdout.as_str()) == (Some(0), would), "{stdout}{stderr}");
 
-    // As long as an agent lives its object would come back: nothing is removed before.
+    // While an agent lives, its object would be recreated: nothing is removed before it is gone.
     let mut purge = Process::start("purge", cluster.dir(), command(&kubeconfig, &["--purge"]))?;
     until("the DaemonSet is gone", async || {
         ensure!(fleet.namespaced::<DaemonSet>().get_opt(DAEMON_SET).await?.is_none());
@@ -613,7 +614,7 @@ async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> 
     ensure!(fleet.namespaced::<Pod>().get_opt("agent-worker-00000").await?.is_some());
     ensure!(fleet.object_names().await?.len() == 621);
     purge.still_runs()?;
-    // What garbage collection and the kubelet do.
+    // As garbage collection and the kubelet would.
     fleet.delete_agent(&all[0]).await?;
     let status = tokio::task::spawn_blocking(move || (purge.wait(), purge.last_words())).await?;
     ensure!(status.0?.success(), "{}", status.1);
@@ -638,7 +639,7 @@ async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> 
     Ok(())
 }
 
-/// An admission policy that refuses to let one object go, as those of others do.
+/// Installs an admission policy that denies the deletion of one object, as other people's policies may.
 async fn refuse_deletion(cluster: &Cluster, name: &str) -> Result<()> {
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "stays"},
@@ -690,7 +691,7 @@ async fn a_purge_goes_on_past_what_stays_and_takes_nobody_elses_daemon_set() -> 
     ensure!((code, stderr.as_str()) == (Some(1), not_ours), "{stderr}");
     ensure!(sets.get_opt("kube-proxy").await?.is_some() && fleet.object_names().await?.len() == 12);
 
-    // The first one is held by a finalizer, the second one by somebody's policy.
+    // The first is kept by a finalizer, the second by another policy.
     let held = json!({"metadata": {"finalizers": ["example.com/held"]}});
     let objects = fleet::objects(&cluster.client());
     objects.patch(&all[0], &PatchParams::default(), &Patch::Merge(&held)).await?;
@@ -698,7 +699,7 @@ async fn a_purge_goes_on_past_what_stays_and_takes_nobody_elses_daemon_set() -> 
     let (code, _, stderr) = run(&kubeconfig, &["--purge"]).await?;
     ensure!(code == Some(1) && stderr.contains("it stays"), "{stderr}");
     same(&fleet.object_names().await?, &set(&all[..2]))?;
-    // What held them goes, and then they do.
+    // Once finalizer and policy are removed, the objects are deleted.
     let free = json!({"metadata": {"finalizers": null}});
     objects.patch(&all[0], &PatchParams::default(), &Patch::Merge(&free)).await?;
     Api::<ValidatingAdmissionPolicyBinding>::all(cluster.client())
@@ -710,7 +711,7 @@ async fn a_purge_goes_on_past_what_stays_and_takes_nobody_elses_daemon_set() -> 
     Ok(())
 }
 
-/// A policy is in force for a moment after it was removed.
+/// Repeats the purge: a removed policy stays in force for a moment.
 async fn until_purged(kubeconfig: &Path) -> Result<(Option<i32>, String, String)> {
     let mut outcome = run(kubeconfig, &["--purge"]).await?;
     until("the purge ends well", async || {

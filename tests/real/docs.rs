@@ -1,4 +1,4 @@
-//! Every command shown in the documentation runs as it is shown, against a real API server.
+//! Every command in the documentation runs as it is shown, against a real API server.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,10 +14,11 @@ use crate::sim_node::SimNode;
 use crate::support::parts::repository;
 use crate::support::{Cluster, Needs, Parts};
 
-/// At least so many commands are shown: so that a change of form is noticed after which none would be found.
+/// Minimum number of commands found, to notice a change of format that would hide them.
 const LEAST: usize = 45;
 
-/// Whatever may show a command, in an order in which they work: the first one makes the object that others look at.
+/// Returns all documents with commands, in a working order: the first one creates the object that others
+/// read.
 fn documents() -> Result<Vec<PathBuf>> {
     let mut docs = Vec::new();
     for entry in std::fs::read_dir(repository().join("docs"))? {
@@ -28,11 +29,11 @@ fn documents() -> Result<Vec<PathBuf>> {
     Ok(others.into_iter().chain(docs).collect())
 }
 
-/// The releases that documents install. No Job runs here, so hooks would wait for ever.
+/// Uninstalls the releases that documents install. No Jobs run here, so hooks would never complete.
 const NOTHING_INSTALLED: &str = "for release in numacast moved; do \
      helm uninstall $release --namespace $release --no-hooks --ignore-not-found; done";
 
-/// The lines of a document's `sh` blocks.
+/// Returns the lines of a document's `sh` blocks.
 fn commands(text: &str) -> Vec<String> {
     let mut inside = false;
     let mut lines = Vec::new();
@@ -48,7 +49,7 @@ fn commands(text: &str) -> Vec<String> {
     lines
 }
 
-/// `make` targets: those that run everything are run by whoever runs this test.
+/// Checks that a `make` target exists. It is not run: the large ones run this very test.
 fn check_make(target: &str) -> Result<()> {
     let makefile = std::fs::read_to_string(repository().join("Makefile"))?;
     let known = makefile.lines().any(|line| line.split(':').next() == Some(target));
@@ -56,7 +57,7 @@ fn check_make(target: &str) -> Result<()> {
     Ok(())
 }
 
-/// The binary under the name that the documents use, on the simulated host.
+/// Installs the binary under the documents' name for it, on the simulated host.
 fn install(dir: &Path, host: &Path, parts: &Parts) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let script = format!(
@@ -104,7 +105,7 @@ async fn every_command_in_the_documents_runs() -> Result<()> {
         let commands = commands(&std::fs::read_to_string(repository().join(&file))?);
         let file = file.display();
         shown += commands.len();
-        // A document that installs begins with nothing installed, one that upgrades with something.
+        // A document that installs starts without a release, one that upgrades with one.
         run(NOTHING_INSTALLED).await?;
         if commands.iter().any(|line| line.starts_with("helm upgrade numacast")) {
             run("helm install numacast charts/numacast --namespace numacast --create-namespace").await?;

@@ -1,4 +1,4 @@
-//! A few faults over real parts; `make real-faults` makes a hundred.
+//! A few faults with real components; `make real-faults` runs a hundred.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use crate::support::faults::{Fault, Faults};
 use crate::support::{Cluster, Needs, Parts};
 
-/// One of each that takes part in the others.
+/// A selection: the building blocks of the other faults.
 const FEW: [Fault; 8] = [
     Fault::KubeletKilled,
     Fault::KubeletFrozen,
@@ -24,7 +24,7 @@ async fn the_object_is_true_after_each_fault_and_never_promises_too_much() -> Re
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
     let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
-    // Past the test harness, which keeps what passing tests print to itself.
+    // To stderr directly, since the test harness captures the output of passing tests.
     let _ = writeln!(std::io::stderr(), "faults over real parts: NUMACAST_SEED={seed}");
     let mut faults = Faults::start(Cluster::start(&parts).await?, parts.program("kubectl"), seed).await?;
     for fault in FEW {

@@ -1,6 +1,6 @@
-//! The fingerprint in the object is the one that the scheduler plugin expects, in every state that a pod can be in, and
-//! while the zones do not account for a pod the object agrees with nothing. What is expected comes from upstream's own
-//! library and the API server's pods; the kubelet and its pods are real.
+//! The fingerprint in the object is the one that the scheduler plugin expects, in every state of a pod, and
+//! while the zones do not account for a bound pod it matches no set of pods. The expected value is computed
+//! by upstream's own library from the API server's pods; the kubelet and its pods are real.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -21,10 +21,10 @@ use crate::support::{Cluster, Needs, Observer, Parts, RealNode, Stop, nrt, pod};
 const NIC: &str = "example.com/nic";
 const FAR: &str = "example.com/far";
 
-/// What the plugin does unless it is told otherwise.
+/// The plugin's defaults.
 const DEFAULT: Counting = Counting { informer: "dedicated", method: "all", plugin: "v0.35" };
 
-/// All the others.
+/// All other supported combinations.
 const OTHERS: [Counting; 4] = [
     Counting { informer: "shared", ..DEFAULT },
     Counting { method: "with-exclusive-resources", ..DEFAULT },
@@ -32,7 +32,7 @@ const OTHERS: [Counting; 4] = [
     Counting { informer: "shared", method: "with-exclusive-resources", plugin: "v0.35" },
 ];
 
-/// A node, its agent, and upstream's word.
+/// A node, its agent, and upstream's library.
 struct Bench {
     cluster: Cluster,
     node: RealNode,
@@ -42,7 +42,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// A kubelet that refuses what does not fit into one zone, and finds its static pods in `manifests`.
+    /// Starts a kubelet that rejects pods that do not fit into one zone, and reads static pods from
+    /// `manifests`.
     async fn start(parts: &Parts) -> Result<Self> {
         let cluster = Cluster::start(parts).await?;
         let node = RealNode::on("two-by-eight")?
@@ -54,7 +55,7 @@ impl Bench {
         Ok(Self { cluster, node, agent, upstream: Upstream::of(parts), counting: DEFAULT })
     }
 
-    /// Ends the agent and starts one that counts in another way.
+    /// Restarts the agent with another counting.
     fn count(&mut self, counting: Counting) -> Result<()> {
         self.agent.kill()?;
         self.counting = counting;
@@ -62,8 +63,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits until the object carries what upstream makes of the API server's pods, and its zones what the kubelet's
-    /// own books say; gives the names of the pods that count.
+    /// Waits until the object has the fingerprint that upstream computes from the API server's pods, and its
+    /// zones match the kubelet's checkpoints; returns the names of the counted pods.
     async fn agrees(&mut self, when: &str) -> Result<Vec<String>> {
         let (node, counting) = (&self.node, self.counting);
         let pods = until(&format!("the object agrees: {when}, {counting:?}"), async || {
@@ -82,7 +83,7 @@ impl Bench {
         Ok(pods.into_iter().map(|name| name.trim_start_matches("default/").to_owned()).collect())
     }
 
-    /// Binds a pod, and gives the version of everything at which that was done.
+    /// Creates a bound pod and returns its resourceVersion.
     async fn bind(&self, spec: &PodSpec) -> Result<u64> {
         self.node.submit(spec).await?;
         let pods = self.node.pods().await?;
@@ -99,7 +100,7 @@ impl Bench {
         .await
     }
 
-    /// A manifest of a static pod where the kubelet looks for them.
+    /// Writes a static pod's manifest where the kubelet looks for it.
     fn static_pod(&self) -> Result<()> {
         let manifest = pod("static").cpus(1).memory("64Mi").bound_to("")?;
         let path = self.cluster.dir().join("manifests/static.yaml");
@@ -128,10 +129,11 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
     bench.node.run(pod("fraction").millicpus(500).memory("64Mi")).await?;
     bench.node.run(pod("whole").cpus(2).memory("64Mi")).await?;
     bench.node.run(pod("helped").cpus(1).memory("64Mi").sidecar("side").cpus(1).memory("64Mi")).await?;
-    // What it asks for is `500e-3` in the API server's words, and the plugin counts who asks for none of a device.
+    // The API server rewrites the request as `500e-3`; and the plugin counts a pod that requests 0 of a
+    // device.
     bench.node.run(pod("spelled").cpu("5e-1").memory("64Mi")).await?;
     bench.node.run(pod("none").burstable().millicpus(100).memory("64Mi").device(NIC, 0)).await?;
-    // A device that is near no node, and so in no zone.
+    // A device without NUMA affinity, which is in no zone.
     let far = Device { id: "far-0".to_owned(), numa: Vec::new(), unhealthy: false };
     bench.node.set_devices(FAR, &[far])?;
     bench.node.kubelet_is_ready().await?;
@@ -165,7 +167,7 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
     bench.node.force_delete("forced").await?;
     bench.agrees("a pod was deleted by force").await?;
 
-    // All of them at once, for whoever starts only now, in every way to count.
+    // All of them together, for newly started agents with every counting.
     let all = bench.agrees("before the agent's restart").await?;
     let dead = ["completed", "failed", "finalized", "refused"];
     ensure!(dead.iter().all(|name| all.iter().any(|one| one == name)) && all.len() == 13, "{all:?}");
@@ -178,7 +180,7 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
         ensure!(has("none") && has("spelled"), "{counting:?}: {counted:?}");
         let exclusive = counting.method == "all" || counting.plugin == "v0.34";
         ensure!(has("far") == exclusive, "{counting:?}: {counted:?}");
-        // It goes on with what happens, and that differs by the informer.
+        // It follows further changes, which depend on the informer.
         if counting.informer == "dedicated" {
             continue;
         }
@@ -212,7 +214,7 @@ async fn the_object_agrees_with_nothing_while_a_bound_pod_is_not_accounted() -> 
     bench.agrees("one pod runs").await?;
     let observer = Observer::start(&bench.node.client(), bench.node.name()).await?;
 
-    // A kubelet that hangs.
+    // The kubelet hangs.
     bench.node.signal_kubelet("STOP")?;
     let bound = bench.bind(&pod("second").cpus(3).memory("64Mi")).await?;
     bench.is_held("a pod is bound, and the kubelet hangs").await?;
@@ -221,7 +223,7 @@ async fn the_object_agrees_with_nothing_while_a_bound_pod_is_not_accounted() -> 
     ensure!(bench.agrees("the kubelet goes on").await? == ["first", "second"]);
     nothing_agreed_with_more(&observer, bound, 14 - 2 - 3).await?;
 
-    // One that is dead; the agent is restarted meanwhile.
+    // The kubelet is dead, and the agent restarts meanwhile.
     bench.node.stop_kubelet(Stop::Kill)?;
     let bound = bench.bind(&pod("third").cpus(4).memory("64Mi")).await?;
     bench.is_held("a pod is bound, and the kubelet is dead").await?;
@@ -231,7 +233,7 @@ async fn the_object_agrees_with_nothing_while_a_bound_pod_is_not_accounted() -> 
     ensure!(bench.agrees("the kubelet runs again").await? == ["first", "second", "third"]);
     nothing_agreed_with_more(&observer, bound, 14 - 2 - 3 - 4).await?;
 
-    // Whoever is taken back before anybody admitted it is not waited for any longer.
+    // A pod that is deleted before the kubelet admitted it is no longer waited for.
     bench.node.signal_kubelet("STOP")?;
     bench.node.submit(&pod("fourth").cpus(1).memory("64Mi")).await?;
     bench.is_held("another pod is bound, and the kubelet hangs again").await?;
@@ -256,13 +258,13 @@ async fn nobody_agrees_in_the_name_of_an_agent_that_is_away() -> Result<()> {
     bench.node.run(pod("first").cpus(2).memory("64Mi")).await?;
     bench.agrees("one pod runs").await?;
 
-    // Told to end, it says that from now on nobody knows.
+    // When terminated, the agent withholds the fingerprint.
     bench.agent.end().await?;
     bench.is_held("the agent was told to end").await?;
     bench.agent = agent(&bench.node, DEFAULT)?;
     ensure!(bench.agrees("another one has started").await? == ["first"]);
 
-    // Killed, it cannot; and the next one cannot read the node.
+    // When killed, it cannot; and its successor cannot read the node.
     bench.agent.kill()?;
     bench.node.signal_kubelet("STOP")?;
     let bound = bench.bind(&pod("second").cpus(3).memory("64Mi")).await?;
@@ -275,7 +277,8 @@ async fn nobody_agrees_in_the_name_of_an_agent_that_is_away() -> Result<()> {
     nothing_agreed_with_more(&observer, bound, 14 - 2 - 3).await
 }
 
-/// Every version since a pod was bound that agrees with any set of pods has at most so many CPUs free.
+/// Checks that every version since a pod was bound with a valid fingerprint has at most `free` CPUs
+/// available.
 async fn nothing_agreed_with_more(observer: &Observer, bound: u64, free: u64) -> Result<()> {
     let mut told = Vec::new();
     for seen in observer.everything_so_far().await? {
@@ -290,7 +293,7 @@ async fn nothing_agreed_with_more(observer: &Observer, bound: u64, free: u64) ->
     Ok(())
 }
 
-/// What zones list of the resources that made-up pods ask for.
+/// Resources in the zones, of those that generated pods request.
 const LISTED: [&str; 4] = ["cpu", "memory", NIC, "hugepages-a.b/c"];
 
 fn made_up(random: &mut fastrand::Rng, name: usize) -> Value {

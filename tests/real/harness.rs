@@ -1,5 +1,5 @@
-//! The parts by themselves, without the agent: that the kubelet does what the other tests rely on, and that
-//! the oracle sees it.
+//! Tests of the test components, without the agent: the kubelet behaves as the other tests assume, and the
+//! oracle reflects it.
 
 use anyhow::{Result, ensure};
 use numacast::sim::machine::Device;
@@ -34,7 +34,8 @@ async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
     node.restart_kubelet(Stop::Kill).await?;
     ensure!(free(&oracle::expected(&node).await?, "cpu")? == 12);
 
-    // All of them stay in the list: a kubelet that starts panics over a device in use that its plugin lost.
+    // All of them stay listed: a kubelet that starts panics if a device in use is missing from its plugin's
+    // list.
     let sick = |device: &Device| Device { unhealthy: true, ..device.clone() };
     let nics: Vec<Device> = node.machine().devices[0].devices.iter().map(sick).collect();
     node.set_devices(NIC, &nics)?;
@@ -62,7 +63,8 @@ async fn the_oracle_sums_what_a_pod_has_from_two_nodes() -> Result<()> {
 
     node.run(pod("wide").cpus(1).memory("14Gi")).await?;
     ensure!(free(&oracle::expected(&node).await?, "memory")? + (14 << 30) == at_first);
-    // Nodes that give together no longer give alone: this comes from both, small as it is.
+    // NUMA nodes that serve a multi-node allocation no longer serve single-node ones: this spans both, small
+    // as it is.
     node.run(pod("narrow").cpus(1).memory("1Gi")).await?;
     ensure!(free(&oracle::expected(&node).await?, "memory")? + (15 << 30) == at_first);
     node.delete("wide").await?;
@@ -77,19 +79,19 @@ async fn the_oracle_counts_what_init_containers_keep() -> Result<()> {
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
     let at_first = free_of(&node).await?;
 
-    // CPUs and devices of the first stay with the pod, even where the main container took none of them: it prefers
-    // the sibling of the reserved CPU 0. Memory does not stay.
+    // CPUs and devices of the init container stay with the pod, even though the main container reuses none of
+    // the CPUs: it prefers the sibling of the reserved CPU 0. Memory does not stay.
     let larger = pod("larger").cpus(1).memory("1Gi").init("first").cpus(4).memory("3Gi").device(NIC, 2);
     node.run(larger).await?;
     ensure!(free_of(&node).await? == at_first.less(5, 1 << 30, 2));
     node.delete("larger").await?;
     ensure!(free_of(&node).await? == at_first);
 
-    // Only the init container has CPUs of its own: nothing in the List speaks of them.
+    // Only the init container has exclusive CPUs: the List does not contain them.
     node.run(pod("fraction").millicpus(500).memory("1Gi").init("first").cpus(3).memory("1Gi")).await?;
     ensure!(free_of(&node).await? == at_first.less(3, 1 << 30, 0));
 
-    // A kubelet that starts again finds no memory for an init container that ended, and gives it some.
+    // A restarted kubelet finds no memory for an init container that has ended, and allocates some.
     node.restart_kubelet(Stop::Kill).await?;
     until("the kubelet has taken the pod again", async || {
         let now = free_of(&node).await?;
@@ -100,7 +102,7 @@ async fn the_oracle_counts_what_init_containers_keep() -> Result<()> {
     node.delete("fraction").await
 }
 
-/// What both zones together have free.
+/// Returns what is available in both zones together.
 fn free(expected: &oracle::Expected, resource: &str) -> Result<u64> {
     let (zone_0, zone_1) = (expected.figures("node-0", resource)?, expected.figures("node-1", resource)?);
     Ok(zone_0.available + zone_1.available)

@@ -1,5 +1,5 @@
-//! Pods as large as the API server takes them, more than an agent may keep, and clients that do not read: the agent stays
-//! below its memory limit, serves the pods of everybody else, and publishes what is true.
+//! Pods as large as the API server accepts, more than an agent can keep, and clients that do not read: the
+//! agent stays below its memory limit, serves all other pods, and publishes correct zones.
 
 use std::path::{Path, PathBuf};
 
@@ -28,21 +28,24 @@ use crate::support::process::Process;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, nrt, pod};
 
-/// What the chart gives an agent that serves the Pods API, MiB: `tests/chart/rendered.rs` has the same.
+/// The chart's memory limit for an agent that serves the Pods API, in MiB: the same as in
+/// `tests/chart/rendered.rs`.
 const LIMIT: usize = 256;
-/// What the agent keeps of pods for the Pods API, bytes.
+/// The agent's budget for the Pods API's pods, in bytes.
 const BUDGET: usize = 16 << 20;
 
 const HOSTILE: usize = 64;
 const SMALL: usize = 5;
-/// How often each hostile pod is updated while nobody reads.
+/// Updates of each hostile pod while the silent clients do not read.
 const UPDATES: usize = 3;
-/// Of one pod (`TotalAnnotationSizeLimitB` of `k8s.io/apimachinery/pkg/api/validation`).
+/// Maximum size of a pod's annotations (`TotalAnnotationSizeLimitB` of
+/// `k8s.io/apimachinery/pkg/api/validation`).
 const ANNOTATIONS: usize = 256 << 10;
-/// Of one object: etcd takes requests of 1.5 MiB (`--max-request-bytes`), and the object has some KiB besides.
+/// Maximum size of an object: etcd accepts requests of 1.5 MiB (`--max-request-bytes`), and the object has a
+/// few KiB more.
 const OBJECT: usize = 1400 << 10;
 
-/// A pod as large as the API server takes it.
+/// Returns a pod as large as the API server accepts.
 fn hostile(number: usize) -> Result<Object> {
     let mut object = pod(&format!("hostile-{number:02}")).bound_to("worker")?;
     let annotations = &mut object.metadata.annotations;
@@ -55,11 +58,11 @@ fn hostile(number: usize) -> Result<Object> {
     Ok(serde_json::from_value(object)?)
 }
 
-/// A pod of a list.
+/// A pod in a list.
 #[derive(Debug)]
 struct Listed {
     name: String,
-    /// How often a hostile one was updated.
+    /// The number of updates of a hostile pod.
     round: String,
     bytes: usize,
 }
@@ -72,7 +75,7 @@ impl Listed {
     }
 }
 
-/// An agent that serves the Pods API, from a real API server.
+/// An agent that serves the Pods API from a real API server.
 struct World {
     cluster: Cluster,
     node: SimNode,
@@ -113,7 +116,7 @@ impl World {
 
     async fn channel(&self) -> Result<Channel> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket.display()))?;
-        // As Go has it.
+        // Go's default.
         Ok(endpoint.initial_stream_window_size(65_535).connect().await?)
     }
 
@@ -121,13 +124,13 @@ impl World {
         Ok(PodsClient::new(self.channel().await?).max_decoding_message_size(1 << 30))
     }
 
-    /// What `ListPods` has.
+    /// Returns the pods of `ListPods`.
     async fn listed(&self) -> Result<Vec<Listed>> {
         let list = self.client().await?.list_pods(ListPodsRequest {}).await?.into_inner();
         list.pods.iter().map(Listed::of).collect()
     }
 
-    /// How many pods `ListPodConditions` has.
+    /// Returns the number of pods in `ListPodConditions`.
     async fn informed(&self) -> Result<usize> {
         let mut client = PodInfoClient::new(self.channel().await?);
         Ok(client.list_pod_conditions(ListPodConditionsRequest {}).await?.into_inner().pods.len())
@@ -139,12 +142,12 @@ impl World {
         Ok(line.with_context(|| format!("no {sample}"))?.parse()?)
     }
 
-    /// One that asks for a watch and reads nothing of it.
+    /// Starts a watch that is never read.
     async fn silent(&self) -> Result<Streaming<numacast::kubelet::proto::pods::WatchPodsEvent>> {
         Ok(self.client().await?.watch_pods(WatchPodsRequest {}).await?.into_inner())
     }
 
-    /// One that reads, and begins again when it is cut off: the names that it has heard of.
+    /// Starts a client that reads its watch, and reconnects when it is cut off.
     async fn reader(&self) -> Result<JoinHandle<Result<()>>> {
         let mut client = self.client().await?;
         Ok(tokio::spawn(async move {
@@ -157,7 +160,7 @@ impl World {
         }))
     }
 
-    /// All hostile pods are written anew, a few at a time.
+    /// Updates all hostile pods, a few at a time.
     async fn update(&self, round: usize) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {"round": round.to_string()}}});
         stream::iter(0..HOSTILE)
@@ -181,7 +184,7 @@ impl World {
         Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? >> 10)
     }
 
-    /// The published object has so many CPUs available in both zones together.
+    /// Waits until the published object has this many CPUs available in both zones together.
     async fn publishes(&self, cpus: u64) -> Result<()> {
         until(&format!("{cpus} CPUs are available"), async || {
             let zones = nrt::read(&self.cluster.client(), "worker").await?.zones;
@@ -237,8 +240,8 @@ async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<
     })
     .await?;
     let attacked = world.peak()?;
-    // The agent hears nothing while all pods become others and the API server goes: all that it lists then is new to it, and comes
-    // in beside what it has.
+    // While the agent is stopped, all pods change and the API server restarts: everything that it then lists
+    // is new, and is buffered beside its cache.
     world.process.signal("STOP")?;
     world.update(UPDATES + 1).await?;
     world.cluster.kill_api_server()?;
@@ -271,7 +274,7 @@ async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<
     ensure!(left_out + listed.len() == SMALL + HOSTILE, "{left_out} of {}", listed.len());
     ensure!(world.informed().await? == SMALL + HOSTILE);
 
-    // Who asks for one of them hears why.
+    // A Get of a pod that is left out returns the reason.
     let served = |name: &str| listed.iter().any(|pod| pod.name == name);
     let missing = (0..HOSTILE).map(|number| format!("hostile-{number:02}")).find(|name| !served(name));
     let missing = world.pods().get(&missing.context("all are served")?).await?.metadata;
@@ -282,7 +285,7 @@ async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<
     let name = missing.name.unwrap_or_default();
     ensure!(refused.message().contains(&name) && refused.message().contains("bytes"), "{refused}");
 
-    // What the agent is for goes on.
+    // The agent keeps publishing.
     world
         .pods()
         .create(&PostParams::default(), &pod("honest").cpus(2).memory("1Gi").bound_to("worker")?)
@@ -290,7 +293,7 @@ async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<
     world.node.kubelet.start_pod(PodSpec::guaranteed("honest", 2, 1 << 30)).await?;
     world.publishes(cpus - 2).await?;
 
-    // When there is room again they come back.
+    // Left-out pods are served again once there is room.
     drop((silent, reader));
     for number in 4..HOSTILE {
         let at_once = DeleteParams::default().grace_period(0);

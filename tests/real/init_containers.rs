@@ -1,6 +1,6 @@
-//! Large init containers, with the chart's default mounts: the kubelet's directory itself is not among them, so that only the
-//! pods' specifications tell what init containers keep. A pod is started only where the published zones say that it fits, and
-//! the kubelet must not refuse one.
+//! Large init containers, with the chart's default mounts: the kubelet's directory itself is not mounted, so
+//! that what init containers keep is known only from the pods' specs. A pod is created only if the published
+//! zones have room for it, and the kubelet must not reject any.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -63,8 +63,9 @@ impl Shape {
         ask(one.init("first"), self.init)
     }
 
-    /// Does all of it fit into one zone, as the scheduler sees it? The kubelet looks for a place for the init container alone,
-    /// and refuses the pod if the others do not fit there: so they have to fit wherever that can be by `truth`.
+    /// Returns whether the whole pod fits into one zone, as seen by the scheduler. The kubelet places the
+    /// init container first, and rejects the pod if the others do not fit there: so they must fit wherever
+    /// the init container does according to `truth`.
     fn fits(&self, published: &Zones, truth: &Zones) -> bool {
         let most = |of: fn(&Amounts) -> u64| of(&self.init).max(self.apps.iter().map(of).sum());
         let all = [most(cpus), most(memory), most(devices)];
@@ -124,7 +125,7 @@ async fn walk(policy: &str, scope: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the zones have available, in one line.
+/// Formats the zones' available resources in one line.
 fn free(zones: &Zones) -> String {
     let zone = |(zone, resources): (&String, &BTreeMap<String, Figures>)| {
         let shown = resources.iter().filter(|(name, _)| !name.starts_with("hugepages"));
@@ -135,8 +136,8 @@ fn free(zones: &Zones) -> String {
     zones.iter().map(zone).collect::<Vec<_>>().join("; ")
 }
 
-/// Waits until the object agrees with the pods that there are and promises no more than the kubelet's own files say: its zones
-/// then, and those of the files.
+/// Waits until the object's fingerprint matches the existing pods and its zones report no more as available
+/// than the kubelet's checkpoints; returns its zones and those of the checkpoints.
 async fn agreed(node: &RealNode, agent: &mut Agent, upstream: &Upstream) -> Result<(Zones, Zones)> {
     until("the object agrees and promises no more than there is", async || {
         agent.still_runs()?;

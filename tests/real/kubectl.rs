@@ -1,4 +1,4 @@
-//! A real kubectl against the embedded API server, as `numacast demo --addr` invites a person to use it.
+//! A real kubectl against the embedded API server, as `numacast demo --addr` suggests.
 
 use std::process::Command;
 

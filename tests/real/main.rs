@@ -1,6 +1,7 @@
-//! Tests on real parts: the agent beside a real kubelet on a described machine, writing to a real API server.
+//! Tests with real components: the agent beside a real kubelet on a described machine, writing to a real API
+//! server.
 //!
-//! Where these cannot run the tests say so in one line and pass, except under `CI=true`.
+//! Where they cannot run, the tests print one line and pass, except under `CI=true`.
 
 mod admitted;
 mod chart;
@@ -28,7 +29,7 @@ mod rendered;
 mod restarts;
 mod security;
 #[path = "../sim/support.rs"]
-#[allow(dead_code, clippy::unwrap_used)] // the tests of the simulation use the rest
+#[allow(dead_code, clippy::unwrap_used)] // the simulation tests use the rest
 mod sim_node;
 mod sources;
 mod steady;

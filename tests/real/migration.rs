@@ -1,5 +1,5 @@
-//! Moving over from NFD, step by step as docs/migration.md says, with real Helm. A chart of our own stands for NFD's: what
-//! matters of it is that the CRD is one of its templates, behind a switch.
+//! Migrating from NFD, step by step as in docs/migration.md, with real Helm. A minimal chart stands in for
+//! NFD's: what matters is that the CRD is one of its templates, behind a value.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::support::{Cluster, Needs, Parts};
 
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 
-/// A chart like NFD's, as far as the CRD goes.
+/// Writes a chart that handles the CRD like NFD's.
 fn write_old_chart(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir.join("templates"))?;
     std::fs::write(dir.join("Chart.yaml"), "apiVersion: v2\nname: old\nversion: 1.0.0\n")?;
@@ -27,7 +27,7 @@ fn write_old_chart(dir: &Path) -> Result<()> {
     Ok(std::fs::write(dir.join("templates/crd.yaml"), template)?)
 }
 
-/// In place of the CRD that every cluster of the tests begins with; the chart's path.
+/// Installs it in place of the CRD that every test cluster starts with; returns the chart's path.
 async fn install_old(operator: &Operator, crds: &Api<Crd>, dir: &Path) -> Result<String> {
     crds.delete(CRD, &DeleteParams::default()).await?;
     until("the CRD is gone", async || {
@@ -68,7 +68,7 @@ async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
     .await?;
     let uid = crds.get(CRD).await?.uid();
 
-    // As the document says it.
+    // As in the document.
     operator.run("kubectl", &format!("annotate crd {CRD} helm.sh/resource-policy=keep --overwrite"))?;
     operator.run("helm", &format!("upgrade old {old} --namespace old --set createCRDs=false"))?;
     operator.run(
@@ -87,7 +87,7 @@ async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
     );
     ensure!(topologies.list(&ListParams::default()).await?.items.len() == 1, "the object is gone");
 
-    // Handed over, it is upgraded with the release, and does not go with it.
+    // Once adopted, the CRD is upgraded with the release, but not removed with it.
     operator.run(
         "kubectl",
         &format!("annotate crd {CRD} --overwrite meta.helm.sh/release-name=numacast meta.helm.sh/release-namespace=numacast"),
@@ -103,7 +103,7 @@ async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
     Ok(())
 }
 
-/// Why the document has a first step: this is what happens without it.
+/// The reason for the document's first step: what happens without it.
 #[tokio::test]
 async fn without_the_mark_the_crd_goes_with_every_object() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };

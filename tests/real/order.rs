@@ -1,4 +1,4 @@
-//! In which order a restarted kubelet tells what it knows: what `src/agent/settle.rs` relies on.
+//! The order in which a restarted kubelet reports its state, which `src/agent/settle.rs` relies on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -12,22 +12,23 @@ use crate::support::prober::{Answer, Heard, Offer, Pods, Prober, Questions};
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, RealNode, Stop, pod};
 
-/// A List and a `GetAllocatableResources` in turn: 80 calls per second, below the kubelet's limit of 100.
+/// Pause between alternating List and `GetAllocatableResources` requests: 80 per second, below the kubelet's
+/// limit of 100.
 const PAUSE: Duration = Duration::from_micros(12_500);
 
-/// What happens while the kubelet is away.
+/// What happens while the kubelet is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Away {
     Nothing,
-    /// The directory of its socket is made anew.
+    /// The directory of its socket is recreated.
     DirectoryLost,
     /// A pod is deleted and another is bound to the node.
     PodsChange,
-    /// The API server is dead, and comes back a while after the kubelet.
+    /// The API server is down, and returns some time after the kubelet.
     ApiServerDead,
-    /// The API server accepts connections and says nothing.
+    /// The API server accepts connections and does not respond.
     ApiServerFrozen,
-    /// The API server is dead, and the kubelet finds a new static pod.
+    /// The API server is down, and the kubelet finds a new static pod.
     StaticPod,
 }
 
@@ -63,7 +64,7 @@ async fn a_restarted_kubelet_lists_a_pod_with_all_it_has_or_not_at_all() -> Resu
     Ok(())
 }
 
-/// One restart, heard through, printed and judged.
+/// Restarts the kubelet once, and prints and checks its responses.
 async fn restart(
     cluster: &mut Cluster,
     node: &mut RealNode,
@@ -136,7 +137,7 @@ async fn restart(
     ));
     story.judge(&before.0, &before.1, &ages(node).await?, &gone)?;
     if away == Away::StaticPod {
-        // It needs no API server, and so it proves nothing about the others.
+        // It needs no API server, so it proves nothing about the other pods.
         let alone =
             story.pods.iter().any(|(.., pods)| pods.len() == 1 && pods.contains_key("static-two-by-eight"));
         ensure!(alone, "the static pod was never listed alone");
@@ -147,17 +148,17 @@ async fn restart(
     Ok(())
 }
 
-/// When each pod of the API server was made. Nobody knows it finer than in seconds.
+/// Returns the creation time of each of the API server's pods, which has a resolution of one second.
 async fn ages(node: &RealNode) -> Result<BTreeMap<String, Time>> {
     let pods = node.pods().await?.into_iter().filter(|pod| {
         let annotations = pod.metadata.annotations.iter().flatten();
-        // The mirrors of static pods.
+        // Mirror pods.
         !annotations.into_iter().any(|(key, _)| key == "kubernetes.io/config.mirror")
     });
     pods.map(|pod| Ok((pod.name_any(), pod.creation_timestamp().context("a pod without an age")?))).collect()
 }
 
-/// What was heard, with the time since the kubelet was told to end.
+/// The responses, with the time since the kubelet was told to stop.
 #[derive(Default)]
 struct Story {
     pods: Vec<(Duration, u64, Pods)>,
@@ -200,7 +201,7 @@ impl Story {
         story
     }
 
-    /// Past the test harness, which keeps what passing tests print to itself.
+    /// Prints to stderr directly, since the test harness captures the output of passing tests.
     fn tell(&self, title: &str) {
         let mut out = std::io::stderr().lock();
         let _ = writeln!(out, "{title}");
@@ -209,7 +210,7 @@ impl Story {
         }
     }
 
-    /// What the agent relies on.
+    /// Checks what the agent relies on.
     fn judge(
         &self,
         before: &Pods,
@@ -225,16 +226,17 @@ impl Story {
         let complete = complete.context("CPUs and memory were never offered again")?.0;
         for (at, _, pods) in since {
             for (name, has) in pods {
-                // A pod that is back has everything at once: none of it may look free.
+                // A pod that is listed again has everything at once: none of it may appear available.
                 let had = before.get(name);
                 ensure!(had.is_none_or(|had| had == has), "{at:?}: {name} has {has:?}, and had {had:?}");
             }
-            // Nobody is listed before CPUs and memory are offered. The two questions go out in turn.
+            // No pod is listed before CPUs and memory are reported as allocatable. The two requests
+            // alternate.
             ensure!(
                 pods.is_empty() || *at + PAUSE * 2 >= complete,
                 "{at:?}: pods, and no CPUs until {complete:?}"
             );
-            // Pods of the API server come by age: who is missing is not older than any that is listed.
+            // Pods of the API server are listed by age: a missing pod is not older than a listed one.
             let missing = ages.iter().filter(|(name, _)| !gone.contains(*name) && !pods.contains_key(*name));
             let oldest = missing.min_by_key(|(_, age)| *age);
             let youngest =

@@ -1,4 +1,4 @@
-//! A pod's JSON, made from its message by our table, is what Kubernetes' own types make of it.
+//! The JSON that numacast's table makes of an encoded pod equals that of Kubernetes' own types.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use crate::support::parts::{fetched, repository};
 
 const TABLE: &str = "src/core_v1/pod.table";
 
-/// Kubernetes' own types, as a program.
+/// Kubernetes' own types, wrapped in a program.
 struct Types(PathBuf);
 
 impl Types {
@@ -38,11 +38,11 @@ impl Types {
         let output = child.wait_with_output()?;
         ensure!(output.status.success(), "podjson {arguments:?} failed");
         writer.join().ok().context("the writer panicked")??;
-        // What is JSON already is handed on as it is, be it no text.
+        // Embedded JSON is copied unchanged, even if it is not UTF-8.
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Made-up pods: the first has everything in it, the second nothing.
+    /// Returns generated pods: the first has every field set, the second none.
     fn pods(&self, seed: u64, count: usize) -> Result<Vec<(Vec<u8>, Value)>> {
         let said = self.say(&["make", &(seed >> 1).to_string(), &count.to_string()], "")?;
         let pair = |line: &str| {
@@ -54,7 +54,7 @@ impl Types {
         Ok(pods)
     }
 
-    /// The JSON of messages; of those that cannot be read, why not.
+    /// Returns the JSON of encoded pods, or the reason why one cannot be decoded.
     fn json(&self, messages: &[Vec<u8>]) -> Result<Vec<Result<Value, String>>> {
         let input: String = messages.iter().map(|message| hex(message) + "\n").collect();
         let said = self.say(&["json"], &input)?;
@@ -82,7 +82,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// Where two differ first.
+/// Returns the first difference.
 fn difference(ours: &Value, theirs: &Value, at: &str) -> Option<String> {
     match (ours, theirs) {
         (Value::Object(one), Value::Object(other)) => {
@@ -125,7 +125,8 @@ fn made_up_pods_read_as_kubernetes_own_types_read_them() -> Result<()> {
         let difference = difference(&ours, theirs, "pod");
         ensure!(difference.is_none(), "pod {index}: {}", difference.unwrap_or_default());
         let text = serde_json::to_vec(theirs)?;
-        // A name is nearly always made up as well. In JSON no time is nothing, in the message it is a time of nothing.
+        // Nearly every generated pod has a name. An unset time is null in JSON, but an empty time in the
+        // message.
         let timeless = theirs["metadata"].get("deletionTimestamp").is_some_and(Value::is_null);
         if let (Ok(pod), Ok(same), false) = (decode_pod(message), Pod::from_json(&text), timeless) {
             ensure!(pod == same, "pod {index} is {pod:?} and {same:?}");
@@ -138,11 +139,13 @@ fn made_up_pods_read_as_kubernetes_own_types_read_them() -> Result<()> {
     Ok(())
 }
 
-/// Bytes changed at random, two messages in one, messages cut off: whatever Kubernetes' types read we read, to the same.
+/// Randomly changed bytes, concatenated messages, truncated messages: whatever Kubernetes' types decode,
+/// numacast decodes to the same.
 #[test]
 fn broken_messages_read_as_kubernetes_own_types_read_them() -> Result<()> {
     let Some(types) = Types::get()? else { return Ok(()) };
-    // All that Go takes and we do not was never seen: another seed may find more of it, and not in every run.
+    // A fixed seed: not all inputs that Go accepts and numacast rejects are known, and another seed may find
+    // more.
     let seed = if std::env::var_os("NUMACAST_SEED").is_some() { seed() } else { 7 };
     let mut random = fastrand::Rng::with_seed(seed);
     let pods = types.pods(seed, 60)?;
@@ -156,7 +159,7 @@ fn broken_messages_read_as_kubernetes_own_types_read_them() -> Result<()> {
                 ensure!(difference.is_none(), "{}\n{}", hex(message), difference.unwrap_or_default());
             }
             (Err(_), Err(_)) => neither += 1,
-            // We are stricter.
+            // numacast is stricter.
             (Err(reason), Ok(_)) if is_stricter(&reason) => {}
             (ours, theirs) => {
                 ensure!(false, "{}\nours {:?}, theirs {:?}", hex(message), ours.err(), theirs.err());
@@ -168,8 +171,9 @@ fn broken_messages_read_as_kubernetes_own_types_read_them() -> Result<()> {
     Ok(())
 }
 
-/// JSON that is none; a year that nobody writes; numbers, of fields as well, that are too large, of which Go drops a part;
-/// and of what is in an entry of a map its kind, at which Go does not look, and its end, which it takes to be the map's.
+/// Whether numacast rejects on purpose what Go accepts: invalid embedded JSON; years out of range; numbers,
+/// including field numbers, that are too large, which Go truncates; and, within map entries, the wire type,
+/// which Go does not check, and the end, for which Go takes the map's.
 fn is_stricter(reason: &str) -> bool {
     const MAPS: [&str; 8] = [
         "labels",
@@ -216,7 +220,8 @@ fn broken(pods: &[(Vec<u8>, Value)], random: &mut fastrand::Rng) -> Vec<u8> {
     message
 }
 
-/// What `kubectl get pods -o wide` prints of pods in every state, its own code says.
+/// The table equals that of `kubectl get pods -o wide` for pods in every state, as printed by kubectl's own
+/// code.
 #[tokio::test]
 async fn a_table_shows_of_every_pod_what_kubectl_shows() -> Result<()> {
     let Some(types) = Types::get()? else { return Ok(()) };

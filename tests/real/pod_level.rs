@@ -1,5 +1,5 @@
-//! Pods that ask for CPUs and memory as a whole, on a kubelet with the gate PodLevelResourceManagers: what they hold counts
-//! once, though the List says it of the pod and of its containers.
+//! Pods with pod-level CPUs and memory, on a kubelet with the feature gate PodLevelResourceManagers: their
+//! resources count once, though the List has them for the pod and for its containers.
 
 use anyhow::{Context, Result, ensure};
 use numacast::kubelet::{StatePaths, read_state};
@@ -14,7 +14,7 @@ const GIB: u64 = 1 << 30;
 
 #[tokio::test]
 async fn a_pod_that_is_placed_as_a_whole_counts_once() -> Result<()> {
-    // Three CPUs and 2 GiB are the helper's; it shares them with nobody.
+    // The other three CPUs and 2 GiB are for the helper, and not shared with other pods.
     holds("pod", (5, 3 * GIB), Some(5)).await
 }
 
@@ -23,8 +23,8 @@ async fn a_pod_whose_containers_are_placed_one_by_one_holds_what_they_have() -> 
     holds("container", (2, GIB), None).await
 }
 
-/// What a pod of one exclusive container and one that shares the rest holds, and how many CPUs the CPU Manager's file says it
-/// has as a whole.
+/// Checks what a pod with one exclusive container and one that shares the rest is allocated, and how many
+/// pod-level CPUs the CPU Manager's checkpoint has for it.
 async fn holds(scope: &str, (cpus, memory): (u64, u64), written: Option<usize>) -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
@@ -51,7 +51,7 @@ async fn holds(scope: &str, (cpus, memory): (u64, u64), written: Option<usize>) 
     Ok(())
 }
 
-/// Waits until so many CPUs and so much memory are free in all zones, and gives both.
+/// Waits until all zones together have these CPUs and this memory available, and returns both.
 async fn available_is(node: &RealNode, expected: Option<(u64, u64)>) -> Result<(u64, u64)> {
     until(&format!("the object has {expected:?} free"), async || {
         node.kubelet_still_runs()?;

@@ -1,5 +1,5 @@
-//! What the list of a node's pods costs a real API server, by its own counts: this node's pods, from its watch cache by the
-//! index on `spec.nodeName`, and nothing from etcd; also just after it has started.
+//! The cost of listing a node's pods for a real API server, by its own metrics: only this node's pods, from
+//! its watch cache by the index on `spec.nodeName`, and nothing from etcd; also just after it has started.
 
 use std::time::Duration;
 
@@ -16,20 +16,20 @@ use tokio::time::timeout;
 use crate::support::{Cluster, Needs, Parts, pod, wait};
 
 const NODE: &str = "node-0";
-/// Nodes, and pods on each.
+/// Number of nodes, and of pods on each.
 const NODES: usize = 20;
 const PODS: usize = 100;
-/// The deadline of a call, and of waiting for news.
+/// Timeout of a request, and of waiting for an event.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What lists of pods cost the API server so far.
+/// The API server's cumulative cost of listing pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cost {
-    /// Pods that were read from the watch cache.
+    /// Pods read from the watch cache.
     cached: u64,
-    /// Those of them by the index on the node's name.
+    /// Those of them found by the index on the node's name.
     indexed: u64,
-    /// Pods that were read from etcd.
+    /// Pods read from etcd.
     stored: u64,
 }
 
@@ -41,7 +41,7 @@ impl Cost {
             let value =
                 || line.rsplit(' ').next().unwrap_or_default().parse::<f64>().map(|value| value as u64);
             let storage = line.starts_with("apiserver_storage_list_fetched_objects_total{");
-            // 1.37 tells both by one name.
+            // 1.37 reports both under one name.
             if line.starts_with("apiserver_cache_list_fetched_objects_total{")
                 || storage && line.contains("storage=\"watchcache\"")
             {
@@ -63,7 +63,7 @@ impl Cost {
     }
 }
 
-/// Hears up to the end of a list and gives the number of its pods.
+/// Reads events to the end of a list and returns the number of its pods.
 async fn listed(
     events: &mut (impl Stream<Item = Result<PodEvent, String>> + Unpin),
     errors: &mut Vec<String>,
@@ -97,7 +97,7 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
     });
     stream::iter(made).buffer_unordered(16).try_collect::<()>().await?;
 
-    // At first.
+    // The initial list.
     let api_server = ApiServer::new(Some(&cluster.admin_kubeconfig()), DEADLINE).await?;
     let (mut events, mut errors) = (Box::pin(api_server.pods_of(NODE, Wanted::default())), Vec::new());
     let before = Cost::of(&cluster).await?;
@@ -109,14 +109,15 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost == node, "with the watch: {cost:?}");
 
-    // One pod by its name, as it is now.
+    // A single pod by name.
     let before = Cost::of(&cluster).await?;
     let name = ("default".to_owned(), "pod-0-7".to_owned());
     ensure!(api_server.pod_of(NODE, &name, &Wanted::default()).await?.is_some());
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost.cached + cost.stored <= 1, "{cost:?}");
 
-    // What pages cost, so that these counts are the right ones: etcd answers them, or the cache without its index.
+    // The cost of a paged list, as a check of these metrics: it is served by etcd, or by the cache without
+    // its index.
     let before = Cost::of(&cluster).await?;
     let mut next = String::new();
     loop {
@@ -130,8 +131,8 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost.cached + cost.stored > 10 * node.cached, "{cost:?}");
 
-    // After a restart the cache is filled, once; a watch from the last version is refused, and the next list is not older
-    // than that.
+    // After a restart the cache is filled once. A watch from the last resourceVersion is refused, and the
+    // next list is not older than that version.
     pods.create(&PostParams::default(), &pod("newer").bound_to("node-1")?).await?;
     cluster.kill_api_server()?;
     cluster.restart_api_server().await?;
@@ -143,7 +144,8 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
     })
     .await?;
     let all = (NODES * PODS) as u64 + 1;
-    // The cache itself reads all pods from etcd, and the API server's own informer all of the cache. 1.36 and 1.37 count neither.
+    // Filling the cache reads all pods from etcd, and the API server's own informer reads all from the cache.
+    // 1.36 and 1.37 count neither.
     let own = [0, all];
     let right = cost.indexed == node.indexed
         && own.contains(&(cost.cached - cost.indexed))

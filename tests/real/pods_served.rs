@@ -1,5 +1,5 @@
-//! The Pods API as the kubelet serves it, and as ours does on each of its sources: clients of upstream's own definitions hear
-//! the same, whatever becomes of the pods.
+//! The Pods API as the kubelet serves it, and as numacast serves it with each of its sources: clients
+//! generated from upstream's definitions receive the same, whatever happens to the pods.
 
 mod differences;
 mod outage;
@@ -13,7 +13,7 @@ use crate::support::{Needs, Parts, document};
 use differences::{DIFFERENCES, Row, Source};
 use world::World;
 
-/// Where the suite runs.
+/// The sources that the suite compares.
 const SOURCES: &[Source] = &[Source::Kubelet, Source::PodsApi, Source::ApiServer];
 
 macro_rules! scenarios {

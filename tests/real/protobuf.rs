@@ -1,5 +1,5 @@
-//! Pods from a real API server in protocol buffers: what is read from the bytes of lists and watches is what the same API
-//! server says in JSON, whatever is in a pod, and whatever becomes of the API server.
+//! Pods from a real API server in protobuf: what is decoded from lists and watches equals the same API
+//! server's JSON, for all fields of a pod, and across restarts of the API server.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -22,12 +22,12 @@ use tokio::time::timeout;
 use crate::support::{Cluster, Needs, Parts, pod};
 
 const NODE: &str = "worker";
-/// The deadline of a call, and of waiting for news.
+/// Timeout of a request, and of waiting for an event.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// A watch that broke may be heard of again as late as this.
+/// Timeout for a broken watch to be re-established.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Someone who listens.
+/// A subscriber.
 struct Listener {
     events: Pin<Box<dyn Stream<Item = Result<PodEvent, String>> + Send>>,
     pods: BTreeMap<String, Pod>,
@@ -54,7 +54,7 @@ impl Listener {
         }
     }
 
-    /// Hears a list to its end; it is all that is known then.
+    /// Reads a list to its end; it replaces the known pods.
     async fn rest_of_list(&mut self) -> Result<()> {
         self.pods.clear();
         loop {
@@ -67,7 +67,7 @@ impl Listener {
         }
     }
 
-    /// Waits until this holds of the pods that are known.
+    /// Reads events until `enough` is true of the known pods.
     async fn until(&mut self, enough: impl Fn(&BTreeMap<String, Pod>) -> bool) -> Result<()> {
         while !enough(&self.pods) {
             match self.next().await? {
@@ -81,7 +81,7 @@ impl Listener {
         Ok(())
     }
 
-    /// What is known is what the API server says in JSON, and the bytes that were kept say the same.
+    /// Checks that the known pods equal the API server's JSON, and that the kept bytes decode to the same.
     async fn is_right(&self, cluster: &Cluster, wanted: &Wanted) -> Result<()> {
         let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Pod"));
         let all: Api<DynamicObject> = Api::all_with(cluster.client(), &kind);
@@ -103,7 +103,7 @@ impl Listener {
                 }
                 (_, whole) => bail!("{name}: {whole:?}"),
             }
-            // Of annotations what is wanted is told, which is one.
+            // Only wanted annotations are kept, in this test one.
             let annotations = right.annotations.iter().filter(|(key, _)| &**key == "wanted").cloned();
             let right = Pod { annotations: annotations.collect(), ..right.clone() };
             let told = Pod { whole: None, ..told.clone() };
@@ -117,7 +117,7 @@ fn pods(cluster: &Cluster) -> Api<Object> {
     Api::namespaced(cluster.client(), "default")
 }
 
-/// A few of every kind, so many that they are several pages.
+/// Creates a few pods of every kind, enough for several pages.
 async fn fill(cluster: &Cluster) -> Result<()> {
     let api = pods(cluster);
     let mut specs = vec![
@@ -133,7 +133,7 @@ async fn fill(cluster: &Cluster) -> Result<()> {
         object.metadata.annotations = Some(annotations.into());
         api.create(&PostParams::default(), &object).await?;
     }
-    // One that somebody else runs.
+    // A pod on another node.
     api.create(&PostParams::default(), &pod("elsewhere").bound_to("other")?).await?;
     Ok(())
 }
@@ -156,14 +156,14 @@ async fn protocol_buffers_and_json_tell_the_same_pods() -> Result<()> {
     ensure!(empty.pods.is_empty());
     fill(&cluster).await?;
 
-    // Listed, and told of one by one.
+    // Received as single events, and as a list.
     let mut first = empty;
     first.until(|pods| pods.len() == 74).await?;
     let mut second = Listener::start(&cluster, trimmed.clone()).await?;
     first.is_right(&cluster, &whole).await?;
     second.is_right(&cluster, &trimmed).await?;
 
-    // What becomes of them.
+    // Changes of their state.
     set_phase(&cluster, "whole", "Running").await?;
     set_phase(&cluster, "helped", "Succeeded").await?;
     let label = json!({"metadata": {"labels": {"changed": "yes"}}});
@@ -179,7 +179,7 @@ async fn protocol_buffers_and_json_tell_the_same_pods() -> Result<()> {
         ensure!(listener.errors.is_empty(), "{:?}", listener.errors);
     }
 
-    // The API server is another, which knows nothing of what was before.
+    // A restarted API server, which knows nothing of the earlier watches.
     cluster.kill_api_server()?;
     while first.errors.is_empty() {
         let told = timeout(PATIENCE, first.events.next()).await?.context("it has ended")?;
@@ -198,7 +198,7 @@ async fn protocol_buffers_and_json_tell_the_same_pods() -> Result<()> {
 async fn bytes_that_are_no_text_cost_nobody_a_pod() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
-    // Whoever may make pods may write this; in JSON the API server would not take it.
+    // Anyone who may create pods may write this; as JSON the API server would reject it.
     let text = |number, text: &[u8]| {
         let mut record = Vec::new();
         put_bytes(&mut record, number, text);

@@ -21,7 +21,7 @@ use crate::support::{Cluster, Needs, Parts, RealNode, nrt, oracle, pod};
 
 const NIC: &str = "example.com/nic";
 
-/// Clients of every kind, our own among them, make the same of what is said at a socket.
+/// Checks that clients of every kind, including numacast's own, decode the same from a socket.
 async fn everybody_hears_the_same(clients: &Clients, socket: &Path) -> Result<()> {
     let (usage, ..) = Client::new(socket.to_owned(), Duration::from_secs(5)).list().await?;
     let ours = held_of(&usage);
@@ -47,7 +47,7 @@ async fn everybody_hears_the_same(clients: &Clients, socket: &Path) -> Result<()
     Ok(())
 }
 
-/// The clients by themselves: that they hear what a kubelet says, and that the recorder adds only what nobody knows.
+/// Checks the test clients: they receive what the kubelet sends, and the recorder adds only unknown fields.
 #[tokio::test]
 async fn clients_of_every_kind_agree_about_a_kubelet() -> Result<()> {
     let Some(parts) = Parts::with_clients(Needs::Kubelet).await? else { return Ok(()) };
@@ -67,7 +67,7 @@ async fn clients_of_every_kind_agree_about_a_kubelet() -> Result<()> {
     ensure!(sent.path == Rpc::List.path() && sent.sent == heard.bytes);
     ensure!(added(&sent.sent, &heard.bytes)?.is_nothing());
 
-    // What a client refuses by itself, it refuses in words of its own, and others do not notice.
+    // A client-side limit gives the client library's own error, and does not affect other clients.
     let large = ["--pad", "5242880"];
     let padded = Recorder::start(&clients, &node.socket(), &cluster.dir().join("padded"), &large).await?;
     for (who, text) in [
@@ -83,7 +83,7 @@ async fn clients_of_every_kind_agree_about_a_kubelet() -> Result<()> {
     Ok(())
 }
 
-/// A node whose kubelet stands behind a recorder, and a proxy before that.
+/// A node whose kubelet is behind a recorder, and a proxy in front of that.
 struct World {
     proxy: Proxy,
     recorder: Recorder,
@@ -92,7 +92,8 @@ struct World {
     cluster: Cluster,
 }
 
-/// The devices of each container of each pod, in the order in which they are listed: who wants the nth counts.
+/// The devices of each container of each pod, in the listed order, which matters to consumers that pick the
+/// nth.
 type Listed = BTreeMap<(String, String), Vec<Held>>;
 
 fn listed(devices: impl IntoIterator<Item = Held>) -> Listed {
@@ -103,18 +104,18 @@ fn listed(devices: impl IntoIterator<Item = Held>) -> Listed {
     all
 }
 
-/// As v1alpha1 has it: without NUMA nodes.
+/// Removes NUMA nodes, which v1alpha1 does not have.
 fn nowhere(devices: &[Held]) -> Vec<Held> {
     devices.iter().map(|one| Held { nodes: Vec::new(), ..one.clone() }).collect()
 }
 
-/// What has to be in answers beyond what the kubelet says.
+/// What responses must contain in addition to the kubelet's.
 #[derive(Clone, Debug, Default)]
 struct Right {
-    /// Of each container in the order of its annotation.
+    /// For each container in the order of its annotation.
     devices: Vec<Held>,
     shares: BTreeMap<String, Share>,
-    /// Of `GetAllocatableResources`, sorted.
+    /// For `GetAllocatableResources`, sorted.
     allocatable: Vec<Held>,
 }
 
@@ -123,7 +124,7 @@ impl World {
         Self::start_with(parts, place, settings, json!({}), devices()).await
     }
 
-    /// With these labels and devices of the node's Device.
+    /// Like [`World::start`], with these labels and devices of the node's Device.
     async fn start_with(
         parts: &Parts,
         place: Place,
@@ -143,13 +144,13 @@ impl World {
         Ok(Self { proxy, recorder, clients, node, cluster })
     }
 
-    /// What a client hears beyond what the kubelet said. Whoever decodes the answer finds, in each container, the kubelet's own
-    /// devices as the kubelet lists them, and these behind them.
+    /// Returns what a client receives in addition to the kubelet's response. Checks that each container, once
+    /// decoded, has the kubelet's own devices in the kubelet's order, followed by the added ones.
     async fn ask(&self, who: Who, rpc: &Rpc) -> Result<Added> {
         let known = self.recorder.count()?;
         let heard = self.clients.ask(who, &self.proxy.socket(), rpc).await?.ok()?;
         let mut reasons = Vec::new();
-        // Unknown fields have a number of the answer in them: only one of these can be what was heard.
+        // The unknown fields contain the response's number, so only one recorded response can match.
         for sent in self.recorder.sent_since(known)?.iter().filter(|sent| sent.path == rpc.path()) {
             let more = match rpc {
                 Rpc::Allocatable => added_to_allocatable(&sent.sent, &heard.bytes)
@@ -173,7 +174,7 @@ impl World {
         bail!("{who:?} {rpc:?}: nothing that the kubelet said since it was asked: {reasons:?}")
     }
 
-    /// Everybody hears what the kubelet said and exactly these devices besides.
+    /// Checks that every client receives the kubelet's response plus exactly these devices.
     async fn adds(&self, right: &[Held]) -> Result<()> {
         let right = Right { devices: right.to_vec(), ..Right::default() };
         for who in EVERYBODY {
@@ -182,7 +183,7 @@ impl World {
         self.adds_to_each_pod(&right).await
     }
 
-    /// One client hears what the kubelet said and exactly this besides.
+    /// Checks that one client receives the kubelet's response plus exactly `right`.
     async fn adds_to(&self, who: Who, right: &Right) -> Result<()> {
         for (rpc, devices, shares) in [
             (Rpc::List, right.devices.clone(), right.shares.clone()),
@@ -201,7 +202,7 @@ impl World {
         Ok(())
     }
 
-    /// As [`World::adds_to`], asking for each pod by its name.
+    /// Like [`World::adds_to`], with a Get for each pod.
     async fn adds_to_each_pod(&self, right: &Right) -> Result<()> {
         for name in self.names().await? {
             let more = self.ask(Who::Go, &Rpc::Get(name.clone())).await?;
@@ -219,7 +220,7 @@ impl World {
         Ok(pods.into_iter().map(|pod| format!("default/{}", pod.metadata.name.unwrap_or_default())).collect())
     }
 
-    /// Binds a pod, and asks from then on: the first answer that names it has all of it.
+    /// Binds a pod and polls: the first response that lists it must be complete.
     async fn binds(&self, spec: &PodSpec, right: &[Held]) -> Result<()> {
         let name = format!("default/{}", spec.name());
         let mut client = Client::new(self.proxy.socket(), Duration::from_secs(5));
@@ -229,7 +230,7 @@ impl World {
             ensure!(usage.pods.iter().any(|pod| pod.full_name() == ("default".into(), spec.name().into())));
             let found = held_of(&usage);
             let missing: Vec<_> = right.iter().filter(|one| !found.contains(one)).collect();
-            // No wait may mend this.
+            // Waiting cannot fix this.
             ensure!(missing.is_empty(), Hopeless(format!("{name} is there without {missing:?}: {found:?}")));
             Ok(())
         })
@@ -240,7 +241,7 @@ impl World {
     }
 }
 
-/// The devices of the node as Koordinator reports them.
+/// The node's devices as Koordinator reports them.
 fn devices() -> Value {
     let at = |node: i32, bus: &str| json!({"socketID": node, "nodeID": node, "pcieID": "pci0000:3a", "busID": bus});
     let gpu = |minor: i32, id: &str, node: i32| json!({"type": "gpu", "id": id, "minor": minor, "health": true, "topology": at(node, "")});
@@ -270,13 +271,13 @@ fn of(pod: &str, container: &str, resource: &str, id: &str, node: i64) -> Held {
     }
 }
 
-/// Pods as Koordinator's scheduler leaves them, and the devices that they have by that.
+/// Pods as annotated by Koordinator's scheduler, and the devices that they are allocated.
 fn koordinated() -> Vec<(PodSpec, Vec<Held>)> {
     const GPU: &str = "nvidia.com/gpu";
     let given = |spec: PodSpec, devices: Value| spec.annotation(DEVICE_ALLOCATED, &devices.to_string());
     let core = |minor: i32, id: &str, core: &str| json!({"minor": minor, "id": id, "resources": {"koordinator.sh/gpu-core": core}});
     vec![
-        // Beside a device of a plugin, which stays where it is.
+        // Together with a plugin's device, which is unaffected.
         (
             given(
                 pod("whole").device("koordinator.sh/gpu", 100).device(NIC, 1),
@@ -284,7 +285,7 @@ fn koordinated() -> Vec<(PodSpec, Vec<Held>)> {
             ),
             vec![of("whole", "main", GPU, "GPU-a", 0)],
         ),
-        // Two pods share one.
+        // Two pods share one GPU.
         (
             given(
                 pod("half").device("koordinator.sh/gpu-core", 50),
@@ -299,7 +300,8 @@ fn koordinated() -> Vec<(PodSpec, Vec<Held>)> {
             ),
             vec![of("other-half", "main", GPU, "GPU-b", 1)],
         ),
-        // The container that asks for it, and virtual functions instead of the device; the other GPU is known by its number.
+        // Assigned to the container that requests it, with virtual functions instead of the device; the other
+        // GPU is given by minor number only.
         (
             given(
                 pod("net")
@@ -321,7 +323,7 @@ fn koordinated() -> Vec<(PodSpec, Vec<Held>)> {
                 of("net", "net", "koordinator.sh/rdma", "0000:1f:00.2", 1),
             ],
         ),
-        // Each container that asks has its own, in their order; the kubelet lists the sidecar first.
+        // Each requesting container gets its own, in spec order; the kubelet lists the sidecar first.
         (
             given(
                 pod("two")
@@ -333,7 +335,7 @@ fn koordinated() -> Vec<(PodSpec, Vec<Held>)> {
             ),
             vec![of("two", "main", GPU, "GPU-d", 1), of("two", "second", GPU, "GPU-a", 0)],
         ),
-        // Where no container asks it is the first that is no sidecar.
+        // If no container requests it, the first one that is not a sidecar gets it.
         (
             given(pod("mesh").sidecar("mesh"), json!({"rdma": [{"minor": 0, "id": "0000:1f:00.0"}]})),
             vec![of("mesh", "main", "koordinator.sh/rdma", "0000:1f:00.0", 1)],
@@ -344,7 +346,7 @@ fn koordinated() -> Vec<(PodSpec, Vec<Held>)> {
     ]
 }
 
-/// Errors are the kubelet's, code and text.
+/// Checks that errors are the kubelet's, code and message.
 async fn errors_are_the_kubelets(world: &World) -> Result<()> {
     for rpc in [
         Rpc::Get("default/nobody".to_owned()),
@@ -403,7 +405,8 @@ async fn the_agents_proxy_merges_what_is_annotated_and_nothing_else() -> Result<
     merges_what_is_annotated_and_nothing_else(Place::Agent).await
 }
 
-/// The devices of a node with accelerators of Huawei, one of them broken, and the card of [`devices`].
+/// The devices of a node with Huawei accelerators, one of them unhealthy, and the network card of
+/// [`devices`].
 fn accelerators() -> Value {
     let npu = |minor: i32, id: &str, node: i32, health: bool| {
         json!({
@@ -420,7 +423,8 @@ fn accelerators() -> Value {
     ])
 }
 
-/// Whole devices of theirs, mapped ones, and CPUs: what each setting beyond the defaults has for an answer.
+/// Pods with whole devices, mapped ones, and CPUs, and what every setting beyond the defaults adds to
+/// responses.
 fn by_every_setting() -> (Vec<PodSpec>, Right) {
     const NPU: &str = "huawei.com/npu";
     const RDMA: &str = "koordinator.sh/rdma";
@@ -446,7 +450,7 @@ fn by_every_setting() -> (Vec<PodSpec>, Right) {
         pod("mapped").container("side").device(NIC, 1).annotation(ACCELERATORS, &mapped.to_string()),
         pod("cards").annotation(CARDS, "card-7, card-3"),
         pod("pinned").annotation(RESOURCE_STATUS, &status.to_string()),
-        // The kubelet has said which CPUs and which memory it has.
+        // The kubelet already lists its CPUs and memory, so none are added.
         pod("exclusive").cpus(2).memory("1Gi").annotation(RESOURCE_STATUS, &status.to_string()),
     ];
     let free = |pod: &str, container: &str, resource: &str, id: &str| Held {
@@ -473,7 +477,7 @@ fn by_every_setting() -> (Vec<PodSpec>, Right) {
         of_node(NPU, "NPU-a", 0),
         of_node(NPU, "NPU-b", 1),
         of_node(NPU, "NPU-c", 1),
-        // Of a card with virtual functions these are what is given away.
+        // A card with virtual functions is allocated by these.
         of_node(RDMA, "0000:1f:00.2", 1),
         of_node(RDMA, "0000:1f:00.3", 1),
         of_node(RDMA, "0000:1f:00.4", 1),
@@ -484,7 +488,7 @@ fn by_every_setting() -> (Vec<PodSpec>, Right) {
 const ACCELERATORS: &str = "example.com/accelerators";
 const CARDS: &str = "example.com/cards";
 
-/// Everything that is off by default, at once.
+/// All settings that are off by default, together.
 const EVERYTHING: [&str; 6] = [
     "proxy.allocatable=true",
     "proxy.failClosed=true",
@@ -528,7 +532,7 @@ async fn everything_that_is_off_by_default_is_right_when_it_is_on() -> Result<()
     until("it is answered again", async || world.is_right_or_refused(&right).await).await?;
     world.is_right(&right).await.context("the API server is back")?;
 
-    // Whoever comes and goes, the other's stays.
+    // The devices of other pods do not change when pods are created and deleted.
     world.node.delete("half").await?;
     right.devices.retain(|one| one.pod != "default/half");
     let more = json!({"gpu": [{"minor": 0, "id": "NPU-a"}]}).to_string();
@@ -542,13 +546,13 @@ async fn everything_that_is_off_by_default_is_right_when_it_is_on() -> Result<()
 }
 
 impl World {
-    /// What Kubernetes' own client library hears by every method.
+    /// Checks what Kubernetes' own client library receives from every method.
     async fn is_right(&self, right: &Right) -> Result<()> {
         self.adds_to(Who::Go, right).await?;
         self.adds_to_each_pod(right).await
     }
 
-    /// The pod's part of an accelerator at NUMA node 1 that others have parts of.
+    /// Returns the pod's share of an accelerator on NUMA node 1 that it shares with other pods.
     async fn part(&self, pod: &str, device: &str) -> Result<Held> {
         let more = self.ask(Who::Go, &Rpc::List).await?.devices;
         let mut its = more.into_iter().filter(|one| one.pod == format!("default/{pod}"));
@@ -561,7 +565,7 @@ impl World {
         Ok(one)
     }
 
-    /// Nobody tells of pods any more: until that has been so for `lastKnown` answers are right, and from then on there are none.
+    /// Without a pod source, responses stay correct for `lastKnown`; after that, requests are refused.
     async fn is_refused(&self, right: &Right) -> Result<()> {
         until("answers are refused", async || match self.is_right_or_refused(right).await {
             Err(error) if error.is::<Hopeless>() => Err(error),
@@ -577,13 +581,13 @@ impl World {
         Ok(())
     }
 
-    /// Fails where a List is refused; no wait mends one that lacks anything.
+    /// Fails if a List is refused; incomplete responses end the wait with [`Hopeless`].
     async fn is_right_or_refused(&self, right: &Right) -> Result<()> {
         let heard = self.clients.ask(Who::Go, &self.proxy.socket(), &Rpc::List).await?;
         ensure!(heard.code == "OK", "{}: {}", heard.code, heard.text);
         let found = listed(held(&heard.answer)?);
         for (container, devices) in listed(right.devices.clone()) {
-            // The kubelet's own come first.
+            // The kubelet's own devices come first.
             let whole = found.get(&container).is_some_and(|found| found.ends_with(&devices));
             ensure!(
                 whole,
@@ -594,7 +598,7 @@ impl World {
     }
 }
 
-/// A client that takes 4 MiB refuses more by itself; it and everybody else go on.
+/// A client with a 4 MiB limit rejects larger responses itself; it and all others keep working.
 #[tokio::test]
 async fn an_answer_above_a_clients_limit_is_that_clients_affair() -> Result<()> {
     let Some(parts) = Parts::with_clients(Needs::Kubelet).await? else { return Ok(()) };
@@ -619,7 +623,7 @@ async fn an_answer_above_a_clients_limit_is_that_clients_affair() -> Result<()> 
     proxy.still_runs()
 }
 
-/// What annotations give away is gone from the node's object, too, and nothing else in it changes.
+/// Annotated allocations are also subtracted in the node's object, and nothing else in it changes.
 #[tokio::test]
 async fn zones_count_what_is_merged() -> Result<()> {
     const GPU: &str = "nvidia.com/gpu";
@@ -628,15 +632,15 @@ async fn zones_count_what_is_merged() -> Result<()> {
     let mut world = World::start(&parts, Place::Agent, &["proxy.zones=true"]).await?;
     world.node.run(pod("plain").cpus(2).memory("1Gi").device(NIC, 1)).await?;
     let free = |capacity: u64, available: u64| Figures { capacity, allocatable: capacity, available };
-    // Of a card with virtual functions these are what is given away.
+    // A card with virtual functions is allocated by these.
     let all = [("node-0", GPU, free(2, 2)), ("node-1", GPU, free(2, 2)), ("node-1", RDMA, free(3, 3))];
     world.zones_have(&all).await.context("nobody has any")?;
-    // None asks for what it is given: the oracle would look for that in the kubelet's books.
+    // None requests what it is allocated: the oracle would look for it in the kubelet's checkpoints.
     for (name, gpu) in [("whole", "GPU-a"), ("half", "GPU-b"), ("other-half", "GPU-b")] {
         let given = json!({"gpu": [{"minor": 0, "id": gpu}]}).to_string();
         world.node.run(pod(name).annotation(DEVICE_ALLOCATED, &given)).await?;
     }
-    // Two pods share a GPU, which is gone once.
+    // A GPU shared by two pods is subtracted once.
     let left = [("node-0", GPU, free(2, 1)), ("node-1", GPU, free(2, 1)), ("node-1", RDMA, free(3, 3))];
     world.zones_have(&left).await.context("three pods have some")?;
     world.node.delete("half").await?;
@@ -650,7 +654,8 @@ async fn zones_count_what_is_merged() -> Result<()> {
 }
 
 impl World {
-    /// The zones have these devices of Koordinator's, no others, and the rest as the kubelet's books say.
+    /// Waits until the zones have exactly these Koordinator devices, and otherwise match the kubelet's
+    /// checkpoints.
     async fn zones_have(&self, right: &[(&str, &str, Figures)]) -> Result<()> {
         until("the zones have what is left", async || {
             let mut zones = nrt::read(&self.node.client(), self.node.name()).await?.zones;

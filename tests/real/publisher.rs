@@ -1,5 +1,5 @@
-//! The agent's object in a real cluster where others have a say: what only a real API server can prove of field
-//! managers, owners, rights and Events. The kubelet is the simulated one, since it is not the subject.
+//! The agent's object in a real cluster with other writers: field managers, owner references, RBAC and
+//! Events, which only a real API server can verify. The kubelet is simulated, since it is not under test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ use crate::support::process::Process;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, tokens};
 
-/// A cluster, a node in it, and the agent with the token, the rights and the policies that the chart gives it.
+/// A cluster, a node in it, and the agent with the token, the RBAC rules and the policies of the chart.
 struct World {
     agent: Process,
     node: SimNode,
@@ -30,7 +30,8 @@ struct World {
 }
 
 impl World {
-    /// The chart's values have this configuration, and the agent has it with further arguments.
+    /// Starts the agent with `config`, which is also set in the chart's values, and the additional arguments
+    /// `with`.
     async fn start(parts: &Parts, cluster: Cluster, config: &[(&str, &str)], with: &[&str]) -> Result<Self> {
         let kubectl = parts.program("kubectl");
         let node = SimNode::start();
@@ -63,7 +64,7 @@ impl World {
         Ok(serde_json::to_value(topologies(&self.cluster).get("worker").await?)?)
     }
 
-    /// Waits until the object is as the agent writes it, and `probe` finds nothing missing.
+    /// Waits until the object has the agent's zones, and `probe` succeeds.
     async fn until(&mut self, what: &str, probe: impl Fn(&Value) -> Result<()>) -> Result<Value> {
         let found = until(what, async || {
             self.agent.still_runs()?;
@@ -80,7 +81,7 @@ impl World {
         found.with_context(|| format!("the agent's last words:\n{}", self.agent.last_words()))
     }
 
-    /// Somebody deletes this object; the next one.
+    /// Deletes this object with kubectl; returns the next one.
     async fn made_again(&mut self, object: &Value) -> Result<Value> {
         self.kubectl(&["delete", "noderesourcetopologies", "worker"]).await?;
         let uid = &object["metadata"]["uid"];
@@ -116,8 +117,8 @@ fn topologies(cluster: &Cluster) -> Api<DynamicObject> {
     Api::all_with(cluster.client(), &ApiResource::from_gvk_with_plural(&kind, "noderesourcetopologies"))
 }
 
-/// What NFD leaves: another manager's fields, the deprecated policies, and a Namespace as the owner. Beside it the
-/// annotation of RTE.
+/// Creates an object as NFD leaves it: another manager's fields, the deprecated policies, and a Namespace as
+/// the owner. It also has RTE's annotation.
 async fn leave_behind(cluster: &Cluster) -> Result<()> {
     let namespace = Api::<Namespace>::all(cluster.client()).get("default").await?;
     let object: DynamicObject = serde_json::from_value(json!({
@@ -176,17 +177,17 @@ async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
         "only the note is theirs: {managers:?}"
     );
 
-    // A person with an editor.
+    // Edited with an editor.
     let editor = [("KUBE_EDITOR", "sed -i 's/available: .*/available: \"77\"/'")];
     run(&world.kubectl, &world.cluster, &["edit", "noderesourcetopologies", "worker"], &editor).await?;
     let edited = world.until("the edit is written over", |_| Ok(())).await?;
     owned_by_the_node(&world.cluster, &edited).await?;
 
-    // A person who deletes it.
+    // Deleted with kubectl.
     let again = world.made_again(&edited).await?;
     owned_by_the_node(&world.cluster, &again).await?;
 
-    // `kubectl describe node` shows what was told.
+    // `kubectl describe node` shows the Events.
     for part in ["`nfd` wrote", "somebody with `kubectl-edit`"] {
         until("the node's description tells", async || {
             let shown = world.kubectl(&["describe", "node", "worker"]).await?;
@@ -196,7 +197,7 @@ async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
         })
         .await?;
     }
-    // Nothing that it did needed a right that it lacks.
+    // The agent never needed a right that it lacks.
     let words = world.agent.last_words();
     ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
     Ok(())
@@ -211,7 +212,7 @@ async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it()
     let first = world.until("the object is there", |_| Ok(())).await?;
     owned_by_the_node(&world.cluster, &first).await?;
 
-    // Nobody collects garbage here, as when it is slow.
+    // No garbage collector runs here, as if it were slow.
     let nodes = Api::<Node>::all(world.cluster.client());
     nodes.delete("worker", &DeleteParams::default()).await?;
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
@@ -228,7 +229,7 @@ async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it()
         "the owner was changed"
     );
 
-    // The agent's token names the earlier Node, and the policy lets no other be the owner.
+    // The agent's token is bound to the earlier Node, and the policy allows no other owner.
     let next = world.made_again(&first).await?;
     ensure!(next["metadata"].get("ownerReferences").is_none(), "{}", next["metadata"]);
     let words = world.agent.last_words();
@@ -237,7 +238,7 @@ async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it()
         "{words}"
     );
 
-    // A kubelet renews tokens.
+    // The kubelet renews tokens.
     let admin = world.cluster.client();
     let pod = Api::<Pod>::namespaced(admin.clone(), RELEASE).get(&format!("{AGENT}-on-worker")).await?;
     let token = tokens::request(&admin, RELEASE, AGENT, Some(tokens::to_pod(&pod))).await?;
@@ -264,12 +265,12 @@ async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
         Ok(())
     })
     .await?;
-    // Writes go on, and an object of our own has our own owner.
+    // The agent keeps writing, and an object that it creates has the right owner.
     let again = world.made_again(&object).await?;
     owned_by_the_node(&world.cluster, &again).await
 }
 
-/// What koord-scheduler and its like read.
+/// As read by koord-scheduler and similar schedulers.
 #[tokio::test]
 async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
@@ -278,7 +279,7 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
     let config = [("publish.apiVersion", "v1alpha1"), ("publish.refresh", "1s")];
     let mut world = World::start(&parts, cluster, &config, &[]).await?;
     let only_its_pod = Fingerprint::of([pod_hash(RELEASE, "numacast-agent-on-worker")]).to_string();
-    // The machine's kubelet: best-effort for containers.
+    // The machine's kubelet is configured for best-effort per container.
     let is_right = |object: &Value| {
         let fingerprint = &object["metadata"]["annotations"]["topology.node.k8s.io/fingerprint"];
         let fingerprint = fingerprint.as_str().unwrap_or_default();
@@ -286,7 +287,7 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
         ensure!(object.get("attributes").is_none(), "{}", object["attributes"]);
         ensure!(fingerprint == only_its_pod, "{fingerprint}, and there is no other pod");
         ensure!(object["metadata"]["annotations"]["note"] == "mine", "{}", object["metadata"]);
-        // What others left goes with a write of its own.
+        // Another manager's leftovers are removed by a separate write.
         ensure!(object["metadata"]["ownerReferences"][0]["kind"] == "Node", "{}", object["metadata"]);
         Ok(())
     };
@@ -297,7 +298,7 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
     let old = Api::<DynamicObject>::all_with(world.cluster.client(), &resource).get("worker").await?;
     ensure!(old.data["topologyPolicies"] == json!(["BestEffortContainerLevel"]), "{}", old.data);
 
-    // Refreshes find what we wrote, and nobody else's hand.
+    // Refreshes find the agent's own content, and no other manager's.
     let words = until("it was refreshed", async || {
         let words = world.agent.last_words();
         ensure!(words.matches("(Refresh)").count() > 2, "{words}");
@@ -306,7 +307,7 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
     .await?;
     ensure!(!words.contains("(Repair)") && !words.contains("written over"), "{words}");
 
-    // What a person changes is repaired, in the old form.
+    // Manual changes are repaired, in v1alpha1.
     let patch = r#"{"topologyPolicies": ["None"], "metadata": {"annotations": {"topology.node.k8s.io/fingerprint": "x"}}}"#;
     world.kubectl(&["patch", "noderesourcetopologies", "worker", "--type=merge", "-p", patch]).await?;
     world.until("the edit is written over", is_right).await?;
@@ -330,7 +331,7 @@ async fn deprecated_policies_stand_beside_the_attributes_on_request() -> Result<
     owned_by_the_node(&world.cluster, &object).await
 }
 
-/// The simulated API server says the same: its own tests compare with these.
+/// The simulated API server behaves the same: its own tests compare with these results.
 #[tokio::test]
 async fn an_apply_means_the_object_whose_uid_it_names() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
@@ -350,7 +351,7 @@ async fn an_apply_means_the_object_whose_uid_it_names() -> Result<()> {
     object.metadata.uid.clone_from(&made.uid);
     let same = client.apply(&object).await?;
     ensure!(same.resource_version == made.resource_version, "nothing changed");
-    // A merge patch that names a version means just that one.
+    // A merge patch with a resourceVersion applies to that version only.
     let stale = json!({"metadata": {"resourceVersion": "1"}, "topologyPolicies": null});
     let stale = client.merge("worker", &stale).await.err().context("that is long ago")?;
     ensure!(stale.is_conflict(), "{stale}");

@@ -1,4 +1,4 @@
-//! Quantities are understood as Kubernetes' own type understands them, in Go.
+//! Quantities are parsed as by Kubernetes' own type, in Go.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -12,22 +12,23 @@ use serde_json::Value;
 
 use crate::support::parts::{fetched, repository, script};
 
-/// Made-up texts.
+/// Number of generated texts.
 const MADE_UP: usize = 100_000;
-/// So many of them are kept for the tests that need no Go.
+/// How many of them are kept as vectors for the tests without Go.
 const KEPT: usize = 3000;
 const VECTORS: &str = "tests/vectors/quantities.tsv";
-/// Whose tests have the tables. The package has been the same since v0.33, but for a method; its tests have grown.
+/// The module whose tests have the tables. The package is unchanged since v0.33 except for one method; its
+/// tests have grown.
 const TABLES: &str = "k8s.io/apimachinery@v0.37.0";
 
-/// What the program says, a line for each text.
+/// Returns the program's output, one line for each text.
 fn said(program: &Path, arguments: &[&str]) -> Result<Vec<String>> {
     let output = Command::new(program).args(arguments).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
 }
 
-/// What we say of the text in a line of the program's.
+/// Returns numacast's result for the text of one output line.
 fn ours(line: &str) -> String {
     let text = line.split('\t').next().unwrap_or_default();
     let Ok(parsed) = Parsed::of(text) else { return text.to_owned() };
@@ -52,7 +53,7 @@ fn made_up_quantities_are_understood_as_go_understands_them() -> Result<()> {
     Ok(())
 }
 
-/// The directory of upstream's tests.
+/// Returns the directory of upstream's tests.
 fn tables() -> Result<PathBuf> {
     let mut go = Command::new("go");
     let output = go.args(["mod", "download", "-json", TABLES]).current_dir(script("kubernetes")).output()?;
@@ -60,7 +61,7 @@ fn tables() -> Result<PathBuf> {
     Ok(Path::new(said["Dir"].as_str().context("no directory")?).join("pkg/api/resource"))
 }
 
-/// The file that the tests without Go read. `NUMACAST_WRITE_VECTORS=1` writes it.
+/// Checks the vectors that the tests without Go read. `NUMACAST_WRITE_VECTORS=1` writes them.
 #[test]
 fn the_vectors_are_what_go_says() -> Result<()> {
     if std::env::var_os("NUMACAST_WRITE_VECTORS").is_none() {

@@ -1,5 +1,5 @@
-//! A real API server that does not let the agent do its work: one clear sentence each, and no exit where
-//! waiting helps. The kubelet is the simulated one, since it is not the subject.
+//! A real API server that does not let the agent work: one clear message each, and no exit where waiting
+//! helps. The kubelet is simulated, since it is not under test.
 
 use std::path::Path;
 use std::process::Command;
@@ -36,7 +36,7 @@ pub(crate) fn agent(node: &SimNode, kubeconfig: &Path, name: &str, more: &[&str]
     command
 }
 
-/// Runs one pass on another thread, since this one turns the simulated kubelet.
+/// Runs one pass on another thread, since this one runs the simulated kubelet.
 async fn once(node: &SimNode, kubeconfig: &Path, name: &str) -> Result<(Option<i32>, String)> {
     let mut command = agent(node, kubeconfig, name, &["--once", "--log-level", "error"]);
     let output = tokio::task::spawn_blocking(move || command.output()).await??;
@@ -52,7 +52,7 @@ async fn one_pass_publishes_an_object_that_the_server_accepts_strictly() -> Resu
     ensure!(code == Some(0), "{stderr}");
     let seen = nrt::read(&cluster.client(), "worker").await?;
     ensure!(seen.zones.len() == 2, "{:?}", seen.zones);
-    // Again: the same content, and so not even a new version.
+    // Again: the same content does not create a new version.
     let (code, stderr) = once(&node, &cluster.admin_kubeconfig(), "worker").await?;
     ensure!(code == Some(0), "{stderr}");
     ensure!(nrt::read(&cluster.client(), "worker").await?.version == seen.version);
@@ -107,7 +107,7 @@ async fn rbac_that_refuses() -> Result<()> {
         Ok(())
     })
     .await?;
-    // What the agent needs, and not a verb more: apply is a patch, and creating by it asks for `create`.
+    // The agent's minimum rights: apply is a patch, and creating by apply requires `create`.
     allow(&cluster, "topology.node.k8s.io", "noderesourcetopologies", &["patch", "create"]).await?;
     until("the agent may", async || {
         let (code, stderr) = once(&node, &kubeconfig, "worker").await?;

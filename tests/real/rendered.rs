@@ -1,6 +1,7 @@
-//! The agent and the controller in pods exactly as the chart renders them. A real kubelet makes of the pod what it asks a
-//! container runtime for: environment, volumes with the token and the configuration, mounts, user, capabilities; and
-//! `tests/parts/in-pod` does that with the binary under test, in a root that holds nothing else. The kubelet probes it.
+//! The agent and the controller in pods exactly as the chart renders them. A real kubelet turns the pod into
+//! its request to a container runtime: environment, volumes with the token and the configuration, mounts,
+//! user, capabilities; `tests/parts/in-pod` executes that with the binary under test, in an otherwise empty
+//! root filesystem. The kubelet probes it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -25,9 +26,9 @@ use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, oracle, parts, 
 
 const NODE: &str = "two-by-eight";
 const NIC: &str = "example.com/nic";
-/// Where pods find the API server: the first address of the cluster's range for Services.
+/// The API server's address in pods: the first address of the cluster's Service range.
 const SERVICE: &str = "10.96.0.1:443";
-/// What the release consists of besides rights and policies, as far as somebody looks at it.
+/// The kinds of the release that the tests use besides RBAC and policies.
 const REST: [&str; 4] = ["ConfigMap", "DaemonSet", "Deployment", "Lease"];
 
 /// A release on a cluster of one real node.
@@ -48,7 +49,8 @@ impl World {
             chart.install(&admin, kinds).await?;
         }
         let (port, certificate) = node.https_port()?;
-        // What a controller of every cluster puts into each namespace, and the CA that this kubelet is its own for.
+        // `kube-root-ca.crt` is what a controller of every cluster creates in each namespace; this kubelet is
+        // its own CA.
         for (name, key, text) in [
             ("kube-root-ca.crt", "ca.crt", cluster.certificates()?),
             ("kubelet-ca", "ca.crt", std::fs::read_to_string(certificate)?),
@@ -61,7 +63,7 @@ impl World {
         let addresses = object.status.unwrap_or_default().addresses.into_iter().flatten();
         let mut own = addresses.filter(|address| address.type_ == "InternalIP");
         let own = own.next().context("the Node has no address")?.address;
-        // The Node tells the port.
+        // The Node reports the port.
         let (_, number) = port.rsplit_once(':').context("the kubelet has no port")?;
         let kubelet = format!("{own}:{number}");
         let reach = [(SERVICE.to_owned(), cluster.address().to_owned()), (kubelet, port)];
@@ -73,7 +75,7 @@ impl World {
         Api::namespaced(self.cluster.client(), RELEASE)
     }
 
-    /// Makes a pod as whoever watches a DaemonSet, Deployment or Job would, on our node.
+    /// Creates a pod from a DaemonSet, Deployment or Job as its controller would, on the test's node.
     async fn start_pod(&self, kind: &str, of: &str, name: &str) -> Result<Running<'_>> {
         let object = self.chart.object(kind, of)?;
         let template = &object.data["spec"]["template"];
@@ -103,7 +105,7 @@ impl World {
         Ok(Running { world: self, name, uid, container })
     }
 
-    /// The published object says what the kubelet's own books say.
+    /// Waits until the published object matches the kubelet's own checkpoints.
     async fn is_true(&self, agent: &Running<'_>) -> Result<()> {
         let true_now = until("the published object equals the oracle", async || {
             agent.still_runs().await?;
@@ -118,7 +120,7 @@ impl World {
     }
 }
 
-/// A pod that runs for real.
+/// A really running pod.
 struct Running<'a> {
     world: &'a World,
     name: String,
@@ -127,7 +129,7 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// What its container has written, in all its lives.
+    /// Returns the output of its container, across all restarts.
     fn log(&self) -> String {
         let dir = format!("{RELEASE}_{}_{}", self.name, self.uid);
         let dir = self.world.node.dir().join("pod-logs").join(dir).join(&self.container);
@@ -143,7 +145,7 @@ impl Running<'_> {
         format!("the last words of {}:\n{}", self.name, lines[lines.len().saturating_sub(20)..].join("\n"))
     }
 
-    /// Fails when its container has ended or was started again.
+    /// Returns an error if its container has ended or was restarted.
     async fn still_runs(&self) -> Result<()> {
         let pod = self.world.pods().get(&self.name).await?;
         let statuses = pod.status.unwrap_or_default().container_statuses.unwrap_or_default();
@@ -154,7 +156,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Waits until the kubelet's probes find it ready.
+    /// Waits until the kubelet's probes report it ready.
     async fn is_ready(&self) -> Result<()> {
         let what = format!("{} is ready", self.name);
         let ready = until(&what, async || {
@@ -170,7 +172,7 @@ impl Running<'_> {
         ready.await.with_context(|| self.last_words())
     }
 
-    /// Waits until it has ended by itself; its exit code.
+    /// Waits until it ends by itself; returns the exit code.
     async fn ends(&self) -> Result<i32> {
         until(&format!("{} has ended", self.name), async || {
             let pod = self.world.pods().get(&self.name).await?;
@@ -181,7 +183,7 @@ impl Running<'_> {
         .await
     }
 
-    /// The process that it is, as the host sees it.
+    /// Returns its process as seen by the host.
     fn process(&self) -> Result<PathBuf> {
         for entry in std::fs::read_dir("/proc")?.flatten() {
             let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -192,18 +194,19 @@ impl Running<'_> {
         anyhow::bail!("no process is {}: {}", self.name, self.last_words())
     }
 
-    /// The kubelet mounts a file of the pod's directory over `/etc/hosts`.
+    /// Returns whether a process is the pod's: the kubelet mounts a file of the pod's directory over
+    /// `/etc/hosts`.
     fn is_its(&self, process: &Path) -> bool {
         let mounts = std::fs::read_to_string(process.join("mountinfo")).unwrap_or_default();
         mounts.lines().any(|line| line.contains(&self.uid))
     }
 
-    /// It has no rights on the host, no way to any, and sees nothing that it was not given.
+    /// Checks that it has no privileges on the host, cannot gain any, and sees only what it was given.
     fn is_confined(&self, user: u32, beyond: Option<&str>) -> Result<()> {
         self.is_confined_but_for(user, beyond, None)
     }
 
-    /// As [`Running::is_confined`], but for one directory that it may write.
+    /// Like [`Running::is_confined`], except for one writable directory.
     fn is_confined_but_for(&self, user: u32, beyond: Option<&str>, writes: Option<&Path>) -> Result<()> {
         let process = self.process()?;
         let status = std::fs::read_to_string(process.join("status"))?;
@@ -227,8 +230,8 @@ impl Running<'_> {
             let own =
                 ["/proc", "/dev"].iter().any(|own| place == *own || place.starts_with(&format!("{own}/")));
             let below = |of: &str| place.starts_with(&format!("{of}/"));
-            // What is mounted below a read-only mount stays as it is: the described machine's trees, which no real one
-            // has there, and pods' volumes where the kubelet's directory is mounted.
+            // Mounts below a read-only mount remain writable: the described machine's trees, which a real
+            // machine does not have there, and pods' volumes if the kubelet's directory is mounted.
             let inherited =
                 ["/host/sys/devices/system", "/host/sys/kernel/mm"].into_iter().chain(beyond).any(below);
             let read_only = options.split(',').any(|option| option == "ro") || place == "/etc/hosts";
@@ -238,7 +241,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Deletes it, and waits until the kubelet has ended it.
+    /// Deletes it, waits until the kubelet has ended it, and returns its log.
     async fn delete(self) -> Result<String> {
         self.world.pods().delete(&self.name, &DeleteParams::default()).await?;
         until(&format!("{} is gone", self.name), async || {
@@ -250,7 +253,7 @@ impl Running<'_> {
     }
 }
 
-/// The kubelet's own certificate as the CA by which it is known: it has no other here.
+/// Uses the kubelet's serving certificate as its CA: it has no other here.
 fn with_kubelet_ca() -> Value {
     json!({
         "config": {"kubelet": {"caFile": "/etc/kubelet-ca/ca.crt", "serverName": NODE}},
@@ -266,17 +269,17 @@ fn attribute(object: &Value, name: &str) -> Option<String> {
     Some(all.find(|one| one["name"] == name)?["value"].as_str()?.to_owned())
 }
 
-/// The kubelet's configuration from its file, and as little else as can be.
+/// Reads the kubelet's configuration from its file, with as few mounts as possible.
 fn with_file() -> Value {
     json!({"kubelet": {"configFile": "/var/lib/kubelet/config.yaml", "devicePluginsDir": ""}})
 }
 
-/// All of the kubelet's directory.
+/// Mounts the kubelet's whole directory.
 fn with_directory() -> Value {
     json!({"kubelet": {"configFile": "/var/lib/kubelet/config.yaml", "mountDir": true}})
 }
 
-/// A day in the life of an agent.
+/// The agent's normal operation.
 async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
     let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;
     agent.is_ready().await?;
@@ -285,7 +288,7 @@ async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
     let object = nrt::read(&world.node.client(), NODE).await?.content;
     ensure!(attribute(&object, "topologyManagerPolicy").as_deref() == Some("best-effort"), "{object}");
 
-    // Allocations and releases; one takes memory of both nodes.
+    // Allocations and releases; one spans the memory of both NUMA nodes.
     world.node.run(pod("wide").cpus(1).memory("14Gi")).await?;
     world.is_true(&agent).await?;
     world.node.delete("wide").await?;
@@ -293,12 +296,12 @@ async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
     world.node.run(pod("a").cpus(2).memory("1Gi").device(NIC, 1)).await?;
     world.is_true(&agent).await?;
 
-    // What a person does to the object.
+    // Manual changes of the object.
     let objects = nrt::api(&world.node.client());
     let edit = Patch::Merge(json!({"zones": []}));
     let person = PatchParams { field_manager: Some("kubectl-edit".to_owned()), ..PatchParams::default() };
     let told = until("an Event tells of an edit", async || {
-        // Again: a write of the agent's own that was on its way may have covered the one before.
+        // Again: a concurrent write of the agent may have overwritten the previous edit.
         objects.patch(NODE, &person, &edit).await?;
         world.is_true(&agent).await?;
         let events = Api::<Event>::namespaced(world.node.client(), "default");
@@ -316,7 +319,7 @@ async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// A kubelet that is killed and starts again makes its sockets anew in the directories that are mounted.
+/// A kubelet that is killed and restarted recreates its sockets in the mounted directories.
 async fn survives_a_kubelet(world: &mut World) -> Result<()> {
     world.node.restart_kubelet(Stop::Kill).await?;
     let agent = world.running("agent-1").await?;
@@ -332,7 +335,8 @@ async fn survives_a_kubelet(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// How long after the state file of the CPU Manager names a pod its CPUs are gone from the published object.
+/// Measures the time from a pod's entry in the CPU Manager's checkpoint until its CPUs are subtracted in the
+/// published object.
 async fn latencies(world: &World) -> Result<String> {
     let node = world.node.name().to_owned();
     let free = |object: &nrt::Seen| -> u64 { object.zones.values().map(|zone| zone["cpu"].available).sum() };
@@ -383,7 +387,7 @@ async fn latencies(world: &World) -> Result<String> {
 }
 
 impl World {
-    /// A pod that was started before.
+    /// Returns a pod that was started earlier.
     async fn running(&self, name: &str) -> Result<Running<'_>> {
         let pod = self.pods().get(name).await?;
         let uid = pod.metadata.uid.context("a pod without a UID")?;
@@ -408,7 +412,7 @@ async fn the_agent_works_with_the_kubelets_file() -> Result<()> {
     survives_a_kubelet(&mut world).await
 }
 
-/// The mount goes on showing the directory that was moved away; only a new container sees the one at its place.
+/// The mount still shows the directory that was moved away; only a new container sees its replacement.
 #[tokio::test]
 async fn drop_ins_whose_directory_was_replaced_are_not_believed() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
@@ -443,7 +447,7 @@ async fn drop_ins_whose_directory_was_replaced_are_not_believed() -> Result<()> 
         Ok(())
     })
     .await?;
-    // Its liveness probe has the container started again.
+    // Its liveness probe restarts the container.
     says(&world.node.client(), "none").await.with_context(|| agent.last_words())
 }
 
@@ -455,7 +459,7 @@ async fn the_agent_works_with_the_kubelets_directory() -> Result<()> {
     survives_a_kubelet(&mut world).await
 }
 
-/// The proxy's socket, where consumers on the host find it.
+/// The proxy serves where consumers on the host expect the socket.
 #[tokio::test]
 async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     const GROUP: u32 = 4711;
@@ -463,7 +467,7 @@ async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     parts::fetched(&["podresources"])?.context("no clients")?;
     let clients = Clients::of(&parts);
     let host = tempfile::tempdir()?;
-    // Nobody has made it.
+    // It does not exist yet.
     let dir = host.path().join("run/pod-resources");
     let mut values = with_kubelet_ca();
     values["config"]["proxy"] = json!({"enabled": true, "dir": dir, "mode": "0660", "group": GROUP});
@@ -503,7 +507,8 @@ async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     let words = agent.log();
     ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
 
-    // While the agent is replaced the socket stays, and nobody takes it for one that there never was.
+    // While the agent is replaced the socket remains, and requests get `Unavailable` instead of a missing
+    // socket.
     agent.delete().await?;
     ensure!(socket.exists(), "the socket is gone");
     let heard = clients.ask(Who::Go, &socket, &Rpc::List).await?;
@@ -513,7 +518,7 @@ async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     has_it(&next).await
 }
 
-/// What a pod answers at one of its ports.
+/// Returns a pod's HTTP response at one of its ports.
 async fn answer(running: &Running<'_>, port: u16, path: &str) -> Result<String> {
     let pod = running.world.pods().get(&running.name).await?;
     let address = pod.status.and_then(|status| status.pod_ip).context("the pod has no address")?;
@@ -568,7 +573,7 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
     let words = controller.log();
     ensure!(!words.contains("forbidden") && !words.contains("cannot"), "{words}");
 
-    // `helm test`, and what comes before an uninstall.
+    // `helm test`, and the pre-uninstall hook.
     let check = world.chart.object("Pod", "numacast-check")?;
     let check = world.run(json!({"metadata": {"name": "check"}, "spec": check.data["spec"]})).await?;
     ensure!(check.ends().await? == 0, "{}", check.last_words());
@@ -580,14 +585,14 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
         Ok(())
     })
     .await?;
-    // As whoever collects garbage does.
+    // As the garbage collector would.
     agent.delete().await?;
     ensure!(purge.ends().await? == 0, "{}", purge.last_words());
     ensure!(objects.get_opt(NODE).await?.is_none(), "{}", purge.last_words());
     Ok(())
 }
 
-/// What [`Running::is_confined`] looks for it finds where it is.
+/// [`Running::is_confined`] detects each violation.
 #[tokio::test]
 async fn a_pod_that_is_less_confined_is_noticed() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };

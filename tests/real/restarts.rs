@@ -1,5 +1,5 @@
-//! A kubelet that goes away and comes back: the agent goes on, and nobody who watches the object is told that
-//! the node is free while pods hold its resources.
+//! A kubelet that restarts: the agent keeps running, and no watcher of the object ever sees resources as
+//! available while they are allocated to pods.
 
 use anyhow::{Result, ensure};
 
@@ -34,7 +34,7 @@ async fn a_restarted_kubelet_never_makes_the_node_look_free() -> Result<()> {
         node.start_kubelet().await?;
         agent.tells_the_truth(&node).await?;
     }
-    // It is not blind now: a change still shows.
+    // The agent is not stuck: a change is still published.
     let before = oracle::expected(&node).await?;
     nothing_was_promised_beyond(&before, &observer).await?;
     node.run(pod("after").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
@@ -54,7 +54,7 @@ async fn a_kubelet_that_is_away_for_long_changes_nothing() -> Result<()> {
 
     node.stop_kubelet(Stop::Kill)?;
     node.recreate_pod_resources_dir()?;
-    // Long enough for every poll and every back-off of the agent to meet the dead kubelet.
+    // Long enough for every poll and every backoff of the agent to encounter the dead kubelet.
     tokio::time::sleep(std::time::Duration::from_secs(8)).await;
     agent.still_runs()?;
     nothing_was_promised_beyond(&truth, &observer).await?;
@@ -64,7 +64,7 @@ async fn a_kubelet_that_is_away_for_long_changes_nothing() -> Result<()> {
     nothing_was_promised_beyond(&truth, &observer).await
 }
 
-/// Every version that the observer saw was one that a scheduler may believe.
+/// Checks that no version that the observer saw would mislead a scheduler.
 async fn nothing_was_promised_beyond(truth: &oracle::Expected, observer: &Observer) -> Result<()> {
     for seen in observer.everything_so_far().await? {
         let beyond = truth.promises_beyond(&seen.zones);

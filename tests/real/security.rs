@@ -1,8 +1,10 @@
-//! What a stolen token can do: every attempt is made on a real API server, with tokens as the server itself issues them
-//! for pods, under the rights and the policies that the chart renders. docs/security.md has the table.
+//! What a stolen token can do: every attempt is made against a real API server, with tokens as the server
+//! itself issues them for pods, under the RBAC rules and policies that the chart renders. docs/security.md
+//! has the table.
 //!
-//! Each attempt is made three times: as it is; without the policies, which shows what they and nobody else prevent; and,
-//! where they speak of the resource, with every right of RBAC, which shows what they prevent by themselves.
+//! Attempts on a resource that the policies cover are made twice more: without the policies, which shows what
+//! only the policies prevent; and with every right in RBAC, which shows what the policies prevent by
+//! themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -25,15 +27,15 @@ const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 const CONTROLLER: &str = "numacast-controller";
 const PURGE: &str = "numacast-purge";
 
-/// Who says what to an attempt.
+/// The result of an attempt, and which layer decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Yes,
-    /// RBAC refuses.
+    /// RBAC denies it.
     Rights,
-    /// An admission policy refuses.
+    /// An admission policy denies it.
     Policy,
-    /// The server refuses with this code, whoever asks.
+    /// The server rejects it with this code, regardless of the user.
     Code(u16),
 }
 use Answer::{Code, Policy, Rights, Yes};
@@ -50,14 +52,14 @@ impl std::fmt::Display for Answer {
     }
 }
 
-/// What is done.
+/// An API request.
 #[derive(Clone, Debug)]
 struct Call {
     method: &'static str,
     path: String,
     content_type: &'static str,
     body: Value,
-    /// Whom to impersonate.
+    /// The user to impersonate.
     acting_as: Option<&'static str>,
 }
 
@@ -98,29 +100,29 @@ fn apply(path: &str, body: Value) -> Call {
 /// One row of the table.
 #[derive(Clone, Debug)]
 struct Attempt {
-    /// Whose token it is.
+    /// The token's owner.
     who: &'static str,
-    /// In words.
+    /// A description for the table.
     what: &'static str,
     call: Call,
-    /// Under the chart's rights and policies.
+    /// Result under the chart's RBAC rules and policies.
     answer: Answer,
-    /// Without the policies.
+    /// Result without the policies.
     bare: Answer,
-    /// With every right, under the policies; not tried where they say nothing.
+    /// Result with every right in RBAC, under the policies; not tried if they do not cover the resource.
     free: Option<Answer>,
-    /// Is there no object yet?
+    /// Whether there is no object at first.
     at_first: bool,
-    /// What the policy that refuses says.
+    /// Text expected in the message of the policy that denies it.
     because: &'static str,
 }
 
-/// An attempt about which the policies have nothing to say.
+/// An attempt that the policies do not cover.
 fn plain(who: &'static str, what: &'static str, call: Call, answer: Answer) -> Attempt {
     Attempt { who, what, call, answer, bare: answer, free: None, at_first: false, because: "" }
 }
 
-/// An attempt about which they have.
+/// An attempt that the policies cover.
 fn held(who: &'static str, what: &'static str, call: Call, answers: [Answer; 3]) -> Attempt {
     let [answer, bare, free] = answers;
     Attempt { who, what, call, answer, bare, free: Some(free), at_first: false, because: "" }
@@ -155,7 +157,7 @@ fn attribute(name: &str, value: &str) -> Value {
     json!({"name": name, "value": value})
 }
 
-/// The first of so many zones, as an agent writes them.
+/// The first `count` zones, as an agent writes them.
 fn zones(count: usize) -> Vec<Value> {
     let costs: Vec<Value> = (0..count).map(|id| json!({"name": format!("node-{id}"), "value": 10})).collect();
     let zone = |id: usize| {
@@ -200,7 +202,7 @@ fn lease(name: &str) -> Value {
     json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": {}})
 }
 
-/// An [`event`] about the agent's own Node with another value at one key.
+/// Returns an [`event`] about the agent's own Node with another value at one key.
 fn event_with(key: &str, value: Value) -> Value {
     let mut event = event(about_node("alpha"));
     event[key] = value;
@@ -223,7 +225,7 @@ fn events_of_core() -> Value {
     })
 }
 
-/// The agent on node `alpha` and the object of node `alpha`; the UIDs of both Nodes.
+/// Writes of the agent on node `alpha`; `uids` are those of both Nodes.
 fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
     let who = "agent";
     let (yes, foreign, owned) = ([Yes, Yes, Yes], [Policy, Yes, Policy], [Policy, Yes, Policy]);
@@ -359,7 +361,7 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
     ]
 }
 
-/// What would stop or mislead the readers of every node's object, by one change of what an agent writes.
+/// Single changes of what an agent writes that would stop or mislead the readers of every node's object.
 fn of_content() -> Vec<Attempt> {
     type Change = Box<dyn Fn(&mut Value)>;
     let own = at(V1ALPHA2, "alpha");
@@ -700,7 +702,7 @@ fn of_the_rest() -> Vec<Attempt> {
     ]
 }
 
-/// The agent's token in other forms than its pod has it.
+/// The agent's service account with tokens other than its pod's.
 fn of_other_tokens() -> Vec<Attempt> {
     let own = at(V1ALPHA2, "alpha");
     let write = |who, what, answers| held(who, what, merge(&own, change()), answers);
@@ -875,7 +877,7 @@ fn of_the_purge() -> Vec<Attempt> {
     ]
 }
 
-/// A cluster with two nodes, the release's rights, and everybody's token.
+/// A cluster with two nodes, the release's RBAC rules, and the clients of every account.
 struct World {
     cluster: Cluster,
     chart: Chart,
@@ -886,7 +888,7 @@ struct World {
 impl World {
     async fn start(parts: &Parts) -> Result<Self> {
         let cluster = Cluster::start(parts).await?;
-        // The agents have every right that they may be given for what the chart can turn on.
+        // Enables everything in the chart that gives agents more rights.
         let chart = Chart::render(parts, &json!({"config": {"proxy": {"enabled": true}}}))?;
         let admin = cluster.client();
         tokens::namespace(&admin, RELEASE).await?;
@@ -925,7 +927,7 @@ impl World {
         Ok(world)
     }
 
-    /// What is tried upon.
+    /// Creates the objects that attempts target.
     async fn furnish(&self) -> Result<()> {
         let admin = self.cluster.client();
         let mut told = event(about_node("alpha"));
@@ -950,7 +952,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything as it was before an attempt.
+    /// Restores the state before an attempt.
     async fn reset(&self, attempt: &Attempt) -> Result<()> {
         let admin = self.cluster.client();
         for name in ["alpha", "beta"] {
@@ -959,7 +961,7 @@ impl World {
             answer(&admin, &delete(&path)).await?;
             if !attempt.at_first {
                 let mut object = topology("v1alpha2", name, json!({}));
-                // Without them nobody can change it in v1alpha1.
+                // Required, or any change of it in v1alpha1 is invalid.
                 object["topologyPolicies"] = json!(["None"]);
                 let made = create(V1ALPHA2, object);
                 ensure!(answer(&admin, &made).await?.0 == Yes, "{name} cannot be made anew");
@@ -968,7 +970,7 @@ impl World {
         Ok(())
     }
 
-    /// The object of `alpha` is this one.
+    /// Replaces the object of `alpha`.
     async fn reset_to(&self, object: Option<&Value>) -> Result<()> {
         let admin = self.cluster.client();
         answer(&admin, &delete(at(V1ALPHA2, "alpha"))).await?;
@@ -979,7 +981,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until the policy lets the agent write so many zones: that tells policies apart.
+    /// Waits until the policy allows the agent `most` zones, which identifies the policy.
     async fn until_so_many_zones_are_taken(&self, most: usize) -> Result<()> {
         let mut object = topology("v1alpha2", "alpha", json!({}));
         object["zones"] = json!(zones(most + 1));
@@ -1004,24 +1006,24 @@ impl World {
         answer(client, &call).await
     }
 
-    /// Waits until an agent's write of another node's object, its Event about another Node and a label that the controller
-    /// sets are answered so: rights and policies take a moment to be known.
+    /// Waits until an agent's write of another node's object, its Event about another Node and a label set by
+    /// the controller get this result: RBAC rules and policies take a moment to come into force.
     async fn until_foreign_writes_are(&self, expected: Answer) -> Result<()> {
         let write = apply(&at(V1ALPHA2, "beta"), topology("v1alpha2", "beta", json!({})));
-        // Another value each time: one that is there already changes nothing, and the policy allows that.
+        // A different value each time: the policy allows a no-op write.
         let label = || {
             let labels = json!({"a": fastrand::u64(..).to_string()});
             merge(at(V1ALPHA2, "beta"), json!({"metadata": {"labels": labels}}))
         };
         let event = create(EVENTS, event(about_node("beta")));
-        // The object that the label is for.
+        // Creates the object that gets the label.
         answer(&self.cluster.client(), &write).await?;
         self.until_answered("agent", || write.clone(), expected).await?;
         self.until_answered("agent", || event.clone(), expected).await?;
         self.until_answered("controller", label, expected).await
     }
 
-    /// Makes the call again and again until it is answered so.
+    /// Repeats the call until it gets this result.
     async fn until_answered(&self, who: &str, call: impl Fn() -> Call, expected: Answer) -> Result<()> {
         let client = self.clients.get(who).with_context(|| who.to_owned())?;
         until(&format!("{} of the {who} is answered with {expected:?}", call().path), async || {
@@ -1032,7 +1034,8 @@ impl World {
         .await
     }
 
-    /// Gives the agents and the controller every right of RBAC, or takes them back, and waits until it is so.
+    /// Grants the agents and the controller every right in RBAC, or revokes it, and waits until it is in
+    /// force.
     async fn all_rights(&self, given: bool) -> Result<()> {
         let bindings = Api::<ClusterRoleBinding>::all(self.cluster.client());
         if given {
@@ -1056,7 +1059,7 @@ impl World {
     }
 }
 
-/// Who answered what, and in which words.
+/// Makes a call; returns the result and the message.
 async fn answer(client: &Client, call: &Call) -> Result<(Answer, String)> {
     let mut request = Request::builder().method(call.method).uri(&call.path);
     request = request.header("Content-Type", call.content_type);
@@ -1083,7 +1086,7 @@ fn all_attempts(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
     agents.into_iter().flatten().chain(of_the_controller()).chain(of_the_purge()).collect()
 }
 
-/// The table of docs/security.md.
+/// Returns the table of docs/security.md.
 fn table(attempts: &[Attempt]) -> String {
     let mut table =
         "| whose token | attempt | answer | without the policies | with every right, under them |\n\
@@ -1114,7 +1117,7 @@ async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
         }
     };
 
-    // Before there is any policy: what RBAC alone lets through.
+    // Before the policies are installed: what RBAC alone permits.
     world.until_foreign_writes_are(Yes).await?;
     for attempt in attempts.iter().filter(|attempt| attempt.free.is_some()) {
         note(attempt, "without the policies", attempt.bare, world.attempt(attempt).await?);
@@ -1137,7 +1140,7 @@ async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
     check_document("docs/security.md", "attempts", &table(&attempts))
 }
 
-/// What an account may do, each right in a line: `get nodes`, `get daemonsets.apps/numacast-agent in numacast`.
+/// Returns an account's rights, one per line: `get nodes`, `get daemonsets.apps/numacast-agent in numacast`.
 fn rights_of(chart: &Chart, account: &str) -> Result<BTreeSet<String>> {
     let mut rights = BTreeSet::new();
     for binding in chart.of_kinds(&["ClusterRoleBinding", "RoleBinding"]) {
@@ -1169,7 +1172,7 @@ fn set(rights: &[&str]) -> BTreeSet<String> {
     rights.iter().map(|right| (*right).to_owned()).collect()
 }
 
-/// What every agent may do.
+/// The rights of every agent.
 const BASE: [&str; 3] = [
     "create noderesourcetopologies.topology.node.k8s.io",
     "get noderesourcetopologies.topology.node.k8s.io",
@@ -1286,7 +1289,8 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
         ensure!(found == set(&expected), "{config}: {found:#?}");
     }
-    // Nudges are for who reads the objects at ticks, unless somebody wants them.
+    // Nudges are for schedulers that read the objects periodically; for others they are off unless
+    // configured.
     for (values, gone) in [
         (json!({"config": {"consumer": "kai"}}), &whole[3..7]),
         (json!({"config": {"consumer": "none"}}), &whole[3..7]),
@@ -1304,7 +1308,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     let none =
         Chart::render(&parts, &json!({"controller": {"enabled": false}, "purge": {"enabled": false}}))?;
     ensure!(rights_of(&none, CONTROLLER)?.is_empty() && rights_of(&none, PURGE)?.is_empty());
-    // Whatever the controller is told to look at: the hook deletes what the release made.
+    // Regardless of the controller's configuration, the hook deletes what the release created.
     let other = json!({"controller": {"config": {"controller": {"daemonSet": "another"}}}});
     let purge = rights_of(&Chart::render(&parts, &other)?, PURGE)?;
     let expected = [
@@ -1329,8 +1333,8 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     Ok(())
 }
 
-/// Where the API server puts no node into a token, a person may say that agents are trusted all the same: then a token
-/// without a node may write any node's object, and nothing else that the policies refuse.
+/// If the API server issues tokens without a node claim, an administrator may choose to trust agents anyway:
+/// a token without a node may then write any node's object, but nothing else that the policies deny.
 #[tokio::test]
 async fn a_missing_claim_may_be_allowed() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
@@ -1364,7 +1368,7 @@ async fn a_missing_claim_may_be_allowed() -> Result<()> {
     Ok(())
 }
 
-/// An owner or a finalizer that somebody else set is no reason to refuse what the agent writes besides.
+/// An owner or a finalizer set by somebody else does not make the policy deny the agent's other changes.
 #[tokio::test]
 async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
@@ -1406,7 +1410,7 @@ async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
     Ok(())
 }
 
-/// What the policy takes and refuses follows from the configuration of the agents.
+/// The policy's rules follow the agents' configuration.
 #[tokio::test]
 async fn the_policy_follows_the_configuration() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Every source of pods against its real server: the API server's watch, the kubelet's Pods API and its HTTPS endpoint
-//! `/pods` tell the same, whatever becomes of a pod, and lose none when their server goes away and comes back.
+//! Every pod source against its real server: the API server's watch, the kubelet's Pods API and its HTTPS
+//! endpoint `/pods` report the same in every state of a pod, and lose no pod when their server restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -19,19 +19,19 @@ use crate::support::agent::Agent;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Observer, Parts, RealNode, Stop, oracle, pod};
 
-/// The deadline of a call.
+/// Request timeout.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How often `/pods` is read.
+/// Poll interval of `/pods`.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// What somebody knows who believes what a source tells.
+/// The state of a client that trusts a source's events.
 #[derive(Debug, Default)]
 struct Known {
     listed: BTreeMap<String, Pod>,
     pods: BTreeMap<String, Pod>,
-    /// How often a list was complete.
+    /// Number of completed lists.
     lists: usize,
-    /// Pods that were known and are not any more.
+    /// Pods that were known and have disappeared.
     lost: BTreeSet<String>,
     errors: Vec<String>,
 }
@@ -58,7 +58,7 @@ impl Known {
     }
 }
 
-/// Someone who listens to one source.
+/// A subscriber of one source.
 struct Listener {
     name: &'static str,
     known: Arc<Mutex<Known>>,
@@ -104,7 +104,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A node, and one who listens to each source.
+/// A node, and a subscriber of each source.
 struct Bench {
     cluster: Cluster,
     node: RealNode,
@@ -138,7 +138,7 @@ impl Bench {
         [&self.api_server, &self.pods_api, &self.page]
     }
 
-    /// Waits until all tell the same, of all pods that the API server has; gives the names.
+    /// Waits until all sources report the same, for all pods of the API server; returns their names.
     async fn agree(&self, when: &str) -> Result<BTreeSet<String>> {
         until(&format!("all sources agree: {when}"), async || {
             self.node.kubelet_still_runs()?;
@@ -169,7 +169,7 @@ impl Bench {
         .await
     }
 
-    /// How often the kubelet's own lists were believed.
+    /// Returns the number of completed lists of the kubelet's own sources.
     fn lists(&self) -> [usize; 2] {
         [&self.pods_api, &self.page].map(|listener| listener.known().lists)
     }
@@ -183,7 +183,7 @@ impl Bench {
         .await
     }
 
-    /// Each of them has lost these since this was asked last, and no others.
+    /// Checks that every source has lost exactly these pods since the last call.
     fn lost(&self, expected: &[&str], when: &str) -> Result<()> {
         for listener in self.listeners() {
             let lost = std::mem::take(&mut listener.known().lost);
@@ -194,7 +194,7 @@ impl Bench {
     }
 }
 
-/// The kubelet's `/pods`, with the certificate that it made for itself.
+/// Returns the source that reads the kubelet's `/pods`, trusting its self-signed certificate.
 fn page(
     node: &RealNode,
     api_server: ApiServer,
@@ -222,7 +222,7 @@ fn certificate(node: &RealNode) -> PathBuf {
     node.dir().join("kubelet-certificates/kubelet.crt")
 }
 
-/// Records as the sources should agree about them. The copy of a static pod has a UID of its own.
+/// Normalizes pods for comparison: a mirror pod's UID is not the static pod's.
 fn comparable(pods: &BTreeMap<String, Pod>) -> Vec<Pod> {
     let strip = |pod: &Pod| match pod.name.starts_with("static-") {
         true => Pod { uid: String::new(), ..pod.clone() },
@@ -292,7 +292,7 @@ async fn all_sources_tell_the_same_in_every_state_of_a_pod() -> Result<()> {
     bench.node.drop_finalizers("finalized").await?;
     std::fs::remove_file(&manifest)?;
     bench.node.is_gone("static-two-by-eight").await?;
-    // One returns under its old name.
+    // A pod with the name of an earlier one.
     bench.node.run(pod("whole").cpus(1).memory("64Mi")).await?;
     let left = bench.agree("most are gone").await?;
     ensure!(left == ["best-effort", "burstable", "helped", "refused", "whole"].map(str::to_owned).into());
@@ -309,20 +309,20 @@ async fn no_source_loses_a_pod_when_its_server_goes_and_comes_back() -> Result<(
     bench.node.run(pod("ends").cpus(1).memory("64Mi")).await?;
     bench.agree("all run").await?;
 
-    // The kubelet.
+    // The kubelet is down.
     for how in [Stop::Term, Stop::Kill] {
         bench.node.stop_kubelet(how)?;
         bench.pods_api.complains("the kubelet is away").await?;
         bench.page.complains("the kubelet is away").await?;
         let lists = bench.lists();
         bench.node.start_kubelet().await?;
-        // What was known before would do to agree: the kubelet has to know its pods again.
+        // The earlier state would agree, too: the kubelet must have listed its pods again.
         bench.list_again(lists).await?;
         bench.agree("the kubelet is back").await?;
         bench.lost(&[], &format!("the kubelet is back, {how:?}"))?;
     }
 
-    // The API server, while a pod ends: the kubelet knows, and nobody else can.
+    // The API server is down while a pod ends: only the kubelet can know.
     bench.cluster.kill_api_server()?;
     bench.api_server.complains("the API server is away").await?;
     bench.node.exit("ends", 0)?;
@@ -338,7 +338,7 @@ async fn no_source_loses_a_pod_when_its_server_goes_and_comes_back() -> Result<(
     bench.cluster.restart_api_server().await?;
     bench.agree("the API server is back").await?;
 
-    // Both, and the kubelet is the first to be back: it knows none of its pods.
+    // Both are down, and the kubelet returns first: it has none of its pods yet.
     bench.node.stop_kubelet(Stop::Kill)?;
     bench.cluster.kill_api_server()?;
     bench.pods_api.complains("both are away").await?;
@@ -350,7 +350,7 @@ async fn no_source_loses_a_pod_when_its_server_goes_and_comes_back() -> Result<(
     bench.agree("both are back").await?;
     bench.lost(&[], "both are back")?;
 
-    // A pod is deleted and another one comes while the kubelet is away.
+    // A pod is deleted and another one created while the kubelet is down.
     bench.node.stop_kubelet(Stop::Kill)?;
     bench.node.force_delete("stays-0").await?;
     bench.node.submit(&pod("new").cpus(1).memory("64Mi")).await?;

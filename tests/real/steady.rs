@@ -1,4 +1,4 @@
-//! A node on which nothing changes costs the API server nothing.
+//! A node on which nothing changes causes no writes to the API server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ async fn a_scan_without_a_change_writes_nothing() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
-    // Of the zones alone: a pod that comes to run changes the fingerprint.
+    // Zones only: a pod that starts running changes the fingerprint.
     let alone = ["--set", "fingerprint.view=none"];
     let mut agent = Agent::start(&node, &alone)?;
     node.run(pod("holder").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
@@ -26,10 +26,10 @@ async fn a_scan_without_a_change_writes_nothing() -> Result<()> {
 
     for _ in 0..10 {
         poke(&node.kubelet_dir())?;
-        // Apart, so that each makes a scan of its own.
+        // A pause, so that each causes a separate scan.
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    // A change that shows ends the story: whatever the pokes caused was written before it.
+    // A visible change comes last: writes caused by the pokes precede it.
     let mut nics = node.machine().devices[0].devices.clone();
     nics[3].unhealthy = true;
     node.set_devices("example.com/nic", &nics)?;
@@ -38,7 +38,7 @@ async fn a_scan_without_a_change_writes_nothing() -> Result<()> {
     let seen = observer.everything_so_far().await?;
     ensure!(seen.len() == 2, "ten pokes and one change made {} versions", seen.len() - 1);
     ensure!(seen[0].content != seen[1].content);
-    // It counts a write a moment after it has answered it.
+    // The API server counts a write a moment after responding.
     let writes = until("the API server has counted", async || {
         let writes = cluster.writes_of(NRT).await? - before;
         ensure!(writes > 0, "no write yet");
@@ -49,7 +49,7 @@ async fn a_scan_without_a_change_writes_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Replaces each state file by itself, in the way in which the kubelet writes it.
+/// Replaces each state file by a copy of itself, as the kubelet writes it.
 fn poke(kubelet_dir: &Path) -> Result<()> {
     for file in ["cpu_manager_state", "memory_manager_state", "device-plugins/kubelet_internal_checkpoint"] {
         let path = kubelet_dir.join(file);

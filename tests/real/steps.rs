@@ -1,5 +1,5 @@
-//! After every step of a seeded walk the published object says what the kubelet's own files say. The agent has the rights that
-//! the chart gives it, under the chart's admission policies.
+//! After every step of a seeded random walk the published object matches the kubelet's own state files. The
+//! agent has the chart's rights, under the chart's admission policies.
 
 use std::io::Write;
 
@@ -56,11 +56,11 @@ async fn a_kubelet_without_static_policies_has_every_cpu_for_everyone() -> Resul
     walk(node, agent, 12).go(12).await
 }
 
-/// A walk whose seed is given or printed.
+/// Returns a walk with the seed `NUMACAST_SEED`, or a random one, and prints the seed.
 fn walk(node: RealNode, agent: Agent, crowd: usize) -> Walk {
     let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
-    // Past the test harness, which keeps what passing tests print to itself.
+    // To stderr directly, since the test harness captures the output of passing tests.
     let _ = writeln!(std::io::stderr(), "walk on {}: NUMACAST_SEED={seed}", node.name());
     Walk::new(node, agent, crowd, seed)
 }

@@ -1,8 +1,8 @@
-//! Many faults over a real kubelet, a real API server and a real etcd: `make real-faults`.
+//! Many faults with a real kubelet, a real API server and a real etcd: `make real-faults`.
 //!
-//! Each is one of eighteen, drawn from a printed seed, with pods that come and go before, during and after it. After
-//! each the object equals the oracle within [`BOUND`], or [`DOUBT`] later where the kubelet restarted, and no version of it
-//! ever promised more than there was.
+//! Each is one of eighteen, drawn from a printed seed, with pods created and deleted before, during and after
+//! it. After each one the object must equal the oracle within [`BOUND`], or [`DOUBT`] later if the kubelet
+//! restarted, and no version of it may ever report more than is available.
 
 #[path = "../real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
@@ -19,12 +19,13 @@ use clap::Parser;
 use support::faults::{Fault, Faults, Outcome};
 use support::{Cluster, Needs, Parts};
 
-/// From the moment at which every part was back and every pod had its fate to the truth in the object. The longest
-/// wait of the agent itself is the ten seconds, give or take a tenth, between two attempts to write.
+/// Time from the recovery of every component and every pod until the object is correct. The agent's own
+/// longest wait is the ten seconds, plus or minus a tenth, between two attempts to write.
 const BOUND: Duration = Duration::from_secs(12);
 
-/// `scan.settle`: for so long a restarted kubelet is doubted that does not list a pod, if nobody can say that the pod is gone.
-/// After an API server restarted, the agents list their pods again at random moments within half a minute.
+/// `scan.settle`: how long a restarted kubelet that does not list a pod is distrusted if no source reports
+/// the pod as gone. After a restart of the API server, the agents relist their pods at random moments within
+/// half a minute.
 const DOUBT: Duration = Duration::from_secs(30);
 
 /// Faults over real parts, with one table at the end.
@@ -49,7 +50,7 @@ struct Row {
 }
 
 impl Row {
-    /// How many were over later than [`BOUND`], and how many of these later than is allowed.
+    /// Returns how many took longer than [`BOUND`], and how many of them longer than allowed.
     fn slow_and_late(&self, fault: Fault) -> (usize, usize) {
         let doubt = if fault.restarts_the_kubelet() { DOUBT } else { Duration::ZERO };
         let beyond = |bound: Duration| self.times.iter().filter(|time| **time > bound).count();
@@ -57,7 +58,7 @@ impl Row {
     }
 }
 
-#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();

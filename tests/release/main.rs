@@ -1,7 +1,7 @@
-//! What a release is made by, without a release build: the recipe of binary and image with stand-ins for cargo and
-//! buildah, the workflows, and the version that many files carry.
+//! The release process, without a release build: the build script of binary and image with stand-ins for
+//! cargo and buildah, the workflows, and the version that many files contain.
 
-#![allow(clippy::unwrap_used)] // a test that fails says where
+#![allow(clippy::unwrap_used)] // a failing test shows where
 
 mod recipe;
 mod version;
@@ -10,24 +10,24 @@ mod workflows;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The directory of the repository.
+/// Returns the repository's root.
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A file of the repository.
+/// Reads a file of the repository.
 #[track_caller]
 fn file(name: &str) -> String {
     std::fs::read_to_string(repository().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// What a command said: on both streams, in the order of the streams.
+/// Returns a command's standard output, followed by its standard error.
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// What `tests/parts/build` has of a program. `None`: it cannot be had here, which has been said, and is an error where
-/// `CI=true`.
+/// Returns a program that `tests/parts/build` provides. `None` if it is not available here: this has been
+/// logged, and is an error with `CI=true`.
 fn part(name: &str) -> Option<Command> {
     let output =
         Command::new(repository().join("tests/parts/build")).args(["--only", name]).output().unwrap();

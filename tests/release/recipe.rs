@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::{file, repository, said};
 
-/// Writes a file as the binary, and keeps what it was asked.
+/// Copies a file as the binary, and records its arguments.
 const CARGO: &str = r#"#!/bin/sh
 printf '%s\n' "$@" >"$SEEN/cargo"
 printf '%s' "$CARGO_ENCODED_RUSTFLAGS" >"$SEEN/flags"
@@ -18,7 +18,7 @@ mkdir -p "$CARGO_TARGET_DIR/$triple/release"
 cp "$BINARY" "$CARGO_TARGET_DIR/$triple/release/numacast"
 "#;
 
-/// Keeps what it was asked and what it was given to copy. What it pushes is a file with a new time.
+/// Records its arguments and the files to copy. The image that it pushes is a file with a new timestamp.
 const BUILDAH: &str = r#"#!/bin/sh
 [ "$*" != --version ] || exit 0
 printf '%s\n' "$@" >>"$SEEN/buildah"
@@ -34,14 +34,14 @@ case " $* " in
 esac
 "#;
 
-/// Says of a binary what it was told to say.
+/// Prints prepared output for any binary.
 const READELF: &str = "#!/bin/sh\ncat \"$SEEN/elf\"\n";
 
-/// A place for the stand-ins and for what they saw.
+/// A directory for the stand-ins and their records.
 struct Bench(TempDir);
 
 impl Bench {
-    /// With this as the binary.
+    /// Creates a bench whose cargo produces this binary.
     fn with(binary: &[u8]) -> Self {
         let bench = Self(tempfile::tempdir().unwrap());
         for (name, text) in [("cargo", CARGO), ("buildah", BUILDAH), ("readelf", READELF)] {
@@ -89,7 +89,7 @@ impl Bench {
 
 const ENOUGH: u32 = 1 << 20;
 
-/// Instructions of the Containerfile, each on one line.
+/// Returns the Containerfile's instructions, each on one line.
 fn instructions() -> Vec<String> {
     let text = file("image/Containerfile").replace("\\\n", " ");
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -109,7 +109,7 @@ fn the_image_is_from_scratch_and_runs_nothing() {
         assert!(arguments_of(&all, keyword).is_empty(), "{keyword}");
     }
     assert_eq!(arguments_of(&all, "ENTRYPOINT"), ["[\"/numacast\"]"]);
-    // The kubelet can only see that it is not root's when it is a number.
+    // The kubelet can only verify that the user is not root if it is numeric.
     let user = arguments_of(&all, "USER")[0].split(':').map(|id| id.parse::<u32>().unwrap());
     assert!(user.clone().count() == 2 && user.min().unwrap() > 0);
 }
@@ -195,7 +195,7 @@ fn the_archive_has_the_same_bytes_at_another_time() {
         std::fs::read(path.trim()).unwrap_or_else(|_| panic!("no archive: {path}"))
     };
     let first = archive(&bench);
-    // The times of files in an archive are in seconds.
+    // Timestamps in an archive have a resolution of one second.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     assert!(!first.is_empty() && first == archive(&bench));
 }
@@ -225,7 +225,7 @@ fn a_binary_that_tells_where_it_was_built_is_no_image() {
     );
 }
 
-/// `make` targets run scripts that are there.
+/// The scripts that `make` targets run exist and are executable.
 #[test]
 fn every_script_can_be_run() {
     for name in ["build", "push", "sbom", "twice", "notes", "version"] {

@@ -1,4 +1,4 @@
-//! Everything that carries the version agrees when a tag is made of it.
+//! All files that contain the version agree when a tag is created.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::{file, repository, said};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// A copy of what carries the version, where `Unreleased` has become a release.
+/// Returns a copy of the files that contain the version, with `Unreleased` replaced by a release.
 fn about_to_be_released() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for name in ["image/version", "image/notes", "Cargo.toml", "charts/numacast/Chart.yaml", "CHANGELOG.md"] {

@@ -1,4 +1,4 @@
-//! The workflows: what they run is pinned, and linters find nothing.
+//! The workflows: their actions are pinned, and linters find nothing.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ fn workflows() -> Vec<PathBuf> {
     files
 }
 
-/// Every value of a key in a workflow, with the comment after it.
+/// Returns every value of a key in a workflow, with the comment after it.
 fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().filter_map(move |line| {
         let line = line.trim().trim_start_matches("- ");
@@ -19,7 +19,7 @@ fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
     })
 }
 
-/// Why a use of an action may change under the same name.
+/// Returns why a used action is not pinned; `None` if it is.
 fn moving(used: &str) -> Option<&'static str> {
     let (name, comment) = used.split_once(" # ").unwrap_or((used, ""));
     if name.starts_with("./") {
@@ -61,7 +61,7 @@ fn what_is_not_pinned_is_found() {
     );
 }
 
-/// A workflow has no right but those that one of its jobs is given.
+/// A workflow has no permissions except those given to its jobs.
 #[test]
 fn rights_are_given_to_jobs() {
     for file in workflows() {

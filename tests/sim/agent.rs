@@ -38,7 +38,7 @@ impl World {
         Self::configured(node, server, |_| {}, change)
     }
 
-    /// An agent with another configuration, and with what no configuration can say.
+    /// Starts an agent with another configuration, and with settings that no configuration can express.
     pub(crate) fn configured(
         node: SimNode,
         server: ApiServer,
@@ -59,7 +59,7 @@ impl World {
         Self { node, server, metrics, stop: Some(stop), agent }
     }
 
-    /// Another agent takes the place of one that ended, with another configuration.
+    /// Replaces a stopped agent by one with another configuration.
     pub(crate) fn again_configured(
         self,
         configure: impl FnOnce(&mut Config),
@@ -68,12 +68,12 @@ impl World {
         Self::configured(self.node, self.server, configure, change)
     }
 
-    /// Another agent takes the place of one that ended.
+    /// Replaces a stopped agent by another one.
     pub(crate) fn again(self, change: impl FnOnce(&mut Settings)) -> Self {
         Self::with(self.node, self.server, change)
     }
 
-    /// Waits until the object in the API server says what the kubelet's own books say.
+    /// Waits until the object in the API server matches the simulated kubelet's own state.
     pub(crate) async fn agrees(&self) {
         let differences = || match self.server.topology("worker") {
             Some(object) => self.node.kubelet.expected().differences(&object, Split::PerGroup),
@@ -89,7 +89,7 @@ impl World {
         panic!("the object does not agree: {:#?}", differences());
     }
 
-    /// Waits until the object in the API server is as `probe` wants it.
+    /// Waits until `probe` succeeds.
     pub(crate) async fn until(&self, probe: impl Fn() -> Option<()>) {
         for _ in 0..3000 {
             assert!(!self.agent.is_finished(), "the agent has ended");
@@ -101,7 +101,7 @@ impl World {
         panic!("the object stays another: {:#?}", self.server.topology("worker"));
     }
 
-    /// Waits until the kubelet was asked for `count` Lists.
+    /// Waits until the kubelet has received `count` Lists.
     pub(crate) async fn lists_reach(&self, count: u64) {
         while self.node.kubelet.calls().list < count {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -114,14 +114,14 @@ impl World {
         resources.iter().find(|r| r.name == resource).unwrap().available.ceil()
     }
 
-    /// Ends the agent; its node and its API server go on.
+    /// Stops the agent; the node and the API server keep running.
     pub(crate) async fn halt(mut self) -> Self {
         drop(self.stop.take());
         (&mut self.agent).await.unwrap();
         self
     }
 
-    /// As [`World::halt`], without a farewell.
+    /// As [`World::halt`], but aborts the agent.
     pub(crate) async fn kill(mut self) -> Self {
         self.agent.abort();
         assert!((&mut self.agent).await.unwrap_err().is_cancelled());
@@ -134,7 +134,7 @@ impl World {
     }
 }
 
-/// An API server that knows the node.
+/// Starts an API server that has the Node.
 pub(crate) async fn server() -> ApiServer {
     let server = ApiServer::start_anywhere(0).await.unwrap();
     server.add_node("worker").unwrap();
@@ -143,7 +143,7 @@ pub(crate) async fn server() -> ApiServer {
 
 #[tokio::test]
 async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() {
-    // What ended pods gave back stays listed until the next admission: here, for ever.
+    // Resources of ended pods stay listed until the next admission, which here never comes.
     let options = Options { age: Age::V1_29, release_lag: Duration::from_secs(3600), ..quick() };
     let server = ApiServer::start_anywhere(0).await.unwrap();
     let node =
@@ -160,7 +160,7 @@ async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() 
     show("Succeeded");
     world.agrees().await;
     assert_eq!(world.available(0, "example.com/nic"), 2);
-    // The name comes back, with another pod.
+    // Another pod gets the same name.
     assert!(world.server.delete(&PODS, "default", "job"));
     assert!(world.node.kubelet.stop_pod("default", "job"));
     let again = PodSpec { uid: "again".into(), ..job.clone() };
@@ -171,7 +171,8 @@ async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() 
     world.stop().await;
 }
 
-/// An old kubelet lists a pod that has ended, and the object that stands names devices whose plugin is away.
+/// An old kubelet lists a pod that has ended, and the existing object names devices whose plugin is not
+/// running.
 #[tokio::test]
 async fn a_single_pass_says_what_an_agent_says_that_goes_on() {
     let options = Options { age: Age::V1_29, ..quick() };
@@ -191,7 +192,7 @@ async fn a_single_pass_says_what_an_agent_says_that_goes_on() {
     let mut object = serde_json::to_value(world.server.topology("worker").unwrap()).unwrap();
     for zone in object["zones"].as_array_mut().unwrap() {
         let gone = json!({"name": "example.com/gone", "capacity": "0", "allocatable": "0", "available": "0"});
-        // The names are in order.
+        // Resource names are sorted.
         zone["resources"].as_array_mut().unwrap().insert(2, gone);
     }
     world.server.put(&TOPOLOGIES, object).unwrap();
@@ -236,8 +237,8 @@ async fn of_two_pods_that_look_alike_the_one_that_left_holds_nothing() {
         let containers = vec![container("init", Role::Init, init), container("main", Role::App, GIB)];
         PodSpec { guaranteed: true, containers, ..PodSpec::new(name) }.on([0])
     };
-    // The List shows the same of both. What the init containers keep is in the kubelet's files alone, by UID, and stays there
-    // until the next pod is admitted.
+    // The List shows both the same. What the init containers were allocated is only in the kubelet's
+    // checkpoints, by UID, and stays there until the next admission.
     let pods = [replica("large", 3 * GIB), replica("small", 2 * GIB)];
     for pod in pods {
         server.put(&PODS, pod.object("worker", "Running")).unwrap();
@@ -247,7 +248,7 @@ async fn of_two_pods_that_look_alike_the_one_that_left_holds_nothing() {
     }
     let world = World::with(node, server, |_| {});
     world.agrees().await;
-    // A List that is read with the pods known.
+    // Triggers a List that is read with the pods known.
     world.node.kubelet.start_pod(PodSpec::guaranteed("other", 1, GIB)).await.unwrap();
     world.agrees().await;
     assert!(world.server.delete(&PODS, "default", "large"));
@@ -262,10 +263,10 @@ async fn a_start_reads_the_inventory_once() {
     let world =
         World::with(SimNode::with(quick()), server, |settings| settings.poll = Duration::from_secs(3600));
     world.agrees().await;
-    // A change that shows ends the story: whatever the start caused was asked before it.
+    // A visible change marks the end: everything that the start caused was requested before it.
     world.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, GIB)).await.unwrap();
     world.agrees().await;
-    // A kubelet that has just started, as this one, is asked again once it is known which pods there are.
+    // A kubelet that has just started, as this one, is queried again once the pods are known.
     let asked = world.node.kubelet.calls().allocatable;
     assert!((1..=2).contains(&asked), "{asked} times");
 }
@@ -298,7 +299,7 @@ async fn an_excluded_pod_and_an_excluded_resource_leave_no_trace() {
     });
     let kubelet = &world.node.kubelet;
     let dns = |name: &str| PodSpec { namespace: "infra".into(), ..PodSpec::guaranteed(name, 2, GIB) };
-    // As long as nobody else runs, the truth without excluded pods is that of the empty node.
+    // While no other pod runs, the object without excluded pods is that of the empty node.
     let empty = kubelet.expected();
     kubelet.start_pod(dns("dns-1")).await.unwrap();
     let nic = ["node-0", "node-1"].map(|zone| format!("{zone} example.com/nic: nothing instead of"));
@@ -313,7 +314,7 @@ async fn an_excluded_pod_and_an_excluded_resource_leave_no_trace() {
     let (cpus, writes) = (free("cpu"), world.server.writes().changes);
     kubelet.start_pod(dns("dns-2")).await.unwrap();
     assert!(kubelet.stop_pod("infra", "dns-1"));
-    // A pod that no pattern means ends the story: whatever the others caused was written before.
+    // A pod that matches no pattern marks the end: everything that the others caused was written before.
     kubelet.start_pod(dns("cache").devices("example.com/nic", 1)).await.unwrap();
     world.until(|| (free("cpu") == cpus - 2).then_some(())).await;
     assert_eq!(world.server.writes().changes, writes + 1, "excluded pods come and go unseen");
@@ -349,7 +350,7 @@ async fn a_restarted_kubelet_never_makes_the_node_look_free() {
     let free: u64 = (0..2).map(|zone| world.available(zone, "cpu")).sum();
     let writes = world.server.writes().changes;
     kubelet.restart().await.unwrap();
-    // Somebody new ends the story: whatever the restart caused was written before.
+    // A new pod marks the end: everything that the restart caused was written before.
     kubelet.start_pod(PodSpec::guaranteed("c", 1, GIB)).await.unwrap();
     world.agrees().await;
     let after: u64 = (0..2).map(|zone| world.available(zone, "cpu")).sum();
@@ -361,7 +362,7 @@ async fn a_restarted_kubelet_never_makes_the_node_look_free() {
 async fn a_kubelet_that_does_not_finish_its_start_is_never_believed() {
     let node = SimNode::with(quick());
     let server = server().await;
-    // The start takes many times as long as the agent waits for pods that are missing.
+    // The start takes many times longer than the agent waits for missing pods.
     let world = World::with(node, server, |settings| settings.settle = Duration::from_millis(20));
     let kubelet = &world.node.kubelet;
     kubelet.start_pod(PodSpec::guaranteed("a", 3, GIB)).await.unwrap();
@@ -380,7 +381,7 @@ async fn a_kubelet_that_does_not_finish_its_start_is_never_believed() {
     }
     kubelet.set_ready(true, true);
     world.agrees().await;
-    // Nothing was offered, then pods came back, then the rest of it.
+    // At first nothing is offered, then pods return, then everything else.
     assert!(world.server.writes().changes <= writes + 3);
 }
 
@@ -442,7 +443,7 @@ async fn a_frozen_write_does_not_stop_the_scans_nor_the_end() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     world.lists_reach(lists + 2).await;
-    // Ends although a write hangs: a bound only so that this fails instead of hanging with it.
+    // Stops although a write hangs; the timeout only keeps a failing test from hanging.
     tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! Devices from annotations, and what the proxy does when nobody tells it of them.
+//! Devices from annotations, and the proxy's behaviour while its pod source is down.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl Served {
         Self { node, server, metrics, socket, stop, task }
     }
 
-    /// The pods of the source are known.
+    /// Waits until the pod source is synced.
     async fn known(self) -> Self {
         while self.metrics.health().ready().is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -65,7 +65,7 @@ impl Served {
         self
     }
 
-    /// Which pod has which devices, as a client is told.
+    /// Returns the devices of each pod, as served to a client.
     async fn ask(&self, ask: Ask) -> Result<Vec<String>, (Code, String)> {
         let client = Upstream::start(self.socket.clone(), Duration::from_secs(10), Arc::new(()));
         let refused = |status: tonic::Status| (status.code(), status.message().to_owned());
@@ -89,7 +89,7 @@ impl Served {
         self.ask(Ask::List).await
     }
 
-    /// A pod that the API server has, and that runs on the node.
+    /// Adds a pod to the API server and starts it on the node.
     async fn run(&self, name: &str, annotation: Option<&str>) {
         self.server.put(&PODS, object(name, annotation)).unwrap();
         self.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
@@ -120,7 +120,7 @@ fn gpu(id: &str) -> String {
     json!({"gpu": [{"minor": 0, "id": id}]}).to_string()
 }
 
-/// A proxy that nobody tells about pods any more, from now on.
+/// Cuts off the proxy's pod source from now on.
 async fn silenced(served: &Served) {
     served.server.inject(Rule {
         verb: Some("watch"),
@@ -153,7 +153,7 @@ async fn a_client_is_told_of_devices_that_only_annotations_have() {
     let nobody = served.ask(get("x")).await.unwrap_err();
     assert_eq!(nobody, (Code::Unknown, "pod x in namespace default not found".to_owned()));
     assert_eq!(served.figure("numacast_proxy_merged_pods"), "2");
-    // A pod that ends has nothing any more, though its annotation stays.
+    // An ended pod has no devices although its annotation remains.
     let mut ended = object("a", Some(&gpu("GPU-1")));
     ended["status"]["phase"] = "Succeeded".into();
     served.server.put(&PODS, ended).unwrap();
@@ -167,7 +167,7 @@ async fn a_pod_that_the_watch_has_not_told_of_is_asked_for() {
     silenced(&served).await;
     served.run("late", Some(&gpu("GPU-7"))).await;
     assert_eq!(served.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
-    // Of a pod that the API server does not have there is nothing to wait for.
+    // A pod that the API server does not have is not waited for.
     served.node.kubelet.start_pod(PodSpec::new("static")).await.unwrap();
     assert_eq!(served.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
     assert_eq!(served.figure("numacast_proxy_unknown_pods"), "0");
@@ -195,7 +195,7 @@ async fn one_that_nobody_can_tell_of_is_waited_for_once_and_then_served_without_
                 let (code, text) = answer.unwrap_err();
                 assert_eq!(code, Code::Unavailable);
                 assert!(text.contains("names 1 pods that nobody has told about"), "{text}");
-                // What is asked of a pod that is known is answered.
+                // A request for a known pod is served.
                 let known = Ask::Get { namespace: "default".to_owned(), name: "known".to_owned() };
                 assert_eq!(served.ask(known).await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
             }

@@ -1,4 +1,4 @@
-//! The podresources client against everything a kubelet can answer.
+//! The podresources client against every kind of kubelet response.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ async fn the_limiter_is_told_from_an_answer_that_is_too_large() {
     node.kubelet.fail_next(Call::List, 1, &limited);
     assert_eq!(client.list().await.unwrap_err(), ClientError::RateLimited("List"));
 
-    // What a Go client in between says of an answer above its own limit.
+    // What a Go client in between reports for a response above its own limit.
     let large = "grpc: received message larger than max (5000000 vs. 4194304)";
     node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::ResourceExhausted, large.into()));
     let expected = ClientError::TooLarge { call: "List", detail: large.into() };
@@ -87,7 +87,7 @@ async fn the_limiter_is_told_from_an_answer_that_is_too_large() {
     node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(17 << 20));
     assert!(matches!(client.list().await.unwrap_err(), ClientError::TooLarge { call: "List", .. }));
 
-    // Sixteen MiB are the limit, not tonic's four.
+    // The limit is sixteen MiB, not tonic's four.
     node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(5 << 20));
     client.list().await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! What each choice of `consumer` and `cache` publishes, in the mounts that the chart makes by default: the directories of
-//! the kubelet's sockets, and none with its state files.
+//! What each choice of `consumer` and `cache` publishes with the chart's default mounts: the directories of
+//! the kubelet's sockets, without its checkpoints.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::support::SimNode;
 
 const GIB: u64 = 1 << 30;
 
-/// Every choice that a configuration can make.
+/// Every combination that a configuration allows.
 const CHOICES: [(Consumer, Option<Cache>); 4] = [
     (Consumer::SchedulerPlugins, Some(Cache::OverReserve)),
     (Consumer::SchedulerPlugins, Some(Cache::Direct)),
@@ -26,7 +26,7 @@ const CHOICES: [(Consumer, Option<Cache>); 4] = [
     (Consumer::None, None),
 ];
 
-/// The agent sees what the chart mounts, and nothing ever happens because time has passed.
+/// Hides the directories that the chart does not mount, and disables polling.
 fn in_the_charts_mounts(settings: &mut Settings) {
     settings.kubelet_dir = PathBuf::from("/nowhere");
     settings.poll = Duration::from_secs(3600);
@@ -54,14 +54,14 @@ async fn world(choice: (Consumer, Option<Cache>)) -> World {
     world_with(choice, |_| {}).await
 }
 
-/// As [`world`], with what no configuration can say.
+/// As [`world`], with settings that no configuration can express.
 async fn world_with(choice: (Consumer, Option<Cache>), change: impl FnOnce(&mut Settings)) -> World {
     let world = start(choice, |_| {}, change).await;
     quiet(&world).await;
     world
 }
 
-/// Waits until nothing is asked of the kubelet any more; the number of Lists by then.
+/// Waits until the kubelet gets no more requests, and returns the number of Lists by then.
 async fn quiet(world: &World) -> u64 {
     loop {
         let before = world.node.kubelet.calls().list;
@@ -76,7 +76,7 @@ fn show(world: &World, pod: &PodSpec, phase: &str) {
     world.server.put(&PODS, pod.object("worker", phase)).unwrap();
 }
 
-/// The object as it is in the API server, in JSON.
+/// Returns the object in the API server as JSON.
 fn published(world: &World) -> String {
     serde_json::to_string(&world.server.topology("worker").unwrap()).unwrap()
 }
@@ -87,7 +87,7 @@ async fn an_allocation_and_a_release_show_at_once_in_every_choice() {
         let world = world(choice).await;
         let pod = PodSpec::guaranteed("a", 2, GIB);
         show(&world, &pod, "Pending");
-        // The kubelet takes its time, and no file and no poll tells when it is done.
+        // The kubelet needs some time, and neither a checkpoint nor a poll shows when it is done.
         tokio::time::sleep(Duration::from_millis(30)).await;
         world.node.kubelet.start_pod(pod.clone()).await.unwrap();
         world.agrees().await;
@@ -140,7 +140,7 @@ async fn only_the_overreserving_cache_is_told_of_pods() {
         show(&world, &PodSpec::new("modest"), "Running");
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(world.server.writes().changes, before + u64::from(overreserving), "{choice:?}");
-        // And nobody's object is held.
+        // And no object is held (its fingerprint withheld).
         while let Ok(change) = changes.try_recv() {
             let object: &Value = &change.object;
             assert!(change.of != &TOPOLOGIES || !object.to_string().contains("0000000000000000"), "{object}");
@@ -149,7 +149,7 @@ async fn only_the_overreserving_cache_is_told_of_pods() {
     }
 }
 
-/// The choices in which the object is read directly.
+/// The choices whose consumer reads the object directly, without an overreserving cache.
 const DIRECT: [(Consumer, Option<Cache>); 2] =
     [(Consumer::SchedulerPlugins, Some(Cache::Direct)), (Consumer::Kai, None)];
 
@@ -157,12 +157,12 @@ fn free(world: &World) -> [u64; 2] {
     [0, 1].map(|zone| world.available(zone, "cpu"))
 }
 
-/// Waits until so many CPUs are free in the zones.
+/// Waits until this number of CPUs is available in each zone.
 async fn frees(world: &World, cpus: [u64; 2]) {
     world.until(|| (free(world) == cpus).then_some(())).await;
 }
 
-/// The value of one of the agent's metrics.
+/// Returns the value of one of the agent's metrics.
 fn metric(world: &World, series: &str) -> Option<String> {
     let text = world.metrics.encode();
     text.lines().find_map(|line| Some(line.strip_prefix(series)?.strip_prefix(' ')?.to_owned()))
@@ -204,7 +204,7 @@ async fn a_reservation_needs_no_answer_of_the_kubelet() {
         let world = world(choice).await;
         let [one, other] = free(&world);
         world.node.kubelet.fail_next(Call::List, 1000, &Fault::Hang);
-        // The agent asks for this one, and is not answered.
+        // The agent's List for this pod hangs.
         show(&world, &db("a"), "Pending");
         frees(&world, [one - 2, other - 2]).await;
         world.lists_reach(world.node.kubelet.calls().list).await;
@@ -226,7 +226,7 @@ async fn a_reservation_goes_with_the_pod_and_with_its_refusal() {
         frees(&world, [one - 2, other - 2]).await;
         assert!(world.server.delete(&PODS, "default", "deleted"));
         frees(&world, [one, other]).await;
-        // More than there is: nothing is left, and the rest comes back.
+        // More than the node has: nothing is available, and all of it returns afterwards.
         show(&world, &PodSpec::guaranteed("large", 100, GIB), "Pending");
         frees(&world, [0, 0]).await;
         assert!(world.server.delete(&PODS, "default", "large"));
@@ -265,7 +265,7 @@ async fn what_was_bound_while_the_agent_was_away_is_reserved_with_the_first_writ
         let [one, other] = free(&world);
         let world = world.kill().await;
         show(&world, &db("a"), "Pending");
-        // The kubelet knows of it, and has given it nothing yet.
+        // The kubelet knows the pod but has not allocated anything to it yet.
         world.node.kubelet.announce_pod(db("a")).unwrap();
         let mut changes = world.server.changes();
         let choose = |config: &mut Config| (config.consumer, config.cache) = choice;
@@ -308,15 +308,15 @@ async fn without_reservations_a_binding_is_no_write() {
     world.stop().await;
 }
 
-/// What the fingerprint counts.
+/// The pods that the fingerprint covers.
 #[derive(Clone, Copy, Debug)]
 enum Counted {
     All,
     Exclusive,
 }
 
-/// How many writes a pod costs from its binding to its end, in the common case: the kubelet admits it soon, it runs for a
-/// while, and is deleted.
+/// Returns the number of writes that a pod causes from its binding to its end in the common case: the kubelet
+/// admits it soon, it runs for a while, and it is deleted.
 async fn writes_in_a_life(choice: (Consumer, Option<Cache>), counted: Counted, pod: &PodSpec) -> u64 {
     let world = world_with(choice, |settings| {
         if let Counted::Exclusive = counted {
@@ -333,7 +333,7 @@ async fn writes_in_a_life(choice: (Consumer, Option<Cache>), counted: Counted, p
     settled(&world).await;
     show(&world, pod, "Running");
     settled(&world).await;
-    // Its containers have ended, the kubelet frees what it had, and then the API server forgets it.
+    // Its containers end, the kubelet releases its resources, then it is removed from the API server.
     let mut ended = pod.object("worker", "Succeeded");
     ended["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
     ended["metadata"]["finalizers"] = json!(["example.com/slow"]);
@@ -348,7 +348,7 @@ async fn writes_in_a_life(choice: (Consumer, Option<Cache>), counted: Counted, p
     writes
 }
 
-/// Waits until nothing is written any more.
+/// Waits until there are no more writes.
 async fn settled(world: &World) {
     loop {
         let before = world.server.writes().changes;
@@ -364,12 +364,12 @@ async fn the_life_of_a_pod_costs_few_writes() {
     let [overreserving, direct, kai, none] = CHOICES;
     let modest = PodSpec::new("modest");
     for (choice, counted, pod, most) in [
-        // The allocation, that it runs, and its end.
+        // The allocation, the phase Running, and the end.
         (overreserving, Counted::All, db("a"), 3),
         (overreserving, Counted::All, modest.clone(), 2),
         (overreserving, Counted::Exclusive, db("a"), 3),
         (overreserving, Counted::Exclusive, modest.clone(), 0),
-        // Its binding, the allocation and the release.
+        // The binding, the allocation and the release.
         (direct, Counted::All, db("a"), 3),
         (direct, Counted::All, modest.clone(), 0),
         (kai, Counted::All, db("a"), 3),
@@ -404,7 +404,7 @@ async fn where_nobody_tells_of_pods_the_poll_looks_for_allocations() {
     let nobody = |config: &mut Config| config.pods.source = Some(PodSource::None);
     let world = start((Consumer::None, None), nobody, |_| {}).await;
     let before = world.node.kubelet.calls().list;
-    // Nothing is held, and nothing happens: the poll alone asks.
+    // No object is held and nothing happens: only the poll sends requests.
     world.lists_reach(before + 2).await;
     world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
     world.agrees().await;

@@ -1,5 +1,6 @@
-//! What the object says of the node's pods, and when it is held: everything that could freeze a node, or make the
-//! scheduler plugin believe too early (nrt.md 4.4, DESIGN section 5).
+//! The pods that the object accounts for, and when it is held (its fingerprint withheld): everything that
+//! could block a node for scheduling, or make the scheduler plugin trust the object too early (nrt.md 4.4,
+//! DESIGN section 5).
 
 use std::time::Duration;
 
@@ -26,12 +27,12 @@ fn db(name: &str) -> PodSpec {
     PodSpec::guaranteed(name, 2, GIB)
 }
 
-/// What the API server has of a pod.
+/// Writes a pod with this phase to the API server.
 fn show(world: &World, pod: &PodSpec, phase: &str) {
     world.server.put(&PODS, pod.object("worker", phase)).unwrap();
 }
 
-/// A pod that was bound, admitted and started.
+/// Binds, admits and starts a pod.
 async fn run(world: &World, pod: &PodSpec) {
     show(world, pod, "Pending");
     world.node.kubelet.start_pod(pod.clone()).await.unwrap();
@@ -47,7 +48,7 @@ fn fingerprint(server: &ApiServer) -> String {
     attribute(server, "nodeTopologyPodsFingerprint").unwrap_or_default()
 }
 
-/// Waits until the object stands for these pods of the namespace `default`.
+/// Waits until the object accounts for exactly these pods of the namespace `default`.
 async fn says(world: &World, names: &str) {
     let hashes = names.split_whitespace().map(|name| pod_hash("default", name));
     let expected = Fingerprint::of(hashes).to_string();
@@ -98,7 +99,7 @@ async fn a_pod_that_asks_for_nothing_of_its_own_never_holds() {
 async fn the_object_is_held_although_the_kubelet_does_not_answer() {
     let world = world(|_| {}).await;
     world.node.kubelet.fail_next(Call::List, 1000, &Limit::Hang);
-    // The agent is about to ask, and is not answered.
+    // Triggers a scan whose List hangs.
     std::fs::write(world.node.root().join("var/lib/kubelet/cpu_manager_state.other"), "").unwrap();
     show(&world, &db("a"), "Pending");
     is_held(&world).await;
@@ -108,13 +109,13 @@ async fn the_object_is_held_although_the_kubelet_does_not_answer() {
 #[tokio::test]
 async fn pods_that_cannot_start_or_have_ended_freeze_nothing() {
     let world = world(|_| {}).await;
-    // Admitted, and without an image for ever.
+    // Admitted, but its image can never be pulled.
     show(&world, &db("unpullable"), "Pending");
     world.node.kubelet.start_pod(db("unpullable")).await.unwrap();
     run(&world, &db("done")).await;
     world.node.kubelet.finish_pod("default", "done");
     show(&world, &db("done"), "Succeeded");
-    // Refused: it was never listed with anything.
+    // Rejected: it never had resources in a List.
     show(&world, &db("refused"), "Pending");
     is_held(&world).await;
     show(&world, &db("refused"), "Failed");
@@ -130,7 +131,7 @@ async fn a_pod_that_is_deleted_before_it_was_admitted_holds_until_the_kubelet_is
     let world = world(|_| {}).await;
     show(&world, &db("a"), "Pending");
     is_held(&world).await;
-    // A finalizer keeps it, and the kubelet may let it in before it hears.
+    // A finalizer keeps it, and the kubelet may admit it before it sees the deletion.
     let deleted = |phase: &str| {
         let mut object = db("a").object("worker", phase);
         object["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
@@ -156,7 +157,7 @@ async fn a_list_from_before_its_admission_does_not_account_for_a_deleted_pod() {
         cpus.map(|cpu| cpu["available"].as_str().unwrap().parse::<u64>().unwrap()).sum()
     };
     let mut changes = world.server.changes();
-    // The limit that all clients of the kubelet share is used up by others for some seconds.
+    // Other clients use up the kubelet's shared rate limit for some seconds.
     let limited = Limit::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
     world.node.kubelet.fail_next(Call::List, 5, &limited);
     run(&world, &db("a")).await;
@@ -199,12 +200,13 @@ async fn a_pod_that_was_deleted_by_force_is_gone_and_so_is_its_name() {
     says(&world, "web-0").await;
     assert!(world.server.delete(&PODS, "default", "web-0"));
     says(&world, "").await;
-    // The kubelet has not torn it down when another one has its name.
+    // Another pod with the same name arrives before the kubelet has torn down the first.
     let again = PodSpec { uid: "again".into(), ..db("web-0") };
     show(&world, &again, "Pending");
     is_held(&world).await;
     assert!(world.node.kubelet.stop_pod("default", "web-0"));
-    // Were it never seen to go, the row would be the first one's until the second runs.
+    // Unless its removal is seen, the List's entry would be taken for the first pod's until the second one
+    // runs.
     world.lists_reach(world.node.kubelet.calls().list + 2).await;
     assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
     world.node.kubelet.start_pod(again.clone()).await.unwrap();
@@ -220,7 +222,7 @@ async fn a_static_pod_counts_when_its_copy_does() {
     let world = world(|_| {}).await;
     world.node.kubelet.start_pod(db("static-worker")).await.unwrap();
     world.agrees().await;
-    // The API server refused the copy: the plugin knows nothing of it.
+    // The API server rejected the mirror pod, so the plugin does not know the pod.
     says(&world, "").await;
     let mut copy = PodSpec { uid: "of-the-copy".into(), ..db("static-worker") }.object("worker", "Running");
     copy["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "hash"});
@@ -244,7 +246,7 @@ async fn one_pod_does_not_hold_the_object_for_ever() {
         events.iter().any(|event| about(event)).then_some(())
     };
     world.until(told).await;
-    // It is let go alone.
+    // The hold limit applies to this pod alone.
     show(&world, &db("a"), "Pending");
     is_held(&world).await;
     world.node.kubelet.start_pod(db("a")).await.unwrap();
@@ -280,7 +282,7 @@ async fn exclusions_do_not_change_the_set() {
     });
     run(&world, &db("a")).await;
     says(&world, "a").await;
-    // The object is held for it as for any other.
+    // The object is held for an excluded pod as for any other.
     let excluded = PodSpec { uid: "again".into(), ..db("a") };
     assert!(world.node.kubelet.stop_pod("default", "a"));
     assert!(world.server.delete(&PODS, "default", "a"));
@@ -439,7 +441,7 @@ async fn the_status_file_names_the_pods() {
     run(&world, &db("a")).await;
     says(&world, "a").await;
     let read = || -> Option<Value> { serde_json::from_str(&std::fs::read_to_string(&file).ok()?).ok() };
-    // It is written beside the object, and may be a moment behind it.
+    // The file is written after the object and may be slightly behind.
     let named = || {
         let status = read()?;
         let same = status["fingerprintComputed"] == json!(fingerprint(&world.server));

@@ -1,4 +1,4 @@
-//! Koordinator's Device of the node, read from the simulated API server, and who follows it.
+//! Koordinator's Device of the node, read from the simulated API server, and its watch.
 
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ async fn cluster() -> (ApiServer, Cluster) {
     (server, cluster)
 }
 
-/// As the agent's own, which leaves it to its callers to try again.
+/// Returns a client like the agent's, without automatic retries.
 fn client(server: &ApiServer, timeout: Duration) -> Cluster {
-    // Makes sure that there is a provider of cryptography.
+    // Ensures that a crypto provider is installed.
     server.client().unwrap();
     let mut config = kube::Config::new(server.url().parse().unwrap());
     config.default_retry = false;

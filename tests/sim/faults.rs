@@ -5,11 +5,12 @@ mod run;
 
 use run::{Kind, Outcome, run_shard};
 
-/// Nodes, each with an agent and a seed of its own.
+/// Number of nodes, each with an agent and a seed of its own.
 const SHARDS: usize = 6;
-/// Faults on each.
+/// Number of faults per node.
 const FAULTS: usize = 8;
-/// A test does not measure: the bounds of the long form only end what is hopeless here.
+/// Multiplier for the bounds of the long form, since this test does not measure: they only fail a test that
+/// hangs.
 const PATIENCE: u32 = 10;
 
 #[test]

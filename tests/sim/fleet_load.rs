@@ -1,6 +1,6 @@
-//! The tests of what `make fleet-load` reckons with.
+//! The tests of the computations of `make fleet-load`.
 
-#[allow(dead_code)] // what only the program needs
+#[allow(dead_code)] // the rest is for the program
 #[path = "../fleet_load/figures.rs"]
 mod figures;
 #[allow(dead_code)] // likewise

@@ -1,4 +1,4 @@
-//! The agent's probes, asked over loopback while its neighbours are away.
+//! The agent's probes over loopback while the kubelet or the API server is down.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::support::{ANYWHERE, SimNode, get};
 
 const OK: (u16, &str) = (200, "ok\n");
 
-/// A node, an API server, the agent between them and whoever probes it.
+/// A node, an API server, the agent between them, and the server of its probes.
 struct World {
     node: SimNode,
     api: ApiServer,
@@ -52,7 +52,7 @@ impl World {
         self.probes.address()
     }
 
-    /// The code and the body.
+    /// Returns the status code and the body.
     async fn probe(&self, path: &str) -> (u16, String) {
         let answer = get(self.address(), path).await;
         let code = answer.split(' ').nth(1).unwrap().parse().unwrap();
@@ -64,7 +64,7 @@ impl World {
         assert_eq!((code, body.as_str()), expected, "{path}");
     }
 
-    /// Waits until a probe answers 200.
+    /// Waits until a probe returns 200.
     async fn until_ok(&self, path: &str) {
         self.until(path, |answer| answer.starts_with("HTTP/1.1 200 ")).await;
     }
@@ -81,7 +81,7 @@ impl World {
     }
 }
 
-/// The monotonic clock jumps ahead, as if everybody had waited.
+/// Advances the monotonic clock.
 async fn later(seconds: u64) {
     pause();
     advance(Duration::from_secs(seconds)).await;
@@ -109,7 +109,7 @@ async fn a_kubelet_that_is_away_makes_it_unready_but_not_dead() {
     world.is("/readyz", OK).await;
     for _ in 0..6 {
         later(30).await;
-        // It turns, since it tries again and again.
+        // The loop is alive, since it keeps retrying.
         world.is("/livez", OK).await;
         let (code, body) = world.probe("/readyz").await;
         assert!(code == 503 && body.starts_with("the node was not read for "), "{code} {body}");
@@ -133,7 +133,7 @@ async fn an_api_server_that_takes_nothing_makes_it_unready_but_not_dead() {
         }
         world.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, 1 << 30)).await.unwrap();
         world.until("/metrics", |answer| answer.contains("numacast_publish_errors_total{")).await;
-        // Not yet: nobody has to be called for a moment.
+        // Still ready: a short failure needs no attention.
         world.is("/readyz", OK).await;
         later(31).await;
         let (code, body) = world.probe("/readyz").await;

@@ -1,7 +1,7 @@
-//! The agent and its parts against the simulated kubelet and API server: real sockets, real gRPC and HTTP, and
-//! the misbehaviour that real servers do not show on demand.
+//! The agent and its parts against the simulated kubelet and API server: real sockets, real gRPC and HTTP,
+//! and faults that real servers do not produce on demand.
 
-#![allow(clippy::unwrap_used)] // a test that fails says where
+#![allow(clippy::unwrap_used)] // a failing test shows where
 
 mod agent;
 mod annotated;

@@ -18,12 +18,12 @@ use tokio::time::Instant;
 
 use crate::support::{ANYWHERE, SimNode, ask, at_one_moment, get};
 
-/// Metrics alone.
+/// Endpoints with metrics only.
 fn metrics(metrics: Arc<Metrics>) -> Endpoints {
     Endpoints { metrics: Some(metrics), health: None }
 }
 
-/// The value of one series.
+/// Returns the value of one series.
 fn value(answer: &str, series: &str) -> Option<u64> {
     let line = answer.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
     Some(line.parse().unwrap())
@@ -69,7 +69,7 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
     assert_eq!(value(&answer, &format!("numacast_zone_capacity{zone}")), Some(8));
     assert_eq!(value(&answer, &format!("numacast_zone_available{zone}")), Some(7), "one is reserved");
     assert_eq!(value(&answer, "numacast_inventory_problems"), Some(1));
-    // The kubelet goes on naming the CPUs that the broken file hides.
+    // The kubelet still reports the CPUs that the broken file hides.
     assert_eq!(value(&answer, r#"numacast_findings{kind="unknown_cpus"}"#), Some(1));
     assert_eq!(value(&answer, r#"numacast_findings{kind="unpublished_node"}"#), Some(0));
     let version = env!("CARGO_PKG_VERSION");
@@ -95,7 +95,7 @@ async fn other_paths_and_verbs_are_refused_in_a_sentence() {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
 }
 
-/// A connection from `source` on which so much was sent.
+/// Opens a connection from `source` and sends `sent`.
 async fn connect(source: Ipv4Addr, to: SocketAddr, sent: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((source, 0).into()).unwrap();
@@ -133,7 +133,7 @@ async fn a_thousand_connections_that_come_before_any_is_accepted_keep_no_probe_o
     for endpoint in all {
         let server = Server::start(endpoint, metrics(Arc::default()), None).await.unwrap().unwrap();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, server.address().port()));
-        // The server's task does not run before this one waits for something.
+        // The server's task does not run until this one awaits.
         let connect = |_| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
         let _open: Vec<_> = (0..1000).map(connect).collect();
         let answer = get(address, "/metrics").await;

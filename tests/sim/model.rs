@@ -1,5 +1,5 @@
 //! The short form of `make model`, and the tests of the model itself.
 
-#[allow(dead_code)] // what only the long form needs
+#[allow(dead_code)] // the rest is for the long form
 #[path = "../model/run/mod.rs"]
 mod run;

@@ -1,4 +1,4 @@
-//! The controller nudges while pods wait because of the scheduler plugin, and only then.
+//! The controller nudges while, and only while, pods wait because of the scheduler plugin.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-/// What no test waits longer for.
+/// Upper bound for any wait in a test.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A running replica.
+/// A running controller replica.
 struct Replica {
     metrics: Arc<Metrics>,
     task: JoinHandle<()>,
@@ -36,7 +36,7 @@ impl Replica {
         Self { metrics, task: tokio::spawn(controller.run(std::future::pending())) }
     }
 
-    /// A sample, by its name with its labels; 0 while there is none.
+    /// Returns a sample's value by its name with labels; 0 if missing.
     fn sample(&self, name: &str) -> u64 {
         let text = self.metrics.encode();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -54,7 +54,7 @@ impl Drop for Replica {
     }
 }
 
-/// Two objects.
+/// Starts an API server with two objects.
 async fn server() -> ApiServer {
     let server = ApiServer::start_anywhere(1).await.unwrap();
     for name in ["beta", "alpha"] {
@@ -73,7 +73,7 @@ fn object(name: &str, cpus: u32) -> Value {
     })
 }
 
-/// A pod without a node, of which the scheduler says this.
+/// Returns an unscheduled pod with this message in its `PodScheduled` condition.
 fn pod(name: &str, message: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
@@ -95,7 +95,7 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     waited.await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-/// The objects that were written, each without its nudge and what the API server itself writes.
+/// Returns the objects written, without the nudge annotation and the fields that the API server sets.
 fn written(changes: &mut broadcast::Receiver<Arc<Change>>) -> Vec<Value> {
     let mut all = Vec::new();
     while let Ok(change) = changes.try_recv() {
@@ -125,7 +125,7 @@ async fn a_pod_that_the_plugin_rejected_is_followed_by_nudges_until_it_is_schedu
     assert_eq!(replicas.iter().map(|replica| replica.sample("numacast_rejected_pods")).sum::<u64>(), 1);
     assert_eq!(server.watchers(&TOPOLOGIES), 1);
 
-    // It is bound.
+    // The pod is bound.
     let mut bound = pod("db", REJECTED);
     bound["spec"]["nodeName"] = json!("alpha");
     server.put(&PODS, bound).unwrap();
@@ -134,7 +134,7 @@ async fn a_pod_that_the_plugin_rejected_is_followed_by_nudges_until_it_is_schedu
     sleep(Duration::from_secs(3)).await;
     assert_eq!(nudges(), last);
 
-    // Nothing but the annotation of one object was changed.
+    // Only the annotation of one object changed.
     let mut expected = (*before).clone();
     expected["metadata"].as_object_mut().unwrap().remove("resourceVersion");
     expected["metadata"].as_object_mut().unwrap().remove("managedFields");
@@ -161,7 +161,7 @@ async fn there_are_none_while_no_pod_waits_because_of_the_plugin() {
     assert_eq!((server.watchers(&TOPOLOGIES), server.writes().requests), (0, 0));
     assert_eq!(replica.sample("numacast_rejected_pods"), 0);
 
-    // One that waits and is deleted.
+    // A waiting pod that is deleted.
     server.put(&PODS, pod("large", REJECTED)).unwrap();
     until("it counts", || replica.sample("numacast_rejected_pods") == 1).await;
     until("objects are watched", || server.watchers(&TOPOLOGIES) == 1).await;
@@ -209,7 +209,7 @@ async fn a_history_that_is_gone_is_made_up_for_by_another_list() {
     until("it watches pods", || server.watchers(&PODS) == 1).await;
     server.put(&PODS, pod("old", REJECTED)).unwrap();
     until("it counts", || replica.sample("numacast_rejected_pods") == 1).await;
-    // While nobody is connected one goes and two come.
+    // While disconnected, one pod is deleted and two are added.
     server.stop();
     server.delete(&PODS, "default", "old");
     for name in ["new", "newer"] {

@@ -1,4 +1,5 @@
-//! The Pods API source against a simulated kubelet: what real ones do not do on demand. `tests/real` has the rest.
+//! The Pods API source against a simulated kubelet, with faults that real ones do not produce on demand;
+//! `tests/real` has the rest.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use tonic::Status;
 
-/// The deadline of a call.
+/// The timeout of a call.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 struct Place(TempDir);
@@ -29,12 +30,12 @@ impl Place {
     }
 }
 
-/// What somebody knows who believes what the source tells.
+/// A consumer of the source and the state it has built from the events.
 struct Listener {
     events: Pin<Box<dyn Stream<Item = Result<PodEvent, String>>>>,
     listed: BTreeMap<String, Pod>,
     pods: BTreeMap<String, Pod>,
-    /// How often a list was complete.
+    /// Number of complete lists.
     lists: usize,
     errors: Vec<String>,
 }
@@ -45,7 +46,7 @@ impl Listener {
         Self { events, listed: BTreeMap::new(), pods: BTreeMap::new(), lists: 0, errors: Vec::new() }
     }
 
-    /// Listens until this holds.
+    /// Consumes events until `enough` holds.
     async fn until(&mut self, enough: impl Fn(&Self) -> bool) {
         while !enough(self) {
             match self.events.next().await.unwrap() {
@@ -126,12 +127,12 @@ async fn a_pod_that_is_finished_is_not_gone_before_its_object_is() {
     kubelet.finish(&ended("a"));
     listener.until(|now| now.pods["a"].phase == Phase::Failed).await;
     assert_eq!((listener.names(), listener.lists), ("a,b".into(), lists));
-    // Nobody tells.
+    // Removed without an event.
     kubelet.remove_silently(&pod("a"));
     let before = Instant::now();
     assert_eq!(listener.next_list().await, "b");
     assert!(before.elapsed() < Duration::from_secs(70), "{:?}", before.elapsed());
-    // It has gone by the time that somebody asks.
+    // The pod is already gone when it is queried.
     kubelet.finish(&ended("b"));
     kubelet.remove_silently(&pod("b"));
     listener.until(|now| now.pods.is_empty()).await;
@@ -204,7 +205,7 @@ async fn a_kubelet_that_never_says_that_its_list_is_complete_is_understood() {
     assert_eq!(listener.next_list().await, "a,b");
     kubelet.set(&pod("c"));
     listener.until(|now| now.pods.len() == 3).await;
-    // Nothing tells what belongs to the list that comes in from what happens meanwhile.
+    // Without the marker, the initial list cannot be told from concurrent changes.
     kubelet.cut_connections();
     listener.next_error().await;
     let watches = kubelet.watches();
@@ -228,7 +229,7 @@ async fn a_kubelet_that_has_just_started_takes_no_pod_away() {
     }
     let mut listener = Listener::new(place.socket());
     assert_eq!(listener.next_list().await, "a,b,c,d");
-    // It has lost them all, and finds them again one by one; b is really gone.
+    // The kubelet has lost all pods and finds them again one by one; b is really gone.
     kubelet.stop();
     for name in ["a", "b", "c", "d"] {
         kubelet.remove_silently(&pod(name));
@@ -243,14 +244,14 @@ async fn a_kubelet_that_has_just_started_takes_no_pod_away() {
     kubelet.set(&pod("d"));
     kubelet.set(&pod("e"));
     assert_eq!(listener.next_list().await, "a,c,d,e");
-    // What it says is gone is gone at once.
+    // A pod that the kubelet reports as deleted is gone at once.
     let before = Instant::now();
     kubelet.remove(&pod("a"));
     listener.until(|now| now.names() == "c,d,e").await;
     assert!(before.elapsed() < Duration::from_secs(1));
 }
 
-/// As kubelets do from 1.37 on.
+/// Kubelets from 1.37 on do this.
 #[tokio::test(start_paused = true)]
 async fn a_kubelet_that_said_that_it_did_not_know_its_pods_yet_is_believed_at_once() {
     let place = Place::new();

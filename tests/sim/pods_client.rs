@@ -1,4 +1,4 @@
-//! The client of the Pods API as people use it, against one or two simulated servers.
+//! The public Pods API client, against one or two simulated servers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tonic::Status;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Places for two sockets.
+/// Directories for two sockets.
 struct Places(TempDir);
 
 impl Places {
@@ -48,7 +48,7 @@ fn pod(name: &str, uid: &str) -> core::Pod {
     core::Pod { metadata: Some(metadata), status: Some(status), ..core::Pod::default() }
 }
 
-/// The UIDs of the next list that is told.
+/// Returns the UIDs of the next complete list.
 async fn next_list(follow: &mut PodsFollow) -> Vec<String> {
     let mut uids = Vec::new();
     loop {
@@ -110,18 +110,18 @@ async fn the_first_who_serves_is_asked_and_why_not_the_others_is_told() {
     assert_eq!(client.passed_over(), [PodsError::NoSocket { path: ours.clone().into() }]);
     let own = places.server(0);
     own.set(&pod("a", "own"));
-    // One that cannot answer yet is passed over as well.
+    // A server that cannot answer yet is skipped too.
     own.refuse(Some(Status::failed_precondition("Kubelet is initializing")));
     assert_eq!(uids(&mut client).await, ["kubelet"]);
     assert!(client.passed_over()[0].to_string().contains("Kubelet is initializing"));
     own.refuse(None);
     assert_eq!(uids(&mut client).await, ["own"]);
     assert_eq!((client.socket(), client.passed_over().len()), (Some(&*places.sockets()[0]), 0));
-    // One that has an answer is not: its limit is not to be got round.
+    // A server that answers is not skipped, so that its rate limit is not bypassed.
     own.refuse(Some(Status::resource_exhausted("rejected by rate limit")));
     let error = client.list(&Wanted::default()).await.unwrap_err();
     assert!(matches!(error, PodsError::RateLimited { .. }), "{error}");
-    // A pod that one leaves out for its size another may have.
+    // A pod that one server leaves out for its size may be available from another.
     let words = "numacast: the pod default/a is left out, for its 9 bytes do not fit, the largest of which are left out";
     own.refuse(Some(Status::resource_exhausted(words)));
     assert_eq!(client.get("kubelet", &Wanted::default()).await.unwrap().uid, "kubelet");
@@ -161,7 +161,7 @@ async fn who_follows_at_a_later_socket_returns_to_the_first() {
     own.set(&pod("a", "own"));
     assert_eq!(next_list(&mut follow).await, ["own"]);
     assert_eq!((follow.socket(), follow.passed_over().len()), (Some(&*places.sockets()[0]), 0));
-    // And goes to the second again when the first is gone.
+    // Falls back to the second one when the first is gone.
     drop(own);
     let error = follow.next().await.unwrap_err();
     assert!(
@@ -188,7 +188,7 @@ async fn two_pods_of_one_name_are_two() {
     let places = Places::new();
     let server = places.server(0);
     let going = core::PodStatus { phase: "Failed".into(), ..core::PodStatus::default() };
-    // The one that goes has the greater UID, and comes first all the same.
+    // The terminating one comes first although its UID is greater.
     let old = core::Pod { status: Some(going), ..pod("a", "2") };
     server.set(&old);
     server.set(&pod("a", "1"));
@@ -215,7 +215,7 @@ async fn whoever_stops_waiting_misses_nothing() {
     let mut told = Vec::new();
     let mut waits = 0;
     while told.len() < 3 {
-        // It is dropped again and again while it waits.
+        // The future is dropped repeatedly while it waits.
         let heard = tokio::select! {
             biased;
             heard = follow.next() => Some(heard.unwrap()),
@@ -233,7 +233,7 @@ async fn whoever_stops_waiting_misses_nothing() {
     assert!(waits > 3, "{waits}");
 }
 
-/// The kubelet says that a pod is deleted a moment before its object goes.
+/// The kubelet reports a pod as deleted shortly before its object is removed.
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_about_to_go_is_looked_after_until_it_has_gone() {
     let places = Places::new();
@@ -263,7 +263,7 @@ async fn who_is_not_told_whether_a_pod_is_gone_does_not_make_it_up() {
     let mut follow = places.client().follow(Wanted::default());
     assert_eq!(next_list(&mut follow).await.len(), 30);
     server.refuse(Some(Status::resource_exhausted("rejected by rate limit")));
-    // Ten have ended and stay, the others are gone.
+    // Ten have ended and still exist, the others are gone.
     for number in 0..30 {
         let one = pod(&format!("pod-{number}"), &number.to_string());
         if number < 10 { server.finish(&one) } else { server.remove(&one) }
@@ -298,7 +298,7 @@ async fn a_server_that_cuts_us_off_after_each_list_is_asked_ever_more_rarely() {
         assert!(matches!(error, PodsError::TooSlow { .. }), "{error}");
     }
     assert!(before.elapsed() > Duration::from_secs(8), "{:?}", before.elapsed());
-    // One that lived for a while begins anew.
+    // After a connection that lasted, the backoff starts over.
     assert_eq!(next_list(&mut follow).await, ["1"]);
     assert!(tokio::time::timeout(Duration::from_secs(20), follow.next()).await.is_err());
     server.cut_off();

@@ -1,4 +1,4 @@
-//! `numacast pods` against a simulated kubelet that tells of pods which Kubernetes' own types have written.
+//! `numacast pods` against a simulated kubelet that serves pods encoded by Kubernetes' own types.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// No test takes so long unless it hangs.
+/// Time after which a test is considered to hang.
 const HANGS: Duration = Duration::from_secs(60);
 
 struct Node {
@@ -28,7 +28,7 @@ impl Node {
         Self { root, kubelet: SimPodsApi::start(socket).unwrap() }
     }
 
-    /// Adds a pod of `fuzz/corpus/pods` and gives its JSON.
+    /// Adds a pod of `fuzz/corpus/pods` and returns its JSON.
     fn add(&self, name: &str) -> Value {
         let file = |extension: &str| {
             let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/pods");
@@ -95,7 +95,7 @@ impl Watch {
         lines
     }
 
-    /// The first words of the next lines.
+    /// Returns the first `words` words of the next lines.
     async fn words(&mut self, lines: usize, words: usize) -> Vec<String> {
         let cut = |line: &String| line.split_whitespace().take(words).collect::<Vec<_>>().join(" ");
         self.lines(lines).await.iter().map(cut).collect()
@@ -193,7 +193,7 @@ async fn every_failure_is_one_sentence() {
     assert_eq!(node.says(&["get", "a", "-n", "other", "-o", "name"]).await, "other/a\n");
     let sentence = node.refuses(&["get", uid, "-n", "other"]).await;
     assert!(sentence.contains("is in the namespace default"), "{sentence}");
-    // The name of its node is no text, which our record does not look at.
+    // Its node name has the wrong wire type, a field that our own pod record does not read.
     let message = pod("broken", "4", "Running").encode_to_vec();
     node.kubelet.set_encoded("4", [&message[..], &[0x12, 0x02, 0x50, 0x01]].concat());
     let (code, names, stderr) = node.run(&["list", "-o", "name"]).await;
@@ -227,12 +227,12 @@ async fn a_watch_prints_what_changes_and_nothing_twice() {
     let mut watch = node.watch(&[]);
     assert_eq!(watch.words(1, 3).await, ["EVENT NAMESPACE NAME"]);
     assert_eq!(watch.words(2, 5).await, ["ADDED default a 0/0 Pending", "ADDED default b 0/0 Pending"]);
-    // What no table shows is no change of it.
+    // A change that the table does not show prints no row.
     node.kubelet.set(&annotated(pod("a", "1", "Pending"), "a", "b"));
     node.kubelet.set(&pod("b", "2", "Running"));
     node.kubelet.set(&pod("c", "3", "Pending"));
     assert_eq!(watch.words(2, 5).await, ["MODIFIED default b 0/0 Running", "ADDED default c 0/0 Pending"]);
-    // Another kubelet: what happened meanwhile is told, and nothing else.
+    // Another kubelet: only the changes made meanwhile are printed.
     node.kubelet.stop();
     node.kubelet.remove_silently(&pod("a", "1", ""));
     node.kubelet.set_silently(&pod("d", "4", "Pending"));
@@ -280,7 +280,8 @@ async fn a_watch_ends_quietly_when_nobody_reads() {
     watch.line().await;
     let Watch { child, lines } = watch;
     drop(lines);
-    // A process that another test starts holds the pipe until it executes its program: the first line may still be written.
+    // A process started by another test holds the pipe until its exec, so the first line may still be
+    // written.
     let pods = async {
         for uid in 2.. {
             node.kubelet.set(&pod("b", &uid.to_string(), "Pending"));
@@ -301,7 +302,7 @@ async fn a_watch_waits_for_a_kubelet_that_is_just_starting() {
     node.kubelet.refuse(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
     let sentence = node.refuses(&["list"]).await;
     assert!(sentence.contains("cannot tell its pods yet: Kubelet is initializing"), "{sentence}");
-    // Of our own socket there is none.
+    // Our own socket does not exist.
     let mut watch = node.watch(&["-o", "name"]);
     while node.kubelet.watches() == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,4 +1,5 @@
-//! The Pods API that we serve, all of it over simulated sources: what real ones do not do on demand. Time is virtual.
+//! The served Pods API over simulated sources, with faults that real ones do not produce on demand. Time is
+//! virtual.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ use tonic::{Code, Request, Status, Streaming};
 
 const NODE: &str = "worker";
 
-/// What is served, over which sources.
+/// The Pods API server under test, and its sources.
 struct Served {
     dir: TempDir,
     metrics: Metrics,
@@ -86,7 +87,7 @@ impl Served {
         Self { dir, metrics, stop: Some(stop), task }
     }
 
-    /// Where the kubelet's own Pods API would be.
+    /// Path of the kubelet's own Pods API socket.
     fn kubelets(&self) -> PathBuf {
         self.dir.path().join("pods-api.sock")
     }
@@ -94,7 +95,7 @@ impl Served {
     async fn channel(&self) -> Channel {
         let path = self.dir.path().join("ours/pods-api.sock");
         let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).unwrap();
-        // As Go has it.
+        // Go's window size.
         endpoint.initial_stream_window_size(65_535).connect().await.unwrap()
     }
 
@@ -106,7 +107,7 @@ impl Served {
         PodInfoClient::new(self.channel().await)
     }
 
-    /// The UIDs of all pods, once there are any that can be listed.
+    /// Returns the UIDs of all pods, once List succeeds.
     async fn listed(&self) -> Vec<String> {
         let mut client = self.pods().await;
         loop {
@@ -144,14 +145,14 @@ impl Served {
     }
 }
 
-/// One who watches, and what it knows from that.
+/// A watching client and the state it has built from the events.
 struct Watching {
     events: Streaming<WatchPodsEvent>,
     known: BTreeMap<String, Bytes>,
 }
 
 impl Watching {
-    /// The next thing that it hears. What is told once is not told again.
+    /// Returns the next event. Asserts that no event repeats the known state.
     async fn hears(&mut self) -> (EventType, String) {
         let event = self.events.message().await.unwrap().unwrap();
         let uid = uid(&event.pod);
@@ -164,7 +165,7 @@ impl Watching {
         (event.r#type(), uid)
     }
 
-    /// Hears nothing for a minute.
+    /// Asserts that no event arrives for a minute.
     async fn hears_nothing(&mut self) {
         let heard = timeout(Duration::from_secs(60), self.events.message()).await;
         assert!(heard.is_err(), "{heard:?}");
@@ -194,7 +195,7 @@ fn object(name: &str, uid: &str, phase: &str) -> Value {
     })
 }
 
-/// The kubelet's `/pods`, behind TLS.
+/// The kubelet's `/pods` endpoint over TLS.
 struct Page {
     ca: CertifiedIssuer<'static, KeyPair>,
     port: u16,
@@ -332,7 +333,7 @@ async fn a_start_an_update_a_deletion_and_the_end() {
     ending.await.unwrap();
 }
 
-/// Any call with any message.
+/// Sends any message to any method.
 async fn ask(channel: &Channel, path: &'static str, message: &'static [u8]) -> Status {
     let mut client = tonic::client::Grpc::new(channel.clone());
     client.ready().await.unwrap();
@@ -345,7 +346,7 @@ async fn ask(channel: &Channel, path: &'static str, message: &'static [u8]) -> S
     }
 }
 
-/// A message as it is on the wire.
+/// A message as raw bytes.
 #[derive(Debug, Default)]
 struct Raw(Bytes);
 
@@ -396,10 +397,11 @@ async fn bad_requests_get_the_documented_codes() {
         assert_eq!(status.code(), code, "{path}: {status}");
         assert!(status.message().starts_with(text), "{path}: {status}");
     }
-    // A UID that is no UTF-8.
+    // A UID that is not valid UTF-8.
     let status = ask(&channel, "/v1alpha1.Pods/GetPod", b"\x0a\x01\xff").await;
     assert_eq!(status.code(), Code::Internal, "{status}");
-    // Filters, which the documents of the kubelet's API tell of and no kubelet has, change nothing.
+    // Filters, which the documentation of the kubelet's API describes and no kubelet implements, have no
+    // effect.
     let status = ask(&channel, "/v1alpha1.Pods/GetPod", b"\x0a\x01\x39\x7a\x01x").await;
     assert_eq!(said(&status), (Code::NotFound, "pod with UID 9 not found"));
     served.stop().await;
@@ -425,7 +427,7 @@ async fn who_lists_too_often_is_rejected_and_may_watch() {
             }
         }
     }
-    // What was earned meanwhile, on a clock that moves when nothing else does.
+    // The tokens refilled meanwhile, on a clock that advances only when all tasks wait.
     let earned = started.elapsed().as_millis() / 10 + 1;
     assert!(answered >= 10 && answered <= 10 + earned && rejected > 0, "{answered}, earned {earned}");
     for _ in 0..50 {
@@ -438,7 +440,7 @@ async fn who_lists_too_often_is_rejected_and_may_watch() {
     served.stop().await;
 }
 
-/// A pod of a usual size.
+/// Returns a pod of about the usual size.
 fn fat(version: usize) -> core::Pod {
     let mut fat = pod("fat", "1", "Running");
     let metadata = fat.metadata.get_or_insert_default();
@@ -454,7 +456,7 @@ async fn a_watcher_that_does_not_read_is_cut_off_alone() {
     kubelet.set(&fat(0));
     served.listed().await;
     let (mut slow, mut quick) = (served.watch().await, served.watch().await);
-    // The client takes as much as its window has room for, and a hundred may wait.
+    // The stream holds what fits into the client's window, plus a hundred buffered events.
     for version in 1..=100 {
         kubelet.set(&fat(version));
         assert_eq!(quick.hears().await.0, EventType::Modified);
@@ -465,7 +467,8 @@ async fn a_watcher_that_does_not_read_is_cut_off_alone() {
         assert_eq!(quick.hears().await.0, EventType::Modified);
     }
     assert!(served.shows("numacast_pod_watch_events_dropped_total 1"));
-    // It is out at once, though it does not read: with a part of a message in its hands, by HTTP/2's own means.
+    // It is disconnected at once although it does not read and has received part of a message: by an HTTP/2
+    // reset.
     sleep(Duration::from_millis(100)).await;
     assert!(served.shows(r#"numacast_pods_api_watchers{server_api_version="v1alpha1"} 1"#));
     let mut heard = 0;
@@ -514,7 +517,7 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
     watching.hears_nothing().await;
     assert!(served.shows(r#"numacast_pods_api_source_up{source="pods_api"} 0"#));
     assert_eq!(served.listed().await, ["1", "2", "3", "4", "5"], "the last known state");
-    // `b` changes, `c` goes, another `d` takes the place of the first, and `f` comes.
+    // `b` changes, `c` is deleted, `d` is replaced by another pod of the same name, and `f` is added.
     kubelet.set_silently(&pod("b", "2", "Failed"));
     kubelet.remove_silently(&pod("c", "3", "Running"));
     kubelet.remove_silently(&pod("d", "4", "Running"));
@@ -536,7 +539,7 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
     assert_eq!(heard, expected.map(|(kind, uid)| (kind, uid.to_owned())));
     watching.hears_nothing().await;
     assert!(served.shows(r#"numacast_pods_api_source_up{source="pods_api"} 1"#));
-    // Nor does a connection that breaks make anybody hear anything.
+    // A broken connection causes no event either.
     kubelet.cut_connections();
     watching.hears_nothing().await;
     kubelet.cut_off();
@@ -550,7 +553,7 @@ async fn the_api_server_takes_over_and_the_kubelet_takes_it_back() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
     let order = [PodTeller::PodsApi, PodTeller::ApiServer];
     let served = Served::start(&order, &api_server, None).await;
-    // Old kubelets have no Pods API. A static pod is its mirror there.
+    // Old kubelets have no Pods API. A static pod appears as its mirror pod in the API server.
     let mut mirror = object("etcd-worker", "1", "Running");
     mirror["metadata"]["annotations"] =
         json!({"kubernetes.io/config.mirror": "hash", "kubernetes.io/config.hash": "hash"});
@@ -575,12 +578,12 @@ async fn the_api_server_takes_over_and_the_kubelet_takes_it_back() {
     let event: WatchPodConditionsEvent = conditions.message().await.unwrap().unwrap();
     let kind = event.r#type();
     assert_eq!((kind, &*event.pod.unwrap().phase), (InfoType::Added, "Pending"));
-    // The API server is away; it comes back with what happened meanwhile.
+    // The API server is down for a while; afterwards the changes made meanwhile are sent.
     api_server.stop();
     watching.hears_nothing().await;
     assert_eq!(served.listed().await, ["1", "2", "3"], "the last known state");
 
-    // The kubelet was upgraded: it tells of the static pod itself, and is asked instead.
+    // The kubelet was upgraded: it reports the static pod itself, and becomes the source.
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     let mut etcd = pod("etcd-worker", "hash", "Running");
     let metadata = etcd.metadata.get_or_insert_default();
@@ -653,7 +656,7 @@ async fn the_kubelets_page_stands_in_for_podinfo_and_never_for_pods() {
     watching.hears_nothing().await;
     let pods = served.pods().await.list_pods(ListPodsRequest {}).await.unwrap().into_inner().pods;
     assert_eq!(pods, [pod("a", "1", "Running").encode_to_vec()], "as it was told last");
-    // The kubelet's own is back, and knows something newer.
+    // The kubelet's own API is back with newer state.
     kubelet.set_silently(&pod("a", "1", "Succeeded"));
     kubelet.restart().unwrap();
     assert_eq!(watching.hears().await, (EventType::Modified, "1".to_owned()));

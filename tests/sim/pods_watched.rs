@@ -1,4 +1,5 @@
-//! The API server's pods, from a server that does what real ones do not do on demand: `tests/real/protobuf.rs` has the rest.
+//! Watching the API server's pods, with faults that real servers do not produce on demand;
+//! `tests/real/protobuf.rs` has the rest.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -22,11 +23,11 @@ struct World {
     events: Pin<Box<dyn Stream<Item = Result<PodEvent, String>>>>,
     listed: BTreeMap<String, Pod>,
     pods: BTreeMap<String, Pod>,
-    /// How often a list was complete.
+    /// Number of complete lists.
     lists: usize,
     errors: Vec<String>,
-    /// What was told since somebody asked, in short: `[` and `]` around a list, `a` of one that is there, `-a` of one that
-    /// is gone, `+` of a quiet recovery, `!` of a failure.
+    /// The events since the last reset, abbreviated: `[` and `]` around a list, `a` for a pod that exists,
+    /// `-a` for a deleted one, `+` for a recovery without events, `!` for an error.
     story: Vec<String>,
 }
 
@@ -39,7 +40,7 @@ impl World {
         Self { server, events, listed, pods, lists: 0, errors: Vec::new(), story: Vec::new() }
     }
 
-    /// One whose list is complete, with pods of these names.
+    /// Returns a world with these pods, once the list is complete.
     async fn of(names: &str) -> Self {
         let mut world = Self::new(Wanted::default()).await;
         names.chars().for_each(|name| world.put(&name.to_string(), "Pending"));
@@ -98,20 +99,20 @@ impl World {
         }
     }
 
-    /// The queries of the requests for pods with this verb.
+    /// Returns the query strings of the requests for pods with this verb.
     fn asked(&self, verb: &str) -> Vec<String> {
         let asked = self.server.asked(&PODS).into_iter();
         asked.filter(|asked| asked.verb == verb).map(|asked| asked.query).collect()
     }
 
-    /// Hears all that there is to hear up to a pod of this name, which is made now.
+    /// Consumes all events up to a newly created pod of this name, and returns them.
     async fn up_to(&mut self, name: &str) -> String {
         self.put(name, "Pending");
         self.until(|world| world.pods.contains_key(name)).await;
         std::mem::take(&mut self.story).concat()
     }
 
-    /// What is known is what there is.
+    /// Asserts that the known pods are those in the API server.
     fn is_right(&self) {
         let there = self.server.list(&PODS, "");
         let mine = there.iter().filter(|pod| pod["spec"]["nodeName"] == NODE);
@@ -165,7 +166,7 @@ async fn a_pod_that_is_larger_than_any_is_named() {
     world.is_right();
 }
 
-/// The API server's watch cache is behind: what was told must not become untrue.
+/// The API server's watch cache lags behind: the known state must not go back in time.
 #[tokio::test(start_paused = true)]
 async fn a_list_is_never_older_than_what_was_told() {
     let mut world = World::of("ab").await;
@@ -189,7 +190,7 @@ async fn a_list_is_never_older_than_what_was_told() {
     );
 }
 
-/// Versions go back: nothing is told from the version that was the last one, and there is no list that is as new.
+/// Resource versions go backwards: the last one yields no events, and no list is as new.
 #[tokio::test(start_paused = true)]
 async fn after_a_restore_of_etcd_older_lists_are_taken_in_the_end() {
     let mut world = World::of("abcdefghij").await;
@@ -227,7 +228,7 @@ async fn a_watch_that_ends_is_gone_on_with_where_it_ended() {
     world.put_on("other", "d", "Running");
     world.until(|world| world.story.len() == 3).await;
     assert_eq!(world.story.concat(), "c-ab");
-    // It ends by itself after some minutes, a few times.
+    // The watch ends by itself after some minutes, a few times.
     let hour = tokio::time::timeout(Duration::from_secs(3600), world.hear()).await;
     assert!(hour.is_err(), "nothing happens");
     let watches = world.asked("watch");
@@ -238,7 +239,7 @@ async fn a_watch_that_ends_is_gone_on_with_where_it_ended() {
     world.is_right();
 }
 
-/// Others change all the time, and these changes are forgotten first.
+/// Other objects change all the time, and old history is dropped.
 #[tokio::test(start_paused = true)]
 async fn bookmarks_keep_a_quiet_watch_from_growing_old() {
     let mut world = World::of("a").await;
@@ -254,7 +255,7 @@ async fn bookmarks_keep_a_quiet_watch_from_growing_old() {
 #[tokio::test(start_paused = true)]
 async fn after_a_watch_that_is_too_old_everything_is_listed_again() {
     let mut world = World::of("ab").await;
-    // The connection breaks, and what happens meanwhile is forgotten.
+    // The connection breaks, and the history of the changes made meanwhile is dropped.
     world.server.stop();
     world.delete("a");
     world.put("c", "Running");
@@ -269,7 +270,7 @@ async fn after_a_watch_that_is_too_old_everything_is_listed_again() {
     world.is_right();
 }
 
-/// Two changes are told in two frames, of which only some bytes come.
+/// Two changes arrive in two frames, of which only some bytes are received.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_lost_or_told_twice_wherever_a_watch_breaks() {
     let mut world = World::of("").await;
@@ -279,7 +280,7 @@ async fn nothing_is_lost_or_told_twice_wherever_a_watch_breaks() {
             world.put("a", "Running");
             world.put("b", "Running");
             world.until(|world| world.pods.len() == 2).await;
-            // Between two watches, so that both changes are there when the next one begins.
+            // Between two watches, so that the next one starts with both changes.
             world.server.stop();
             world.errors.clear();
             while world.errors.is_empty() {
@@ -311,7 +312,7 @@ async fn a_watch_that_is_dead_is_found_out() {
     while world.errors.is_empty() {
         world.hear().await;
     }
-    // Two bookmarks are missing, and nobody answers the next one.
+    // Two bookmarks are missing, and the next request gets no response.
     assert!(before.elapsed() < Duration::from_secs(200), "{:?}", before.elapsed());
     assert!(world.errors[0].contains("did not answer within 65s"), "{:?}", world.errors);
     world.server.set_frozen(false);
@@ -434,7 +435,8 @@ async fn a_pod_that_can_no_longer_be_read_is_no_longer_told_of() {
     }
 }
 
-/// An answer of who stands before the API server, and one of an API server that knows no version as high.
+/// 502, 503 and 504 come from a proxy before the API server; 410 and 400 from an API server that does not
+/// know the version.
 #[tokio::test(start_paused = true)]
 async fn only_who_knows_the_version_can_refuse_it() {
     for (code, lists) in [(502, 1), (503, 1), (504, 1), (410, 2), (400, 2)] {
@@ -446,7 +448,7 @@ async fn only_who_knows_the_version_can_refuse_it() {
     }
 }
 
-/// A link that breaks all the time is not asked as fast as it breaks, and somebody hears why.
+/// Reconnects are limited when a connection breaks all the time, and the error is reported.
 #[tokio::test(start_paused = true)]
 async fn a_link_that_breaks_all_the_time_is_told_of() {
     let mut world = World::of("a").await;
@@ -463,7 +465,7 @@ async fn a_link_that_breaks_all_the_time_is_told_of() {
     assert_eq!(world.lists, 1);
 }
 
-/// A server that ends each watch as soon as it began is not asked as fast as it answers.
+/// Requests back off when a server ends each watch at once.
 #[tokio::test(start_paused = true)]
 async fn watches_that_end_at_once_are_asked_for_more_and_more_slowly() {
     let mut world = World::of("a").await;
@@ -487,7 +489,7 @@ async fn a_connection_that_breaks_alone_is_back_at_once() {
     assert!(world.errors.is_empty() && world.lists == 1, "{:?}", world.errors);
 }
 
-/// All agents lose their watches in one moment, and the API server that returns knows nothing of what was before.
+/// All agents lose their watches at the same moment, and the returning API server has no history.
 #[tokio::test(start_paused = true)]
 async fn a_fleet_does_not_return_at_once() {
     const AGENTS: usize = 60;
@@ -517,7 +519,7 @@ async fn a_fleet_does_not_return_at_once() {
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert_eq!(lists.load(Ordering::Relaxed), AGENTS);
     let asked = &server.asked(&PODS)[before..];
-    // A watch that is refused, a list and the watch after it.
+    // A rejected watch, a list and the watch after it.
     assert!(asked.len() <= 3 * AGENTS, "{}", asked.len());
     let mut seconds = BTreeMap::<u64, usize>::new();
     let first = asked[0].at;
@@ -529,7 +531,7 @@ async fn a_fleet_does_not_return_at_once() {
     agents.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Whatever goes wrong in whatever order, what is known in the end is what there is.
+/// Whatever faults happen in whatever order, the known state is correct in the end.
 #[tokio::test(start_paused = true)]
 async fn whatever_goes_wrong_the_truth_is_known_in_the_end() {
     let seed = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -580,7 +582,7 @@ async fn whatever_goes_wrong_the_truth_is_known_in_the_end() {
                 world.server.resume().await.unwrap();
                 away = false;
             }
-            // Told last of all.
+            // Its event is the last one.
             let last = format!("last-{step}");
             world.up_to(&last).await;
             world.is_right();

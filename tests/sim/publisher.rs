@@ -1,4 +1,5 @@
-//! The agent's object in a cluster where others have a say: who owns it, who writes it, and what it said before.
+//! The agent's object in a cluster with other writers: its owner, its field managers, and its previous
+//! content.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,13 +22,13 @@ use crate::support::SimNode;
 
 const GIB: u64 = 1 << 30;
 
-/// What a zone of another publisher says.
+/// Returns a zone as another publisher writes it.
 fn zone(resources: &[&str]) -> Value {
     let one = |name: &&str| json!({"name": name, "capacity": "9", "allocatable": "9", "available": "9"});
     json!({"name": "node-0", "type": "Node", "resources": resources.iter().map(one).collect::<Vec<_>>()})
 }
 
-/// An object as it may have been left behind.
+/// Returns an object left behind by another publisher.
 fn left_behind(attributes: &[(&str, &str)], resources: &[&str]) -> Value {
     let attribute = |(name, value): &(&str, &str)| json!({"name": name, "value": value});
     json!({
@@ -39,7 +40,7 @@ fn left_behind(attributes: &[(&str, &str)], resources: &[&str]) -> Value {
     })
 }
 
-/// Everything but what is said of the pods.
+/// Returns the attributes except those about pods.
 fn attributes(object: &NodeResourceTopology) -> BTreeMap<String, String> {
     let all = object.spec.attributes.iter().flatten();
     let of_pods = ["nodeTopologyPodsFingerprint", "topology.node.k8s.io/numaplacement"];
@@ -53,7 +54,7 @@ fn owners(server: &ApiServer) -> Vec<String> {
     all.map(|owner| format!("{} {} {}", owner.kind, owner.name, owner.uid)).collect()
 }
 
-/// The kubelet's configuration cannot be read.
+/// Makes the kubelet's configuration unreadable.
 fn without_config(settings: &mut Settings) {
     settings.kubelet_config.files.file = Some("/nowhere/config.yaml".into());
 }
@@ -175,7 +176,7 @@ async fn an_api_server_that_is_away_at_the_start_is_waited_for() {
 #[tokio::test]
 async fn an_owner_is_set_with_the_object_and_never_changed() {
     let server = server().await;
-    // The Node was made anew, and garbage collection has not come by yet.
+    // The Node was recreated, and garbage collection has not run yet.
     let mut was = left_behind(&[], &["cpu"]);
     was["metadata"]["ownerReferences"] =
         json!([{"apiVersion": "v1", "kind": "Node", "name": "worker", "uid": "before"}]);
@@ -183,7 +184,7 @@ async fn an_owner_is_set_with_the_object_and_never_changed() {
     let world = World::with(SimNode::with(quick()), server, |_| {});
     world.agrees().await;
     assert_eq!(owners(&world.server), ["Node worker before"]);
-    // Now it comes.
+    // Garbage collection deletes the object.
     assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
     world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
     world.agrees().await;
@@ -202,7 +203,7 @@ async fn an_object_that_nobody_owns_stays_so() {
     world.stop().await;
 }
 
-/// As the chart's policy does while the agent's token names a Node that was made anew.
+/// The chart's admission policy does this while the agent's token names a Node that was recreated.
 #[tokio::test]
 async fn an_object_whose_owner_a_policy_refuses_is_made_without_one() {
     let server = server().await;
@@ -227,13 +228,13 @@ fn topologies(server: &ApiServer) -> Api<NodeResourceTopology> {
     Api::all(server.client().unwrap())
 }
 
-/// Somebody changes the object.
+/// Edits the object as `manager`.
 async fn edit(server: &ApiServer, manager: &str, patch: Value) {
     let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
     topologies(server).patch("worker", &params, &Patch::Merge(patch)).await.unwrap();
 }
 
-/// Writes of other programs, as the agent counts them.
+/// Returns the number of foreign writes that the agent has counted.
 fn foreign_writes(world: &World) -> u64 {
     let metrics = world.metrics.encode();
     let mut samples = metrics.lines().filter_map(|line| line.split_once(' '));
@@ -241,7 +242,7 @@ fn foreign_writes(world: &World) -> u64 {
     sample.and_then(|(_, value)| value.parse().ok()).unwrap_or_default()
 }
 
-/// Everything that was written to the object from now on, by whom.
+/// Returns the field managers of the object's changes since the last call.
 fn writers(changes: &mut Receiver<Arc<Change>>) -> Vec<String> {
     let mut found = Vec::new();
     while let Ok(change) = changes.try_recv() {
@@ -252,7 +253,7 @@ fn writers(changes: &mut Receiver<Arc<Change>>) -> Vec<String> {
     found
 }
 
-/// The reasons and notes of the Events about the Node.
+/// Returns the reasons and notes of the Events about the Node.
 fn told(server: &ApiServer) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let events = server.list(&EVENTS, "default");
@@ -297,7 +298,7 @@ async fn an_edit_is_written_over_and_told() {
     world
         .until(|| was_told(&world.server, "ObjectTakenOver", "somebody with `kubectl-edit` changed zones"))
         .await;
-    // What is missing has no owner.
+    // Removed fields have no field manager.
     edit(&world.server, "kubectl-patch", json!({"attributes": null})).await;
     world.until(|| (!attributes(&world.server.topology("worker")?).is_empty()).then_some(())).await;
     world.stop().await;
@@ -319,7 +320,7 @@ async fn labels_and_annotations_are_their_writers_business() {
     world.stop().await;
 }
 
-/// What NFD and RTE leave in an object that an apply does not reach.
+/// Creates an object with what NFD and RTE leave behind and server-side apply does not remove.
 async fn leave_behind(server: &ApiServer) {
     let mut was =
         left_behind(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &["cpu"]);
@@ -365,7 +366,7 @@ async fn a_publisher_that_rewrites_is_reported_and_not_answered() {
     }
     world.until(|| was_told(&world.server, "RivalPublisher", "`rte` keeps rewriting")).await;
     assert_eq!(writers(&mut changes), ["rte"; 20]);
-    // The controller's nudges are no rewrites.
+    // The controller's nudges do not count as rewrites.
     for turn in 20..23 {
         let nudge = json!({"metadata": {"annotations": {"numacast.io/nudge": turn.to_string()}}});
         edit(&world.server, "numacast", nudge).await;
@@ -374,7 +375,7 @@ async fn a_publisher_that_rewrites_is_reported_and_not_answered() {
     world.until(|| (foreign_writes(&world) >= 22).then_some(())).await;
     assert_eq!(foreign_writes(&world), 22, "the first edit, and 21 rewrites");
     writers(&mut changes);
-    // Our own changes still go out.
+    // Our own changes are still written.
     assert!(world.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
     world.agrees().await;
     assert_eq!(writers(&mut changes), ["numacast"]);
@@ -429,13 +430,13 @@ async fn without_a_watch_a_refresh_finds_it() {
 #[tokio::test]
 async fn a_watch_that_breaks_misses_nothing() {
     let world = started(|_| {}).await;
-    // The history is gone, so the watch cannot go on where it was; and the edit happens while it is away.
+    // The history is gone, so the watch cannot resume, and the edit happens while it is disconnected.
     world.server.cut_connections();
     edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
     world.server.forget_history();
     world.agrees().await;
     world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
-    // A new watch does not tell of what is not there.
+    // A new watch reports no event for a missing object.
     world.server.cut_connections();
     world.server.delete(&TOPOLOGIES, "", "worker");
     world.server.forget_history();
@@ -452,7 +453,7 @@ async fn a_watch_that_breaks_misses_nothing() {
 #[tokio::test]
 async fn an_object_that_is_older_than_the_history_is_watched() {
     let world = started(|_| {}).await;
-    // As after a restart of the API server: it knows no version that is as old as the object's.
+    // As after a restart of the API server: the object's resource version is too old.
     world.server.add_node("another").unwrap();
     world.server.cut_connections();
     world.server.forget_history();
@@ -467,7 +468,7 @@ async fn an_object_that_is_older_than_the_history_is_watched() {
 async fn a_node_that_is_made_anew_gets_an_object_of_its_own() {
     let world = started(|settings| settings.refresh = Duration::from_millis(300)).await;
     let before = owners(&world.server);
-    // Garbage collection takes the object while there is no Node.
+    // Garbage collection deletes the object while there is no Node.
     assert!(world.server.delete(&NODES, "", "worker"));
     world.until(|| world.server.topology("worker").is_none().then_some(())).await;
     let uid = world.server.add_node("worker").unwrap();

@@ -1,4 +1,4 @@
-//! Releases, which no file of the kubelet tells in time, and other changes that no file tells.
+//! Releases, which no checkpoint of the kubelet shows in time, and other changes that no file shows.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::support::SimNode;
 
 const GIB: u64 = 1 << 30;
 
-/// The kubelet frees nothing in its books by itself, so that no file tells of a release.
+/// The kubelet releases nothing in its checkpoints by itself, so no file shows a release.
 fn silent() -> Options {
     Options { release_lag: Duration::MAX, ..quick() }
 }
 
-/// Nobody looks for an hour unless something makes them.
+/// Effectively disables polling.
 fn patient(settings: &mut Settings) {
     settings.poll = Duration::from_secs(3600);
     settings.settle = Duration::from_secs(3600);
@@ -27,7 +27,7 @@ fn db() -> PodSpec {
     PodSpec::guaranteed("db", 3, GIB).devices("example.com/nic", 1)
 }
 
-/// A world whose agent follows the pods of the API server, with one pod that runs.
+/// Starts an agent that watches the API server's pods, with one running pod.
 async fn followed() -> World {
     let server = server().await;
     server.put(&PODS, db().object("worker", "Running")).unwrap();
@@ -55,7 +55,7 @@ async fn a_release_shows_although_the_list_is_behind_the_api_server() {
     object["status"]["containerStatuses"] =
         json!([{"name": "main", "state": {"terminated": {"exitCode": 0}}}]);
     world.server.put(&PODS, object).unwrap();
-    // The agent has looked, and looks again: the pod is there still.
+    // The agent has scanned and scans again: the pod is still listed.
     world.lists_reach(lists + 3).await;
     assert!(world.node.kubelet.stop_pod("default", "db"));
     world.agrees().await;
@@ -84,7 +84,7 @@ async fn without_anybody_who_tells_a_release_is_looked_for() {
     world.agrees().await;
     assert!(world.node.kubelet.stop_pod("default", "db"));
     world.agrees().await;
-    // Nobody holds anything that could be released: nobody looks.
+    // Nothing is allocated that could be released, so there are no scans.
     let lists = world.node.kubelet.calls().list;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(world.node.kubelet.calls().list <= lists + 1);
@@ -111,7 +111,7 @@ async fn a_touch_of_the_notify_file_is_enough() {
     let notify = file.clone();
     let world = World::with(node, server().await, |settings| {
         patient(settings);
-        // As where only the sockets are mounted.
+        // As with only the sockets mounted.
         settings.kubelet_dir = hook.path().join("nothing");
         settings.notify_file = Some(notify);
     });
@@ -128,7 +128,7 @@ async fn an_agent_that_starts_with_its_kubelet_does_not_make_a_full_node_look_fr
     let promised = world.available(0, "cpu");
     let World { node, server, .. } = world.halt().await;
     let writes = server.writes().changes;
-    // Both start anew, and the kubelet does not know its pods yet.
+    // Both restart, and the kubelet does not know its pods yet.
     node.kubelet.stop();
     node.kubelet.boot().unwrap();
     node.kubelet.set_ready(true, false);
@@ -144,7 +144,7 @@ async fn an_agent_that_starts_with_its_kubelet_does_not_make_a_full_node_look_fr
 
 #[tokio::test]
 async fn a_name_that_comes_back_while_nobody_tells_is_another_pod() {
-    // A kubelet that lists pods which have ended, with what they gave back.
+    // A kubelet that lists terminal pods with the resources they released.
     let options = Options { age: Age::V1_29, ..silent() };
     let server = ApiServer::start_anywhere(0).await.unwrap();
     let node =

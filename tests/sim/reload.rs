@@ -1,4 +1,4 @@
-//! What the shipped binary takes up while it runs: its configuration file, and signals.
+//! What the binary reloads while it runs: its configuration file and signals.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::support::SimNode;
 
-/// For what comes within milliseconds if at all.
+/// Upper bound for events that take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 const TOKEN: &str = "do-not-tell-anybody";
 
@@ -32,7 +32,7 @@ impl World {
         world
     }
 
-    /// Starts the agent: its log has to be read, or it stands still when the pipe is full.
+    /// Starts the agent. Its log has to be read, since the agent blocks when the pipe is full.
     async fn spawn(config: &str, flags: &[&str]) -> Self {
         let node = SimNode::start();
         let api = ApiServer::start_anywhere(0).await.unwrap();
@@ -72,7 +72,7 @@ impl World {
         timeout(PATIENCE, poll).await.unwrap();
     }
 
-    /// Replaces the configuration as an editor does.
+    /// Replaces the configuration file by a rename, as editors do.
     fn configure(&self, text: &str) {
         let at = |name: &str| self.node.root().join("etc").join(name);
         std::fs::write(at(".new"), text).unwrap();
@@ -84,7 +84,7 @@ impl World {
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
     }
 
-    /// The lines up to the first with these words.
+    /// Returns the log lines up to the first that contains `words`.
     async fn lines_until(&mut self, words: &str) -> Vec<String> {
         let mut lines = Vec::new();
         let read = async {
@@ -104,7 +104,7 @@ impl World {
         lines
     }
 
-    /// A pod comes; the lines until the agent has told of it.
+    /// Starts a pod and returns the log lines up to the agent's report of it.
     async fn pod(&mut self, name: &str) -> Vec<String> {
         self.node.kubelet.start_pod(PodSpec::guaranteed(name, 1, 1 << 30)).await.unwrap();
         self.lines_until(" free").await
@@ -196,7 +196,7 @@ async fn exclusions_hold_at_once_and_other_keys_are_named() {
     world.until(|| !lists_nics(&world)).await;
     world.configure("");
     world.until(|| lists_nics(&world)).await;
-    // What was never taken up is not told of when it goes.
+    // Keys that were never applied are not reported when they are removed.
     assert!(!any(&world.lines_until("`exclude.resources` changed in ").await, "scan.poll"));
 }
 

@@ -1,5 +1,6 @@
-//! Proxy, kubelet and the source of pods restart in any order while clients ask: these see `Unavailable` and right
-//! answers, nothing else, and the socket is always there. `NUMACAST_RESTARTS` makes more rounds of it.
+//! Proxy, kubelet and pod source restart in any order while clients send requests. Clients see only
+//! `Unavailable` and correct responses, and the socket always exists. `NUMACAST_RESTARTS` sets the number of
+//! rounds.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,18 +28,19 @@ use tonic::Code;
 
 use crate::support::SimNode;
 
-/// How many if nobody says.
+/// Default number of rounds.
 const ROUNDS: usize = 24;
-/// Clients that ask one after another, all the time.
+/// Clients that send requests continuously.
 const CLIENTS: usize = 8;
-/// How many pods the node has, about.
+/// Approximate number of pods on the node.
 const PODS_AT_ONCE: usize = 6;
-/// When everything is up again, answers are right soon; this only ends what is hopeless.
+/// Upper bound for the recovery once everything is up. It is normally much faster; this only fails a test
+/// that hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const GPUS: &str = "scheduling.koordinator.sh/device-allocated";
 
-/// Pods by name, with the device that each has by annotation.
+/// Pods by name, with the device that each has from its annotation.
 type State = BTreeMap<String, Option<String>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,13 +56,13 @@ struct World {
     config: Config,
     socket: PathBuf,
     running: RefCell<Option<Running>>,
-    /// Every state there was, the present one last.
+    /// All states so far, the current one last.
     history: RefCell<Vec<State>>,
     right: RefCell<[usize; 4]>,
     unavailable: RefCell<BTreeMap<&'static str, usize>>,
 }
 
-/// A proxy that serves.
+/// A running proxy.
 struct Running {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -93,7 +95,7 @@ impl World {
         world
     }
 
-    /// Another process, as far as that can be told from outside.
+    /// Starts a new proxy, equivalent to a new process as seen from outside.
     fn serve(&self) -> Running {
         let tellers = PodTellers::from_config(&self.config, KubeletPort::from_config(&self.config));
         let settings = Settings::from_config(&self.config, &tellers.order);
@@ -106,7 +108,7 @@ impl World {
         Running { stop, task }
     }
 
-    /// A pod that no other had the name of; every second one has a device by annotation.
+    /// Adds a pod with a new name; every second one has a device from its annotation.
     fn add(&self) {
         let mut history = self.history.borrow_mut();
         let number = history.len();
@@ -155,7 +157,8 @@ impl World {
                 }
                 sleep(down).await;
                 self.node.kubelet.boot().unwrap();
-                // What it does not know yet it would not tell: that is its truth, but not what is looked at here.
+                // Before it is ready the kubelet would omit pods that it does not know yet, which is correct
+                // but not tested here.
                 self.node.kubelet.set_ready(true, true);
             }
             Part::Source => {
@@ -181,7 +184,7 @@ impl World {
                 self.running.replace(Some(self.serve()));
             }
             _ => {
-                // The next one is there before this one ends.
+                // The new proxy starts before the old one ends.
                 self.running.replace(Some(self.serve()));
                 sleep(down).await;
                 drop(old.stop);
@@ -190,7 +193,7 @@ impl World {
         }
     }
 
-    /// One who asks all the time, now and then on a new connection.
+    /// Sends requests continuously, sometimes on a new connection.
     async fn ask_on(&self, mut rng: Rng) {
         loop {
             let mut client = Client::new(self.socket.clone(), Duration::from_secs(20));
@@ -201,7 +204,7 @@ impl World {
         }
     }
 
-    /// Was there an answer? If so it is right.
+    /// Returns true if there was a response, after checking that it is correct.
     async fn ask_once(&self, client: &mut Client, rng: &mut Rng) -> bool {
         let before = self.history.borrow().len() - 1;
         let (kind, name) = (rng.usize(..4), rng.choice(self.known()));
@@ -228,7 +231,7 @@ impl World {
                         assert!(gone(name), "{name} is there: {status:?}");
                     }
                     (_, Code::Unavailable) => {
-                        // The file is always there, and nobody is kept waiting.
+                        // The socket always exists, and no client is kept waiting.
                         let late = ClientError::Deadline {
                             path: self.socket.clone(),
                             call: ask.method(),
@@ -251,7 +254,7 @@ impl World {
         self.history.borrow().last().map_or_else(Vec::new, |state| state.keys().cloned().collect())
     }
 
-    /// Everything is up: every question has its answer again.
+    /// Waits until, with everything up, every request gets a response again.
     async fn recovered(&self, rng: &mut Rng) {
         let start = Instant::now();
         let mut client = Client::new(self.socket.clone(), Duration::from_secs(20));
@@ -283,7 +286,7 @@ impl World {
     }
 }
 
-/// Pods and their devices, as they are told.
+/// Decodes pods and their devices from a response.
 fn told(bytes: &prost::bytes::Bytes) -> State {
     let pods = usage_of(bytes.clone()).unwrap().pods;
     let device = |pod: &numacast::kubelet::PodUsage| {
@@ -299,7 +302,8 @@ fn told(bytes: &prost::bytes::Bytes) -> State {
     pods.iter().map(|pod| (pod.name.clone(), device(pod))).collect()
 }
 
-/// Of a pod that is going its source may have forgotten what it had.
+/// Reports whether a pod's device is correct. The source may have forgotten the device of a pod that is being
+/// deleted.
 fn fits(told: Option<&String>, was: Option<&String>, is_going: bool) -> bool {
     told == was || (is_going && told.is_none())
 }
@@ -322,7 +326,7 @@ fn assert_one_of(told: &State, states: &[State]) {
     assert!(states.iter().any(matches), "{told:?} was never true since it was asked for: {states:?}");
 }
 
-/// Looks at the socket all the time; how often was it not there?
+/// Checks the socket until `done`; returns the number of checks and how often it was missing.
 fn watch(socket: &Path, done: &AtomicBool) -> (usize, usize) {
     let (mut looks, mut missing) = (0, 0);
     while !done.load(Ordering::Relaxed) {

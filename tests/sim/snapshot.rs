@@ -21,7 +21,7 @@ async fn busy_node() -> SimNode {
     node
 }
 
-/// Runs the binary on another thread, since this one turns the simulated kubelet.
+/// Runs the binary on another thread, since this one drives the simulated kubelet.
 async fn numacast(words: Vec<String>) -> (Option<i32>, String, String) {
     let run =
         move || Command::new(env!("CARGO_BIN_EXE_numacast")).args(words).env("NODE_NAME", "worker").output();
@@ -51,7 +51,7 @@ async fn the_zones_equal_the_oracle_in_both_forms() {
 
 #[tokio::test]
 async fn identical_input_gives_identical_bytes() {
-    // The simulated kubelet answers in another order each time, as the real one does.
+    // Like the real one, the simulated kubelet returns a different order each time.
     let node = busy_node().await;
     let (_, first, _) = snapshot(&node, &[]).await;
     for _ in 0..3 {
@@ -72,7 +72,7 @@ async fn a_recording_replays_to_the_same_bytes_without_the_node() {
     assert_eq!(replayed, live);
 }
 
-/// A node's own list and everybody's, a pattern of pods, and the node on which they hold.
+/// Resource exclusions of this node, of all nodes and of another one, and a pod pattern.
 const EXCLUSIONS: [&str; 4] = [
     "--set",
     r#"exclude.resources={"*": [example.com/nic], worker: [hugepages-1Gi], other: [cpu]}"#,
@@ -80,7 +80,7 @@ const EXCLUSIONS: [&str; 4] = [
     "exclude.pods=[{namespace: 'infra-*'}]",
 ];
 
-/// A pod in another namespace that holds something of everything.
+/// Returns a pod in another namespace that requests some of everything.
 fn infra(name: &str) -> PodSpec {
     let pod = PodSpec::guaranteed(name, 3, GIB).hugepages("hugepages-2Mi", 64 << 20);
     PodSpec { namespace: "infra-1".into(), ..pod.devices("example.com/bridge", 1) }
@@ -126,7 +126,7 @@ async fn a_recording_repeats_its_exclusions_and_has_none_without() {
     let (code, replayed, warnings) = replay().await;
     assert_eq!((code, replayed), (Some(0), live));
     assert!(warnings.contains("pods infra-*/* are excluded: "), "{warnings}");
-    // What older versions wrote, and can read.
+    // The format that older versions write and read.
     snapshot(&node, &["--record", &file]).await;
     assert!(!std::fs::read_to_string(&file).unwrap().contains("\"exclude\""));
     assert_eq!(replay().await.2, "");

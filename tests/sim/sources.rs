@@ -1,4 +1,4 @@
-//! The agent with other sources of pods than the API server.
+//! The agent with pod sources other than the API server.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::agent::{World, quick, server};
 use crate::pods_api::pod;
 use crate::support::SimNode;
 
-/// Nobody looks for an hour unless something makes them.
+/// Effectively disables polling.
 fn patient(settings: &mut Settings) {
     settings.poll = Duration::from_secs(3600);
     settings.settle = Duration::from_secs(3600);
@@ -25,7 +25,7 @@ fn patient(settings: &mut Settings) {
 async fn a_release_shows_when_the_pods_api_says_so_where_the_api_server_does_not() {
     let server = server().await;
     server.inject(Rule { verb: None, resource: Some("pods"), times: None, fault: Fault::Status(403) });
-    // No file of the kubelet tells of a release.
+    // The kubelet's checkpoints do not show a release.
     let node = SimNode::with(Options { release_lag: Duration::MAX, ..quick() });
     let directory = node.root().join("var/lib/kubelet/pods-api");
     std::fs::create_dir(&directory).unwrap();
@@ -34,7 +34,7 @@ async fn a_release_shows_when_the_pods_api_says_so_where_the_api_server_does_not
     let world = World::with(node, server, patient);
     world.node.kubelet.start_pod(PodSpec::guaranteed("db", 3, 1 << 30)).await.unwrap();
     world.agrees().await;
-    // The socket is new, so the kubelet is doubted for a while. Then nobody looks any more: they are told.
+    // The socket is new, so the kubelet is not trusted for a while. After that, only pod events cause scans.
     while looks(&world).await > 1 {}
     assert!(world.node.kubelet.stop_pod("default", "db"));
     api.remove(&pod("db"));
@@ -42,7 +42,7 @@ async fn a_release_shows_when_the_pods_api_says_so_where_the_api_server_does_not
     world.stop().await;
 }
 
-/// How many Lists are asked for in two seconds.
+/// Returns the number of Lists in two seconds.
 async fn looks(world: &World) -> u64 {
     let before = world.node.kubelet.calls().list;
     tokio::time::sleep(Duration::from_secs(2)).await;

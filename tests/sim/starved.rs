@@ -1,4 +1,4 @@
-//! The binary where the kernel gives it no inotify instance.
+//! The binary without any inotify instance available.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -9,15 +9,15 @@ use numacast::sim::node::SimNode;
 
 use crate::support::machine;
 
-/// Takes every instance from those who run in this user namespace, and from nobody else.
+/// Sets the inotify limit to zero for the current user namespace only.
 const STARVE: &str = r#"echo 0 > /proc/sys/user/max_inotify_instances && exec "$0" "$@""#;
 
-/// The process, which ends with this.
+/// A process that is killed on drop.
 struct Child(std::process::Child);
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -46,7 +46,7 @@ async fn an_agent_without_inotify_sees_changes_by_polling() {
             .unwrap(),
     );
     for name in ["a", "b", "c"] {
-        // No object of the API server: nothing tells of this pod but the kubelet, when it is asked.
+        // The API server has no such pod, so only a poll of the kubelet finds it.
         node.kubelet.start_pod(PodSpec::guaranteed(name, 2, 1 << 30)).await.unwrap();
         let differences = || match node.server.topology("worker") {
             Some(object) => node.kubelet.expected().differences(&object, Split::PerNode),

@@ -1,4 +1,5 @@
-//! A simulated node: a described machine in a folder, with a simulated kubelet on it; and plain HTTP requests.
+//! A simulated node: a machine described in a directory, with a simulated kubelet on it. Also plain HTTP
+//! requests.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ pub(crate) struct SimNode {
 }
 
 impl SimNode {
-    /// Two zones of eight CPUs; the kubelet answers everything at once.
+    /// Starts a node with two zones of eight CPUs and a kubelet without a rate limit.
     pub(crate) fn start() -> Self {
         Self::with(Options { limited: false, ..Options::default() })
     }
@@ -36,7 +37,7 @@ impl SimNode {
         Self { dir, kubelet }
     }
 
-    /// Stands for the host's root: `numacast --host-root`.
+    /// The simulated host root, as given to `numacast --host-root`.
     pub(crate) fn root(&self) -> &Path {
         self.dir.path()
     }
@@ -45,19 +46,19 @@ impl SimNode {
         Client::new(self.kubelet.socket(), Duration::from_secs(5))
     }
 
-    /// A client that soon loses its patience.
+    /// Returns a client with a short timeout.
     pub(crate) fn impatient_client(&self) -> Client {
         Client::new(self.kubelet.socket(), Duration::from_millis(200))
     }
 }
 
-/// A machine of `tests/machines/`.
+/// Reads a machine of `tests/machines/`.
 pub(crate) fn machine(name: &str) -> MachineSpec {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/machines/{name}.yaml"));
     MachineSpec::read(&file).unwrap()
 }
 
-/// The whole answer to one request.
+/// Sends one request and returns the whole response.
 pub(crate) async fn ask(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -70,13 +71,13 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: numacast\r\n\r\n")).await
 }
 
-/// Does `work` while the clock stands still, of a test whose clock is virtual. Without this the clock moves on whenever
-/// everybody waits, even for a socket.
+/// Runs `work` while the virtual clock stands still. Otherwise the paused clock advances whenever all tasks
+/// wait, even for a socket.
 ///
 /// # Panics
-/// When `work` waits for a timer.
+/// If `work` waits for a timer.
 pub(crate) async fn at_one_moment<T>(work: impl Future<Output = T>) -> T {
-    // A blocking task keeps the clock from moving.
+    // A running blocking task keeps tokio from advancing the paused clock.
     let (done, ended) = std::sync::mpsc::channel::<()>();
     let guard = tokio::task::spawn_blocking(move || ended.recv_timeout(Duration::from_secs(20)));
     let result = tokio::select! {

@@ -1,4 +1,4 @@
-//! Metrics over TLS, read by a real client; certificates of our own making.
+//! Metrics over TLS, read by a real client, with generated certificates.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::support::{ANYWHERE, at_one_moment, get};
 
-/// An authority.
+/// A certificate authority.
 struct Ca(CertifiedIssuer<'static, KeyPair>);
 
 impl Ca {
@@ -31,14 +31,14 @@ impl Ca {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// A certificate for `localhost` and its key, in PEM.
+    /// Issues a certificate for `localhost`; returns it and its key as PEM.
     fn issue(&self) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
         (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
     }
 
-    /// Puts a new certificate and its key into `dir`.
+    /// Writes a new certificate and its key into `dir`.
     fn write(&self, dir: &Path) -> Files {
         let files = Files { cert: dir.join("tls.crt"), key: dir.join("tls.key"), client_ca: None };
         let (cert, key) = self.issue();
@@ -48,7 +48,7 @@ impl Ca {
     }
 }
 
-/// A scraper that trusts `ca`, with a certificate of its own perhaps.
+/// Returns a TLS client that trusts `ca`, optionally with a client certificate.
 fn client(
     ca: &Ca,
     own: Option<(String, String)>,
@@ -71,7 +71,7 @@ fn client(
     TlsConnector::from(Arc::new(config))
 }
 
-/// One scrape: the answer, and whose certificate it came with.
+/// Scrapes once; returns the response and the server's certificate.
 async fn scrape(
     address: SocketAddr,
     client: &TlsConnector,
@@ -108,7 +108,7 @@ async fn metrics_are_read_by_tls_12_and_13_and_not_without() {
 async fn a_swapped_volume_brings_a_new_certificate() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
     let at = |name: &str| dir.path().join(name);
-    // As the kubelet lays out a Secret volume.
+    // The kubelet's layout of a Secret volume.
     for volume in ["..1", "..2"] {
         std::fs::create_dir(at(volume)).unwrap();
         ca.write(&at(volume));
@@ -161,7 +161,7 @@ async fn idle_connections_and_half_handshakes_delay_no_scrape() {
     let client = client(&ca, None, &rustls::version::TLS13);
     let mut open = Vec::new();
     at_one_moment(async {
-        // A TLS record of a handshake whose rest never comes.
+        // A partial TLS handshake record that is never completed.
         for sent in [&b""[..], b"\x16\x03\x01\x02\x00\x01"].iter().cycle().take(200) {
             let mut stream = TcpStream::connect(server.address()).await.unwrap();
             stream.write_all(sent).await.unwrap();

@@ -1,4 +1,4 @@
-//! Walks over every described machine.
+//! Random walks on every described machine.
 
 use crate::walk::{Cell, Outcome, machines, variants, walk};
 
@@ -6,8 +6,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-/// Every machine under the variants whose number leaves `part` when divided by two, each with a seed of its own: walks with
-/// the same one would all draw the same.
+/// Walks on every machine with every second variant, starting at `part`. Each walk has its own seed, since
+/// equal seeds would draw the same actions.
 async fn walk_over_all(part: usize) {
     let given = number("NUMACAST_SEED");
     let steps = number("NUMACAST_STEPS").map_or(24, |steps| usize::try_from(steps).unwrap());
@@ -33,7 +33,7 @@ async fn walk_over_all(part: usize) {
     }
     eprintln!("{met:?}");
     assert!(failures.is_empty(), "{} walks failed:\n{}", failures.len(), failures.join("\n\n"));
-    // So many steps of so many seeds leave nothing out.
+    // This many steps cover every kind of action.
     for count in [met.admitted, met.refused, met.resized, met.hardware, met.restarts] {
         assert!(count > 0 || given.is_some(), "{met:?}");
     }

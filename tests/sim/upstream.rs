@@ -1,4 +1,4 @@
-//! One connection for many askers, against everything a kubelet can answer.
+//! One upstream connection shared by many callers, against every kind of kubelet response.
 
 mod schedules;
 
@@ -16,20 +16,20 @@ use tonic::Code;
 
 use crate::support::SimNode;
 
-/// What the proxy has: below the deadlines of its clients.
+/// The proxy's upstream timeout: below its clients' deadlines.
 const TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Keeps what happened.
+/// Records calls.
 #[derive(Debug, Default)]
 struct Seen(Mutex<Calls>);
 
 #[derive(Clone, Debug, Default)]
 struct Calls {
-    /// How many were in flight at once.
+    /// Maximum number of calls in flight.
     most: usize,
-    /// Answers: how many askers each had.
+    /// For each response, the number of callers that shared it.
     shared_by: Vec<(Ask, usize)>,
-    /// Errors, by kind.
+    /// Number of errors by kind.
     errors: BTreeMap<&'static str, usize>,
 }
 
@@ -80,7 +80,7 @@ impl Asked {
         self.upstream.ask(ask, Asker::Proxy).await
     }
 
-    /// The answers to questions that are asked at the same time.
+    /// Sends the requests concurrently and returns the responses.
     async fn ask_all(&self, asks: impl IntoIterator<Item = Ask>) -> Vec<Result<Arc<Flight>, Refusal>> {
         join_all(asks.into_iter().map(|ask| self.ask(ask))).await
     }
@@ -91,7 +91,7 @@ impl Asked {
         }
     }
 
-    /// A List that does not answer for so long is under way.
+    /// Starts a List that the kubelet answers after `delay`. The returned future waits for the response.
     async fn busy(&self, delay: Duration) -> impl Future<Output = ()> + use<> {
         self.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(delay));
         let upstream = self.upstream.clone();
@@ -115,7 +115,7 @@ fn get(name: &str) -> Ask {
     Ask::Get { namespace: "default".to_owned(), name: name.to_owned() }
 }
 
-/// An answer to Get is a List of one.
+/// Returns the sorted pod names. A Get response is a List of one pod.
 fn names(flight: &Flight) -> Vec<String> {
     let mut names: Vec<_> =
         usage_of(flight.bytes.clone()).unwrap().pods.into_iter().map(|pod| pod.name).collect();
@@ -147,7 +147,7 @@ async fn each_question_has_its_answer() {
 async fn whoever_asks_while_a_call_is_under_way_shares_the_next_one() {
     let asked = Asked::start();
     let busy = asked.busy(Duration::from_millis(50)).await;
-    // The call that is under way does not know this pod any more than its askers did.
+    // The call in flight started before this pod existed.
     asked.run(&["new"]).await;
     let flights: Vec<_> = asked.ask_all(vec![Ask::List; 200]).await.into_iter().map(Result::unwrap).collect();
     busy.await;
@@ -188,12 +188,12 @@ async fn several_pods_at_once_cost_one_list() {
         }
     }
     assert!(Arc::ptr_eq(&found[0], &found[3]), "whoever asks for the same shares the answer");
-    // Only the kubelet knows for certain that there is no such pod.
+    // Only the kubelet knows for certain that the pod does not exist.
     assert_eq!(asked.paths(), ["v1 List", "v1 Get"]);
     assert_eq!(asked.seen.calls().shared_by, [(Ask::List, 4)]);
 }
 
-/// Each of 256 callers asks for a pod that does not exist, and for another one as soon as it has an answer.
+/// Runs 256 callers that keep requesting pods that do not exist.
 async fn make_up_names(upstream: Upstream) {
     join_all((0..256).map(async |caller| {
         for count in 0.. {
@@ -224,7 +224,7 @@ async fn who_makes_up_names_does_not_delay_the_others() {
     let gets = paths.iter().filter(|path| *path == "v1 Get").count() as f64;
     let calls = paths.len() as f64;
     assert!(calls <= 25.0 * seconds + 5.0, "{calls} calls in {seconds} s");
-    // Those for pods that do not exist, and ours.
+    // Gets for pods that do not exist, and the test's own.
     assert!(gets <= 5.0 * seconds + 5.0 + seconds * 25.0 / 4.0, "{gets} calls of Get in {seconds} s");
 }
 
@@ -253,7 +253,7 @@ async fn where_get_is_not_served_pods_are_looked_up_in_a_list() {
         assert_eq!(names(&asked.ask(get("a")).await.unwrap()), ["a"]);
         let gets = |asked: &Asked| asked.paths().iter().filter(|path| *path == "v1 Get").count();
         assert_eq!(gets(&asked), said, "it is remembered: {:?}", asked.paths());
-        // Another kubelet may serve it.
+        // Another kubelet may support Get.
         asked.node.kubelet.set_age(Age::V1_34);
         asked.node.kubelet.restart().await.unwrap();
         asked.ask(Ask::List).await.unwrap();
@@ -281,7 +281,7 @@ async fn who_goes_away_leaves_nothing_behind() {
     let asked = Asked::start();
     asked.run(&["a"]).await;
     let busy = asked.busy(Duration::from_secs(2)).await;
-    // Nobody waits for these calls any more when they could be made.
+    // Their callers have left by the time these calls could start.
     for ask in [Ask::List, get("a"), Ask::Allocatable] {
         let _ = futures::poll!(std::pin::pin!(asked.ask(ask)));
     }
@@ -289,14 +289,14 @@ async fn who_goes_away_leaves_nothing_behind() {
     busy.await;
     sleep(Duration::from_secs(5)).await;
     assert_eq!(asked.paths(), ["v1 List"]);
-    // A call goes on while anybody waits for it, whoever asked first.
+    // A call continues while any caller waits for it, even if the first one left.
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(Duration::from_secs(2)));
     let first = timeout(Duration::from_secs(1), asked.ask(Ask::List));
     let (first, second) = tokio::join!(first, asked.ask(Ask::List));
     assert!(first.is_err());
     assert_eq!(names(&second.unwrap()), ["a"]);
     assert_eq!(asked.paths(), ["v1 List"; 2]);
-    // Who comes to a call that everybody has left waits for the next one all the same.
+    // A caller that arrives during an abandoned call still waits for the next one.
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Late(Duration::from_secs(2)));
     assert!(timeout(Duration::from_secs(1), asked.ask(Ask::List)).await.is_err());
     asked.run(&["b"]).await;
@@ -330,12 +330,12 @@ async fn the_limiters_refusals_are_waited_out() {
     asked.ask_all(asks).await.into_iter().for_each(|answer| drop(answer.unwrap()));
     assert_eq!(asked.seen.calls().errors["rate_limited"], 9);
 
-    // The agent does so itself.
+    // The agent handles rate limiting itself, so it gets the error.
     asked.node.kubelet.fail_next(Call::List, 1, &limited);
     let told = asked.upstream.ask(Ask::List, Asker::Agent).await.unwrap_err();
     assert_eq!(told.error, ClientError::RateLimited("List"));
 
-    // One that goes on refusing is believed when the time is up, not before.
+    // A limiter that keeps rejecting is reported at the deadline, not earlier.
     asked.node.kubelet.fail_next(Call::List, 1000, &limited);
     let start = Instant::now();
     let told = asked.ask(Ask::List).await.unwrap_err();
@@ -345,7 +345,7 @@ async fn the_limiters_refusals_are_waited_out() {
     let tried = asked.node.kubelet.traffic().calls.len();
     assert!(tried < 40, "{tried} calls");
 
-    // Who came later has time left for another.
+    // Nine rejections leave time for another attempt.
     asked.node.kubelet.clear_faults();
     asked.node.kubelet.fail_next(Call::List, 9, &limited);
     asked.ask(Ask::List).await.unwrap();
@@ -379,12 +379,12 @@ async fn a_kubelets_words_are_passed_on_as_they_are() {
     assert!(asked.ask(Ask::List).await.unwrap().bytes.len() > 5 << 20);
 }
 
-/// A message with a field that nobody knows behind it.
+/// Encodes a message followed by an unknown field.
 fn with_unknown(message: &impl Message) -> Vec<u8> {
     [&message.encode_to_vec()[..], &[0xfa, 0x3f, 3, b'n', b'e', b'w']].concat()
 }
 
-/// As a field of the number 1.
+/// Encodes a record as field number 1.
 fn wrapped(record: &[u8]) -> Vec<u8> {
     [&[0x0a, u8::try_from(record.len()).unwrap()], record].concat()
 }
@@ -415,7 +415,7 @@ async fn every_byte_of_an_answer_arrives_whatever_it_means() {
     let allocatable = with_unknown(&v1::AllocatableResourcesResponse::default());
     bytes(Call::Allocatable, &allocatable);
     assert_eq!(asked.ask(Ask::Allocatable).await.unwrap().bytes, allocatable);
-    // Nobody looks into them on the way.
+    // Responses are passed on without being decoded.
     bytes(Call::List, b"no message at all");
     assert_eq!(asked.ask(Ask::List).await.unwrap().bytes, &b"no message at all"[..]);
 }
@@ -481,7 +481,7 @@ async fn a_call_that_hangs_ends_and_so_does_waiting_for_it() {
     assert_eq!(names(&second.unwrap()), ["a"], "who asked later has a call of his own");
     assert_eq!(start.elapsed().as_secs(), 4);
 
-    // Nobody waits longer for a call than it may take.
+    // Waiting for a call is bounded by the call's own timeout.
     asked.node.kubelet.fail_next(Call::Allocatable, 1, &Fault::Hang);
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Hang);
     let start = Instant::now();
@@ -503,7 +503,7 @@ async fn a_call_that_hangs_ends_and_so_does_waiting_for_it() {
 async fn no_call_starts_for_a_question_whose_time_is_up() {
     let asked = Asked::start();
     let long = Fault::Delay(Duration::from_millis(3_500));
-    // What is asked for during a List waits for the next one, which starts in time and ends late.
+    // Requests during a List wait for the next one, which starts before their deadline and ends after it.
     let behind_a_list = async |asks: &[Ask]| {
         let before = asked.paths().len();
         asked.node.kubelet.fail_next(Call::List, 2, &long);
@@ -520,7 +520,7 @@ async fn no_call_starts_for_a_question_whose_time_is_up() {
         (start.elapsed().as_secs(), refusals[0].message().to_owned())
     };
 
-    // It does not have these pods.
+    // The List does not contain these pods.
     let (seconds, sentence) = behind_a_list(&[get("b"), get("c")]).await;
     assert!(seconds == 7 && sentence.contains("did not answer Get on"), "{seconds} s: {sentence}");
 
@@ -546,7 +546,7 @@ async fn the_budget_holds_in_every_second_and_the_agent_does_not_wait_for_it() {
     }));
     let agent = async {
         sleep(Duration::from_secs(6)).await;
-        // More than the budget would let start.
+        // More requests than the budget allows.
         for _ in 0..10 {
             let asked_at = Instant::now();
             asked.upstream.ask(Ask::List, Asker::Agent).await.unwrap();
@@ -562,7 +562,7 @@ async fn the_budget_holds_in_every_second_and_the_agent_does_not_wait_for_it() {
     assert!(proxys.len() > 100, "{} calls in five seconds", proxys.len());
 }
 
-/// The most calls in any one second.
+/// Returns the largest number of calls in any one second.
 fn busiest_second(calls: &[Instant]) -> usize {
     let second = Duration::from_secs(1);
     let within = |from: &Instant| calls.iter().filter(|at| (*from..*from + second).contains(*at)).count();

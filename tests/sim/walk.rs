@@ -1,7 +1,8 @@
-//! A seeded random walk: a simulated node does something, the real code reads it over real gRPC and draws up its
-//! account, and the account is compared with the managers' own books. One difference ends the walk.
+//! A seeded random walk. Each step changes a simulated node, the real code scans it over gRPC and computes
+//! the object, and the object is compared with the simulated kubelet's own state. The walk ends at the first
+//! difference.
 //!
-//! No test harness in here: `tests/matrix` walks as well.
+//! Uses no test harness, since `tests/matrix` runs walks too.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -22,23 +23,24 @@ use serde_json::json;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-/// So many deeds before a difference are told.
+/// Number of steps listed before a difference.
 const TOLD: usize = 10;
 const NAMESPACE: &str = "default";
 
-/// A refused pod's containers that had been served before one was refused keep that in the books until the next release,
-/// under a uid that no List ever explained. Who reads the books alone cannot tell them from a pod that holds CPUs for an
-/// init container only, and rather promises too little for a moment: to be switched on once the agent knows pods' uids.
+/// Containers of a rejected pod that were allocated before another of its containers was rejected stay in the
+/// checkpoints until the next release, under a UID that no List has shown. From the checkpoints alone they
+/// look like a pod that only holds CPUs for an init container, so too little is reported as available for a
+/// moment. Enable once the agent knows the pods' UIDs.
 const REFUSED_PODS_LEAVE_ENTRIES: bool = false;
 
-/// Init containers hold devices of pods of which the List shows nothing that the books could be joined to: to be switched
-/// on likewise.
+/// Init containers are allocated devices of pods for which the List shows nothing that the checkpoints could
+/// be matched with. Enable once the agent knows the pods' UIDs.
 const NOTHING_BUT_HIDDEN_DEVICES: bool = false;
 
-/// The machines of `tests/machines/`, by name.
+/// Returns the machines of `tests/machines/`, by name.
 ///
 /// # Errors
-/// What cannot be read.
+/// A directory or file that cannot be read.
 pub(crate) fn machines() -> Result<Vec<(String, MachineSpec)>, String> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines");
     let entries = std::fs::read_dir(dir).map_err(|error| error.to_string())?;
@@ -48,7 +50,7 @@ pub(crate) fn machines() -> Result<Vec<(String, MachineSpec)>, String> {
     files.iter().map(|path| Ok((name(path), MachineSpec::read(path)?))).collect()
 }
 
-/// Ages and policies: each machine meets some of each, together they are every one of them.
+/// Kubelet ages and policies. Each machine is paired with some of them; together they cover all of them.
 pub(crate) fn variants() -> Vec<(Age, Policies)> {
     let policies =
         |cpus, cpu_options, memory, topology, scope| Policies { cpus, cpu_options, memory, topology, scope };
@@ -64,12 +66,12 @@ pub(crate) fn variants() -> Vec<(Age, Policies)> {
     ]
 }
 
-/// What one walk goes over: a machine, and a kubelet of some age with some policies on it.
+/// The parameters of one walk: a machine, and a kubelet with an age and policies.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
-    /// For people: `two-by-eight, V1_34, static/Static, best-effort by container`.
+    /// A description for output: `two-by-eight, V1_34, static/Static, best-effort by container`.
     pub(crate) label: String,
-    /// The Memory Manager's policy; `None` where the kubelet can have no other.
+    /// The Memory Manager's policy; `None` where the kubelet supports no other.
     #[allow(dead_code, reason = "the matrix shows it")]
     pub(crate) memory: &'static str,
     machine: MachineSpec,
@@ -77,12 +79,12 @@ pub(crate) struct Cell {
     pod_level: bool,
 }
 
-/// The managers' policies, in the kubelet's words.
+/// The managers' policies, as spelled in the kubelet's configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Policies {
     /// `none` or `static`.
     pub(crate) cpus: &'static str,
-    /// Options of the policy `static` that are switched on.
+    /// Enabled options of the `static` policy.
     pub(crate) cpu_options: &'static [&'static str],
     /// `None` or `Static`.
     pub(crate) memory: &'static str,
@@ -93,10 +95,11 @@ pub(crate) struct Policies {
 }
 
 impl Cell {
-    /// The machine of a file under a kubelet of this age, with these policies instead of its own.
+    /// Creates a cell from a machine, with a kubelet of this age and these policies in place of the machine's
+    /// own.
     pub(crate) fn new(name: &str, machine: &MachineSpec, age: Age, policies: &Policies) -> Self {
         let mut machine = machine.clone();
-        // Without NUMA nodes there is no memory for the kubelet to manage, and its masks end at node 63.
+        // Without NUMA nodes the kubelet cannot manage memory, and its masks end at node 63.
         let unmanaged = !machine.numa || machine.nodes.iter().any(|node| node.id > 63);
         let memory = if unmanaged { "None" } else { policies.memory };
         let options: BTreeMap<&str, &str> = policies.cpu_options.iter().map(|name| (*name, "true")).collect();
@@ -119,27 +122,27 @@ impl Cell {
     }
 }
 
-/// What a walk met.
+/// Counters of a walk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     /// Comparisons without a difference.
     pub(crate) compared: usize,
-    /// Pods that were admitted.
+    /// Admitted pods.
     pub(crate) admitted: usize,
-    /// Pods that were refused.
+    /// Rejected pods.
     pub(crate) refused: usize,
-    /// Resizes that were done.
+    /// Successful resizes.
     pub(crate) resized: usize,
-    /// Changes of the hardware.
+    /// Hardware changes.
     pub(crate) hardware: usize,
-    /// Kubelets that started after the first.
+    /// Kubelet restarts.
     pub(crate) restarts: usize,
 }
 
-/// Walks over a cell.
+/// Walks `steps` steps in a cell.
 ///
 /// # Errors
-/// The seed, the step, what was done in it and every difference.
+/// The seed, the step, the last actions and every difference.
 pub(crate) async fn walk(cell: &Cell, steps: usize, seed: u64) -> Result<Outcome, String> {
     let mut walk = Walk::start(cell, seed)?;
     let mut deeds = VecDeque::new();
@@ -166,20 +169,20 @@ struct Walk {
     kubelet: SimKubelet,
     scanner: Scanner,
     settings: Settings,
-    /// The hardware now, and when this kubelet started.
+    /// The current hardware, and that at the kubelet's start.
     hardware: MachineSpec,
     at_start: MachineSpec,
     files: BTreeMap<String, String>,
-    /// Device resources that the object listed.
+    /// Device resources that the object has listed.
     known: BTreeSet<String>,
-    /// Every plugin's devices as the machine describes them.
+    /// Every plugin's devices, as described by the machine.
     described: BTreeMap<String, Vec<Device>>,
     pods: usize,
     outcome: Outcome,
     dir: TempDir,
 }
 
-/// What was done, and how deep the agent's triggers make it look then.
+/// The action, and how deep the agent's triggers make it scan afterwards.
 type Step = Result<(String, Depth), String>;
 
 impl Walk {
@@ -219,7 +222,7 @@ impl Walk {
         Ok(walk)
     }
 
-    /// The real code's account of the node.
+    /// Scans the node and returns the object that the real code computes.
     async fn read(&mut self, depth: Depth) -> Result<NodeResourceTopology, String> {
         self.scanner.set_terminal(Arc::new(self.ended()));
         let scan = self.scanner.scan(depth).await.map_err(|error| error.to_string())?;
@@ -239,7 +242,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Pods that have ended: kubelets before 1.34 list them all the same.
+    /// Returns the terminal pods; kubelets before 1.34 still list them.
     fn ended(&self) -> BTreeSet<(String, String)> {
         let names = self.names(|stage| stage == Stage::Finished);
         names.into_iter().map(|name| (NAMESPACE.to_owned(), name)).collect()
@@ -252,7 +255,7 @@ impl Walk {
         })
     }
 
-    /// The files that numacast reads, those that changed.
+    /// Writes the files that numacast reads, if they changed.
     fn write_tree(&mut self) -> Result<(), String> {
         let files = self.hardware.files().read;
         let explain = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
@@ -272,7 +275,7 @@ impl Walk {
 
     fn step(&mut self) -> Step {
         let running = self.names(|stage| stage != Stage::Gone);
-        // The fuller, the sooner pods go.
+        // The fuller the node, the more often pods end.
         let full = self.rng.usize(0..16) < running.len();
         match self.rng.u8(0..100) {
             0..45 if !full => Ok(self.start_pod()),
@@ -327,7 +330,8 @@ impl Walk {
         (deed, Depth::Usage)
     }
 
-    /// A pod that fits the machine or is somewhat too large, of few different sizes: replicas are alike.
+    /// Returns a pod that fits the machine or is slightly too large. There are few sizes, so that pods look
+    /// alike as replicas do.
     fn pod(&mut self) -> PodSpec {
         self.pods += 1;
         let guaranteed = self.chance(70);
@@ -387,7 +391,7 @@ impl Walk {
         container
     }
 
-    /// An eighth to one and a half of some node's memory.
+    /// Returns between one eighth and one and a half of a random node's memory.
     fn bytes(&mut self) -> u64 {
         let nodes: Vec<u64> = self.at_start.nodes.iter().map(|node| node.memory.ceil()).collect();
         let memory = *self.pick(&nodes);
@@ -395,7 +399,8 @@ impl Walk {
         (memory / 8 / MIB * MIB * eighths).max(64 * MIB)
     }
 
-    /// What the pod asks for as a whole: what its lasting containers want, and room for one that asks for nothing.
+    /// Sets pod-level resources: the sum of the containers other than init containers, sometimes with room
+    /// for one container without requests.
     fn make_pod_level(&mut self, pod: &mut PodSpec) {
         let lasting = |pod: &PodSpec| {
             let containers = pod.containers.iter().filter(|container| container.role != Role::Init);
@@ -481,7 +486,7 @@ impl Walk {
         (deed, Depth::Usage)
     }
 
-    /// A plugin goes, comes back, loses devices, or offers others elsewhere.
+    /// Unregisters or registers a plugin, changes a device's health, or registers other devices.
     fn change_devices(&mut self) -> (String, Depth) {
         let resources: Vec<String> = self.described.keys().cloned().collect();
         let resource = self.pick(&resources).clone();
@@ -560,14 +565,14 @@ impl Walk {
             6 | 7 => {
                 let before = self.hardware.nodes[at].memory.ceil();
                 let after = before + (before / 8).div_ceil(MIB) * MIB;
-                // A terabyte is enough.
+                // One terabyte is enough.
                 (before > 0 && after < 1 << 40).then(|| self.set_memory(at, after))
             }
             8 | 9 => self.drift(at),
             10 => self.late_node(),
             _ => {
                 let later = self.hardware.later()?;
-                // Memory was added since, and this kubelet has it: no machine takes so much away again.
+                // Memory was added since this kubelet started, and no real machine loses that much again.
                 let shrinks = |node: &NodeSpec| {
                     let (now, started) = (node.memory.ceil(), self.at_start.node(node.id));
                     started.is_some_and(|started| now + now / 32 < started.memory.ceil())
@@ -575,14 +580,15 @@ impl Walk {
                 if later.nodes.iter().any(shrinks) {
                     return None;
                 }
-                // It is the description's own: undo what was changed before.
+                // The machine's own later state: undo the earlier changes.
                 self.hardware = MachineSpec { later: None, ..later };
                 Some(format!("later: {}", self.hardware.description))
             }
         }
     }
 
-    /// Not the boot CPU, not one that the kubelet keeps for itself, and not a node's last.
+    /// Returns a CPU to switch off: not the boot CPU, a CPU reserved by the kubelet, or the last one of a
+    /// node.
     fn cpu_to_switch_off(&mut self, at: usize) -> Option<Id> {
         let kept = self.hardware.kubelet.get("reservedSystemCPUs").and_then(|value| value.as_str());
         let mut kept: IdSet = kept.unwrap_or_default().parse().unwrap_or_default();
@@ -595,7 +601,7 @@ impl Walk {
         Some(*self.pick(&cpus))
     }
 
-    /// A few pages more or less than when the kubelet started.
+    /// Changes a node's memory by a few pages, relative to the kubelet's start.
     fn drift(&mut self, at: usize) -> Option<String> {
         let NodeSpec { id, memory, .. } = &self.hardware.nodes[at];
         let started = self.at_start.node(*id)?.memory.ceil();
@@ -613,7 +619,7 @@ impl Walk {
         format!("node {} has {bytes} bytes instead of {before}", node.id)
     }
 
-    /// A node with memory alone comes online, maybe past a gap.
+    /// Brings a memory-only node online, possibly leaving a gap in the node IDs.
     fn late_node(&mut self) -> Option<String> {
         let last = self.hardware.nodes.last()?.id;
         if !self.hardware.numa || self.hardware.nodes.len() >= self.at_start.nodes.len() + 2 {
@@ -633,7 +639,8 @@ impl Walk {
         Some(format!("node {id} comes online with memory alone"))
     }
 
-    /// The kubelet starts again. On other hardware than it had it does so only without its books, and without pods.
+    /// Restarts the kubelet. If the hardware changed, its checkpoints and pods are removed first, since it
+    /// would not start otherwise.
     fn restart(&mut self) -> Step {
         self.kubelet.stop();
         let unchanged = self.hardware.nodes == self.at_start.nodes;
@@ -646,7 +653,7 @@ impl Walk {
         self.kubelet.register_plugins();
         self.outcome.restarts += 1;
         let deed = if unchanged { "a restart" } else { "a new start on other hardware" };
-        // The socket is another: the scanner has to notice by itself.
+        // The socket is a new one, which the scanner has to notice by itself.
         Ok((deed.to_owned(), Depth::Usage))
     }
 }

@@ -1,4 +1,4 @@
-//! A million changes: the object goes on being true, and nothing grows.
+//! A million changes: the object stays correct, and nothing grows.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,22 +14,22 @@ use crate::child::{Running, Sample};
 
 /// How often the object is compared and the process measured.
 const PERIOD: Duration = Duration::from_secs(3);
-/// Pods at a time.
+/// Maximum number of pods at a time.
 const CROWD: usize = 10;
-/// Changes from one restart of the kubelet to the next.
+/// Changes between two restarts of the kubelet.
 const RESTART: u64 = 20_000;
-/// Changes from one trouble of the API server to the next.
+/// Changes between two faults of the API server.
 const HICCUP: u64 = 7_000;
-/// Changes from one moment in which the agent does not get to run, and loses events, to the next.
+/// Changes between two periods in which the agent is stopped and loses events.
 const STOP: u64 = 90_000;
-/// More events than the kernel keeps for one reader.
+/// More events than the kernel queues for one reader.
 const LOST: u32 = 20_000;
-/// What resident memory may grow by over the second half of the run: the noise of an allocator.
+/// Allowed growth of resident memory over the second half of the run: the allocator's noise.
 const GROWTH_KIB: f64 = 256.0;
 
 const GIB: u64 = 1 << 30;
 
-/// Reads one figure of a sample.
+/// Returns one value of a sample.
 type Figure = fn(&Sample) -> u64;
 
 /// Runs the soak; returns whether nothing grew.
@@ -64,7 +64,7 @@ pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Re
             writeln!(std::io::stderr(), "{done} of {changes}, {:.0} s", start.elapsed().as_secs_f64())?;
             told = Instant::now();
         }
-        // Others get to run: the kubelet and the API server live on this thread too.
+        // Yield to the kubelet and the API server, which run on this thread too.
         let due = Duration::from_secs_f64(done as f64 / rate as f64);
         match due.checked_sub(start.elapsed().saturating_sub(paused)) {
             Some(early) if early > Duration::from_millis(2) => tokio::time::sleep(early).await,
@@ -80,12 +80,12 @@ struct Soak {
     /// Running pods.
     pods: Vec<String>,
     started: u64,
-    /// Restarts of the kubelet, troubles of the API server, moments in which the agent was stopped.
+    /// Number of kubelet restarts, of API server faults, and of stops of the agent.
     trouble: [u64; 3],
 }
 
 impl Soak {
-    /// A pod comes or goes, or a device is well or not.
+    /// Starts or stops a pod, or changes a device's health.
     async fn change(&mut self) {
         let kubelet = &self.agent.node.kubelet;
         match self.rng.u8(0..10) {
@@ -100,13 +100,14 @@ impl Soak {
                 if self.rng.u8(0..4) == 0 {
                     pod = pod.devices("example.com/nic", 1);
                 }
-                // The API server knows some of them only: an object costs this process as much as ten changes.
+                // Only some have an object in the API server, since that costs this process as much as ten
+                // changes.
                 let shown = self.started.is_multiple_of(8);
                 let node = &self.agent.node;
                 let outcome = if shown { node.start_pod(pod).await } else { kubelet.start_pod(pod).await };
                 match outcome {
                     Ok(_) => self.pods.push(name),
-                    // Or its object would stay in the API server for ever.
+                    // Otherwise its object would stay in the API server.
                     Err(_) => drop(node.stop_pod("default", &name)),
                 }
             }
@@ -215,14 +216,14 @@ fn report(
         let points: Vec<(f64, f64)> = second.iter().map(|(at, sample)| (*at, look(sample) as f64)).collect();
         let growth = growth(&points);
         writeln!(out, "| {name:22} | {first:7} | {last:7} | {max:7} | {growth:27.1} |")?;
-        // Descriptors and threads stay what they were, but for a connection that is being made anew.
+        // Descriptors and threads stay constant, except for a connection that is being reopened.
         good &= growth <= if index < 2 { GROWTH_KIB } else { 1.0 };
     }
     writeln!(out, "{}", if good { "nothing grows" } else { "it GROWS" })?;
     Ok(good)
 }
 
-/// By how much a line through the points rises from the first to the last: least squares.
+/// Returns the increase from the first to the last point along a least-squares line.
 fn growth(points: &[(f64, f64)]) -> f64 {
     let count = points.len() as f64;
     let (x, y) = points.iter().fold((0.0, 0.0), |(x, y), point| (x + point.0 / count, y + point.1 / count));

@@ -1,4 +1,4 @@
-//! The agent as a process of its own on a simulated node, and what `/proc` says about it.
+//! The agent as a separate process on a simulated node, and its figures from `/proc`.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -14,24 +14,24 @@ use tokio::process::{Child, Command};
 
 /// The node's name.
 pub(crate) const NODE: &str = "worker";
-/// Nothing here takes this long unless it is broken.
+/// Upper bound for any wait.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// An agent on a node; both end with it.
+/// An agent and its node; both stop when dropped.
 pub(crate) struct Running {
     pub(crate) node: SimNode,
     child: Child,
     pid: u32,
 }
 
-/// What the kernel says about the process at one moment.
+/// The process's figures at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sample {
-    /// Resident, KiB.
+    /// Resident memory, KiB.
     pub(crate) rss: u64,
-    /// The most that was, KiB.
+    /// Peak resident memory, KiB.
     pub(crate) peak: u64,
-    /// Of it anonymous: heap and stacks, KiB.
+    /// Anonymous part of it (heap and stacks), KiB.
     pub(crate) anonymous: u64,
     /// Open descriptors.
     pub(crate) descriptors: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Sample {
 }
 
 impl Running {
-    /// Starts a node and the binary on it, and waits for the first true object.
+    /// Starts a node and the binary on it, and waits for the first correct object.
     pub(crate) async fn start(binary: &Path, options: Options, more: &[&str]) -> Result<Self> {
         Self::start_on("two-by-eight", binary, options, more).await
     }
@@ -72,7 +72,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Waits until the object says what the kubelet's own books say; returns how long that took.
+    /// Waits until the object matches the simulated kubelet's own state, and returns how long that took.
     pub(crate) async fn agrees(&mut self) -> Result<Duration> {
         let start = Instant::now();
         loop {
@@ -103,7 +103,7 @@ impl Running {
         }
     }
 
-    /// For signals.
+    /// Returns the process ID, for signals.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
@@ -112,7 +112,7 @@ impl Running {
         Path::new("/proc").join(self.pid.to_string()).join(name)
     }
 
-    /// How long it has been on a CPU.
+    /// Returns the CPU time used so far.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         let mut total = 0;
         for task in std::fs::read_dir(self.proc("task"))? {
@@ -122,7 +122,7 @@ impl Running {
         Ok(Duration::from_nanos(total))
     }
 
-    /// Memory, descriptors and threads now.
+    /// Returns the current memory, descriptors and threads.
     pub(crate) fn sample(&self) -> Result<Sample> {
         let status = std::fs::read_to_string(self.proc("status"))?;
         let field = |name: &str| -> Result<u64> {

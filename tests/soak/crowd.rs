@@ -1,4 +1,4 @@
-//! Many pods in the source of pods.
+//! Many pods in the pod source.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::child::{NODE, Running};
 
-/// How many pods.
+/// Number of pods.
 const PODS_ON_NODE: usize = 500;
-/// With that many (DESIGN section 10), KiB.
+/// Limit of resident memory with that many pods (DESIGN section 10), KiB.
 const LIMIT: u64 = 12 << 10;
-/// How often each of them changes, and all are listed anew.
+/// How often each pod changes and all are relisted.
 const ROUNDS: usize = 5;
 
-/// Fills a node; returns whether the agent kept within its limit.
+/// Fills a node; returns whether the agent stayed within its limit.
 pub(crate) async fn run(binary: &Path) -> Result<bool> {
     let options = Options { limited: false, release_lag: Duration::ZERO, ..Options::default() };
     let mut agent = Running::start_on("eight-by-sixty-four", binary, options, &[]).await?;
@@ -36,7 +36,7 @@ pub(crate) async fn run(binary: &Path) -> Result<bool> {
             agent.node.server.put(&PODS, fat(spec, round))?;
         }
         settle().await;
-        // Whatever was missed is nowhere to be had: all are listed.
+        // The history of the missed changes is gone, which forces a relist.
         agent.node.server.forget_history();
         agent.node.server.cut_connections();
         settle().await;
@@ -58,18 +58,18 @@ pub(crate) async fn run(binary: &Path) -> Result<bool> {
     Ok(good)
 }
 
-/// Long enough for all that follows.
+/// Waits until all consequences have been handled.
 async fn settle() {
     tokio::time::sleep(Duration::from_secs(5)).await;
 }
 
-/// Every second one has a CPU of its own.
+/// Returns a pod; every second one has an exclusive CPU.
 fn spec(index: usize) -> PodSpec {
     let name = format!("user-plane-function-7d9c5b6f8d-{index:05}");
     if index.is_multiple_of(2) { PodSpec::new(&name) } else { PodSpec::guaranteed(&name, 1, 64 << 20) }
 }
 
-/// The pod as an object of a usual size.
+/// Returns the pod's object, of a realistic size.
 fn fat(spec: &PodSpec, round: usize) -> Value {
     let mut object = spec.object(NODE, "Running");
     object["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/last-applied-configuration": "y".repeat(3000), "round": round.to_string()});

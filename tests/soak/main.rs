@@ -1,12 +1,12 @@
 //! The real binary under load for a long time, run by hand: `make soak`.
 //!
-//! - `changes`: a million changes on a simulated node with a simulated API server, as fast as the agent's budget of Lists
-//!   lets it fold them; the object must go on being true, and memory, descriptors and threads must not grow.
-//! - `storm`: 10,000 file events per second in the kubelet's directories; the agent may use a tenth of a core and no more
-//!   Lists than its budget.
-//! - `crowd`: 500 pods of some 10 KiB each on a node of 512 CPUs, listed, changed one by one and listed anew; the agent keeps
-//!   a record of each within its budget of memory.
-//! - `probes`: 1,000 connections that are idle or slow; every probe must be answered within a second.
+//! - `changes`: a million changes on a simulated node with a simulated API server, as fast as the agent's
+//!   budget of Lists allows; the object must stay correct, and memory, descriptors and threads must not grow.
+//! - `storm`: 10,000 file events per second in the kubelet's directories; the agent may use a tenth of a core
+//!   and no more Lists than its budget.
+//! - `crowd`: 500 pods of some 10 KiB each on a node of 512 CPUs, listed, changed one by one and relisted;
+//!   the agent must cache them within its memory budget.
+//! - `probes`: 1,000 idle or slow connections; every probe must be answered within a second.
 
 mod changes;
 mod child;
@@ -60,7 +60,7 @@ enum Part {
     Probes,
 }
 
-#[tokio::main(flavor = "current_thread")] // programs end with the thread that started them
+#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let built = || PathBuf::from(env!("CARGO_BIN_EXE_numacast"));

@@ -1,4 +1,4 @@
-//! Probes while somebody holds as many connections as he can.
+//! Probes while a client holds as many connections as it can.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -14,20 +14,20 @@ use tokio::time::{sleep, timeout};
 
 use crate::child::Running;
 
-/// How many he holds; each comes again as soon as it is closed.
+/// Number of connections; each is reopened as soon as it is closed.
 const CONNECTIONS: usize = 1000;
-/// The kubelet's `timeoutSeconds`.
+/// The probes' `timeoutSeconds` in the kubelet.
 const TIMEOUT: Duration = Duration::from_secs(1);
 const PROBES: usize = 200;
-/// Between two of them.
+/// Pause between two probes.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Between two bytes of a slow one.
+/// Pause between two bytes of a slow connection.
 const BYTE: Duration = Duration::from_millis(200);
-/// The kubelet's, and somebody else's.
+/// The kubelet's address, and another one.
 const SOURCES: [[u8; 4]; 2] = [[127, 0, 0, 1], [127, 0, 0, 2]];
 
-/// Probes a quiet agent, and one before which such connections come from the prober's own address and from another one; returns
-/// whether every probe was answered in time.
+/// Probes the agent without load, then while connections arrive from the prober's own address and from
+/// another one. Returns whether every probe was answered in time.
 pub(crate) async fn run(binary: &Path) -> Result<bool> {
     let health = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let agent =
@@ -53,7 +53,7 @@ pub(crate) async fn run(binary: &Path) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// Connects again and again, and says nothing, or one byte now and then.
+/// Keeps reconnecting, and sends nothing or one byte at a time.
 async fn hold(from: IpAddr, to: SocketAddr, number: usize) {
     let slow = number.is_multiple_of(2);
     loop {
@@ -76,15 +76,15 @@ async fn connect(from: IpAddr, to: SocketAddr) -> std::io::Result<tokio::net::Tc
     socket.connect(to).await
 }
 
-/// What became of the probes.
+/// The results of the probes.
 struct Answers {
     failed: usize,
-    /// Of those that were answered, in ms, sorted.
+    /// Response times in ms, sorted.
     took: Vec<f64>,
 }
 
 impl Answers {
-    /// Asks from a thread of its own, which the attackers do not keep from its turn.
+    /// Probes from a thread of its own, which the attackers cannot delay.
     async fn of(address: SocketAddr) -> Result<Self> {
         Ok(tokio::task::spawn_blocking(move || Self::ask(address)).await?)
     }

@@ -9,15 +9,15 @@ use numacast::sim::kubelet::{Options, PodSpec};
 
 use crate::child::Running;
 
-/// The agent's budget of Lists, as DESIGN section 10 has it.
+/// The agent's budget of Lists (DESIGN section 10).
 const LISTS_PER_SECOND: f64 = 10.0;
 const LIST_BURST: f64 = 4.0;
-/// Of a core.
+/// Limit of CPU time as a share of a core.
 const CPU_LIMIT: f64 = 0.1;
-/// What a turn of the storm costs the kernel in events: a file made, renamed; another made, removed.
+/// File events per round of the storm: a file is created and renamed; another is created and removed.
 const EVENTS_PER_TURN: u64 = 4;
 
-/// Runs the storm; returns whether the agent kept within its limits.
+/// Runs the storm; returns whether the agent stayed within its limits.
 pub(crate) async fn run(binary: &Path, per_second: u64, length: Duration) -> Result<bool> {
     let mut agent = Running::start(binary, Options::default(), &[]).await?;
     agent.node.kubelet.start_pod(PodSpec::guaranteed("before", 2, 1 << 30)).await?;
@@ -30,7 +30,7 @@ pub(crate) async fn run(binary: &Path, per_second: u64, length: Duration) -> Res
     let lists = (agent.node.kubelet.calls().list - lists) as f64;
     let budget = LISTS_PER_SECOND.mul_add(took, LIST_BURST);
     let sample = agent.sample()?;
-    // The storm is over: a change is seen as ever.
+    // After the storm, a change is noticed as usual.
     agent.node.kubelet.start_pod(PodSpec::guaranteed("after", 2, 1 << 30)).await?;
     let after = agent.agrees().await?;
     let reached = (turns * EVENTS_PER_TURN) as f64 / took;
@@ -45,7 +45,8 @@ pub(crate) async fn run(binary: &Path, per_second: u64, length: Duration) -> Res
     Ok(good)
 }
 
-/// State files written as the kubelet does it, and sockets that come and go beside it. They say what they said before.
+/// Rewrites the checkpoints as the kubelet does, with unchanged contents, and creates and removes a socket
+/// beside them.
 fn blow(root: &Path, per_second: u64, length: Duration) -> Result<u64> {
     let names = ["cpu_manager_state", "memory_manager_state"];
     let contents = names.map(|name| std::fs::read(root.join(name)).with_context(|| name.to_owned()));

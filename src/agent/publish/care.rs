@@ -1,4 +1,4 @@
-//! What others do to the object, and what we do about it.
+//! Detects what other writers do to the object, and reacts to it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,33 +19,33 @@ use crate::config::RivalsMode;
 use crate::nrt::{Form, NodeResourceTopology};
 use crate::telemetry::metrics::WriteReason;
 
-/// How long garbage collection may take to delete the object of a Node that was made anew; a refresh that comes more
-/// often looks as often.
+/// How long garbage collection may take to delete the object of a Node that was recreated. A shorter refresh
+/// interval takes precedence.
 const GARBAGE: Duration = Duration::from_secs(300);
-/// How long the API server may refuse the object before an operator should know.
+/// How long the API server may reject the object before an Event is posted.
 const REFUSED: Duration = Duration::from_secs(60);
-/// An object that was deleted is made again at once so often...
+/// How many times a deleted object is recreated at once...
 const DELETIONS: usize = 3;
 /// ...within this time.
 const DELETIONS_WITHIN: Duration = Duration::from_secs(600);
 
-/// What we know of what others do to the object.
+/// State of conflicts with other field managers.
 #[derive(Debug)]
 pub(super) struct Care {
     rivals: Rivals,
-    /// How we write the object.
+    /// The form in which we write the object.
     form: Form,
-    /// UID and generation of the object when it was last seen to say what we want.
+    /// UID and generation of the object when it was last seen to be as we want it.
     agreed: Option<(String, i64)>,
-    /// When the object was deleted.
+    /// Times of recent deletions of the object.
     deletions: VecDeque<Instant>,
-    /// Since when the object belongs to a Node that is gone, and whether that was said.
+    /// Since when the object has been owned by a Node that is gone, and whether that was reported.
     stale: Option<(Instant, bool)>,
-    /// We may not change the object's owners.
+    /// Whether we are forbidden to change the object's owner references.
     owners_forbidden: bool,
-    /// The last sentence about the watch.
+    /// The last error of the watch that was logged.
     unwatched: Option<String>,
-    /// Since when the API server refuses us.
+    /// Since when the API server has been rejecting our writes.
     pub(super) refused_since: Option<Instant>,
 }
 
@@ -63,7 +63,7 @@ impl Care {
         }
     }
 
-    /// Should an operator know of this failure?
+    /// Returns true if this failure has lasted long enough that an operator should know.
     pub(super) fn is_refused_for_long(&mut self, error: &ClusterError, now: Instant) -> bool {
         if !error.needs_a_person() {
             self.refused_since = None;
@@ -72,17 +72,17 @@ impl Care {
         now.duration_since(*self.refused_since.get_or_insert(now)) >= REFUSED
     }
 
-    /// Does the object with these metadata say what we want?
+    /// Returns true if the object with this metadata is as we want it.
     pub(super) fn agrees_with(&self, metadata: &ObjectMeta) -> bool {
         self.agreed.is_some() && self.agreed == identity(metadata)
     }
 
-    /// When it has to be said that the owner is stale, if it is.
+    /// Returns when to report that the owner is stale, if it is.
     pub(super) fn stale_due(&self, refresh: Duration) -> Option<Instant> {
         self.stale.map(|(since, _)| since + GARBAGE.min(refresh))
     }
 
-    /// What others left and we may remove.
+    /// Returns what others left and we may remove.
     fn left(&self, metadata: &ObjectMeta) -> Leftovers {
         let left = Leftovers::of(metadata, self.form);
         if self.owners_forbidden { left.without_owner() } else { left }
@@ -94,7 +94,7 @@ fn identity(metadata: &ObjectMeta) -> Option<(String, i64)> {
 }
 
 impl Task {
-    /// Looks at the object as it stood: somebody else's is taken over with the first write.
+    /// Examines the live object at startup: one of another writer is taken over with the first write.
     pub(super) fn consider(&mut self, standing: &Standing) {
         let Some(object) = standing.object() else { return };
         if self.writer.owner_seems_stale() {
@@ -109,10 +109,11 @@ impl Task {
         self.notices.post(Reason::ObjectTakenOver, sentence);
     }
 
-    /// Somebody wrote the object. Was it we, and does it still say what we want?
+    /// Handles an event of the object: finds out whether it is still as we want it, and if not, who changed
+    /// it.
     pub(super) async fn look(&mut self, metadata: ObjectMeta) {
         self.care.unwatched = None;
-        // What waits to be written is written over whatever this is.
+        // A pending write overwrites it anyway.
         if self.pending.is_some() || self.writer.knows(&metadata) {
             return;
         }
@@ -120,10 +121,11 @@ impl Task {
             self.writer.saw(metadata);
             return;
         }
-        // A rival may write often, and it is not answered: that needs no call.
+        // A rival may write often and is left alone, so do not read the object each time.
         let author = Author::of_content(&metadata);
         if let Some(rival) = author.filter(|author| self.care.rivals.is_left(author, Instant::now())) {
-            // Annotations and labels, such as the controller's nudge, do not raise the generation: the rival wrote nothing.
+            // Annotations and labels, such as the controller's nudge, do not raise the generation: the rival
+            // did not write.
             let rewritten = self.writer.own().and_then(identity) != identity(&metadata);
             self.writer.saw(metadata);
             if rewritten {
@@ -144,7 +146,7 @@ impl Task {
         }
     }
 
-    /// Nothing has happened for long: is what we wrote still there, and is the Node?
+    /// Reads the object after a long time without events: it may have been changed, or the Node may be gone.
     pub(super) async fn look_again(&mut self) {
         self.refresh_at = Instant::now() + jittered(self.refresh);
         let before = self.writer.version().to_owned();
@@ -170,9 +172,9 @@ impl Task {
         }
     }
 
-    /// Does the object say what we want? If not, something is done about it.
+    /// Returns true if the object is as we want it. If not, reacts to the difference.
     fn compare(&mut self, live: &NodeResourceTopology, fresh: bool) -> bool {
-        // A newer account is about to be written: what it says differently nobody has changed.
+        // A newer topology is about to be written: a difference from it is not another writer's change.
         if self.offers.has_changed().unwrap_or(true) {
             return false;
         }
@@ -195,7 +197,7 @@ impl Task {
         false
     }
 
-    /// `author` made `fields` of the object say something else.
+    /// Reacts to a change of `fields` by `author`.
     fn decide(&mut self, author: &Author, fields: &[&str], fresh: bool) {
         let now = Instant::now();
         self.care.agreed = None;
@@ -223,7 +225,7 @@ impl Task {
         self.tell_rivals();
     }
 
-    /// Says who the rivals are, when they are others than before.
+    /// Reports the rivals when they change.
     fn tell_rivals(&mut self) {
         let rivals: Vec<String> = self.care.rivals.active(Instant::now()).map(ToString::to_string).collect();
         let rival = (!rivals.is_empty()).then(|| rivals.join(" and "));
@@ -245,7 +247,7 @@ impl Task {
         });
     }
 
-    /// The object was deleted: it is made again, unless it is another that was.
+    /// Handles the deletion of the object: it is recreated, unless another object was deleted.
     pub(super) fn gone(&mut self, was: Option<&ObjectMeta>) {
         let other = |own: &ObjectMeta| was.is_some_and(|was| was.uid != own.uid);
         if self.writer.own().is_some_and(other) {
@@ -267,7 +269,7 @@ impl Task {
         }
     }
 
-    /// After a write: removes what others left and an apply does not reach.
+    /// Removes, after a write, what others left and an apply does not remove.
     pub(super) async fn clean(&mut self) {
         let Some(metadata) = self.writer.own() else { return };
         let left = self.care.left(metadata);
@@ -298,13 +300,13 @@ impl Task {
             Ok(()) => {
                 info!("removed what others left in the NodeResourceTopology: {}", left.fields().join(", "))
             }
-            // Whoever wrote in between is looked at by itself.
+            // The write that caused the conflict is handled by itself.
             Err(error) if error.is_conflict() => debug!("{error}"),
             Err(error) => warn!("what others left in the NodeResourceTopology stays: {error}"),
         }
     }
 
-    /// The Node may have been made anew: then garbage collection has to take the object.
+    /// Checks whether the Node was recreated: garbage collection should delete the object then.
     async fn check_owner(&mut self) {
         let now = Instant::now();
         match self.writer.owner_is_stale().await {
@@ -337,7 +339,7 @@ impl Task {
         self.notices.post(Reason::StaleOwner, sentence);
     }
 
-    /// Says once why the object cannot be watched.
+    /// Logs once why the object cannot be watched.
     pub(super) fn cannot_watch(&mut self, error: &ClusterError) {
         let sentence = error.to_string();
         if self.care.unwatched.as_ref() != Some(&sentence) {

@@ -1,8 +1,8 @@
-//! What of the object is not as we want it, and who made it so.
+//! Finds out how the object differs from what we want, and who changed it.
 //!
-//! An apply sets what we manage and cannot remove what others own: the deprecated policies that NFD writes, the
-//! Namespace that NFD makes the owner, and RTE's annotation with a fingerprint, which the scheduler plugin falls back to.
-//! Labels and other annotations are nobody's business but their writers'.
+//! An apply sets the fields that we manage and cannot remove those that others own: the deprecated policies
+//! that NFD writes, the Namespace that NFD makes the owner, and RTE's annotation with a fingerprint, which
+//! the scheduler plugin falls back to. Labels and other annotations are left to their writers.
 
 use std::fmt;
 
@@ -15,10 +15,10 @@ use crate::nrt::{
     FINGERPRINT_ANNOTATION as FINGERPRINT, Form, NodeResourceTopology, NodeResourceTopologyFields, Version,
 };
 
-/// The deprecated field that we write on request only.
+/// The deprecated field, which we write on request only.
 const POLICIES: &str = "topologyPolicies";
 
-/// The fields of `live` that differ from what we want.
+/// Returns the fields of `live` that differ from what we want.
 pub(super) fn differing(
     live: &NodeResourceTopology,
     wanted: &NodeResourceTopologyFields,
@@ -47,7 +47,7 @@ pub(super) struct Leftovers {
 }
 
 impl Leftovers {
-    /// What an object's metadata tell of it, where we write objects in this form.
+    /// Returns the leftovers according to an object's metadata. `form` is how we write objects.
     pub(super) fn of(metadata: &ObjectMeta, form: Form) -> Self {
         let entries = || metadata.managed_fields.iter().flatten();
         let annotations = metadata.annotations.as_ref();
@@ -63,25 +63,25 @@ impl Leftovers {
         self != Self::default()
     }
 
-    /// Does it take the right to change owners to remove them?
+    /// Returns true if removing them requires the permission to change owner references.
     pub(super) const fn has_owner(self) -> bool {
         self.owner
     }
 
-    /// The others.
+    /// Returns the leftovers without the owner.
     pub(super) const fn without_owner(self) -> Self {
         Self { owner: false, ..self }
     }
 
-    /// The fields, for people and to find who wrote them.
+    /// Returns the fields, for messages and to find out who wrote them.
     pub(super) fn fields(self) -> Vec<&'static str> {
         let all =
             [(self.policies, POLICIES), (self.annotation, FINGERPRINT), (self.owner, "ownerReferences")];
         all.into_iter().filter(|(is, _)| *is).map(|(_, name)| name).collect()
     }
 
-    /// The merge patch that removes them from the object with this metadata, and from no other version of it. `owner`
-    /// takes the place of the Namespace, unless a Node owns the object already.
+    /// Returns the merge patch that removes them from the object with this metadata, and from no other
+    /// version of it. `owner` replaces the Namespace, unless a Node owns the object already.
     pub(super) fn patch(self, metadata: &ObjectMeta, owner: Option<&OwnerReference>) -> Value {
         let mut meta = Map::new();
         meta.insert("resourceVersion".to_owned(), json!(metadata.resource_version));
@@ -108,21 +108,21 @@ fn is_namespace(owner: &OwnerReference) -> bool {
     owner.kind == "Namespace" && owner.api_version == "v1"
 }
 
-/// Who wrote something that is not ours.
+/// The author of a change that is not ours.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Author {
     /// A person with `kubectl`.
     Person(String),
     /// Another program.
     Manager(String),
-    /// Somebody under our own name: an agent that started, or one too many.
+    /// Another process with our field manager: an agent that just started, or a duplicate.
     Namesake,
-    /// Whoever it was left no trace.
+    /// The managed fields do not show the author.
     Unknown,
 }
 
 impl Author {
-    /// Who wrote `fields`, as far as the object's managed fields tell.
+    /// Returns the author of `fields` according to the object's managed fields.
     pub(super) fn of(metadata: &ObjectMeta, fields: &[&str]) -> Self {
         let entries = || metadata.managed_fields.iter().flatten();
         let newest = |entries: &mut dyn Iterator<Item = &ManagedFieldsEntry>| {
@@ -138,11 +138,11 @@ impl Author {
         if entries().any(|entry| fields.iter().all(|field| owns(entry, field))) {
             return Self::Namesake;
         }
-        // What is missing has no owner.
+        // A removed field has no owner.
         newest(&mut entries().filter(foreign)).unwrap_or(Self::Unknown)
     }
 
-    /// Who wrote the content of an object that is not equal to ours; `None` if nobody but we did.
+    /// Returns the author of the content of an object that differs from ours; `None` if nobody else wrote it.
     pub(super) fn of_content(metadata: &ObjectMeta) -> Option<Self> {
         match Self::of(metadata, &["zones", "attributes", POLICIES]) {
             Self::Namesake | Self::Unknown => None,
@@ -175,7 +175,8 @@ impl fmt::Display for Author {
     }
 }
 
-/// Does an entry of the managed fields own a field: one of the root, an annotation or the owner references?
+/// Returns true if an entry of the managed fields owns a field: one of the root, an annotation or the owner
+/// references.
 fn owns(entry: &ManagedFieldsEntry, field: &str) -> bool {
     let Some(fields) = &entry.fields_v1 else { return false };
     let fields = &fields.0;

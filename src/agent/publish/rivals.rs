@@ -1,7 +1,8 @@
-//! Whose writes are answered, and whose are not.
+//! Decides which changes by others are overwritten.
 //!
-//! What a person edits or another manager leaves behind is taken over. A publisher that keeps rewriting is a rival: two
-//! publishers that answer each other write for ever, so it is reported and, unless told otherwise, not answered.
+//! A person's edit, or what another manager left behind, is taken over. A publisher that keeps rewriting the
+//! object is a rival: two publishers that overwrite each other write forever, so it is reported and, unless
+//! configured otherwise, left alone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,40 +13,40 @@ use super::drift::Author;
 use crate::backoff::back_off;
 use crate::config::RivalsMode;
 
-/// A person, or an agent that is being replaced, may write so often...
+/// How many times a person, or an agent that is being replaced, may write...
 const EDITS: usize = 3;
-/// ...within this time.
+/// ...within this time before it is a rival.
 const EDITS_WITHIN: Duration = Duration::from_secs(600);
-/// Who was silent for so long is gone.
+/// A writer that was silent for this long is forgotten.
 const SILENCE: Duration = Duration::from_secs(3600);
-/// How soon a rewrite is answered by who fights.
+/// Initial backoff before a rival's change is overwritten, in [`RivalsMode::Fight`].
 const ANSWER: Duration = Duration::from_millis(200);
-/// The longest wait before an answer.
+/// Maximum of that backoff.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// More writers than any cluster has; names come from outside.
+/// Maximum number of tracked writers, more than any cluster has. Their names are untrusted.
 const MOST: usize = 32;
 
-/// What to do about somebody's write.
+/// What to do about a change by another writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Write over it.
+    /// Overwrite it.
     TakeOver,
-    /// It is a rival's: write over it after a while.
+    /// It is a rival's: overwrite it after this delay.
     Answer(Duration),
-    /// It is a rival's: let it be.
+    /// It is a rival's: leave it.
     Leave,
 }
 
 #[derive(Debug)]
 struct Writer {
     last: Instant,
-    /// When it was written over.
+    /// When its changes were overwritten.
     taken: VecDeque<Instant>,
     rival: bool,
     answers: u32,
 }
 
-/// The memory of other writers.
+/// Tracks other writers of the object.
 #[derive(Debug)]
 pub(super) struct Rivals {
     mode: RivalsMode,
@@ -57,7 +58,7 @@ impl Rivals {
         Self { mode, writers: BTreeMap::new() }
     }
 
-    /// Judges what `author` wrote. `fresh`: it is a write that was not seen before.
+    /// Decides what to do about a change by `author`. `fresh`: the change was not seen before.
     pub(super) fn judge(&mut self, author: &Author, fresh: bool, now: Instant) -> Verdict {
         self.forget(now);
         let writer = self.writers.entry(author.clone()).or_insert_with(|| Writer {
@@ -70,7 +71,7 @@ impl Rivals {
             writer.last = now;
         }
         writer.rival = match author {
-            // One that was written over and writes again means it.
+            // A manager that writes again after it was overwritten is active, not a leftover.
             Author::Manager(_) => !writer.taken.is_empty(),
             Author::Person(_) | Author::Namesake | Author::Unknown => {
                 writer.taken.retain(|taken| now.duration_since(*taken) < EDITS_WITHIN);
@@ -88,18 +89,18 @@ impl Rivals {
         }
     }
 
-    /// The rivals that were heard of lately.
+    /// Returns the rivals that wrote recently.
     pub(super) fn active(&self, now: Instant) -> impl Iterator<Item = &Author> {
         let active = move |writer: &Writer| writer.rival && now.duration_since(writer.last) < SILENCE;
         self.writers.iter().filter(move |(_, writer)| active(writer)).map(|(author, _)| author)
     }
 
-    /// Is this a rival that is let be?
+    /// Returns true if this is a rival that is left alone.
     pub(super) fn is_left(&self, author: &Author, now: Instant) -> bool {
         self.mode == RivalsMode::Report && self.active(now).any(|rival| rival == author)
     }
 
-    /// Forgets who is silent, and of too many the one that is so for longest.
+    /// Forgets silent writers, and the longest silent ones above the limit.
     fn forget(&mut self, now: Instant) {
         self.writers.retain(|_, writer| now.duration_since(writer.last) < SILENCE);
         while self.writers.len() >= MOST {
@@ -132,7 +133,7 @@ mod tests {
         }
         let last = start + MINUTE * 9;
         assert!(rivals.is_left(&nfd(), last));
-        // Its content stands and is looked at, but nobody writes.
+        // Its change is still there and is looked at, but it does not write.
         assert_eq!(rivals.judge(&nfd(), false, last + MINUTE * 59), Verdict::Leave);
         assert_eq!(rivals.active(last + MINUTE * 59).count(), 1);
         assert_eq!(rivals.active(last + MINUTE * 60).count(), 0);

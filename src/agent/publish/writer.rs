@@ -1,4 +1,4 @@
-//! Writes one node's object, and knows what the API server has of it.
+//! Writes the object of one node, and tracks what the API server has.
 
 use std::time::Duration;
 
@@ -14,31 +14,31 @@ use crate::cluster::{Cluster, ClusterError};
 use crate::nrt::NodeResourceTopology;
 use crate::topology::Topology;
 
-/// How long a UID that was read is good for an object that is made: a Node may be made anew.
+/// How long a Node UID that was read may be used for a new object: the Node may be recreated.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// What the API server has of the object, as far as we know.
+/// The live object, as far as we know.
 #[derive(Debug)]
 enum Own {
-    /// Nobody told, or we may not read it.
+    /// Not read yet, or we may not read it.
     Unknown,
-    /// Nothing.
+    /// There is none.
     Missing,
     /// An object with this metadata.
     Is(Box<ObjectMeta>),
 }
 
-/// The one who writes.
+/// Writes the object of one node.
 #[derive(Debug)]
 pub(in crate::agent) struct Writer {
     node: String,
     cluster: Cluster,
-    /// Make the Node own an object that we make.
+    /// Whether to make the Node the owner of an object that we create.
     owned: bool,
     own: Own,
     /// The Node's UID, and when it was read.
     uid: Option<(String, Instant)>,
-    /// It was said that we may not read.
+    /// Whether it was logged that we may not read the object.
     told_unreadable: bool,
 }
 
@@ -47,7 +47,7 @@ impl Writer {
         Self { node, cluster, owned, own: Own::Unknown, uid: None, told_unreadable: false }
     }
 
-    /// The object's metadata, if they are known.
+    /// Returns the object's metadata, if known.
     pub(super) fn own(&self) -> Option<&ObjectMeta> {
         match &self.own {
             Own::Is(metadata) => Some(metadata),
@@ -55,19 +55,20 @@ impl Writer {
         }
     }
 
-    /// Somebody wrote the object: this is what it is now.
+    /// Records the object's metadata after another writer's change.
     pub(super) fn saw(&mut self, metadata: ObjectMeta) {
         self.own = Own::Is(Box::new(metadata));
     }
 
-    /// Did we see this version already, or a later one? They are numbers that only grow.
+    /// Returns true if this version or a later one is already known. Resource versions are numbers that only
+    /// grow.
     pub(super) fn knows(&self, metadata: &ObjectMeta) -> bool {
         let number = |metadata: &ObjectMeta| metadata.resource_version.as_deref()?.parse::<u64>().ok();
         let Some(own) = self.own().filter(|own| own.uid == metadata.uid) else { return false };
         number(metadata).zip(number(own)).is_some_and(|(theirs, ours)| theirs <= ours)
     }
 
-    /// Removes what others left. A Node takes the place of the Namespace that owned the object, if one is to own it.
+    /// Removes what others left. If the Node should own the object, it replaces the Namespace that did.
     pub(super) async fn clean(&mut self, left: Leftovers) -> Result<(), ClusterError> {
         let Some(metadata) = self.own() else { return Ok(()) };
         let owner = match left.has_owner() && self.owned {
@@ -80,16 +81,16 @@ impl Writer {
         Ok(())
     }
 
-    /// The version of the object; empty if it is not known.
+    /// Returns the object's resource version; empty if unknown.
     pub(super) fn version(&self) -> &str {
         self.own().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
     }
 
-    /// Reads the object and, at the same time, the Node: who makes an object needs both.
+    /// Reads the object and, concurrently, the Node: both are needed to create an object.
     pub(in crate::agent) async fn start(&mut self) -> Result<Standing, ClusterError> {
         let (cluster, node) = (self.cluster.clone(), self.node.clone());
         let read_uid = async {
-            // Whether it is needed shows later, and then it is read again.
+            // An error is ignored: the UID is read again if it turns out to be needed.
             if self.owned { cluster.node_uid(&node).await.ok() } else { None }
         };
         let (read, uid) = tokio::join!(self.cluster.topology(&self.node), read_uid);
@@ -121,15 +122,15 @@ impl Writer {
                     warn!("{error}; the object is written all the same, without knowing what it was");
                     self.told_unreadable = true;
                 }
-                // What an earlier write told holds.
+                // What an earlier write returned is still valid.
                 Ok(Standing::Unreadable)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Makes the object say what `topology` says. One that was deleted or made anew since it was seen is looked at and
-    /// written once more.
+    /// Applies `topology` to the object. If the object was deleted or recreated since it was last seen, reads
+    /// it and tries once more.
     pub(in crate::agent) async fn write(&mut self, topology: &Topology) -> Result<(), ClusterError> {
         match self.apply(topology).await {
             Err(error) if error.is_conflict() => {
@@ -142,7 +143,7 @@ impl Writer {
         }
     }
 
-    /// Writes an object of ours that stood, as it is here: with another fingerprint.
+    /// Applies a live object of ours of which only the fingerprint was changed.
     pub(super) async fn hold(&mut self, object: &NodeResourceTopology) -> Result<(), ClusterError> {
         if self.own().is_none() {
             return Ok(());
@@ -152,17 +153,17 @@ impl Writer {
 
     async fn apply(&mut self, topology: &Topology) -> Result<(), ClusterError> {
         let mut object = object(&self.node, None, topology);
-        // What an apply does not name stays as others left it, and theirs would be believed.
+        // A field left out of an apply keeps the value that others gave it, and consumers would use that.
         object.spec.attributes.get_or_insert_default();
         self.send(object).await
     }
 
-    /// Sends an object with this content, as the one that we know.
+    /// Applies an object with this content to the one that we know.
     async fn send(&mut self, mut object: NodeResourceTopology) -> Result<(), ClusterError> {
         let mut made = false;
         object.metadata.owner_references = match &self.own {
             Own::Is(metadata) => {
-                // Only this one: in place of one that is gone another must be made, with another owner.
+                // Only update this object: if it is gone, a new one must be created, with another owner.
                 object.metadata.uid.clone_from(&metadata.uid);
                 Some(self.repeated(metadata)).filter(|references| !references.is_empty())
             }
@@ -180,9 +181,9 @@ impl Writer {
         Ok(())
     }
 
-    /// A policy may refuse the owner alone: the chart's does where the Node was made anew, until the kubelet has asked for
-    /// a token that names the new one. An object that nobody owns is better than none: the controller removes it when the
-    /// Node goes.
+    /// Creates the object without an owner. A policy may reject the owner alone: the chart's does if the Node
+    /// was recreated, until the kubelet has requested a token that names the new one. An object without an
+    /// owner is better than none: the controller deletes it with the Node.
     async fn make_without_owner(
         &self,
         mut object: NodeResourceTopology,
@@ -194,8 +195,8 @@ impl Writer {
         Ok(metadata)
     }
 
-    /// The references to this node's Node, word by word: an owner is set when the object is made and never changed, and
-    /// what we leave out of an apply goes.
+    /// Returns the references to this node's Node, unchanged: an owner is set at creation and never changed,
+    /// and a reference left out of an apply is removed.
     fn repeated(&self, metadata: &ObjectMeta) -> Vec<OwnerReference> {
         let all = metadata.owner_references.iter().flatten();
         all.filter(|reference| self.is_node(reference)).cloned().collect()
@@ -205,7 +206,7 @@ impl Writer {
         reference.kind == "Node" && reference.api_version == "v1" && reference.name == self.node
     }
 
-    /// The owner of an object that is made now.
+    /// Returns the owner reference of an object that is created now.
     async fn first_reference(&mut self) -> Result<Option<OwnerReference>, ClusterError> {
         if !self.owned {
             return Ok(None);
@@ -218,13 +219,13 @@ impl Writer {
         Ok(Some(node_reference(&self.node, &uid)))
     }
 
-    /// The object is gone, as somebody told.
+    /// Records that the object was deleted.
     pub(super) fn lost(&mut self) {
         self.own = Own::Missing;
         self.uid = None;
     }
 
-    /// Is the Node that owns the object another than the one that there is now? Reads the Node.
+    /// Returns true if the object is owned by another Node than the current one. Reads the Node.
     pub(super) async fn owner_is_stale(&self) -> Result<bool, ClusterError> {
         if !self.owned || !self.is_owned() {
             return Ok(false);
@@ -233,7 +234,7 @@ impl Writer {
         Ok(self.is_owned_by_another_than(&uid))
     }
 
-    /// As far as the Node is known from the start.
+    /// Like [`Writer::owner_is_stale`], by what was read of the Node at startup.
     pub(super) fn owner_seems_stale(&self) -> bool {
         self.is_owned() && self.uid.as_ref().is_some_and(|(uid, _)| self.is_owned_by_another_than(uid))
     }

@@ -1,4 +1,4 @@
-//! What a scan comes to.
+//! The result of a scan.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use crate::machine::Machine;
 use crate::pod::Terminal;
 use crate::scheduler::Unlisted;
 
-/// What moves slowly: hardware, allocatable and the kubelet's configuration.
+/// What changes slowly: hardware, allocatable and the kubelet's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// What the hardware has.
+    /// The node's hardware.
     pub machine: Arc<Machine>,
-    /// What the kubelet may hand out.
+    /// What the kubelet can allocate.
     pub allocatable: Allocatable,
-    /// How the kubelet is configured; `None` while that is unknown.
+    /// The kubelet's configuration; `None` while unknown.
     pub config: Option<KubeletConfig>,
     /// What could not be read, one sentence each.
     pub problems: Vec<String>,
@@ -24,32 +24,32 @@ pub struct Inventory {
 /// One List and the inventory that goes with it.
 #[derive(Clone, Debug)]
 pub struct Scan {
-    /// What pods hold.
+    /// What pods are allocated.
     pub usage: Arc<Usage>,
-    /// What there is to hold.
+    /// What there is to allocate.
     pub inventory: Arc<Inventory>,
-    /// The managers' books, read right after the List; `None` where they cannot be read.
+    /// The managers' checkpoints, read right after the List; `None` if they cannot be read.
     pub state: Option<Arc<ManagerState>>,
-    /// What is wrong with these books, one sentence each.
+    /// Problems of the checkpoints, one sentence each.
     pub state_problems: Vec<String>,
-    /// Is the file there that changes with whoever is admitted? The device manager's, which is mounted with the device
-    /// plugins' sockets, changes with devices only.
+    /// Whether the CPU Manager's checkpoint exists, which changes with admissions. The Device Manager's,
+    /// which is mounted with the device plugins' sockets, changes with devices only.
     pub files_tell: bool,
-    /// Pods (namespace, name) that have ended, as far as anybody told.
+    /// Terminated pods (namespace, name), as far as known.
     pub terminal: Terminal,
     /// The connection that both came from.
     pub connection: Connection,
-    /// How long ago the kubelet made its socket, as far as the clock can be believed.
+    /// How long ago the kubelet created its socket, as far as the clock can be trusted.
     pub socket_age: Duration,
 }
 
 impl Scan {
-    /// Everything that could not be read, one sentence each.
+    /// Returns everything that could not be read, one sentence each.
     pub fn problems(&self) -> impl Iterator<Item = &String> {
         self.inventory.problems.iter().chain(&self.state_problems)
     }
 
-    /// What tells what plain init containers keep.
+    /// Returns the state that shows what plain init containers keep.
     pub(crate) fn unlisted(&self) -> Unlisted<'_> {
         Unlisted {
             machine: &self.inventory.machine,

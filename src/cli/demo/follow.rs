@@ -1,4 +1,5 @@
-//! Follows the object, the pods and the agent. What the demo shows comes from here, over HTTP.
+//! Watches the object and the pods over HTTP, and the agent's status. All that the demo shows comes from
+//! here.
 
 use std::time::{Duration, Instant};
 
@@ -13,21 +14,21 @@ use crate::agent::Agent;
 use crate::nrt::NodeResourceTopology;
 use crate::sim::node::ZONES;
 
-/// After a watch that ended or failed.
+/// Delay after a watch ended or failed.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// One thing to know.
+/// An update of what the demo shows.
 #[derive(Debug)]
 pub(super) enum News {
-    /// The object in the API server, and when the watch told.
+    /// The object in the API server, and when the watch reported it.
     Topology { object: Box<NodeResourceTopology>, at: Instant },
-    /// A pod and the zones that it holds something in; `None` when it is gone or holds nothing.
+    /// A pod and the zones in which it is allocated resources; `None` if it was deleted or has none.
     Pod { name: String, zones: Option<String> },
-    /// What the agent is unhappy about.
+    /// The agent's current problem, if any.
     Trouble(Option<String>),
 }
 
-/// Starts following.
+/// Starts the watches.
 pub(super) fn start(client: &Client, node: &str, agent: &Agent, news: &Sender<News>) -> Vec<JoinHandle<()>> {
     vec![
         tokio::spawn(topology(client.clone(), node.to_owned(), news.clone())),
@@ -69,7 +70,7 @@ async fn pods(client: Client, news: Sender<News>) {
     }
 }
 
-/// The objects of a watch, each with whether it is gone, until the watch ends or fails.
+/// Returns the objects of a watch, each with whether it was deleted, until the watch ends or fails.
 fn upserts<K>(
     events: impl Stream<Item = Result<WatchEvent<K>, kube::Error>>,
 ) -> impl Stream<Item = (K, bool)> {

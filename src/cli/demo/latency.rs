@@ -1,16 +1,16 @@
-//! How long changes took, in percentiles.
+//! Percentiles of latencies.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How many are remembered.
+/// Maximum number of samples kept.
 const KEPT: usize = 1000;
 
-/// The latest of them.
+/// The latest samples.
 #[derive(Debug, Default)]
 pub(super) struct Latencies(VecDeque<Duration>);
 
-/// What they come to.
+/// Percentiles of the samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Summary {
     pub(super) count: usize,
@@ -33,7 +33,8 @@ impl Latencies {
     }
 }
 
-/// The nearest rank: the smallest value that at least so many per cent do not exceed.
+/// Returns a percentile by nearest rank: the smallest value that at least `percent` per cent of all do not
+/// exceed.
 fn rank(sorted: &[Duration], percent: usize) -> Duration {
     let at = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
     sorted.get(at).copied().unwrap_or_default()

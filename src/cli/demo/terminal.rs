@@ -1,4 +1,4 @@
-//! The terminal: opened, drawn on, and always given back as it was.
+//! The terminal, which is always restored to its original state.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use crossterm::terminal::{
 use crossterm::{execute, queue};
 use tokio::sync::mpsc;
 
-/// How soon the thread that reads keys notices the end.
+/// How often the thread that reads keys checks whether to exit.
 const ATTENTION: Duration = Duration::from_millis(50);
 
-/// What the person did.
+/// User input.
 #[derive(Debug)]
 pub(super) enum Input {
     /// q, Esc or Ctrl-C.
     Quit,
-    /// The window has another size, or a key was pressed that means nothing.
+    /// The window was resized, or a key without a function was pressed.
     Redraw,
     /// The terminal is gone.
     Lost(String),
 }
 
-/// The alternate screen. Dropping it gives the terminal back.
+/// The alternate screen. Dropping it restores the terminal.
 #[derive(Debug)]
 pub(super) struct Screen {
     colour: bool,
@@ -39,7 +39,7 @@ pub(super) struct Screen {
 
 impl Screen {
     pub(super) fn open(colour: bool) -> io::Result<Self> {
-        // The release build aborts on a panic, which drops nothing: the hook is the last chance.
+        // The release build aborts on a panic without running destructors, so the hook restores the terminal.
         let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             give_back();
@@ -54,7 +54,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Draws what `page` makes for this size.
+    /// Draws the text that `page` returns for the current size.
     pub(super) fn draw(&mut self, page: impl Fn(usize, usize, bool) -> String) -> io::Result<()> {
         let (width, height) = terminal::size()?;
         let text = page(usize::from(width), usize::from(height), self.colour);
@@ -71,7 +71,7 @@ impl Screen {
         out.flush()
     }
 
-    /// The next thing that the person does.
+    /// Returns the next input.
     pub(super) async fn input(&mut self) -> Input {
         self.input.recv().await.unwrap_or_else(|| Input::Lost("nobody reads it".into()))
     }
@@ -85,12 +85,12 @@ impl Drop for Screen {
 }
 
 fn give_back() {
-    // A terminal that is gone needs nothing back.
+    // If the terminal is gone, there is nothing to restore.
     let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
     let _ = terminal::disable_raw_mode();
 }
 
-/// Reading keys blocks, so it has a thread of its own.
+/// Reads keys. This blocks, so it runs in a thread of its own.
 fn read_keys(sender: &mpsc::Sender<Input>, ended: &AtomicBool) {
     while !ended.load(Ordering::Relaxed) {
         let input = match event::poll(ATTENTION) {

@@ -1,4 +1,4 @@
-//! What the demo shows: a pure function from the state to text that fits the window.
+//! Rendering of the demo: a pure function from the state to text that fits the window.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
@@ -8,37 +8,37 @@ use super::latency::Summary;
 use crate::nrt;
 use crate::sim::kubelet::PodSpec;
 
-/// Everything there is to show.
+/// The state to be rendered.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     pub(super) node: String,
     pub(super) seed: u64,
-    /// How a person sees the same; empty on a page that outlives its API server.
+    /// The command that shows the same object; empty on a page that outlives its API server.
     pub(super) command: String,
-    /// As the API server has them.
+    /// The zones in the API server.
     pub(super) zones: Vec<Zone>,
-    /// Pod to the ids of its zones (`0`, `0-1`), as the API server has them.
+    /// Pod name to the ids of its zones (`0`, `0-1`), from the API server.
     pub(super) pods: BTreeMap<String, String>,
-    /// The newest first.
+    /// Newest first.
     pub(super) events: VecDeque<Event>,
     /// Writes that changed the object.
     pub(super) writes: u64,
-    /// Allocations and releases.
+    /// Number of allocations and releases.
     pub(super) changes: u64,
     pub(super) allocation: Summary,
     pub(super) release: Summary,
     /// How long the kubelet's own files take to show a release.
     pub(super) release_lag: Duration,
-    /// Does the object say what the kubelet's own books say?
+    /// Whether the object matches the kubelet's own state.
     pub(super) agrees: bool,
     pub(super) trouble: Option<String>,
 }
 
-/// One thing that happened.
+/// An event in the history.
 #[derive(Clone, Debug)]
 pub(super) struct Event {
     pub(super) words: String,
-    /// Until the object showed it; `None` for what no object shows.
+    /// The time until the object showed it; `None` for what no object shows.
     pub(super) took: Option<Duration>,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Zone {
 #[derive(Clone, Debug)]
 struct Resource {
     label: String,
-    /// Bytes are shown in GiB.
+    /// Whether the amounts are in bytes, which are shown in GiB.
     bytes: bool,
     allocatable: u64,
     available: u64,
@@ -67,7 +67,7 @@ impl From<&nrt::Zone> for Zone {
             available: resource.available.ceil(),
         };
         let mut resources: Vec<Resource> = zone.resources.iter().flatten().map(resource).collect();
-        // The order in which people think of them; within that, the object's.
+        // CPU and memory first, then huge pages and devices; within these, the object's order.
         resources.sort_by_key(|resource| match resource.label.as_str() {
             "cpu" => 0,
             "memory" => 1,
@@ -78,7 +78,7 @@ impl From<&nrt::Zone> for Zone {
     }
 }
 
-/// `cpu`, `memory`, `2Mi pages`, `gpu`.
+/// Returns the name to show: `cpu`, `memory`, `2Mi pages`, `gpu`.
 fn label(name: &str) -> String {
     match name.strip_prefix("hugepages-") {
         Some(size) => format!("{size} pages"),
@@ -86,7 +86,7 @@ fn label(name: &str) -> String {
     }
 }
 
-/// What a pod asks for, in words.
+/// Describes what a pod requests.
 pub(super) fn request(pod: &PodSpec) -> String {
     let mut parts = Vec::new();
     for container in &pod.containers {
@@ -104,7 +104,7 @@ pub(super) fn request(pod: &PodSpec) -> String {
     }
 }
 
-/// `18`, `2.5`.
+/// Formats bytes in GiB: `18`, `2.5`.
 fn gib(bytes: u64) -> String {
     let tenths = (u128::from(bytes) * 10 + (1 << 29)) >> 30;
     if tenths % 10 == 0 { (tenths / 10).to_string() } else { format!("{}.{}", tenths / 10, tenths % 10) }
@@ -120,7 +120,7 @@ impl Resource {
     }
 }
 
-/// How a piece of text looks.
+/// The style of a piece of text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Style {
     Plain,
@@ -145,7 +145,7 @@ impl Style {
     }
 }
 
-/// One line in pieces. Every character that the demo prints is one column wide.
+/// A line of styled pieces. Every character that the demo prints is one column wide.
 #[derive(Clone, Default)]
 struct Line(Vec<(String, Style)>);
 
@@ -163,7 +163,7 @@ impl Line {
         self.0.iter().map(|(text, _)| text.chars().count()).sum()
     }
 
-    /// Exactly `width` columns: cut or filled up.
+    /// Truncates or pads the line to exactly `width` columns.
     fn fitted(mut self, width: usize) -> Self {
         let fill = width.saturating_sub(self.width());
         self.0.push((" ".repeat(fill), Style::Plain));
@@ -191,10 +191,10 @@ impl Line {
     }
 }
 
-/// Fewer columns make a panel unreadable.
+/// Minimum width of a readable panel, in columns.
 const PANEL: usize = 44;
 
-/// The page, of at most `height` lines of at most `width` columns.
+/// Renders the page, with at most `height` lines of at most `width` columns.
 pub(super) fn render(view: &View, width: usize, height: usize, colour: bool) -> String {
     let mut lines = layout(view, width, height);
     lines.truncate(height);
@@ -208,7 +208,7 @@ pub(super) fn render(view: &View, width: usize, height: usize, colour: bool) -> 
     page
 }
 
-/// The roomiest layout that fits: panels before a table, the long foot before the short one.
+/// Returns the roomiest layout that fits: panels before a table, the long footer before the short one.
 fn layout(view: &View, width: usize, height: usize) -> Vec<Line> {
     let head = head(view, width);
     let feet = [long_foot(view, width), short_foot(view, width)];
@@ -247,7 +247,7 @@ fn head(view: &View, width: usize) -> Vec<Line> {
     vec![title, Line::new(what, Style::Dim), Line::default()]
 }
 
-/// The last events, and a line for each of the other things.
+/// Returns the last events, and one line for each of the other items.
 fn long_foot(view: &View, width: usize) -> Vec<Line> {
     let mut lines = vec![Line::default()];
     if !view.events.is_empty() {
@@ -265,7 +265,7 @@ fn long_foot(view: &View, width: usize) -> Vec<Line> {
     lines
 }
 
-/// The last event, and everything else in as few lines as there can be.
+/// Returns the last event, and everything else in as few lines as possible.
 fn short_foot(view: &View, width: usize) -> Vec<Line> {
     let mut lines = vec![Line::default()];
     lines.extend(view.events.front().map(|event| story(event, true)));
@@ -319,7 +319,7 @@ fn truth(view: &View) -> Line {
     }
 }
 
-/// `4.2 ms`, `251 ms`, `1.2 s`.
+/// Formats a duration: `4.2 ms`, `251 ms`, `1.2 s`.
 fn millis(duration: Duration) -> String {
     let ms = duration.as_secs_f64() * 1000.0;
     match ms {
@@ -329,7 +329,7 @@ fn millis(duration: Duration) -> String {
     }
 }
 
-/// Panels side by side, a blank line between rows of them.
+/// Returns the panels side by side, with a blank line between rows of them.
 fn panels(view: &View, width: usize, columns: usize) -> Vec<Line> {
     let gap = 2;
     let each = (width + gap) / columns - gap;
@@ -358,7 +358,7 @@ fn panel(view: &View, zone: &Zone, width: usize) -> Vec<Line> {
     let title = Line::new(format!("{:<8} ", zone.name), Style::Bold);
     let names = listed(&names, width.saturating_sub(title.width()));
     let mut lines = vec![title.add(names, Style::Plain)];
-    // One set of columns for all zones, so that panels line up.
+    // The column widths are the same for all zones, so that panels line up.
     let resources = || view.zones.iter().flat_map(|zone| &zone.resources);
     let widest = |of: &dyn Fn(&Resource) -> usize| resources().map(of).max().unwrap_or(0);
     let labels = widest(&|resource| resource.label.len());
@@ -377,12 +377,12 @@ fn panel(view: &View, zone: &Zone, width: usize) -> Vec<Line> {
     lines
 }
 
-/// Used, then free; what is a little used or a little free shows.
+/// Appends a bar of used, then free. A small amount of either is always visible.
 fn bars(line: Line, resource: &Resource, width: usize) -> Line {
     if resource.allocatable == 0 || width < 3 {
         return line.add(" ".repeat(width), Style::Plain);
     }
-    // Rounded down, so that what is a little free shows as well.
+    // Rounded down, so that a small free amount is visible as well.
     let share = u128::from(resource.used()) * width as u128 / u128::from(resource.allocatable);
     let mut used = usize::try_from(share).unwrap_or(width);
     if resource.used() > 0 {
@@ -391,7 +391,7 @@ fn bars(line: Line, resource: &Resource, width: usize) -> Line {
     line.add("█".repeat(used), Style::Used).add("░".repeat(width - used), Style::Free)
 }
 
-/// One line per zone: what is free of what.
+/// Returns one line per zone: available and allocatable amounts.
 fn table(view: &View, width: usize) -> Vec<Line> {
     let Some(first) = view.zones.first() else { return Vec::new() };
     let each = width.saturating_sub(7) / first.resources.len().max(1);
@@ -427,7 +427,7 @@ fn pods_on<'a>(view: &'a View, zone: &Zone) -> Vec<&'a str> {
     view.pods.iter().filter(|(_, zones)| on(zones)).map(|(name, _)| name.as_str()).collect()
 }
 
-/// As many names as fit, and how many do not.
+/// Returns as many names as fit, and the number of the others.
 fn listed(names: &[&str], width: usize) -> String {
     for shown in (0..=names.len()).rev() {
         let hidden = names.len() - shown;

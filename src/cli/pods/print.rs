@@ -1,4 +1,4 @@
-//! Pods as text.
+//! Formatting of pods.
 
 use anyhow::Context;
 use jiff::Timestamp;
@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 use super::row::{Row, age};
 use super::{Output, OutputArgs};
 
-/// Between two columns.
+/// Spaces between two columns.
 const GAP: usize = 3;
 
 /// The columns of a table.
 const COLUMNS: [&str; 8] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "STATIC", "UID"];
-/// Those of a wide one beside them.
+/// The additional columns of a wide table.
 const MORE: [&str; 3] = ["IP", "QOS", "CONDITIONS"];
 
-/// All that were asked for.
+/// Formats all requested pods.
 pub(super) fn all(pods: Vec<Value>, output: &OutputArgs) -> anyhow::Result<String> {
     match output.output {
         Output::Json | Output::Yaml => {
@@ -37,7 +37,7 @@ pub(super) fn all(pods: Vec<Value>, output: &OutputArgs) -> anyhow::Result<Strin
     }
 }
 
-/// The one that was asked for.
+/// Formats the one requested pod.
 pub(super) fn one(pod: Value, output: &OutputArgs) -> anyhow::Result<String> {
     match output.output {
         Output::Json | Output::Yaml => object(&pod, output.output),
@@ -49,7 +49,7 @@ fn object(object: &Value, output: Output) -> anyhow::Result<String> {
     match output {
         Output::Yaml => yaml(object),
         _ => {
-            // As wide as kubectl's.
+            // Indented like kubectl's output.
             let mut text = Vec::new();
             let format = serde_json::ser::PrettyFormatter::with_indent(b"    ");
             let mut writer = serde_json::Serializer::with_formatter(&mut text, format);
@@ -69,17 +69,17 @@ pub(super) fn name(pod: &Value) -> String {
     format!("{}/{}\n", word("namespace"), word("name"))
 }
 
-/// A table that is printed piece by piece.
+/// A table that is printed in parts.
 pub(super) struct Table {
     wide: bool,
     columns: Vec<&'static str>,
-    /// The first line is still to be printed.
+    /// Whether the header is still to be printed.
     header: bool,
     widths: Vec<usize>,
 }
 
 impl Table {
-    /// `first` are columns before the others.
+    /// Returns an empty table. `first` are additional columns before the others.
     pub(super) fn new(output: &OutputArgs, first: &[&'static str]) -> Self {
         let wide = output.output == Output::Wide;
         let more = if wide { &MORE[..] } else { &[] };
@@ -91,7 +91,7 @@ impl Table {
         Self { wide, columns, header: !output.no_headers, widths }
     }
 
-    /// The next lines; columns become as wide as they have to, and stay so.
+    /// Formats the next rows. Columns grow as needed and never shrink.
     pub(super) fn print<'a>(
         &mut self,
         rows: impl Iterator<Item = (Option<&'a str>, &'a Row)>,
@@ -126,7 +126,7 @@ impl Table {
         if self.wide {
             cells.extend([&*row.addresses, &row.class, &row.conditions]);
         }
-        // An empty cell is one that `awk` does not see.
+        // `awk` would skip an empty cell.
         cells.iter().map(|cell| if cell.is_empty() { "<none>".to_owned() } else { shown(cell) }).collect()
     }
 
@@ -142,7 +142,7 @@ impl Table {
     }
 }
 
-/// What others wrote must not move the cursor of whoever reads it.
+/// Replaces control characters: untrusted text must not control the terminal.
 fn shown(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// What is printed of a pod.
+/// The printed columns of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Row {
     pub(super) namespace: String,
@@ -11,9 +11,9 @@ pub(super) struct Row {
     pub(super) ready: String,
     pub(super) status: String,
     pub(super) restarts: Restarts,
-    /// When it was made.
+    /// When it was created.
     pub(super) since: Option<Timestamp>,
-    /// It is the kubelet's own, from a file or an address, or the API server's copy of such a one.
+    /// Whether it is a static pod, from a file or a URL, or the mirror pod of one.
     pub(super) is_static: bool,
     pub(super) uid: String,
     pub(super) addresses: String,
@@ -21,7 +21,7 @@ pub(super) struct Row {
     pub(super) conditions: String,
 }
 
-/// What the annotations of static pods and their copies say.
+/// Annotations of static pods and mirror pods.
 const SOURCE: &str = "kubernetes.io/config.source";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -46,7 +46,7 @@ impl Row {
         }
     }
 
-    /// Without what only a wide table shows.
+    /// Returns the row without the columns of a wide table.
     pub(super) fn narrow(self) -> Self {
         Self { addresses: String::new(), class: String::new(), conditions: String::new(), ..self }
     }
@@ -78,7 +78,7 @@ fn has_condition(status: &Value, kind: &str) -> bool {
         .any(|one| text(&one["type"]) == kind && text(&one["status"]) == "True")
 }
 
-/// Restarts of containers, and the last of them.
+/// The number of container restarts, and the time of the last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Restarts {
     count: i64,
@@ -99,7 +99,7 @@ impl Restarts {
     }
 }
 
-/// How many containers are ready, what is the matter, and restarts.
+/// Returns the columns READY, STATUS and RESTARTS.
 fn standing(pod: &Value) -> (String, String, Restarts) {
     let (spec, status) = (&pod["spec"], &pod["status"]);
     let init = items(&spec["initContainers"]);
@@ -119,7 +119,7 @@ fn standing(pod: &Value) -> (String, String, Restarts) {
     let mut initializing = false;
     for (index, container) in items(&status["initContainerStatuses"]).iter().enumerate() {
         restarts.add(container);
-        // Of two that have one name the last counts.
+        // If two containers have the same name, the last one counts.
         let is_sidecar = init.iter().rfind(|one| one["name"] == container["name"]).is_some_and(stays);
         if is_sidecar {
             of_sidecars.add(container);
@@ -182,13 +182,13 @@ fn standing(pod: &Value) -> (String, String, Restarts) {
     (format!("{ready}/{all}"), reason, restarts)
 }
 
-/// The first condition of its kind says so.
+/// Returns true if the first condition of type Initialized is true.
 fn is_initialized(status: &Value) -> bool {
     let first = items(&status["conditions"]).iter().find(|one| text(&one["type"]) == "Initialized");
     first.is_some_and(|one| text(&one["status"]) == "True")
 }
 
-/// Why a container ended.
+/// Returns why a container terminated.
 fn end(ended: &Value) -> String {
     match (text(&ended["reason"]), number(&ended["signal"])) {
         ("", 0) => format!("ExitCode:{}", number(&ended["exitCode"])),
@@ -202,7 +202,7 @@ fn addresses(status: &Value) -> String {
     all.join(",")
 }
 
-/// Those that are true, and of the others what they are, and why.
+/// Formats the conditions: the type if true, otherwise also the status and the reason.
 fn conditions(status: &Value) -> String {
     let print = |one: &Value| match (text(&one["status"]), text(&one["reason"])) {
         ("True", _) => text(&one["type"]).to_owned(),
@@ -213,9 +213,9 @@ fn conditions(status: &Value) -> String {
     all.join(",")
 }
 
-/// How long ago that was, as kubectl says it (`duration.HumanDuration`).
+/// Formats the time since `then` as kubectl does (`duration.HumanDuration`).
 pub(super) fn age(then: Option<Timestamp>, now: Timestamp) -> String {
-    /// The longest time that Go can tell.
+    /// The longest duration that Go can represent, in seconds.
     const LONGEST: i64 = i64::MAX / 1_000_000_000;
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
@@ -223,7 +223,7 @@ pub(super) fn age(then: Option<Timestamp>, now: Timestamp) -> String {
     const YEAR: i64 = 365 * DAY;
     let Some(then) = then else { return "<unknown>".to_owned() };
     let seconds = now.duration_since(then).as_secs().min(LONGEST);
-    // The second unit only where there is some of it.
+    // The second unit is omitted if it is zero.
     let two = |unit: i64, name: char, per: i64, small: char| match (seconds % unit) / per {
         0 => format!("{}{name}", seconds / unit),
         rest => format!("{}{name}{rest}{small}", seconds / unit),

@@ -17,7 +17,7 @@ const ADDED: &str = "ADDED";
 const MODIFIED: &str = "MODIFIED";
 const DELETED: &str = "DELETED";
 
-/// Prints pods and what becomes of them.
+/// Prints the pods and then their changes.
 pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Result<ExitCode> {
     let mut follow = client.follow(wanted());
     let mut shown = Shown::new(output);
@@ -37,23 +37,24 @@ pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Res
     }
 }
 
-/// What was said of failures.
+/// The state of error reporting.
 #[derive(Default)]
 struct Heard {
-    /// Were all pods listed once?
+    /// Whether all pods were listed once.
     ever: bool,
-    /// What was said last, if nothing was heard since.
+    /// The last reported error, unless a list was completed since.
     complaint: Option<String>,
 }
 
 impl Heard {
-    /// Was there a failure before?
+    /// Records a complete list. Returns true if an error was reported before.
     fn again(&mut self) -> bool {
         self.ever = true;
         self.complaint.take().is_some()
     }
 
-    /// Each sentence once. Where nothing was ever heard nobody waits for it, unless somebody who will tell is just starting.
+    /// Reports an error, unless it equals the last one. Before the first complete list an error is fatal,
+    /// unless a server is just starting.
     fn failed(&mut self, error: &PodsError) -> anyhow::Result<()> {
         let sentence = error.to_string();
         if !self.ever && !error.is_starting() {
@@ -67,24 +68,24 @@ impl Heard {
     }
 }
 
-/// What was printed.
+/// The state of the output.
 struct Shown {
     output: OutputArgs,
     table: Table,
-    /// By namespace, name and UID, which is the order in which they are printed.
+    /// Sorted by namespace, name and UID, the order in which they are printed.
     pods: BTreeMap<Key, Print>,
-    /// The list that is coming in.
+    /// The list being received.
     listed: BTreeMap<Key, Pod>,
 }
 
 /// Namespace, name and UID.
 type Key = (String, String, String);
 
-/// What is kept of a pod that was printed.
+/// State of a printed pod.
 struct Print {
-    /// Of all that is printed of it but its age, which changes by itself.
+    /// Hash of everything printed except the age, which changes by itself.
     hash: u64,
-    /// Its last line, for tables.
+    /// Its last row, for tables.
     row: Option<Row>,
 }
 
@@ -98,7 +99,7 @@ impl Shown {
         Self { output, table, pods: BTreeMap::new(), listed: BTreeMap::new() }
     }
 
-    /// What is to be printed of an event.
+    /// Returns the output for an event.
     fn take(&mut self, event: PodEvent) -> anyhow::Result<String> {
         match event {
             PodEvent::Listing => self.listed.clear(),
@@ -124,13 +125,13 @@ impl Shown {
         Ok(text + &self.is(&listed)?)
     }
 
-    /// These are there.
+    /// Returns the output for pods that exist.
     fn is(&mut self, pods: &[Pod]) -> anyhow::Result<String> {
         let (mut rows, mut text) = (Vec::new(), String::new());
         for pod in pods {
             let object = match object(pod) {
                 Ok(object) => object,
-                // It must not cost us the others.
+                // The other pods are still printed.
                 Err(error) => {
                     super::super::complain(format!("{error:#}"));
                     continue;
@@ -155,7 +156,7 @@ impl Shown {
         }
     }
 
-    /// This one is gone; `last` is what was said of it then, be it no more than its name.
+    /// Returns the output for a deleted pod. `last` is its last known state, which may be only its name.
     fn gone(&mut self, key: &Key, last: Option<&Pod>) -> anyhow::Result<String> {
         let Some(print) = self.pods.remove(key) else { return Ok(String::new()) };
         if let Some(row) = &print.row {
@@ -169,7 +170,7 @@ impl Shown {
         self.object(DELETED, last.and_then(|pod| object(pod).ok()).unwrap_or_else(named))
     }
 
-    /// What a table shows of a pod.
+    /// Returns the pod's table row, if the output is a table.
     fn row(&self, object: &Value) -> Option<Row> {
         match self.output.output {
             Output::Table => Some(Row::of(object).narrow()),
@@ -191,7 +192,7 @@ impl Shown {
         }
     }
 
-    /// Of what is printed.
+    /// Returns the hash of what is printed.
     fn hash(&self, object: &Value, row: Option<&Row>) -> u64 {
         let mut hasher = DefaultHasher::new();
         match (self.output.output, row) {

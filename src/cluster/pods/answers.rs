@@ -1,7 +1,8 @@
-//! What the API server says of pods in protocol buffers (`application/vnd.kubernetes.protobuf`; seen with 1.36).
+//! Decodes the API server's protocol buffers responses about pods (`application/vnd.kubernetes.protobuf`;
+//! seen with 1.36).
 //!
-//! An answer is four bytes of magic and a `runtime.Unknown`, which says what it holds. The frames of a watch are not in
-//! such an envelope, but the object in each of them is.
+//! A response is four magic bytes and a `runtime.Unknown`, the envelope that names its content. The frames of
+//! a watch are not in such an envelope, but the object in each of them is.
 
 use std::ops::Range;
 
@@ -10,50 +11,50 @@ use kube::core::response::StatusDetails;
 
 use crate::wire::{self, Value, WireError};
 
-/// Four bytes before everything that stands alone.
+/// The magic bytes before every envelope.
 pub(super) const MAGIC: &[u8] = b"k8s\0";
-/// The content of what has none named.
+/// The content type of an envelope that names none.
 pub(super) const CONTENT: &str = "application/vnd.kubernetes.protobuf";
 
-/// Of what is no answer to our question so much is shown.
+/// How much of an unexpected response is shown.
 pub(super) const SHOWN: usize = 300;
 
-/// What was told is not what was asked for.
+/// A response that is not what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Odd {
-    /// It is something else altogether.
+    /// It is in another format.
     #[error("it does not begin as Kubernetes' protocol buffers do")]
     Magic,
     /// It is broken.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// It is content of another kind.
+    /// It has another encoding or content type.
     #[error("it is content that was not asked for: {0:?}")]
     Content(String),
-    /// It is another object.
+    /// It is an object of another kind.
     #[error("it is a {0:?}, not a {1}")]
     Kind(String, &'static str),
-    /// An event that we do not know.
+    /// An unknown event.
     #[error("there is no event {0:?}")]
     Event(String),
-    /// Nobody could go on from there.
+    /// Without a version there is nothing to resume from.
     #[error("it says no version")]
     NoVersion,
-    /// The rest was to be asked for by a token, though all was asked for.
+    /// It is a page with a continue token, though all was requested.
     #[error("it is only a part of the list")]
     Partial,
-    /// What is in it is larger than anything that the API server has.
+    /// It contains an object larger than the API server accepts.
     #[error("an object in it is larger than {0} bytes")]
     TooLarge(usize),
-    /// A line is no event.
+    /// A line is not an event.
     #[error("it is no event: {0}")]
     Line(String),
 }
 
-/// Where something is in the bytes that came.
+/// A range of the received bytes.
 type Place = Range<usize>;
 
-/// Where the last record of this number is that is text, bytes or a message; empty if there is none.
+/// Returns the range of the last length-delimited field with this number; empty if there is none.
 pub(super) fn last(bytes: &[u8], within: Place, number: u32) -> Result<Place, WireError> {
     let mut found = within.end..within.end;
     for field in wire::fields_in(bytes, within) {
@@ -65,7 +66,7 @@ pub(super) fn last(bytes: &[u8], within: Place, number: u32) -> Result<Place, Wi
     Ok(found)
 }
 
-/// Text, bytes or a message, which this record has to be.
+/// Returns the content of a field, which must be length-delimited.
 fn content(field: wire::Field) -> Result<Place, WireError> {
     match field.value {
         Value::Bytes(place) => Ok(place),
@@ -73,7 +74,7 @@ fn content(field: wire::Field) -> Result<Place, WireError> {
     }
 }
 
-/// The last number of this number.
+/// Returns the last varint with this field number; 0 if there is none.
 fn number(bytes: &[u8], within: Place, number: u32) -> Result<u64, WireError> {
     let mut found = 0;
     for field in wire::fields_in(bytes, within) {
@@ -99,7 +100,7 @@ pub(super) fn last_text(bytes: &[u8], within: Place, number: u32) -> Result<Stri
     last(bytes, within, number).map(|place| text(bytes, place))
 }
 
-/// Takes the envelope off: what kind of object it is, and where.
+/// Opens an envelope: returns the kind and the range of its object.
 fn open(bytes: &[u8], within: Place) -> Result<(String, Place), Odd> {
     if !bytes[within.clone()].starts_with(MAGIC) {
         return Err(Odd::Magic);
@@ -121,7 +122,7 @@ fn open(bytes: &[u8], within: Place) -> Result<(String, Place), Odd> {
     }
 }
 
-/// As [`open`], of an object that has to be of this kind.
+/// Like [`open`], for an object that must be of this kind.
 fn open_as(bytes: &[u8], within: Place, expected: &'static str) -> Result<Place, Odd> {
     match open(bytes, within)? {
         (kind, object) if kind == expected => Ok(object),
@@ -129,24 +130,24 @@ fn open_as(bytes: &[u8], within: Place, expected: &'static str) -> Result<Place,
     }
 }
 
-/// What one frame of a watch tells.
+/// A decoded frame of a watch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum News<'a> {
-    /// A pod is like this, from this version on.
+    /// A pod was added or changed: its bytes and version.
     Is(&'a [u8], String),
-    /// A pod is gone, with this version; it was like this.
+    /// A pod was deleted: its last state and the version of the deletion.
     Gone(&'a [u8], String),
-    /// All up to this version was told.
+    /// A bookmark with its version.
     Until(String),
-    /// Something went wrong.
+    /// An error event.
     Failed(Box<Status>),
 }
 
 impl<'a> News<'a> {
-    /// Reads a frame.
+    /// Decodes a frame.
     ///
     /// # Errors
-    /// It is none of a watch of pods.
+    /// It is not a frame of a watch on pods.
     pub fn read(frame: &'a [u8]) -> Result<Self, Odd> {
         let whole = 0..frame.len();
         let what = last(frame, whole.clone(), 1)?;
@@ -166,7 +167,7 @@ impl<'a> News<'a> {
     }
 }
 
-/// A `Status`.
+/// Decodes a `Status`.
 fn status(bytes: &[u8], place: Place) -> Result<Status, WireError> {
     let small = |value: u64| u32::try_from(value).unwrap_or_default();
     let details = last(bytes, place.clone(), 5)?;
@@ -180,7 +181,7 @@ fn status(bytes: &[u8], place: Place) -> Result<Status, WireError> {
     })
 }
 
-/// Details that say how long to wait, and nothing else.
+/// Returns details with only the delay before a retry.
 pub(super) fn details_of(retry_after_seconds: u32) -> StatusDetails {
     let nothing = String::new;
     StatusDetails {
@@ -193,8 +194,8 @@ pub(super) fn details_of(retry_after_seconds: u32) -> StatusDetails {
     }
 }
 
-/// What an answer says that is no success: mostly a `Status`, in protocol buffers or, from whoever stands before the API
-/// server, in JSON.
+/// Decodes an error response: usually a `Status`, in protocol buffers or, from a proxy before the API server,
+/// in JSON.
 #[must_use]
 pub fn refusal(code: u16, bytes: &[u8]) -> Box<Status> {
     let open = open_as(bytes, 0..bytes.len(), "Status");

@@ -1,24 +1,24 @@
-//! The frames of a watch: of protocol buffers four bytes that say how long it is, big-endian, before each of them; of JSON
-//! one line each.
+//! The frames of a watch: for protocol buffers each has a four-byte big-endian length before it, for JSON
+//! each is one line.
 
 use super::Odd;
 
-/// The largest object that is taken. A pod is at most some 3 MiB, which is what the API server takes of a client.
+/// Maximum size of an object. A pod has at most some 3 MiB, the API server's limit for requests.
 pub(in crate::cluster) const LARGEST: usize = 4 << 20;
 
-/// A buffer that has been larger is given back when it is empty: most frames are some 10 KiB.
+/// An empty buffer with a larger capacity is freed: most frames have some 10 KiB.
 const KEPT: usize = 64 << 10;
 
-/// Bytes that came and were not read yet.
+/// Bytes received but not yet consumed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Buffer {
-    /// What came; before `start` it was read.
+    /// The received bytes; those before `start` are consumed.
     bytes: Vec<u8>,
     start: usize,
 }
 
 impl Buffer {
-    /// Another piece came.
+    /// Appends a chunk.
     pub(super) fn put(&mut self, piece: &[u8]) {
         self.bytes.drain(..self.start);
         self.start = 0;
@@ -28,7 +28,7 @@ impl Buffer {
         self.bytes.extend_from_slice(piece);
     }
 
-    /// What was not read yet.
+    /// Returns the bytes that are not yet consumed.
     pub(super) fn rest(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
@@ -38,42 +38,42 @@ impl Buffer {
         self.bytes.capacity()
     }
 
-    /// So many bytes were read, of those that are there.
+    /// Consumes this many of the available bytes.
     pub(super) fn skip(&mut self, bytes: usize) {
         self.start += bytes;
     }
 
-    /// The last bytes that were read.
+    /// Returns the last `bytes` consumed bytes.
     pub(super) fn last(&self, bytes: usize) -> &[u8] {
         &self.bytes[self.start - bytes..self.start]
     }
 }
 
-/// Takes frames out of a stream of bytes, in whatever pieces these come.
+/// Splits a byte stream into frames, whatever its chunks are.
 #[derive(Clone, Debug, Default)]
 pub struct Frames {
     buffer: Buffer,
-    /// They are lines.
+    /// Frames are lines.
     lines: bool,
-    /// So far no line ends in what was not read.
+    /// This many unconsumed bytes are known to contain no line end.
     searched: usize,
 }
 
 impl Frames {
-    /// Frames that are lines.
+    /// Creates a splitter for lines.
     pub(in crate::cluster) fn lines() -> Self {
         Self { lines: true, ..Self::default() }
     }
 
-    /// Another piece came. All frames that are there should have been taken: what was not is held.
+    /// Appends a chunk. Take all complete frames first: the rest is buffered.
     pub fn put(&mut self, piece: &[u8]) {
         self.buffer.put(piece);
     }
 
-    /// The next frame that is there; `None` if that is not all there yet.
+    /// Returns the next frame; `None` if it is incomplete.
     ///
     /// # Errors
-    /// It is larger than anything that the API server has; then no more comes of the stream.
+    /// It is larger than any object of the API server; the stream is then unusable.
     pub fn take(&mut self) -> Result<Option<&[u8]>, Odd> {
         let found = if self.lines { self.line() } else { self.counted() };
         let Some((before, length, after)) = found? else { return Ok(None) };
@@ -82,7 +82,7 @@ impl Frames {
         Ok(Some(&frame[..length]))
     }
 
-    /// Bytes before the next frame, of it, and after it.
+    /// Returns the number of bytes before the next frame, in it, and after it.
     fn counted(&self) -> Result<Option<(usize, usize, usize)>, Odd> {
         let Some((length, rest)) = self.buffer.rest().split_first_chunk() else { return Ok(None) };
         let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
@@ -92,7 +92,7 @@ impl Frames {
         Ok((rest.len() >= length).then_some((size_of::<u32>(), length, 0)))
     }
 
-    /// Likewise, of lines.
+    /// The same for lines.
     fn line(&mut self) -> Result<Option<(usize, usize, usize)>, Odd> {
         let rest = self.buffer.rest();
         let end = rest[self.searched..].iter().position(|byte| *byte == b'\n');
@@ -109,7 +109,7 @@ impl Frames {
 mod tests {
     use super::*;
 
-    /// Frames as they are on the wire.
+    /// Encodes frames with their lengths.
     fn stream(frames: &[&[u8]]) -> Vec<u8> {
         frames.iter().flat_map(|frame| [&(frame.len() as u32).to_be_bytes()[..], frame].concat()).collect()
     }

@@ -1,60 +1,62 @@
-//! A list of pods in protocol buffers, decoded as it comes in: of it no more is held than its largest pod.
+//! Decodes a protocol buffers list of pods while it arrives, buffering no more than its largest pod.
 //!
-//! It is asked for without a limit, since only then the API server answers from its watch cache, and it can be any length.
+//! The list is requested without a limit, since only then the API server serves it from its watch cache; so
+//! it can have any length.
 
 use super::answers::{CONTENT, MAGIC, SHOWN, last, last_text, version};
 use super::frames::{Buffer, LARGEST};
 use super::{KIND, Odd};
 use crate::wire::{self, Head, WireError};
 
-/// What is no pod is small: what kind of object it is, and the list's metadata.
+/// Maximum size of everything that is not a pod: the type of the object, and the list's metadata.
 const SMALL: usize = 64 << 10;
 
-/// A list that comes in, in whatever pieces.
+/// A streaming decoder of a list.
 #[derive(Clone, Debug, Default)]
 pub struct PodList {
     buffer: Buffer,
-    /// So many bytes were read.
+    /// The number of bytes consumed.
     read: usize,
-    /// So many bytes that come are of no interest.
+    /// The number of bytes to skip next.
     skip: u64,
     within: Within,
     version: String,
-    /// It is only the beginning of a list.
+    /// The list has a continue token.
     partial: bool,
 }
 
-/// Where the next byte is.
+/// The position of the decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Within {
-    /// In the four bytes before everything.
+    /// In the magic bytes.
     #[default]
     Magic,
-    /// In the envelope, before the list. It has said what it holds, or not.
+    /// In the envelope, before the list; whether its kind was seen.
     Envelope(bool),
-    /// In the list, of which so many bytes are left.
+    /// In the list, with this many bytes left.
     List(u64),
     /// In the envelope, after the list.
     End,
 }
 
-/// What one step found.
+/// The result of one step.
 enum Step {
-    /// A pod, of so many bytes before the next one.
+    /// A pod: the last this many consumed bytes.
     Pod(usize),
     Nothing,
 }
 
 impl PodList {
-    /// Another piece came. All pods that are there should have been taken: what was not is held.
+    /// Appends a chunk. Take all complete pods first: the rest is buffered.
     pub fn put(&mut self, piece: &[u8]) {
         self.buffer.put(piece);
     }
 
-    /// The next pod that is there, as it came; `None` if that is not all there yet.
+    /// Returns the next encoded pod; `None` if it is incomplete.
     ///
     /// # Errors
-    /// It is no list of pods, or a pod in it is larger than anything that the API server has; no more comes then.
+    /// It is not a list of pods, or a pod in it is larger than any of the API server; the list is then
+    /// unusable.
     pub fn take(&mut self) -> Result<Option<&[u8]>, Odd> {
         loop {
             match self.step()? {
@@ -65,10 +67,10 @@ impl PodList {
         }
     }
 
-    /// The version of the list, after the last piece, with all pods taken.
+    /// Returns the version of the list. Call it after the last chunk, when all pods are taken.
     ///
     /// # Errors
-    /// It was no list of pods, or not all of it.
+    /// It is not a list of pods, or incomplete.
     pub fn end(self) -> Result<String, Odd> {
         match self.within {
             Within::Magic => return Err(Odd::Magic),
@@ -83,7 +85,7 @@ impl PodList {
         }
     }
 
-    /// Reads one record; `None` if it is not all there yet.
+    /// Consumes one record; `None` if it is incomplete.
     fn step(&mut self) -> Result<Option<Step>, Odd> {
         if self.skip > 0 {
             return Ok(self.leave_out());
@@ -121,7 +123,7 @@ impl PodList {
         Ok(Some(Step::Nothing))
     }
 
-    /// A record around the list: 1 is what it holds, 2 the list, 3 and 4 how that is written.
+    /// Consumes a record of the envelope: 1 is the type, 2 the list, 3 its encoding and 4 its content type.
     fn envelope(&mut self) -> Result<Option<Step>, Odd> {
         let Some(head) = self.head(u64::MAX)? else { return Ok(None) };
         match (head.number, self.within) {
@@ -141,7 +143,7 @@ impl PodList {
                 self.advance(head.before);
                 self.within = Within::List(head.length);
             }
-            // Nobody writes it before it says what it is, or twice.
+            // Every API server writes the type first, and one list only.
             (2, Within::Envelope(false)) => return Err(Odd::Kind(String::new(), KIND)),
             (2, _) => return Err(self.broken("another list")),
             _ => self.pass(&head),
@@ -149,7 +151,7 @@ impl PodList {
         Ok(Some(Step::Nothing))
     }
 
-    /// A record of the list: 1 is its metadata, 2 a pod.
+    /// Consumes a record of the list: 1 is its metadata, 2 a pod.
     fn list(&mut self, rest: u64) -> Result<Option<Step>, Odd> {
         let Some(head) = self.head(rest)? else { return Ok(None) };
         let whole = head.length.saturating_add(head.before as u64);
@@ -173,20 +175,20 @@ impl PodList {
         Ok(Some(step))
     }
 
-    /// How the next record begins, of which `rest` bytes can be there.
+    /// Returns the header of the next record, of which at most `rest` bytes belong to the enclosing message.
     fn head(&self, rest: u64) -> Result<Option<Head>, Odd> {
         let there = self.buffer.rest();
         let rest = usize::try_from(rest).unwrap_or(usize::MAX);
         let head = wire::head(&there[..there.len().min(rest)]);
         let head = head.map_err(|error| WireError { at: self.read + error.at, ..error })?;
         match head {
-            // It does not end where what it is in does.
+            // The record does not end within its message.
             None if there.len() >= rest => Err(self.broken("a record that is cut off")),
             head => Ok(head),
         }
     }
 
-    /// The content of a record that has to be bytes, and is read with that; `None` if it is not all there yet.
+    /// Consumes a length-delimited record and returns its content; `None` if it is incomplete.
     fn content(&mut self, head: &Head, most: usize) -> Result<Option<&[u8]>, Odd> {
         if !head.is_bytes {
             return Err(self.broken("a record of another type"));

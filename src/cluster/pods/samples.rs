@@ -1,24 +1,24 @@
-//! Messages in protocol buffers for tests, as an API server sends them.
+//! Protocol buffers messages for tests, as an API server sends them.
 
 use crate::wire::put_bytes;
 
-/// The answer of an API server of 1.36.3 to a client that may not list pods.
+/// The response of an API server 1.36.3 to a client that may not list pods.
 pub(super) const FORBIDDEN: &[u8] = include_bytes!("seen/forbidden.pb");
 
-/// A field with this number.
+/// Encodes a field.
 pub(super) fn record(number: u32, content: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     put_bytes(&mut out, number, content);
     out
 }
 
-/// An object in its envelope, with more in the envelope.
+/// Encodes an object in its envelope, with more fields in the envelope.
 pub(super) fn enveloped(kind: &str, object: &[u8], more: &[u8]) -> Vec<u8> {
     let about = [record(1, b"v1"), record(2, kind.as_bytes())].concat();
     [&b"k8s\0"[..], &record(1, &about), &record(2, object), more].concat()
 }
 
-/// A pod of this name, with this in its metadata.
+/// Encodes a pod of this name, with more fields in its metadata.
 pub(super) fn pod(name: &str, more: &[u8]) -> Vec<u8> {
     record(1, &[&record(1, name.as_bytes())[..], &record(3, b"ns"), &record(6, b"7"), more].concat())
 }

@@ -1,4 +1,4 @@
-//! The DaemonSet, which says which Nodes should have an agent, and its pods.
+//! The agents' DaemonSet and its pods.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::controller::coverage::Coverage;
 use crate::controller::followed::Followed;
 use crate::controller::said::Said;
 
-/// How often the DaemonSet is read: it changes with an upgrade.
+/// How often the DaemonSet is read; it changes on upgrades.
 const EVERY: Duration = Duration::from_secs(30);
 
 impl Work<'_> {
-    /// Reads the DaemonSet again and again.
+    /// Reads the DaemonSet periodically.
     pub(super) async fn read_daemon_set(&self) {
         let Some(name) = &self.settings.daemon_set else {
             self.daemon_set.send_replace(Agents::None);
@@ -43,7 +43,7 @@ impl Work<'_> {
                 Err(error) => {
                     self.metrics.call_failed(&error);
                     said.trouble(&format!("the agents' DaemonSet cannot be read: {error}"));
-                    // What was known holds.
+                    // Keep the last known state.
                     self.daemon_set.send_if_modified(|agents| {
                         let unread = *agents == Agents::Unread;
                         if unread {

@@ -1,4 +1,4 @@
-//! Deletes the objects of Nodes that are gone.
+//! Deletes the objects of removed Nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,37 +12,38 @@ use crate::controller::garbage::{Held, Pass, Refusals, Verdict};
 use crate::controller::notices::Reason;
 use crate::controller::said::Said;
 
-/// How long the first pass waits for the Nodes before it says that they are not known; less if they cannot be listed.
+/// How long the first pass waits for the Nodes before it reports them as unknown. It waits less if they
+/// cannot be listed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The word that a Node is gone counts for so long...
+/// Maximum age of a response that a Node does not exist.
 const FRESH: Duration = Duration::from_secs(2);
-/// ...and is asked for so often in a row.
+/// How often such a response is requested in a row.
 const ASKED_AGAIN: usize = 3;
 
-/// What was said of garbage.
+/// What was logged of garbage collection.
 #[derive(Default)]
 struct Told {
     calls: Said,
     refused: Said,
     held: Option<String>,
-    /// Was an Event posted about that?
+    /// Whether an Event was posted about it.
     posted: bool,
-    /// What would have been deleted.
+    /// Objects that would have been deleted.
     dry: BTreeSet<String>,
 }
 
-/// What came of a deletion.
+/// The outcome of a deletion.
 enum Fate {
     /// The object is gone, or would be.
     Done,
     /// It has a Node after all.
     HasNode,
-    /// Nobody has looked yet whether a scheduler reads it as a Node's.
+    /// It is not known yet whether a scheduler reads it as a Node's.
     Unknown,
 }
 
 impl Work<'_> {
-    /// Looks at all objects at the start, at each interval, and when a Node has been gone for long enough.
+    /// Makes a pass at the start, at each interval, and when a Node has been gone for the grace period.
     pub(super) async fn collect_garbage(&self) {
         let mut told = Told::default();
         self.wait_for_nodes(PATIENCE).await;
@@ -64,7 +65,7 @@ impl Work<'_> {
         }
     }
 
-    /// Waits until the Nodes were listed once, or could not be, or for so long.
+    /// Waits until the Nodes were listed once or could not be, at most for `patience`.
     pub(super) async fn wait_for_nodes(&self, patience: Duration) {
         let until = Instant::now() + patience;
         while !self.known().nodes.is_settled() && Instant::now() < until {
@@ -85,7 +86,7 @@ impl Work<'_> {
         let mut pages = self.cluster.marks();
         while let Some(marks) = pages.next().await? {
             let known = self.known();
-            // Doubts that come now are looked at below.
+            // If the cache has become stale, that is handled below.
             let nodes = known.nodes.trusted(Instant::now());
             for mark in marks {
                 let has_node = nodes.is_none_or(|nodes| nodes.contains_key(mark.name.as_str()));
@@ -117,14 +118,15 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Others' objects without a Node may be anything: only what a scheduler reads as a Node's is garbage.
+    /// Reads other writers' objects without a Node, which may be anything: only those that a scheduler reads
+    /// as a Node's are garbage.
     async fn ask_of_others(&self, pass: &Pass) -> Result<(), ClusterError> {
         let unasked = self.known().garbage.unasked(pass);
         for mark in unasked {
             match self.cluster.is_of_numa(&mark.name).await {
                 Ok(of_numa) => self.known().garbage.asked(&mark, of_numa),
                 Err(error) if error.concerns_all() => return Err(error),
-                // It is asked again, and not deleted before.
+                // It is read again in the next pass, and not deleted until then.
                 Err(error) => {
                     self.metrics.call_failed(&error);
                     debug!("{}: {error}", mark.name);
@@ -137,7 +139,7 @@ impl Work<'_> {
     async fn hold(&self, held: &Held, told: &mut Told) {
         self.metrics.held_back(true);
         let sentence = format!("no object is deleted: {held}");
-        // Figures change; the kind of reason does not.
+        // Compare the kind of reason only: its numbers change.
         let kind = format!("{:?}", std::mem::discriminant(held));
         if told.held.as_ref() == Some(&kind) {
             debug!("{sentence}");
@@ -157,7 +159,7 @@ impl Work<'_> {
         }
     }
 
-    /// One after the other, each looked at once more. What cannot be reached now is tried again later.
+    /// Deletes objects one by one, checking each again. Those that fail are retried later.
     async fn delete(&self, marks: Vec<Mark>, told: &mut Told) -> Result<(), ClusterError> {
         let count = marks.len();
         if self.settings.dry_run {
@@ -167,7 +169,7 @@ impl Work<'_> {
         let left = self.known().garbage.orphans();
         self.metrics.figures(|figures| figures.orphans = u64::try_from(left).ok());
         if self.settings.dry_run {
-            // It is there the next time as well.
+            // The object still exists in the next pass.
             self.known().garbage.gave_up();
         }
         if count > 0 {
@@ -176,7 +178,8 @@ impl Work<'_> {
         outcome
     }
 
-    /// What concerns one object is noted, and the next one has its turn; what concerns all ends it.
+    /// An error about one object is recorded and the next one follows; an error that concerns all ends the
+    /// pass.
     async fn delete_each(&self, marks: Vec<Mark>, told: &mut Told) -> Result<(), ClusterError> {
         let mut refusals = Refusals::default();
         let mut outcome = Ok(());
@@ -186,7 +189,7 @@ impl Work<'_> {
                 Ok(Fate::Done) => {}
                 Ok(Fate::HasNode) => self.known().garbage.node_came(&mark.name),
                 Ok(Fate::Unknown) => self.known().garbage.gave_up(),
-                // Whoever wrote it lives.
+                // It was written meanwhile: its writer still exists.
                 Err(error) if error.is_conflict() => {
                     self.metrics.delete_failed(&error);
                     debug!("{} stays for now: {error}", mark.name);
@@ -216,7 +219,8 @@ impl Work<'_> {
         outcome
     }
 
-    /// The answer is asked for again if it is old, as when we were stopped for a while.
+    /// Returns true if the API server reports that the Node does not exist. A late response is requested
+    /// again, since this process may have been suspended.
     async fn has_no_node_now(&self, name: &str) -> Result<bool, ClusterError> {
         for _ in 0..ASKED_AGAIN {
             let asked = Instant::now();
@@ -269,7 +273,7 @@ mod tests {
     async fn an_old_word_that_a_node_is_gone_is_asked_for_again() {
         let asked = AtomicUsize::new(0);
         let parts = Parts::new(fake::cluster(move |_| {
-            // It takes long to say no, and meanwhile the Node registers.
+            // The response is slow, and meanwhile the Node registers.
             let (slow, no) = (FRESH * 2, asked.fetch_add(1, Ordering::Relaxed) == 0);
             async move {
                 if !no {
@@ -292,7 +296,7 @@ mod tests {
         let (held, mut told) = (Held::NoNodes { objects: 3 }, Told::default());
         work.hold(&held, &mut told).await;
         assert!(told.posted);
-        // One that may not be told now is told later.
+        // An Event suppressed by the rate limit is posted later.
         while work.notices.post(Reason::GarbageHeldBack, Regarding::Objects, "").await {}
         work.hold(&Held::NodesUnknown, &mut told).await;
         assert!(!told.posted);

@@ -1,4 +1,4 @@
-//! The Nodes, reduced as they come.
+//! Watches the Nodes, reduced to what is needed.
 
 use std::time::Duration;
 
@@ -12,11 +12,12 @@ use crate::controller::coverage::Coverage;
 use crate::controller::followed::Change;
 use crate::controller::said::Said;
 
-/// A watch tells of no deletion that it missed, say because etcd was restored: all Nodes are listed again so often.
+/// How often all Nodes are relisted: a watch does not report a deletion that it missed, for example because
+/// etcd was restored.
 const ANEW: Duration = Duration::from_secs(3600);
 
 impl Work<'_> {
-    /// Follows all Nodes; from the beginning when the DaemonSet covers others, and now and then.
+    /// Follows all Nodes. Starts anew when the DaemonSet's coverage changes, and periodically.
     pub(super) async fn follow_nodes(&self) {
         let mut daemon_set = self.daemon_set.subscribe();
         loop {

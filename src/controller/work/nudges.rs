@@ -1,4 +1,4 @@
-//! Nudges while pods wait because the scheduler plugin rejected them: [`Nudger`] says when.
+//! Nudges while pods are pending because the scheduler plugin rejected them. [`Nudger`] decides when.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,30 +13,30 @@ use crate::cluster::{ChangedObject, ClusterError, Tellings, Told, UnscheduledPod
 use crate::controller::said::Said;
 use crate::controller::{Nudger, Plan};
 
-/// How soon to try again after a nudge that failed.
+/// Initial backoff after a failed nudge.
 const RETRY: Duration = Duration::from_secs(1);
-/// The longest wait between two that fail.
+/// Maximum backoff.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
-/// Pods that wait for a moment each must not have the watch of the objects begun again all the time.
+/// Minimum interval between two starts of the watch of objects, in case pods are pending only briefly.
 const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
 
-/// What is known of waiting pods and of objects during a term.
+/// The state of pending pods and of objects during a term.
 struct Nudging<'a> {
     work: &'a Work<'a>,
     nudger: Nudger,
-    /// The nudger's time starts here.
+    /// The origin of the nudger's time.
     started: Instant,
-    /// Pods that wait because of the plugin.
+    /// Pods that are pending because of the plugin.
     waiting: BTreeSet<Box<str>>,
-    /// Changes of objects, while pods wait.
+    /// The watch of objects, while pods are pending.
     changes: Option<Tellings<ChangedObject>>,
-    /// When the watch of the objects was begun last.
+    /// When the watch of objects was last started.
     watched: Option<Instant>,
-    /// Were objects listed since?
+    /// Whether objects were listed since.
     listed: bool,
-    /// The object that is nudged.
+    /// The object to nudge.
     object: Option<String>,
-    /// Its version after the last nudge.
+    /// Its resource version after the last nudge.
     nudged: String,
     failures: u32,
     not_before: Instant,
@@ -46,7 +46,7 @@ struct Nudging<'a> {
 }
 
 impl Work<'_> {
-    /// Nudges as planned; never where there is no plan.
+    /// Nudges as planned, if there is a plan.
     pub(super) async fn nudge(&self) {
         if let Some(plan) = self.settings.nudge {
             Nudging::new(self, plan).run().await;
@@ -88,13 +88,13 @@ impl<'a> Nudging<'a> {
         }
     }
 
-    /// When to nudge; not as long as no object is known.
+    /// Returns when to nudge; `None` if no object is known.
     fn due(&self) -> Option<Instant> {
         let due = self.nudger.due().filter(|_| self.object.is_some())?;
         Some((self.started + due).max(self.not_before))
     }
 
-    /// Every change of every object is told: not longer than needed.
+    /// The watch reports every change of every object, so it runs only while needed.
     fn watch_while_pods_wait(&mut self) {
         if self.waiting.is_empty() {
             self.changes = None;
@@ -111,7 +111,7 @@ impl<'a> Nudging<'a> {
             Ok(Told::Listed(pods)) => {
                 self.pods_said.well("pods without a node can be watched again");
                 let listed: BTreeSet<_> = pods.into_iter().map(|pod| pod.name).collect();
-                // First those that are gone, so that others in their place count.
+                // Drop pods that are gone first, so that new ones count even if their number is the same.
                 self.waiting.retain(|name| listed.contains(name));
                 self.count();
                 self.waiting = listed;
@@ -140,7 +140,7 @@ impl<'a> Nudging<'a> {
             Ok(Told::Listed(first)) => {
                 self.objects_said.well("the objects can be watched again");
                 self.object = first.into_iter().next().map(|object| object.name);
-                // What changed since the last list may have been missed.
+                // Changes since the last list may have been missed.
                 if self.listed {
                     self.nudger.changed(self.started.elapsed());
                 }
@@ -161,7 +161,7 @@ impl<'a> Nudging<'a> {
         }
     }
 
-    /// The list at the beginning of a watch names an object.
+    /// Restarts the watch, whose initial list returns an object.
     fn choose_another(&mut self) {
         (self.object, self.changes) = (None, None);
     }
@@ -191,13 +191,13 @@ impl<'a> Nudging<'a> {
         }
     }
 
-    /// The nudge is due still.
+    /// Retries the nudge after a backoff.
     fn retry(&mut self) {
         self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
     }
 }
 
-/// The next that is told, if anybody tells.
+/// Returns the next event; waits forever without a watch.
 async fn next<T>(of: &mut Option<Tellings<T>>) -> Option<Result<Told<T>, ClusterError>> {
     match of {
         Some(tellings) => tellings.next().await,
@@ -205,7 +205,7 @@ async fn next<T>(of: &mut Option<Tellings<T>>) -> Option<Result<Told<T>, Cluster
     }
 }
 
-/// A value that the annotation did not have before.
+/// Returns a new value for the annotation.
 #[allow(clippy::disallowed_methods, reason = "the annotation carries the wall clock's time")]
 fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
@@ -221,11 +221,11 @@ mod tests {
     use super::*;
     use crate::controller::fake::{self, Parts};
 
-    /// When objects were patched, in milliseconds, which, and with which code.
+    /// When objects were patched, in milliseconds; their names and the status codes.
     type Patches = Arc<Mutex<Vec<(u128, String, u16)>>>;
 
-    /// A cluster with a pod that waits. Objects are listed as `first` says for the time that has passed, and patched as
-    /// `patch` says of the name; the watch of the objects tells of each nudge.
+    /// Returns a cluster with a pending pod. `first` returns the object listed at a time since the start,
+    /// `patch` the status code of a patch by name; the watch of objects reports each nudge.
     fn cluster(
         first: impl Fn(Duration) -> &'static str + Send + Sync + 'static,
         patch: impl Fn(&str) -> u16 + Send + Sync + 'static,
@@ -272,7 +272,7 @@ mod tests {
     }
 
     fn times(patches: &Patches) -> Vec<u128> {
-        // Timers have a millisecond to spare.
+        // Timers may be up to a millisecond late.
         patches.lock().unwrap().iter().map(|(at, ..)| at / 10 * 10).collect()
     }
 

@@ -1,4 +1,4 @@
-//! Notices Nodes whose agent does not work.
+//! Reports Nodes whose agent is not working.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,25 +11,25 @@ use crate::cluster::Regarding;
 use crate::controller::notices::Reason;
 use crate::controller::silence::Lack;
 
-/// Often enough to be right to a tenth.
+/// Bounds of the check interval, which is a tenth of `silent_after`.
 const TICKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Of Nodes that are named in one line of the log.
+/// Maximum number of Nodes named in one log line.
 const NAMED: usize = 10;
 
-/// What is known of the Nodes that should have an agent.
+/// The state of the Nodes that should have an agent.
 #[derive(Debug, Default)]
 pub(super) struct Picture {
     pub(super) covered: u64,
     /// Covered Nodes with a Ready agent.
     pub(super) with_agent: u64,
-    /// Covered, Ready Nodes without one.
+    /// Covered, Ready Nodes without a Ready agent.
     lacking: BTreeMap<Box<str>, Lack>,
-    /// Covered, Ready Nodes with one.
+    /// Covered, Ready Nodes with a Ready agent.
     pub(super) well: BTreeSet<Box<str>>,
 }
 
 impl Known {
-    /// `None` as long as Nodes or agents are not known for sure.
+    /// Returns the state; `None` if Nodes or agents are unknown or stale.
     pub(super) fn picture(&self, now: Instant) -> Option<Picture> {
         let (nodes, agents) = (self.nodes.trusted(now)?, self.agents.trusted(now)?);
         let mut pods: BTreeMap<&str, (&str, bool)> = BTreeMap::new();
@@ -57,7 +57,7 @@ impl Known {
 }
 
 impl Work<'_> {
-    /// Looks again and again.
+    /// Checks periodically.
     pub(super) async fn look_for_silence(&self) {
         let tick = (self.settings.silent_after / 10).clamp(TICKS.0, TICKS.1);
         let mut before = 0;
@@ -92,7 +92,7 @@ impl Work<'_> {
         }
     }
 
-    /// Posts an Event about a Node; false if it has to be done another time.
+    /// Posts an Event about a Node. Returns false if it must be retried later.
     pub(super) async fn tell_of(&self, reason: Reason, name: &str, lack: &Lack) -> bool {
         let Some(uid) = self.uid_of(name) else { return true };
         let minutes = self.settings.silent_after.as_secs_f64() / 60.0;
@@ -105,7 +105,7 @@ impl Work<'_> {
     }
 }
 
-/// A line when the number changes.
+/// Logs a line when the number changes.
 fn say(before: &mut usize, count: usize, names: &[Box<str>]) {
     if *before == count {
         return;

@@ -1,4 +1,4 @@
-//! Adds up what all objects say.
+//! Sums up all objects.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use crate::controller::silence::Lack;
 
 /// How long the first pass waits for the Nodes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A pass may take this share of the time between two.
+/// The interval is at least this many times the duration of a pass.
 const SHARE: u32 = 10;
 
 impl Work<'_> {
-    /// At each interval, which grows where a pass takes long.
+    /// Sums up at each interval, which grows if a pass takes long.
     pub(super) async fn sum_up(&self) {
         let (mut said, mut unread) = (Said::default(), Said::default());
         let (mut scheduler, mut newer) = (Said::default(), Said::default());
@@ -57,7 +57,7 @@ impl Work<'_> {
         }
     }
 
-    /// Since when the scheduler runs; `None` if nobody asks, or if that cannot be known now.
+    /// Returns when the scheduler started; `None` if it is not configured or unknown now.
     async fn scheduler_started(&self, said: &mut Said) -> Option<Timestamp> {
         let SchedulerPods { namespace, labels } = self.settings.scheduler.as_ref()?;
         match self.cluster.scheduler_started(namespace, labels).await {

@@ -1,4 +1,4 @@
-//! What h2 makes of requests, with an encoder of our own: h2's cannot write what Go's does.
+//! Tests what h2 accepts, with our own encoder: h2's cannot write what Go's does.
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;
@@ -16,7 +16,7 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
 }
 
-/// How long the code of each byte is (RFC 7541, Appendix B).
+/// Code length of each byte, in bits (RFC 7541, Appendix B).
 const LENGTHS: [usize; 256] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28,
     28, 28, 28, 28, 28, 28, 6, 10, 10, 12, 13, 6, 8, 11, 10, 10, 8, 11, 8, 6, 6, 6, 5, 5, 5, 6, 6, 6, 6, 6,
@@ -30,7 +30,7 @@ const LENGTHS: [usize; 256] = [
     27, 27, 26,
 ];
 
-/// The code is canonical: shorter ones first, and of one length by byte.
+/// The code of each byte. It is canonical: shorter codes first, and codes of one length in byte order.
 static CODE: LazyLock<Vec<(u32, usize)>> = LazyLock::new(|| {
     let mut bytes: Vec<usize> = (0..256).collect();
     bytes.sort_by_key(|byte| LENGTHS[*byte]);
@@ -116,7 +116,7 @@ async fn an_empty_code_is_left_to_h2() {
     let name = [&[0x40, 0x80 | CODED_NAME.len() as u8], CODED_NAME].concat();
     for before in [vec![0x41], vec![0x01], vec![0x11], name, [&b"\x40\x0a"[..], NAME].concat()] {
         let mut bytes = requests(GO, &[]);
-        // `:method: POST`, `:scheme: http` and `:path: /` of the static table, and an `:authority` of no characters.
+        // `:method: POST`, `:scheme: http` and `:path: /` of the static table, and an empty `:authority`.
         let block = [&[0x83, 0x86, 0x84], &before[..], &[0x80]].concat();
         bytes.extend(frame(HEADERS, 0x5, 1, &block));
         assert_eq!(made_acceptable(&bytes, usize::MAX), bytes, "{before:x?}");
@@ -134,21 +134,21 @@ fn integers_are_those_of_the_rfc() {
     assert!(integer(&mut hex("1fffffffffffffffff7f"), 5).is_none(), "that is no length");
 }
 
-/// How a client writes its fields.
+/// How a client encodes its headers.
 #[derive(Clone, Copy, Debug)]
 struct Style {
     coded: bool,
-    /// `:authority` by its name, not by its index.
+    /// Whether `:authority` is sent by name, not by index.
     named: bool,
     padded: bool,
     priority: bool,
-    /// Everything goes into the table, or nothing.
+    /// Whether all fields are inserted into the dynamic table, or none.
     table: bool,
 }
 
 const GO: Style = Style { coded: true, named: false, padded: false, priority: false, table: true };
 
-/// An HPACK encoder that uses the whole table.
+/// An HPACK encoder that uses the whole dynamic table.
 struct Encoder {
     style: Style,
     /// The newest first.
@@ -183,7 +183,7 @@ impl Encoder {
         block
     }
 
-    /// Coded where that is shorter.
+    /// Writes a string literal, Huffman-coded if that is shorter.
     fn literal(&self, block: &mut Vec<u8>, text: &str) {
         let code = encoded(text.as_bytes());
         if self.style.coded && code.len() < text.len() {
@@ -232,7 +232,7 @@ fn fields(authority: &str, others: &[(String, String)]) -> Vec<(String, String)>
     own.map(|(name, value)| (name.to_owned(), value.to_owned())).chain(others.iter().cloned()).collect()
 }
 
-/// A connection's bytes: one request for each list of fields.
+/// Returns a connection's bytes: one request for each list of fields.
 fn requests(style: Style, requests: &[Vec<(String, String)>]) -> Vec<u8> {
     let mut encoder = Encoder { style, table: VecDeque::new() };
     let mut bytes = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(4, 0, 0, &[])].concat();
@@ -242,7 +242,7 @@ fn requests(style: Style, requests: &[Vec<(String, String)>]) -> Vec<u8> {
     bytes
 }
 
-/// The requests that h2 takes of these bytes, and the streams it resets.
+/// Returns the requests that h2 accepts from these bytes, and the streams it resets.
 async fn taken(bytes: Vec<u8>, acceptable: bool) -> (Vec<hyper::http::request::Parts>, Vec<u32>) {
     let (client, server) = duplex(1 << 20);
     let mut requests = Vec::new();
@@ -254,10 +254,11 @@ async fn taken(bytes: Vec<u8>, acceptable: bool) -> (Vec<hyper::http::request::P
     (requests, reset)
 }
 
-/// Sends these bytes, and leaves when all of them have been seen to.
+/// Sends these bytes, and closes the connection when all have been processed. Returns the streams that were
+/// reset.
 async fn converse(mut client: DuplexStream, mut bytes: Vec<u8>) -> Vec<u32> {
     let mut reset = Vec::new();
-    // What is to be said of streams follows the first answer.
+    // Stream resets follow the first PING reply.
     for _ in 0..2 {
         bytes.extend(frame(6, 0, 0, &[0; 8]));
         client.write_all(&bytes).await.unwrap();
@@ -324,7 +325,7 @@ async fn any_authority_is_acceptable_in_any_style() {
     }
 }
 
-/// What a client sent before it gave up.
+/// Returns what a client sent before it gave up.
 fn first_request(sent: &[u8]) -> Vec<u8> {
     let mut end = PREFACE;
     while let [a, b, c, 0 | 1 | 4 | 6 | 8, ..] = sent[end..] {
@@ -333,7 +334,7 @@ fn first_request(sent: &[u8]) -> Vec<u8> {
     sent[..end].to_vec()
 }
 
-/// What grpc-go 1.72 and gRPC's C core 1.85 (Python) sent to a socket when they were given its path in every way there is.
+/// Recorded from grpc-go 1.72 and gRPC's C core 1.85 (Python), with every way of specifying a socket's path.
 #[tokio::test]
 async fn what_real_clients_sent_is_acceptable() {
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/grpc_frames");
@@ -370,7 +371,7 @@ fn nothing_else_is_touched() {
     let [(authority, _), _] = places[..] else { panic!("{places:?}") };
     let (before, behind) = (..authority, authority + value.len()..);
     assert_eq!((&given[before], &given[behind.clone()]), (&sent[before], &sent[behind]));
-    // As data, it is data.
+    // The same bytes in a DATA frame are not changed.
     let data = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(DATA, 0, 1, &sent)].concat();
     assert_eq!(made_acceptable(&data, 7), data);
 }
@@ -408,7 +409,7 @@ fn what_fields_cost_grows_with_their_number_and_their_length() {
     write_integer(&mut long, 0, 7, 8000);
     long.extend([b'y'; 8000]);
     assert_eq!(whole(&long), REQUEST + 4 + 62);
-    // What is not understood costs as much as it may have in it.
+    // A frame that is not understood is charged for the most fields it may contain.
     assert_eq!(whole(&[0xbe, 0xff, 0xff, 0xff, 0xff, 0xff]), REQUEST + 9);
     assert_eq!(cost(&[0xbe; 500], CONTINUATION, 0), REQUEST + 500 + 3);
     assert_eq!(cost(&[0; 5], DATA, 0), CHEAP);
@@ -428,7 +429,7 @@ fn text(length: std::ops::Range<usize>) -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(randomised::cases())]
 
-    /// Whatever is in the table, and whatever has left it: h2's table is the client's.
+    /// Whatever is in the dynamic table or has been evicted from it: h2's table is the client's.
     #[test]
     fn fields_arrive_as_they_were_sent(
         sent in proptest::collection::vec((
@@ -463,14 +464,14 @@ proptest! {
         }
     }
 
-    /// Whatever comes, in whatever pieces: as much goes out, and always the same.
+    /// Any input, in any pieces: the output has the same length, and is always the same.
     #[test]
     fn pieces_make_no_difference(
         mut sent in proptest::collection::vec(any::<u8>(), 0..3000),
         chunk in 1..200_usize,
         kinds in proptest::collection::vec((0..12_u8, 0..60_usize), 0..40),
     ) {
-        // Frames of any kind, for the beginning.
+        // Frames of any type at the beginning.
         let mut at = PREFACE;
         for (kind, length) in kinds {
             if at + HEAD + length > sent.len() {

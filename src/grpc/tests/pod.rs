@@ -1,4 +1,4 @@
-//! The server in a PID namespace of its own, as in a pod: no process of its clients has a number there.
+//! Tests the server in its own PID namespace, as in a pod: its clients' processes have no PID there.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -8,9 +8,10 @@ use super::*;
 const PART: &str = "NUMACAST_TEST_PART";
 const SOCKET: &str = "NUMACAST_TEST_SOCKET";
 
-/// No test of its own: what the processes of the one below do. Each says that it is ready and goes on until its input ends.
+/// Not a test: the entry point of the processes started by the test below. Each prints that it is ready and
+/// runs until its input ends.
 #[tokio::test]
-#[allow(clippy::print_stdout)] // that it is ready
+#[allow(clippy::print_stdout)] // reports readiness
 async fn plays_its_part() {
     let Ok(part) = std::env::var(PART) else { return };
     let path = PathBuf::from(std::env::var_os(SOCKET).unwrap());
@@ -47,11 +48,11 @@ async fn connected(path: &Path) -> Result<SendRequest<Bytes>, h2::Error> {
     client.ready().await
 }
 
-/// Ends when its input does, with this.
+/// A process of the test. It ends when its input is closed, at the latest when this is dropped.
 struct Part(Child, BufReader<ChildStdout>);
 
 impl Part {
-    /// Starts one, in a PID namespace of its own if it is in a pod, and waits until it is ready.
+    /// Starts a process, in its own PID namespace if `in_pod`, and waits until it is ready.
     fn start(part: &str, path: &Path, in_pod: bool) -> Self {
         let own = std::env::current_exe().unwrap();
         let mut command = Command::new(if in_pod { Path::new("unshare") } else { &own });
@@ -74,7 +75,7 @@ impl Part {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[allow(clippy::print_stdout)] // why nothing was tested
+#[allow(clippy::print_stdout)] // reports why nothing was tested
 async fn one_process_cannot_lock_the_others_out() {
     if !rustix::process::geteuid().is_root() {
         println!("a PID namespace takes root");

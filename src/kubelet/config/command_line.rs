@@ -1,6 +1,6 @@
-//! The kubelet's command line: where its files are, and what it sets over them.
+//! The kubelet's command line: the paths of its files, and the flags that override them.
 //!
-//! Found in `/proc`, where the kubelet is a process of its own; k3s runs it inside another one.
+//! Found in `/proc` if the kubelet is a process of its own; k3s runs it inside another process.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::text_of;
 
-/// Flags that set a key of the configuration, as the kubelet's options.go has them.
+/// Flags that set a key of the configuration, as in the kubelet's options.go.
 const TEXTS: [(&str, &str); 5] = [
     ("cpu-manager-policy", "cpuManagerPolicy"),
     ("memory-manager-policy", "memoryManagerPolicy"),
@@ -16,14 +16,14 @@ const TEXTS: [(&str, &str); 5] = [
     ("topology-manager-scope", "topologyManagerScope"),
     ("reserved-cpus", "reservedSystemCPUs"),
 ];
-/// Those that set a map, in pairs like `cpu=1,memory=1Gi`. The first one replaces what the file says.
+/// Flags that set a map, in pairs like `cpu=1,memory=1Gi`. The first occurrence replaces the file's map.
 const MAPS: [(&str, &str); 3] = [
     ("topology-manager-policy-options", "topologyManagerPolicyOptions"),
     ("kube-reserved", "kubeReserved"),
     ("system-reserved", "systemReserved"),
 ];
 
-/// What numacast needs of one kubelet's command line.
+/// The parts of a kubelet's command line that numacast needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CommandLine {
     /// `--config`
@@ -34,13 +34,13 @@ pub(super) struct CommandLine {
     pub(super) root_dir: Option<String>,
     /// `--hostname-override`
     hostname: Option<String>,
-    /// Keys that flags set over the files, whole.
+    /// Keys set by flags. Each replaces the key of the files entirely.
     pub(super) keys: Map<String, Value>,
 }
 
 impl CommandLine {
-    /// That of the kubelet of `node` among the processes in `proc`: the only one that runs, or the only one that says
-    /// that it is of this node.
+    /// Finds the command line of the kubelet of `node` among the processes in `proc`: the only one running,
+    /// or the only one whose `--hostname-override` is this node.
     pub(super) fn find(proc: &Path, node: &str) -> Option<Self> {
         let processes = std::fs::read_dir(proc).ok()?.flatten();
         let pids =
@@ -54,7 +54,7 @@ impl CommandLine {
         found.pop().filter(|_| found.is_empty())
     }
 
-    /// What a process's `cmdline` says; `None` if it is no kubelet.
+    /// Parses a process's `cmdline`; `None` if it is not a kubelet.
     fn parse(cmdline: &str) -> Option<Self> {
         let mut words = cmdline.trim_end_matches('\0').split('\0');
         let mut name = words.next()?.rsplit('/').next();
@@ -80,7 +80,7 @@ impl CommandLine {
         line
     }
 
-    /// All of these have a value, be it in a word of its own.
+    /// Returns true for the flags that are read. All of them take a value, which may be a separate argument.
     fn knows(name: &str) -> bool {
         let others = ["config", "config-dir", "root-dir", "hostname-override", "reserved-memory"];
         others.contains(&name) || TEXTS.iter().chain(&MAPS).any(|(flag, _)| *flag == name)
@@ -123,7 +123,7 @@ impl CommandLine {
     }
 }
 
-/// `a=1,b=2`. What is no pair ends a kubelet, so none that runs has it.
+/// Splits `a=1,b=2`. A kubelet does not start with an invalid pair, so a running one has none.
 fn pairs(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split(',').filter_map(|pair| pair.split_once('=')).map(|(name, value)| (name.trim(), value.trim()))
 }

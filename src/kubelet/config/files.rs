@@ -1,4 +1,4 @@
-//! The kubelet's configuration as it is made: a file, drop-ins merged over it, and flags over both.
+//! The kubelet's effective configuration: a file, drop-ins merged over it, and flags over both.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,39 +11,40 @@ use super::command_line::CommandLine;
 use super::mounts::Mounts;
 use super::{KubeletConfig, mapping, pick, text_of};
 
-/// More drop-ins than this are no configuration.
+/// Maximum number of drop-ins.
 const MOST_FILES: usize = 1000;
 
-/// Where a kubelet has its files if nobody says otherwise.
+/// The kubelet's default root directory.
 const ROOT_DIR: &str = "/var/lib/kubelet";
 
-/// Where to look.
+/// Where to find the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigFiles {
-    /// The configuration file; what the command line says, or else `config.yaml` in `kubelet_dir`, if not set.
+    /// The configuration file. If not set, that of the command line, or else `config.yaml` in `kubelet_dir`.
     pub file: Option<PathBuf>,
-    /// The directory with drop-ins; what the command line says, or else none, if not set.
+    /// The directory of drop-ins. If not set, that of the command line, or else none.
     pub dir: Option<PathBuf>,
-    /// Stands for the kubelet's root directory.
+    /// Where the kubelet's root directory is mounted.
     pub kubelet_dir: PathBuf,
-    /// Stands for `/`.
+    /// Where the host's `/` is mounted.
     pub host_root: PathBuf,
-    /// Stands for `/proc`.
+    /// Where the host's `/proc` is mounted.
     pub proc: PathBuf,
     /// The node's name.
     pub node: String,
-    /// What was mounted when this process started.
+    /// The mounts at the start of this process.
     pub mounts: Mounts,
 }
 
 impl ConfigFiles {
-    /// The file that changed after `start`, if one did: a kubelet that started then may run with what it said before.
+    /// Returns a file or directory that changed after `start`, if any: a kubelet started then may run with
+    /// its earlier contents.
     #[must_use]
     pub fn changed_since(&self, start: SystemTime) -> Option<PathBuf> {
         let line = CommandLine::find(&self.proc, &self.node);
         let dir = self.config_dir(line.as_ref());
         let mut all: Vec<PathBuf> = self.config_file(line.as_ref()).into_iter().collect();
-        // A directory changes with what is taken away.
+        // Deleting a file changes its directory.
         all.extend(dir.iter().flat_map(|dir| drop_ins(dir).unwrap_or_default()));
         all.extend(dir);
         let changed =
@@ -51,8 +52,8 @@ impl ConfigFiles {
         all.into_iter().find(changed)
     }
 
-    /// The file or directory that somebody replaced, if one was: where it is mounted by itself, as into a container, the
-    /// mount goes on showing the one before, for as long as the container lives.
+    /// Returns the file or directory that was replaced, if any: if it is mounted by itself, as into a
+    /// container, the mount keeps showing the old one for the container's lifetime.
     #[must_use]
     pub fn replaced(&self) -> Option<PathBuf> {
         let line = CommandLine::find(&self.proc, &self.node);
@@ -60,13 +61,13 @@ impl ConfigFiles {
         all.find(|path| self.is_replaced(path))
     }
 
-    /// What is at this path has no name on its file system any more, or another one than it had.
+    /// Returns true if the file at this path was unlinked from its file system or renamed.
     fn is_replaced(&self, path: &Path) -> bool {
         let has_no_name = path.metadata().is_ok_and(|of| of.nlink() == 0);
         has_no_name || self.mounts.is_other(path, &Mounts::now())
     }
 
-    /// Refuses what a new container would find replaced.
+    /// Fails if the path was replaced: only a new container would see the new file.
     fn check(&self, path: &Path) -> Result<(), String> {
         match self.is_replaced(path) {
             true => Err("it was replaced on the host, and only a new container sees the new one".to_owned()),
@@ -74,10 +75,11 @@ impl ConfigFiles {
         }
     }
 
-    /// Reads all of it; the second value names keys that make no sense and were left at their default.
+    /// Reads the configuration. The second value lists invalid keys, which were left at their default.
     ///
     /// # Errors
-    /// One sentence, when a file cannot be read or is no mapping. A part of them would be another configuration.
+    /// One sentence, if a file cannot be read or is not a mapping. Merging only the other files would give a
+    /// different configuration.
     pub fn read(&self) -> Result<(KubeletConfig, Vec<String>), String> {
         let line = CommandLine::find(&self.proc, &self.node);
         let mut place = "the kubelet's command line".to_owned();
@@ -88,7 +90,7 @@ impl ConfigFiles {
             merge(&mut config, read(&file)?);
         }
         if let Some(dir) = self.config_dir(line.as_ref()) {
-            // A directory that was removed is empty.
+            // A removed directory would look empty.
             self.check(&dir).map_err(|what| unread_drop_ins(&dir, &what))?;
             for file in drop_ins(&dir)? {
                 merge(&mut config, read(&file)?);
@@ -96,7 +98,7 @@ impl ConfigFiles {
             place = format!("{place} with the drop-ins of {}", dir.display());
         }
         if let (Some(line), Value::Object(keys)) = (line, &mut config) {
-            // Whole: a flag that sets a map leaves nothing of the file's.
+            // Not merged: a flag that sets a map replaces the file's map entirely.
             keys.extend(line.keys);
         }
         let mut problems = Vec::new();
@@ -104,7 +106,7 @@ impl ConfigFiles {
         Ok((config, problems.into_iter().map(|problem| format!("{place}: {problem}")).collect()))
     }
 
-    /// `None`: the kubelet has no file.
+    /// `None` if the kubelet has no configuration file.
     fn config_file(&self, line: Option<&CommandLine>) -> Option<PathBuf> {
         match (&self.file, line) {
             (Some(file), _) => Some(file.clone()),
@@ -118,7 +120,7 @@ impl ConfigFiles {
         self.dir.clone().or_else(of_line)
     }
 
-    /// Where a path of the kubelet's is for us.
+    /// Maps a path of the kubelet to one of this process.
     fn on_host(&self, path: &str, line: &CommandLine) -> PathBuf {
         let path = Path::new(path);
         let root = line.root_dir.as_deref().unwrap_or(ROOT_DIR);
@@ -141,8 +143,8 @@ fn read(file: &Path) -> Result<Value, String> {
     text_of(file).and_then(|text| mapping(&text)).map_err(|what| unread(file, &what))
 }
 
-/// The files `*.conf` in `dir` and below, in the order in which the kubelet merges them: by name, a directory's in its
-/// place.
+/// Returns the files `*.conf` in `dir` and below in the order in which the kubelet merges them: by name, with
+/// a directory's files at its place.
 fn drop_ins(dir: &Path) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     walk(dir, &mut found).map_err(|error| unread_drop_ins(dir, &error.to_string()))?;
@@ -159,7 +161,7 @@ fn walk(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
         if found.len() > MOST_FILES {
             break;
         }
-        // Of a link: what it is itself, as the kubelet does it.
+        // Symlinks are not followed, as in the kubelet.
         if entry.file_type()?.is_dir() {
             walk(&entry.path(), found)?;
         } else if entry.path().extension() == Some(OsStr::new("conf")) {
@@ -169,7 +171,7 @@ fn walk(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// RFC 7386, as the kubelet merges: maps are merged, null removes, and everything else replaces.
+/// Merges as the kubelet does (RFC 7386): maps are merged, null removes a key, everything else replaces.
 fn merge(target: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *target = patch;
@@ -231,7 +233,7 @@ mod tests {
     fn a_file_that_was_replaced_under_its_mount_is_not_believed() {
         use std::os::fd::AsRawFd as _;
         let host = Host::new(&[("k/config.yaml", "cpuManagerPolicy: static")]);
-        // As a mount does, a descriptor goes on showing what has no name any more.
+        // Like a mount, a file descriptor keeps showing an unlinked file.
         let open = std::fs::File::open(host.0.path().join("k/config.yaml")).unwrap();
         let mounted = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
         let files = ConfigFiles { file: Some(mounted.clone()), ..host.files() };

@@ -1,16 +1,16 @@
-//! What the mounts of this process show.
+//! The mounts of this process.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What each mount showed when it was looked at, by where it is mounted: the path that the kernel had for it on its file
-/// system. A file or directory that is mounted by itself goes on being shown when it is moved or removed; only this path
-/// changes then (`mountinfo` in proc_pid_mountinfo(5)).
+/// By mount point, the path of the mounted file or directory in its file system at the time of reading. If a
+/// file or directory mounted by itself is moved or removed, it stays visible through the mount; only this
+/// path changes (`mountinfo` in proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mounts(BTreeMap<PathBuf, PathBuf>);
 
 impl Mounts {
-    /// Those of this process. None where the kernel does not tell.
+    /// Returns the mounts of this process; empty if the kernel does not provide them.
     #[must_use]
     pub fn now() -> Self {
         std::fs::read_to_string("/proc/self/mountinfo").map(|text| Self::of(&text)).unwrap_or_default()
@@ -22,18 +22,18 @@ impl Mounts {
             let (shown, at) = (fields.next()?, fields.next()?);
             Some((unescaped(at), unescaped(shown)))
         };
-        // Of two at one place the later one is seen.
+        // Of two mounts at one path, the later one is visible.
         Self(text.lines().filter_map(mount).collect())
     }
 
-    /// Was what is mounted at `path` moved or removed since?
+    /// Returns true if what is mounted at `path` was moved or removed since.
     pub(super) fn is_other(&self, path: &Path, now: &Self) -> bool {
         let shown = |mounts: &Self| mounts.0.get(path).cloned();
         shown(self).is_some_and(|before| shown(now).is_some_and(|now| now != before))
     }
 }
 
-/// Space, tab, newline and backslash are written as octal numbers.
+/// Undoes the octal escapes of space, tab, newline and backslash.
 fn unescaped(text: &str) -> PathBuf {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     escapes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to)).into()
@@ -43,7 +43,7 @@ fn unescaped(text: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// As the kernel writes it; `//deleted` after what is gone.
+    /// In the kernel's format; `//deleted` marks a removed path.
     fn mounts(shown: &str) -> Mounts {
         Mounts::of(&format!(
             "63 43 254:0 / / rw - ext4 /dev/vda rw\n64 43 254:0 {shown} /host/conf.d rw,relatime - ext4 /dev/vda rw\n\

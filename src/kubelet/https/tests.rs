@@ -1,4 +1,4 @@
-//! Against a server with certificates of our own making. The real kubelet's is asked in `tests/real`.
+//! Tests against a server with generated certificates. `tests/real` covers the real kubelet.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl Ca {
     }
 }
 
-/// A server whose certificate has this name; it answers as its paths say.
+/// Starts a server whose certificate has this name. The path selects the response.
 async fn server(ca: &Ca, name: &str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -77,12 +77,12 @@ fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// As a kubeconfig or a service account makes it.
+/// A configuration as loaded from a kubeconfig or service account.
 fn cluster(roots: &Ca) -> kube::Config {
     let mut config = kube::Config::new("https://api:6443".parse().unwrap());
     config.root_cert = Some(vec![roots.0.der().to_vec()]);
     config.auth_info.token = Some("secret".to_owned().into());
-    // What a kubeconfig may say of the API server is not said of the kubelet.
+    // Settings for the API server must not apply to the kubelet.
     config.accept_invalid_certs = true;
     config.tls_server_name = Some("kubernetes".into());
     config

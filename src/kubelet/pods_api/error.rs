@@ -1,4 +1,4 @@
-//! Why there is no answer from the Pods API (kubelet.md 4.4).
+//! Errors of the Pods API client (kubelet.md 4.4).
 
 use std::error::Error;
 use std::fmt;
@@ -10,59 +10,59 @@ use tonic::{Code, Status};
 
 use crate::kubelet::client::innermost;
 
-/// Why there is no answer from the Pods API. Each is one sentence for the person who runs the node: what, where, and what
-/// to do.
+/// Why a Pods API call failed. Each is one sentence for the node's operator: what failed, where, and what to
+/// do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(
     missing_docs,
     reason = "`path` is the socket, `call` the gRPC method, the rest is the other side's words"
 )]
 pub enum PodsError {
-    /// There is nothing at the path.
+    /// The path does not exist.
     NoSocket { path: PathBuf },
-    /// There is something at the path, and nobody listens.
+    /// The path exists, but nothing listens.
     Refused { path: PathBuf },
-    /// We may not connect.
+    /// Connecting is not permitted.
     Denied { path: PathBuf },
-    /// The system says something else.
+    /// Any other connection error.
     Connect { path: PathBuf, reason: String },
-    /// Something listens that is no gRPC server.
+    /// The listener is not a gRPC server.
     NotGrpc { path: PathBuf, reason: String },
-    /// No answer in time.
+    /// No response within the deadline.
     Deadline { path: PathBuf, call: &'static str, after: Duration },
-    /// It does not know its pods yet.
+    /// The server does not know its pods yet.
     Starting { path: PathBuf, message: String },
-    /// It serves something else.
+    /// The server does not serve the Pods API.
     Unserved { path: PathBuf, message: String },
-    /// It has no pod with this UID.
+    /// There is no pod with this UID.
     NoSuchPod { path: PathBuf, uid: String },
-    /// Its limit of requests is used up.
+    /// Rejected by the server's rate limiter.
     RateLimited { path: PathBuf, call: &'static str },
-    /// It ended the watch, which was not read fast enough.
+    /// The server ended the watch because it was not read fast enough.
     TooSlow { path: PathBuf, message: String },
-    /// The answer is larger than we take.
+    /// The response exceeds the size limit.
     TooLarge { path: PathBuf, call: &'static str, message: String },
-    /// The answer is none.
+    /// The response cannot be decoded.
     Garbled { path: PathBuf, call: &'static str, reason: String },
-    /// It ended the watch without a reason.
+    /// The server ended the watch without an error.
     Ended { path: PathBuf },
-    /// It began a list and did not go on.
+    /// The server stalled in the middle of a list.
     Stuck { path: PathBuf, after: Duration },
     /// The connection broke.
     Lost { path: PathBuf, call: &'static str, reason: String },
-    /// It says something else.
+    /// Any other status.
     Status { path: PathBuf, call: &'static str, code: String, message: String },
-    /// There is nowhere to ask.
+    /// No socket was configured.
     Nowhere,
-    /// None of several; each has its reason.
+    /// All of several sockets failed, with an error for each.
     Nobody(Vec<PodsError>),
 }
 
-/// The most that is repeated of the other side's words.
+/// Maximum number of characters quoted from the server's message.
 const WORDS: usize = 300;
 
 impl PodsError {
-    /// Why nobody can be connected to.
+    /// Returns the error for a failed connection.
     pub(super) fn unreached(path: &Path, error: &io::Error) -> Self {
         let path = path.to_owned();
         match error.kind() {
@@ -73,7 +73,7 @@ impl PodsError {
         }
     }
 
-    /// What a status means.
+    /// Returns the error for a status.
     pub(super) fn of_status(path: &Path, call: &'static str, status: &Status) -> Self {
         let path = path.to_owned();
         let message: String = status.message().chars().take(WORDS).collect();
@@ -87,8 +87,8 @@ impl PodsError {
                 Self::NoSuchPod { path, uid }
             }
             Code::ResourceExhausted if message.contains("rate limit") => Self::RateLimited { path, call },
-            // tonic says OutOfRange of an answer above its own limit, Go's servers ResourceExhausted. A pod that numacast leaves out
-            // another server may have.
+            // tonic returns OutOfRange for a response above its own limit, Go's servers ResourceExhausted.
+            // The last condition: another server may have a pod that numacast's leaves out.
             Code::ResourceExhausted | Code::OutOfRange
                 if message.contains("large") && !message.contains("is left out") =>
             {
@@ -101,7 +101,7 @@ impl PodsError {
         }
     }
 
-    /// Of all that were asked.
+    /// Combines the errors of all sockets.
     pub(super) fn all(mut reasons: Vec<Self>) -> Self {
         match reasons.len() {
             0 => Self::Nowhere,
@@ -110,7 +110,8 @@ impl PodsError {
         }
     }
 
-    /// Does the one who serves say so of its pods or of us? Then nobody else is to be asked.
+    /// Returns true if the error concerns the requested pods or the client, so that no other socket should be
+    /// tried.
     pub(super) fn is_an_answer(&self) -> bool {
         matches!(
             self,
@@ -118,19 +119,20 @@ impl PodsError {
         )
     }
 
-    /// Does nobody there serve this, so that it will take another server before anybody does?
+    /// Returns true if no server there serves the Pods API, so that retries are useless until the server is
+    /// replaced.
     #[must_use]
     pub fn is_unserved(&self) -> bool {
         match self {
             Self::Unserved { .. } | Self::Nowhere => true,
-            // A kubelet that has just started has made its directory and not yet its socket.
+            // A kubelet that is just starting creates the directory before the socket.
             Self::NoSocket { path } => path.parent().is_none_or(|directory| !directory.is_dir()),
             Self::Nobody(reasons) => reasons.iter().all(Self::is_unserved),
             _ => false,
         }
     }
 
-    /// Is there somebody who will tell, and does not know his pods yet?
+    /// Returns true if there is a server that does not know its pods yet.
     #[must_use]
     pub fn is_starting(&self) -> bool {
         match self {
@@ -140,7 +142,7 @@ impl PodsError {
         }
     }
 
-    /// What to do.
+    /// Returns what the operator can do.
     fn advice(&self) -> Option<&'static str> {
         Some(match self {
             Self::NoSocket { .. } => {
@@ -218,7 +220,8 @@ impl PodsError {
     }
 }
 
-/// Did the other side write what is no HTTP/2? One that has gone away breaks the connection otherwise.
+/// Returns true if the peer sent something other than HTTP/2. A connection that breaks for another reason is
+/// an I/O error.
 fn breaks_http2(status: &Status) -> bool {
     let mut source = status.source();
     while let Some(error) = source {
@@ -237,7 +240,7 @@ impl fmt::Display for PodsError {
             Self::Nobody(reasons) => reasons,
             one => std::slice::from_ref(one),
         };
-        // Each once.
+        // Each advice once.
         let mut said: Vec<&str> = Vec::new();
         for advice in all.iter().filter_map(Self::advice) {
             if !said.contains(&advice) {

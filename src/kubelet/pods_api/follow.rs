@@ -1,4 +1,4 @@
-//! All pods of the Pods API and what becomes of them, with everything listed anew whenever something may have been missed
+//! List and watch of all pods of the Pods API, with a new list whenever events may have been missed
 //! (kubelet.md 4.3).
 
 use std::collections::{BTreeMap, VecDeque};
@@ -23,68 +23,72 @@ use crate::kubelet::client::{Identity, age, identity};
 use crate::kubelet::proto::pods::{EventType, GetPodRequest, GetPodResponse, WatchPodsEvent};
 use crate::pod::{Life, Pod, PodEvent, Wanted, Whole};
 
-/// How often everything is told anew: the kubelet may lose an event without a word. A new watch tells one pod at a
-/// time, where ListPods would tell all of them in one message of some 10 KiB each.
+/// Interval of resyncs: the kubelet may drop an event silently. A new watch sends one pod at a time, while
+/// ListPods would send all of them in one message of some 10 KiB per pod.
 const ANEW: Duration = Duration::from_secs(180);
 
-/// The same while there are pods that have ended: nothing tells that the object of such a one is deleted.
+/// The same while there are terminated pods: no event reports the deletion of such a pod's object.
 const ANEW_AFTER_END: Duration = Duration::from_secs(60);
 
-/// Where a server has never said that its list is complete, as early builds do not, it is when nothing came for so long.
+/// For servers that have never sent a marker at the end of a list, as early builds do not: the list is
+/// complete when nothing arrived for this long.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// A kubelet that is as old knows its pods, as far as anybody can tell who knew none of them before.
+/// A kubelet older than this is assumed to know all its pods if no earlier list is available to compare with.
 const GROWN_UP: Duration = Duration::from_secs(60);
 
-/// How soon to look again after a pod that was said to be deleted, at first and at last: kubelets say so a moment before its
-/// object goes.
+/// First and last delay between lookups of a pod that was reported deleted: kubelets report it a moment
+/// before the object is gone.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
-/// How far apart such looks are: all clients of a kubelet share a limit of 100 in a second, 10 at once.
+/// Minimum interval of such lookups: all clients of a kubelet share a rate limit of 100 per second with a
+/// burst of 10.
 const LOOKS: Duration = Duration::from_millis(20);
 
-/// A watch that has lived for so long after its list is no failure when it ends.
+/// The end of a watch that lasted this long after its list is not counted as a failure.
 const STEADY: Duration = Duration::from_secs(5);
 
-/// How soon to try again after a failure.
+/// First delay after a failure.
 const RETRY: Duration = Duration::from_millis(100);
-/// The longest wait between two failures.
+/// Maximum delay after a failure.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
-/// How soon to ask again where nobody serves this: a kubelet may be replaced by one that does.
+/// Delay if no socket serves the Pods API: the kubelet may be replaced by one that does.
 const UNSERVED: Duration = Duration::from_secs(30);
 
-/// What [`PodsClient::follow`] tells.
+/// The event source returned by [`PodsClient::follow`].
 pub struct PodsFollow {
     client: PodsClient,
     wanted: Wanted,
     watch: Option<Watch>,
     belief: Belief,
-    /// What is still to be told.
+    /// Events not yet returned.
     events: VecDeque<PodEvent>,
-    /// Pods that were said to be deleted, until it is known what became of them.
+    /// Pods that were reported deleted and whose fate is not known yet.
     deleted: BTreeMap<Key, Deleted>,
-    /// One of them, and the answer to come.
+    /// The lookup in progress, and its pod.
     looking: Option<(Key, BoxFuture<'static, Look>)>,
-    /// When the next may be looked after.
+    /// The earliest time of the next lookup.
     next_look: Instant,
-    /// The kubelet whose lists are believed: one of them was, or it said that it had none yet.
+    /// The kubelet whose lists are accepted at once: an earlier list was accepted, or it has reported that it
+    /// was still starting.
     known: Option<Identity>,
-    /// The sockets at which somebody has said that a list is complete.
+    /// By socket, whether its server has ever sent a marker at the end of a list.
     marks: Vec<bool>,
     failures: u32,
     not_before: Instant,
 }
 
-/// A pod that was said to be deleted.
+/// A pod that was reported deleted.
 struct Deleted {
     pod: Pod,
-    /// What was found of it last.
+    /// The result of the last lookup.
     left: Option<Found>,
     looks: u32,
     due: Instant,
 }
 
-/// A pod as it was found: only whether it is another one by now has to be known, and whole ones are large.
+/// A pod as returned by a lookup. A hash replaces the serialized pod, which may be large and is only
+/// compared.
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
     pod: Pod,
@@ -101,13 +105,13 @@ impl Found {
     }
 }
 
-/// What a look after a pod has shown.
+/// The result of looking up a pod.
 enum Look {
-    /// It is there.
+    /// The pod exists.
     There(Box<Pod>),
-    /// It is not.
+    /// The pod does not exist.
     Gone,
-    /// Nobody knows.
+    /// The lookup failed.
     Unknown,
 }
 
@@ -116,17 +120,17 @@ enum Look {
 struct Watch {
     open: Open,
     told: Streaming<Bytes>,
-    /// The list that is coming in, by UID: for a moment there may be two pods of one name.
+    /// The incoming list, by UID: briefly there may be two pods of the same name.
     listing: Option<BTreeMap<Key, Pod>>,
-    /// When to begin another.
+    /// When to start the next watch.
     ends: Instant,
     /// When its list was complete.
     complete: Option<Instant>,
-    /// A pod that cannot be read is told of once.
+    /// Set once an undecodable pod was logged.
     complained: bool,
 }
 
-/// UID, and namespace and name where somebody gave none.
+/// UID, namespace and name; the latter two for pods without a UID.
 type Key = (String, String, String);
 
 fn key(pod: &Pod) -> Key {
@@ -152,12 +156,13 @@ impl PodsFollow {
         }
     }
 
-    /// What is told next: all pods at first ([`PodEvent::Listing`], each [`PodEvent::Listed`], [`PodEvent::Complete`]), then
-    /// what becomes of them; all again now and then. May be dropped while it waits for news; while it connects, that is begun
-    /// anew the next time, so whoever stops waiting often takes [`PodsFollow::stream`].
+    /// Returns the next event: first all pods ([`PodEvent::Listing`], [`PodEvent::Listed`] for each,
+    /// [`PodEvent::Complete`]), then changes, and periodically all pods again. It may be dropped while
+    /// waiting for events. If dropped while connecting, the next call starts connecting again, so callers
+    /// that cancel often should use [`PodsFollow::stream`].
     ///
     /// # Errors
-    /// Why nothing is told at the moment; it goes on after a while, with everything listed anew.
+    /// Why no events are available at the moment. The watch is retried after a backoff, with a new list.
     pub async fn next(&mut self) -> Result<PodEvent, PodsError> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -170,18 +175,18 @@ impl PodsFollow {
         }
     }
 
-    /// The same as a stream, which does not end.
+    /// Returns the events as a stream, which never ends.
     pub fn stream(self) -> impl Stream<Item = Result<PodEvent, PodsError>> + Send + 'static {
         unfold(self, |mut follow| async { Some((follow.next().await, follow)) })
     }
 
-    /// The socket at which somebody tells.
+    /// Returns the socket that is watched.
     #[must_use]
     pub fn socket(&self) -> Option<&Path> {
         self.watch.as_ref().map(|watch| &**self.path(&watch.open))
     }
 
-    /// Why nobody told at the sockets before it.
+    /// Returns why the sockets before it failed.
     #[must_use]
     pub fn passed_over(&self) -> &[PodsError] {
         &self.client.passed_over
@@ -191,7 +196,7 @@ impl PodsFollow {
         &self.client.sockets[open.socket]
     }
 
-    /// Hears one thing, be it that there is nothing to hear.
+    /// Waits for one event, lookup or timeout and handles it.
     async fn hear(&mut self) -> Result<(), PodsError> {
         let Some(watch) = &mut self.watch else {
             sleep_until(self.not_before).await;
@@ -202,7 +207,7 @@ impl PodsFollow {
         let marks = self.marks[watch.open.socket];
         let after = if marks { self.client.deadline } else { SILENCE };
         let limit = if listing { Instant::now() + after } else { watch.ends };
-        // A list that comes in tells of them all.
+        // No lookups during a list: it shows which pods exist.
         let look = self.next_look().filter(|due| !listing && *due < limit);
         if self.looking.is_some() || look.is_some_and(|due| due <= Instant::now()) {
             self.look_after().await;
@@ -226,7 +231,7 @@ impl PodsFollow {
             Err(_) if listing => self.complete(),
             Err(_) if look.is_some() => {}
             Err(_) => {
-                // The old one stays until then: an earlier socket may keep us waiting.
+                // The old watch is kept until then: an earlier socket may take long to respond.
                 let open = watch.open.clone();
                 self.watch = Some(self.begin(Some(open)).await?);
             }
@@ -234,13 +239,13 @@ impl PodsFollow {
         Ok(())
     }
 
-    /// The list is complete.
+    /// Handles the end of a list.
     fn complete(&mut self) {
         let Some(watch) = &mut self.watch else { return };
         let Some(listed) = watch.listing.take() else { return };
         watch.complete = Some(Instant::now());
         let mut pods: Vec<Pod> = listed.into_values().collect();
-        // Of two that have one name the one that stays comes last: who knows pods by name keeps that.
+        // If two pods share a name, emit the one that stays last, so name-keyed caches keep it.
         pods.sort_by_key(|pod| !goes(pod));
         if pods.iter().any(|pod| pod.life == Life::Ended) {
             watch.hurry();
@@ -269,7 +274,7 @@ impl PodsFollow {
             Err(reason) => return watch.complain(&self.client.sockets[watch.open.socket], &reason),
         };
         match (kind, &mut watch.listing) {
-            // Which of the two it is says nothing: the first word of a new pod may be that it was modified.
+            // ADDED and MODIFIED are treated alike: the first event of a new pod may be MODIFIED.
             (EventType::Added | EventType::Modified, Some(listing)) => {
                 listing.insert(key(&pod), pod);
                 keep_within(self.client.budget, listing.values_mut());
@@ -283,7 +288,7 @@ impl PodsFollow {
                     listing.remove(&key(&pod));
                 }
                 let due = Instant::now();
-                // Who it was is all that has to be told.
+                // A deletion needs only the pod's identity.
                 let pod = Pod { whole: None, ..pod };
                 self.deleted.insert(key(&pod), Deleted { pod, left: None, looks: 0, due });
             }
@@ -293,13 +298,13 @@ impl PodsFollow {
         }
     }
 
-    /// When to look after a pod that was said to be deleted.
+    /// Returns when to look up the next pod that was reported deleted.
     fn next_look(&self) -> Option<Instant> {
         self.deleted.values().map(|deleted| deleted.due).min().map(|due| due.max(self.next_look))
     }
 
-    /// Looks what has become of a pod that was said to be deleted: kubelets say so when no container of it will ever run
-    /// again, though its object may live on, Succeeded or Failed (seen with 1.36).
+    /// Looks up a pod that was reported deleted: kubelets send DELETED when none of its containers will run
+    /// again, although its object may live on as Succeeded or Failed (seen with 1.36).
     async fn look_after(&mut self) {
         if self.looking.is_none() {
             let first = self.deleted.iter().min_by_key(|(_, deleted)| deleted.due);
@@ -310,7 +315,7 @@ impl PodsFollow {
             let look = async move { Look::of(timeout(deadline, asked).await, &wanted) };
             self.looking = Some((key.clone(), look.boxed()));
         }
-        // Kept until it is there: somebody may stop waiting for it.
+        // Kept until it is done, since the caller may cancel.
         let Some((_, look)) = &mut self.looking else { return };
         let look = look.await;
         let Some((key, _)) = self.looking.take() else { return };
@@ -319,7 +324,7 @@ impl PodsFollow {
         deleted.due = Instant::now() + back_off(&mut deleted.looks, LOOK_AGAIN, LOOK_LIMIT);
         match look {
             Look::Gone => self.is_gone(deleted.pod),
-            // Nobody takes it away: it has ended, and stays.
+            // It has terminated but was not deleted, so it stays.
             Look::There(left) if !left.deleted => self.is_there(*left),
             Look::There(left) => {
                 let found = Found::of(&left);
@@ -347,8 +352,8 @@ impl PodsFollow {
         self.events.push_back(PodEvent::Gone(pod));
     }
 
-    /// Another watch, at the first socket where there is one; on the connection that there is, if that still leads to
-    /// whoever serves there.
+    /// Starts another watch at the first socket that serves one; on the open connection if it still leads to
+    /// the socket at its path.
     async fn begin(&mut self, open: Option<Open>) -> Result<Watch, PodsError> {
         self.client.open = open;
         let mut reasons = Vec::new();
@@ -361,7 +366,8 @@ impl PodsFollow {
                     return Ok(Watch { open, told, listing, ends, complete: None, complained: false });
                 }
                 Err(error) => {
-                    // From 1.37 on a kubelet says when it does not know its pods yet: what it lists after that are all of them.
+                    // From 1.37 on a kubelet reports that it does not know its pods yet, so what it lists
+                    // later is complete.
                     if error.is_starting() {
                         self.known = identity(&self.client.sockets[socket]).ok();
                     }
@@ -372,9 +378,9 @@ impl PodsFollow {
         Err(PodsError::all(reasons))
     }
 
-    /// Ends the watch and says when to try again.
+    /// Drops the watch and schedules the next attempt.
     fn fail(&mut self, error: &PodsError) {
-        // What became of pods that were said to be deleted the next list tells.
+        // The next list shows what became of pods that were reported deleted.
         (self.looking, self.deleted) = (None, BTreeMap::new());
         let complete = self.watch.take().and_then(|watch| watch.complete);
         if complete.is_some_and(|complete| complete.elapsed() >= STEADY) {
@@ -388,7 +394,7 @@ impl PodsFollow {
     }
 }
 
-/// Is it on its way out?
+/// Returns true if the pod is being deleted or has terminated.
 fn goes(pod: &Pod) -> bool {
     pod.deleted || pod.life == Life::Ended
 }
@@ -408,12 +414,12 @@ impl Look {
 }
 
 impl Watch {
-    /// It is listened to for a shorter time.
+    /// Brings the next resync forward.
     fn hurry(&mut self) {
         self.ends = self.ends.min(Instant::now() + jittered(ANEW_AFTER_END));
     }
 
-    /// One pod that cannot be read must not cost us the others.
+    /// Logs an undecodable pod, once per watch, and goes on with the others.
     fn complain(&mut self, socket: &Path, reason: &str) {
         if !self.complained {
             let path = socket.display();

@@ -1,5 +1,5 @@
-//! What is kept of a pod that somebody wants whole: who it is and how far it is, which is all that is read from JSON. The rest is
-//! whatever whoever made the pod wrote, up to some MiB of each.
+//! The part of a serialized pod that is kept: identity and status, which is all that is read from the JSON
+//! later. The rest is written by the pod's creator and may take some MiB per pod.
 
 use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::core_v1::ORIGINS;
 
-/// The longest outline that is kept, in bytes: conditions are a few hundred each.
+/// Maximum size of an outline in bytes: conditions take a few hundred each.
 const LONGEST: usize = 64 << 10;
 
 #[derive(Default, Deserialize, Serialize)]
@@ -41,10 +41,10 @@ struct Status {
     conditions: Value,
 }
 
-/// The outline of a pod in JSON; `None` if that is too long.
+/// Returns the outline of a pod in JSON; `None` if it is too long.
 ///
 /// # Errors
-/// What is wrong with the pod.
+/// If the pod is invalid.
 pub(super) fn outline(pod: &[u8]) -> Result<Option<Bytes>, String> {
     let mut outline: Outline = serde_json::from_slice(pod).map_err(|error| error.to_string())?;
     if let Some(annotations) = outline.metadata.annotations.as_object_mut() {

@@ -1,23 +1,23 @@
-//! Takes a `PodList` in JSON apart while it comes in: one pod at a time is held and read.
+//! Splits a `PodList` in JSON while it arrives: one pod at a time is buffered and parsed.
 
 use super::outline::outline;
 use crate::pod::{Pod, Wanted, Whole};
 
-/// A pod is at most some 3 MiB, which is what the API server takes.
+/// Maximum size of a pod. The API server accepts some 3 MiB.
 const LARGEST_POD: usize = 8 << 20;
 
-/// What comes in.
+/// An incremental splitter.
 #[derive(Debug, Default)]
 pub(super) struct Splitter {
-    /// Objects and lists that are open.
+    /// Number of open objects and arrays.
     depth: usize,
-    /// Within a text; is the last character a `\`?
+    /// Set inside a string; true after a `\` that starts an escape.
     text: Option<bool>,
-    /// The text that came last in the outermost object, as far as it could be a key that we look for.
+    /// The last string in the outermost object, truncated to the length needed to recognize a key.
     key: Vec<u8>,
-    /// Where we are.
+    /// The position in the document.
     place: Place,
-    /// The pod that is coming in.
+    /// The bytes of the incoming pod.
     pod: Vec<u8>,
     pods: Vec<Pod>,
     wanted: Wanted,
@@ -26,32 +26,32 @@ pub(super) struct Splitter {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Place {
-    /// Nothing came yet.
+    /// Before the outermost object.
     #[default]
     Before,
-    /// In the list, or in what stands before it.
+    /// In the outermost object, before `items`.
     Around,
-    /// In the list of pods.
+    /// In the array `items`.
     Pods,
-    /// The list of pods came.
+    /// After `items`.
     Behind,
-    /// The outermost object is closed.
+    /// After the outermost object.
     End,
 }
 
 impl Splitter {
-    /// Keeps these annotations of each pod.
+    /// Returns a splitter that keeps what is wanted of each pod.
     pub(super) fn keeping(wanted: Wanted) -> Self {
         Self { wanted, ..Self::default() }
     }
 
-    /// Takes the next piece.
+    /// Processes the next piece.
     pub(super) fn push(&mut self, piece: &[u8]) {
         let mut rest = piece;
         while let Some((first, more)) = rest.split_first()
             && self.wrong.is_none()
         {
-            // Of a long text most is taken at once.
+            // Inside a string, take everything up to the next special byte at once.
             let plain = match self.text {
                 Some(false) => rest.iter().take_while(|byte| !matches!(byte, b'"' | b'\\')).count(),
                 _ => 0,
@@ -66,7 +66,7 @@ impl Splitter {
         }
     }
 
-    /// The pods, once everything came.
+    /// Returns the pods once the whole document has arrived.
     pub(super) fn finish(self) -> Result<Vec<Pod>, String> {
         match (self.wrong, self.place) {
             (Some(wrong), _) => Err(wrong),
@@ -75,7 +75,7 @@ impl Splitter {
         }
     }
 
-    /// Bytes of the pod that is coming in, or of a text that may be a key.
+    /// Buffers bytes of the incoming pod, or of a string that may be a key.
     fn keep(&mut self, bytes: &[u8]) {
         if self.place == Place::Pods && self.depth > 2 {
             if self.pod.len() + bytes.len() > LARGEST_POD {
@@ -108,7 +108,7 @@ impl Splitter {
             }
             b'{' | b'[' => self.open(byte),
             b'}' | b']' => self.close(),
-            // Go writes null for a list without pods.
+            // Go writes null for an empty list.
             b'n' if self.depth == 1 && self.is_items() => self.place = Place::Behind,
             byte if self.depth == 0 && !byte.is_ascii_whitespace() => {
                 self.wrong = Some("it is no list of pods".to_owned());
@@ -117,7 +117,8 @@ impl Splitter {
         }
     }
 
-    /// Does the value of `items` come now? The key was kept with the quotation mark behind it.
+    /// Returns true if the next value is that of `items`. The buffered key includes its closing quotation
+    /// mark.
     fn is_items(&self) -> bool {
         self.place == Place::Around && self.key == b"items\""
     }
@@ -154,7 +155,7 @@ impl Splitter {
         }
     }
 
-    /// The pod that came in.
+    /// Parses the buffered pod.
     fn read(&self) -> Result<Pod, String> {
         let mut pod = Pod::from_json(&self.pod)?.keeping(&self.wanted);
         if self.wanted.wants_whole() {
@@ -214,7 +215,7 @@ mod tests {
         };
         let list = json!({"kind": "PodList", "metadata": {"items": [{"a": 1}]}, "apiVersion": "items",
                           "items": [pod("a"), pod("b\u{e9}\"]}"), pod("c")]});
-        // With the keys in other orders: `serde_json` sorts them.
+        // With the keys in another order: `serde_json` sorts them.
         let behind = format!(
             r#" {{ "items" : [ {} , {} ] , "metadata" : {{}} , "x": [1, "]"] }} "#,
             pod("a"),

@@ -1,4 +1,4 @@
-//! The task that calls.
+//! The task that calls the kubelet.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,18 +17,20 @@ use crate::kubelet::ask::{Ask, Refusal, not_found};
 use crate::kubelet::client::{ClientError, Line, Open, Outcome};
 use crate::kubelet::types::Connection;
 
-/// Calls for the proxy. In no second are there more than the burst and what one second earns, which makes 30
-/// (DESIGN section 10): a third of what the kubelet allows all its clients together.
+/// Calls per second for the proxy. With the burst, at most 30 in any second (DESIGN section 10): a third of
+/// the kubelet's rate limit for all its clients together.
 const CALLS_PER_SECOND: f64 = 25.0;
-/// Calls at once after a rest; half of what the kubelet allows.
+/// Burst after idling; half of what the kubelet allows.
 const CALL_BURST: f64 = 5.0;
-/// Of these, for pods that a List did not have, each of which costs a call of its own: anybody can make up names.
+/// Of these, calls per second for pods missing in a List. Each costs a call of its own, and clients can make
+/// up names.
 const UNLISTED_PER_SECOND: f64 = 5.0;
 const UNLISTED_BURST: f64 = 5.0;
 
-/// How soon to try again what the kubelet's limiter refused: it lets a call through every 10 ms, and others wait too.
+/// First delay after the kubelet's rate limiter rejected a call: it admits a call every 10 ms, and other
+/// clients wait too.
 const LIMITED: Duration = Duration::from_millis(20);
-/// The longest wait between two such calls.
+/// Maximum of that delay.
 const LIMITED_LIMIT: Duration = Duration::from_millis(200);
 
 pub(super) struct Driver {
@@ -40,15 +42,15 @@ pub(super) struct Driver {
     /// At most one in each lane.
     flights: FuturesUnordered<BoxFuture<'static, Landed>>,
     busy: [bool; 2],
-    /// Where the kubelet said that it does not serve `Get`.
+    /// The connection on which the kubelet reported that it does not serve `Get`.
     without_get: Option<Connection>,
-    /// How often in a row its limiter refused.
+    /// Number of consecutive rejections by the kubelet's rate limiter.
     limited: u32,
-    /// For the proxy nothing starts before.
+    /// No call for the proxy starts before this.
     not_before: Instant,
 }
 
-/// A call that has ended.
+/// A finished call.
 struct Landed {
     due: Due,
     open: Open,
@@ -73,7 +75,7 @@ impl Driver {
         }
     }
 
-    /// Calls for whoever asks, until it is dropped.
+    /// Makes calls until it is dropped.
     pub(super) async fn run(mut self) {
         loop {
             let wake = self.start_what_is_due().await;
@@ -91,11 +93,11 @@ impl Driver {
         }
     }
 
-    /// Starts every call that may start now, and says when to look again if nothing happens before.
+    /// Starts every call that may start now. Returns when to check again if nothing happens before.
     async fn start_what_is_due(&mut self) -> Option<Instant> {
         loop {
             let now = Instant::now();
-            // Before a call starts: some may come back from one that has ended after their time.
+            // Expire first: a finished call may have put back requests that are past their deadline.
             self.expire(now);
             let Some(due) = self.next_due() else { break };
             let at = if due.paid { now } else { self.not_before.max(now + self.bucket.wait(now)) };
@@ -105,7 +107,7 @@ impl Driver {
             // An attempt to connect costs as much as a call.
             let _ = self.bucket.take(now);
             let open = self.line.open().await;
-            // Another kubelet may have taken the place, and somebody have gone.
+            // While connecting, the kubelet may have been replaced and callers may have left.
             match (self.due(due.lane), open) {
                 (Some(due), Ok(open)) => self.start(due, open),
                 (Some(due), Err(error)) => self.fail(&due, error),
@@ -113,12 +115,12 @@ impl Driver {
             }
         }
         let (now, expiry) = (Instant::now(), self.shared.lock().next_expiry()?);
-        // Those that are left may be waiting for their share of the budget.
+        // The remaining requests may be waiting for the rate limit on unlisted pods.
         let wait = self.unlisted.wait(now);
         Some(if wait.is_zero() { expiry } else { expiry.min(now + wait) })
     }
 
-    /// What may start, of whatever lane has its turn.
+    /// Returns the next call to start in any free lane.
     fn next_due(&self) -> Option<Due> {
         let free = [Lane::List, Lane::Rest].into_iter().filter(|lane| !self.busy[*lane as usize]);
         free.filter_map(|lane| self.due(lane)).min_by_key(Due::turn)
@@ -129,7 +131,8 @@ impl Driver {
         self.shared.lock().due(lane, May { gets: self.serves_get(), unlisted })
     }
 
-    /// The call for `due` is made, or fails before.
+    /// Moves the requests for `due` out of the queue: its call is about to start, or has failed before
+    /// starting.
     fn take_off(&mut self, due: &Due) {
         if due.kind == Kind::Unlisted {
             let _ = self.unlisted.take(Instant::now());
@@ -137,7 +140,7 @@ impl Driver {
         self.shared.lock().take_off(due, self.serves_get());
     }
 
-    /// Does the kubelet serve `Get`, as far as it has said?
+    /// Returns false once the current kubelet has reported that it does not serve `Get`.
     fn serves_get(&self) -> bool {
         self.without_get.is_none() || self.without_get != self.line.connection()
     }
@@ -153,7 +156,7 @@ impl Driver {
         }));
     }
 
-    /// There is no connection for a call that was due.
+    /// Fails the requests for `due`, for which no connection could be opened.
     fn fail(&mut self, due: &Due, error: ClientError) {
         self.take_off(due);
         let waited = self.shared.lock().land(due.lane);
@@ -166,7 +169,7 @@ impl Driver {
         self.observer.ended(&Ended { ask, took, error, shared_by });
     }
 
-    /// A call has ended: everybody who waited for it is answered, or waits for another.
+    /// Handles a finished call: its requests are answered or queued again.
     fn land(&mut self, landed: Landed) {
         let Landed { due, open, started, outcome } = landed;
         self.busy[due.lane as usize] = false;
@@ -191,7 +194,8 @@ impl Driver {
         }
     }
 
-    /// Who asked for the List gets it, who asked for a pod its record. How many have their answer?
+    /// Answers requests for the List with the List and requests for a pod with its record. Returns the number
+    /// answered.
     fn answer_from_list(
         &self,
         mut waited: Questions,
@@ -218,7 +222,7 @@ impl Driver {
         answered
     }
 
-    /// The kubelet refused, or was not there: some try again, the others are told.
+    /// Handles a failed call: some requests are queued again, the others get the error.
     fn refuse(&mut self, waited: Questions, refusal: &Refusal, from: Connection) {
         if refusal.error.is_get_disabled() {
             self.without_get = Some(from);
@@ -237,7 +241,7 @@ impl Driver {
         let again = |waiter: &mut Waiter| {
             if is_limited {
                 waiter.refused = Some(refusal.clone());
-                // The agent has a budget of its own and tries again by itself.
+                // The agent has its own rate limit and retries by itself.
                 return waiter.asker == Asker::Proxy && self.not_before < waiter.until;
             }
             is_lost && now < waiter.until && !std::mem::replace(&mut waiter.lost, true)
@@ -253,12 +257,12 @@ impl Driver {
         }
     }
 
-    /// Answers those whose time is up.
+    /// Fails requests past their deadline.
     fn expire(&self, now: Instant) {
         let expired = self.shared.lock().expired(now);
         for (ask, waiter) in expired {
             let refusal = waiter.refused.unwrap_or_else(|| self.line.late(ask.method()).into());
-            // Whoever has gone does not hear it.
+            // Fails if the caller has left.
             let _ = waiter.answer.send(Err(refusal));
         }
     }
@@ -269,7 +273,7 @@ fn flight(bytes: Bytes, open: &Open, started: Instant) -> Arc<Flight> {
     Arc::new(Flight { bytes, connection, started, identity, slot: OnceLock::new() })
 }
 
-/// Gives everybody the same answer. How many are they?
+/// Sends the response to all waiters of a request. Returns the number that received it.
 fn answer(question: Question, flight: Arc<Flight>) -> usize {
     let waiters = question.waiters.into_values();
     waiters.filter_map(|waiter| waiter.answer.send(Ok(Arc::clone(&flight))).ok()).count()
@@ -277,7 +281,7 @@ fn answer(question: Question, flight: Arc<Flight>) -> usize {
 
 fn tell(question: Question, refusal: &Refusal) {
     for waiter in question.waiters.into_values() {
-        // Whoever has gone does not hear it.
+        // Fails if the caller has left.
         let _ = waiter.answer.send(Err(refusal.clone()));
     }
 }

@@ -1,18 +1,18 @@
-//! Single pods of an answer to `List`.
+//! The records of single pods in a response to `List`.
 
 use std::collections::BTreeMap;
 
 use prost::Message;
 use prost::bytes::Bytes;
 
-/// Of `ListPodResourcesResponse`, the records as they are.
+/// `ListPodResourcesResponse` with undecoded records.
 #[derive(Clone, PartialEq, Message)]
 struct Listed {
     #[prost(bytes = "bytes", repeated, tag = "1")]
     pods: Vec<Bytes>,
 }
 
-/// Of `PodResources`, whose it is.
+/// The identity fields of `PodResources`.
 #[derive(Clone, PartialEq, Message)]
 struct Named {
     #[prost(string, tag = "1")]
@@ -21,20 +21,20 @@ struct Named {
     namespace: String,
 }
 
-/// `GetPodResourcesResponse` around a record as it is.
+/// `GetPodResourcesResponse` with an undecoded record.
 #[derive(Clone, PartialEq, Message)]
 struct Got {
     #[prost(bytes = "bytes", tag = "1")]
     pod: Bytes,
 }
 
-/// The records of a List by namespace and name. A name that is there twice is in none: only the kubelet can tell which of
-/// two pods it means by it.
+/// The records of a List by namespace and name. `None` for a name that occurs twice: only the kubelet knows
+/// which of the two pods `Get` returns.
 #[derive(Debug, Default)]
 pub(super) struct Records(BTreeMap<(String, String), Option<Bytes>>);
 
 impl Records {
-    /// Of bytes that are no List there are none.
+    /// Returns the records of a List; empty if it cannot be decoded.
     pub(super) fn of(list: &Bytes) -> Self {
         let mut records = BTreeMap::new();
         for pod in Listed::decode(list.clone()).unwrap_or_default().pods {
@@ -45,7 +45,7 @@ impl Records {
         Self(records)
     }
 
-    /// What `Get` would answer, in bytes of its own: whoever keeps it does not keep the List.
+    /// Returns the response to `Get` in a buffer of its own, so that keeping it does not keep the List alive.
     pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Bytes> {
         let record = self.0.get(&(namespace.to_owned(), name.to_owned()))?.clone()?;
         Some(Got { pod: record }.encode_to_vec().into())
@@ -56,7 +56,7 @@ impl Records {
 mod tests {
     use super::*;
 
-    /// A record of a pod with a field that nobody knows.
+    /// A pod's record with an unknown field.
     fn pod(namespace: &str, name: &str, unknown: u8) -> Vec<u8> {
         let mut record = Named { name: name.to_owned(), namespace: namespace.to_owned() }.encode_to_vec();
         record.extend([15 << 3, unknown]);
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn bytes_that_are_no_list_have_no_records() {
         assert_eq!(Records::of(&Bytes::from_static(&[0x0a, 0xff])).get("", ""), None);
-        // A pod that cannot be read does not hide the others.
+        // A record that cannot be decoded does not hide the others.
         let broken = [vec![0x0a, 0xff], pod("a", "y", 2)];
         assert!(Records::of(&list(&broken)).get("a", "y").is_some());
     }

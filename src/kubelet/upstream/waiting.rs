@@ -1,4 +1,4 @@
-//! Who waits for what. Nothing is called here.
+//! The queue of requests. It makes no calls itself.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{Answer, Asker};
 use crate::kubelet::ask::{Ask, Refusal};
 
-/// In each lane one call may be under way.
+/// At most one call is in flight per lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     /// `List` of v1.
@@ -18,77 +18,77 @@ pub(super) enum Lane {
     Rest,
 }
 
-/// What is called. The kinds take turns: calls that are shared are not held up by those that are not, of which there may
-/// be any number.
+/// The kind of a call. Kinds take turns: shared calls are not delayed by unshared ones, of which there may be
+/// any number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     List,
     ListV1alpha1,
     Allocatable,
     Get,
-    /// `Get` of a pod that a List did not have.
+    /// `Get` of a pod that was missing in a List.
     Unlisted,
 }
 
 const KINDS: usize = Kind::Unlisted as usize + 1;
 
-/// What the kubelet may be asked.
+/// What the kubelet may be called for at the moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct May {
-    /// It serves `Get`.
+    /// The kubelet serves `Get`.
     pub(super) gets: bool,
-    /// It may be asked now for a pod that a List did not have.
+    /// The rate limit allows a `Get` for a pod that was missing in a List.
     pub(super) unlisted: bool,
 }
 
-/// Everybody who waits, by question.
+/// All waiting requests by content.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// How long anybody waits for a call.
+    /// How long a request waits for its call to start.
     patience: Duration,
     queued: Questions,
-    /// Of the call that is under way in each lane.
+    /// The requests of the call in flight in each lane.
     flying: [Questions; 2],
     next: u64,
-    /// How many calls had started when the last of each kind did.
+    /// By kind, the value of `calls` when the last call of that kind started.
     served: [u64; KINDS],
     calls: u64,
 }
 
 pub(super) type Questions = BTreeMap<Ask, Question>;
 
-/// Those who want to know the same.
+/// The waiters of identical requests.
 #[derive(Default)]
 pub(super) struct Question {
-    /// By when they came.
+    /// By order of arrival.
     pub(super) waiters: BTreeMap<u64, Waiter>,
-    /// A List did not have this pod: the kubelet's `Get` has to be asked.
+    /// The pod was missing in a List, so `Get` has to be called.
     pub(super) unlisted: bool,
 }
 
-/// One who asked.
+/// A caller waiting for a response.
 pub(super) struct Waiter {
     pub(super) answer: oneshot::Sender<Answer>,
     pub(super) asker: Asker,
-    /// No call starts for this one after that.
+    /// No call starts for this waiter after this deadline.
     pub(super) until: Instant,
-    /// Its call was lost with the connection, once.
+    /// Whether its call was already lost with the connection once; it is retried once only.
     pub(super) lost: bool,
-    /// What the kubelet's limiter said when it was tried.
+    /// The last rejection by the kubelet's rate limiter.
     pub(super) refused: Option<Refusal>,
 }
 
-/// What may be called next.
+/// The next call of a lane.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Due {
     pub(super) ask: Ask,
     pub(super) lane: Lane,
-    /// For the agent, who has paid for it already?
+    /// Whether the agent waits for it, whose calls are exempt from the proxy's rate limit.
     pub(super) paid: bool,
     pub(super) kind: Kind,
-    /// When its kind had its last turn.
+    /// When a call of this kind last started.
     served: u64,
-    /// When the first of those came who wait for it.
+    /// Arrival of the first waiter.
     first: u64,
 }
 
@@ -97,7 +97,7 @@ impl Waiting {
         Self { patience, ..Self::default() }
     }
 
-    /// Somebody asks.
+    /// Queues a request.
     pub(super) fn join(&mut self, ask: &Ask, asker: Asker, now: Instant) -> (u64, oneshot::Receiver<Answer>) {
         let (answer, receiver) = oneshot::channel();
         let number = self.next;
@@ -107,7 +107,7 @@ impl Waiting {
         (number, receiver)
     }
 
-    /// Somebody does not wait any more, answered or not.
+    /// Removes a waiter, answered or not.
     pub(super) fn leave(&mut self, ask: &Ask, number: u64) {
         for questions in self.flying.iter_mut().chain([&mut self.queued]) {
             if let Some(question) = questions.get_mut(ask) {
@@ -119,7 +119,7 @@ impl Waiting {
         }
     }
 
-    /// What comes next in a lane in which nothing is under way.
+    /// Returns the next call of an idle lane.
     pub(super) fn due(&self, lane: Lane, may: May) -> Option<Due> {
         let alone = self.is_alone(may.gets);
         let turn = |(ask, question): (&Ask, &Question)| {
@@ -132,7 +132,7 @@ impl Waiting {
             let may = paid || kind != Kind::Unlisted || may.unlisted;
             may.then_some((!paid, self.served[kind as usize], *first, kind))
         };
-        // Nothing is copied but what comes next: names may be long, and many wait.
+        // Only the winner is copied: names may be long and the queue large.
         let next = self.queued.iter().filter_map(|queued| Some((turn(queued)?, queued.0)));
         let ((unpaid, served, first, kind), ask) =
             next.min_by_key(|((unpaid, served, first, _), _)| (*unpaid, *served, *first))?;
@@ -140,7 +140,7 @@ impl Waiting {
         Some(Due { ask, lane, paid: !unpaid, kind, served, first })
     }
 
-    /// Is there at most one pod that might be looked up in a List?
+    /// Returns true if at most one queued pod could be looked up in a List.
     fn is_alone(&self, gets: bool) -> bool {
         let get = |(ask, question): &(&Ask, &Question)| {
             matches!(ask, Ask::Get { .. }) && question.lane(ask, gets, false) == Lane::List
@@ -148,7 +148,7 @@ impl Waiting {
         self.queued.iter().filter(get).take(2).count() < 2
     }
 
-    /// The call for `due` starts: those who wait for it do not wait for another.
+    /// Moves the requests that the call for `due` answers out of the queue.
     pub(super) fn take_off(&mut self, due: &Due, gets: bool) {
         self.calls += 1;
         self.served[due.kind as usize] = self.calls;
@@ -166,12 +166,12 @@ impl Waiting {
         self.flying[due.lane as usize] = taken;
     }
 
-    /// The call in `lane` has ended: who waited for it.
+    /// Returns the requests of the finished call in `lane`.
     pub(super) fn land(&mut self, lane: Lane) -> Questions {
         std::mem::take(&mut self.flying[lane as usize])
     }
 
-    /// They wait for another call.
+    /// Queues requests again for another call.
     pub(super) fn put_back(&mut self, ask: Ask, mut question: Question) {
         if question.waiters.is_empty() {
             return;
@@ -181,11 +181,11 @@ impl Waiting {
         queued.unlisted |= question.unlisted;
     }
 
-    /// Those whose time is up.
+    /// Removes and returns the waiters past their deadline.
     pub(super) fn expired(&mut self, now: Instant) -> Vec<(Ask, Waiter)> {
         let mut expired = Vec::new();
         for (ask, question) in &mut self.queued {
-            // Who came first is out of time first.
+            // Waiters expire in order of arrival.
             while let Some(first) = question.waiters.first_entry()
                 && first.get().until <= now
             {
@@ -196,7 +196,7 @@ impl Waiting {
         expired
     }
 
-    /// When the next one's time is up.
+    /// Returns the earliest deadline in the queue.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         let firsts = self.queued.values().filter_map(|question| question.waiters.values().next());
         firsts.map(|waiter| waiter.until).min()
@@ -209,8 +209,8 @@ impl Waiting {
 }
 
 impl Question {
-    /// How `ask` is answered. Pods are looked up in a List where several are asked for at once, or where the kubelet does
-    /// not serve `Get`; a pod that is `alone` need not be, nor is one that a List did not have.
+    /// Returns the lane that answers `ask`. Pods are looked up in a List if several are requested at once or
+    /// the kubelet does not serve `Get`; not if the pod is the only one (`alone`) or was missing in a List.
     fn lane(&self, ask: &Ask, gets: bool, alone: bool) -> Lane {
         match ask {
             Ask::List => Lane::List,
@@ -219,7 +219,7 @@ impl Question {
         }
     }
 
-    /// What is called for it in `lane`.
+    /// Returns the kind of call that answers `ask` in `lane`.
     fn kind(&self, ask: &Ask, lane: Lane) -> Kind {
         match ask {
             Ask::List => Kind::List,
@@ -233,7 +233,7 @@ impl Question {
 }
 
 impl Due {
-    /// What is paid for comes first, then the kind that has waited longest for a turn, then who came first.
+    /// Sort key: the agent's calls first, then the kind served least recently, then order of arrival.
     pub(super) fn turn(&self) -> (bool, u64, u64) {
         (!self.paid, self.served, self.first)
     }
@@ -251,7 +251,7 @@ mod tests {
         May { gets, unlisted: true }
     }
 
-    /// Those who asked, in this order, and what they wait for.
+    /// Queues these requests in this order. Returns the queue and the receivers.
     fn asked(asks: &[Ask]) -> (Waiting, Vec<oneshot::Receiver<Answer>>) {
         let mut waiting = Waiting::new(Duration::from_secs(4));
         let now = Instant::now();
@@ -278,7 +278,7 @@ mod tests {
         waiting.take_off(&due, true);
         let landed = waiting.land(Lane::List);
         assert_eq!(landed.keys().cloned().collect::<Vec<_>>(), [get("a"), get("b")]);
-        // What a List did not have is asked for by its name, unless that is not served.
+        // A pod missing in a List is requested by name, unless `Get` is not served.
         for (ask, question) in landed {
             waiting.put_back(ask, Question { unlisted: true, ..question });
         }
@@ -309,7 +309,7 @@ mod tests {
         }
         let mut order = Vec::new();
         for _ in 0..8 {
-            // Whoever has an answer asks again.
+            // Clients repeat a request once it is answered.
             let others = [Ask::List, Ask::Allocatable, Ask::ListV1alpha1, get("here")];
             for ask in others {
                 if !waiting.queued.contains_key(&ask) {
@@ -326,7 +326,7 @@ mod tests {
         // The List was called last.
         assert_eq!(order[..4], [Unlisted, Allocatable, ListV1alpha1, Get]);
         assert_eq!(order[4..], [List, Unlisted, Allocatable, ListV1alpha1]);
-        // Where no more of them may be asked for now, the others go on.
+        // With the rate limit on unlisted pods exhausted, the other kinds go on.
         let may = May { gets: true, unlisted: false };
         assert_eq!(waiting.due(Lane::Rest, may).unwrap().kind, Get);
     }

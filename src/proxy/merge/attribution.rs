@@ -1,20 +1,22 @@
-//! Which container of a pod has which device: what is allocated by annotation is allocated to the pod as a whole.
+//! Which container of a pod gets which device: annotations allocate devices to the pod as a whole.
 
 use super::UNASKED_LIMIT;
 use super::koordinator::own;
 use super::names::{GPU, counts_accelerators};
 use crate::pod::{Container, ContainerKind};
 
-/// All of a device.
+/// The amount that stands for a whole device.
 const WHOLE: u64 = 100;
 
-/// For each of `count` devices the position of its container among `containers`; nothing if there is none for them. Fewer
-/// than `count` if nobody asks for that many: an annotation is whatever the pod's owner wrote, and must not make answers large.
+/// Returns the index in `containers` for each of `count` devices; `None` if no container can be given them.
+/// Fewer than `count` if fewer are requested: an annotation is untrusted, written by the pod's owner, and
+/// must not make responses large.
 ///
-/// Containers that ask get as many as they ask for, in the order of the specification. Of what is no accelerator more may be
-/// given than is asked for; that goes to the last of them. Where nobody asks, the first container that is no sidecar has all.
-/// Each device is with one container: of those that share one, two that ask for half a card each, it is the first.
-/// Koordinator lets every container of a pod see all of its accelerators, but whoever counts ids counts devices.
+/// Containers with requests get as many as they request, in the order of the specification. More devices may
+/// be allocated than are requested, unless they are accelerators; the rest, up to `UNASKED_LIMIT`, goes to
+/// the last of these containers. Without any request, the first app container gets all, up to the same limit.
+/// Each device is listed for one container: if two request half a card each, for the first. Koordinator lets
+/// every container of a pod see all of its accelerators, but clients that count ids count devices.
 pub(super) fn distribute(
     containers: &[Container],
     kind: Option<&str>,
@@ -23,7 +25,8 @@ pub(super) fn distribute(
 ) -> Option<Vec<usize>> {
     let stays = |container: &Container| container.kind != ContainerKind::Init;
     let staying = || containers.iter().enumerate().filter(|(_, container)| stays(container));
-    // Where requests are counts (`RequestsAsCount` of Koordinator's `device-allocate-hint`) they are what was allocated.
+    // If requests are counts (`RequestsAsCount` of Koordinator's `device-allocate-hint`), they add up to what
+    // was allocated.
     let raw = staying().flat_map(|(_, container)| container.wanted());
     let raw = raw.filter(|(name, _)| kind != Some(GPU) && own(name).is_some_and(|own| kind == Some(own)));
     let all = match raw.map(|(_, amount)| u128::from(amount)).sum::<u128>() == count as u128 {
@@ -41,22 +44,23 @@ pub(super) fn distribute(
     Some(shares.chain(std::iter::repeat_n(*last, unasked)).take(count).collect())
 }
 
-/// How many devices of a resource a container may be given by name.
+/// Returns how many devices of a resource an annotation may give to a container by name.
 pub(super) fn at_most(container: &Container, resource: &str) -> usize {
     asked(container, None, resource, WHOLE).max(UNASKED_LIMIT)
 }
 
-/// How many devices a container asks for; all of one that is no accelerator is so much.
+/// Returns how many devices a container requests. Except for accelerators, `all` is the amount that stands
+/// for one device.
 fn asked(container: &Container, kind: Option<&str>, resource: &str, all: u64) -> usize {
     let devices = |(name, amount)| devices(name, amount, kind, resource, all);
-    // Of two names for the same devices one tells as much as the other.
+    // Two names for the same devices are not added up: the larger amount counts.
     let most = container.wanted().map(devices).max().unwrap_or(0);
-    // Shares of several devices are their sum; this says how many they are.
+    // Shares of several devices are given as their sum; `gpu.shared` is the number of devices.
     let shared = container.wanted().find(|(name, _)| kind == Some(GPU) && own(name) == Some("gpu.shared"));
     usize::try_from(shared.map_or(most, |(_, amount)| amount)).unwrap_or(usize::MAX)
 }
 
-/// How many devices an amount of a resource is.
+/// Returns how many devices an amount of a resource stands for.
 fn devices(name: &str, amount: u64, kind: Option<&str>, resource: &str, all: u64) -> u64 {
     match (kind, own(name)) {
         (Some(GPU), Some("gpu" | "gpu-core" | "gpu-memory-ratio")) => amount.div_ceil(WHOLE),
@@ -74,7 +78,7 @@ mod tests {
     use super::super::tests::container;
     use super::*;
 
-    /// Of two containers, the first of which asks for one whole device, how many of three devices the second has.
+    /// Returns how many of three devices the second container gets, if the first requests one whole device.
     fn of_the_second(kind: &str, resource: &str, wanted: &[(&str, u64)]) -> usize {
         let one = if kind == GPU { ("koordinator.sh/gpu", 100) } else { ("koordinator.sh/rdma", 100) };
         let containers = [container("a", &[one]), container("b", wanted)];

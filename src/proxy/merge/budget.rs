@@ -1,18 +1,18 @@
-//! What annotations may add to an answer. Whoever makes pods writes what he likes into them, and an answer that is too large is
-//! refused by the clients of all pods.
+//! Limits what annotations add to a response. They are untrusted, written by the pods' creators, and a
+//! response that is too large is rejected by the clients for all pods.
 
 use super::koordinator::Status;
 use super::plan::{Draft, Wanted};
 use super::problem::Kind;
 
-/// What a device takes beside its id and its resource: keys, lengths and a NUMA node.
+/// Bytes of a device besides its id and its resource: keys, lengths and a NUMA node.
 const DEVICE: usize = 24;
-/// What a CPU takes, and an amount of memory beside its name.
+/// Bytes of a CPU, and of an amount of memory besides its name.
 const CPU: usize = 2;
 const MEMORY: usize = 24;
 
-/// Leaves out devices until all pods together add no more than so many bytes: those of the pods that add the most. A pod that
-/// adds little loses nothing, however many others there are.
+/// Removes devices, CPUs and memory until all pods together add no more than `bytes`, from the pods that add
+/// the most. A pod that adds little loses nothing, however many others there are.
 pub(super) fn keep(drafts: &mut [Draft<'_>], bytes: usize) {
     let costs: Vec<usize> = drafts.iter().map(cost).collect();
     let Some(share) = share(costs, bytes) else { return };
@@ -29,7 +29,7 @@ pub(super) fn keep(drafts: &mut [Draft<'_>], bytes: usize) {
     }
 }
 
-/// Whether a pod's CPUs and memory fit into its share, and how many of its devices fit beside them.
+/// Returns whether a pod's CPUs and memory fit into its share, and how many of its devices fit besides them.
 fn fitting(share: usize, status: usize, devices: impl Iterator<Item = usize>) -> (bool, usize) {
     let fits = status <= share;
     let mut left = if fits { share - status } else { share };
@@ -45,7 +45,8 @@ fn too_much(what: &str) -> String {
     format!("the annotations of all pods are too large for an answer: {what} are left out")
 }
 
-/// The most that one may have so that all together have no more than `most`; nothing if they have not.
+/// Returns the maximum cost of each, so that all together cost no more than `most`; `None` if they do not
+/// exceed it.
 fn share(mut costs: Vec<usize>, most: usize) -> Option<usize> {
     if costs.iter().fold(0, |sum: usize, cost| sum.saturating_add(*cost)) <= most {
         return None;

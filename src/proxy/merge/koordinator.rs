@@ -1,4 +1,4 @@
-//! What Koordinator's scheduler writes into the annotations of a pod that it places.
+//! The annotations that Koordinator's scheduler writes to the pods that it schedules.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -7,30 +7,30 @@ use super::problem::{Kind, Problems};
 use crate::machine::{HIGHEST_NODE, Id, IdSet};
 use crate::quantity::Quantity;
 
-/// Devices.
+/// The annotation with the devices.
 pub(super) const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
-/// CPUs, and memory by NUMA node.
+/// The annotation with the CPUs, and the memory by NUMA node.
 pub(super) const STATUS: &str = "scheduling.koordinator.sh/resource-status";
 
-/// The shares of a device: all of it is 100.
+/// Resources that are shares of a device: 100 is the whole device.
 const SHARES: [&str; 5] = ["gpu", "gpu-core", "gpu-memory-ratio", "rdma", "fpga"];
-/// Where its resources live; the second was once.
+/// The prefixes of Koordinator's resources; the second is the former one.
 const DOMAINS: [&str; 2] = ["koordinator.sh/", "kubernetes.io/"];
-/// Amounts of memory of one pod: 64 nodes with memory and three sizes of huge pages.
+/// Maximum number of amounts of memory of one pod: 64 nodes with memory and three sizes of huge pages.
 const MEMORY_LIMIT: usize = 256;
-/// Linux builds for no CPU above.
+/// Linux can be built for 8192 CPUs at most.
 const HIGHEST_CPU: Id = 8191;
 
 /// One device of one type.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Allocated {
-    /// Its id, if the scheduler knew one.
+    /// Its id, if the scheduler knew it.
     pub(super) id: Option<String>,
-    /// Its number among those of its type.
+    /// Its minor number among the devices of its type.
     pub(super) minor: Option<i64>,
-    /// The virtual functions that were given instead of it.
+    /// The virtual functions that were allocated instead of it.
     pub(super) functions: Vec<String>,
-    /// Was a part of it given?
+    /// Whether only a part of it was allocated.
     pub(super) part: bool,
 }
 
@@ -42,18 +42,18 @@ pub(super) struct Status {
     pub(super) memory: Vec<(Box<str>, u64, Id)>,
 }
 
-/// A resource's name without Koordinator's domain, if it is one of Koordinator's.
+/// Returns a resource's name without Koordinator's prefix, if it has one.
 pub(super) fn own(name: &str) -> Option<&str> {
     DOMAINS.iter().find_map(|domain| name.strip_prefix(domain))
 }
 
-/// The devices of each type. What cannot be read is left out and told of.
+/// Reads the devices of each type. What cannot be read is left out and reported as a problem.
 pub(super) fn devices(text: &str, problems: &mut Problems) -> Vec<(String, Vec<Allocated>)> {
     let reason = match parse(text) {
         Ok(Value::Object(types)) => {
             return types.into_iter().map(|(kind, items)| (kind, of_type(items, problems))).collect();
         }
-        // As Go writes a map that is not there.
+        // Go encodes a nil map like this.
         Ok(Value::Null) => return Vec::new(),
         Ok(_) => "it is no JSON object".to_owned(),
         Err(error) => error,
@@ -99,7 +99,7 @@ fn device(item: &Value, problems: &mut Problems) -> Result<Allocated, &'static s
     })
 }
 
-/// An empty list stands for the device itself.
+/// Returns the virtual functions. An empty list stands for the device itself.
 fn functions(extension: &Value) -> Result<Vec<String>, &'static str> {
     let items = match extension.get("vfs") {
         None | Some(Value::Null) => return Ok(Vec::new()),
@@ -111,7 +111,7 @@ fn functions(extension: &Value) -> Result<Vec<String>, &'static str> {
     addresses.ok_or("a virtual function has no busID")
 }
 
-/// Is any of the shares below 100?
+/// Whether any of the shares is below 100.
 fn is_part(resources: &Value, problems: &mut Problems) -> bool {
     let Value::Object(resources) = resources else { return false };
     let mut part = false;
@@ -126,7 +126,7 @@ fn is_part(resources: &Value, problems: &mut Problems) -> bool {
     part
 }
 
-/// A text or a number. Nothing is 0 to Go.
+/// Reads a string or a number. Null is 0, as in Go.
 fn quantity(amount: &Value) -> Option<Quantity> {
     match amount {
         Value::Null => Some(Quantity::default()),
@@ -134,7 +134,7 @@ fn quantity(amount: &Value) -> Option<Quantity> {
     }
 }
 
-/// The CPUs and the memory. What cannot be read is left out and told of.
+/// Reads the CPUs and the memory. What cannot be read is left out and reported as a problem.
 pub(super) fn status(text: &str, problems: &mut Problems) -> Status {
     let mut status = Status::default();
     let reason = match parse(text) {
@@ -175,7 +175,7 @@ fn cpus(list: &Value) -> Result<IdSet, &'static str> {
     known.ok_or("its cpuset is no list of CPUs")
 }
 
-/// The memory of one NUMA node. A node is there once.
+/// Reads the memory of one NUMA node. Each node may occur once.
 fn memory(entry: &Value, all: &mut Vec<(Box<str>, u64, Id)>) -> Result<(), &'static str> {
     let node = entry.get("node").and_then(Value::as_u64).and_then(|node| Id::try_from(node).ok());
     let node = node.filter(|node| *node <= HIGHEST_NODE).ok_or("a NUMA node without a number")?;
@@ -202,12 +202,12 @@ fn memory(entry: &Value, all: &mut Vec<(Box<str>, u64, Id)>) -> Result<(), &'sta
     Ok(())
 }
 
-/// The text is that of a whole annotation, of 64 KiB at most.
+/// Parses a whole annotation, which has at most 64 KiB.
 pub(super) fn parse(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("it is no JSON ({error})"))
 }
 
-/// Tells that something in an annotation cannot be read.
+/// Reports that a part of an annotation cannot be read.
 pub(super) fn malformed(problems: &mut Problems, annotation: &str, reason: &str) {
     problems.add(Kind::Malformed, 0, || format!("annotation `{annotation}` is not understood: {reason}"));
 }

@@ -1,15 +1,15 @@
-//! Under which resource a device is listed, so that those who look for it find it.
+//! The resource names under which devices are listed, so that clients find them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config::is_device;
 
-/// Accelerators, whoever made them.
+/// The type of accelerators, of any vendor.
 pub(super) const GPU: &str = "gpu";
 
-/// The accelerators' names by vendor, as the vendors' own device plugins and exporters have them. Where nobody says
-/// who made them they are NVIDIA's, the only ones that Koordinator itself finds.
+/// The accelerators' resource names by vendor, as in the vendors' own device plugins and exporters. Without a
+/// vendor they are NVIDIA's, the only ones that Koordinator itself detects.
 const ACCELERATORS: [(&str, &str); 14] = [
     ("", "nvidia.com/gpu"),
     ("nvidia", "nvidia.com/gpu"),
@@ -27,8 +27,8 @@ const ACCELERATORS: [(&str, &str); 14] = [
     ("thead", "alibabacloud.com/ppu"),
 ];
 
-/// The name of a type's devices; `None` for a type of which none can be made. What is configured comes first: of type
-/// and vendor, then of the type.
+/// Returns the resource name of a type's devices; `None` if the type makes no valid name. Configured names
+/// take precedence: first that of the type and vendor, then that of the type.
 pub(super) fn resource(
     configured: &BTreeMap<String, Arc<str>>,
     kind: &str,
@@ -47,7 +47,7 @@ pub(super) fn resource(
     is_device(&name).then(|| name.into())
 }
 
-/// Is it one of the names under which whole accelerators are asked for?
+/// Whether whole accelerators are requested by this name.
 pub(super) fn counts_accelerators(name: &str) -> bool {
     name == "dcu.com/gpu" || ACCELERATORS.iter().any(|(_, known)| *known == name)
 }

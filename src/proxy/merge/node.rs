@@ -1,4 +1,4 @@
-//! What is known of the node's devices: what Koordinator reports of them, and where sysfs says that PCI devices are.
+//! What is known of the node's devices: what Koordinator reports, and the locations of PCI devices in sysfs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,35 +8,37 @@ use std::time::{Duration, Instant};
 use crate::cluster::{Device, Devices};
 use crate::machine::{HIGHEST_NODE, HostFiles, Id, IdSet};
 
-/// Of so many PCI devices the place is kept.
+/// Maximum number of PCI devices whose location is cached, and of addresses cached as missing.
 const KEPT: usize = 16_384;
-/// How long an address is known to have no device: functions are made on demand, and annotations name what never was.
+/// How long an address is cached as missing: functions are created on demand, and annotations may name
+/// anything.
 const MISSED: Duration = Duration::from_secs(60);
-/// When there are too many of those, so often all of them are looked at for old ones: annotations can ask as often as they like.
+/// Minimum interval between purges of expired missing addresses when there are too many: annotations can
+/// cause any number of lookups.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// The devices of one node. The default knows nothing.
+/// The devices of one node. By default nothing is known.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
     devices: Option<Arc<Devices>>,
-    /// Every id and address with the position of its device, sorted.
+    /// Every id and address with the index of its device, sorted.
     index: Arc<[(Box<str>, usize)]>,
     pci: Arc<Pci>,
 }
 
-/// What the node knows of an id.
+/// What is known of an id.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Known<'a> {
-    /// Nobody reports the node's devices.
+    /// The node's devices are not reported.
     Nothing,
     /// They are reported, and it is not among them.
     Missing,
-    /// It is this one, or a virtual function of it.
+    /// It is this device, or a virtual function of it.
     Is(&'a Device),
 }
 
 impl Node {
-    /// What is reported of the devices, if anything is, and where PCI devices are looked up.
+    /// Creates a node from the reported devices, if there are any, and the lookup of PCI devices.
     #[must_use]
     pub fn new(devices: Option<Arc<Devices>>, pci: Arc<Pci>) -> Self {
         let mut index = Vec::new();
@@ -47,36 +49,36 @@ impl Node {
         Self { devices, index: index.into(), pci }
     }
 
-    /// Is anything reported of the devices?
+    /// Returns true if the devices are reported.
     #[cfg(test)]
     pub(crate) const fn is_reported(&self) -> bool {
         self.devices.is_some()
     }
 
-    /// Who made the accelerators; empty if nobody says.
+    /// The accelerators' vendor; empty if not reported.
     pub(super) fn vendor(&self) -> &str {
         self.devices.as_ref().map_or("", |devices| &devices.vendor)
     }
 
-    /// All that is reported.
+    /// Returns all reported devices.
     pub(super) fn devices(&self) -> impl Iterator<Item = &Device> {
         self.devices.iter().flat_map(|devices| devices.devices.iter())
     }
 
-    /// The device of a type with this id or with a virtual function of this address.
+    /// Returns the device of a type that has this id, or a virtual function with this address.
     pub(super) fn find(&self, kind: &str, id: &str) -> Known<'_> {
         let Some(devices) = &self.devices else { return Known::Nothing };
         let found = self.all(id).map(|at| &devices.devices[at]).find(|device| &*device.kind == kind);
         found.map_or(Known::Missing, Known::Is)
     }
 
-    /// The id of the device of a type with this number.
+    /// Returns the id of the device of a type with this minor number.
     pub(super) fn id_of(&self, kind: &str, minor: i64) -> Option<&str> {
         let is = |device: &&Device| &*device.kind == kind && device.minor == Some(minor);
         self.devices().find(is).map(|device| &*device.id).filter(|id| !id.is_empty())
     }
 
-    /// The NUMA node that a device is at, as far as anybody knows: what is reported, else what sysfs says.
+    /// Returns the NUMA node of a device, if known: as reported, else from sysfs.
     pub(super) fn nodes_of(&self, id: &str, device: Option<&Device>) -> IdSet {
         let reported = || device.or_else(|| self.devices.as_ref()?.devices.get(self.all(id).next()?));
         let device = reported();
@@ -86,14 +88,14 @@ impl Node {
         node.into_iter().collect()
     }
 
-    /// The positions of the devices that have this id.
+    /// Returns the indexes of the devices that have this id.
     fn all(&self, id: &str) -> impl Iterator<Item = usize> {
         let first = self.index.partition_point(|(known, _)| **known < *id);
         self.index[first..].iter().take_while(move |(known, _)| **known == *id).map(|(_, at)| *at)
     }
 }
 
-/// Where PCI devices are, as sysfs says. Each is read once, and what is not there once a minute.
+/// The locations of PCI devices from sysfs. Each is read once, and a missing one once a minute.
 #[derive(Default)]
 pub struct Pci {
     files: Option<Box<dyn HostFiles + Send + Sync>>,
@@ -103,9 +105,9 @@ pub struct Pci {
 #[derive(Default)]
 struct Seen {
     nodes: BTreeMap<Box<str>, Option<Id>>,
-    /// What is not there, and when that was found.
+    /// Missing addresses, and when that was found.
     missed: BTreeMap<Box<str>, Instant>,
-    /// When old ones of these were last removed.
+    /// When the expired ones were last removed.
     swept: Option<Instant>,
 }
 
@@ -116,13 +118,14 @@ impl fmt::Debug for Pci {
 }
 
 impl Pci {
-    /// Looks them up here.
+    /// Creates the lookup in these files.
     #[must_use]
     pub fn new(files: impl HostFiles + Send + Sync + 'static) -> Self {
         Self { files: Some(Box::new(files)), seen: Mutex::default() }
     }
 
-    /// The NUMA node of the device at an address; `None` if the text is no address, nothing is there, or it is at none.
+    /// Returns the NUMA node of the device at an address; `None` if the text is not an address, or there is
+    /// no device or no node.
     fn node_of(&self, text: &str) -> Option<Id> {
         self.node_at(text, Instant::now())
     }
@@ -151,7 +154,8 @@ impl Pci {
 }
 
 impl Seen {
-    /// Is it not worth a look? So many that are missing at a time are made up: then no more are looked up for a while.
+    /// Whether the lookup can be skipped. If too many addresses are missing, they are made up, and no further
+    /// ones are looked up for a while.
     fn is_missed(&mut self, address: &str, now: Instant) -> bool {
         let is_fresh = |at: &Instant| now.saturating_duration_since(*at) < MISSED;
         if self.missed.get(address).is_some_and(is_fresh) {
@@ -166,8 +170,8 @@ impl Seen {
     }
 }
 
-/// A PCI address as sysfs writes it: `0000:3b:00.0`. Whoever wrote the text must not get at any other file, so nothing
-/// but an address is one.
+/// Normalizes a PCI address to the form in sysfs: `0000:3b:00.0`. The text is untrusted and must not lead to
+/// any other file, so only an address is accepted.
 fn address(text: &str) -> Option<String> {
     let (domain, rest) = text.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
@@ -192,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// Devices at odd functions, at node 1, and how many were looked for.
+    /// Devices at odd functions, on node 1, and the number of lookups.
     #[derive(Clone, Default)]
     struct Odd(Arc<AtomicUsize>);
 
@@ -233,7 +237,7 @@ mod tests {
             assert_eq!(pci.node_at(&text, start), None);
         }
         assert_eq!(files.0.load(Ordering::Relaxed), KEPT);
-        // Old ones are not looked for each time.
+        // Expired addresses are not purged at every lookup.
         let swept = start + MISSED - Duration::from_millis(1);
         assert_eq!(pci.node_at("0000:ff:00.1", swept), None);
         assert_eq!(pci.node_at("0000:ff:00.1", start + MISSED), None);

@@ -1,4 +1,4 @@
-//! What has to be put into answers: made when pods or devices change, not for every answer.
+//! What to merge into responses: computed when pods or devices change, not for every response.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hasher;
@@ -19,18 +19,18 @@ use crate::json_path::{Match, Template};
 use crate::machine::IdSet;
 use crate::pod::{Annotation, Pod, PodName};
 
-/// What has to be put into answers.
+/// What to merge into responses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub(super) devices: Table,
-    /// Sorted by namespace and name; none without anything.
+    /// Sorted by namespace and name; pods that get nothing are left out.
     pub(super) pods: Vec<PodPlan>,
-    /// What the node has, if that is told.
+    /// The node's devices, if they are merged.
     pub(super) allocatable: Table,
     pub(super) problems: Vec<Problem>,
 }
 
-/// Devices, each once.
+/// Distinct devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Table {
     /// Sorted.
@@ -39,10 +39,10 @@ pub(super) struct Table {
     pub(super) devices: Vec<Device>,
 }
 
-/// One device as answers name it.
+/// One device as named in responses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Device {
-    /// The position of its resource.
+    /// The index of its resource.
     pub(super) resource: usize,
     pub(super) id: Box<str>,
     pub(super) nodes: IdSet,
@@ -52,40 +52,41 @@ pub(super) struct Device {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PodPlan {
     pub(super) name: PodName,
-    /// Containers in the order of the specification, each with its devices in the order in which they were allocated.
+    /// Containers in the order of the specification, each with its devices in the order of their allocation.
     pub(super) containers: Vec<(Box<str>, Vec<Given>)>,
     pub(super) status: Status,
 }
 
-/// A device that a container has.
+/// A device of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Given {
-    /// Its position in the table.
+    /// Its index in the table.
     pub(super) device: usize,
-    /// The number of the part that it has, where parts have ids of their own. Whether anybody else has the device is seen
+    /// The number of its part, if parts have ids of their own. Whether another pod has the device is decided
     /// by the device's own id.
     pub(super) part: Option<u64>,
 }
 
 impl Plan {
-    /// What is wrong with what annotations say, sorted.
+    /// Returns the problems with annotations, sorted.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// The problems that an earlier plan did not have, for whoever counts them.
+    /// Returns the problems that an earlier plan did not have, for counting.
     pub fn new_problems<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a Problem> {
         self.problems.iter().filter(|problem| earlier.problems.binary_search(problem).is_err())
     }
 
-    /// Does it change no answer about pods?
+    /// Whether it changes no response about pods.
     #[cfg(test)]
     pub(super) const fn is_empty(&self) -> bool {
         self.pods.is_empty()
     }
 
-    /// Does an annotation name a device that the node is not known to have? Then the node has to be looked at again.
+    /// Whether an annotation names a device that the node is not known to have, so that the devices should be
+    /// read again.
     #[must_use]
     pub fn misses_devices(&self) -> bool {
         self.problems.iter().any(|problem| problem.kind.is_about_devices())
@@ -93,18 +94,19 @@ impl Plan {
 }
 
 impl Table {
-    /// The position of a resource.
+    /// Returns the index of a resource.
     pub(super) fn resource(&self, name: &[u8]) -> Option<usize> {
         self.resources.binary_search_by(|known| known.as_bytes().cmp(name)).ok()
     }
 
-    /// The position of a device.
+    /// Returns the index of a device.
     pub(super) fn device(&self, resource: usize, id: &[u8]) -> Option<usize> {
         let key = |device: &Device| (device.resource, device.id.as_bytes()).cmp(&(resource, id));
         self.devices.binary_search_by(key).ok()
     }
 
-    /// Marks what an id of somebody else's names: that device, the whole of which it is a part, and the parts of it.
+    /// Marks the devices that an id from elsewhere refers to: that device, the device that it is a part of,
+    /// and its parts.
     pub(super) fn mark(&self, resource: usize, id: &[u8], marks: &mut [bool]) {
         for id in [Some(id), whole(id)].into_iter().flatten() {
             if let Some(device) = self.device(resource, id) {
@@ -125,7 +127,7 @@ impl Table {
         }
     }
 
-    /// Of a device that is told of twice the first place counts.
+    /// Builds a table. If a device occurs twice, its first location counts.
     fn of(all: Vec<(Named, IdSet)>) -> Self {
         let mut resources: Vec<Arc<str>> = all.iter().map(|((resource, _), _)| resource.clone()).collect();
         resources.sort_unstable();
@@ -139,20 +141,20 @@ impl Table {
     }
 }
 
-/// The id of the device that an id names a part of: `GPU-a` of `GPU-a::3`.
+/// Returns the id of the device that an id names a part of: `GPU-a` of `GPU-a::3`.
 fn whole(id: &[u8]) -> Option<&[u8]> {
     let at = id.windows(2).rposition(|pair| pair == b"::")?;
     let (whole, part) = (&id[..at], &id[at + 2..]);
     (!whole.is_empty() && !part.is_empty() && part.iter().all(u8::is_ascii_digit)).then_some(whole)
 }
 
-/// Do two ids name one device, or one a part of what the other names?
+/// Whether two ids name the same device, or one a part of what the other names.
 pub(super) fn is_same(one: &[u8], other: &[u8]) -> bool {
     one == other || whole(one) == Some(other) || whole(other) == Some(one)
 }
 
 impl Rules {
-    /// What has to be put into answers for these pods on this node.
+    /// Computes what to merge into responses for these pods on this node.
     pub fn plan<'a>(&self, pods: impl Iterator<Item = &'a Pod>, node: &Node) -> Plan {
         let mut drafts: Vec<Draft<'_>> = Vec::new();
         for pod in living(pods) {
@@ -182,7 +184,7 @@ impl Rules {
         plan
     }
 
-    /// What the node has and may be given, or was.
+    /// Returns the node's healthy devices, allocated or not.
     fn allocatable(&self, node: &Node, held: &Table) -> Table {
         let mut all = Vec::new();
         if !self.allocatable {
@@ -193,7 +195,8 @@ impl Rules {
             let resource = held.resource(name.as_bytes());
             let is_held =
                 |id: &str| resource.is_some_and(|resource| held.device(resource, id.as_bytes()).is_some());
-            // Functions or the card itself, never both: whoever has the card leaves none of its functions free.
+            // Either the functions or the card itself: if the card is allocated, none of its functions is
+            // free.
             let is_whole = device.functions.is_empty() || is_held(&device.id);
             let functions = device.functions.iter().filter(|id| !is_whole || is_held(id));
             for id in is_whole.then_some(&device.id).into_iter().chain(functions).filter(|id| is_id(id)) {
@@ -204,7 +207,8 @@ impl Rules {
     }
 }
 
-/// The pods that hold devices, sorted by name. Of several of one name that is which was not deleted, or else the last.
+/// Returns the pods that are allocated devices, sorted by name. If several share a name, the last one that is
+/// not deleted counts, or else the last.
 fn living<'a>(pods: impl Iterator<Item = &'a Pod>) -> impl Iterator<Item = &'a Pod> {
     let mut all: BTreeMap<(&str, &str), &Pod> = BTreeMap::new();
     for pod in pods.filter(|pod| !pod.phase.is_terminal()) {
@@ -224,7 +228,7 @@ pub(super) struct Draft<'a> {
     pod: &'a Pod,
     rules: &'a Rules,
     node: &'a Node,
-    /// In the order in which they were allocated.
+    /// In the order of allocation.
     pub(super) wanted: Vec<Wanted>,
     seen: BTreeSet<Named>,
     pub(super) status: Status,
@@ -236,14 +240,14 @@ pub(super) struct Wanted {
     pub(super) resource: Arc<str>,
     pub(super) id: Box<str>,
     nodes: IdSet,
-    /// The position of its container.
+    /// The index of its container.
     container: usize,
     share: Share,
-    /// The number of its part, where parts have ids of their own.
+    /// The number of its part, if parts have ids of their own.
     part: Option<u64>,
 }
 
-/// How much of a device a pod has.
+/// How much of a device a pod is allocated.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Share {
     #[default]
@@ -259,7 +263,7 @@ impl Wanted {
     }
 }
 
-/// Devices that belong together: one, or the functions of one.
+/// Devices that belong together: one device, or the functions of one.
 #[derive(Default)]
 struct Unit {
     ids: Vec<(Box<str>, IdSet)>,
@@ -300,7 +304,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The text of an annotation.
+    /// Returns the value of an annotation.
     fn annotation(&mut self, key: &str) -> Option<&'a str> {
         let all = &self.pod.annotations;
         let at = all.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;
@@ -314,7 +318,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Devices of one type that Koordinator's scheduler allocated.
+    /// Reads the devices of one type that Koordinator's scheduler allocated.
     fn allocated(&mut self, kind: &str, allocated: Vec<Allocated>) {
         let Some(resource) = names::resource(&self.rules.resources, kind, self.node.vendor()) else {
             return koordinator::malformed(
@@ -328,7 +332,7 @@ impl<'a> Draft<'a> {
         self.share_out(Some(kind), &resource, units);
     }
 
-    /// The ids of a device: those of its functions if some were given, else its own.
+    /// Returns the ids of a device: those of its functions if some were allocated, else its own.
     fn unit(&mut self, kind: &str, device: Allocated) -> Unit {
         let Allocated { id, minor, functions, part } = device;
         let ids = match (functions.is_empty(), id) {
@@ -355,8 +359,8 @@ impl<'a> Draft<'a> {
         Unit { ids, share }
     }
 
-    /// An id, with the place of the device, unless the node is known not to have it. One that is not healthy stays as
-    /// long as a pod has it.
+    /// Returns an id with the device's NUMA nodes, unless the node is known not to have the device. An
+    /// unhealthy device stays as long as a pod has it.
     fn known(&mut self, kind: &str, id: String) -> Option<(Box<str>, IdSet)> {
         let id = self.checked(id)?;
         let device = match self.node.find(kind, &id) {
@@ -381,7 +385,7 @@ impl<'a> Draft<'a> {
         None
     }
 
-    /// What an annotation says by a mapping.
+    /// Reads an annotation according to its mapping.
     fn mapped(&mut self, mapping: &'a Mapping, text: &str) {
         let mut found: Vec<(Box<str>, Option<String>)> = Vec::new();
         let Some(path) = &mapping.path else {
@@ -404,7 +408,7 @@ impl<'a> Draft<'a> {
         self.share_out_mapped(mapping, found);
     }
 
-    /// One node that a mapping's path selected.
+    /// Reads one node that a mapping's path selected.
     fn found(
         &mut self,
         mapping: &Mapping,
@@ -444,7 +448,7 @@ impl<'a> Draft<'a> {
         self.share_out(None, &mapping.resource, free);
     }
 
-    /// Gives a device to the container of this name, which was given so many before.
+    /// Gives a device to the container with this name, which already has `before` devices.
     fn share_out_to(&mut self, resource: &Arc<str>, name: &str, unit: Unit, before: usize) {
         let containers = &self.pod.containers;
         match containers.iter().position(|container| &*container.name == name) {
@@ -463,7 +467,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Gives devices to those containers that they seem to be for.
+    /// Distributes devices to the containers that they appear to be for.
     fn share_out(&mut self, kind: Option<&str>, resource: &Arc<str>, units: Vec<Unit>) {
         if units.is_empty() {
             return;
@@ -499,7 +503,7 @@ impl<'a> Draft<'a> {
                 self.problems.add(Kind::TooMany, 1, what);
                 continue;
             }
-            // What is said twice is there once.
+            // An id that occurs twice counts once.
             if self.seen.insert((resource.clone(), id.clone())) {
                 let resource = resource.clone();
                 self.wanted.push(Wanted { resource, id, nodes, container, share: unit.share, part: None });
@@ -507,7 +511,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The pod's part of the plan, with devices by position.
+    /// Returns the pod's part of the plan, with devices by index.
     fn finish(self, devices: &Table) -> (PodPlan, Problems) {
         let mut containers: Vec<(Box<str>, Vec<Given>)> = Vec::new();
         let mut of: BTreeMap<usize, Vec<Given>> = BTreeMap::new();
@@ -524,17 +528,18 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// A text that a device may be called by: of bytes that are seen, and not too many of them.
+/// Whether a text can be a device's id: printable ASCII without spaces, up to the maximum length.
 fn is_id(id: &str) -> bool {
     (1..=ID_LIMIT).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// A text of somebody else's, for a sentence.
+/// Escapes and truncates an untrusted text for a message.
 fn shown(text: &str) -> String {
     text.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
-/// Gives each part of a device a number of its own, which the pod keeps whoever comes and goes: it is made of the pod's UID.
+/// Numbers the parts of each device. A pod keeps its number when other pods start or end: it is a hash of the
+/// pod's namespace, name and UID.
 fn number_parts(drafts: &mut [Draft<'_>]) {
     let mut parts: Vec<(Named, u64, usize, usize)> = Vec::new();
     for (pod, draft) in drafts.iter().enumerate() {
@@ -547,7 +552,7 @@ fn number_parts(drafts: &mut [Draft<'_>]) {
     parts.sort_unstable();
     let mut last: Option<(Named, u64)> = None;
     for (device, mut number, pod, at) in parts {
-        // Two of a thousand million that are the same: the later one takes the next.
+        // Two equal numbers of 2^31 are rare: the later one takes the next.
         if let Some((_, taken)) = last.as_ref().filter(|(known, _)| *known == device) {
             number = number.max(taken + 1);
         }
@@ -565,10 +570,11 @@ pub(super) fn number_of(pod: &Pod) -> u64 {
     hasher.finish() % (1 << 31)
 }
 
-/// The pods that have a device, and how much of it.
+/// The pods that have a device, and how much of it each has.
 type Holders = Vec<(usize, Share)>;
 
-/// Tells of devices that two pods have, one of them the whole. Nobody but the scheduler knows which is right.
+/// Reports devices that two pods have, at least one of them the whole. Only the scheduler knows which is
+/// right.
 fn claimed_twice(drafts: &mut [Draft<'_>]) {
     let mut all: BTreeMap<Named, Holders> = BTreeMap::new();
     for (pod, draft) in drafts.iter().enumerate() {

@@ -1,23 +1,23 @@
-//! What is wrong with what annotations say.
+//! Problems with the content of annotations.
 
 use crate::pod::PodName;
 
-/// What is wrong, in a word for counters.
+/// The kind of a problem, also for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// The annotation is larger than what is kept of one.
+    /// The annotation is larger than the maximum that is kept.
     TooLong,
-    /// The text is not what it should be, as a whole or in a part.
+    /// The text, or a part of it, is malformed.
     Malformed,
-    /// A device has neither an id nor a number that the Device knows.
+    /// A device has neither an id nor a minor number that the Device object has.
     NoId,
     /// An id that no device can have.
     BadId,
-    /// The node has no such device, as its Device says.
+    /// According to its Device object, the node has no such device.
     UnknownId,
-    /// The pod has more ids than are put into answers.
+    /// The pod has more ids than are merged.
     TooMany,
-    /// The pod has no container that it could be given to.
+    /// The pod has no container that could be given the device.
     NoContainer,
     /// Another pod has the whole of the same device.
     ClaimedTwice,
@@ -36,13 +36,13 @@ impl Kind {
         Self::ClaimedTwice,
     ];
 
-    /// Would another look at the node's devices tell more?
+    /// Whether reading the node's devices again could help.
     #[must_use]
     pub const fn is_about_devices(self) -> bool {
         matches!(self, Self::NoId | Self::UnknownId)
     }
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,20 +58,20 @@ impl Kind {
     }
 }
 
-/// What is wrong with what one pod's annotations say.
+/// A problem with one pod's annotations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// Namespace and name.
     pub pod: PodName,
-    /// What, in a word.
+    /// The kind of the problem.
     pub kind: Kind,
-    /// So many ids are not in the answers because of it.
+    /// Number of ids that are missing from the responses because of it.
     pub ids: usize,
-    /// What, where, and what it leads to.
+    /// A message: what, where, and with which consequence.
     pub sentence: String,
 }
 
-/// The problems of one pod: one of each kind at most, with the first of its kind in words.
+/// The problems of one pod: at most one of each kind, described by the first of its kind.
 #[derive(Debug, Default)]
 pub(super) struct Problems(Vec<(Kind, Seen)>);
 
@@ -83,7 +83,7 @@ struct Seen {
 }
 
 impl Problems {
-    /// One more, because of which so many ids are left out. The words follow the name of the pod.
+    /// Adds a problem because of which this number of ids is left out. The text follows the name of the pod.
     pub(super) fn add(&mut self, kind: Kind, ids: usize, what: impl FnOnce() -> String) {
         match self.0.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, seen)) => {
@@ -94,7 +94,7 @@ impl Problems {
         }
     }
 
-    /// All of them, of this pod.
+    /// Returns all problems, as those of this pod.
     pub(super) fn of(self, pod: &PodName) -> impl Iterator<Item = Problem> {
         self.0.into_iter().map(move |(kind, Seen { times, ids, what })| {
             let more = match times {

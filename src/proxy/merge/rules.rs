@@ -1,4 +1,4 @@
-//! What is read of pods, as it is configured.
+//! What is read from pods, as configured.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::koordinator::{DEVICES, STATUS};
 use crate::config::{ProxyAnnotations, ProxyMapping};
 use crate::json_path::{JsonPath, Template};
 
-/// What is read of pods, and what it means.
+/// What is read from pods, and what it means.
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub(super) koordinator: bool,
@@ -29,8 +29,8 @@ pub(super) struct Mapping {
 }
 
 impl Rules {
-    /// What is configured; with `allocatable` the node's own devices as well.
-    /// It was checked when it was read.
+    /// Creates the rules from a validated configuration; with `allocatable`, they include the node's own
+    /// devices.
     #[must_use]
     pub fn new(annotations: &ProxyAnnotations, allocatable: bool) -> Self {
         let ProxyAnnotations { koordinator, resources, cpus, shared_ids, mappings } = annotations;
@@ -44,13 +44,13 @@ impl Rules {
         }
     }
 
-    /// The same, with parts of devices under the devices' own ids: for whoever counts devices.
+    /// Returns the same rules, but with the device's own id for its parts, for callers that count devices.
     #[must_use]
     pub fn without_shared_ids(&self) -> Self {
         Self { shared_ids: false, ..self.clone() }
     }
 
-    /// The keys of the annotations that are read, each once, sorted.
+    /// Returns the keys of the annotations that are read, without duplicates, sorted.
     #[must_use]
     pub fn wanted(&self) -> Vec<String> {
         let own = [(self.koordinator, DEVICES), (self.cpus, STATUS)];

@@ -1,5 +1,5 @@
-//! Puts a plan into an answer. Only the containers that get something change, and the lengths of what they are in; the
-//! rest is copied as it came, once.
+//! Merges a plan into a response. Only the containers that get something change, and the lengths of the
+//! messages around them; the rest is copied as it is, once.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,7 +10,8 @@ use super::plan::{Device, Given, Plan, PodPlan, Table, is_same};
 use crate::machine::IdSet;
 use crate::wire::{Value, WireError, fields_in, put_bytes, put_head, put_number, put_varint};
 
-/// The fields' numbers, the same in both versions. What has none here is in v1 only or of no interest.
+/// The field numbers, the same in both API versions (v1alpha1 has fewer of the fields). Fields that are not
+/// listed are not needed.
 mod number {
     pub(super) const PODS: u32 = 1;
     pub(super) const POD_NAME: u32 = 1;
@@ -36,7 +37,7 @@ mod number {
     pub(super) const ALLOCATABLE: u32 = 1;
 }
 
-/// Which version of the API an answer is of.
+/// The API version of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// CPUs, memory and devices.
@@ -45,36 +46,36 @@ pub enum Version {
     V1alpha1,
 }
 
-/// An answer with what the plan has for it.
+/// A response with the plan merged in.
 #[derive(Clone, Debug)]
 pub struct Merged {
-    /// The answer: the very same bytes if nothing was put into it.
+    /// The response: the very same bytes if nothing was merged.
     pub bytes: Bytes,
-    /// So many pods in it were changed.
+    /// Number of pods that were changed.
     pub pods: usize,
-    /// So many devices were put into it.
+    /// Number of devices that were added.
     pub devices: usize,
-    /// What was not put into it, though the plan has it.
+    /// What the plan has but was not added.
     pub left_out: LeftOut,
-    /// Who is listed.
+    /// The pods in the response.
     pub listed: Listed,
 }
 
-/// Ids that a plan has for the pods of an answer, but that were not put into it.
+/// Numbers of ids that a plan has for the pods of a response, but that were not added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut {
-    /// The kubelet lists the device already, with whichever pod.
+    /// The kubelet already lists the device, for any pod.
     pub listed: usize,
-    /// The kubelet allocated devices of this resource to the pod itself: that is what the pod has.
+    /// The kubelet itself allocated devices of this resource to the pod: those are the pod's devices.
     pub allocated: usize,
-    /// A claim of the pod has the device.
+    /// A resource claim of the pod has the device.
     pub claimed: usize,
-    /// The answer does not have the container.
+    /// The response does not have the container.
     pub no_container: usize,
 }
 
 impl LeftOut {
-    /// Each reason by its name, for counters.
+    /// Returns the name and the number of each reason, for metrics.
     #[must_use]
     pub const fn reasons(&self) -> [(&'static str, usize); 4] {
         [
@@ -86,7 +87,7 @@ impl LeftOut {
     }
 }
 
-/// The pods of an answer, in its order: where their names are in the kubelet's bytes.
+/// The pods of a response, in its order: where their names are in the kubelet's bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Listed {
     bytes: Bytes,
@@ -95,56 +96,56 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Namespaces and names. A name that is no text is none of a pod, and left out.
+    /// Returns namespaces and names. A name that is not UTF-8 cannot be a pod's and is skipped.
     pub fn names(&self) -> impl Iterator<Item = (&str, &str)> {
         let text = |range: &Range<usize>| str::from_utf8(&self.bytes[range.clone()]).ok();
         self.names.iter().filter_map(move |(namespace, name)| text(namespace).zip(text(name)))
     }
 }
 
-/// A record with a message in it: all of the record, and the message.
+/// A record that contains a message: the range of the record, and that of the message.
 #[derive(Clone, Debug)]
 struct Part {
     record: Range<usize>,
     content: Range<usize>,
 }
 
-/// A container of an answer.
+/// A container of a response.
 struct Container<'a> {
     name: &'a [u8],
     part: Part,
-    /// Which part of the pod it is in.
+    /// The index of the pod's part that contains it.
     of: usize,
 }
 
-/// What an answer has of one pod that the plan has something for.
+/// What a response has of one pod that the plan changes.
 #[derive(Default)]
 struct PodInAnswer<'a> {
     containers: Vec<Container<'a>>,
-    /// The resources of the plan that the kubelet allocated to it.
+    /// The plan's resources that the kubelet allocated to it.
     resources: BTreeSet<usize>,
-    /// The names of claimed devices, as in `vendor.com/class=device`.
+    /// The CDI names of claimed devices: `vendor.com/class=device`.
     claimed: Vec<&'a [u8]>,
     cpus: bool,
     memory: bool,
 }
 
-/// What the bytes in `replaced` become.
+/// Replaces the bytes in `replaced`.
 struct Edit {
     replaced: Range<usize>,
-    /// Where in the new bytes it is.
+    /// The range in the new bytes.
     by: Range<usize>,
 }
 
-/// An answer that is being changed.
+/// A response that is being changed.
 struct Splice<'a> {
     plan: &'a Plan,
     bytes: &'a Bytes,
     version: Version,
-    /// By device of the plan: does the kubelet list it?
+    /// By device of the plan: whether the kubelet lists it.
     taken: Vec<bool>,
     edits: Vec<Edit>,
-    /// All that is new.
+    /// All new bytes.
     new: Vec<u8>,
     pods: usize,
     devices: usize,
@@ -152,10 +153,10 @@ struct Splice<'a> {
 }
 
 impl Plan {
-    /// Puts what it has into a `ListPodResourcesResponse`.
+    /// Merges the plan into a `ListPodResourcesResponse`.
     ///
     /// # Errors
-    /// The kubelet's answer is no such message.
+    /// If the kubelet's response is not such a message.
     pub fn list(&self, bytes: &Bytes, version: Version) -> Result<Merged, WireError> {
         let mut names = Vec::new();
         let mut parts = Vec::new();
@@ -179,7 +180,7 @@ impl Plan {
         }
         let mut done = vec![false; self.pods.len()];
         for (pod, part) in planned {
-            // Two pods of one name: which of them is meant nobody can tell, but not both.
+            // If two pods share a name, it is unknown which one is meant, but only one is.
             if !done[pod] {
                 done[pod] = splice.pod(&self.pods[pod], std::slice::from_ref(&parts[part]))?;
             }
@@ -187,12 +188,12 @@ impl Plan {
         Ok(splice.finish(listed))
     }
 
-    /// Puts what it has into a `GetPodResourcesResponse`.
+    /// Merges the plan into a `GetPodResourcesResponse`.
     ///
     /// # Errors
     /// As [`Plan::list`].
     pub fn get(&self, bytes: &Bytes) -> Result<Merged, WireError> {
-        // There is one pod. If it comes in several records, they are one message that was cut into pieces.
+        // There is one pod. If it comes in several records, they are the pieces of one message.
         let parts: Vec<Part> = messages(bytes, 0..bytes.len(), number::PODS).collect::<Result<_, _>>()?;
         let (namespace, name) = names_of(bytes, &parts)?;
         let pod = self.pod(&bytes[namespace.clone()], &bytes[name.clone()]);
@@ -207,7 +208,7 @@ impl Plan {
         Ok(splice.finish(listed))
     }
 
-    /// Puts the node's devices into an `AllocatableResourcesResponse`, unless it has them.
+    /// Adds the node's devices to an `AllocatableResourcesResponse`, except those it already has.
     ///
     /// # Errors
     /// As [`Plan::list`].
@@ -235,7 +236,7 @@ impl Plan {
         Ok(Merged { bytes: all.into(), pods: 0, devices: free.len(), left_out, listed })
     }
 
-    /// The position of a pod's plan.
+    /// Returns the index of a pod's plan.
     fn pod(&self, namespace: &[u8], name: &[u8]) -> Option<usize> {
         let key = |pod: &PodPlan| (pod.name.0.as_bytes(), pod.name.1.as_bytes()).cmp(&(namespace, name));
         self.pods.binary_search_by(key).ok()
@@ -248,7 +249,7 @@ impl Merged {
     }
 }
 
-/// The messages that a field has.
+/// Returns the messages in a field.
 fn messages(
     bytes: &[u8],
     part: Range<usize>,
@@ -257,7 +258,7 @@ fn messages(
     fields_in(bytes, part).filter_map(move |field| match field {
         Ok(field) if field.number == number => match field.value {
             Value::Bytes(content) => Some(Ok(Part { record: field.record, content })),
-            // Of another kind than the field's it is a field that nobody knows.
+            // A record with another wire type than the field's is an unknown field.
             _ => None,
         },
         Ok(_) => None,
@@ -265,7 +266,7 @@ fn messages(
     })
 }
 
-/// Namespace and name of a pod. The last of each counts.
+/// Returns the namespace and name of a pod. The last of each counts.
 fn names_of(bytes: &[u8], parts: &[Part]) -> Result<(Range<usize>, Range<usize>), WireError> {
     let (mut namespace, mut name) = (0..0, 0..0);
     for part in parts {
@@ -281,7 +282,8 @@ fn names_of(bytes: &[u8], parts: &[Part]) -> Result<(Range<usize>, Range<usize>)
     Ok((namespace, name))
 }
 
-/// Marks what a `ContainerDevices` has of a table's devices, and tells which of its resources that is of, if it has any id.
+/// Marks the table's devices that a `ContainerDevices` has. Returns the index of its resource, if it has any
+/// id.
 fn mark(
     table: &Table,
     bytes: &[u8],
@@ -319,7 +321,7 @@ impl<'a> Splice<'a> {
         }
     }
 
-    /// Notes what the kubelet lists of the plan's devices.
+    /// Records which of the plan's devices the kubelet lists.
     fn take(&mut self, pod: &[Part]) -> Result<(), WireError> {
         let bytes: &[u8] = self.bytes;
         for part in pod {
@@ -332,10 +334,10 @@ impl<'a> Splice<'a> {
         Ok(())
     }
 
-    /// Puts what a pod gets into it; does the answer have a container that something is for?
+    /// Merges a pod's plan into it. Returns whether the response has any of the plan's containers.
     fn pod(&mut self, plan: &PodPlan, parts: &[Part]) -> Result<bool, WireError> {
         let pod = self.read(parts)?;
-        // By how many bytes each part changes; nothing if it stays as it is.
+        // By how many bytes each part grows; `None` if it stays as it is.
         let mut grown: Vec<Option<isize>> = vec![None; parts.len()];
         let mut grow = |of: usize, by: Option<isize>| {
             grown[of] = by.map(|by| grown[of].unwrap_or(0).saturating_add(by)).or(grown[of]);
@@ -402,7 +404,7 @@ impl<'a> Splice<'a> {
         Ok(())
     }
 
-    /// Which of a pod's devices go into the answer.
+    /// Returns those of a pod's devices that are to be added.
     fn choose(&mut self, pod: &PodInAnswer<'_>, devices: &[Given]) -> Vec<Given> {
         let table = &self.plan.devices;
         let mut chosen = Vec::with_capacity(devices.len());
@@ -421,7 +423,8 @@ impl<'a> Splice<'a> {
         chosen
     }
 
-    /// Appends devices to a container; by how many bytes the record of the container grows, if there are any.
+    /// Appends devices to a container. Returns by how many bytes the container's record grows, if there are
+    /// any.
     fn container(&mut self, part: &Part, devices: &[Given]) -> Option<isize> {
         let start = self.new.len();
         put_devices(&mut self.new, &self.plan.devices, devices, number::DEVICES, self.version);
@@ -430,7 +433,8 @@ impl<'a> Splice<'a> {
         Some(self.lengthen(part, number::CONTAINERS, grown))
     }
 
-    /// Appends the CPUs and the memory of a pod where the kubelet says nothing about them; by how many bytes it grows.
+    /// Appends the CPUs and the memory of a pod where the kubelet reports none. Returns by how many bytes the
+    /// pod grows.
     fn status(&mut self, plan: &PodPlan, pod: &PodInAnswer<'_>, part: &Part) -> Option<isize> {
         let start = self.new.len();
         if !pod.cpus && !plan.status.cpus.is_empty() {
@@ -448,7 +452,7 @@ impl<'a> Splice<'a> {
         self.append(part.content.end, start)
     }
 
-    /// All that is new since `start` comes to this position.
+    /// Inserts everything new since `start` at this position. Returns the number of bytes.
     fn append(&mut self, at: usize, start: usize) -> Option<isize> {
         let by = start..self.new.len();
         let added = isize::try_from(by.len()).ok().filter(|added| *added > 0)?;
@@ -456,8 +460,8 @@ impl<'a> Splice<'a> {
         Some(added)
     }
 
-    /// Writes the head of a message that has grown; by how much its record has. The old head may have been longer than
-    /// it had to be.
+    /// Writes the header of a message that has grown. Returns by how much its record grows: the old header
+    /// may have been longer than necessary.
     fn lengthen(&mut self, part: &Part, number: u32, grown: isize) -> isize {
         let start = self.new.len();
         put_head(&mut self.new, number, part.content.len().saturating_add_signed(grown));
@@ -486,12 +490,12 @@ impl<'a> Splice<'a> {
     }
 }
 
-/// Are there any numbers in it? They come one by one or packed.
+/// Whether the field has any numbers, one by one or packed.
 fn says_something(value: &Value) -> bool {
     !matches!(value, Value::Bytes(packed) if packed.is_empty())
 }
 
-/// The names of the devices that a claim has.
+/// Collects the CDI names of the devices in a claim.
 fn read_claim<'a>(bytes: &'a [u8], claim: Range<usize>, names: &mut Vec<&'a [u8]>) -> Result<(), WireError> {
     for device in messages(bytes, claim, number::CLAIMED) {
         for cdi in messages(bytes, device?.content, number::CDI) {
@@ -503,14 +507,14 @@ fn read_claim<'a>(bytes: &'a [u8], claim: Range<usize>, names: &mut Vec<&'a [u8]
     Ok(())
 }
 
-/// Is it the CDI name of this device, `<resource>=<id>`, or of a part of it?
+/// Whether this is the CDI name of the device, `<resource>=<id>`, or one id is a part of the other.
 fn is_cdi(name: &[u8], resource: &str, id: &str) -> bool {
     let rest = name.strip_prefix(resource.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
     rest.is_some_and(|rest| is_same(rest, id.as_bytes()))
 }
 
-/// Writes devices as the kubelet does: what has the same resource and the same place is together, as long as it comes one
-/// after the other.
+/// Writes devices as the kubelet does: successive devices with the same resource and the same NUMA nodes
+/// share a message.
 fn put_devices(out: &mut Vec<u8>, table: &Table, devices: &[Given], number: u32, version: Version) {
     let of = |given: &Given| &table.devices[given.device];
     let together = |a: &Given, b: &Given| (of(a).resource, &of(a).nodes) == (of(b).resource, &of(b).nodes);
@@ -532,7 +536,7 @@ fn put_devices(out: &mut Vec<u8>, table: &Table, devices: &[Given], number: u32,
     }
 }
 
-/// Writes where something is, if that is known.
+/// Writes the NUMA nodes, if they are known.
 fn put_topology(out: &mut Vec<u8>, nodes: &IdSet) {
     if nodes.is_empty() {
         return;
@@ -540,7 +544,7 @@ fn put_topology(out: &mut Vec<u8>, nodes: &IdSet) {
     let mut topology = Vec::new();
     for node in nodes.iter() {
         let mut message = Vec::new();
-        // As everybody writes it: nothing stands for 0.
+        // As all encoders do: 0 is left out.
         if node > 0 {
             put_number(&mut message, number::NODE_ID, node.into());
         }

@@ -1,4 +1,5 @@
-//! Tables: every sample of Koordinator's formats, and every defect of its proxy by name. Random answers are in `random`.
+//! Tables: every sample of Koordinator's formats, and every defect of its proxy by name. Random responses are
+//! in `random`.
 
 mod mapped;
 mod random;
@@ -64,7 +65,7 @@ fn shown_pod(pod: &v1::PodResources) -> Vec<String> {
     pod.containers.iter().map(shown).collect()
 }
 
-/// The kubelet's answer about these pods, with nothing allocated.
+/// The kubelet's response about these pods, with nothing allocated.
 pub(super) fn answer(pods: &[Pod]) -> v1::ListPodResourcesResponse {
     let container = |container: &Container| v1::ContainerResources {
         name: container.name.to_string(),
@@ -94,7 +95,7 @@ pub(super) fn rules(yaml: &str) -> Rules {
     Rules::new(&annotations, yaml.contains("allocatable"))
 }
 
-/// The rules that hold when nothing is configured.
+/// The rules of the default configuration.
 fn plain() -> Rules {
     Rules::new(&ProxyAnnotations::default(), false)
 }
@@ -110,22 +111,22 @@ pub(super) fn reported(vendor: &str, devices: &[Device]) -> Node {
     Node::new(Some(Arc::new(Devices { vendor: vendor.into(), devices: devices.into() })), Arc::default())
 }
 
-/// What the List shows once `rules` have seen these pods on that node.
+/// What the List shows for these pods on that node, merged according to `rules`.
 pub(super) fn merged(rules: &Rules, pods: &[Pod], node: &Node) -> Vec<String> {
     shown(&rules.plan(pods.iter(), node).list(&bytes(&answer(pods)), Version::V1).unwrap().bytes)
 }
 
-/// The same, of one pod with these containers.
+/// The same for one pod with these containers.
 fn of_pod(text: &str, containers: &[Container], node: &Node) -> Vec<String> {
     merged(&plain(), &[pod("p", DEVICES, text, containers)], node)
 }
 
-/// The same, of one pod with one container that asks for nothing.
+/// The same for one pod with one container that requests nothing.
 fn of(text: &str, node: &Node) -> String {
     of_pod(text, &[container("main", &[])], node).remove(0)
 }
 
-/// The kinds of problems and how many ids each cost.
+/// The kinds of problems, and how many ids each left out.
 pub(super) fn problems(plan: &Plan) -> Vec<(&'static str, usize)> {
     plan.problems().iter().map(|problem| (problem.kind.name(), problem.ids)).collect()
 }
@@ -198,7 +199,7 @@ fn defect_2_every_container_gets_as_many_as_it_asks_for() {
         let all: Vec<String> = (0..count).map(|n| format!(r#"{{"minor":{n},"id":"{n}"}}"#)).collect();
         format!(r#"{{"gpu":[{}]}}"#, all.join(","))
     };
-    /// What each container asks for, how many there are, and what each gets.
+    /// What each container requests, how many devices there are, and what each container gets.
     type Case<'a> = (&'a [&'a [(&'a str, u64)]], usize, &'a [&'a str]);
     let asks: [Case<'_>; 14] = [
         (&[&[("koordinator.sh/gpu", 100)], &[("koordinator.sh/gpu", 200)]], 3, &["0", "1,2"]),
@@ -216,7 +217,7 @@ fn defect_2_every_container_gets_as_many_as_it_asks_for() {
         (&[&[("nvidia.com/gpu", 4)], &[("nvidia.com/gpu", 4)]], 3, &["0,1,2", ""]),
         (&[&[("nvidia.com/gpu", u64::MAX)], &[("nvidia.com/gpu", u64::MAX)]], 2, &["0,1", ""]),
         (&[&[], &[("nvidia.com/gpu", 1)]], 3, &["", "0"]),
-        // Parts: of those who share a card the first has it, since each is listed once.
+        // Parts: of the containers that share a card the first gets it, since each card is listed once.
         (&[&[("koordinator.sh/gpu-core", 50)], &[("koordinator.sh/gpu-core", 50)]], 1, &["0", ""]),
         (
             &[&[("koordinator.sh/gpu", 100)], &[("koordinator.sh/gpu", 50)], &[("koordinator.sh/gpu", 50)]],
@@ -267,7 +268,7 @@ fn requests_that_add_up_to_the_devices_are_counts() {
         ([1, 1], 1, ["0", ""]),
         ([1, 1], 2, ["0", "1"]),
         ([50, 50], 1, ["0", ""]),
-        // What nobody can make sense of.
+        // Requests that make no sense.
         ([2, 2], 3, ["0", "1,2"]),
         ([u64::MAX, u64::MAX], 2, ["0,1", ""]),
     ] {
@@ -401,7 +402,7 @@ fn defect_7_what_the_kubelet_allocated_itself_is_what_the_pod_has() {
         device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
         topology: None,
     };
-    // An entry without ids is no allocation.
+    // An entry without ids is not an allocation.
     kubelets.pod_resources[0].containers[1].devices = vec![group(&[]), group(&["GPU-c"])];
     let merged = plain().plan(pods.iter(), &Node::default()).list(&bytes(&kubelets), Version::V1).unwrap();
     assert_eq!(
@@ -446,7 +447,7 @@ fn a_part_of_a_device_is_that_device() {
     for yaml in ["# allocatable\n{sharedIds: true}", "# allocatable\n{}"] {
         let plan = rules(yaml).plan(pods.iter(), &node);
         let mut kubelets = answer(&pods);
-        // As plugins that share by time have it, with another pod.
+        // As plugins with time-slicing list it, for another pod.
         kubelets.pod_resources[1].containers[0].devices = vec![v1::ContainerDevices {
             resource_name: "nvidia.com/gpu".into(),
             device_ids: vec!["GPU-a::0".into(), "GPU-b::x".into(), "GPU-b::1".into()],
@@ -464,7 +465,7 @@ fn a_part_of_a_device_is_that_device() {
         let merged = plan.list(&bytes(&kubelets), Version::V1).unwrap();
         assert_eq!(shown(&merged.bytes)[0], "p/main: nvidia.com/gpu=GPU-b,GPU-ab", "{yaml}");
         assert_eq!(merged.left_out, LeftOut { claimed: 1, ..LeftOut::default() });
-        // What there is is there once.
+        // Each device is listed once.
         let allocatable = v1::AllocatableResourcesResponse {
             devices: vec![v1::ContainerDevices {
                 resource_name: "nvidia.com/gpu".into(),
@@ -509,7 +510,7 @@ fn defect_8_pods_that_ended_get_nothing() {
         );
         assert!(plain().plan(pods.iter(), &Node::default()).problems().is_empty());
     }
-    // One that is on its way out still has what it has.
+    // A terminating pod still has its devices.
     let leaving =
         Pod { deleted: true, life: Life::Leaving, ..pod("old", DEVICES, text, &[container("main", &[])]) };
     assert_eq!(merged(&plain(), &[leaving], &Node::default()), ["old/main: nvidia.com/gpu=GPU-a"]);
@@ -535,13 +536,13 @@ fn defect_9_of_two_pods_of_one_name_the_one_that_was_not_deleted_counts() {
     let pods = [of("1", "old", true), ended];
     let merged = plain().plan(pods.iter(), &Node::default()).list(&listed, Version::V1).unwrap();
     assert_eq!(shown(&merged.bytes), ["p/main: nvidia.com/gpu=old"], "one that ended has nothing");
-    // Older kubelets list both; which of them is meant nobody can tell, but not both.
+    // Older kubelets list both; it is unknown which one is meant, but only one is.
     let mut twice = answer(&[of("1", "", false)]);
     twice.pod_resources.push(twice.pod_resources[0].clone());
     let pods = [of("1", "x", false)];
     let merged = plain().plan(pods.iter(), &Node::default()).list(&bytes(&twice), Version::V1).unwrap();
     assert_eq!(shown(&merged.bytes), ["p/main: nvidia.com/gpu=x", "p/main:"]);
-    // The one that does not even have the container is not meant.
+    // A pod without the container is not the one that is meant.
     twice.pod_resources[0].containers.clear();
     let merged = plain().plan(pods.iter(), &Node::default()).list(&bytes(&twice), Version::V1).unwrap();
     assert_eq!(shown(&merged.bytes), ["p/main: nvidia.com/gpu=x"]);
@@ -549,7 +550,7 @@ fn defect_9_of_two_pods_of_one_name_the_one_that_was_not_deleted_counts() {
 
 #[test]
 fn defect_10_what_is_not_known_here_stays() {
-    // As kubelets will write one day: a field 99 of the pod, of the container and of the answer.
+    // As a future kubelet may encode it: a field 99 in the pod, in the container and in the response.
     let pods = [pod("p", DEVICES, r#"{"gpu":[{"id":"GPU-a"}]}"#, &[container("main", &[])])];
     let field = [0x9a, 0x06, 0x03, b'n', b'e', b'w'];
     let container = [&[0x0a, 0x04][..], b"main", &field].concat();
@@ -674,7 +675,7 @@ fn what_is_put_in_is_written_as_others_write_it() {
 
 #[test]
 fn one_pod_in_several_records_is_one_pod() {
-    // As nobody writes it, but every parser reads it: the name at the end, in a record of its own.
+    // Valid, though no encoder writes it: the name at the end, in a record of its own.
     let pods = [pod("p", DEVICES, r#"{"gpu":[{"id":"GPU-a"}]}"#, &[container("main", &[])])];
     let plan = rules("{cpus: true}").plan(pods.iter(), &Node::default());
     let part =
@@ -708,7 +709,7 @@ fn who_is_listed_is_told() {
     let names = ["a", "b"].map(|name| pod(name, DEVICES, "{}", &[]));
     let merged = Plan::default().list(&bytes(&answer(&names)), Version::V1).unwrap();
     assert_eq!(merged.listed.names().collect::<Vec<_>>(), [("ns", "a"), ("ns", "b")]);
-    // A name that is no text, and one that comes after another.
+    // A name that is not UTF-8, and one that follows another.
     let strange = Bytes::from_static(&[0x0a, 3, 0x0a, 1, 0xff, 0x0a, 6, 0x0a, 1, b'x', 0x0a, 1, b'y']);
     let merged = Plan::default().list(&strange, Version::V1).unwrap();
     assert_eq!(merged.listed.names().collect::<Vec<_>>(), [("", "y")]);
@@ -752,7 +753,7 @@ fn answers_that_are_none_are_an_error() {
             "the bytes are no protocol buffers message: a record that is longer than what it is in at byte 1"
         );
     }
-    // Whatever is wrong deeper down is looked at only where something is merged.
+    // Errors deeper in the message are noticed only where something is merged.
     let deep = bytes(&answer(&pods));
     let at = deep.iter().rposition(|byte| *byte == 4).unwrap();
     let mut broken = deep.to_vec();

@@ -1,4 +1,4 @@
-//! What an API server does wrong, on demand.
+//! Faults of an API server, injected on demand.
 
 use std::time::Duration;
 
@@ -7,42 +7,42 @@ use std::time::Duration;
 pub enum Fault {
     /// A `Status` with this code: 401, 409, 422, 500, 503, 504.
     Status(u16),
-    /// A `Status` that says when to come back.
+    /// A `Status` with a time to retry after.
     RetryAfter {
         /// 429, 503 or 504.
         code: u16,
         /// How long to wait.
         seconds: u32,
     },
-    /// 429 in the plain text of priority and fairness.
+    /// 429 in the plain text of API priority and fairness.
     TooManyRequests {
-        /// Seconds for the header `Retry-After`.
+        /// Seconds for the `Retry-After` header.
         retry_after: u32,
     },
-    /// The true answer, but late.
+    /// The correct response, but delayed.
     Delay(Duration),
-    /// No answer ever; the connection stays.
+    /// No response ever; the connection stays open.
     Hang,
-    /// The connection breaks, nothing was done.
+    /// The connection breaks before the request is executed.
     Cut,
-    /// The connection breaks after the work was done: the client cannot know.
+    /// The connection breaks after the request is executed: the client cannot know.
     CutAfterwards,
-    /// The true answer up to so many bytes; then the connection breaks.
+    /// The correct response up to this many bytes; then the connection breaks.
     CutWithin(usize),
-    /// The true answer up to so many bytes; then nothing more comes, and the connection stays.
+    /// The correct response up to this many bytes; then nothing more, and the connection stays open.
     StuckWithin(usize),
-    /// Success, with these bytes.
+    /// A successful response with this body.
     Says(Vec<u8>),
 }
 
-/// Which requests go wrong, and how.
+/// The requests that fail, and how.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`; `None` for any.
     pub verb: Option<&'static str>,
     /// `nodes`, `noderesourcetopologies`; `None` for any, discovery included.
     pub resource: Option<&'static str>,
-    /// How many requests; `None` for all until the faults are cleared.
+    /// Number of requests; `None` for all until the faults are cleared.
     pub times: Option<usize>,
     /// What happens to them.
     pub fault: Fault,
@@ -60,7 +60,7 @@ impl Faults {
         self.0.clear();
     }
 
-    /// The fault of the first rule that fits.
+    /// Takes the fault of the first matching rule.
     pub(super) fn take(&mut self, verb: &str, resource: &str) -> Option<Fault> {
         let fits = |rule: &Rule| {
             rule.verb.is_none_or(|wanted| wanted == verb)

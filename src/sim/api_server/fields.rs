@@ -1,4 +1,4 @@
-//! Who manages which field: server-side apply and updates, at the granularity of top-level fields, labels,
+//! Field managers: server-side apply and updates, at the granularity of top-level fields, labels,
 //! annotations, finalizers and owner references. That is exact for `NodeResourceTopology`, whose lists are
 //! atomic.
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::status::{Failure, apply_conflict};
 
-/// A field: `["zones"]`, `["metadata", "labels", "x"]`.
+/// A field path: `["zones"]`, `["metadata", "labels", "x"]`.
 type Path = Vec<String>;
 
 /// One entry of `managedFields`.
@@ -21,7 +21,7 @@ struct Entry {
     fields: BTreeSet<Path>,
 }
 
-/// Who writes, as what, and when.
+/// The field manager, API version and time of a write.
 #[derive(Clone, Debug)]
 pub(super) struct Writer<'a> {
     pub(super) manager: &'a str,
@@ -30,10 +30,10 @@ pub(super) struct Writer<'a> {
     pub(super) time: &'a str,
 }
 
-/// The live object after the manager applied `config`.
+/// The live object after the manager has applied `config`.
 ///
 /// # Errors
-/// When another manager owns a field that the configuration changes, unless `force`.
+/// When another manager owns a field that `config` changes, unless `force` is set.
 pub(super) fn apply(
     live: Option<&Value>,
     config: &Value,
@@ -65,7 +65,7 @@ pub(super) fn apply(
     }
     let before = entries.iter().find(|entry| mine(entry)).cloned();
     entries.retain(|entry| !mine(entry));
-    // What this manager no longer applies goes, unless somebody else wants it.
+    // Remove what this manager no longer applies, unless another manager owns it.
     for path in before.iter().flat_map(|entry| &entry.fields).filter(|path| !wanted.contains_key(*path)) {
         if !entries.iter().any(|entry| entry.fields.contains(path)) {
             set(&mut object, path, None);
@@ -76,7 +76,7 @@ pub(super) fn apply(
     }
     let fields: BTreeSet<Path> = wanted.into_keys().collect();
     let time = match before {
-        // A real server keeps the time of an entry that did not change.
+        // A real server keeps the time of an unchanged entry.
         Some(before) if before.fields == fields && live.map(leaves) == Some(leaves(&object)) => before.time,
         _ => writer.time.to_owned(),
     };
@@ -86,7 +86,7 @@ pub(super) fn apply(
     Ok(object)
 }
 
-/// `new` with the fields that differ from `live` given to the manager who updates.
+/// `new` with its changes from `live` recorded as owned by the updating manager.
 pub(super) fn update(live: Option<&Value>, mut new: Value, writer: &Writer<'_>) -> Value {
     let mut entries = live.map(entries).unwrap_or_default();
     let (after, before) = (leaves(&new), live.map(leaves).unwrap_or_default());
@@ -110,7 +110,7 @@ pub(super) fn update(live: Option<&Value>, mut new: Value, writer: &Writer<'_>) 
     new
 }
 
-/// The owners' words and the fields that they own and the configuration would change.
+/// The fields that other managers own and the configuration changes, each with a description of its manager.
 fn conflicts(
     entries: &[Entry],
     changed: &BTreeSet<&Path>,
@@ -133,7 +133,7 @@ impl Entry {
     }
 }
 
-/// `.zones`, `.metadata.labels.x`, `.metadata.ownerReferences[uid="u"]`.
+/// Formats a path: `.zones`, `.metadata.labels.x`, `.metadata.ownerReferences[uid="u"]`.
 fn spell(path: &[String]) -> String {
     let segment = |segment: &String| match segment.strip_prefix("k:") {
         Some(key) => {
@@ -148,7 +148,7 @@ fn spell(path: &[String]) -> String {
     path.iter().map(segment).collect()
 }
 
-/// Every managed field of an object with its value.
+/// All managed fields of an object with their values.
 fn leaves(object: &Value) -> BTreeMap<Path, Value> {
     let mut found = BTreeMap::new();
     for (name, value) in object.as_object().into_iter().flatten() {
@@ -238,7 +238,8 @@ fn read_fields(tree: &Value, path: &mut Path, found: &mut BTreeSet<Path>) {
     }
 }
 
-/// Entries in the order of a real server: those who apply first, then by time and name; idle ones are dropped.
+/// Writes the entries in the order of a real server: appliers first, then by time and name. Empty ones are
+/// dropped.
 fn write_entries(object: &mut Value, mut entries: Vec<Entry>) {
     entries.retain(|entry| !entry.fields.is_empty());
     entries.sort_by(|a, b| (!a.apply, &a.time, &a.manager).cmp(&(!b.apply, &b.time, &b.manager)));

@@ -24,18 +24,18 @@ use super::status::{self, Failure};
 use super::store::{Change, ChangeKind, Key, Write, Written};
 use super::{Shared, now, schema};
 
-/// The largest body of a real server.
+/// Maximum size of a body, as on a real server.
 const BODY_LIMIT: usize = 3 << 20;
-/// How long a watch lasts that asks for no time: real servers take half an hour to an hour.
+/// Duration of a watch without a timeout; on real servers it is half an hour to an hour.
 const WATCH_LIMIT: Duration = Duration::from_secs(1800);
-/// How long a list waits for the watch cache to be new enough.
+/// How long a list waits for the watch cache to catch up.
 const FRESH: Duration = Duration::from_secs(3);
-/// How often a watch that wants to know is told how far it is, as in its end.
+/// Interval of bookmarks for watches that request them; they get another one at the end.
 const BEAT: Duration = Duration::from_secs(60);
 
 type Parameters = HashMap<String, String>;
 
-/// What a request is about.
+/// The object or collection that a request addresses.
 struct Target {
     kind: &'static Kind,
     version: String,
@@ -43,14 +43,14 @@ struct Target {
     name: String,
 }
 
-/// How the client wants objects.
+/// The form of objects that the client accepts.
 #[derive(Clone, Copy)]
 struct Shape {
     metadata_only: bool,
     protobuf: bool,
 }
 
-/// Answers one request. The error closes the connection without an answer.
+/// Handles one request. An error closes the connection without a response.
 pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::Result<Response<Body>> {
     let cut = || io::Error::from(io::ErrorKind::ConnectionReset);
     shared.thawed().await;
@@ -93,7 +93,7 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
     })
 }
 
-/// So many bytes of a body, and something else after them.
+/// Truncates a body to a number of bytes, followed by another stream.
 fn up_to(body: Body, mut most: usize, then: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Body {
     let pieces = body.into_data_stream().map(move |piece| {
         let mut piece = piece.map_err(io::Error::other)?;
@@ -106,7 +106,7 @@ fn up_to(body: Body, mut most: usize, then: impl Stream<Item = io::Result<Bytes>
     )
 }
 
-/// Discovery, health, and everything that is not there.
+/// Serves discovery, health checks, and 404 for everything else.
 fn elsewhere(shared: &Shared, segments: &[&str]) -> Response<Body> {
     if matches!(segments, ["healthz" | "readyz" | "livez", ..]) {
         return plain(StatusCode::OK, "ok");
@@ -126,7 +126,7 @@ fn target(segments: &[&str]) -> Option<Target> {
         _ => return None,
     };
     let (namespace, plural, name) = match rest {
-        // The status of an object is not a thing of its own here.
+        // The status subresource is treated as the object itself.
         ["namespaces", namespace, plural, name] | ["namespaces", namespace, plural, name, "status"] => {
             (*namespace, *plural, *name)
         }
@@ -148,7 +148,7 @@ fn target(segments: &[&str]) -> Option<Target> {
     })
 }
 
-/// The verb as RBAC has it.
+/// The RBAC verb.
 fn verb(method: &Method, target: Option<&Target>, parameters: &Parameters) -> &'static str {
     let watching = parameters.get("watch").is_some_and(|value| value == "true" || value == "1");
     let named = target.is_some_and(|target| !target.name.is_empty());
@@ -222,7 +222,7 @@ async fn list(
             objects.retain(|object| selector.matches(object));
             state.pages.first(objects, state.store.version(), limit)
         }
-        // From the watch cache; of one that may be any age the limit is ignored.
+        // Served from the watch cache. The limit is ignored if any version is acceptable.
         ("", wanted) => {
             let wanted = wanted.parse().map_err(|_| status::bad_request("no resource version".into()))?;
             let (mut objects, version) = cached(shared, target, wanted).await?;
@@ -239,7 +239,7 @@ async fn list(
     let mut metadata = json!({"resourceVersion": page.version.to_string()});
     if let Some(next) = page.next {
         metadata["continue"] = json!(next);
-        // Nobody counts what a selector leaves out.
+        // A real server does not count the rest of a filtered list either.
         if selector.takes_all() {
             metadata["remainingItemCount"] = json!(page.rest);
         }
@@ -249,7 +249,7 @@ async fn list(
     Ok(shape.reply(StatusCode::OK, &list))
 }
 
-/// What the watch cache has, which must not be older than `wanted`.
+/// The objects and version of the watch cache, which must be at least at `wanted`.
 async fn cached(shared: &Shared, target: &Target, wanted: u64) -> Result<(Vec<Arc<Value>>, u64), Failure> {
     let now = || shared.lock().store.cached(target.kind, &target.namespace);
     if now().1 < wanted {
@@ -262,7 +262,7 @@ async fn cached(shared: &Shared, target: &Target, wanted: u64) -> Result<(Vec<Ar
     }
 }
 
-/// A watch of one object by its path is a watch with a field selector.
+/// The selectors. A watch on the path of one object is a watch with a field selector.
 fn selector(target: &Target, parameters: &Parameters) -> Result<Selector, Failure> {
     let text = |name: &str| parameters.get(name).cloned().unwrap_or_default();
     let mut fields = text("fieldSelector");
@@ -332,7 +332,7 @@ enum Patch {
 }
 
 impl Patch {
-    /// How a patch is meant; `None` for verbs that send a whole object.
+    /// The patch type; `None` for verbs that send a whole object.
     fn of(verb: &str, kind: &Kind, headers: &HeaderMap) -> Result<Option<Self>, Failure> {
         if verb != "patch" {
             return Ok(None);
@@ -348,14 +348,14 @@ impl Patch {
     }
 }
 
-/// The name in the body must be that of the path; a creation has it in the body only.
+/// Checks that the name in the body matches the path. A create request has the name in the body only.
 fn name_of(target: &mut Target, object: &Value) -> Result<(), Failure> {
     let metadata = &object["metadata"];
     let name = metadata["name"].as_str().unwrap_or_default();
     if target.name.is_empty() {
         name.clone_into(&mut target.name);
         if name.is_empty() {
-            // The rest of the name is drawn later.
+            // The suffix is generated later.
             return match metadata["generateName"].as_str() {
                 Some(prefix) if prefix.ends_with('.') => Err(status::generate_name(target.kind, prefix)),
                 Some(_) => Ok(()),
@@ -373,7 +373,7 @@ fn name_of(target: &mut Target, object: &Value) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Unknown fields are an error with server-side apply or when asked for, and dropped otherwise.
+/// Rejects unknown fields in server-side apply and strict validation, and drops them otherwise.
 fn check_fields(
     target: &Target,
     object: &mut Value,
@@ -409,7 +409,7 @@ fn check_fields(
     Ok(())
 }
 
-/// The field manager: named, else the first word of the user agent.
+/// The field manager: the parameter, else the product name of the user agent.
 fn manager(parameters: &Parameters, headers: &HeaderMap, patch: Option<Patch>) -> Result<String, Failure> {
     if let Some(manager) = parameters.get("fieldManager").filter(|manager| !manager.is_empty()) {
         return Ok(manager.clone());
@@ -453,7 +453,7 @@ async fn delete(
     ))
 }
 
-/// What a watch still has to tell.
+/// The state of a watch.
 struct Watch {
     shared: Arc<Shared>,
     target: Target,
@@ -461,12 +461,12 @@ struct Watch {
     shape: Shape,
     pending: std::vec::IntoIter<Bytes>,
     changes: broadcast::Receiver<Arc<Change>>,
-    /// Changes up to this version were looked at, or are in `pending`.
+    /// Changes up to this version were processed or are in `pending`.
     seen: u64,
-    /// When it is told how far it is, if it wants to know.
+    /// When the next bookmark is due, if requested.
     beat: Option<Instant>,
     until: Instant,
-    /// Its time was up, and the last was told.
+    /// Whether the timeout has passed and the last event was sent.
     ended: bool,
 }
 
@@ -491,7 +491,7 @@ fn watch(
     let streamed = text("sendInitialEvents") == "true";
     let mut state = shared.lock();
     let version = state.store.version();
-    // Nothing is told up to the version that is asked for, though it may be one that is still to come.
+    // Changes up to the requested version are skipped, even if that version is in the future.
     let seen = version.max(from);
     let mut lines = Vec::new();
     if from == 0 || streamed {
@@ -508,7 +508,7 @@ fn watch(
             Ok(changes) => {
                 lines.extend(changes.iter().filter_map(|change| told(change, &target, &selector, shape)))
             }
-            // Inside the stream, as a real server does it.
+            // Inside the stream, as on a real server.
             Err(problem) => {
                 let line = shape.event("ERROR", &problem.to_object());
                 return Ok(shape.streaming(Body::from(line)));
@@ -562,7 +562,7 @@ impl Watch {
 }
 
 impl Watch {
-    /// Tells how far it is; nothing more when that was the end.
+    /// Sends a bookmark; ends the stream after the last one.
     async fn beat(&mut self) -> Option<Bytes> {
         self.shared.thawed().await;
         if self.ended {
@@ -571,14 +571,14 @@ impl Watch {
         self.ended = Instant::now() >= self.until;
         self.beat = Some(self.beat? + BEAT);
         if self.seen > self.shared.lock().store.version() {
-            // What follows is nothing that it knows of.
+            // The watch started at a version that the store has not reached, so it cannot confirm any.
             return Some(Bytes::new());
         }
         Some(self.shape.event("BOOKMARK", &self.shape.bookmark(&self.target, self.seen, false)))
     }
 }
 
-/// The watch event of a change, if this watch sees it.
+/// The event that a watch sends for a change, if the change concerns it.
 fn told(change: &Change, target: &Target, selector: &Selector, shape: Shape) -> Option<Bytes> {
     let namespace = change.object["metadata"]["namespace"].as_str().unwrap_or_default();
     if change.of != target.kind || !(target.namespace.is_empty() || target.namespace == namespace) {
@@ -614,7 +614,7 @@ impl Shape {
         Self { metadata_only, protobuf }
     }
 
-    /// An answer. What is no pod is in JSON, whatever is asked for.
+    /// A response. Anything but pods is JSON, whatever the client accepts.
     fn reply(self, code: StatusCode, object: &Value) -> Response<Body> {
         let bytes = if self.protobuf { protobuf::enveloped(object) } else { None };
         match bytes {
@@ -623,7 +623,7 @@ impl Shape {
         }
     }
 
-    /// An event of a watch.
+    /// A watch event.
     fn event(self, event: &str, object: &Value) -> Bytes {
         let frame = if self.protobuf { protobuf::frame(event, object) } else { None };
         frame.map_or_else(|| line(event, object), Bytes::from)
@@ -638,7 +638,7 @@ impl Shape {
         respond_with(StatusCode::OK, content, body)
     }
 
-    /// The object in the version and the form that the client wants.
+    /// The object in the version and form that the client requested.
     fn object(self, target: &Target, object: &Value) -> Value {
         if self.metadata_only {
             return json!({
@@ -649,7 +649,7 @@ impl Shape {
         }
         let mut object = object.clone();
         if target.version != target.kind.versions[0] {
-            // Versions without a conversion: another name, and what its schema does not know is pruned.
+            // There is no conversion: change the version's name and prune unknown fields.
             object["apiVersion"] = json!(target.kind.api_version(&target.version));
             schema::prune(schema::of_version(&target.version), &mut object);
         }
@@ -690,7 +690,7 @@ fn failure(failure: &Failure, shape: Shape) -> Response<Body> {
     shape.reply(code, &failure.to_object())
 }
 
-/// Priority and fairness answers in plain text.
+/// API priority and fairness responds in plain text.
 fn too_many_requests(retry_after: u32) -> Response<Body> {
     let text = "Too many requests, please try again later.\n";
     let mut response = plain(StatusCode::TOO_MANY_REQUESTS, text);

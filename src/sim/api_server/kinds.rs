@@ -15,9 +15,9 @@ pub struct Kind {
     pub singular: &'static str,
     /// `Node`.
     pub kind: &'static str,
-    /// Do its objects live in namespaces?
+    /// Whether its objects are namespaced.
     pub namespaced: bool,
-    /// What `kubectl` understands as well.
+    /// Short names for `kubectl`.
     pub short: &'static [&'static str],
 }
 
@@ -59,7 +59,7 @@ pub static TOPOLOGIES: Kind = Kind {
     namespaced: false,
     short: &["node-res-topo"],
 };
-/// `devices.scheduling.koordinator.sh`, taken as they come. Not there unless Koordinator is.
+/// `devices.scheduling.koordinator.sh`, without validation. Not served unless Koordinator is installed.
 pub static DEVICES: Kind = Kind {
     group: "scheduling.koordinator.sh",
     versions: &["v1alpha1"],
@@ -84,7 +84,7 @@ const fn core(
 }
 
 impl Kind {
-    /// Does a CRD define it?
+    /// Returns true if the CRD of `NodeResourceTopology` defines the kind.
     #[must_use]
     pub fn is_custom(&self) -> bool {
         self.group == TOPOLOGIES.group
@@ -101,7 +101,7 @@ impl Kind {
     }
 }
 
-/// What discovery tells at a path, if that is a discovery path. `served` says which kinds are there.
+/// The discovery document at a path, if there is one. `served` reports whether a kind is installed.
 pub(super) fn discovery(path: &[&str], served: impl Fn(&Kind) -> bool) -> Option<Value> {
     let kinds = || KINDS.iter().copied().filter(|kind| served(kind));
     match path {

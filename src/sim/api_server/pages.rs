@@ -1,4 +1,4 @@
-//! Lists that are read page by page: each is the list of one moment, for as long as that is remembered.
+//! Paginated lists. All pages of a list are from the same moment, as long as the list is retained.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::status::{self, Failure};
 
-/// So many lists are remembered.
+/// Maximum number of retained lists.
 const LISTS: usize = 16;
 
-/// What is left of lists, each with what it continues by.
+/// The remainders of lists, each with its continue token.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
     lists: VecDeque<(String, Rest)>,
@@ -26,11 +26,11 @@ struct Rest {
 /// One page.
 pub(super) struct Page {
     pub(super) objects: Vec<Arc<Value>>,
-    /// That of the whole list.
+    /// The resource version of the whole list.
     pub(super) version: u64,
-    /// What the next one is asked for by.
+    /// The continue token of the next page.
     pub(super) next: Option<String>,
-    /// How many objects are left.
+    /// Number of remaining objects.
     pub(super) rest: usize,
 }
 
@@ -43,14 +43,14 @@ impl Pages {
         Page { objects, version, next, rest }
     }
 
-    /// The page that is asked for by `next`, which may be asked for more than once.
+    /// The page of a continue token, which can be used more than once.
     pub(super) fn next(&mut self, next: &str, limit: usize) -> Result<Page, Failure> {
         let found = self.lists.iter().find(|(name, _)| name == next);
         let (_, Rest { objects, version }) = found.ok_or_else(status::too_old_to_continue)?;
         Ok(self.first(objects.clone(), *version, limit))
     }
 
-    /// Compacts the history: no list can go on.
+    /// Compacts the history: no list can be continued.
     pub(super) fn forget(&mut self) {
         self.lists.clear();
     }

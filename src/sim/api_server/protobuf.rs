@@ -1,30 +1,30 @@
-//! Pods in protocol buffers, as a real API server writes them (seen with 1.36): from the objects in JSON, by tables of the
-//! fields that there are. It shares nothing with what reads them.
+//! Encodes pods as protocol buffers like a real API server (seen with 1.36): from JSON objects, by tables of
+//! their fields. Shares no code with the decoder.
 
 use serde_json::{Map, Value};
 
 use crate::wire::{put_bytes, put_number};
 
-/// What a client says who wants this.
+/// The media type in the `Accept` header of clients that want protocol buffers.
 pub(super) const CONTENT: &str = "application/vnd.kubernetes.protobuf";
 
-/// One field of a message: its name in JSON, its number, what it is.
+/// One field of a message: its JSON name, its number and its type.
 type Field = (&'static str, u32, Form);
 
-/// What a field is.
+/// The type of a field.
 #[derive(Clone, Copy)]
 enum Form {
     Text,
     Number,
     Flag,
-    /// RFC 3339 in JSON, seconds since 1970 here.
+    /// RFC 3339 in JSON, seconds since 1970 in protocol buffers.
     Time,
     Texts,
     One(&'static [Field]),
     Each(&'static [Field]),
-    /// From texts to texts.
+    /// Strings by string.
     Map,
-    /// From texts to quantities.
+    /// Quantities by string.
     Amounts,
 }
 use Form::{Amounts, Each, Flag, Number, One, Text, Texts, Time};
@@ -168,9 +168,9 @@ const LIST_META: &[Field] =
 
 const POD_LIST: &[Field] = &[("metadata", 1, One(LIST_META)), ("items", 2, Each(POD))];
 
-/// A pod, a list of pods or a status, in its envelope. `None` for anything else.
+/// Encodes a pod, a pod list or a status with its envelope. `None` for anything else.
 pub(super) fn enveloped(object: &Value) -> Option<Vec<u8>> {
-    // Who puts a pod need not say that it is one.
+    // Pods may be stored without a kind.
     let kind = object["kind"].as_str().unwrap_or("Pod");
     let fields = match kind {
         "Pod" => POD,
@@ -189,7 +189,7 @@ pub(super) fn enveloped(object: &Value) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// A frame of a watch, with its length before it.
+/// Encodes a watch event, preceded by its length.
 pub(super) fn frame(event: &str, object: &Value) -> Option<Vec<u8>> {
     let object = enveloped(object)?;
     let mut raw = Vec::new();
@@ -213,7 +213,8 @@ fn message(object: &Value, fields: &[Field]) -> Vec<u8> {
     out
 }
 
-/// Writes a field. What is not what it should be is left out: a real API server does not take such an object.
+/// Writes a field. Values of the wrong type are omitted or zero; a real API server does not accept such
+/// objects.
 fn put(out: &mut Vec<u8>, number: u32, value: &Value, form: Form) {
     let nothing = Map::new();
     let entries = value.as_object().unwrap_or(&nothing);

@@ -1,4 +1,4 @@
-//! Objects against the schema of their CRD: what is unknown, what is missing, what has the wrong type.
+//! Validates objects against the schema of their CRD: unknown fields, missing fields, wrong types.
 
 use std::sync::OnceLock;
 
@@ -18,7 +18,7 @@ pub(super) fn of_version(version: &str) -> &'static Value {
     found.map_or(&NOTHING, |version| &version["schema"]["openAPIV3Schema"])
 }
 
-/// The paths of fields that the schema does not know: `zones[0].bogus`.
+/// The paths of fields that are not in the schema: `zones[0].bogus`.
 pub(super) fn unknown_fields(schema: &Value, object: &Value) -> Vec<String> {
     let mut found = Vec::new();
     walk(schema, object, "", &mut |schema, value, path| {
@@ -31,7 +31,7 @@ pub(super) fn unknown_fields(schema: &Value, object: &Value) -> Vec<String> {
     found
 }
 
-/// Removes what the schema does not know.
+/// Removes fields that are not in the schema.
 pub(super) fn prune(schema: &Value, object: &mut Value) {
     match object {
         Value::Object(fields) => {
@@ -44,7 +44,7 @@ pub(super) fn prune(schema: &Value, object: &mut Value) {
     }
 }
 
-/// The first value whose type does not fit, in the words of server-side apply.
+/// The first value of the wrong type, in the wording of server-side apply.
 pub(super) fn untyped(schema: &Value, object: &Value) -> Option<String> {
     let mut first = None;
     walk(schema, object, "", &mut |schema, value, path| {
@@ -61,7 +61,7 @@ pub(super) fn untyped(schema: &Value, object: &Value) -> Option<String> {
     first
 }
 
-/// Everything that makes the object invalid, ordered by field.
+/// All violations of the schema, ordered by field.
 pub(super) fn violations(schema: &Value, object: &Value) -> Vec<Cause> {
     let mut found: Vec<Cause> = Vec::new();
     walk(schema, object, "", &mut |schema, value, path| {

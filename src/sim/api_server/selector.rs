@@ -14,13 +14,14 @@ pub(super) struct Selector {
 #[derive(Clone, Debug)]
 struct Term {
     key: String,
-    /// `None`: it is enough that the key is there.
+    /// `None` if the key only has to exist.
     value: Option<String>,
     negated: bool,
 }
 
 impl Selector {
-    /// Reads `spec.nodeName=a,status.phase!=Failed` and `app=x,!canary`. Set expressions are not served.
+    /// Parses `spec.nodeName=a,status.phase!=Failed` and `app=x,!canary`. Set-based expressions are not
+    /// supported.
     pub(super) fn new(fields: &str, labels: &str) -> Result<Self, Failure> {
         Ok(Self { fields: terms(fields)?, labels: terms(labels)? })
     }
@@ -32,7 +33,7 @@ impl Selector {
     pub(super) fn matches(&self, object: &Value) -> bool {
         let field = |key: &str| {
             let found = key.split('.').try_fold(object, |value, name| value.get(name));
-            // A field that is not set is the empty text.
+            // An unset field is an empty string.
             Some(found.and_then(Value::as_str).unwrap_or_default().to_owned())
         };
         let label = |key: &str| object["metadata"]["labels"][key].as_str().map(str::to_owned);

@@ -1,10 +1,10 @@
-//! `Status` objects with the words of a real API server (compared with 1.36.3).
+//! `Status` objects with the messages of a real API server (compared with 1.36.3).
 
 use serde_json::{Map, Value, json};
 
 use super::kinds::Kind;
 
-/// An answer that is no success.
+/// An unsuccessful response.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Failure {
     pub(super) code: u16,
@@ -13,7 +13,7 @@ pub(super) struct Failure {
     pub(super) details: Value,
 }
 
-/// One reason of a failure: reason, message, field.
+/// One cause of a failure: reason, message, field.
 pub(super) type Cause = (&'static str, String, String);
 
 impl Failure {
@@ -86,7 +86,7 @@ pub(super) fn precondition(kind: &Kind, name: &str, wanted: &str, found: &str) -
     Failure::about(kind, name, 409, "Conflict", message)
 }
 
-/// An apply that means an object which is gone.
+/// For an apply with the uid of an object that does not exist.
 pub(super) fn no_such_uid(kind: &Kind, name: &str, wanted: &str) -> Failure {
     let message = format!(
         "Operation cannot be fulfilled on {} \"{name}\": uid mismatch: the provided object specified uid {wanted}, \
@@ -96,7 +96,7 @@ pub(super) fn no_such_uid(kind: &Kind, name: &str, wanted: &str) -> Failure {
     Failure::about(kind, name, 409, "Conflict", message)
 }
 
-/// An apply that means another object of the same name.
+/// For an apply with another uid than that of the object.
 pub(super) fn other_uid(kind: &Kind, name: &str, wanted: &str) -> Failure {
     let why = format!("Invalid value: \"{wanted}\": field is immutable");
     invalid(kind, name, &[("FieldValueInvalid", why, "metadata.uid".to_owned())])
@@ -119,7 +119,7 @@ pub(super) fn bad_request(message: String) -> Failure {
     Failure::new(400, "BadRequest", message)
 }
 
-/// The patch does not fit the schema. The real server answers 500 without a reason.
+/// For a patch that does not match the schema. A real server responds with 500 and no reason.
 pub(super) fn untyped_patch(kind: &Kind, version: &str, name: &str, what: &str) -> Failure {
     let message = format!(
         "failed to create typed patch object (/{name}; {}/{version}, Kind={}): {what}",
@@ -146,7 +146,7 @@ pub(super) fn needs_resource_version(kind: &Kind, name: &str) -> Failure {
     failure
 }
 
-/// A prefix must be a name by itself.
+/// For an invalid prefix. A real server validates it like a name.
 pub(super) fn generate_name(kind: &Kind, prefix: &str) -> Failure {
     let why = format!(
         "Invalid value: \"{prefix}\": a lowercase RFC 1123 subdomain must consist of lower case \
@@ -178,7 +178,7 @@ fn sentence(subject: &str, causes: &[Cause]) -> String {
     }
 }
 
-/// Another manager owns what is applied: the other one's words and the field, for each.
+/// For an apply with conflicts, each given by a description of the other manager and the field.
 pub(super) fn apply_conflict(conflicts: &[(String, String)]) -> Failure {
     let message = match conflicts {
         [(manager, field)] => format!("Apply failed with 1 conflict: conflict with {manager}: {field}"),
@@ -217,7 +217,7 @@ pub(super) fn expired(wanted: u64, oldest: u64) -> Failure {
     Failure::new(410, "Expired", format!("too old resource version: {wanted} ({oldest})"))
 }
 
-/// Of a list that must be newer than what the watch cache has.
+/// For a list that must be newer than the watch cache.
 pub(super) fn too_large_version(wanted: u64, current: u64) -> Failure {
     let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
     let causes = json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
@@ -225,7 +225,7 @@ pub(super) fn too_large_version(wanted: u64, current: u64) -> Failure {
     Failure { details, ..Failure::new(504, "Timeout", message) }
 }
 
-/// Of a list whose rest is no more.
+/// For the next page of a list that is no longer retained.
 pub(super) fn too_old_to_continue() -> Failure {
     let message =
         "The provided continue parameter is too old to display a consistent list result.".to_owned();
@@ -237,12 +237,12 @@ pub(super) fn method_not_allowed() -> Failure {
     Failure::new(405, "MethodNotAllowed", message)
 }
 
-/// What a server says that wants to be asked later.
+/// A failure with a time to retry after.
 pub(super) fn later(code: u16, seconds: u32) -> Failure {
     Failure { details: json!({"retryAfterSeconds": seconds}), ..trouble(code) }
 }
 
-/// What a server in trouble says.
+/// A failure of the server itself.
 pub(super) fn trouble(code: u16) -> Failure {
     let (reason, message) = match code {
         401 => ("Unauthorized", "Unauthorized"),

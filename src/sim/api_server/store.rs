@@ -1,4 +1,4 @@
-//! The objects, their versions and the history that watches read. No I/O.
+//! The objects, their resource versions and the history for watches. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use super::fields::{self, Writer};
 use super::kinds::{Kind, NAMESPACES, NODES, TOPOLOGIES};
 use super::status::{self, Failure};
 
-/// How many changes a watch may be behind.
+/// Maximum number of changes that a watch can be behind.
 const HISTORY: usize = 1024;
 
-/// What happened to an object.
+/// The type of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It was made.
+    /// The object was created.
     Added,
-    /// It is another now.
+    /// The object was modified.
     Modified,
-    /// It is gone; the object is as it was last.
+    /// The object was deleted; the event has its last state.
     Deleted,
 }
 
@@ -31,17 +31,17 @@ pub enum ChangeKind {
 pub struct Change {
     /// The object's kind.
     pub of: &'static Kind,
-    /// What happened.
+    /// The type.
     pub what: ChangeKind,
     /// The object after it.
     pub object: Arc<Value>,
     /// The object before it.
     pub before: Option<Arc<Value>>,
-    /// The version that the change made.
+    /// The resource version of the change.
     pub resource_version: u64,
-    /// The field manager of the one who wrote.
+    /// The field manager of the writer.
     pub manager: String,
-    /// When the object was in the store.
+    /// When the change was stored.
     pub at: Instant,
 }
 
@@ -55,17 +55,17 @@ pub(super) struct Key {
 
 /// How an object is written.
 pub(super) enum Write {
-    /// Made; must not be there.
+    /// Creates the object, which must not exist.
     Create(Value),
-    /// Replaced; must be there.
+    /// Replaces the object, which must exist.
     Replace(Value),
-    /// A JSON merge patch; must be there.
+    /// Applies a JSON merge patch to the object, which must exist.
     Merge(Value),
     /// Server-side apply.
     Apply { config: Value, force: bool },
 }
 
-/// What a write came to.
+/// The result of a write.
 #[derive(Debug)]
 pub(super) struct Written {
     pub(super) object: Arc<Value>,
@@ -78,10 +78,10 @@ pub(super) struct Store {
     objects: BTreeMap<Key, Arc<Value>>,
     version: u64,
     history: VecDeque<Arc<Change>>,
-    /// The newest version that fell out of the history.
+    /// The newest version that was dropped from the history.
     forgotten: u64,
     changes: broadcast::Sender<Arc<Change>>,
-    /// What the watch cache has, with its version, while it stands still.
+    /// The content of the watch cache and its version, while it is not updated.
     cache: Option<(BTreeMap<Key, Arc<Value>>, u64)>,
     rng: Rng,
 }
@@ -111,12 +111,12 @@ impl Store {
         self.objects.get(key).cloned().ok_or_else(|| status::not_found(key.kind, &key.name))
     }
 
-    /// The objects of a kind, in one namespace or (empty) in all.
+    /// The objects of a kind, in one namespace or, if that is empty, in all.
     pub(super) fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Value>> {
         of_kind(&self.objects, kind, namespace)
     }
 
-    /// Likewise, as the watch cache has them, and its version.
+    /// Like [`Store::list`], from the watch cache, with its version.
     pub(super) fn cached(&self, kind: &'static Kind, namespace: &str) -> (Vec<Arc<Value>>, u64) {
         let (objects, version) = match &self.cache {
             Some((objects, version)) => (objects, *version),
@@ -125,18 +125,18 @@ impl Store {
         (of_kind(objects, kind, namespace), version)
     }
 
-    /// The watch cache learns nothing from now on, or again everything.
+    /// Stops updating the watch cache, or catches up.
     pub(super) fn set_behind(&mut self, behind: bool) {
         self.cache = behind.then(|| (self.objects.clone(), self.version));
     }
 
-    /// A backup of the past is restored: what is written from now on has versions that there were already.
+    /// Restores an old backup: later writes get resource versions that were used before.
     pub(super) fn restore_backup(&mut self) {
         self.version /= 2;
         self.forget_history();
     }
 
-    /// The changes after a version, or the failure that makes a client list again.
+    /// The changes after a version, or the failure that makes a client relist.
     pub(super) fn since(&self, version: u64) -> Result<Vec<Arc<Change>>, Failure> {
         if version < self.forgotten {
             return Err(status::expired(version, self.forgotten));
@@ -144,7 +144,7 @@ impl Store {
         Ok(self.history.iter().filter(|change| change.resource_version > version).cloned().collect())
     }
 
-    /// Forgets the history, as a server's compaction does: watches from an old version must start over.
+    /// Drops the history, like a compaction: watches from an old version must start over.
     pub(super) fn forget_history(&mut self) {
         self.history.clear();
         self.forgotten = self.version;
@@ -156,7 +156,7 @@ impl Store {
         check(key, writer.api_version, &new)?;
         let what = if live.is_some() { ChangeKind::Modified } else { ChangeKind::Added };
         let Some(object) = self.stamped(key, live.as_deref(), new, writer.time) else {
-            // A real server answers with the object as it was; the version stays.
+            // Like a real server, return the unchanged object with its version.
             let object = live.ok_or_else(|| status::not_found(key.kind, &key.name))?;
             return Ok(Written { object, created: false, changed: false });
         };
@@ -166,7 +166,7 @@ impl Store {
         Ok(Written { object, created: what == ChangeKind::Added, changed: true })
     }
 
-    /// The object as the writer wants it, with the managed fields that follow.
+    /// The object as the writer wants it, with the resulting managed fields.
     fn changed(key: &Key, live: Option<&Value>, write: Write, writer: &Writer<'_>) -> Result<Value, Failure> {
         let missing = || status::not_found(key.kind, &key.name);
         let new = match write {
@@ -191,7 +191,7 @@ impl Store {
         Ok(fields::update(live, new, writer))
     }
 
-    /// Gives the object what the server alone decides; `None` if nothing changed.
+    /// Sets the metadata that only the server decides; `None` if nothing changed.
     fn stamped(&mut self, key: &Key, live: Option<&Value>, mut new: Value, time: &str) -> Option<Value> {
         let mut metadata = match new["metadata"].take() {
             Value::Object(metadata) => metadata,
@@ -205,7 +205,7 @@ impl Store {
         for field in ["uid", "creationTimestamp", "resourceVersion", "generation"] {
             let kept = own.map(|own| own[field].clone()).filter(|value| !value.is_null());
             let made = match field {
-                // The caller's uid is kept, so that a simulated pod has the uid that its kubelet knows.
+                // Keep the caller's uid, so that a simulated pod has the uid that its kubelet has.
                 "uid" => metadata.remove("uid").filter(Value::is_string).or_else(|| Some(json!(self.uid()))),
                 "creationTimestamp" => Some(json!(time)),
                 _ => None,
@@ -226,7 +226,7 @@ impl Store {
         Some(new)
     }
 
-    /// Deletes an object and what it owned.
+    /// Deletes an object and its dependents.
     pub(super) fn delete(
         &mut self,
         key: &Key,
@@ -244,7 +244,7 @@ impl Store {
         Ok(live)
     }
 
-    /// What only the object with this uid owned goes with it.
+    /// Deletes the objects that only the object with this uid owned.
     fn collect_garbage(&mut self, owner: &str) {
         let orphaned = |object: &Value| {
             let owners = object["metadata"]["ownerReferences"].as_array();
@@ -253,12 +253,12 @@ impl Store {
         let orphans: Vec<Key> =
             self.objects.iter().filter(|(_, object)| orphaned(object)).map(|(key, _)| key.clone()).collect();
         for key in orphans {
-            // It was there a moment ago.
+            // The object existed a moment ago.
             let _ = self.delete(&key, None, "garbage-collector");
         }
     }
 
-    /// Removes what only objects own that are not there, as the collector of a real cluster does it now and then.
+    /// Removes objects whose owners are all missing, as a real garbage collector does now and then.
     pub(super) fn collect_dangling(&mut self) {
         let uids: BTreeSet<String> = self
             .objects
@@ -273,7 +273,7 @@ impl Store {
         let keys: Vec<Key> =
             self.objects.iter().filter(|(_, object)| dangling(object)).map(|(key, _)| key.clone()).collect();
         for key in keys {
-            // It was there a moment ago.
+            // The object existed a moment ago.
             let _ = self.delete(&key, None, "garbage-collector");
         }
     }
@@ -310,7 +310,7 @@ impl Store {
         {
             self.forgotten = oldest.resource_version;
         }
-        // Nobody may be watching.
+        // There may be no watch.
         let _ = self.changes.send(change);
     }
 
@@ -326,7 +326,7 @@ fn of_kind(objects: &BTreeMap<Key, Arc<Value>>, kind: &'static Kind, namespace: 
     objects.iter().filter(|(key, _)| fits(key)).map(|(_, object)| object.clone()).collect()
 }
 
-/// A custom resource must fit its schema; built-in kinds are taken as they come.
+/// Validates a custom resource against its schema; built-in kinds are not validated.
 fn check(key: &Key, api_version: &str, object: &Value) -> Result<(), Failure> {
     if key.kind != &TOPOLOGIES {
         return Ok(());
@@ -336,7 +336,7 @@ fn check(key: &Key, api_version: &str, object: &Value) -> Result<(), Failure> {
     if violations.is_empty() { Ok(()) } else { Err(status::invalid(key.kind, &key.name, &violations)) }
 }
 
-/// Somebody else may have written since the writer read.
+/// Checks that nobody has written the object since the writer read it.
 fn check_version(key: &Key, live: &Value, new: &Value, required: bool) -> Result<(), Failure> {
     let wanted = new["metadata"]["resourceVersion"].as_str().unwrap_or_default();
     if wanted.is_empty() && required {
@@ -346,7 +346,7 @@ fn check_version(key: &Key, live: &Value, new: &Value, required: bool) -> Result
     if stale { Err(status::modified(key.kind, &key.name)) } else { Ok(()) }
 }
 
-/// An apply may say which object it means, by its uid.
+/// Checks the uid in an apply configuration, which is optional.
 fn check_uid(key: &Key, live: Option<&Value>, config: &Value) -> Result<(), Failure> {
     let Some(wanted) = config["metadata"]["uid"].as_str() else { return Ok(()) };
     match live {
@@ -377,7 +377,7 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// The object without the times of its managers, which alone make no change.
+/// The object without the times of its managed fields, which do not count as a change.
 fn timeless(object: &Value) -> Value {
     let mut object = object.clone();
     let managers = object["metadata"]["managedFields"].as_array_mut();
@@ -387,7 +387,7 @@ fn timeless(object: &Value) -> Value {
     object
 }
 
-/// What a generation counts the changes of.
+/// The part of the object whose changes increase the generation.
 fn content(object: &Value) -> Value {
     let mut object = object.clone();
     if let Some(fields) = object.as_object_mut() {
@@ -397,7 +397,7 @@ fn content(object: &Value) -> Value {
     object
 }
 
-/// Nodes and namespaces that a fresh cluster has.
+/// Creates the namespaces of a fresh cluster.
 pub(super) fn seed(store: &mut Store, time: &str) {
     let writer = Writer { manager: "kube-apiserver", api_version: "v1", time };
     for name in ["default", "kube-system"] {

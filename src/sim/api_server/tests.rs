@@ -1,4 +1,5 @@
-//! The embedded API server seen from outside, through kube. Texts were compared with kube-apiserver 1.36.3.
+//! Tests of the embedded API server from outside, through kube. Messages were compared with kube-apiserver
+//! 1.36.3.
 
 use futures::{AsyncBufReadExt, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -43,7 +44,7 @@ impl Cluster {
     }
 }
 
-/// Code and message of a refusal.
+/// Code and message of an error.
 fn words(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("{} {}", status.code, status.message),
@@ -399,7 +400,7 @@ async fn denied_verbs_and_missing_objects_have_the_servers_words() {
 #[tokio::test]
 async fn faults_hit_what_they_are_meant_for() {
     let cluster = Cluster::new().await;
-    // kube tries some codes again by itself; raw requests show what came.
+    // kube retries some codes by itself; raw requests show every response.
     let path = format!("{NRTS}/w?fieldManager=a");
     let apply = async || cluster.raw("PATCH", &path, APPLY, &topology(&one_zone()).to_string()).await;
     cluster.server.fail_next("patch", "noderesourcetopologies", 1, Fault::Status(500));

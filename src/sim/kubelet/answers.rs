@@ -1,4 +1,4 @@
-//! The model in the words of the podresources API, in an order that means nothing, like the kubelet's.
+//! Converts the model to podresources API responses, in random order like the kubelet's.
 
 use fastrand::Rng;
 
@@ -10,14 +10,14 @@ use crate::kubelet::{Allocatable, Usage};
 use crate::machine::{Id, IdSet};
 
 impl Model {
-    /// The answers to `GetAllocatableResources` and `List` of a kubelet that is ready, in the agent's words.
+    /// The responses of a ready kubelet to `GetAllocatableResources` and `List`, in the agent's types.
     #[must_use]
     pub fn answers(&self, rng: &mut Rng) -> (Allocatable, Usage) {
         (allocatable(self, true, rng).into(), list(&mut self.clone(), rng).into())
     }
 }
 
-/// The answer to `List`.
+/// The response to `List`.
 pub(super) fn list(model: &mut Model, rng: &mut Rng) -> v1::ListPodResourcesResponse {
     model.collect_devices();
     let terminated = model.age < Age::V1_34;
@@ -35,7 +35,7 @@ fn listed(model: &Model, terminated: bool) -> impl Iterator<Item = &Pod> {
     })
 }
 
-/// The answer to v1alpha1's `List`: devices only, no sidecars, pods that have ended too.
+/// The response to v1alpha1's `List`: devices only, no sidecars, terminated pods included.
 pub(super) fn list_alpha(model: &mut Model, rng: &mut Rng) -> v1alpha1::ListPodResourcesResponse {
     model.collect_devices();
     let mut pods: Vec<v1alpha1::PodResources> = listed(model, true)
@@ -60,8 +60,8 @@ pub(super) fn list_alpha(model: &mut Model, rng: &mut Rng) -> v1alpha1::ListPodR
     v1alpha1::ListPodResourcesResponse { pod_resources: pods }
 }
 
-/// The answer to `GetAllocatableResources`. `settled` is false for a moment after the kubelet's start, when
-/// the managers of a static policy are there, but empty.
+/// The response to `GetAllocatableResources`. `settled` is false for a moment after the kubelet's start, when
+/// the managers of a static policy exist but are empty.
 pub(super) fn allocatable(model: &Model, settled: bool, rng: &mut Rng) -> v1::AllocatableResourcesResponse {
     let settings = &model.settings;
     let cpus = match model.age {
@@ -107,7 +107,7 @@ pub(super) fn pod(model: &Model, pod: &Pod, rng: &mut Rng) -> v1::PodResources {
     }
 }
 
-/// The whole allocation of a pod that was placed as a whole.
+/// The pod-level allocation of a pod that was placed as a whole.
 fn pod_level(model: &Model, pod: &Pod, rng: &mut Rng) -> (Vec<i64>, Vec<v1::ContainerMemory>) {
     let cpus = model.cpus.pod_entries.get(&pod.spec.uid);
     let blocks = model.memory.pod_entries.get(&pod.spec.uid);
@@ -120,7 +120,7 @@ fn container(model: &Model, pod: &Pod, spec: &ContainerSpec, rng: &mut Rng) -> v
     let mut given = model.held_by(&pod.spec.uid, &spec.name);
     let uid = &pod.spec.uid;
     let whole = model.cpus.pod_entries.contains_key(uid) || model.memory.pod_entries.contains_key(uid);
-    // From 1.37 on, who lives on what its pod shares shows nothing of it.
+    // From 1.37 on, a container that uses its pod's shared resources does not report them.
     if whole && model.age >= Age::V1_37 && (spec.milli_cpu == 0 || spec.memory == 0) {
         given = Given { devices: given.devices, ..Given::default() };
     }
@@ -139,8 +139,8 @@ fn container(model: &Model, pod: &Pod, spec: &ContainerSpec, rng: &mut Rng) -> v
     }
 }
 
-/// One entry per claim. Within a claim the names of the CDI devices of a driver pile up from device to device, as they do
-/// in the kubelet.
+/// One entry per claim. Within a claim, each device of a driver also repeats the CDI device names of the
+/// earlier ones, as in the kubelet.
 fn claims(namespace: &str, claimed: &[Claimed], shares: bool) -> Vec<v1::DynamicResource> {
     let mut resources: Vec<v1::DynamicResource> = Vec::new();
     for device in claimed {

@@ -1,4 +1,4 @@
-//! The CPU Manager's books and its choice of CPUs.
+//! The CPU Manager's state and its choice of CPUs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,22 +7,23 @@ use super::settings::Settings;
 use crate::machine::{Id, IdSet};
 use crate::sim::machine::MachineSpec;
 
-/// What the CPU Manager knows. All of it is as of the kubelet's start, but for what it has handed out.
+/// The CPU Manager's state. All of it dates from the kubelet's start, except for the allocations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CpuManager {
-    /// Cores in the order in which they are taken, each with its node and its threads.
+    /// Cores in allocation order, each with its NUMA node and its threads.
     cores: Vec<(Id, Vec<Id>)>,
     of_node: BTreeMap<Id, IdSet>,
     all: IdSet,
     reserved: IdSet,
     full_cores: bool,
-    /// `strict-cpu-reservation`: the shared pool is without the reserved CPUs.
+    /// `strict-cpu-reservation`: the shared pool excludes the reserved CPUs.
     strict_reservation: bool,
-    /// What was free when the kubelet started: all that kubelets before 1.22 call allocatable.
+    /// The CPUs that were free when the kubelet started; kubelets before 1.22 report only these as
+    /// allocatable.
     free_at_start: IdSet,
     /// Pod uid to container to its exclusive CPUs.
     pub(super) entries: BTreeMap<String, BTreeMap<String, IdSet>>,
-    /// Pod uid to the CPUs of a pod with resources of its own.
+    /// Pod uid to the CPUs of a pod with pod-level resources.
     pub(super) pod_entries: BTreeMap<String, IdSet>,
 }
 
@@ -43,12 +44,12 @@ impl CpuManager {
         }
     }
 
-    /// The process ends and another one starts: it keeps the books.
+    /// Restarts the kubelet; the allocations stay.
     pub(super) fn restart(&mut self) {
         self.free_at_start = self.free();
     }
 
-    /// The CPUs that may be exclusive, handed out or not.
+    /// The CPUs that can be allocated exclusively, whether they are or not.
     pub(super) fn allocatable(&self) -> IdSet {
         self.all.difference(&self.reserved)
     }
@@ -61,7 +62,7 @@ impl CpuManager {
         self.of_node.get(&node).cloned().unwrap_or_default()
     }
 
-    /// What a pod holds, its plain init containers included.
+    /// The CPUs allocated to a pod, its plain init containers included.
     pub(super) fn held_by(&self, uid: &str) -> IdSet {
         let mut held = self.pod_entries.get(uid).cloned().unwrap_or_default();
         self.entries.get(uid).into_iter().flatten().for_each(|(_, cpus)| held.union_with(cpus));
@@ -75,18 +76,18 @@ impl CpuManager {
         held
     }
 
-    /// What could be given to a container now.
+    /// The CPUs that can be allocated to a container now.
     pub(super) fn free(&self) -> IdSet {
         self.allocatable().difference(&self.held())
     }
 
-    /// The `defaultCpuSet`: what everybody without exclusive CPUs runs on.
+    /// The `defaultCpuSet`: the CPUs for all containers without exclusive CPUs.
     pub(super) fn shared(&self) -> IdSet {
         let base = if self.strict_reservation { self.allocatable() } else { self.all.clone() };
         base.difference(&self.held())
     }
 
-    /// Threads of a core; pods that want whole cores ask for multiples of it.
+    /// Threads per core; with `full-pcpus-only`, requests must be multiples of it.
     pub(super) fn threads(&self) -> u64 {
         self.cores.iter().map(|(_, threads)| threads.len()).max().unwrap_or(1) as u64
     }
@@ -97,13 +98,13 @@ impl CpuManager {
         }
     }
 
-    /// Frees everything that a pod holds.
+    /// Releases all CPUs of a pod.
     pub(super) fn remove(&mut self, uid: &str) {
         self.pod_entries.remove(uid);
         self.entries.remove(uid);
     }
 
-    /// Chooses from `pool`: near CPUs first; `strict`: no others.
+    /// Chooses from `pool`, CPUs on the `affinity` nodes first; with `strict`, only those.
     pub(super) fn choose(
         &self,
         pool: &IdSet,
@@ -126,8 +127,8 @@ impl CpuManager {
         Ok(order.into_iter().take(usize::try_from(count).unwrap_or(usize::MAX)).collect())
     }
 
-    /// CPUs of a pool on some nodes in the order in which they are handed out: whole cores first, then what is left
-    /// of broken ones.
+    /// The CPUs of a pool on some nodes in allocation order: whole cores first, then the free threads of
+    /// partly allocated cores.
     fn order(&self, pool: &IdSet, wanted: impl Fn(Id) -> bool) -> Vec<Id> {
         let (mut whole, mut single) = (Vec::new(), Vec::new());
         for (_, threads) in self.cores.iter().filter(|(node, _)| wanted(*node)) {
@@ -155,7 +156,8 @@ fn cores(spec: &MachineSpec) -> Vec<(Id, Vec<Id>)> {
     cores
 }
 
-/// The list that the configuration names, else as many as it reserves, from the lowest core on.
+/// The configured list of reserved CPUs or, without one, the configured number of CPUs, from the lowest core
+/// on.
 fn reserved(settings: &Settings, cores: &[(Id, Vec<Id>)]) -> IdSet {
     if !settings.reserved_cpus.is_empty() {
         return settings.reserved_cpus.clone();

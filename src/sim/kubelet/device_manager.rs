@@ -1,4 +1,4 @@
-//! The device manager: what plugins offer and who holds it.
+//! The device manager: the devices that plugins offer, and the pods they are allocated to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,10 +20,11 @@ pub(super) struct Plugin {
     pub(super) devices: BTreeMap<String, Device>,
 }
 
-/// Device id to the nodes that its plugin named when the device was given away: that is what the kubelet keeps.
+/// Device id to the NUMA nodes that its plugin reported when the device was allocated, which is what the
+/// kubelet stores.
 pub type HeldDevices = BTreeMap<String, IdSet>;
 
-/// What the device manager knows.
+/// The device manager's state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DeviceManager {
     pub(super) plugins: BTreeMap<String, Plugin>,
@@ -41,7 +42,7 @@ impl DeviceManager {
         Self { plugins: plugins.collect(), entries: BTreeMap::new() }
     }
 
-    /// Is the device offered: by a plugin that is there and calls it well?
+    /// The healthy devices of registered plugins: resource, id and NUMA nodes.
     pub(super) fn offered(&self) -> impl Iterator<Item = (&String, &String, &IdSet)> {
         let registered = self.plugins.iter().filter(|(_, plugin)| plugin.registered);
         registered.flat_map(|(resource, plugin)| {
@@ -50,7 +51,7 @@ impl DeviceManager {
         })
     }
 
-    /// Free devices of a resource with their nodes; those of `reusable` are not among them.
+    /// Free devices of a resource with their NUMA nodes, without those in `reusable`.
     fn free(&self, resource: &str) -> Vec<(&String, &IdSet)> {
         let Some(plugin) = self.plugins.get(resource).filter(|plugin| plugin.registered) else {
             return Vec::new();
@@ -62,8 +63,8 @@ impl DeviceManager {
         free.map(|(id, device)| (id, &device.nodes)).collect()
     }
 
-    /// Could so many come from near this node: now, or (`when_empty`) if nobody held any? A device without topology
-    /// has no opinion, so it is as good as a near one.
+    /// Returns true if `node` can serve the demand: now or, with `when_empty`, with nothing allocated. A
+    /// device without topology has no preference, so it counts as near every node.
     pub(super) fn fits(
         &self,
         node: Id,
@@ -83,8 +84,8 @@ impl DeviceManager {
         })
     }
 
-    /// Chooses devices: those of earlier init containers first, then near ones, then those without topology, then far
-    /// ones; `strict`: no far ones.
+    /// Chooses devices: those of earlier init containers first, then near ones, then those without topology,
+    /// then distant ones. With `strict`, excludes distant ones.
     pub(super) fn choose(
         &self,
         demand: &BTreeMap<String, u64>,
@@ -124,7 +125,7 @@ impl DeviceManager {
     }
 }
 
-/// A plugin's own list as the manager keeps it.
+/// Converts a plugin's device list to the manager's form.
 pub(super) fn offered(devices: &[DeviceSpec]) -> BTreeMap<String, Device> {
     let device = |device: &DeviceSpec| Device {
         nodes: device.numa.iter().copied().collect(),

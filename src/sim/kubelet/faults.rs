@@ -1,4 +1,4 @@
-//! What a kubelet does wrong, on demand.
+//! Faults of a kubelet, injected on demand.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -21,81 +21,82 @@ pub enum Call {
 /// What happens to one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// This gRPC status instead of an answer.
+    /// This gRPC status instead of a response.
     Status(Code, String),
-    /// The true answer, but late.
+    /// A correct response, delayed: the state is read after the delay.
     Delay(Duration),
-    /// An answer padded to at least this many bytes.
+    /// A response padded to at least this many bytes.
     Oversize(usize),
-    /// An answer without anything in it.
+    /// An empty response.
     Empty,
     /// A List of at most this many pods.
     Partial(usize),
-    /// No answer ever.
+    /// No response ever.
     Hang,
-    /// The answer as it was when the call came, but late: by then it may be old.
+    /// A delayed response: the state is read before the delay, so it may be stale.
     Late(Duration),
-    /// These bytes instead of an answer in gRPC's frame.
+    /// A gRPC frame of these bytes, without trailers.
     Bytes(Vec<u8>),
-    /// A good answer whose message is these bytes.
+    /// A successful response whose message is these bytes.
     Message(Vec<u8>),
-    /// Half of the true answer; then the connection breaks, with all others.
+    /// Half of the correct response; then all connections break.
     CutShort,
 }
 
 impl Fault {
-    /// Is the answer no message at all?
+    /// Returns true if the response is written as raw bytes, not as a message.
     pub(super) fn is_raw(&self) -> bool {
         matches!(self, Self::Bytes(_) | Self::Message(_) | Self::CutShort)
     }
 }
 
-/// What the kubelet told at one moment, rightly or not. Calls that got no answer are not here.
+/// A response of the kubelet, correct or not, for the journal. Calls without a response are not recorded.
 #[derive(Clone, Debug)]
 pub struct Told {
     /// The method: `List` (v1) or `GetAllocatableResources`.
     pub call: Call,
-    /// When the kubelet looked at its state.
+    /// When the kubelet read its state.
     pub at: Instant,
-    /// Did it know its pods?
+    /// Whether the kubelet knew its pods.
     pub pods_known: bool,
-    /// Had its managers finished their start?
+    /// Whether its managers were initialized.
     pub managers_ready: bool,
-    /// What was wrong with the answer.
+    /// The fault in the response.
     pub fault: Option<Fault>,
-    /// The state that the answer told of: without the pods that it left out.
+    /// The state that the response reported, without the pods that it omitted.
     pub model: Model,
 }
 
-/// How old the kubelet is: each variant behaves like the releases from that one to the next. What stands at a variant
-/// came with it.
+/// The release of the kubelet. Each variant covers the releases up to the next variant, and its documentation
+/// lists what is new in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Age {
     /// Only v1alpha1 (before 1.20).
     OnlyV1alpha1,
-    /// v1 with `List`, which names devices and exclusive CPUs.
+    /// v1 with `List`, which reports devices and exclusive CPUs.
     V1_20,
-    /// `GetAllocatableResources`, behind a feature gate that is on here: no memory, and of the CPUs those that were free
-    /// when the kubelet started.
+    /// `GetAllocatableResources`, behind a feature gate that is on here: no memory, and only the CPUs that
+    /// were free when the kubelet started.
     V1_21,
-    /// `GetAllocatableResources` by default; memory in both; all CPUs that may be exclusive are allocatable.
+    /// `GetAllocatableResources` by default; memory in both; all CPUs that can be exclusive are allocatable.
     V1_23,
-    /// The request limiter; `Get`, but switched off.
+    /// The rate limiter; `Get`, but disabled.
     V1_27,
     /// Sidecars are in the List.
     V1_29,
-    /// The List names active pods only, no longer those that have ended; `Get` and `dynamic_resources`.
+    /// The List contains active pods only, no longer terminated ones; `Get` and `dynamic_resources`.
     #[default]
     V1_34,
     /// Shared devices in `dynamic_resources`.
     V1_35,
     /// Pod-level entries in the state files.
     V1_36,
-    /// Pod-level CPUs and memory in the List, and in the state files only in `data`, JSON as text.
+    /// Pod-level CPUs and memory in the List; pod-level entries in the state files only in `data`, as JSON
+    /// text.
     V1_37,
 }
 
-/// The faults that wait for their call.
+/// The queued faults by method.
 #[derive(Debug, Default)]
 pub(super) struct Faults(BTreeMap<Call, VecDeque<Fault>>);
 
@@ -108,7 +109,7 @@ impl Faults {
         self.0.get_mut(&call)?.pop_front()
     }
 
-    /// The next fault of a call, if it is one of those that no service can make.
+    /// Takes the next fault of a method if it is a raw one, which the gRPC service cannot produce.
     pub(super) fn take_raw(&mut self, call: Call) -> Option<Fault> {
         let waiting = self.0.get_mut(&call)?;
         waiting.front()?.is_raw().then(|| waiting.pop_front())?

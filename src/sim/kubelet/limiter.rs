@@ -1,10 +1,10 @@
-//! The kubelet's request limiter: one token bucket for all clients of both versions.
+//! The kubelet's rate limiter: one token bucket for all clients of both API versions.
 
 use std::time::Instant;
 
-/// Requests per second, in the long run.
+/// Sustained requests per second.
 const RATE: f64 = 100.0;
-/// Requests at once.
+/// Requests in a burst.
 const BURST: f64 = 10.0;
 
 /// A token bucket that starts full.
@@ -19,7 +19,7 @@ impl Limiter {
         Self { tokens: BURST, seen: now }
     }
 
-    /// May a request that comes now pass?
+    /// Takes a token. Returns false if the request is to be rejected.
     pub(super) fn admit(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.seen).as_secs_f64() * RATE;
         self.tokens = (self.tokens + earned).min(BURST);

@@ -1,6 +1,6 @@
-//! The static Memory Manager: its books, its groups of nodes, and who gives what. Releasing and reusing follow the
-//! kubelet's `pkg/kubelet/cm/memorymanager/policy_static.go` (1.36) to the letter, since the split of a block over its
-//! nodes depends on them.
+//! The static Memory Manager: its state, its groups of nodes and its choice of nodes. Release and reuse
+//! follow the kubelet's `pkg/kubelet/cm/memorymanager/policy_static.go` (1.36) exactly, since the split of a
+//! block over its nodes depends on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,20 +10,20 @@ use crate::machine::Id;
 use crate::quantity::hugepages_name;
 use crate::sim::machine::{MachineSpec, NodeSpec};
 
-/// What the Memory Manager knows, as of the kubelet's start but for what it has handed out.
+/// The Memory Manager's state. All of it dates from the kubelet's start, except for the allocations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MemoryManager {
     pub(super) nodes: BTreeMap<Id, NodeMemory>,
     /// Pod uid to container to its blocks.
     pub(super) entries: BTreeMap<String, BTreeMap<String, Vec<Block>>>,
-    /// Pod uid to the blocks of a pod with resources of its own.
+    /// Pod uid to the blocks of a pod with pod-level resources.
     pub(super) pod_entries: BTreeMap<String, Vec<Block>>,
 }
 
 /// One NUMA node in the `machineState`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NodeMemory {
-    /// Blocks that lie here.
+    /// Number of blocks on this node.
     pub(super) assignments: usize,
     /// The nodes that share blocks with this one, itself included.
     pub(super) cells: BTreeSet<Id>,
@@ -34,10 +34,10 @@ pub(super) struct NodeMemory {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pool {
     pub(super) total: u64,
-    /// Kept for the system.
+    /// Reserved for the system.
     pub(super) reserved: u64,
     pub(super) allocatable: u64,
-    /// Handed out.
+    /// Allocated.
     pub(super) used: u64,
 }
 
@@ -47,10 +47,11 @@ impl Pool {
     }
 }
 
-/// What a container asks for: resource to bytes.
+/// A container's request: resource to bytes.
 pub(super) type Request = BTreeMap<String, u64>;
 
-/// What plain init containers of the pod that is being admitted left to reuse: nodes and resource to bytes.
+/// Memory of the plain init containers that later containers of the pod being admitted can reuse: nodes and
+/// resource to bytes.
 pub(super) type Reusable = BTreeMap<(BTreeSet<Id>, String), u64>;
 
 impl MemoryManager {
@@ -71,7 +72,7 @@ impl MemoryManager {
         set.iter().filter_map(|node| self.pool(*node, resource)).map(Pool::free).sum()
     }
 
-    /// Could these nodes ever give so much?
+    /// Returns true if these nodes could serve the request with nothing allocated.
     pub(super) fn could_fit(&self, set: &BTreeSet<Id>, request: &Request) -> bool {
         request.iter().all(|(resource, bytes)| {
             let pools = set.iter().filter_map(|node| self.pool(*node, resource));
@@ -79,7 +80,7 @@ impl MemoryManager {
         })
     }
 
-    /// May blocks of these sizes lie on exactly these nodes now?
+    /// Returns true if the request can be allocated on exactly these nodes now.
     pub(super) fn fits(&self, set: &BTreeSet<Id>, request: &Request, reusable: &Reusable) -> bool {
         let enough = |resource: &String, bytes: u64| {
             let reused = reusable.get(&(set.clone(), resource.clone())).copied().unwrap_or(0);
@@ -90,7 +91,7 @@ impl MemoryManager {
                 && request.iter().all(|(resource, bytes)| enough(resource, *bytes)))
     }
 
-    /// A node that carries blocks stays in its group.
+    /// Returns true if a block on `set` can include `node`. A node with blocks cannot change its group.
     fn may_join(&self, node: Id, set: &BTreeSet<Id>) -> bool {
         self.nodes.get(&node).is_some_and(|node| {
             let alone = node.cells.len() == 1;
@@ -98,8 +99,9 @@ impl MemoryManager {
         })
     }
 
-    /// The smallest set of nodes that the Memory Manager finds by itself: one node, a group that exists, or free nodes
-    /// together, the emptiest first. (The kubelet tries every combination; this does not.)
+    /// The smallest set of nodes that the Memory Manager finds by itself: one node, an existing group, or
+    /// several nodes without blocks, those with the most free memory first. (The kubelet tries every
+    /// combination; this does not.)
     fn default_set(&self, request: &Request, reusable: &Reusable) -> Option<BTreeSet<Id>> {
         let singles = self.nodes.keys().map(|node| BTreeSet::from([*node]));
         let groups: BTreeSet<&BTreeSet<Id>> =
@@ -126,7 +128,7 @@ impl MemoryManager {
         None
     }
 
-    /// The nodes that a request is served from.
+    /// Chooses the nodes that serve a request.
     pub(super) fn choose(
         &self,
         request: &Request,
@@ -148,7 +150,8 @@ impl MemoryManager {
         })
     }
 
-    /// Takes a block from its nodes: ascending, each giving what it has left.
+    /// Allocates a block from its nodes in ascending order, each contributing all it has free until the block
+    /// is complete.
     pub(super) fn charge(&mut self, set: &BTreeSet<Id>, resource: &str, bytes: u64) -> BTreeMap<Id, u64> {
         let mut left = bytes;
         let mut split = BTreeMap::new();
@@ -165,7 +168,8 @@ impl MemoryManager {
         split
     }
 
-    /// Gives a block back to its nodes: ascending, each taking up to what it has handed out, to whomever.
+    /// Releases a block to its nodes in ascending order, each credited with at most what it has allocated, to
+    /// any pod.
     fn release(&mut self, block: &Block) {
         let mut left = block.bytes;
         for id in block.split.keys() {
@@ -181,7 +185,7 @@ impl MemoryManager {
         }
     }
 
-    /// Gives one container its memory on `set`; what an earlier init container of its pod had there is used again.
+    /// Allocates a container's memory on `set`, reusing what earlier init containers of its pod had there.
     pub(super) fn give(
         &mut self,
         uid: &str,
@@ -194,7 +198,8 @@ impl MemoryManager {
         for (resource, bytes) in request {
             let reused = reusable.get(&(set.clone(), resource.clone())).copied().unwrap_or(0);
             let mut split = self.charge(set, resource, bytes.saturating_sub(reused));
-            // Where the reused part lies nobody wrote down; only the nodes count from here on.
+            // No record exists of the nodes that the reused part is on; from here on only the set of nodes
+            // matters.
             for node in set {
                 split.entry(*node).or_insert(0);
             }
@@ -203,7 +208,7 @@ impl MemoryManager {
         self.entries.entry(uid.to_owned()).or_default().insert(container.to_owned(), blocks);
     }
 
-    /// The entries of earlier init containers shrink by what `container` reuses.
+    /// Shrinks the entries of earlier init containers by what `container` reuses.
     pub(super) fn shrink_init(&mut self, uid: &str, container: &str, earlier: &[&str]) {
         let Some(of_pod) = self.entries.get_mut(uid) else { return };
         for block in of_pod.get(container).cloned().unwrap_or_default() {
@@ -222,7 +227,7 @@ impl MemoryManager {
         }
     }
 
-    /// Frees what one container has.
+    /// Releases the memory of one container.
     pub(super) fn remove_container(&mut self, uid: &str, container: &str) {
         let blocks = self.entries.get_mut(uid).and_then(|of_pod| of_pod.remove(container));
         if !self.pod_entries.contains_key(uid) {
@@ -230,7 +235,7 @@ impl MemoryManager {
         }
     }
 
-    /// Frees everything that a pod holds.
+    /// Releases all memory of a pod.
     pub(super) fn remove(&mut self, uid: &str) {
         let containers = self.entries.remove(uid);
         if let Some(blocks) = self.pod_entries.remove(uid) {
@@ -243,7 +248,7 @@ impl MemoryManager {
             .for_each(|block| self.release(&block));
     }
 
-    /// Uids that hold memory.
+    /// Uids of the pods with allocated memory.
     pub(super) fn holders(&self) -> BTreeSet<String> {
         self.entries.keys().chain(self.pod_entries.keys()).cloned().collect()
     }

@@ -1,7 +1,9 @@
-//! What a kubelet's CPU, memory and device managers know and decide, without I/O and without a clock.
+//! The state and the decisions of the kubelet's CPU, memory and device managers, without I/O and without a
+//! clock.
 //!
-//! The managers are the kubelet's in their books, not in their search: they prefer one NUMA node, spread where
-//! the policy lets them, and refuse otherwise. Nothing here is shared with the accounting it is the oracle of.
+//! The managers keep their state like the kubelet's, but search for placements more simply: they prefer one
+//! NUMA node, spread over several if the policy allows it, and reject the pod otherwise. They share no code
+//! with the accounting they are the oracle for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,29 +19,29 @@ use crate::sim::machine::{Device, MachineSpec};
 /// The resource name of plain memory.
 pub(super) const MEMORY: &str = "memory";
 
-/// Why the kubelet does not admit or resize a pod: the reason and the message it puts into the pod's status.
+/// Why the kubelet rejects a pod or a resize: the reason and message in the pod's status.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {message}")]
 pub struct Refusal {
     /// `TopologyAffinityError`, `UnexpectedAdmissionError`, `SMTAlignmentError`, `AlreadyExists` and others.
     pub reason: &'static str,
-    /// For people.
+    /// Human-readable.
     pub message: String,
 }
 
-/// An amount of memory on the nodes of one group.
+/// An amount of memory allocated from a group of NUMA nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// `memory` or `hugepages-<size>`.
     pub resource: String,
     /// The total, in bytes.
     pub bytes: u64,
-    /// The nodes, and what each gave when the block was handed out. Later only the nodes count: what another
-    /// pod gives back may be booked on any of them.
+    /// The nodes, and the bytes each contributed at allocation. Afterwards only the set of nodes is
+    /// significant: memory that another pod releases may be credited to any of them.
     pub split: BTreeMap<Id, u64>,
 }
 
-/// What one container was given.
+/// The resources allocated to one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
     /// The container's name.
@@ -48,29 +50,29 @@ pub struct Given {
     pub cpus: IdSet,
     /// Memory and huge pages.
     pub memory: Vec<Block>,
-    /// Resource to its devices, each with the nodes it was near when it was given away.
+    /// Resource to its devices, each with its NUMA nodes at the time of allocation.
     pub devices: BTreeMap<String, HeldDevices>,
 }
 
-/// Where a pod stands in the kubelet's eyes.
+/// The lifecycle stage of a pod in the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Known, not admitted yet: listed with nothing.
+    /// Known but not admitted yet: listed without resources.
     Announced,
-    /// Admitted: listed with what it was given.
+    /// Admitted: listed with its resources.
     Active,
-    /// All its containers have ended, the pod object is still there.
+    /// All its containers have terminated; the pod object still exists.
     Finished,
-    /// Refused, or gone from the API server; what it holds is freed a little later.
+    /// Rejected, or deleted from the API server; its resources are released a little later.
     Gone,
 }
 
 /// One pod.
 #[derive(Clone, Debug)]
 pub struct Pod {
-    /// As it was asked for.
+    /// The specification.
     pub spec: PodSpec,
-    /// Where it stands.
+    /// The lifecycle stage.
     pub stage: Stage,
 }
 
@@ -80,12 +82,12 @@ impl Pod {
     }
 }
 
-/// The managers' state, the hardware as it is now, and the pods.
+/// The managers' state, the current hardware and the pods.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub(super) age: Age,
     pub(super) settings: Settings,
-    /// The hardware as it is now; the managers know it as it was when the kubelet started.
+    /// The current hardware; the managers know the hardware of the kubelet's start.
     pub(super) hardware: MachineSpec,
     pub(super) cpus: CpuManager,
     pub(super) memory: MemoryManager,
@@ -94,7 +96,7 @@ pub struct Model {
     pods: BTreeMap<String, Pod>,
 }
 
-/// What one container or pod asks of the managers.
+/// The resources that a container or pod requests from the managers.
 #[derive(Clone, Debug, Default)]
 struct Demand {
     cpus: u64,
@@ -102,7 +104,7 @@ struct Demand {
     devices: BTreeMap<String, u64>,
 }
 
-/// What plain init containers of the pod that is being admitted left to use again.
+/// Resources of the plain init containers that later containers of the pod being admitted can reuse.
 #[derive(Debug, Default)]
 struct Reuse {
     cpus: IdSet,
@@ -111,7 +113,7 @@ struct Reuse {
 }
 
 impl Model {
-    /// The managers of a node with this hardware and these kubelet settings; every plugin is registered.
+    /// Creates the managers for this hardware and these kubelet settings, with every plugin registered.
     #[must_use]
     pub fn new(spec: &MachineSpec) -> Self {
         let settings = Settings::from_keys(&spec.kubelet);
@@ -126,7 +128,7 @@ impl Model {
         }
     }
 
-    /// The same for a kubelet as old as this.
+    /// Like [`Model::new`], for a kubelet of this age.
     pub(super) fn aged(spec: &MachineSpec, age: Age) -> Self {
         Self { age, ..Self::new(spec) }
     }
@@ -137,7 +139,7 @@ impl Model {
         &self.pods
     }
 
-    /// The pod with this name, unless it is gone.
+    /// The pod with this name, unless it is [`Stage::Gone`].
     #[must_use]
     pub fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
         self.pods
@@ -145,14 +147,14 @@ impl Model {
             .find(|pod| pod.stage != Stage::Gone && pod.spec.namespace == namespace && pod.spec.name == name)
     }
 
-    /// What the containers of a pod hold, in the order of the specification, plain init containers included.
+    /// The resources of a pod's containers in the order of the specification, plain init containers included.
     #[must_use]
     pub fn given(&self, uid: &str) -> Vec<Given> {
         let Some(pod) = self.pods.get(uid) else { return Vec::new() };
         pod.spec.containers.iter().map(|container| self.held_by(uid, &container.name)).collect()
     }
 
-    /// What one container holds according to the managers' books.
+    /// The resources of one container according to the managers.
     pub(super) fn held_by(&self, uid: &str, container: &str) -> Given {
         let cpus = self.cpus.entries.get(uid).and_then(|of| of.get(container));
         let memory = self.memory.entries.get(uid).and_then(|of| of.get(container));
@@ -165,7 +167,7 @@ impl Model {
         }
     }
 
-    /// Uids of the pods that are in the List with what they hold.
+    /// Uids of the active pods, which the List reports with their resources.
     pub(super) fn active(&self) -> impl Iterator<Item = &String> {
         self.pods.iter().filter(|(_, pod)| pod.stage == Stage::Active).map(|(uid, _)| uid)
     }
@@ -174,10 +176,10 @@ impl Model {
         self.pods.get(uid).is_some_and(Pod::is_active)
     }
 
-    /// The kubelet learns of a pod: it is listed from now on, with nothing.
+    /// Adds a pod. From now on it is listed, without resources.
     ///
     /// # Errors
-    /// When a pod with this name or uid is there already.
+    /// When a pod with this name or uid exists.
     pub fn announce(&mut self, spec: PodSpec) -> Result<(), Refusal> {
         if self.pods.get(&spec.uid).is_some_and(|pod| pod.stage == Stage::Gone) {
             self.settle();
@@ -192,11 +194,11 @@ impl Model {
         Ok(())
     }
 
-    /// Admits an announced pod. What pods that are gone still held is freed first, as the kubelet does.
+    /// Admits an announced pod. Like the kubelet, first releases the resources of pods that are gone.
     ///
     /// # Errors
-    /// The kubelet's refusal. The pod leaves the List, since it is terminal; what some of its containers were given
-    /// before another was refused stays in the books until the next release.
+    /// The kubelet's rejection. The pod is terminal and leaves the List; resources allocated to its first
+    /// containers before another was rejected stay allocated until the next release.
     pub fn admit(&mut self, uid: &str) -> Result<Vec<Given>, Refusal> {
         self.settle();
         let spec = match self.pods.get(uid) {
@@ -213,8 +215,8 @@ impl Model {
         outcome.map(|()| self.given(uid))
     }
 
-    /// The plain init containers of a pod have ended and its other containers run: the Memory Manager frees what is left
-    /// of the former; the other managers keep it until the pod is gone. Is there such a pod?
+    /// Marks a pod's plain init containers as terminated: the Memory Manager releases what they still have;
+    /// the other managers keep it until the pod is gone. Returns false if there is no such pod.
     pub fn end_init(&mut self, namespace: &str, name: &str) -> bool {
         let Some(pod) = self.pod(namespace, name) else { return false };
         let spec = pod.spec.clone();
@@ -223,12 +225,12 @@ impl Model {
         true
     }
 
-    /// All containers of the pod have ended. Returns its uid.
+    /// Marks all containers of a pod as terminated. Returns the pod's uid.
     pub fn finish(&mut self, namespace: &str, name: &str) -> Option<String> {
         self.move_to(namespace, name, Stage::Finished)
     }
 
-    /// The pod is gone: it leaves the List now, what it holds is freed later. Returns its uid.
+    /// Removes a pod from the List; its resources are released later. Returns the pod's uid.
     pub fn remove(&mut self, namespace: &str, name: &str) -> Option<String> {
         self.move_to(namespace, name, Stage::Gone)
     }
@@ -241,11 +243,11 @@ impl Model {
         Some(pod.spec.uid.clone())
     }
 
-    /// An in-place resize of one container: thousandths of a CPU and bytes of memory.
+    /// Resizes one container in place, to this many millicores and bytes of memory.
     ///
     /// # Errors
-    /// What the kubelet calls infeasible (its `pkg/kubelet/allocation/handlers.go`, 1.33 to 1.37): more or less of what is
-    /// exclusive.
+    /// Resizes that the kubelet considers infeasible (its `pkg/kubelet/allocation/handlers.go`, 1.33 to
+    /// 1.37): any change of exclusive resources.
     pub fn resize(
         &mut self,
         namespace: &str,
@@ -276,8 +278,9 @@ impl Model {
         Ok(())
     }
 
-    /// The CPU Manager's period has passed: it frees what pods hold that are finished or gone. The Memory Manager and
-    /// the device manager do that at the next admission only. Did anything change?
+    /// Runs the CPU Manager's periodic reconciliation, which releases the CPUs of pods that are finished or
+    /// gone. The Memory Manager and the device manager do so only at the next admission. Returns true if
+    /// anything changed.
     pub fn reconcile(&mut self) -> bool {
         let holders = self.cpus.entries.keys().chain(self.cpus.pod_entries.keys());
         let stale: BTreeSet<String> = holders.filter(|uid| !self.is_active(uid)).cloned().collect();
@@ -288,7 +291,7 @@ impl Model {
         !stale.is_empty()
     }
 
-    /// Frees everything that pods hold that are finished or gone, as each admission does first.
+    /// Releases all resources of pods that are finished or gone, as each admission does first.
     pub fn settle(&mut self) {
         self.reconcile();
         let holders = self.memory.holders();
@@ -299,14 +302,14 @@ impl Model {
         self.forget_gone();
     }
 
-    /// What each List does first as well: nobody holds devices any more but active pods.
+    /// Releases the devices of pods that are not active. Each List does this too.
     pub(super) fn collect_devices(&mut self) {
         let pods = &self.pods;
         let active = |uid: &String| pods.get(uid).is_some_and(Pod::is_active);
         self.devices.entries.retain(|uid, _| active(uid));
     }
 
-    /// Pods that are gone and hold nothing more.
+    /// Forgets the pods that are gone and have no resources left.
     fn forget_gone(&mut self) {
         let Self { cpus, memory, pods, .. } = self;
         let holds = |uid: &String| {
@@ -316,13 +319,13 @@ impl Model {
         pods.retain(|uid, pod| pod.stage != Stage::Gone || holds(uid));
     }
 
-    /// The process ends and another one starts: the managers keep their books, plugins have to register again.
+    /// Restarts the kubelet: the managers keep their state, plugins have to register again.
     pub(super) fn restart(&mut self) {
         self.cpus.restart();
         self.devices.plugins.values_mut().for_each(|plugin| plugin.registered = false);
     }
 
-    /// Another kubelet starts on the hardware as it is now, without books and without pods.
+    /// Starts a new kubelet on the current hardware, without checkpoints and without pods.
     pub(super) fn reset(&mut self) {
         let plugins = std::mem::take(&mut self.devices.plugins);
         *self = Self { age: self.age, ..Self::new(&self.hardware) };
@@ -330,32 +333,32 @@ impl Model {
         self.restart();
     }
 
-    /// The hardware changes while the kubelet runs: its managers do not notice.
+    /// Changes the hardware while the kubelet runs; its managers do not notice.
     pub(super) fn set_hardware(&mut self, hardware: &MachineSpec) {
         self.hardware = MachineSpec { kubelet: self.hardware.kubelet.clone(), ..hardware.clone() };
     }
 
-    /// Registers or unregisters the plugin of a resource. Is there such a plugin?
+    /// Registers or unregisters a resource's plugin. Returns false if there is no such plugin.
     pub fn register(&mut self, resource: &str, registered: bool) -> bool {
         let plugin = self.devices.plugins.get_mut(resource);
         plugin.map(|plugin| plugin.registered = registered).is_some()
     }
 
-    /// A plugin registers with these devices from now on; what it had offered before and is not among them is gone,
-    /// whoever holds it.
+    /// Registers a plugin with these devices. Devices it offered earlier and no longer does are gone,
+    /// allocated or not.
     pub fn offer(&mut self, resource: &str, devices: &[Device]) {
         let plugin = self.devices.plugins.entry(resource.to_owned()).or_default();
         plugin.registered = true;
         plugin.devices = device_manager::offered(devices);
     }
 
-    /// The plugin says that a device is well or not. Is there such a device?
+    /// Sets the health of a device, as its plugin does. Returns false if there is no such device.
     pub fn set_health(&mut self, resource: &str, id: &str, healthy: bool) -> bool {
         let device = self.devices.plugins.get_mut(resource).and_then(|plugin| plugin.devices.get_mut(id));
         device.map(|device| device.healthy = healthy).is_some()
     }
 
-    /// The same as if there were no pods but these (namespace, name).
+    /// A copy of the model in which all other pods than these (namespace, name) are gone.
     pub(super) fn restricted_to(&self, told: &BTreeSet<(String, String)>) -> Self {
         let mut model = self.clone();
         for pod in model.pods.values_mut() {
@@ -366,7 +369,7 @@ impl Model {
         model
     }
 
-    /// The same with the device plugins of another moment.
+    /// A copy of the model with the device plugins of another one.
     #[must_use]
     pub fn offering(&self, other: &Self) -> Self {
         let mut model = self.clone();
@@ -374,7 +377,7 @@ impl Model {
         model
     }
 
-    /// The nodes that containers' exclusive resources are on.
+    /// The NUMA nodes that exclusive resources of containers are on.
     #[must_use]
     pub fn zones_of(&self, given: &[Given]) -> IdSet {
         let mut zones = IdSet::new();
@@ -417,7 +420,8 @@ impl Model {
         Ok(())
     }
 
-    /// The CPU Manager and the Memory Manager pass over pods with resources of their own, unless told otherwise.
+    /// Places the devices of a pod with pod-level resources. By default, the CPU Manager and the Memory
+    /// Manager ignore such pods.
     fn place_devices_only(&mut self, spec: &PodSpec) -> Result<(), Refusal> {
         let mut reuse = Reuse::default();
         for container in spec.in_order() {
@@ -429,7 +433,7 @@ impl Model {
         Ok(())
     }
 
-    /// Gives one container what it asks for and notes what the next ones may use again.
+    /// Allocates a container's request and records what the next containers can reuse.
     fn allocate(
         &mut self,
         spec: &PodSpec,
@@ -475,7 +479,7 @@ impl Model {
         Ok(())
     }
 
-    /// What a pod asks for that has resources of its own and is placed as a whole.
+    /// The demand of a pod with pod-level resources that is placed as a whole; `None` for any other pod.
     fn pod_demand(&self, spec: &PodSpec) -> Option<Demand> {
         let resources = spec.pod_level.as_ref()?;
         if !self.settings.pod_scope || !spec.guaranteed {
@@ -498,7 +502,8 @@ impl Model {
         Some(demand)
     }
 
-    /// Gives a pod its whole allocation and divides it among the containers (kubelet 1.36's `AllocatePod`).
+    /// Allocates a pod's resources as a whole and divides them among its containers (kubelet 1.36's
+    /// `AllocatePod`).
     fn place_whole(&mut self, spec: &PodSpec, whole: &Demand) -> Result<(), Refusal> {
         let demands = spec.in_order().map(|of| (of, self.demand(spec, of))).collect::<Vec<_>>();
         check_shared_pool(whole, &demands)?;
@@ -535,7 +540,7 @@ impl Model {
         let mut shared = Vec::new();
         for (container, demand) in demands {
             match container.role {
-                // An init container runs on all that sidecars before it did not take.
+                // An init container runs on all CPUs that the sidecars before it left over.
                 Role::Init if demand.cpus == 0 => self.cpus.give(&spec.uid, &container.name, left.clone()),
                 _ if demand.cpus == 0 => shared.push(&container.name),
                 role => {
@@ -600,7 +605,8 @@ impl Model {
     }
 
     fn demand(&self, pod: &PodSpec, container: &ContainerSpec) -> Demand {
-        // In a pod with resources of its own only containers whose own CPU and memory are fixed get anything.
+        // In a pod with pod-level resources, only containers with CPU and memory requests get exclusive
+        // resources.
         let fixed = pod.pod_level.is_none() || (container.milli_cpu > 0 && container.memory > 0);
         let exclusive =
             self.settings.static_cpus && pod.guaranteed && fixed && container.milli_cpu.is_multiple_of(1000);
@@ -630,7 +636,7 @@ impl Model {
         })
     }
 
-    /// The Topology Manager: the nodes that everything shall come from, or nothing in particular.
+    /// The Topology Manager's hint: the NUMA nodes to allocate from, or `None` for no preference.
     fn affinity(&self, demand: &Demand, reuse: &Reuse) -> Result<Option<BTreeSet<Id>>, Refusal> {
         let alignment = self.settings.alignment;
         if alignment == Alignment::None || demand.is_nothing() {
@@ -649,14 +655,14 @@ impl Model {
         }
     }
 
-    /// Does the demand fit on one node now, with `cpus` free?
+    /// Returns true if the demand fits on one node now, with `cpus` free.
     fn fits_on(&self, node: Id, demand: &Demand, cpus: &IdSet, reuse: &Reuse) -> bool {
         self.cpus.of_node(node).intersection(cpus).len() >= demand.cpus
             && self.memory.fits(&[node].into(), &demand.memory, &reuse.memory)
             && self.devices.fits(node, &demand.devices, &reuse.devices, false)
     }
 
-    /// Would the demand fit on one node if nobody held anything?
+    /// Returns true if the demand would fit on one node with nothing allocated.
     fn could_fit_on(&self, node: Id, demand: &Demand) -> bool {
         self.cpus.of_node(node).intersection(&self.cpus.allocatable()).len() >= demand.cpus
             && self.memory.could_fit(&[node].into(), &demand.memory)
@@ -692,7 +698,8 @@ impl Demand {
     }
 }
 
-/// What a pod needs at once: its sidecars and apps together, or a plain init container beside the sidecars before it.
+/// The most a pod needs at a time: its sidecars and apps together, or a plain init container and the sidecars
+/// before it.
 fn sum(demands: &[(&ContainerSpec, Demand)]) -> Demand {
     let (mut running, mut most) = (Demand::default(), Demand::default());
     for (container, demand) in demands {
@@ -706,7 +713,7 @@ fn sum(demands: &[(&ContainerSpec, Demand)]) -> Demand {
     most
 }
 
-/// A container without resources of its own needs something that the others leave it.
+/// Rejects a pod whose exclusive requests leave nothing for its containers without requests.
 fn check_shared_pool(whole: &Demand, demands: &[(&ContainerSpec, Demand)]) -> Result<(), Refusal> {
     let empty = |resource: &str| Refusal {
         reason: "EmptyPodSharedPoolError",

@@ -1,6 +1,6 @@
-//! What a true `NodeResourceTopology` says about the simulated node, from the managers' own state.
+//! The correct `NodeResourceTopology` of the simulated node, computed from the managers' own state.
 //!
-//! This shares no code with `src/topology`, so that a mistake cannot be on both sides.
+//! Shares no code with `src/topology`, so that no bug can be on both sides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,29 +16,29 @@ use crate::sim::machine::MachineSpec;
 /// The three numbers of one resource in one zone: CPUs, bytes or devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amounts {
-    /// What the hardware has.
+    /// Present in the hardware.
     pub capacity: u64,
-    /// What the kubelet may hand out.
+    /// Allocatable by the kubelet.
     pub allocatable: u64,
-    /// What of it is free.
+    /// The free part of it.
     pub available: u64,
 }
 
-/// The truth about every zone.
+/// The correct zones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// Node id to resource to numbers. Every zone has every resource.
+    /// Node id to resource to amounts. Every zone has every resource.
     pub zones: BTreeMap<Id, BTreeMap<String, Amounts>>,
-    /// Nodes that memory blocks join.
+    /// Groups of nodes joined by memory blocks.
     pub groups: BTreeSet<BTreeSet<Id>>,
 }
 
-/// How free memory is compared inside a group of nodes that a block joins.
+/// How available memory is compared within a group of nodes joined by a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// Node by node: the observer reads the kubelet's state file.
+    /// Node by node: the observer reads the kubelet's checkpoint.
     PerNode,
-    /// The group's sum only: the List does not tell how a block is split.
+    /// Only the group's sum: the List does not report how a block is split.
     PerGroup,
 }
 
@@ -48,14 +48,14 @@ impl fmt::Display for Amounts {
     }
 }
 
-/// MemTotal moves by a few pages; a kubelet that offers up to this much more than MemTotal, one part in 32, read it
-/// before such a move.
+/// Tolerance for changes of MemTotal, which varies by a few pages: a kubelet may have read a value that was
+/// higher than today's by up to one part in 32.
 const DRIFT: u64 = 32;
 
-/// The scheduler holds zones with these ids only.
+/// The highest node id that the scheduler supports.
 const HIGHEST: Id = 63;
 
-/// The hardware as the kernel shows it now.
+/// The hardware as the kernel reports it now.
 struct Hardware<'a>(&'a MachineSpec);
 
 impl Hardware<'_> {
@@ -72,7 +72,8 @@ impl Hardware<'_> {
         pools.map(|(size, pages)| size * pages).sum()
     }
 
-    /// The CPUs that a kubelet without a CPU Manager keeps for itself: the lowest that there are, if it was told a number.
+    /// The CPUs reserved by a kubelet without a CPU Manager: the configured list, or the configured number of
+    /// lowest CPUs.
     fn reserved_cpus(&self, settings: &Settings) -> IdSet {
         if !settings.reserved_cpus.is_empty() {
             return settings.reserved_cpus.clone();
@@ -83,8 +84,8 @@ impl Hardware<'_> {
 }
 
 impl Model {
-    /// The truth about the hardware as it is now, as of the pods that are in the List now: pods that have ended hold
-    /// nothing, and what a plain init container leaves unused nobody else gets.
+    /// The correct zones for the current hardware and the active pods: terminated pods have no resources, and
+    /// what a plain init container leaves unused is not available to other pods.
     #[must_use]
     pub fn expected(&self) -> Expected {
         let settled = self.settled_memory();
@@ -112,7 +113,7 @@ impl Model {
         Expected { zones, groups: groups.collect() }
     }
 
-    /// The Memory Manager's books once it has freed what pods hold that are not in the List.
+    /// The Memory Manager's state after releasing the memory of pods that are not active.
     fn settled_memory(&self) -> MemoryManager {
         let mut memory = self.memory.clone();
         for uid in memory.holders().iter().filter(|uid| !self.is_active(uid)) {
@@ -139,7 +140,7 @@ impl Model {
         let hardware = Hardware(&self.hardware);
         let total = hardware.total(node, resource);
         if !self.settings.static_memory {
-            // Nobody reserves huge pages then.
+            // Without the static policy, the kubelet reserves no huge pages.
             let allocatable = if resource == MEMORY {
                 let pages = self.hardware.node(node).map_or(0, |node| node.hugepage_bytes());
                 total.saturating_sub(pages).saturating_sub(self.settings.reserved(node, MEMORY))
@@ -157,8 +158,9 @@ impl Model {
         Amounts { capacity, allocatable: pool.allocatable, available: pool.free() }
     }
 
-    /// Resource to node to devices. What is offered counts where its plugin says now that it is; what is in use and not
-    /// offered any more, or offered elsewhere now, counts as capacity where it was when it was given away.
+    /// Resource to node to devices. Offered devices count on the nodes that their plugin reports now.
+    /// Allocated devices that are no longer offered, or now on other nodes, count as capacity on the nodes of
+    /// their allocation.
     fn device_amounts(&self) -> BTreeMap<String, BTreeMap<Id, Amounts>> {
         let mut held: BTreeMap<(&String, &String), &IdSet> = BTreeMap::new();
         let entries = self.active().filter_map(|uid| self.devices.entries.get(uid));
@@ -189,9 +191,9 @@ impl Model {
 }
 
 impl Expected {
-    /// What an object says differently, one sentence each; empty when it is true.
+    /// The differences between an object and the expected zones, one sentence each; empty if it is correct.
     ///
-    /// A resource that no zone has may be left out, and zones without anything may be added (fillers).
+    /// The object may omit a resource that no zone has, and may have additional empty zones (fillers).
     #[must_use]
     pub fn differences(&self, object: &NodeResourceTopology, split: Split) -> Vec<String> {
         let said = said(object);

@@ -1,4 +1,4 @@
-//! Pods as callers of the simulation describe them.
+//! Pod specifications for the simulation.
 
 use std::collections::BTreeMap;
 
@@ -6,29 +6,30 @@ use serde_json::{Value, json};
 
 use crate::machine::IdSet;
 
-/// A pod for the simulated kubelet, and its object for the simulated API server.
+/// A pod for the simulated kubelet, which can be turned into an object for the simulated API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodSpec {
     /// The pod's namespace.
     pub namespace: String,
     /// The pod's name.
     pub name: String,
-    /// The pod's uid; two pods never share one.
+    /// The pod's uid, unique among all pods.
     pub uid: String,
-    /// Quality of service Guaranteed: limits equal requests, so that CPUs and memory can be exclusive.
+    /// QoS class Guaranteed: limits equal requests, so that CPUs and memory can be exclusive.
     pub guaranteed: bool,
-    /// Init containers, sidecars and app containers, in the order of the specification.
+    /// Init containers, sidecars and app containers in specification order.
     pub containers: Vec<ContainerSpec>,
-    /// Place everything on exactly these nodes, or refuse the pod: tests ask for groups of nodes with it.
+    /// Places everything on exactly these NUMA nodes or rejects the pod, for tests that need a certain group
+    /// of nodes.
     pub affinity: Option<IdSet>,
-    /// What the pod as a whole asks for (`spec.resources`).
+    /// Pod-level resources (`spec.resources`).
     pub pod_level: Option<PodLevel>,
 }
 
-/// Resources of a pod as a whole.
+/// Pod-level resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodLevel {
-    /// Thousandths of a CPU.
+    /// Millicores.
     pub milli_cpu: u64,
     /// Bytes of memory.
     pub memory: u64,
@@ -42,13 +43,13 @@ pub enum Role {
     /// After all init containers have ended or, for sidecars, started.
     #[default]
     App,
-    /// An init container that is restartable and runs on beside the others (kubelet 1.29 and later).
+    /// A restartable init container that keeps running beside the others (kubelet 1.29 and later).
     Sidecar,
-    /// A plain init container: it ends before the next one starts. The List never names it.
+    /// A plain init container, which terminates before the next one starts. Never in the List.
     Init,
 }
 
-/// A device that a resource claim gave to a container (dynamic resource allocation).
+/// A device allocated to a container by a resource claim (dynamic resource allocation).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claimed {
     /// The claim's name; its namespace is the pod's.
@@ -59,7 +60,7 @@ pub struct Claimed {
     pub pool: String,
     /// The device in the pool.
     pub device: String,
-    /// Set for a shared device.
+    /// The share id of a shared device.
     pub share: Option<String>,
 }
 
@@ -70,7 +71,7 @@ pub struct ContainerSpec {
     pub name: String,
     /// When it runs.
     pub role: Role,
-    /// Requested thousandths of a CPU.
+    /// Requested millicores.
     pub milli_cpu: u64,
     /// Requested bytes of memory.
     pub memory: u64,
@@ -78,12 +79,12 @@ pub struct ContainerSpec {
     pub hugepages: BTreeMap<String, u64>,
     /// Extended resource to the number of devices.
     pub devices: BTreeMap<String, u64>,
-    /// Devices behind resource claims.
+    /// Devices allocated by resource claims.
     pub claims: Vec<Claimed>,
 }
 
 impl PodSpec {
-    /// A pod in the namespace `default` with one container that asks for nothing.
+    /// A pod in the namespace `default` with one container without requests.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self {
@@ -95,7 +96,7 @@ impl PodSpec {
         }
     }
 
-    /// A Guaranteed pod with one container that asks for whole CPUs and bytes of memory.
+    /// A Guaranteed pod with one container that requests whole CPUs and bytes of memory.
     #[must_use]
     pub fn guaranteed(name: &str, cpus: u64, memory: u64) -> Self {
         let mut pod = Self { guaranteed: true, ..Self::new(name) };
@@ -104,7 +105,7 @@ impl PodSpec {
         pod
     }
 
-    /// The last container asks for huge pages as well: `hugepages("hugepages-2Mi", 64 << 20)`.
+    /// Adds huge pages to the last container: `hugepages("hugepages-2Mi", 64 << 20)`.
     #[must_use]
     pub fn hugepages(mut self, resource: &str, bytes: u64) -> Self {
         if let Some(container) = self.containers.last_mut() {
@@ -113,7 +114,7 @@ impl PodSpec {
         self
     }
 
-    /// The last container asks for devices as well.
+    /// Adds devices to the last container.
     #[must_use]
     pub fn devices(mut self, resource: &str, count: u64) -> Self {
         if let Some(container) = self.containers.last_mut() {
@@ -122,14 +123,13 @@ impl PodSpec {
         self
     }
 
-    /// The containers in the order in which the kubelet gives them what they ask for: init containers and sidecars
-    /// first.
+    /// The containers in the kubelet's allocation order: init containers and sidecars first.
     pub fn in_order(&self) -> impl Iterator<Item = &ContainerSpec> {
         let of_kind = |first: bool| self.containers.iter().filter(move |of| (of.role != Role::App) == first);
         of_kind(true).chain(of_kind(false))
     }
 
-    /// Places the pod on exactly these nodes.
+    /// Places the pod on exactly these NUMA nodes.
     #[must_use]
     pub fn on(mut self, nodes: impl IntoIterator<Item = crate::machine::Id>) -> Self {
         self.affinity = Some(nodes.into_iter().collect());

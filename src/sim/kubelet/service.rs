@@ -1,4 +1,4 @@
-//! The podresources API over the model.
+//! The podresources API on top of the model.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use super::traffic::Passing;
 use super::{Shared, State};
 use crate::kubelet::proto::{v1, v1alpha1};
 
-/// Both versions of the service.
+/// Both API versions of the service.
 #[derive(Clone, Debug)]
 pub(super) struct Service(pub(super) Arc<Shared>);
 
 impl Service {
-    /// The limiter, the counters and the fault that waits for this call.
+    /// Applies the rate limiter, counts the call and takes the fault queued for it.
     fn enter(&self, call: Call) -> Result<Option<Fault>, Status> {
         let mut state = self.0.lock();
         let limited = state.limited && state.model.age >= Age::V1_27;
@@ -49,7 +49,7 @@ impl Service {
         }
     }
 
-    /// An answer to `List` that `tell` gives in one version's words.
+    /// Answers `List` of one API version: `tell` creates its pods, `pad` a padding pod of a given size.
     async fn answer_list<T>(
         &self,
         tell: fn(&mut State, Option<&Fault>) -> Vec<T>,
@@ -67,7 +67,7 @@ impl Service {
     }
 }
 
-/// The faults that are about the call as such.
+/// Applies the faults that affect the call as a whole.
 async fn wait(fault: Option<&Fault>) -> Result<(), Status> {
     match fault {
         Some(Fault::Status(code, message)) => Err(Status::new(*code, message)),
@@ -88,7 +88,7 @@ fn padding_alpha(bytes: usize) -> v1alpha1::PodResources {
     v1alpha1::PodResources { name: "x".repeat(bytes), ..v1alpha1::PodResources::default() }
 }
 
-/// How many pods of its List a kubelet tells.
+/// The maximum number of pods in the List.
 fn most(fault: Option<&Fault>) -> usize {
     match fault {
         Some(Fault::Empty) => 0,
@@ -138,7 +138,7 @@ impl State {
     }
 }
 
-/// Answers a request with the fault that no service can make, if one waits for it; else as `routes` do.
+/// Answers a request with a queued raw fault if there is one, otherwise with `routes`.
 pub(super) async fn answer(
     shared: Arc<Shared>,
     mut routes: Router,
@@ -157,7 +157,7 @@ pub(super) async fn answer(
     half.truncate(half.len().div_ceil(2));
     let part = futures::stream::once(async move { Ok::<_, Infallible>(half) });
     let rest = futures::stream::once(async move {
-        // The first part is on its way by then.
+        // By then the first half is sent.
         tokio::time::sleep(Duration::from_millis(5)).await;
         shared.cut_connections();
         std::future::pending().await
@@ -165,13 +165,13 @@ pub(super) async fn answer(
     Ok(grpc(Body::from_stream(part.chain(rest))))
 }
 
-/// gRPC's frame around a message: not compressed, its length, itself.
+/// Adds the gRPC frame header: no compression, and the length.
 fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&[0], &length.to_be_bytes()[..], message].concat()
 }
 
-/// With the word behind it that all went well.
+/// A body of one frame, with the trailers of a successful call.
 fn finished(frame: Vec<u8>) -> Body {
     let trailers = [(http::HeaderName::from_static("grpc-status"), http::HeaderValue::from_static("0"))];
     let trailers = std::future::ready(Some(Ok(trailers.into_iter().collect())));
@@ -205,7 +205,7 @@ impl Shared {
 }
 
 impl State {
-    /// The true answer in bytes.
+    /// The correct response, encoded.
     fn encoded(&mut self, call: Call) -> Vec<u8> {
         match call {
             Call::Allocatable => {

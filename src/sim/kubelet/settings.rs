@@ -1,5 +1,5 @@
-//! The keys of the machine's `KubeletConfiguration` that the simulated managers obey. Read here a second time
-//! and on purpose: the simulation is the oracle of the code that reads them for the agent.
+//! The keys of the machine's `KubeletConfiguration` that the simulated managers implement. Parsed here a
+//! second time on purpose: the simulation is the oracle for the agent's own parser.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ pub(super) enum Alignment {
 }
 
 impl Alignment {
-    /// Does the policy refuse rather than spread?
+    /// Returns true if the policy rejects a pod rather than spread its resources over several nodes.
     pub(super) fn is_strict(self) -> bool {
         self == Self::SingleNode
     }
 }
 
-/// What the managers obey.
+/// The settings that the managers implement.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Settings {
     pub(super) static_cpus: bool,
@@ -34,7 +34,7 @@ pub(super) struct Settings {
     /// `strict-cpu-reservation`.
     pub(super) strict_reservation: bool,
     pub(super) alignment: Alignment,
-    /// A Topology Manager policy that aligns whole pods.
+    /// Whether the Topology Manager's policy aligns whole pods.
     pub(super) pod_scope: bool,
     /// The feature gate PodLevelResourceManagers (1.36 and later, off by default).
     pub(super) pod_level_managers: bool,
@@ -72,7 +72,7 @@ impl Settings {
         }
     }
 
-    /// Bytes of a resource that `reservedMemory` keeps back on a node.
+    /// Bytes of a resource that `reservedMemory` reserves on a node.
     pub(super) fn reserved(&self, node: Id, resource: &str) -> u64 {
         self.reserved_memory.get(&(node, resource.to_owned())).copied().unwrap_or(0)
     }

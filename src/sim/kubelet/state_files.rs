@@ -1,5 +1,5 @@
-//! The kubelet's state files, in the formats of its checkpoints. Nobody verifies their checksums, since those
-//! cover a Go pretty-print; ours are 0.
+//! The kubelet's checkpoints in their file formats. All checksums are 0: they cover a Go pretty-print, so no
+//! reader verifies them.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::faults::Age;
 use super::model::{Block, Model};
 use crate::sim::machine::MachineSpec;
 
-/// `cpu_manager_state`: version 2, with pod-level entries version 3 (1.36), version 4 from 1.37 on.
+/// `cpu_manager_state`: version 2; version 3 with pod-level entries (1.36); version 4 from 1.37 on.
 pub(super) fn cpu_manager(model: &Model) -> Value {
     if !model.settings.static_cpus {
         return stored(model, json!({"policyName": "none", "defaultCpuSet": ""}));
@@ -27,8 +27,8 @@ pub(super) fn cpu_manager(model: &Model) -> Value {
     stored(model, state)
 }
 
-/// As the file has it. From 1.37 on all of it is text in `data`, and repeated beside that without the pod-level entries,
-/// which older kubelets would not understand.
+/// Adds the checksum. From 1.37 on, the whole state is JSON text in `data`, and its fields are repeated
+/// beside it without the pod-level entries, which older kubelets do not understand.
 fn stored(model: &Model, mut state: Value) -> Value {
     if model.age >= Age::V1_37 {
         let data = state.to_string();
@@ -42,7 +42,7 @@ fn stored(model: &Model, mut state: Value) -> Value {
     state
 }
 
-/// `memory_manager_state`; `None` without a Memory Manager, which then writes no file.
+/// `memory_manager_state`; `None` without a Memory Manager, which writes no file.
 pub(super) fn memory_manager(model: &Model) -> Option<Value> {
     if !model.settings.static_memory {
         return None;
@@ -115,7 +115,7 @@ pub(super) fn devices(model: &Model) -> Value {
     json!({"Data": {"PodDeviceEntries": pods, "RegisteredDevices": registered}, "Checksum": 0})
 }
 
-/// NUMA node to device ids; `-1` for a device without topology.
+/// NUMA node to device ids, with `-1` for devices without topology.
 fn by_node(held: &HeldDevices) -> BTreeMap<String, Vec<&String>> {
     let mut map: BTreeMap<String, Vec<&String>> = BTreeMap::new();
     for (id, nodes) in held {

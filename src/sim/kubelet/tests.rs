@@ -1,4 +1,4 @@
-//! The simulated kubelet seen from outside: through the agent's own client and the files.
+//! Tests of the simulated kubelet from outside: through the agent's client and the files.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -126,7 +126,7 @@ async fn policies_decide_between_spreading_and_refusing() {
     for (policy, outcome) in [
         ("none", Some("1-3,5-10,12-14")),
         ("best-effort", Some("1-3,5-10,12-14")),
-        // No single node could ever give twelve, so two nodes are the best there is.
+        // No single node has twelve allocatable CPUs, so two nodes are the best possible.
         ("restricted", Some("1-3,5-10,12-14")),
         ("single-numa-node", None),
     ] {
@@ -169,7 +169,7 @@ async fn a_block_over_several_nodes_carries_the_total_and_binds_them() {
     assert_eq!(state["machineState"]["1"]["cells"], json!([0, 1]));
     assert_eq!(state["machineState"]["0"]["memoryMap"]["memory"]["free"], 0);
     assert_eq!(state["machineState"]["1"]["memoryMap"]["memory"]["free"], 4_u64 << 30);
-    // A node of a group takes no pod of its own; the pod joins the group.
+    // A node in a group cannot take a pod alone; the pod's memory is on the whole group.
     node.kubelet.start_pod(PodSpec::guaranteed("small", 1, 1 << 30)).await.unwrap();
     let (usage, ..) = node.client.list().await.unwrap();
     assert!(usage.pods.iter().all(|pod| pod.containers[0].memory[0].nodes.len() == 2));
@@ -220,7 +220,7 @@ async fn a_pod_takes_the_nearest_device_that_is_left() {
     }
 }
 
-/// The object that says exactly what the oracle says.
+/// The object with exactly the oracle's zones.
 fn truth(expected: &Expected) -> crate::nrt::NodeResourceTopology {
     let resource = |(name, amounts): (&String, &Amounts)| crate::nrt::ResourceInfo {
         name: name.clone(),
@@ -516,7 +516,7 @@ async fn faults_hit_the_next_calls_in_order() {
 async fn the_limiter_speaks_the_kubelets_words() {
     let mut node = Node::new(&spec("best-effort"), Options { limited: true, ..at_once() });
     let mut refused = None;
-    // More than any machine does in the time that twenty tokens take.
+    // More requests than any machine can make while twenty tokens are refilled.
     for _ in 0..10_000 {
         if let Err(error) = node.client.list().await {
             refused = Some(error);
@@ -631,7 +631,7 @@ async fn apps_reuse_what_init_containers_had_and_the_rest_stays_with_the_pod() {
         (&json!(2_u64 << 30), &json!(1 << 30))
     );
 
-    // From now on it is the Memory Manager alone that has forgotten the init container.
+    // From now on only the Memory Manager has released the init container's share.
     assert!(node.kubelet.end_init("default", "db"));
     assert_eq!((zone(&node)["cpu"].available, zone(&node)["memory"].available), (2, 5 << 30));
     assert_eq!(node.file("cpu_manager_state")["entries"]["uid-db"]["init"], "1-2,5-6");
@@ -690,7 +690,7 @@ async fn a_refused_pod_leaves_what_its_first_containers_were_given_until_the_nex
     let containers = vec![role("first", Role::App, 2, 1 << 30), role("second", Role::App, 12, 1 << 30)];
     let pod = PodSpec { guaranteed: true, containers, ..PodSpec::new("wide") };
     assert!(node.kubelet.start_pod(pod).await.is_err());
-    // What was not written down at once is written with the next change.
+    // The CPU Manager's file contains it although the pod was rejected.
     assert_eq!(node.file("cpu_manager_state")["entries"]["uid-wide"]["first"], "1,5");
     assert_eq!(node.kubelet.expected().zones[&0]["cpu"].available, 6);
     node.kubelet.reconcile();
@@ -759,7 +759,7 @@ async fn each_age_lacks_what_came_later() {
         let seen = (usage.pods[0].containers.len(), allocatable.memory.len(), allocatable.cpus.len());
         assert_eq!(seen, (containers, memory, cpus), "{age:?}");
     }
-    // What was free at the start is all that a kubelet 1.21 calls allocatable.
+    // A kubelet 1.21 reports only the CPUs that were free at its start.
     node.kubelet.set_age(Age::V1_21);
     node.kubelet.restart().await.unwrap();
     assert_eq!(node.client.allocatable().await.unwrap().0.cpus.len(), 11);
@@ -846,7 +846,7 @@ fn admissions_on_the_largest_machines_are_quick_to_decide() {
         let mut machine = spec("best-effort");
         machine.nodes = (0..nodes).map(node).collect();
         let mut model = Model::new(&machine);
-        // The kubelet itself would walk 2^34 combinations for the second pod of each pair.
+        // The kubelet itself would try 2^34 combinations for the second pod of each pair.
         for number in 0..64 {
             let pod = PodSpec::guaranteed(
                 &format!("p{number}"),

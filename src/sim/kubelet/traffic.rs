@@ -1,4 +1,4 @@
-//! Which calls came when, and how many at once.
+//! Records calls, when they arrived and how many were concurrent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use super::Shared;
 
-/// The calls since somebody wanted to know.
+/// The calls since the recording started.
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
-    /// The path of each (`/v1.PodResourcesLister/List`), and when it came.
+    /// The path (`/v1.PodResourcesLister/List`) and the arrival time of each call.
     pub calls: Vec<(String, Instant)>,
-    /// How many of each path were being answered at once, at most.
+    /// Maximum number of concurrent calls by path.
     pub at_once: BTreeMap<String, usize>,
-    /// How many of all were.
+    /// Maximum number of concurrent calls of all paths.
     pub all_at_once: usize,
     running: BTreeMap<String, usize>,
 }
@@ -36,7 +36,7 @@ impl Traffic {
     }
 }
 
-/// A call that is being answered.
+/// A call in progress.
 pub(super) struct Passing {
     shared: Arc<Shared>,
     path: String,

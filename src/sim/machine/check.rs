@@ -1,4 +1,4 @@
-//! Refuses descriptions of machines that cannot be: a test on nonsense proves nothing.
+//! Validates machine descriptions, since a test on an impossible machine proves nothing.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::{Device, DeviceSpec, MachineSpec, Missing, NodeSpec};
 use crate::machine::{Id, IdSet};
 use crate::quantity::Quantity;
 
-/// Can this machine be? If not, one sentence says why.
+/// Returns an error of one sentence if such a machine is impossible.
 pub(super) fn check(machine: &MachineSpec) -> Result<(), String> {
     if machine.nodes.is_empty() || machine.threads_per_core == 0 {
         return Err("it has no node, or cores without threads".into());
@@ -27,7 +27,7 @@ pub(super) fn check(machine: &MachineSpec) -> Result<(), String> {
         if let Some(cpu) = node.cpus.intersection(&node.offline_cpus).iter().next() {
             return Err(format!("CPU {cpu} of node {id} is both online and offline"));
         }
-        // The lower nodes' CPUs, so far.
+        // `cpus` contains the CPUs of the lower nodes at this point.
         if let Some(cpu) = node.repeated_cpus.difference(&cpus).iter().next() {
             return Err(format!("node {id} repeats CPU {cpu}, which is on no lower node"));
         }
@@ -43,7 +43,7 @@ pub(super) fn check(machine: &MachineSpec) -> Result<(), String> {
     references(machine, &ids)
 }
 
-/// A kubelet does not start with a quantity that is none.
+/// A kubelet does not start with an invalid quantity.
 fn quantities(machine: &MachineSpec) -> Result<(), String> {
     let keys = &machine.kubelet;
     let sections = ["kubeReserved", "systemReserved"].into_iter().filter_map(|section| keys.get(section));
@@ -68,7 +68,7 @@ fn memory(node: &NodeSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// The kernel shows what a node has.
+/// The kernel reports every part that a node has.
 fn missing(node: &NodeSpec) -> Result<(), String> {
     let id = node.id;
     let shown = |what: &str| Err(format!("node {id} has {what} and does not show it"));
@@ -85,7 +85,7 @@ fn missing(node: &NodeSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// The sockets of a node have all its CPUs between them, and whole cores.
+/// The sockets of a node contain all its CPUs, each once, and whole cores.
 fn packages(machine: &MachineSpec, node: &NodeSpec) -> Result<(), String> {
     if node.packages.is_empty() {
         return Ok(());
@@ -108,7 +108,7 @@ fn packages(machine: &MachineSpec, node: &NodeSpec) -> Result<(), String> {
     }
 }
 
-/// Without NUMA the kernel shows one machine, and no node of it.
+/// Without NUMA the kernel reports the machine as a whole and no nodes.
 fn numa(machine: &MachineSpec) -> Result<(), String> {
     if machine.numa {
         return Ok(());
@@ -154,7 +154,7 @@ fn core_types(machine: &MachineSpec, cpus: &IdSet) -> Result<(), String> {
     Ok(())
 }
 
-/// Distances and devices name only nodes that are there.
+/// Distances and devices refer to existing nodes only.
 fn references(machine: &MachineSpec, ids: &BTreeSet<Id>) -> Result<(), String> {
     for node in &machine.nodes {
         if !node.distances.is_empty() && !node.distances.keys().eq(ids) {

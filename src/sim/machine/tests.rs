@@ -1,4 +1,4 @@
-//! Every machine in the repository can be, is what its tree shows, and could have a kubelet.
+//! Every machine in the repository is possible, matches its tree and could run a kubelet.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::*;
 use crate::machine::{HostRoots, Machine, NumaNode, read};
 
-/// The machines of `tests/machines/`, by name.
+/// The machines in `tests/machines/`, by name.
 pub(crate) fn described() -> Vec<(String, MachineSpec)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines");
     let mut files: Vec<PathBuf> =
@@ -18,7 +18,7 @@ pub(crate) fn described() -> Vec<(String, MachineSpec)> {
     files.iter().map(|file| (name(file), MachineSpec::read(file).unwrap())).collect()
 }
 
-/// Every machine, and every one again after its change.
+/// Every machine, and those with a hardware change also after it.
 fn states() -> Vec<(String, MachineSpec)> {
     let mut all = described();
     let later: Vec<_> =
@@ -32,7 +32,7 @@ fn seen_at(root: &Path) -> Machine {
     read(&HostRoots { sys: root.join("sys"), proc: root.join("proc") }).unwrap()
 }
 
-/// What the description says, in the words of [`Machine`].
+/// The described nodes as [`Machine`] represents them.
 fn said(spec: &MachineSpec) -> Vec<NumaNode> {
     let node = |node: &NodeSpec| {
         let shown = node.memory.ceil() > 0 && !node.missing.contains(&Missing::Hugepages);
@@ -70,7 +70,7 @@ fn described_machines_read_back_from_their_trees() {
     }
 }
 
-/// A few machines on disk, each in the tree of the one before.
+/// Writes several machines to disk, each into the tree of the one before.
 #[test]
 fn a_tree_turns_into_another_machine_without_a_trace_of_the_first() {
     let root = tempfile::tempdir().unwrap();
@@ -79,11 +79,11 @@ fn a_tree_turns_into_another_machine_without_a_trace_of_the_first() {
         let (_, spec) = described().into_iter().find(|(described, _)| described == name).unwrap();
         for spec in [Some(spec.clone()), spec.later()].into_iter().flatten() {
             spec.write_tree(root.path()).unwrap();
-            // The files have no topology of single CPUs.
+            // `files` has no topology of single CPUs.
             let seen = Machine { threads_per_core: 2, ..seen_at(root.path()) };
             assert_eq!(seen, read(&spec.files()).unwrap(), "{name}");
             let (here, links) = below(root.path());
-            // Whatever is not of a single CPU is what the files say.
+            // All files that are not about a single CPU are in `files`.
             let single = |path: &str| path.contains("/cpu/cpu");
             let texts = here.into_iter().filter(|(path, _)| !single(path)).collect::<BTreeMap<_, _>>();
             assert_eq!(texts, spec.files().read, "{name}");
@@ -93,7 +93,7 @@ fn a_tree_turns_into_another_machine_without_a_trace_of_the_first() {
             let cpus =
                 cpus.filter(|name| name.to_str().unwrap().trim_start_matches("cpu").parse::<Id>().is_ok());
             assert_eq!(cpus.count() as u64, present, "{name}");
-            // The real kubelet looks there.
+            // The real kubelet reads these links.
             let shown =
                 spec.nodes.iter().filter(|node| spec.numa && !node.missing.contains(&Missing::Directory));
             let bus: BTreeSet<String> =
@@ -105,7 +105,7 @@ fn a_tree_turns_into_another_machine_without_a_trace_of_the_first() {
     }
 }
 
-/// The text of every file below a directory, and every link.
+/// The content of every file and the path of every link below a directory.
 fn below(root: &Path) -> (BTreeMap<String, String>, BTreeSet<String>) {
     let (mut texts, mut links) = (BTreeMap::new(), BTreeSet::new());
     let mut left = vec![root.to_owned()];
@@ -123,7 +123,7 @@ fn below(root: &Path) -> (BTreeMap<String, String>, BTreeSet<String>) {
     (texts, links)
 }
 
-/// What a kubelet checks at its start: it reserves CPUs that are there, and its reserved memory adds up.
+/// What a kubelet checks at startup: reserved CPUs exist, and its reserved memory adds up.
 #[test]
 fn described_kubelets_would_start() {
     for (name, spec) in described() {
@@ -251,8 +251,8 @@ fn what_cannot_be_is_refused() {
     }
 }
 
-/// A file's damage, and whether it must be told. What is missing is normal, but for the list of CPUs: no machine has every
-/// other file.
+/// The kinds of damage to a file, and whether each is reported. A missing file is not, since no machine has
+/// all of them, except for the CPU list.
 fn damages(file: &str) -> Vec<(Option<&'static str>, bool)> {
     let of_kind: &[(Option<&str>, bool)] = match file {
         "cpulist" => {
@@ -275,7 +275,7 @@ fn damages(file: &str) -> Vec<(Option<&'static str>, bool)> {
     always.into_iter().chain([binary]).chain(of_kind.iter().copied()).collect()
 }
 
-/// One bad file costs what it would have told, and nothing else: not the other nodes, not the rest of its own.
+/// One bad file loses its own information and nothing else: not the other nodes, not the rest of its node.
 #[test]
 fn a_file_that_is_missing_empty_or_malformed_takes_nothing_else_with_it() {
     let mut damaged = 0;
@@ -303,7 +303,8 @@ fn a_file_that_is_missing_empty_or_malformed_takes_nothing_else_with_it() {
                     if after.id == id {
                         lose(&mut expected, &path, after);
                     }
-                    // With fake NUMA the next node names these CPUs as well, and then they are there.
+                    // With fake NUMA, the next node's list repeats these CPUs, so they are assigned to that
+                    // node.
                     if file == "cpulist" && !spec.nodes.iter().all(|node| node.repeated_cpus.is_empty()) {
                         expected.cpus.clone_from(&after.cpus);
                     }
@@ -317,13 +318,13 @@ fn a_file_that_is_missing_empty_or_malformed_takes_nothing_else_with_it() {
     assert!(damaged > 1000, "{damaged}");
 }
 
-/// The files that numacast reads of a node.
+/// Returns true for the per-node files that numacast reads.
 fn is_read(file: &str) -> bool {
     let of_node = file.starts_with("sys/devices/system/node/node");
     of_node && ["/cpulist", "/meminfo", "/distance", "/nr_hugepages"].iter().any(|name| file.ends_with(name))
 }
 
-/// What a node is without this file.
+/// Removes the information of one file from a node.
 fn lose(node: &mut NumaNode, path: &str, after: &NumaNode) {
     match path.rsplit('/').next().unwrap() {
         "cpulist" => node.cpus = IdSet::new(),
@@ -332,7 +333,7 @@ fn lose(node: &mut NumaNode, path: &str, after: &NumaNode) {
         _ => {
             let size = path.split("/hugepages-").nth(1).unwrap().split("kB").next().unwrap();
             let size = size.parse::<u64>().unwrap() * 1024;
-            // A pool without a count is none, and one whose directory is gone is not there.
+            // A pool without a count has no pages; a pool without a directory does not exist.
             match after.hugepages.get(&size) {
                 Some(pages) => {
                     assert_eq!(*pages, 0);
@@ -345,7 +346,7 @@ fn lose(node: &mut NumaNode, path: &str, after: &NumaNode) {
     }
 }
 
-/// The list of nodes is only the first place to look.
+/// Without a valid list of nodes, the node directories are used.
 #[test]
 fn without_a_list_of_nodes_their_directories_tell() {
     for (name, spec) in states().into_iter().filter(|(_, spec)| spec.numa) {
@@ -367,7 +368,7 @@ fn without_a_list_of_nodes_their_directories_tell() {
             let mut expected = whole.nodes.clone();
             expected.retain(|node| shown(node.id));
             if expected.len() < whole.nodes.len() {
-                // The columns of `distance` are those of nodes that nobody knows now.
+                // The columns of `distance` include nodes that are now unknown.
                 expected.iter_mut().for_each(|node| node.distances.clear());
             }
             assert_eq!(machine.nodes, expected, "{context}");

@@ -1,4 +1,4 @@
-//! A described machine as the files in which the kernel would show it: everything below `/sys` and `/proc`
+//! Writes a machine as the files in which the kernel would report it: everything below `/sys` and `/proc`
 //! that the kubelet and numacast read.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,14 +16,14 @@ const CPUS: &str = "sys/devices/system/cpu";
 const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
 const DEVICES: &str = "sys/devices";
 
-/// What lies at a path.
+/// The content of a path.
 enum Entry {
     Text(String),
     Link(String),
 }
 
-/// Writes the machine to `root/sys` and `root/proc`. A file that is there changes at one stroke, and what no
-/// longer is goes last.
+/// Writes the machine to `root/sys` and `root/proc`. Existing files are replaced atomically; obsolete ones
+/// are removed last.
 pub(super) fn write(machine: &MachineSpec, root: &Path) -> io::Result<()> {
     let mut written = BTreeSet::new();
     for (path, entry) in entries(machine, true) {
@@ -41,7 +41,7 @@ pub(super) fn write(machine: &MachineSpec, root: &Path) -> io::Result<()> {
     sweep(root, &written)
 }
 
-/// The texts alone, without those of the single CPUs: path to text.
+/// The text files by path, without those about single CPUs.
 pub(super) fn files(machine: &MachineSpec) -> BTreeMap<String, String> {
     let text = |(path, entry)| match entry {
         Entry::Text(text) => Some((path, text)),
@@ -50,8 +50,8 @@ pub(super) fn files(machine: &MachineSpec) -> BTreeMap<String, String> {
     entries(machine, false).into_iter().filter_map(text).collect()
 }
 
-/// Everything that the kernel shows. The lists of nodes come after the nodes: a list never names what is not
-/// there yet.
+/// All files that the kernel reports. The node lists come after the nodes, so that a list never contains a
+/// node that does not exist yet.
 fn entries(machine: &MachineSpec, single_cpus: bool) -> Vec<(String, Entry)> {
     let mut tree = Tree { machine, cores: cores(machine), entries: Vec::new() };
     if single_cpus {
@@ -79,7 +79,7 @@ fn put(path: &Path, text: &str, new: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a link, unless it is there from an earlier writing.
+/// Creates a symlink, unless it exists from an earlier write.
 fn link(path: &Path, target: &str) -> io::Result<()> {
     match symlink(target, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -87,7 +87,7 @@ fn link(path: &Path, target: &str) -> io::Result<()> {
     }
 }
 
-/// Removes what another machine left. The directories themselves stay: something may be mounted there.
+/// Removes the files of an earlier machine. The top directories stay, since they may be mount points.
 fn sweep(root: &Path, written: &BTreeSet<PathBuf>) -> io::Result<()> {
     let types = names(&root.join(DEVICES))?;
     let types = types.iter().filter(|name| name.as_encoded_bytes().starts_with(b"cpu_"));
@@ -113,7 +113,7 @@ fn sweep_below(dir: &Path, written: &BTreeSet<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// The names in a directory, none if it is missing.
+/// The names in a directory; empty if it does not exist.
 fn names(dir: &Path) -> io::Result<Vec<std::ffi::OsString>> {
     match std::fs::read_dir(dir) {
         Ok(entries) => entries.map(|entry| Ok(entry?.file_name())).collect(),
@@ -122,7 +122,7 @@ fn names(dir: &Path) -> io::Result<Vec<std::ffi::OsString>> {
     }
 }
 
-/// Where one CPU sits.
+/// The core of a CPU.
 struct Core {
     id: usize,
     node: Id,
@@ -131,7 +131,7 @@ struct Core {
     siblings: IdSet,
 }
 
-/// The core of each present CPU. Core ids are unique within a package, as on real machines, and nodes may
+/// The core of each present CPU. Core ids are unique within a package, as on real machines, and nodes can
 /// share a package.
 fn cores(machine: &MachineSpec) -> BTreeMap<Id, Core> {
     let mut cores = BTreeMap::new();
@@ -157,7 +157,7 @@ struct Tree<'a> {
 }
 
 impl Tree<'_> {
-    /// A file with one line, or several.
+    /// Adds a file of one or more lines.
     fn put(&mut self, path: String, content: impl Display) {
         self.entries.push((path, Entry::Text(format!("{content}\n"))));
     }
@@ -240,7 +240,7 @@ impl Tree<'_> {
         self.put(format!("{CPUS}/smt/control"), control);
     }
 
-    /// The kernel has a directory for the counters of each kind of core.
+    /// The kernel has a directory for the performance counters of each core type.
     fn core_types(&mut self) {
         let online = self.machine.online_cpus();
         for (name, kind) in &self.machine.core_types {
@@ -282,7 +282,7 @@ impl Tree<'_> {
         self.caches(&format!("{dir}/cache"), core, &near);
     }
 
-    /// Two caches of the first level and one of the second for each core, one of the third for the node.
+    /// Per core, two L1 caches and one L2 cache; per node, one L3 cache.
     fn caches(&mut self, dir: &str, core: &Core, node: &IdSet) {
         let first = core.siblings.iter().next().unwrap_or(0);
         let caches = [
@@ -302,7 +302,7 @@ impl Tree<'_> {
         }
     }
 
-    /// Huge pages of the whole machine, which is all that the Node object counts.
+    /// Huge pages of the whole machine, the only ones that the Node object counts.
     fn hugepages(&mut self) {
         for size in self.machine.page_sizes() {
             let of_size = |node: &NodeSpec| node.pages().get(&size).copied().unwrap_or(0);
@@ -333,7 +333,7 @@ fn online_where(cores: &BTreeMap<Id, Core>, belongs: impl Fn(&Core) -> bool) -> 
     online.filter(|(_, core)| belongs(core)).map(|(cpu, _)| *cpu).collect()
 }
 
-/// The first set, or the second where nothing else is said.
+/// The first set, or the second one if the first is empty.
 fn or<'a>(said: &'a IdSet, otherwise: &'a IdSet) -> &'a IdSet {
     if said.is_empty() { otherwise } else { said }
 }
@@ -354,7 +354,7 @@ fn node_meminfo(node: &NodeSpec) -> String {
     first.into_iter().chain(lines).collect::<Vec<_>>().join("\n")
 }
 
-/// A CPU mask as the kernel prints it: words of 32 bits in hexadecimal, the highest first.
+/// Formats a CPU mask as the kernel does: 32-bit words in hexadecimal, the highest first.
 fn mask(cpus: &IdSet) -> String {
     let word = |index: Id| {
         let bits = cpus.iter().filter(|cpu| cpu / 32 == index);

@@ -1,4 +1,4 @@
-//! The families by name, for people.
+//! Names and descriptions of the controller's metrics.
 
 use crate::telemetry::metrics::Doc;
 pub(super) use crate::telemetry::metrics::{BUILD, EVENTS};
@@ -177,7 +177,7 @@ pub(super) const FLEET_TIME: Doc = Doc {
     help: "When all objects were last added up, by the wall clock; 0 before",
 };
 
-/// Every family.
+/// All metric families of the controller.
 pub const DOCS: &[&Doc] = &[
     &BUILD,
     &LEADER,

@@ -1,4 +1,4 @@
-//! Does the controller work? Three questions, as a kubelet asks them; all times are of the monotonic clock.
+//! Health of the controller: the kubelet's three probes. All times use the monotonic clock.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,37 +8,38 @@ use tokio::time::Instant;
 use crate::telemetry::health::{late, verdict};
 use crate::telemetry::server::Probes;
 
-/// A loop that has not turned for so long hangs; it turns each second.
+/// Maximum interval between iterations of the loop, which normally iterates each second.
 const TURN: Duration = Duration::from_secs(60);
-/// The Lease is looked at every two seconds, each call with a deadline.
+/// Maximum age of the last successful access to the Lease, which is checked every two seconds, each call with
+/// a deadline.
 const LEASE: Duration = Duration::from_secs(60);
-/// What a pass may take beyond its interval.
+/// Time that a pass may take beyond its interval.
 const SLACK: Duration = Duration::from_secs(120);
 
-/// How often passes come.
+/// Intervals of the passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Is there a Lease?
+    /// Whether leader election is on.
     pub lease: bool,
-    /// Between two looks for garbage.
+    /// Interval between garbage collection passes.
     pub garbage: Duration,
-    /// Between two sums.
+    /// Interval between computations of the fleet's figures.
     pub fleet: Duration,
 }
 
 #[derive(Debug)]
 struct Moments {
     beat: Instant,
-    /// The Lease was read or written.
+    /// When the Lease was last read or written.
     lease: Option<Instant>,
     /// Since when this replica leads.
     leading: Option<Instant>,
     garbage: Option<Instant>,
-    /// When the sums were drawn up, and when they will be again.
+    /// When the fleet's figures were last computed, and the interval until the next time.
     fleet: Option<(Instant, Duration)>,
 }
 
-/// Stamped by whoever works, read by whoever asks.
+/// Updated by the tasks, read by the probes.
 #[derive(Debug)]
 pub struct Health {
     bounds: Bounds,
@@ -46,7 +47,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Nothing has happened yet; the loop has just turned.
+    /// Returns the state of a process that has just started; the start counts as an iteration.
     #[must_use]
     pub fn new(bounds: Bounds) -> Self {
         let beat = Instant::now();
@@ -58,28 +59,28 @@ impl Health {
         self.moments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The loop turned.
+    /// Records an iteration of the loop.
     pub fn beat(&self) {
         self.moments().beat = Instant::now();
     }
 
-    /// The Lease was read or written.
+    /// Records that the Lease was read or written.
     pub fn lease_seen(&self) {
         self.moments().lease = Some(Instant::now());
     }
 
-    /// This replica leads, or does no longer.
+    /// Sets whether this replica leads.
     pub fn leads(&self, leads: bool) {
         let mut moments = self.moments();
         (moments.leading, moments.garbage, moments.fleet) = (leads.then(Instant::now), None, None);
     }
 
-    /// All objects were looked at for garbage, whatever came of it.
+    /// Records a garbage collection pass, whatever its result.
     pub fn looked_for_garbage(&self) {
         self.moments().garbage = Some(Instant::now());
     }
 
-    /// All objects were added up; the next time is after so long.
+    /// Records that the fleet's figures were computed; the next pass is due after `next`.
     pub fn summed_up(&self, next: Duration) {
         self.moments().fleet = Some((Instant::now(), next));
     }
@@ -91,7 +92,7 @@ impl Probes for Health {
         verdict(late("the loop has not turned", quiet, TURN).into_iter().collect())
     }
 
-    /// A replica that does not lead is ready to; one that leads must do its work.
+    /// A replica that does not lead is ready if it sees the Lease; a leader must also complete its passes.
     fn ready(&self) -> Result<(), Vec<String>> {
         let Moments { lease, leading, garbage, fleet, .. } = *self.moments();
         let mut reasons = Vec::new();
@@ -105,7 +106,7 @@ impl Probes for Health {
             let (at, next) = fleet.unwrap_or((since, self.bounds.fleet));
             reasons.extend(late("the objects were not added up", at.elapsed(), next * 2 + SLACK));
             let (at, bound) = (garbage.unwrap_or(since), self.bounds.garbage * 2 + SLACK);
-            // The first look comes at once.
+            // The first pass is due immediately.
             let bound = if garbage.is_some() { bound } else { SLACK };
             reasons.extend(late("nobody looked for objects without a Node", at.elapsed(), bound));
         }

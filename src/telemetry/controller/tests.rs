@@ -9,7 +9,7 @@ fn metrics() -> Metrics {
     Metrics::new(Arc::new(Health::new(bounds)))
 }
 
-/// The samples of one family, without its name.
+/// Returns the samples of one family, without its name.
 fn samples(metrics: &Metrics, name: &str) -> Vec<String> {
     metrics.encode().lines().filter_map(|line| line.strip_prefix(name)).map(str::to_owned).collect()
 }

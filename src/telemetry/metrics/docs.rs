@@ -1,20 +1,20 @@
-//! The families by name, for people.
+//! Names and descriptions of the metrics.
 
-/// One family of metrics, for people.
+/// Description of a metric family.
 #[derive(Debug)]
 pub struct Doc {
-    /// As in a query.
+    /// The name as used in queries.
     pub name: &'static str,
-    /// The type, in the words of OpenMetrics.
+    /// The OpenMetrics type.
     pub kind: &'static str,
-    /// Label and what it may say.
+    /// Labels and their possible values.
     pub labels: &'static [(&'static str, &'static str)],
     /// The help text.
     pub help: &'static str,
 }
 
 impl Doc {
-    /// Without the suffixes that the encoder adds to counters and infos, as OpenMetrics wants them.
+    /// Returns the name without the suffixes that the encoder adds to counters and infos for OpenMetrics.
     pub(in crate::telemetry) fn family(&self) -> &'static str {
         self.name.trim_end_matches("_total").trim_end_matches("_info")
     }
@@ -288,7 +288,7 @@ pub(in crate::telemetry) const POD_SOURCE_ERRORS: Doc = Doc {
     help: "How often it could not be asked or broke off; the log has the sentence",
 };
 
-/// Every family.
+/// All metric families of the agent.
 pub const DOCS: &[&Doc] = &[
     &BUILD,
     &SCANS,

@@ -1,4 +1,4 @@
-//! What the process takes, under the names that every Prometheus client uses. Read only when somebody asks.
+//! Metrics of the process itself, with the standard Prometheus names. Collected only on a scrape.
 
 use std::fmt;
 use std::fs;
@@ -10,10 +10,10 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::docs::{CPU_SECONDS, MAX_FDS, OPEN_FDS, RESIDENT, START_TIME, VIRTUAL};
 use super::{counter, gauge};
 
-/// In which `/proc` counts CPU time, on every architecture that we run on: proc(5), `USER_HZ`.
+/// Unit of CPU times in `/proc`, on all supported architectures: proc(5), `USER_HZ`.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Reads our own `/proc`, which is not that of the host.
+/// Reads `/proc` of the container, not that of the host.
 #[derive(Debug)]
 pub(in crate::telemetry) struct Process {
     proc: PathBuf,
@@ -25,7 +25,7 @@ impl Default for Process {
     }
 }
 
-/// Figures of one moment; what cannot be read is missing.
+/// Values at one moment; `None` if unreadable.
 #[derive(Debug, Default, PartialEq)]
 struct Figures {
     cpu: Option<f64>,
@@ -47,7 +47,7 @@ impl Process {
             start: boot.zip(ticks(22)).map(|(boot, ticks)| boot as f64 + ticks),
             resident: word(&status, "VmRSS:", 0).map(|kib| kib * 1024),
             virtual_memory: word(&status, "VmSize:", 0).map(|kib| kib * 1024),
-            // Less the one that counts them.
+            // Without the descriptor opened to count them.
             open: fs::read_dir(self.proc.join("self/fd"))
                 .ok()
                 .map(|dir| (dir.count() as u64).saturating_sub(1)),
@@ -56,13 +56,14 @@ impl Process {
     }
 }
 
-/// A numbered field of `/proc/self/stat`. The second is the name, in parentheses and of any characters.
+/// Returns a numbered field of `/proc/self/stat`. The second is the name, in parentheses and with arbitrary
+/// characters.
 fn stat_field(stat: &str, number: usize) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(number.checked_sub(3)?)?.parse().ok()
 }
 
-/// A number in the line that starts with `start`.
+/// Returns the number at word `index` after `start` in the line that starts with it.
 fn word(text: &str, start: &str, index: usize) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(start))?;
     line.split_whitespace().nth(index)?.parse().ok()

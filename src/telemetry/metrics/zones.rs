@@ -1,4 +1,4 @@
-//! The zones of the last account, as gauges. Encoded only when somebody asks; what is gone is gone.
+//! Gauges of the zones of the last topology. Encoded only on a scrape; series of removed zones disappear.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,12 +11,12 @@ use super::docs::{ALLOCATABLE, AVAILABLE, CAPACITY, Doc};
 use crate::nrt::zone_name;
 use crate::topology::{Amounts, Zone};
 
-/// There are at most 64 zones. A node has some ten resources; more names than these are left out.
+/// Maximum number of resources per zone (of at most 64 zones); the rest is omitted. A node has about ten.
 const MOST_RESOURCES: usize = 128;
-/// Of a name of a resource: a DNS name, a slash and 63 characters.
+/// Maximum length of a resource name: a DNS name, a slash and 63 characters.
 const RESOURCE_NAME: usize = 317;
 
-/// Shared with whoever draws up the accounts.
+/// The current zones, shared with the agent's loop.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Zones(Arc<Mutex<Vec<Zone>>>);
 
@@ -26,7 +26,7 @@ impl Zones {
     }
 }
 
-/// The resources of a zone, native ones first: devices are what there may be too many of.
+/// Returns the resources to expose, native ones first, so that excess devices are what is omitted.
 fn shown(zone: &Zone) -> impl Iterator<Item = (&String, &Amounts)> {
     let native = zone.resources.iter().filter(|(name, _)| !name.contains('/'));
     let devices = zone.resources.iter().filter(|(name, _)| name.contains('/'));

@@ -1,4 +1,4 @@
-//! The families by name, for people.
+//! Names and descriptions of the Pods API server's metrics.
 
 use crate::telemetry::metrics::Doc;
 
@@ -116,7 +116,7 @@ pub(in crate::telemetry) const CUT: Doc = Doc {
     help: "Connections that were cut, and clients that were refused or slowed down",
 };
 
-/// Every family that there is while the Pods API is served.
+/// All metric families exposed while the Pods API is served.
 pub const DOCS: &[&Doc] = &[
     &REQUESTS,
     &LISTS,

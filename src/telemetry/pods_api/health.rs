@@ -1,4 +1,4 @@
-//! Does the Pods API that we serve work?
+//! Health of the Pods API server.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use crate::telemetry::health::{late, verdict};
 use crate::telemetry::server::Probes;
 
-/// The task that looks after the server turns this often at least; see `crate::pods_api`.
+/// Maximum interval between iterations of the server's supervising task; see `crate::pods_api`.
 const TURNS: Duration = Duration::from_secs(120);
 
-/// When what happened last.
+/// Times and results of the last reports.
 #[derive(Debug)]
 struct Moments {
     beat: Instant,
@@ -19,7 +19,7 @@ struct Moments {
     told: bool,
 }
 
-/// Stamped by whoever works, read by whoever asks.
+/// Updated by the tasks, read by the probes.
 #[derive(Debug)]
 pub struct Health(Mutex<Moments>);
 
@@ -30,7 +30,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Nothing has happened yet; the task has just turned.
+    /// Returns the state of a process that has just started; the start counts as an iteration.
     #[must_use]
     pub fn new() -> Self {
         Self(Mutex::new(Moments { beat: Instant::now(), served: false, told: false }))
@@ -40,12 +40,13 @@ impl Health {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The task that looks after the server turned: the socket is served or is not, and pods were all told once or were not.
+    /// Records an iteration of the supervising task. `served`: the socket is served. `told`: the pods are
+    /// synced.
     pub fn beat(&self, served: bool, told: bool) {
         *self.moments() = Moments { beat: Instant::now(), served, told };
     }
 
-    /// All pods were told.
+    /// Records that the pods are synced.
     pub fn told(&self) {
         self.moments().told = true;
     }
@@ -57,7 +58,7 @@ impl Probes for Health {
         verdict(late("the Pods API has not looked after its socket", quiet, TURNS).into_iter().collect())
     }
 
-    /// Is the socket served, and were all pods told once?
+    /// Fails unless the socket is served and the pods were synced once.
     fn ready(&self) -> Result<(), Vec<String>> {
         let moments = self.moments();
         let mut reasons = Vec::new();
@@ -94,7 +95,7 @@ mod tests {
         assert_eq!(health.started(), Ok(()));
         health.told();
         assert_eq!(health.ready(), Ok(()));
-        // Nobody tells any more: the last known state is served, which is no reason to take the clients away.
+        // The source is down now: the last known state is served, which is no reason to become unready.
         advance(TURNS / 2).await;
         assert_eq!((health.ready(), health.live()), (Ok(()), Ok(())));
         advance(TURNS).await;

@@ -1,4 +1,4 @@
-//! The families by name, for people.
+//! Names and descriptions of the proxy's metrics.
 
 use crate::telemetry::metrics::Doc;
 
@@ -155,7 +155,7 @@ pub(in crate::telemetry) const DEVICE_ERRORS: Doc = Doc {
     help: "How often Koordinator's Device object could not be read; the log has the sentence",
 };
 
-/// Every family that there is beside those of agent or controller while the proxy is served.
+/// All metric families exposed, beside those of the agent or controller, while the proxy is running.
 pub const DOCS: &[&Doc] = &[
     &REQUESTS,
     &REQUEST_SECONDS,

@@ -1,4 +1,4 @@
-//! Does the proxy work?
+//! Health of the proxy.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use tokio::time::Instant;
 use crate::telemetry::health::{late, verdict};
 use crate::telemetry::server::Probes;
 
-/// Somebody asks the kubelet at least this often; see `crate::proxy`.
+/// Maximum age of the kubelet's last response. It is called at least this often; see `crate::proxy`.
 const ASKED: Duration = Duration::from_secs(30);
-/// The task that looks after the proxy turns this often at least.
+/// Maximum interval between iterations of the proxy's supervising task.
 const TURNS: Duration = Duration::from_secs(120);
 
-/// When what happened last.
+/// Times and results of the last reports.
 #[derive(Debug)]
 struct Moments {
     beat: Instant,
@@ -22,16 +22,16 @@ struct Moments {
     told: bool,
 }
 
-/// Stamped by whoever works, read by whoever asks.
+/// Updated by the tasks, read by the probes.
 #[derive(Debug)]
 pub struct Health {
-    /// Somebody has to tell about pods.
+    /// Whether the proxy needs a pod source.
     needs_pods: bool,
     moments: Mutex<Moments>,
 }
 
 impl Health {
-    /// Nothing has happened yet; the task has just turned.
+    /// Returns the state of a process that has just started; the start counts as an iteration.
     #[must_use]
     pub fn new(needs_pods: bool) -> Self {
         let moments = Moments { beat: Instant::now(), kubelet: None, served: false, told: false };
@@ -42,18 +42,19 @@ impl Health {
         self.moments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The task that looks after the proxy turned: the socket is served or is not, and the pods were all told or were not.
+    /// Records an iteration of the supervising task. `served`: the socket is served. `told`: the pods are
+    /// synced.
     pub fn beat(&self, served: bool, told: bool) {
         let mut moments = self.moments();
         (moments.beat, moments.served, moments.told) = (Instant::now(), served, told);
     }
 
-    /// The kubelet answered.
+    /// Records a response of the kubelet.
     pub fn kubelet_answered(&self) {
         self.moments().kubelet = Some(Instant::now());
     }
 
-    /// How long ago the kubelet last answered anything.
+    /// Returns the time since the kubelet's last response.
     #[must_use]
     pub fn kubelet_age(&self) -> Option<Duration> {
         self.moments().kubelet.map(|moment| moment.elapsed())
@@ -66,7 +67,7 @@ impl Probes for Health {
         verdict(late("the proxy has not looked after its socket", quiet, TURNS).into_iter().collect())
     }
 
-    /// Is the socket served, does the kubelet answer, and were all pods told once?
+    /// Fails unless the socket is served, the kubelet responds, and the pods were synced (if needed).
     fn ready(&self) -> Result<(), Vec<String>> {
         let moments = self.moments();
         let mut reasons = Vec::new();

@@ -1,5 +1,6 @@
-//! The account of every described machine, empty and busy. The oracle is the simulated managers' own state, which
-//! shares no code with the accounting; the rules that keep the scheduler alive are checked on their own.
+//! The computed zones of every described machine, empty and busy. The oracle is the simulated managers' own
+//! state, which shares no code with the accounting; the rules that the scheduler depends on are checked
+//! separately.
 
 use fastrand::Rng;
 
@@ -25,7 +26,7 @@ fn config(spec: &MachineSpec) -> KubeletConfig {
     config
 }
 
-/// The account as the object that the oracle judges.
+/// Converts the topology to the object that the oracle checks.
 fn object(topology: &Topology) -> NodeResourceTopology {
     let resource = |(name, amounts): (&String, &Amounts)| ResourceInfo {
         name: name.clone(),
@@ -43,14 +44,14 @@ fn object(topology: &Topology) -> NodeResourceTopology {
     NodeResourceTopology::new("worker", NodeResourceTopologyFields { zones, ..Default::default() })
 }
 
-/// The truth about the zones that can be published.
+/// Returns the expected zones, as far as they can be published.
 fn truth(model: &Model) -> Expected {
     let mut expected = model.expected();
     expected.zones.retain(|id, _| *id < 64);
     expected
 }
 
-/// What would make the scheduler panic, skip a zone or misread a node (nrt.md 2.1).
+/// Checks for what would make the scheduler panic, skip a zone or misread a node (nrt.md 2.1).
 fn check_scheduler_rules(topology: &Topology, machine: &Machine, context: &str) {
     let zones: Vec<Id> = topology.zones.iter().map(|zone| zone.id).collect();
     let highest = machine.nodes.iter().map(|node| node.id).filter(|id| *id < 64).max().unwrap();
@@ -101,7 +102,7 @@ fn check(spec: &MachineSpec, model: &Model, rng: &mut Rng, context: &str) {
 fn some_pod(spec: &MachineSpec, name: &str, rng: &mut Rng) -> PodSpec {
     let mut pod = PodSpec::new(name);
     pod.guaranteed = rng.u8(..4) > 0;
-    // Its managers pass over such a pod; `tests/sim` walks over kubelets that do not.
+    // The simulated managers ignore such a pod; `tests/sim` covers kubelets that do not.
     pod.pod_level = (rng.u8(..8) == 0).then(PodLevel::default);
     for number in 1..rng.usize(1..3) {
         pod.containers.push(ContainerSpec { name: format!("c{number}"), ..ContainerSpec::default() });
@@ -166,7 +167,7 @@ fn every_machine_is_accounted_truly_empty_and_busy() {
     }
 }
 
-/// The largest machine that the scheduler can hold.
+/// The largest machine that the scheduler can handle.
 #[test]
 fn sixty_four_zones_with_a_thousand_cpus_are_accounted_truly() {
     let mut spec = crate::sim::scenario::machine(64);
@@ -187,7 +188,7 @@ fn sixty_four_zones_with_a_thousand_cpus_are_accounted_truly() {
     check(&spec, &model, &mut Rng::with_seed(1), "64 zones");
 }
 
-/// A machine, what its kubelet read at its start, and the hardware as it is now.
+/// Returns a machine as its kubelet read it at startup, combined with its present hardware.
 fn changed(name: &str) -> Case {
     let (_, spec) = described().into_iter().find(|(described, _)| described == name).unwrap();
     let later = spec.later().unwrap();
@@ -214,7 +215,7 @@ fn memory_that_drifted_since_the_kubelets_start_is_no_alarm() {
 #[test]
 fn cpus_count_while_they_are_online_and_the_kubelet_knows_them() {
     let case = changed("hotplug");
-    // Reserved: 0. Gone: 3. New, and unknown to the kubelet until it starts again: 6 to 9.
+    // Reserved: 0. Removed: 3. Added, and unknown to the kubelet until it restarts: 6 to 9.
     assert_eq!(case.of("cpu"), [(0, [3, 2, 2]), (1, [6, 2, 2])]);
     assert_eq!(case.account().findings, [Finding::UnknownCpus("3".into())].into());
 }

@@ -1,4 +1,4 @@
-//! Where one byte decides.
+//! Limits where one byte makes the difference.
 
 use super::*;
 

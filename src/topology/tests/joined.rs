@@ -1,4 +1,4 @@
-//! How the List and the managers' books are joined where they leave a choice.
+//! How the List and the managers' checkpoints are joined if several matches are possible.
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn an_entry_is_chosen_once_even_if_its_container_holds_the_same_on_two_nodes() {
 
 #[test]
 fn pods_that_hold_different_memory_never_share_an_entry() {
-    // One pod fits both entries, the other only the first, which is the one with the most to hide.
+    // One pod matches both entries, the other only the first, which has the most hidden memory.
     let both = |name| pod(name, quarters("main", 1, &["0"]));
     let mut first = both("b");
     first.containers.push(quarters("side", 1, &["1"]));
@@ -58,7 +58,7 @@ fn pods_that_hold_different_memory_never_share_an_entry() {
 
 #[test]
 fn a_pod_that_was_known_keeps_its_uid_and_one_that_left_leaves_no_trace() {
-    // Replicas: the List tells them from each other by nothing but their names.
+    // Replicas: in the List they differ only in their names.
     let replica = |name| pod(name, quarters("main", 1, &["0"]));
     let entry = || [quarters("main", 1, &["0"]), quarters("start", 2, &["0"])];
     let mut books = books(&[("u", &entry()), ("v", &entry()), ("w", &entry())]);
@@ -75,9 +75,9 @@ fn a_pod_that_was_known_keeps_its_uid_and_one_that_left_leaves_no_trace() {
     books.names = [name("u", "a"), name("v", "b"), name("w", "c")].into();
     assert_eq!(free(&with_books(both.to_vec(), books.clone())), 16 - 2 * 3, "c has left");
     assert_eq!(free(&with_books(vec![replica("b")], books.clone())), 16 - 3);
-    // A new replica cannot have what is known to be another's.
+    // A new replica cannot match an entry that is known to be another pod's.
     assert_eq!(free(&with_books(vec![replica("b"), replica("d")], books.clone())), 16 - 3 - 1);
-    // One that holds nothing yet may be a new pod of an old name.
+    // A pod without allocated resources may be a new pod with the name of an old one.
     assert_eq!(free(&with_books(vec![pod("a", container("main", "", vec![]))], books)), 16);
 }
 

@@ -1,12 +1,12 @@
-//! Properties of the account over odd machines, with and without the managers' books. Those of single rules stand with
-//! the rules.
+//! Properties of the computed zones over odd machines, with and without the managers' checkpoints. The
+//! properties of single rules are tested next to the rules.
 
 use std::io;
 
 use super::*;
 use crate::machine::{HostFiles, HostRoots, RecordedFiles, read};
 
-/// Puts `items` in an order that `seed` stands for (Fisher and Yates, xorshift).
+/// Shuffles `items` according to `seed` (Fisher-Yates, xorshift).
 fn shuffle<T>(items: &mut [T], seed: &mut u64) {
     for last in (1..items.len()).rev() {
         *seed ^= *seed << 13;
@@ -16,7 +16,7 @@ fn shuffle<T>(items: &mut [T], seed: &mut u64) {
     }
 }
 
-/// Nodes with and without CPUs, memory, pages and distances, at ids that the scheduler can and cannot hold.
+/// Nodes with and without CPUs, memory, pages and distances, at ids that the scheduler can and cannot handle.
 fn any_machine() -> impl Strategy<Value = Machine> {
     let ids = proptest::sample::subsequence(vec![0, 1, 2, 5, 62, 63, 64, 1000], 1..=5);
     let node = (any::<bool>(), 0..9_u64, 0..300_u64, 0..3_u64, any::<bool>());
@@ -36,7 +36,7 @@ fn any_machine() -> impl Strategy<Value = Machine> {
     })
 }
 
-/// The files that show this machine.
+/// Returns the files that describe this machine.
 fn files(machine: &Machine) -> RecordedFiles {
     let place = "sys/devices/system/node";
     let ids: IdSet = machine.nodes.iter().map(|node| node.id).collect();
@@ -59,7 +59,7 @@ fn files(machine: &Machine) -> RecordedFiles {
     RecordedFiles { read: files, ..RecordedFiles::default() }
 }
 
-/// As the files tell it: the pool that cannot be read has no pages.
+/// Returns the nodes as read from the files: the pool that cannot be read has no pages.
 fn as_read(machine: &Machine) -> Vec<NumaNode> {
     let mut nodes = machine.nodes.clone();
     for node in nodes.iter_mut().filter(|node| node.hugepages_unread) {
@@ -68,7 +68,7 @@ fn as_read(machine: &Machine) -> Vec<NumaNode> {
     nodes
 }
 
-/// Lists directories the other way round.
+/// Lists directories in reverse order.
 struct Backwards(RecordedFiles);
 
 impl HostFiles for Backwards {
@@ -83,17 +83,17 @@ impl HostFiles for Backwards {
     }
 }
 
-/// One pod, as the kubelet's managers would have it.
+/// One pod, as the kubelet's managers know it.
 #[derive(Clone, Debug)]
 struct Member {
     uid: String,
     pod: PodUsage,
-    /// Everything that its containers were given, plain init containers too, by name.
+    /// Everything that its containers were allocated, plain init containers included, by name.
     written: Vec<ContainerUsage>,
 }
 
-/// What a kubelet has: no CPU and no device is given to two pods, and the List and the books say the same of the
-/// containers that both name.
+/// The state of one kubelet: no CPU and no device is allocated to two pods, and the List and the checkpoints
+/// agree on the containers that both name.
 #[derive(Clone, Debug)]
 struct World {
     members: Vec<Member>,
@@ -101,7 +101,7 @@ struct World {
 }
 
 impl World {
-    /// The account when only the pods of `mask` are listed.
+    /// Returns what is available if only the pods of `mask` are listed.
     fn listed(&self, mask: u8) -> BTreeMap<(Id, String), u64> {
         let mut case = self.case.clone();
         let members = self.members.iter().enumerate().filter(|(at, _)| mask & 1 << at != 0);
@@ -110,12 +110,12 @@ impl World {
     }
 }
 
-/// What a container holds of what its pod was given: CPUs, memory and devices.
+/// A container's part of its pod's CPUs, memory and devices.
 type Share = (u8, Vec<MemoryBlock>, u8);
 
 fn any_share(nodes: impl Strategy<Value = IdSet> + 'static) -> impl Strategy<Value = Share> {
     let resource = prop_oneof![4 => Just("memory".to_owned()), 1 => Just("hugepages-2Mi".to_owned())];
-    // Few different amounts: pods that hold the same are the hard ones.
+    // Few different amounts: pods with equal memory are the hard case.
     let block = (resource, prop_oneof![Just(GIB / 4), Just(GIB / 2)], nodes);
     let block = block.prop_map(|(resource, bytes, nodes)| MemoryBlock { resource, bytes, nodes });
     (any::<u8>(), proptest::collection::vec(block, 0..3), any::<u8>())
@@ -143,7 +143,7 @@ fn world(nodes: BoxedStrategy<IdSet>) -> impl Strategy<Value = World> {
                 state.pods.insert(member.uid.clone(), member.written.clone());
             }
             if ended {
-                // Known as the pod that it is, or as another one that has left the List.
+                // Known under its own name, or under that of a pod that is no longer listed.
                 let name = if number % 2 == 0 { member.pod.name.clone() } else { format!("gone-{at}") };
                 state.names.insert(member.uid.clone(), ("ns".to_owned(), name));
             }
@@ -157,8 +157,8 @@ fn world(nodes: BoxedStrategy<IdSet>) -> impl Strategy<Value = World> {
     })
 }
 
-/// The pod `at`, with what it owns of the CPUs and devices handed to its containers as `shares` say; bits of `listed`
-/// say which of them the List names.
+/// Returns pod number `at`: the CPUs and devices it owns are distributed to its containers as in `shares`;
+/// the bits of `listed` select the containers that the List names.
 fn member_of(at: usize, number: u16, shares: &[Share], listed: u8, owners: [&[usize]; 2]) -> Member {
     let own = |owners: &[usize], mask: u8| -> Vec<usize> {
         let mine = owners.iter().enumerate().filter(|(_, owner)| **owner == at).map(|(thing, _)| thing);
@@ -187,7 +187,7 @@ fn member_of(at: usize, number: u16, shares: &[Share], listed: u8, owners: [&[us
         containers: named.map(|(_, container)| container.clone()).collect(),
         ..PodUsage::default()
     };
-    // The books name no container that was given nothing.
+    // The checkpoints do not name containers without allocated resources.
     containers.retain(|c| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty());
     Member { uid: format!("{number}-{at}"), pod, written: containers }
 }
@@ -260,8 +260,8 @@ proptest! {
         prop_assert_eq!(case.account(), before);
     }
 
-    /// The List and the books are of one kubelet here. Of books that contradict the List it does not hold, and need not:
-    /// a pod that is listed then proves that what an older book says of it is over.
+    /// Here the List and the checkpoints are of one kubelet. The property need not hold for checkpoints that
+    /// contradict the List: a listed pod then proves that its entry in an older checkpoint is outdated.
     #[test]
     fn with_the_books_too_one_more_pod_never_raises_what_is_available(
         world in any_world(),

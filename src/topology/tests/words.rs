@@ -1,4 +1,4 @@
-//! What people read in the logs.
+//! Messages in the logs.
 
 use super::*;
 

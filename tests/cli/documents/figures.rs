@@ -1,4 +1,5 @@
-//! The figures of README.md, docs/performance.md and docs/operations.md are those of the last complete run of `make bench`.
+//! The figures of README.md, docs/performance.md and docs/operations.md match the last complete run of `make
+//! bench`.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ fn recorded() -> Result<Record> {
     serde_json::from_str(&super::read(record::FILE)).context(record::FILE)
 }
 
-/// One test for all: README.md may not say what docs/performance.md does not.
+/// A single test for all files, so that README.md cannot differ from docs/performance.md.
 #[test]
 fn the_documents_have_the_figures_of_the_last_run() -> Result<()> {
     let record = recorded()?;
@@ -37,7 +38,7 @@ fn the_documents_have_the_figures_of_the_last_run() -> Result<()> {
     is("README.md", "comparison", &tables::comparison(&record).context("no two nodes")?)
 }
 
-/// The record is of everything: both nodes, the default first, and the same variants on both.
+/// The record is complete: both nodes, the default first, and the same variants on both.
 #[test]
 fn the_record_is_complete() -> Result<()> {
     let record = recorded()?;
@@ -90,7 +91,7 @@ fn figures_have_three_digits() {
     }
 }
 
-/// A node on which everything is well within its budget.
+/// Returns a record of a node where everything is well within its budget.
 fn calm() -> Record {
     let some = |ms| Quantiles { count: 10, p50: ms, p99: ms + 1.0, max: ms + 2.0 };
     let figures = Figures {
@@ -158,7 +159,7 @@ fn what_was_not_measured_of_a_peer_is_a_dash() -> Result<()> {
     Ok(())
 }
 
-/// Two zones with so many free CPUs.
+/// Returns two zones with these numbers of available CPUs.
 fn zones(free: [u64; 2]) -> Zones {
     let zone = |id: usize| {
         let cpu = json!({"name": "cpu", "capacity": "8", "available": free[id].to_string()});
@@ -172,7 +173,7 @@ fn free_cpus_are_those_of_all_zones() {
     assert_eq!(zones([3, 4]).free_cpus(), 7);
 }
 
-/// The versions come a second apart; gives the seconds.
+/// Returns the second from which the object was correct, for versions that are a second apart.
 fn right_after(versions: &[[u64; 2]]) -> Option<u64> {
     let start = Instant::now();
     let at = |second| start + Duration::from_secs(second);
@@ -184,10 +185,10 @@ fn right_after(versions: &[[u64; 2]]) -> Option<u64> {
 fn an_object_is_right_from_the_first_version_that_says_what_the_last_one_says() {
     assert_eq!(right_after(&[]), None);
     assert_eq!(right_after(&[[7, 8]]), Some(0));
-    // Held as it was, then right, then only something else changed.
+    // Held without a change, then correct, then a change of something else.
     assert_eq!(right_after(&[[8, 8], [7, 8], [7, 8]]), Some(1));
-    // Reserved in every zone, then accounted.
+    // Reserved in every zone, then accounted for.
     assert_eq!(right_after(&[[7, 7], [7, 8]]), Some(1));
-    // Right for a moment only.
+    // The first correct version is replaced again.
     assert_eq!(right_after(&[[7, 8], [8, 8], [7, 8]]), Some(2));
 }

@@ -1,20 +1,23 @@
-//! Did the object ever promise more than there was?
+//! Checks that the object never reports more available resources than there were.
 //!
-//! The simulated kubelet keeps what it told, with the state of its managers that each answer told of, and the simulated
-//! API server every version of the object. A version that the agent wrote at an instant `w` may promise, for each zone
-//! and resource, what some answers to `List` and `GetAllocatableResources` promised, and these may be as old as this:
+//! The simulated kubelet records its responses, each with the managers' state that it reported, and the
+//! simulated API server records every version of the object. In a version that the agent wrote at an instant
+//! `w`, the available amount of each zone and resource must not exceed what some responses to `List` and
+//! `GetAllocatableResources` imply. These responses count:
 //!
-//! - Of each method the last answer counts that was true, complete, and given [`PIPELINE`] before `w` or earlier while
-//!   nothing was the matter with the kubelet; and every answer since. An older one the agent cannot have in its hands any
-//!   more: whoever writes it after that has kept a queue.
-//! - While something is the matter with the kubelet (from the fault until the object is true again) no answer supersedes
-//!   the one before the fault, since the agent is right to hold the last good object.
-//! - A kubelet that has started and does not know its pods yet gives no excuse, nor does one without CPUs, memory or device
-//!   plugins, nor one that names some of its pods only: what it says then is never counted. What pods hold goes on being held.
-//! - A partial or empty answer of a kubelet that has been running for long is the kubelet's own word and counts as what it says.
+//! - For each method, the last correct and complete response that was at least [`PIPELINE`] before `w` and
+//!   outside any trouble of the kubelet, and every later one. The agent cannot legitimately use an older one
+//!   any more: writing it that late means that writes were queued.
+//! - During a trouble of the kubelet (from the fault until the object is correct again), no response
+//!   supersedes the one before the fault, since the agent may keep the last good object.
+//! - A restarted kubelet that does not know its pods yet, or lists only some of them, is no excuse: such a
+//!   response never counts, since the pods' resources stay allocated. An inventory that lacks CPUs or memory
+//!   just after a restart counts as complete; one that lacks device plugins counts as it is.
+//! - A partial or empty response of a kubelet that did not restart is authoritative and counts as it is.
 //!
-//! Devices are what one answer offered without what another one listed, for each pair of them. Where memory blocks join
-//! nodes, the sum over all nodes is compared, since the List does not tell how a block is split.
+//! Available devices are those that one response offers minus those that another one lists, for each pair of
+//! responses. If memory blocks join nodes, the sum over all nodes is compared, since the List does not report
+//! how a block is split.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
@@ -27,24 +30,24 @@ use numacast::sim::api_server::{Change, ChangeKind, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, Expected, Fault, SimKubelet, Told};
 use tokio::sync::broadcast;
 
-/// From an answer to the write that it leads to: the deadline of a write, and as long again and more for a machine that is
-/// busy with other things.
+/// Maximum time from a response to the write that it leads to: the timeout of a write, and more than that
+/// again for a busy machine.
 pub(crate) const PIPELINE: Duration = Duration::from_millis(1500);
 
-/// Follows the object and what the kubelet tells.
+/// Follows the object and the kubelet's responses.
 pub(crate) struct Judge {
     changes: broadcast::Receiver<Arc<Change>>,
     told: VecDeque<Told>,
-    /// When something was the matter with the kubelet; the last one may last.
+    /// Periods of trouble with the kubelet; the last one may still be open.
     troubles: Vec<Trouble>,
-    /// Versions that were judged.
+    /// Number of versions that were judged.
     pub(crate) versions: u64,
 }
 
 struct Trouble {
     start: Instant,
     end: Option<Instant>,
-    /// The kubelet or its socket is another: a partial answer is no word of its own then.
+    /// Whether the kubelet or its socket was replaced. If so, its partial responses are not authoritative.
     restart: bool,
 }
 
@@ -54,22 +57,22 @@ impl Trouble {
     }
 }
 
-/// Zone and resource to what is said to be available.
+/// Zone and resource to the amount reported as available.
 type Promise = BTreeMap<(String, String), u64>;
 
 impl Judge {
-    /// From now on; the agent has not started yet.
+    /// Starts judging. To be called before the agent starts.
     pub(crate) fn new(kubelet: &SimKubelet, changes: broadcast::Receiver<Arc<Change>>) -> Self {
         drop(kubelet.take_told());
         Self { changes, told: VecDeque::new(), troubles: Vec::new(), versions: 0 }
     }
 
-    /// Something is the matter with the kubelet; `restart`: it starts again in the course of it.
+    /// Begins a period of trouble with the kubelet; `restart`: whether the kubelet restarts during it.
     pub(crate) fn trouble_begins(&mut self, restart: bool) {
         self.troubles.push(Trouble { start: Instant::now(), end: None, restart });
     }
 
-    /// The object is true again. Forgets what no version can need any more.
+    /// Ends the trouble: the object is correct again. Drops what no later version needs.
     pub(crate) fn trouble_is_over(&mut self) {
         let now = Instant::now();
         if let Some(trouble) = self.troubles.last_mut() {
@@ -83,10 +86,10 @@ impl Judge {
         }
     }
 
-    /// Judges every version since the last look.
+    /// Judges every version since the last call.
     ///
     /// # Errors
-    /// What was promised too much, and what the kubelet had said.
+    /// The amounts that are too high, and the kubelet's responses before.
     pub(crate) fn look(&mut self, kubelet: &SimKubelet) -> Result<(), String> {
         let mut changes = Vec::new();
         loop {
@@ -98,7 +101,7 @@ impl Judge {
                 Err(_) => break,
             }
         }
-        // Whatever was told before these changes is there by now.
+        // The responses before these changes have all been recorded by now.
         self.told.extend(kubelet.take_told());
         let ours = |change: &&Arc<Change>| {
             change.of == &TOPOLOGIES && change.what != ChangeKind::Deleted && change.manager == FIELD_MANAGER
@@ -118,7 +121,7 @@ impl Judge {
         let most = truths.iter().map(|truth| promised(truth, joined)).reduce(highest).unwrap_or_default();
         let mut too_much = String::new();
         for ((zone, resource), available) in said(&object, joined) {
-            // Without an inventory the hardware is all that the agent knows.
+            // Without an inventory, the agent knows only the hardware.
             if blank && !resource.contains('/') {
                 continue;
             }
@@ -135,7 +138,7 @@ impl Judge {
         Err(format!("version {version} promises too much:{too_much}\n{}", self.account(change.at)))
     }
 
-    /// Since when answers count for a version written at `at`.
+    /// The instant from which on responses count for a version written at `at`.
     fn superseding(&self, call: Call, at: Instant) -> Option<Instant> {
         let good = |told: &&Told| {
             told.call == call
@@ -152,7 +155,7 @@ impl Judge {
         self.troubles.iter().all(|trouble| trouble.is_apart(at, at + PIPELINE))
     }
 
-    /// Is what a partial answer says the kubelet's own word?
+    /// Returns true unless this is a partial response that is not authoritative.
     fn is_own_word(&self, told: &Told) -> bool {
         let partial = matches!(told.fault, Some(Fault::Partial(_) | Fault::Empty));
         !partial || self.troubles.iter().all(|trouble| !trouble.restart || trouble.is_apart(told.at, told.at))
@@ -168,7 +171,7 @@ impl Judge {
         self.told.iter().filter(counts).collect()
     }
 
-    /// What the kubelet told before an instant, the newest last.
+    /// Formats the kubelet's last responses before an instant, the newest last.
     fn account(&self, at: Instant) -> String {
         let before: Vec<&Told> = self.told.iter().filter(|told| told.at <= at).collect();
         let mut text = "the kubelet's last answers:".to_owned();
@@ -188,7 +191,7 @@ impl Judge {
     }
 }
 
-/// Every account that these answers can lead to.
+/// The expected zones for every pair of these responses.
 fn truths(lists: &[&Told], offers: &[&Told]) -> Vec<Expected> {
     let mut usages: Vec<(Expected, &Told)> = Vec::new();
     for told in lists {
@@ -217,7 +220,7 @@ fn highest(mut one: Promise, other: Promise) -> Promise {
     one
 }
 
-/// Under which zone an amount is compared.
+/// The key under which an amount is compared.
 fn place(zone: String, resource: &str, joined: bool) -> (String, String) {
     let is_memory = resource == "memory" || resource.starts_with("hugepages-");
     let zone = if joined && is_memory { "all zones together".to_owned() } else { zone };

@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! The kinds of faults.
 
 use std::fs;
 use std::io;
@@ -18,12 +18,12 @@ use tonic::Code;
 use super::world::{Kubelet, NODE, World};
 use super::{DEADLINE, POLL, REFRESH, SETTLE};
 
-/// Where it goes wrong: two faults at once are never on the same side.
+/// The side of a fault. Two simultaneous faults are never on the same side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// The kubelet, its sockets and files: what it says may not be the truth.
+    /// The kubelet, its sockets and files: its responses may be incorrect.
     Kubelet,
-    /// The API server and those who use it.
+    /// The API server and its clients.
     Cluster,
 }
 
@@ -34,7 +34,7 @@ macro_rules! kinds {
         pub(crate) enum Kind { $($kind,)* }
 
         impl Kind {
-            /// All of them.
+            /// All kinds.
             pub(crate) const ALL: &[Self] = &[$(Self::$kind,)*];
 
             pub(crate) fn name(self) -> &'static str {
@@ -45,7 +45,7 @@ macro_rules! kinds {
                 match self { $(Self::$kind => Side::$side,)* }
             }
 
-            /// How long after its end the object may be wrong.
+            /// How long after the fault's end the object may be incorrect.
             pub(crate) fn bound(self) -> Duration {
                 match self { $(Self::$kind => $bound,)* }
             }
@@ -53,26 +53,30 @@ macro_rules! kinds {
     };
 }
 
-/// For a machine that is busy with other things.
+/// Slack for a busy machine.
 const SLACK: Duration = Duration::from_secs(2);
-/// The longest wait between two scans that fail, give or take a tenth, and the scan itself; or a poll, if that is longer.
+/// The longest delay between two failing scans, give or take a tenth, plus the scan; or a poll, if that is
+/// longer.
 const RESCAN: Duration = Duration::from_millis(5_500).saturating_add(DEADLINE).saturating_add(SLACK);
-/// Likewise, and a kubelet whose pods went while it was away is waited for.
+/// Like [`RESCAN`], plus the wait for a restarted kubelet whose pods disappeared while it was down.
 const RESTART: Duration = RESCAN.saturating_add(SETTLE);
-/// Likewise, and an agent that knows no pods of before holds a young kubelet to the object for ten times as long.
+/// Like [`RESCAN`], plus the ten times longer period in which an agent that knows no earlier pods checks a
+/// recently started kubelet against the object.
 const BOTH: Duration = RESCAN.saturating_add(SETTLE.saturating_mul(10));
-/// The longest wait between two writes that fail, give or take a tenth, and the write itself.
+/// The longest delay between two failing writes, give or take a tenth, plus the write.
 const REWRITE: Duration = Duration::from_secs(11).saturating_add(DEADLINE).saturating_add(SLACK);
-/// Nothing went wrong, and maybe nobody told either: the next poll, give or take a tenth, and one scan.
+/// Nothing failed, but there may have been no event either: the next poll, give or take a tenth, plus one
+/// scan.
 const SOON: Duration = POLL.saturating_add(SLACK);
-/// Somebody else wrote or deleted the object: the next refresh, give or take a tenth, puts it right at the latest; one that is
-/// deleted again and again is made anew ten seconds later.
+/// Another client wrote or deleted the object: the next refresh, give or take a tenth, corrects it at the
+/// latest. An object that is deleted repeatedly is recreated ten seconds later.
 const NEXT_REFRESH: Duration = REFRESH
     .saturating_add(DEADLINE.saturating_mul(2))
     .saturating_add(SLACK)
     .saturating_add(Duration::from_secs(11));
 
-/// A write with the old Node's uid may have come in between: the cluster collects it, and the next refresh makes it anew.
+/// A write with the old Node's uid may have happened in between: the garbage collector deletes the object,
+/// and the next refresh recreates it.
 const REMADE: Duration = REWRITE.saturating_add(NEXT_REFRESH);
 
 kinds! {
@@ -126,10 +130,10 @@ kinds! {
 }
 
 impl Kind {
-    /// Does it, and returns when it is over.
+    /// Injects the fault and returns when it is over.
     ///
     /// # Errors
-    /// When the simulation cannot do it.
+    /// When the simulation fails.
     pub(crate) async fn happen(self, world: &World, rng: &mut Rng) -> Result<(), String> {
         let kubelet = &world.node.kubelet;
         let server = &world.node.server;
@@ -210,7 +214,7 @@ impl Kind {
             }
             Self::Storm => storm(kubelet.root().to_owned(), rng.u32(20_000..60_000)).await?,
             Self::NotifyFull => {
-                // What is written to it from now on goes to a device that is always full, and nobody is told.
+                // Writes to the file now go to a device that is always full, and cause no event.
                 let file = world.notify_file();
                 let _ = fs::remove_file(&file);
                 std::os::unix::fs::symlink("/dev/full", &file).map_err(text)?;
@@ -300,17 +304,17 @@ impl Kind {
         Ok(())
     }
 
-    /// Does the kubelet start again in the course of it?
+    /// Returns true if the kubelet restarts during the fault.
     pub(crate) fn is_restart(self) -> bool {
         matches!(self, Self::Restart | Self::Killed | Self::CrashLoop | Self::BothRestart)
     }
 
-    /// May both happen at once?
+    /// Returns true if both faults can happen at once.
     pub(crate) fn goes_with(self, other: Self) -> bool {
         self.side() != other.side()
     }
 
-    /// Can it be seen on such a node at all?
+    /// Returns true if the fault can have an effect on this node.
     pub(crate) fn fits(self, world: &World) -> bool {
         let of_state = matches!(
             self,
@@ -319,7 +323,7 @@ impl Kind {
         world.variant.state_files || !of_state
     }
 
-    /// Does something to some of the managers' books.
+    /// Damages some of the managers' checkpoints.
     fn spoil(self, root: &Path, rng: &mut Rng) -> io::Result<()> {
         let all = ["cpu_manager_state", "memory_manager_state", "device-plugins/kubelet_internal_checkpoint"];
         for name in all {
@@ -333,7 +337,7 @@ impl Kind {
                     fs::remove_file(&path)?;
                     continue;
                 }
-                // Nobody can read what points at itself, root included.
+                // A symlink to itself is unreadable even for root.
                 Self::StateUnreadable => std::os::unix::fs::symlink(&path, &temporary)?,
                 Self::StateOversize => fs::File::create(&temporary)?.set_len(17 << 20)?,
                 _ => fs::write(&temporary, state_garbage(rng, &path))?,
@@ -344,7 +348,7 @@ impl Kind {
     }
 }
 
-/// The first part of a file, bytes of no meaning, or a document that is not the one.
+/// Truncated, empty or random content, or a document of the wrong form.
 fn state_garbage(rng: &mut Rng, path: &Path) -> Vec<u8> {
     let mut content = fs::read(path).unwrap_or_default();
     match rng.u8(0..4) {
@@ -368,7 +372,7 @@ fn either(rng: &mut Rng) -> Call {
     if rng.u8(0..3) > 0 { Call::List } else { Call::Allocatable }
 }
 
-/// A few calls to the kubelet go wrong; somebody makes the agent look.
+/// Injects faults into a few calls to the kubelet and makes the agent scan.
 async fn wrong(world: &World, rng: &mut Rng, draw: impl Fn(&mut Rng) -> (Call, Fault)) {
     let kubelet = &world.node.kubelet;
     for _ in 0..rng.u8(1..4) {
@@ -380,19 +384,19 @@ async fn wrong(world: &World, rng: &mut Rng, draw: impl Fn(&mut Rng) -> (Call, F
     kubelet.clear_faults();
 }
 
-/// Bytes that are no answer: no gRPC at all, wrong wire types, text that is none, lengths that lead nowhere.
+/// Bytes that are no response: random bytes, wrong wire types, invalid text, invalid lengths.
 fn garbage(rng: &mut Rng) -> Vec<u8> {
     match rng.u8(0..6) {
         0 => (0..rng.usize(1..400)).map(|_| rng.u8(..)).collect(),
         // Field 1 as a number.
         1 => vec![0x08, 0x01],
-        // A pod whose name is no text.
+        // A pod whose name is invalid UTF-8.
         2 => vec![0x0a, 0x03, 0x0a, 0x01, 0xff],
         // A pod that is longer than the message.
         3 => vec![0x0a, 0x7f, 0x01],
-        // A number without an end.
+        // A number that does not end.
         4 => vec![0xff; 20],
-        // A group that nobody opened.
+        // The end of a group that was not started.
         _ => vec![0x0c],
     }
 }
@@ -406,7 +410,7 @@ async fn restart_agent(world: &World, rng: &mut Rng) -> Result<(), String> {
     Ok(())
 }
 
-/// The kubelet ends, and comes back part by part.
+/// Restarts the kubelet; its parts come back one by one.
 async fn restart(world: &World, rng: &mut Rng, killed: bool) -> Result<(), String> {
     world.kubelet.set(Kubelet::Down);
     if killed {
@@ -427,7 +431,8 @@ async fn boot(world: &World, rng: &mut Rng) -> Result<(), String> {
     Ok(())
 }
 
-/// Its managers, its pods and its device plugins are back, in any order; then it admits pods again.
+/// Brings back the managers, the pods and the device plugins in any order; then the kubelet admits pods
+/// again.
 async fn be_ready(world: &World, rng: &mut Rng) -> Result<(), String> {
     let kubelet = &world.node.kubelet;
     let mut parts = ["managers", "pods", "example.com/nic", "example.com/bridge"];
@@ -444,11 +449,11 @@ async fn be_ready(world: &World, rng: &mut Rng) -> Result<(), String> {
             "managers" => managers = true,
             "pods" => {
                 pods = true;
-                // For a moment it names some of them only, as real ones do (tests/real/order.rs).
+                // For a moment it lists only some of them, as real ones do (tests/real/order.rs).
                 kubelet.fail_next(Call::List, rng.usize(0..3), &Fault::Partial(rng.usize(0..4)));
                 kubelet.set_ready(managers, pods);
                 for _ in 0..rng.u8(1..4) {
-                    // Hooks make the agent look just then.
+                    // Hooks make the agent scan at this moment.
                     fs::write(world.notify_file(), "now").map_err(text)?;
                     pause(rng, 100).await;
                 }
@@ -465,7 +470,7 @@ async fn be_ready(world: &World, rng: &mut Rng) -> Result<(), String> {
     Ok(())
 }
 
-/// It dies at any moment of its start, a few times.
+/// Kills the kubelet a few times at random moments of its startup.
 async fn crash_loop(world: &World, rng: &mut Rng) -> Result<(), String> {
     for _ in 0..rng.u8(1..4) {
         world.kubelet.set(Kubelet::Down);
@@ -484,7 +489,7 @@ fn remove(directory: &Path) -> Result<(), String> {
     fs::remove_dir_all(directory).map_err(text)
 }
 
-/// More events at once than the kernel keeps for a reader who is not quick.
+/// Causes more inotify events at once than the kernel queues for a slow reader.
 async fn storm(root: std::path::PathBuf, count: u32) -> Result<(), String> {
     let blow = move || -> io::Result<()> {
         let (one, other) = (root.join(".storm"), root.join("device-plugins/.storm"));
@@ -498,7 +503,7 @@ async fn storm(root: std::path::PathBuf, count: u32) -> Result<(), String> {
     tokio::task::spawn_blocking(blow).await.map_err(text)?.map_err(text)
 }
 
-/// A few requests about our object, or all of them, go wrong.
+/// Injects faults into a few requests, either for the object or of any kind.
 async fn fail(world: &World, rng: &mut Rng, faults: &[api_server::Fault]) {
     let server = &world.node.server;
     let everything = rng.u8(0..4) == 0;
@@ -512,7 +517,7 @@ async fn fail(world: &World, rng: &mut Rng, faults: &[api_server::Fault]) {
     server.clear_faults();
 }
 
-/// Somebody else writes other numbers into the object.
+/// Changes the numbers in the object as another manager.
 async fn edit(world: &World, rng: &mut Rng, manager: &str) -> Result<(), String> {
     let Some(object) = world.node.server.get(&TOPOLOGIES, "", NODE) else { return Ok(()) };
     let mut zones = object["zones"].clone();
@@ -530,7 +535,7 @@ async fn edit(world: &World, rng: &mut Rng, manager: &str) -> Result<(), String>
     world.note(format!("{manager} writes"));
     match api.patch(NODE, &params, &Patch::Merge(json!({"zones": zones}))).await {
         Ok(_) => Ok(()),
-        // Somebody deleted it meanwhile.
+        // It was deleted meanwhile.
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(error.to_string()),
     }

@@ -1,11 +1,11 @@
-//! A seeded run of faults over the simulated node and cluster: the agent between them on a thread of its own, over real
-//! sockets and real HTTP.
+//! A seeded run of faults over the simulated node and cluster. The agent between them runs on its own thread,
+//! with real sockets and real HTTP.
 //!
-//! Each step draws one fault, sometimes two at once, and ordinary changes around and during it. When the fault is over
-//! the object must be true again within the fault's bound, and at no moment may it have promised more than there was
-//! ([`judge`] says what that means exactly).
+//! Each step draws one fault, sometimes two at once, with ordinary changes before and during it. After the
+//! fault the object must be correct again within the fault's bound, and at no time may it have reported more
+//! than there was (see [`judge`] for the exact rules).
 //!
-//! No test harness in here: `tests/faults` is the long form, `tests/sim` has a short one.
+//! This module does not use the test harness: `tests/faults` is the long form, `tests/sim` has a short one.
 
 mod judge;
 mod kinds;
@@ -22,40 +22,40 @@ use judge::Judge;
 pub(crate) use kinds::{Kind, Side};
 use world::{Variant, World};
 
-/// The agent's configuration: everything a little faster than usual, so that a step takes seconds.
+/// The agent's configuration, with intervals shorter than usual, so that a step takes seconds.
 pub(crate) const POLL: Duration = Duration::from_secs(2);
 pub(crate) const SETTLE: Duration = Duration::from_secs(3);
 pub(crate) const REFRESH: Duration = Duration::from_secs(5);
-/// Of one call, to the kubelet and to the API server.
+/// Timeout of one call to the kubelet or the API server.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(500);
 
-/// The longest wait of the agent before it lists and watches the pods again, and the list itself. Kubelets before 1.34 list pods that have
-/// ended, and nobody but the API server tells which these are.
+/// The agent's longest delay before it relists and watches the pods again, and the list itself. Kubelets
+/// before 1.34 list terminated pods, which only the API server reports as terminated.
 const UNHEARD: Duration = Duration::from_secs(33);
 
-/// How often the object is looked at.
+/// Interval at which the object is checked.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The faults of one step, and how long the object was wrong after them.
+/// The faults of one step, and how long the object was incorrect after them.
 pub(crate) struct Measured {
     pub(crate) kinds: Vec<Kind>,
     pub(crate) took: Duration,
 }
 
-/// How often the cluster's garbage collector looks for owners that are not there.
+/// Interval at which the cluster's garbage collector looks for missing owners.
 const COLLECT: Duration = Duration::from_millis(500);
 
-/// What a shard came to.
+/// The result of a shard.
 pub(crate) struct Outcome {
     pub(crate) measured: Vec<Measured>,
-    /// Versions of the object that were judged.
+    /// Number of versions of the object that were judged.
     pub(crate) versions: u64,
-    /// What went wrong, at length.
+    /// The failure in detail.
     pub(crate) failure: Option<String>,
 }
 
-/// Runs `faults` steps on one node; what it is like follows from the number of the shard. Bounds are taken `patience` times:
-/// once where they are measured, more often where a slow machine must not fail.
+/// Runs `faults` steps on one node, whose variant depends on the shard number. Bounds are multiplied by
+/// `patience`: by 1 where they are measured, by more where a slow machine must not cause a failure.
 pub(crate) async fn run_shard(
     shard: usize,
     faults: usize,
@@ -107,7 +107,7 @@ impl Run {
         }
         self.world.start_agent();
         self.agrees(Duration::from_secs(30)).await?;
-        // Each kind once before any comes twice.
+        // Draw each kind once before any kind is repeated.
         let mut deck: Vec<Kind> = Vec::new();
         for _ in 0..faults {
             if deck.is_empty() {
@@ -126,7 +126,7 @@ impl Run {
         Ok(())
     }
 
-    /// One step; returns how long the object was wrong after the faults were over.
+    /// Runs one step; returns how long the object was incorrect after the faults were over.
     async fn step(&mut self, kinds: &[Kind]) -> Result<Duration, String> {
         self.judge.look(&self.world.node.kubelet)?;
         let differences = self.world.differences();
@@ -164,7 +164,7 @@ impl Run {
             }
         }
         if kinds.contains(&Kind::Rival) {
-            // Nobody fights a rival, but what changes next is published, and true.
+            // The agent does not fight a rival, but publishes the next change, correctly.
             self.world.change(&mut life).await;
         } else if life.bool() {
             self.world.live(&mut life).await;
@@ -175,8 +175,8 @@ impl Run {
         Ok(took)
     }
 
-    /// Waits until the object is true; returns how long that took. The bound counts from when the agent watches the pods, which
-    /// it may not do yet since an earlier fault.
+    /// Waits until the object is correct; returns how long that took. The bound starts when the agent watches
+    /// the pods, which it may not do yet after an earlier fault.
     async fn agrees(&mut self, bound: Duration) -> Result<Duration, String> {
         let start = Instant::now();
         let mut collected = start;

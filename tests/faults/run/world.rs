@@ -1,4 +1,4 @@
-//! A simulated node and cluster, the agent on a thread of its own, and what happens on any node all day.
+//! A simulated node and cluster, the agent on its own thread, and ordinary changes on the node.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,29 +22,30 @@ use super::{DEADLINE, POLL, REFRESH, SETTLE};
 /// The node's name.
 pub(crate) const NODE: &str = "worker";
 const NAMESPACE: &str = "default";
-/// It is there from the first day and never goes.
+/// A pod that exists from the start and is never deleted.
 const ANCHOR: &str = "anchor";
-/// Pods at a time.
+/// Maximum number of pods at a time.
 const CROWD: usize = 9;
-/// So many deeds before a failure are told.
+/// Maximum number of actions that a failure report lists.
 const TOLD: usize = 30;
 const GIB: u64 = 1 << 30;
 const RESOURCES: [&str; 2] = ["example.com/nic", "example.com/bridge"];
 
-/// How far the kubelet is.
+/// The state of the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kubelet {
     Down,
-    /// It has started and does not know its pods yet.
+    /// It has started but does not know its pods yet.
     Starting,
     Up,
 }
 
-/// What differs from shard to shard.
+/// The settings that differ between shards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Variant {
     pub(crate) age: Age,
-    /// Can the agent see the kubelet's root directory with the state files, or only sockets and device plugins?
+    /// Whether the agent can read the kubelet's root directory with the state files, or only sockets and
+    /// device plugins.
     pub(crate) state_files: bool,
 }
 
@@ -63,7 +64,7 @@ impl Variant {
     }
 }
 
-/// The agent's own thread, as the binary has it: one runtime, one thread.
+/// The agent's thread, with a runtime on one thread like the binary's.
 struct AgentThread {
     stop: oneshot::Sender<()>,
     thread: JoinHandle<Result<(), String>>,
@@ -87,7 +88,7 @@ impl AgentThread {
     }
 }
 
-/// Everything there is.
+/// The simulated parts and the agent.
 pub(crate) struct World {
     pub(crate) node: SimNode,
     pub(crate) client: kube::Client,
@@ -95,7 +96,7 @@ pub(crate) struct World {
     settings: Settings,
     agent: RefCell<Option<AgentThread>>,
     pub(crate) kubelet: Cell<Kubelet>,
-    /// The Node's uid, which owns the object.
+    /// The uid of the Node, which owns the object.
     owner: RefCell<String>,
     pods: Cell<usize>,
     deeds: RefCell<VecDeque<(Duration, String)>>,
@@ -103,7 +104,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A node with one pod, and no agent yet.
+    /// Starts a node with one pod, without an agent.
     pub(crate) async fn start(variant: Variant, seed: u64) -> Result<Self, String> {
         let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines/two-by-eight.yaml");
         let machine = MachineSpec::read(&machine)?;
@@ -140,7 +141,7 @@ impl World {
         Ok(world)
     }
 
-    /// The Node as its kubelet registers it.
+    /// Creates the Node object as its kubelet registers it.
     pub(crate) fn register_node(&self) -> Result<(), String> {
         let version = self.variant.version();
         let node = json!({
@@ -157,7 +158,7 @@ impl World {
         *self.agent.borrow_mut() = Some(agent);
     }
 
-    /// Ends the agent as SIGTERM does.
+    /// Stops the agent as SIGTERM does.
     pub(crate) async fn stop_agent(&self) -> Result<(), String> {
         let Some(AgentThread { stop, thread }) = self.agent.borrow_mut().take() else { return Ok(()) };
         drop(stop);
@@ -167,7 +168,7 @@ impl World {
         thread.join().unwrap_or_else(|_| Err("the agent has panicked".to_owned()))
     }
 
-    /// What the object says that is not true; empty when it is.
+    /// The errors in the object; empty if it is correct.
     pub(crate) fn differences(&self) -> Vec<String> {
         if self.agent.borrow().as_ref().is_some_and(|agent| agent.thread.is_finished()) {
             return vec!["the agent has ended".to_owned()];
@@ -184,7 +185,7 @@ impl World {
         differences
     }
 
-    /// Notes what was done.
+    /// Records an action.
     pub(crate) fn note(&self, deed: String) {
         let deeds = &mut *self.deeds.borrow_mut();
         deeds.push_back((self.start.elapsed(), deed));
@@ -198,7 +199,7 @@ impl World {
         self.node.directory().join("hooks/notify")
     }
 
-    /// What was done last.
+    /// The latest actions.
     pub(crate) fn deeds(&self) -> String {
         let deeds = self.deeds.borrow();
         let lines = deeds.iter().map(|(at, deed)| format!("  {:9.3} s  {deed}", at.as_secs_f64()));
@@ -209,11 +210,11 @@ impl World {
         self.start.elapsed().as_secs_f64()
     }
 
-    /// Something that happens on any node all day.
+    /// Makes an ordinary change, of the kind that happens on any node.
     pub(crate) async fn live(&self, rng: &mut Rng) {
         let running = self.names(Stage::Active);
         match (self.kubelet.get(), rng.u8(0..20)) {
-            // The pod is deleted in the API server meanwhile.
+            // The pod is deleted in the API server while the kubelet is down.
             (Kubelet::Down, 0..5) => self.stop_pod(rng, &running),
             (Kubelet::Down | Kubelet::Starting, _) => {}
             (Kubelet::Up, 0..8) if running.len() < CROWD => self.start_pod(rng).await,
@@ -225,7 +226,7 @@ impl World {
         }
     }
 
-    /// A change that no object can pass over.
+    /// Makes ordinary changes until the expected object changes.
     pub(crate) async fn change(&self, rng: &mut Rng) {
         let before = self.node.kubelet.expected();
         while self.node.kubelet.expected() == before {
@@ -278,7 +279,7 @@ impl World {
         self.note(format!("{name} is deleted"));
     }
 
-    /// As a StatefulSet does it: another pod under the same name.
+    /// Replaces a pod by another with the same name, like a StatefulSet.
     async fn replace_pod(&self, rng: &mut Rng, running: &[String]) {
         let ended = self.names(Stage::Finished);
         let again = if ended.is_empty() { running } else { &ended };
@@ -289,14 +290,14 @@ impl World {
         self.run(spec).await;
     }
 
-    /// The pod's containers end, its object stays.
+    /// Terminates a pod's containers; its object stays.
     fn finish_pod(&self, rng: &mut Rng, running: &[String]) {
         let Some(name) = pick(rng, running) else { return };
         let spec =
             self.node.kubelet.with_model(|model| model.pod(NAMESPACE, name).map(|pod| pod.spec.clone()));
         let Some(spec) = spec else { return };
         self.node.kubelet.finish_pod(NAMESPACE, name);
-        // It has a name.
+        // Cannot fail: the pod has a name.
         let _ = self.node.server.put(&PODS, spec.object(NODE, "Succeeded"));
         self.note(format!("{name} ends"));
     }

@@ -1,4 +1,4 @@
-//! Virtual time and the one source of chance.
+//! Virtual time and the only source of randomness.
 
 /// Microseconds since the beginning of the run.
 pub(crate) type Time = u64;
@@ -15,11 +15,11 @@ pub(crate) fn seconds(time: Time) -> f64 {
     time as f64 / S as f64
 }
 
-/// A span of time to draw from.
+/// A range of durations to draw from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span(pub(crate) Time, pub(crate) Time);
 
-/// The dice of one run.
+/// The random number generator of one run.
 #[derive(Debug)]
 pub(crate) struct Dice(fastrand::Rng);
 
@@ -32,12 +32,12 @@ impl Dice {
         if span.1 <= span.0 { span.0 } else { self.0.u64(span.0..=span.1) }
     }
 
-    /// Less than `bound`, which is not 0.
+    /// A number less than `bound`, which is not 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0.usize(..bound)
     }
 
-    /// So many times in a thousand.
+    /// Returns true with a probability of `times` in a thousand.
     pub(crate) fn per_mille(&mut self, times: u32) -> bool {
         self.0.u32(..1000) < times
     }
@@ -46,7 +46,7 @@ impl Dice {
         among[self.below(among.len())]
     }
 
-    /// Exponentially distributed, at most ten times the mean.
+    /// An exponentially distributed duration, at most ten times the mean.
     pub(crate) fn about(&mut self, mean: Time) -> Time {
         let long = -(1.0 - self.0.f64()).ln();
         (mean as f64 * long.min(10.0)) as Time

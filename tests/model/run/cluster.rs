@@ -1,18 +1,18 @@
-//! What the API server holds: pods and each node's NodeResourceTopology.
+//! The content of the API server: pods and each node's NodeResourceTopology.
 
 use super::chance::{NEVER, Time};
 use super::fingerprint::pod_hash;
 
-/// A pod by its place in the run; no two have the same, as with UIDs.
+/// A pod's index in the run, unique like a UID.
 pub(crate) type PodId = usize;
 
-/// A node by its number.
+/// A node's index.
 pub(crate) type NodeId = usize;
 
-/// All of them live here.
+/// The namespace of all pods.
 pub(crate) const NAMESPACE: &str = "load";
 
-/// How far a pod is, in the API's words.
+/// The phase of a pod in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Pending,
@@ -27,48 +27,48 @@ impl Phase {
     }
 }
 
-/// What kind of pod it is.
+/// The kind of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// It runs, and ends if it has an end.
+    /// Runs, and ends if its lifetime is limited.
     Ordinary,
-    /// Its image cannot be pulled: it is admitted, holds what it asked for and stays Pending.
+    /// Its image cannot be pulled: it is admitted, keeps its resources and stays Pending.
     Unpullable,
-    /// A file on the node describes it; the API server has a copy.
+    /// Described by a file on the node; the API server has a mirror pod.
     Static,
 }
 
-/// What a pod asks for.
+/// The resource request of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// CPU in thousandths.
+    /// Millicores.
     pub(crate) milli: u32,
-    /// Guaranteed: with whole CPUs it gets CPUs of its own.
+    /// QoS class Guaranteed: whole CPUs are exclusive.
     pub(crate) guaranteed: bool,
 }
 
 impl Request {
-    /// A Guaranteed pod of so many CPUs.
+    /// A Guaranteed request of whole CPUs.
     pub(crate) fn whole(cpus: u32) -> Self {
         Self { milli: cpus * 1000, guaranteed: true }
     }
 
-    /// Nothing at all.
+    /// No request.
     pub(crate) const BEST_EFFORT: Self = Self { milli: 0, guaranteed: false };
 
-    /// CPUs of its own that it must get.
+    /// Number of exclusive CPUs.
     pub(crate) fn exclusive(self) -> u32 {
         if self.guaranteed && self.milli.is_multiple_of(1000) { self.milli / 1000 } else { 0 }
     }
 
-    /// Does the plugin count it as a pod with exclusive resources? It looks at the specification only, and a Guaranteed
-    /// pod asks for memory.
+    /// Returns true if the plugin counts it as a pod with exclusive resources. It looks at the specification
+    /// only, and a Guaranteed pod requests memory.
     pub(crate) fn looks_exclusive(self) -> bool {
         self.guaranteed
     }
 }
 
-/// What one watcher knows of a pod.
+/// The state of a pod as seen by one watcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) bound: bool,
@@ -76,38 +76,38 @@ pub(crate) struct Seen {
     pub(crate) deleted: bool,
 }
 
-/// A pod: its object, and what is measured about it.
+/// A pod: its object and its measurements.
 #[derive(Clone, Debug)]
 pub(crate) struct Pod {
     pub(crate) name: String,
     pub(crate) hash: u64,
     pub(crate) request: Request,
     pub(crate) kind: Kind,
-    /// Our scheduler places it. Others are bound by somebody else.
+    /// Whether our scheduler places it. Other pods are bound by another one.
     pub(crate) ours: bool,
-    /// Where it was placed.
+    /// The node on which it was placed.
     pub(crate) node: Option<NodeId>,
-    /// Its binding waits for something: for the other pods of its gang, or for a volume.
+    /// Whether its binding waits for something: for the other pods of its gang, or for a volume.
     pub(crate) binds_late: bool,
-    /// The object, as long as there is one.
+    /// The object, while it exists.
     pub(crate) object: Option<Seen>,
-    /// Deleting it only marks it, as long as this is set.
+    /// While this is set, deleting the pod only marks it.
     pub(crate) finalizer: bool,
     /// How long its containers run.
     pub(crate) life: Time,
-    /// How long they take to end once they are told to.
+    /// How long they take to terminate after the signal.
     pub(crate) termination: Time,
     pub(crate) created: Time,
     /// When the plugin let it pass.
     pub(crate) passed: Option<Time>,
     pub(crate) reserved: Option<Time>,
-    /// When the API server had the binding.
+    /// When the API server received the binding.
     pub(crate) bound: Option<Time>,
-    /// When the agent heard of it.
+    /// When the agent received it.
     pub(crate) heard: Option<Time>,
-    /// When its status said Running.
+    /// When its status became Running.
     pub(crate) running: Option<Time>,
-    /// When the object first was held for it or accounted for it.
+    /// When the object was first held for it or accounted for it.
     pub(crate) covered: Option<Time>,
     /// Pods that the plugin did not know when it let this one pass, and why, see `figures`.
     pub(crate) blind: Vec<(PodId, Option<Forgotten>)>,
@@ -115,12 +115,12 @@ pub(crate) struct Pod {
     pub(crate) forgotten: Option<Forgotten>,
 }
 
-/// How the plugin came to forget a pod, or not to know it.
+/// How the plugin came to forget a pod or not to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forgotten {
-    /// The object was believed before the agent could have prevented it.
+    /// Whether the object was accepted before the agent could have prevented it.
     pub(crate) excused: bool,
-    /// The pod was reserved and not bound: nobody but the scheduler knew of it.
+    /// Whether the pod was reserved but not bound: only the scheduler knew of it.
     pub(crate) unbound: bool,
 }
 
@@ -156,18 +156,18 @@ impl Pod {
 pub(crate) struct Object {
     /// Free CPUs in each zone.
     pub(crate) available: Vec<u32>,
-    /// `topologyManagerPolicy` and scope are there.
+    /// Whether `topologyManagerPolicy` and scope are present.
     pub(crate) policy: bool,
-    /// The sum in the fingerprint, if there is one.
+    /// The fingerprint, if there is one.
     pub(crate) print: Option<u64>,
-    /// The method is `with-exclusive-resources`.
+    /// Whether the method is `with-exclusive-resources`.
     pub(crate) exclusive: bool,
-    /// What makes a write a write where nothing else changed.
+    /// Makes a write a change even if nothing else changed.
     pub(crate) counter: u64,
-    /// The controller's annotation, which no exporter touches.
+    /// The controller's annotation, which exporters leave alone.
     pub(crate) nudges: u64,
-    /// Not published: the pods whose CPUs were taken off, or reserved in every zone, ascending.
+    /// Not published: the pods whose CPUs were deducted, or reserved in every zone, in ascending order.
     pub(crate) accounts: Vec<PodId>,
-    /// Not published: the exporter means the fingerprint never to come true.
+    /// Not published: whether the exporter intends the fingerprint never to match.
     pub(crate) held: bool,
 }

@@ -1,4 +1,4 @@
-//! numacast's controller, as far as it nudges: its own nudger, with an imitation of its watches.
+//! numacast's controller, limited to its nudges: the real nudger with an imitation of its watches.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,12 +15,12 @@ pub(crate) enum Nudges {
     None,
     /// As numacast does with this plan.
     Plan(Plan),
-    /// Each so often while pods wait, for so long after an object changed; to compare with.
+    /// At this interval while pods wait, for this time after a change of an object. For comparison.
     Each(Time, Time),
 }
 
 impl Nudges {
-    /// As it comes.
+    /// The default.
     pub(crate) fn usual() -> Self {
         Self::Plan(Plan::default())
     }
@@ -34,18 +34,18 @@ impl Nudges {
     }
 }
 
-/// What it knows and plans.
+/// The controller's state.
 #[derive(Debug)]
 pub(crate) struct Controller {
     nudges: Nudges,
     nudger: Nudger,
-    /// When the next of [`Nudges::Each`] is due, and when they end.
+    /// When the next nudge of [`Nudges::Each`] is due, and when they end.
     each: Option<(Time, Time)>,
-    /// Pods whose condition says that the plugin rejects them.
+    /// Pods with a condition that the plugin rejects them.
     waiting: BTreeSet<PodId>,
-    /// A write is under way.
+    /// Whether a write is in flight.
     pub(super) writing: bool,
-    /// The timer that counts; earlier ones are void.
+    /// The current timer; earlier ones are void.
     pub(super) timer: u32,
     pub(super) wakes: Option<Time>,
 }
@@ -58,7 +58,7 @@ impl Controller {
         Self { nudges, nudger, each: None, waiting, writing: false, timer: 0, wakes: None }
     }
 
-    /// The objects are watched while pods wait only.
+    /// Handles a change of an object. The objects are watched only while pods wait.
     pub(super) fn changed(&mut self, now: Time) {
         if self.waiting.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Who publishes the object.
+//! The exporters, which publish the object.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::peers::{Nfd, Rte};
 use super::plugin;
 use super::world::{Signal, World};
 
-/// One kind of exporter.
+/// An exporter.
 pub(crate) trait Exporter {
-    /// Something happened that it hears of.
+    /// Handles a signal.
     fn hear(&mut self, world: &mut World, signal: Signal);
 }
 
-/// None at all.
+/// No exporter.
 #[derive(Debug)]
 pub(crate) struct Nobody;
 
@@ -25,32 +25,32 @@ impl Exporter for Nobody {
     fn hear(&mut self, _: &mut World, _: Signal) {}
 }
 
-/// The exporters there are.
+/// The kinds of exporters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Who {
-    /// There is neither an exporter nor the plugin.
+    /// Neither an exporter nor the plugin.
     Nobody,
     /// NFD's topology updater.
     Nfd,
-    /// RTE, a scan per second.
+    /// RTE with one scan per second.
     Rte,
-    /// numacast in the kubelet's view.
+    /// numacast with the kubelet's view.
     KubeletView,
-    /// numacast in the scheduler's view: how long a bound pod may be unaccounted, and how long what says nothing but
-    /// that the pods agree waits for what follows.
+    /// numacast with the scheduler's view. `patience`: how long a bound pod may be unaccounted for; `join`:
+    /// how long a write that only makes the fingerprint agree waits for the next change.
     Ours { patience: Time, join: Time },
-    /// numacast for those who read the object directly, with reservations or without.
+    /// numacast for plugins that read the object directly, with or without reservations.
     Direct { reserves: bool },
-    /// numacast in the scheduler's view with something wrong.
+    /// numacast with the scheduler's view and a deliberate bug.
     Broken(Flaw),
 }
 
-/// numacast's own.
+/// numacast's own defaults.
 pub(crate) const PATIENCE: Time = 50 * MS;
 pub(crate) const JOIN: Time = 50 * MS;
 
 impl Who {
-    /// numacast as it comes.
+    /// numacast with its defaults.
     pub(crate) const USUAL: Self = Self::Ours { patience: PATIENCE, join: JOIN };
 
     pub(crate) fn name(self) -> String {
@@ -66,7 +66,7 @@ impl Who {
         }
     }
 
-    /// One for each node, set up for this informer of the plugin.
+    /// Creates an exporter for each node, configured for this informer of the plugin.
     pub(crate) fn exporters(self, informer: plugin::Informer, nodes: usize) -> Vec<Box<dyn Exporter>> {
         (0..nodes).map(|node| self.exporter(informer, node)).collect()
     }

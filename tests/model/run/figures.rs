@@ -1,28 +1,28 @@
-//! What is measured.
+//! The measurements.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::chance::Time;
 use super::cluster::{Pod, PodId};
 
-/// Why the kubelet had to refuse a pod.
+/// Why the kubelet had to reject a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The plugin had forgotten a pod before the exporter could have prevented it.
     Window,
-    /// The plugin had forgotten a pod that was reserved and not bound yet, which no exporter can know.
+    /// The plugin had forgotten a pod that was reserved but not bound yet, which no exporter can know.
     Unbound,
     /// The plugin had forgotten a pod, and the exporter could have prevented it.
     Late,
-    /// Somebody else placed a pod at the same time.
+    /// Another scheduler placed a pod at the same time.
     Foreign,
     /// There is no plugin.
     NoPlugin,
-    /// None of these: an error of the exporter's numbers, or of the model.
+    /// None of these: a bug in the exporter's numbers or in the model.
     Unknown,
 }
 
-/// The figures of one run.
+/// The measurements of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) events: u64,
@@ -34,19 +34,20 @@ pub(crate) struct Figures {
     pub(crate) nudges: u64,
     pub(crate) holds: u64,
     pub(crate) restarts: u64,
-    /// Pods that a flush made the plugin forget though they hold CPUs or will, and those of them too late to be excused.
+    /// Pods that a flush made the plugin forget although they have or will get CPUs; `forgotten_late`: those
+    /// without an excuse.
     pub(crate) forgotten: u64,
     pub(crate) forgotten_late: u64,
-    /// Refused pods and why.
+    /// Rejected pods and why.
     pub(crate) refused: Vec<(PodId, Cause)>,
-    /// From the reservation to an object that is held or accounts for the pod.
+    /// Times from the reservation to an object that is held or accounts for the pod.
     pub(crate) windows: Vec<Time>,
     /// CPU time of containers, over all pods that have ended.
     pub(crate) busy: Time,
     /// The plugin's GETs of objects.
     pub(crate) reads: u64,
     started: BTreeMap<PodId, (u32, Time)>,
-    /// How long object and plugin did not agree, each time.
+    /// Durations of disagreements between object and plugin.
     pub(crate) disagreements: Vec<Time>,
     last_release: Time,
 }
@@ -67,13 +68,13 @@ impl Figures {
         self.last_release = now;
     }
 
-    /// Counts the time of those that still run.
+    /// Adds the time of pods that still run.
     pub(crate) fn finish(&mut self, now: Time) {
         let running: Vec<PodId> = self.started.keys().copied().collect();
         running.into_iter().for_each(|id| self.stop(id, now));
     }
 
-    /// `since`: from when on a node's object and the plugin did not agree.
+    /// Records whether a node's object and the plugin agree; `since` is when they began to disagree.
     pub(crate) fn agreement(&mut self, agrees: bool, since: &mut Option<Time>, now: Time) {
         match (agrees, *since) {
             (false, None) => *since = Some(now),
@@ -85,10 +86,10 @@ impl Figures {
         }
     }
 
-    /// `placed`: the pods of the node.
+    /// Records a rejected pod; `placed` are the pods of the node.
     pub(crate) fn refuse(&mut self, id: PodId, pods: &[Pod], placed: &BTreeSet<PodId>) {
         let pod = &pods[id];
-        // Either it took the place of one that the plugin had forgotten, or it was forgotten itself and lost its own.
+        // It took the CPUs of a pod that the plugin had forgotten, or it was forgotten and lost its own.
         let blind = pod.blind.iter().filter_map(|(_, forgotten)| *forgotten);
         let forgotten: Vec<_> = blind.chain(pod.forgotten).collect();
         let foreign = |other: &PodId| {
@@ -117,7 +118,7 @@ impl Figures {
     }
 }
 
-/// The value below which so many of a hundred lie.
+/// The value of a percentile.
 pub(crate) fn percentile(sorted: &[Time], percent: usize) -> Time {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last * percent + 50) / 100).copied().unwrap_or_default()

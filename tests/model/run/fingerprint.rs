@@ -1,4 +1,5 @@
-//! The fingerprint of a set of pods as the plugin computes it: written from the description (nrt.md 4.1), not from ours.
+//! The fingerprint of a set of pods as the plugin computes it, from the description (nrt.md 4.1), not from
+//! numacast's code.
 
 const P1: u64 = 0x9E37_79B1_85EB_CA87;
 const P2: u64 = 0xC2B2_AE3D_27D4_EB4F;
@@ -57,12 +58,12 @@ pub(crate) fn xxh64(bytes: &[u8], seed: u64) -> u64 {
     hash ^ hash >> 32
 }
 
-/// One pod's part.
+/// The hash of one pod.
 pub(crate) fn pod_hash(namespace: &str, name: &str) -> u64 {
     xxh64(name.as_bytes(), xxh64(namespace.as_bytes(), 0))
 }
 
-/// The sum over a set.
+/// The fingerprint of a set of pod hashes.
 pub(crate) fn sum(hashes: impl IntoIterator<Item = u64>) -> u64 {
     let mut sorted: Vec<u64> = hashes.into_iter().collect();
     sorted.sort_unstable();
@@ -71,7 +72,7 @@ pub(crate) fn sum(hashes: impl IntoIterator<Item = u64>) -> u64 {
 }
 
 #[cfg(test)]
-#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
+#[allow(dead_code, unused_imports)] // the long form has no test harness
 mod tests {
     use super::*;
 

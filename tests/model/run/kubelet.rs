@@ -1,31 +1,32 @@
-//! The kubelet: single-numa-node, pod scope, static CPU manager, and what its List says when (kubelet.md 3.3).
+//! The kubelet: single-numa-node, pod scope, static CPU manager, and the content of its List over time
+//! (kubelet.md 3.3).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::chance::Time;
 use super::cluster::{Kind, Phase, PodId, Request};
 
-/// How far the kubelet is with a pod.
+/// The stage of a pod in the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The List names it, without CPUs.
+    /// In the List without CPUs.
     Known,
-    /// It has what it asked for.
+    /// Its CPUs are allocated.
     Admitted,
     /// Its containers run.
     Running,
-    /// They were told to end.
+    /// Its containers are terminating.
     Ending,
 }
 
-/// A pod that the kubelet knows and has not refused.
+/// A pod that the kubelet knows and has not rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) stage: Stage,
-    /// Its CPUs, one bit each.
+    /// Its CPUs as a bit mask.
     pub(crate) cpus: u64,
     pub(crate) kind: Kind,
-    /// When its containers end by themselves.
+    /// When its containers terminate by themselves.
     pub(crate) ends: Time,
 }
 
@@ -36,37 +37,37 @@ pub(crate) struct Listed {
     pub(crate) cpus: u64,
 }
 
-/// What the List says; `None`: it could not be asked.
+/// The List; `None` if the kubelet does not respond.
 pub(crate) type List = Option<Vec<Listed>>;
 
 /// The kubelet's own state.
 #[derive(Debug)]
 pub(crate) struct Kubelet {
-    /// The allocatable CPUs of each zone, one bit each.
+    /// The allocatable CPUs of each zone as a bit mask.
     pub(crate) zones: Vec<u64>,
     pub(crate) pods: BTreeMap<PodId, Held>,
-    /// Pods that have ended, with what is still to be reported.
+    /// Terminated pods, with the phase that is still to be reported.
     pub(crate) unreported: BTreeMap<PodId, Phase>,
-    /// Pods that it is done with: what an old event says of them is no news.
+    /// Pods that it is done with; old events about them are ignored.
     pub(crate) done: BTreeSet<PodId>,
-    /// Waiting for admission, which is one pod at a time.
+    /// Pods waiting for admission, which is one pod at a time.
     pub(crate) waiting: VecDeque<PodId>,
-    /// Somebody is being admitted.
+    /// Whether a pod is being admitted.
     pub(crate) busy: bool,
-    /// It does not run.
+    /// Whether it is stopped.
     pub(crate) down: bool,
-    /// It has started and does not know all its pods yet.
+    /// Whether it has started but does not know all its pods yet.
     pub(crate) loading: bool,
-    /// Those it knows already while it loads.
+    /// The pods that it knows already while it loads.
     pub(crate) loaded: Vec<PodId>,
-    /// When the runtime is looked at: that far into each second.
+    /// The runtime is relisted at this offset in each second.
     pub(crate) relist: Time,
-    /// Counts starts, so that what an earlier one meant to do is void.
+    /// Number of starts, to drop the duties of earlier processes.
     pub(crate) life: u32,
 }
 
 impl Kubelet {
-    /// Zones of so many allocatable CPUs each.
+    /// Creates a kubelet with zones of these numbers of allocatable CPUs.
     pub(crate) fn new(sizes: &[u32], relist: Time) -> Self {
         let mut first = 0;
         let zone = |size: &u32| {
@@ -89,19 +90,20 @@ impl Kubelet {
         }
     }
 
-    /// CPUs that nobody holds.
+    /// CPUs that are not allocated.
     pub(crate) fn free(&self) -> u64 {
         let all = self.zones.iter().fold(0, |all, zone| all | zone);
         all & !self.pods.values().fold(0, |used, held| used | held.cpus)
     }
 
-    /// How many are free in each zone.
+    /// Number of free CPUs in each zone.
     pub(crate) fn free_by_zone(&self) -> Vec<u32> {
         let free = self.free();
         self.zones.iter().map(|zone| (zone & free).count_ones()).collect()
     }
 
-    /// The CPUs that a pod would get: from the lowest zone that has enough. `None`: it must be refused.
+    /// The CPUs that a pod would be allocated, from the lowest zone with enough. `None` if it must be
+    /// rejected.
     pub(crate) fn choose(&self, request: Request) -> Option<u64> {
         let wanted = request.exclusive();
         if wanted == 0 {
@@ -119,7 +121,7 @@ impl Kubelet {
         Some(chosen)
     }
 
-    /// What the List says.
+    /// The response to List.
     pub(crate) fn list(&self) -> List {
         if self.down {
             return None;
@@ -131,7 +133,7 @@ impl Kubelet {
         Some(self.pods.iter().filter_map(listed).collect())
     }
 
-    /// The next look at the runtime.
+    /// The time of the next relist of the runtime.
     pub(crate) fn next_relist(&self, now: Time) -> Time {
         let second = super::chance::S;
         let since = (now + second - self.relist % second) % second;
@@ -139,13 +141,13 @@ impl Kubelet {
     }
 }
 
-/// The CPUs of each zone that are left when `used` are gone.
+/// Number of CPUs of each zone that are not in `used`.
 pub(crate) fn left_over(zones: &[u64], used: u64) -> Vec<u32> {
     zones.iter().map(|zone| (zone & !used).count_ones()).collect()
 }
 
 #[cfg(test)]
-#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
+#[allow(dead_code, unused_imports)] // the long form has no test harness
 mod tests {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! A closed loop: there is always somewhat more to do than the node can.
+//! A closed loop: the pods always request somewhat more than the nodes have.
 
 use std::collections::BTreeSet;
 
@@ -8,36 +8,37 @@ use super::exporter::Exporter;
 use super::figures::{Cause, Figures, percentile};
 use super::world::{Notice, Settings, World, guaranteed};
 
-/// The load. Half of the pods complete, and are deleted when that shows; the others are deleted while they run.
+/// The load. Half of the pods complete and are deleted once that is reported; the others are deleted while
+/// they run.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
-    /// Requests of all living pods, in hundredths of what the nodes have.
+    /// Requests of all living pods, in percent of the nodes' CPUs.
     pub(crate) percent: u32,
     /// The sizes to draw from.
     pub(crate) sizes: &'static [u32],
-    /// The mean life of a pod, and the shortest.
+    /// The mean lifetime of a pod; `shortest`: the shortest.
     pub(crate) life: Time,
     pub(crate) shortest: Time,
-    /// How soon a pod that has ended is replaced.
+    /// How soon a terminated pod is replaced.
     pub(crate) again: Span,
-    /// There are a completed, an unpullable and a refused pod on each node, Guaranteed ones.
+    /// Whether there are a completed, an unpullable and a rejected pod on each node, all Guaranteed.
     pub(crate) odd_pods: bool,
-    /// So many of a thousand pods bind late.
+    /// Number of pods in a thousand that bind late.
     pub(crate) late: u32,
-    /// For how long.
+    /// The duration.
     pub(crate) time: Time,
 }
 
-/// What came of it.
+/// The results of a load.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) created: u64,
     pub(crate) placed: u64,
     pub(crate) refused: usize,
     pub(crate) refused_late: usize,
-    /// Refused for pods that were reserved and not bound yet.
+    /// Rejected because of pods that were reserved but not bound yet.
     pub(crate) refused_unbound: usize,
-    /// Parts of the CPUs that could be busy.
+    /// Fraction of the CPU time that was used.
     pub(crate) busy: f64,
     pub(crate) p50: Time,
     pub(crate) p90: Time,
@@ -56,14 +57,14 @@ pub(crate) struct Outcome {
 struct Driver {
     load: Load,
     living: BTreeSet<PodId>,
-    /// CPUs of the living.
+    /// CPUs requested by the living pods.
     asked: u32,
     ours: Vec<PodId>,
     capacity: u32,
     number: u64,
 }
 
-/// What the driver is told to do.
+/// Tokens of the driver.
 const MORE: u64 = 0;
 const DELETE: u64 = 1 << 40;
 
@@ -119,8 +120,8 @@ impl Driver {
     }
 }
 
-/// The pods that every node has: the exporter's own, and, if asked for, one that has completed, one that cannot be pulled
-/// and one that was refused. Tells how many CPUs they hold.
+/// Creates the pods that every node has: the exporter's own and, with `odd_pods`, one that has completed, one
+/// that cannot be pulled and one that was rejected. Returns the number of CPUs allocated to them.
 pub(crate) fn residents(world: &mut World, odd_pods: bool) -> u32 {
     (0..world.nodes.len()).map(|node| residents_of(world, node, odd_pods)).sum()
 }
@@ -142,7 +143,7 @@ fn residents_of(world: &mut World, node: NodeId, odd_pods: bool) -> u32 {
     1
 }
 
-/// Runs it.
+/// Runs the load.
 pub(crate) fn run(settings: Settings, load: &Load, exporters: Vec<Box<dyn Exporter>>, seed: u64) -> Outcome {
     let plugin = settings.plugin;
     let mut world = World::new(settings, seed, exporters);

@@ -1,7 +1,8 @@
-//! A model of the scheduler plugin's cache with all that stands around it, in virtual time and from one seed.
+//! A model of the scheduler plugin's cache and everything around it, in virtual time and from one seed.
 //!
-//! Written from what is known of the plugin, the scheduler and the kubelet, and not from ours: of numacast only the pure
-//! contract, its reservations and the controller's nudger take part. No threads, no clock.
+//! It is based on what is known of the plugin, the scheduler and the kubelet, not on numacast's code. Of
+//! numacast it uses only the pure contract, its reservations and the controller's nudger. No threads, no
+//! clock.
 
 pub(crate) mod chance;
 pub(crate) mod cluster;
@@ -19,5 +20,5 @@ pub(crate) mod walk;
 pub(crate) mod world;
 
 #[cfg(test)]
-#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
+#[allow(dead_code, unused_imports)] // the long form has no test harness
 mod tests;

@@ -1,4 +1,4 @@
-//! numacast's agent: its own contract, with an imitation of the loop around it.
+//! numacast's agent: its real contract, with an imitation of the loop around it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,35 +15,36 @@ use super::fingerprint;
 use super::kubelet::{List, Listed, left_over};
 use super::world::{Signal, World};
 
-/// Scans in a second, and at once.
+/// Rate limit of scans: the interval, and the burst.
 const RATE: (Time, u64) = (100 * MS, 4);
-/// The List is looked at again so soon while something is expected of it, then half as often each time.
+/// Delay before the List is read again while a change of it is expected; doubled each time.
 const SOON: Time = 15 * MS;
-/// At most so long.
+/// Maximum of that delay.
 const LATE: Time = S;
-/// And without any reason.
+/// Poll interval while no change is expected.
 const POLL: Time = 5 * S;
-/// The same while nobody tells of pods.
+/// The same while the pods are not watched.
 const POLL_BLIND: Time = 800 * MS;
-/// A kubelet that has started is not believed about pods that it does not list, for so long.
+/// How long a restarted kubelet is not trusted about pods that it does not list.
 const SETTLE: Time = 20 * S;
-/// How long the object as it stood is believed while the node cannot be read.
+/// How long the existing object is trusted while the node cannot be read.
 const UNREAD: Time = 500 * MS;
-/// How long who reserves waits for the pods before the first object.
+/// How long an agent with reservations waits for the pods before its first object.
 const FIRST_LIST: Time = 12 * S;
-/// How long a pod that went may stay in the List.
+/// How long a pod that is gone may stay in the List.
 const LINGER: Time = 15 * S;
 
-/// What may be wrong with it, to see that the model notices.
+/// A deliberate bug, to verify that the model detects it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Flaw {
     #[default]
     None,
-    /// Nothing is ever held.
+    /// The object is never held.
     NoHold,
-    /// While it is held, the fingerprint is that of a set that may come true: with the pods that are waited for.
+    /// While the object is held, its fingerprint can match: it is that of the set with the pods that are
+    /// waited for.
     HoldsBySet,
-    /// The set comes from the newest events, the zones are as they were at the last slow poll.
+    /// The set comes from the latest events, but the zones from the last slow poll.
     StaleZones,
 }
 
@@ -58,22 +59,22 @@ impl Flaw {
     }
 }
 
-/// numacast.
+/// numacast's agent.
 pub(crate) struct Ours {
     node: NodeId,
     terms: Terms,
-    /// What says nothing but that the pods agree waits so long for what follows.
+    /// How long a write that only makes the fingerprint agree waits for the next change.
     join: Time,
     flaw: Flaw,
     contract: Contract,
     requirements: Requirements,
-    /// The node's pods, as the watch told them.
+    /// The node's pods, from the watch.
     pods: Option<BTreeMap<PodId, pod::Pod>>,
     watched: bool,
-    /// Pods that went lately.
+    /// Pods that were recently deleted or terminated.
     gone: BTreeMap<PodId, Time>,
     usage: Usage,
-    /// How many Lists there were.
+    /// Number of Lists so far.
     lists: u64,
     listed: Vec<Listed>,
     zones: Vec<Zone>,
@@ -88,12 +89,12 @@ pub(crate) struct Ours {
     pause: Time,
     next_scan: Time,
     // Writes.
-    /// Until when what says nothing but that the pods agree waits.
+    /// Until when a write that only makes the fingerprint agree waits.
     joins: Option<Time>,
     last: Option<Object>,
     writing: Option<Object>,
     wanted: Option<Object>,
-    /// The timer that counts; earlier ones are void.
+    /// The current timer; earlier ones are void.
     timer: u32,
     wakes: Time,
     ask_again: Option<Time>,
@@ -137,7 +138,7 @@ impl Ours {
     fn start(&mut self, world: &World) {
         let new = Self::new(self.node, self.terms.clone(), self.join, self.flaw);
         *self = Self { timer: self.timer, started: world.now, ..new };
-        // Its own object is read first. Whether the kubelet is young its socket tells.
+        // It first reads its own object. The kubelet's socket shows whether the kubelet started recently.
         let there = &world.nodes[self.node];
         self.last = there.object.clone().map(|object| Object { nudges: 0, ..object });
         self.young = (there.kubelet.down || there.kubelet.loading).then_some(world.now);
@@ -176,7 +177,7 @@ impl Ours {
 
     // Scans.
 
-    /// Looks at the List now, and soon again.
+    /// Reads the List now, and again soon.
     fn look(&mut self, now: Time) {
         self.pause = SOON;
         self.next_scan = now;
@@ -227,7 +228,8 @@ impl Ours {
         self.next_scan = self.next_scan.min(world.now + pause);
     }
 
-    /// A kubelet that has started must list who lives, unless that takes too long.
+    /// Returns true if the List is trusted. A restarted kubelet must list all live pods, unless that takes
+    /// too long.
     fn is_believed(&self, listed: &[Listed], now: Time) -> bool {
         let Some(young) = self.young else { return true };
         let lives = |id: &PodId| match &self.pods {
@@ -267,7 +269,7 @@ impl Ours {
         self.read = true;
     }
 
-    /// Will the List soon say something else?
+    /// Returns true if the List is expected to change soon.
     fn expects(&mut self, now: Time) -> bool {
         self.gone.retain(|_, at| now < *at + LINGER);
         let lingers = self.gone.keys().any(|id| self.listed.iter().any(|pod| pod.pod == *id));
@@ -323,7 +325,7 @@ impl Ours {
         }
     }
 
-    /// Does the object say only that pods agree, and may something else follow soon?
+    /// Returns true if the object only makes the fingerprint agree and can wait for the next change.
     fn may_wait(&mut self, object: &Object, now: Time) -> bool {
         let joins = |newest: &&Object| *newest != object && newest.available == object.available;
         if self.terms.view != View::Scheduler || object.held || self.newest().filter(joins).is_none() {
@@ -339,12 +341,12 @@ impl Ours {
         true
     }
 
-    /// What the API server has, or will have.
+    /// The object that the API server has or will have.
     fn newest(&self) -> Option<&Object> {
         self.wanted.as_ref().or(self.writing.as_ref()).or(self.last.as_ref())
     }
 
-    /// Adds pods for which something is reserved to those that are accounted for.
+    /// Adds the pods with reservations to those that are accounted for.
     fn with_reserved(&self, verdict: &Verdict, mut accounts: Vec<PodId>) -> Vec<PodId> {
         let is_reserved = |pod: &pod::Pod| verdict.reserved.iter().any(|of| of.pod.1 == pod.name);
         let pods = self.pods.iter().flatten().filter(|(_, pod)| is_reserved(pod));
@@ -354,7 +356,7 @@ impl Ours {
         accounts
     }
 
-    /// What an earlier process left is believed for a while.
+    /// Trusts the object of an earlier process for a while, then holds it.
     fn hold_what_is_not_read(&mut self, world: &mut World) {
         let until = self.started + UNREAD;
         if world.now < until {
@@ -365,7 +367,7 @@ impl Ours {
         }
     }
 
-    /// Holds the object as it stands.
+    /// Holds the object without any other change.
     fn hold(&mut self, world: &mut World) {
         if let (Some(last), View::Scheduler, Flaw::None) = (&self.last, self.terms.view, self.flaw) {
             let object = Object { print: Some(0), held: true, ..last.clone() };
@@ -414,7 +416,7 @@ impl Ours {
         self.write(world);
     }
 
-    /// What is due, and when to wake next.
+    /// Does what is due and sets the timer.
     fn go_on(&mut self, world: &mut World) {
         if self.next_scan <= world.now {
             self.scan(world);
@@ -469,7 +471,7 @@ fn zone(id: usize, free: u32) -> Zone {
     Zone { id: id as numacast::machine::Id, resources, ..Zone::default() }
 }
 
-/// The pod as the API server tells of it.
+/// The pod as the API server reports it.
 fn told(id: PodId, pod: &Pod, seen: Seen) -> pod::Pod {
     let container = pod::Container {
         name: "main".into(),

@@ -1,4 +1,4 @@
-//! The peers' publishing rules (peers.md 1 to 3): everything comes from the List.
+//! The publishing rules of peers (peers.md 1 to 3): everything comes from the List.
 
 use super::chance::{S, Time};
 use super::cluster::{NodeId, Object};
@@ -7,7 +7,7 @@ use super::fingerprint;
 use super::kubelet::{List, Listed, left_over};
 use super::world::{Signal, World};
 
-/// The object that a List leads to. Who lists nothing at all gets no fingerprint from NFD.
+/// The object for a List. With `mute_when_empty`, as in NFD, an empty List leads to no fingerprint.
 fn object(
     world: &World,
     node: NodeId,
@@ -31,12 +31,13 @@ fn object(
     }
 }
 
-/// NFD's topology updater: a scan and a write for each event of a state file, of which a change makes several, and one a
-/// minute. It notices no difference, and the order of what it writes is another each time: each write is a change.
+/// NFD's topology updater: a scan and a write for each event of a state file, several of which come with one
+/// change, and one a minute. It does not compare with the last object and writes in a different order each
+/// time, so each write is a change.
 #[derive(Debug)]
 pub(crate) struct Nfd {
     node: NodeId,
-    /// Events of one change of a file.
+    /// Number of events for one change of a file.
     per_file: u32,
     due: u32,
     busy: bool,
@@ -96,7 +97,7 @@ impl Exporter for Nfd {
     }
 }
 
-/// RTE: a scan each period and a merge patch, which changes nothing where nothing changed.
+/// RTE: a periodic scan and a merge patch, which changes nothing if nothing changed.
 #[derive(Debug)]
 pub(crate) struct Rte {
     node: NodeId,
@@ -105,7 +106,7 @@ pub(crate) struct Rte {
 }
 
 impl Rte {
-    /// Method `with-exclusive-resources`, its default.
+    /// Creates one with its default method, `with-exclusive-resources`.
     pub(crate) fn new(node: NodeId, period: Time) -> Self {
         Self { node, period, exclusive: true }
     }

@@ -1,42 +1,43 @@
-//! The plugin's caches (nrt.md 5.1, 5.2) for one node.
+//! The plugin's caches for one node (nrt.md 5.1, 5.2).
 
 use std::collections::BTreeMap;
 
 use super::cluster::{Object, Phase, Pod, PodId, Request, Seen};
 use super::fingerprint;
 
-/// Which cache the plugin has.
+/// The plugin's cache implementation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Cache {
-    /// It takes what it places from every zone, and refreshes a node at its ticks.
+    /// Deducts the pods it placed from every zone, and refreshes a node at its ticks.
     #[default]
     OverReserve,
-    /// It reads the object for every pod, and rejects a node while a pod that it placed there is not bound.
+    /// Reads the object for every pod, and rejects a node while a pod that it placed there is not bound.
     DiscardReserved,
-    /// It reads the object for every pod.
+    /// Reads the object for every pod.
     Passthrough,
 }
 
-/// Where the plugin knows pods from.
+/// The plugin's source of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Informer {
     /// Counts every phase but Pending.
     Dedicated,
-    /// Counts Running pods; it is the scheduler's own, which drops pods that ended.
+    /// Counts Running pods; it is the scheduler's own informer, which drops terminated pods.
     Shared,
 }
 
-/// What the plugin says about a pod.
+/// The plugin's decision about a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Filter {
     Pass,
     /// No zone has enough: the node is marked.
     Reject,
-    /// The cache is not fresh since somebody else's pod changed, or a pod there is not bound yet.
+    /// The cache is stale since a pod of another scheduler changed, or a pod there is not bound yet.
     Stale,
 }
 
-/// The sums of the pods that the plugin counts, of all and of those with exclusive resources; `None` where it counts none.
+/// The fingerprints of all pods that the plugin counts and of those with exclusive resources. `None` if it
+/// counts none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) all: u64,
@@ -48,10 +49,10 @@ pub(crate) struct Expected {
 pub(crate) struct Plugin {
     cache: Cache,
     informer: Informer,
-    /// Reserving clears the mark (v0.34.7 and before).
+    /// Whether reserving clears the mark (v0.34.7 and before).
     forgetful: bool,
     pub(crate) cached: Option<Object>,
-    /// Pods that were placed since the last flush, or with `DiscardReserved` those that are not bound yet.
+    /// Pods placed since the last flush or, with `DiscardReserved`, those not bound yet.
     pub(crate) assumed: Vec<PodId>,
     rejected: bool,
     foreign: bool,
@@ -76,7 +77,7 @@ impl Plugin {
         }
     }
 
-    /// What the informer tells; `None`: it is gone.
+    /// Handles an informer event; `None` if the pod is gone.
     pub(crate) fn see(&mut self, id: PodId, pod: &Pod, seen: Option<Seen>) {
         let bound =
             seen.map_or_else(|| self.known.get(&id).is_some_and(|seen| seen.bound), |seen| seen.bound);
@@ -87,12 +88,12 @@ impl Plugin {
         };
     }
 
-    /// The object changed.
+    /// Handles a change of the object.
     pub(crate) fn see_object(&mut self, object: &Object) {
         self.attributes |= self.cached.as_ref().is_some_and(|cached| cached.policy != object.policy);
     }
 
-    /// `live`: the object as the API server has it, which only `OverReserve` does not read.
+    /// Filters the node. `live`: the object in the API server, which all caches but `OverReserve` read.
     pub(crate) fn filter(&mut self, request: Request, pods: &[Pod], live: Option<&Object>) -> Filter {
         if request.milli == 0 {
             return Filter::Pass;
@@ -109,7 +110,7 @@ impl Plugin {
         Filter::Reject
     }
 
-    /// `LeastAllocated`: the lowest score of a zone where the pod fits, up to 100.
+    /// The `LeastAllocated` score: the lowest of the zones where the pod fits, up to 100.
     pub(crate) fn score(&self, request: Request, pods: &[Pod], live: Option<&Object>) -> u32 {
         if !request.guaranteed {
             return 100;
@@ -119,7 +120,7 @@ impl Plugin {
         scores.map(|free| (free - request.milli) * 100 / free).filter(|score| *score > 0).min().unwrap_or(0)
     }
 
-    /// The CPU that it takes for free in each zone, in thousandths; `None`: it does not look at this node.
+    /// Free CPU of each zone for the plugin, in millicores; `None` if it ignores this node.
     fn free(&self, pods: &[Pod], live: Option<&Object>) -> Option<Vec<u32>> {
         let object = if self.cache == Cache::OverReserve { self.cached.as_ref() } else { live };
         let object = object.filter(|object| object.policy)?;
@@ -134,7 +135,7 @@ impl Plugin {
         if self.cache == Cache::Passthrough {
             return;
         }
-        // By name: a pod that returns takes the place of the one before.
+        // By name: a recreated pod replaces the earlier one.
         self.assumed.retain(|other| pods[*other].hash != pods[id].hash);
         self.assumed.push(id);
         if self.forgetful {
@@ -142,7 +143,7 @@ impl Plugin {
         }
     }
 
-    /// The scheduler has bound it.
+    /// Handles the end of a binding.
     pub(crate) fn post_bind(&mut self, id: PodId) {
         if self.cache == Cache::DiscardReserved {
             self.unreserve(id);
@@ -153,12 +154,12 @@ impl Plugin {
         self.assumed.retain(|other| *other != id);
     }
 
-    /// Would a tick look at the node?
+    /// Returns true if a tick would read the node.
     pub(crate) fn is_dirty(&self) -> bool {
         self.cache == Cache::OverReserve && (self.rejected || self.foreign || self.attributes)
     }
 
-    /// What a tick compares with: `None` where no pod is out of Pending.
+    /// The fingerprints that a tick compares with; `None` if all pods are Pending.
     pub(crate) fn expected(&self, pods: &[Pod]) -> Option<Expected> {
         let counts = |seen: &Seen| match self.informer {
             Informer::Dedicated => seen.bound && seen.phase != Phase::Pending,
@@ -173,13 +174,13 @@ impl Plugin {
         })
     }
 
-    /// Does a tick believe this object?
+    /// Returns true if a tick accepts this object.
     pub(crate) fn believes(&self, expected: Option<Expected>, object: &Object) -> bool {
         let agrees = expected.is_some_and(|expected| agree(expected, object));
         self.attributes || (self.rejected || self.foreign) && agrees
     }
 
-    /// Everything is forgotten but this object.
+    /// Replaces the cached state by this object.
     pub(crate) fn flush(&mut self, object: Object) {
         self.cached = Some(object);
         self.assumed.clear();
@@ -188,13 +189,13 @@ impl Plugin {
     }
 }
 
-/// Is the object's fingerprint that of the pods that the plugin counts?
+/// Returns true if the object's fingerprint is that of the pods that the plugin counts.
 pub(crate) fn agree(expected: Expected, object: &Object) -> bool {
     object.print == Some(if object.exclusive { expected.exclusive } else { expected.all })
 }
 
 #[cfg(test)]
-#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
+#[allow(dead_code, unused_imports)] // the long form has no test harness
 mod tests {
     use super::*;
 

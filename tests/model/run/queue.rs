@@ -1,22 +1,23 @@
-//! The scheduler's queue: activeQ, backoffQ, the unschedulable pods, and what moves them.
+//! The scheduler's queue: activeQ, backoffQ, the unschedulable pods, and the events that move them.
 
 use super::chance::{S, Time};
 use super::cluster::PodId;
 
-/// How long a pod may stay unschedulable before it is tried again whatever happens.
+/// How long a pod may stay unschedulable before it is retried without an event.
 const LEFT_OVER: Time = 300 * S;
 
-/// What moves rejected pods.
+/// An event that moves rejected pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
-    /// A bound pod ended or was deleted: of interest to both.
+    /// A bound pod ended or was deleted: relevant to all rejected pods.
     PodGone,
-    /// An object was created or updated, whichever: of interest to the plugin, which registers no queueing hint.
+    /// Any object was created or updated: relevant to the plugin, which registers no queueing hint.
     Object,
 }
 
 impl Move {
-    /// `by_plugin`: the plugin rejected the pod on some node.
+    /// Returns true if the event is relevant to a pod; `by_plugin`: whether the plugin rejected it on some
+    /// node.
     fn interests(self, by_plugin: bool) -> bool {
         self == Self::PodGone || by_plugin
     }
@@ -33,14 +34,14 @@ enum Place {
 struct Entry {
     pod: PodId,
     place: Place,
-    /// When it came to the queue or back.
+    /// When it was added to the queue or returned to it.
     since: Time,
     rejections: u32,
-    /// The plugin rejected it on some node; if not, all nodes had not enough in total.
+    /// Whether the plugin rejected it on some node; if not, no node had enough in total.
     by_plugin: bool,
 }
 
-/// How the queue is set up.
+/// The settings of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BackOff {
     pub(crate) first: Time,
@@ -55,7 +56,7 @@ pub(crate) struct BackOff {
 pub(crate) struct Queue {
     back_off: BackOff,
     entries: Vec<Entry>,
-    /// The pod that is being scheduled, and what happened meanwhile.
+    /// The pod being scheduled; `missed`: the events since then.
     flying: Option<Entry>,
     missed: Vec<Move>,
 }
@@ -74,7 +75,7 @@ impl Queue {
         self.entries.retain(|entry| entry.pod != pod);
     }
 
-    /// The next pod to schedule, if one may be.
+    /// Takes the next pod to schedule, if there is one.
     pub(crate) fn pop(&mut self) -> Option<PodId> {
         let next = self.first(|entry| (entry.place == Place::Active).then_some((0, entry.since)));
         let early = |queue: &Self| {
@@ -94,12 +95,12 @@ impl Queue {
         ordered.min().map(|(_, index)| index)
     }
 
-    /// The pod in flight found a node.
+    /// The pod in flight was placed.
     pub(crate) fn placed(&mut self) {
         self.flying = None;
     }
 
-    /// The pod in flight found none.
+    /// The pod in flight was rejected.
     pub(crate) fn rejected(&mut self, by_plugin: bool, now: Time) {
         let Some(mut entry) = self.flying.take() else { return };
         entry.rejections += 1;
@@ -117,7 +118,7 @@ impl Queue {
         self.flying = None;
     }
 
-    /// Something happened that may help.
+    /// Handles an event that may make pods schedulable.
     pub(crate) fn happens(&mut self, moved: Move, now: Time) {
         self.missed.push(moved);
         for index in 0..self.entries.len() {
@@ -128,7 +129,7 @@ impl Queue {
         }
     }
 
-    /// Once a second: back-offs that are over.
+    /// Ends back-offs that are over. Called once a second.
     pub(crate) fn flush(&mut self, now: Time) {
         for index in 0..self.entries.len() {
             if self.entries[index].place == Place::BackOff && !self.backs_off(&self.entries[index], now) {
@@ -137,7 +138,7 @@ impl Queue {
         }
     }
 
-    /// Every 30 s: pods that nothing has moved for minutes.
+    /// Moves pods that no event has moved for minutes. Called every 30 s.
     pub(crate) fn flush_left_over(&mut self, now: Time) {
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
@@ -155,7 +156,7 @@ impl Queue {
         if self.backs_off(entry, now) { Place::BackOff } else { Place::Active }
     }
 
-    /// When its back-off is over. With the gate on, whole seconds count.
+    /// When the entry's back-off is over; with the gate on, in whole seconds.
     fn until(&self, entry: &Entry) -> Time {
         let doublings = entry.rejections.saturating_sub(1).min(20);
         let wait = (self.back_off.first << doublings).min(self.back_off.longest);
@@ -172,7 +173,7 @@ impl Queue {
 }
 
 #[cfg(test)]
-#[allow(dead_code, unused_imports)] // the long form has no harness and so no tests
+#[allow(dead_code, unused_imports)] // the long form has no test harness
 mod tests {
     use super::*;
 

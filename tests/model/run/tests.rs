@@ -1,4 +1,4 @@
-//! The model itself is tried: it must freeze, collide and agree where the real parts do.
+//! Tests of the model itself: it must freeze, collide and agree where the real parts do.
 
 use super::chance::{MS, S, Span};
 use super::cluster::{Kind, Phase, Pod, PodId, Request};
@@ -12,7 +12,7 @@ use super::queue::BackOff;
 use super::walk::{self, Walk};
 use super::world::{Delays, Notice, Settings, Signal, Watcher, World, guaranteed};
 
-/// One node, and the controller if it is to nudge.
+/// Creates a world of one node, with the controller if it is to nudge.
 fn world(who: Who, nudges: Nudges, settings: Settings) -> World {
     let exporters = who.exporters(settings.informer, 1);
     let mut world = World::new(Settings { nudges, ..settings }, 7, exporters);
@@ -34,13 +34,14 @@ fn phase(world: &World, id: PodId) -> Option<Phase> {
     world.pods[id].object.map(|seen| seen.phase)
 }
 
-/// A pod of so many CPUs that runs on and on.
+/// Creates a pod with this many CPUs that never ends.
 fn create(world: &mut World, name: &str, cpus: u32) -> PodId {
     let pod = guaranteed(name.into(), cpus, world.now);
     world.create(pod)
 }
 
-/// Does a pod of six CPUs run within ten minutes after two others of six filled a zone each, and one of them ended?
+/// Returns true if a pod of six CPUs runs within 15 minutes after two others filled a zone each and one of
+/// them ended.
 fn runs_in_a_place_that_was_given_up(world: &mut World) -> bool {
     let first = create(world, "first", 6);
     go_on(world, 15);
@@ -110,7 +111,7 @@ fn nothing_is_refreshed_while_all_pods_are_pending() {
         unpullable(&mut world);
         go_on(&mut world, 5);
         let flushes = world.nodes[0].plugin.flushes;
-        // Seven fit into a zone, but one CPU is assumed to be gone from both.
+        // Seven fit into a zone, but the plugin deducts one CPU from both.
         let pod = create(&mut world, "pod", 7);
         go_on(&mut world, 900);
         assert_eq!(world.nodes[0].plugin.flushes > flushes, runs);
@@ -118,7 +119,7 @@ fn nothing_is_refreshed_while_all_pods_are_pending() {
     }
 }
 
-/// Publishes that the node is free and whatever the plugin expects, at any time.
+/// Always publishes that the node is free, with the fingerprint that the plugin expects.
 struct Liar;
 
 impl Exporter for Liar {
@@ -143,7 +144,7 @@ fn a_fingerprint_that_comes_true_too_early_lets_pods_collide() {
     let mut world = World::new(Settings::default(), 7, vec![Box::new(Liar)]);
     residents(&mut world, false);
     go_on(&mut world, 5);
-    // Each fits alone; the third does not fit with two others, and the node has enough in total.
+    // Each fits alone. The third does not fit beside the other two, although the node has enough in total.
     let pods = ["a", "b", "c"].map(|name| create(&mut world, name, 4));
     go_on(&mut world, 120);
     let failed = pods.iter().filter(|pod| phase(&world, **pod) == Some(Phase::Failed)).count();
@@ -195,7 +196,7 @@ fn an_update_of_any_object_wakes_every_pod_that_the_plugin_rejected() {
     let mut world = World::new(settings, 7, exporters);
     residents(&mut world, false);
     go_on(&mut world, 10);
-    // Nowhere is a zone of eight CPUs.
+    // No zone has eight CPUs.
     create(&mut world, "large", 8);
     go_on(&mut world, 20);
     let cycles = world.figures.cycles;
@@ -233,7 +234,8 @@ fn a_flush_forgets_a_pod_that_is_reserved_and_not_bound() {
     let late = world.create(late);
     go_on(&mut world, 1);
     assert!(world.pods[late].reserved.is_some() && world.pods[late].bound.is_none());
-    // It takes four from both zones of seven. Who does not fit beside it marks the node, and the next tick forgets it.
+    // The plugin deducts its four CPUs from both zones of seven. A pod that does not fit beside it marks the
+    // node, and the next tick forgets it.
     let pods = ["a", "b"].map(|name| create(&mut world, name, 4));
     go_on(&mut world, 120);
     let failed =
@@ -241,7 +243,8 @@ fn a_flush_forgets_a_pod_that_is_reserved_and_not_bound() {
     assert_eq!((failed, world.figures.refused_for(Cause::Unbound)), (1, 1));
 }
 
-/// The direct caches: so many pods of a load are refused for one that the agent had heard of, and for others.
+/// Runs a load with a direct cache. Returns the number of pods that were rejected for a pod that the agent
+/// had received, and for other reasons.
 fn refused_directly(cache: Cache, reserves: bool) -> (usize, usize) {
     let settings = Settings { cache, grace: Delays::default().grace(0), ..Settings::default() };
     let load = Load {
@@ -273,7 +276,7 @@ fn reservations_keep_pods_from_colliding_where_the_object_is_read_directly() {
 #[test]
 fn an_exporter_that_starts_reserves_before_it_writes() {
     let mut settings = Settings { cache: Cache::DiscardReserved, ..Settings::default() };
-    // The kubelet lists the pod without CPUs, and who starts hears of pods late.
+    // The kubelet lists the pod without CPUs, and a starting exporter receives its pods late.
     settings.delays.admission = Span(60 * S, 60 * S);
     settings.delays.watch[Watcher::Exporter as usize] = Span(2 * S, 2 * S);
     let exporters = Who::Direct { reserves: true }.exporters(Informer::Dedicated, 1);
@@ -301,7 +304,7 @@ fn a_run_is_repeated_by_its_seed() {
     assert_ne!(report(3), report(4));
 }
 
-/// Somebody's seed, or one of our own.
+/// The seed in `NUMACAST_SEED`, or a random one.
 fn seed() -> u64 {
     let seed = std::env::var("NUMACAST_SEED")
         .map_or_else(|_| fastrand::u64(..), |text| text.parse().expect("a number"));
@@ -329,7 +332,7 @@ fn no_pod_collides_that_could_have_been_prevented_and_no_node_freezes() {
 #[test]
 fn the_walk_notices_what_is_wrong() {
     let mut bad = [0; 2];
-    // The conditions of a walk go by its seed, and show a flaw in some of them only.
+    // The settings of a walk depend on its seed, and only some of them reveal a bug.
     for seed in 0..60 {
         for (flaw, bad) in [Flaw::NoHold, Flaw::StaleZones].into_iter().zip(&mut bad) {
             let walk = Walk { steps: 400, ..Walk::default() };

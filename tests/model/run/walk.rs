@@ -1,4 +1,4 @@
-//! A random walk: everything that happens to pods, the exporter and the kubelet, in any order and at any pace.
+//! A random walk: all events of pods, the exporter and the kubelet, in any order and at any pace.
 
 use super::chance::{Dice, MS, NEVER, S, Span, Time};
 use super::cluster::{Kind, NodeId, Phase, Pod, PodId, Request};
@@ -11,32 +11,33 @@ use super::plugin::{Cache, Informer};
 use super::queue::BackOff;
 use super::world::{Delays, Notice, Settings, World, guaranteed};
 
-/// So many pods per node at most have an object, or work for the scheduler is all that happens.
+/// Maximum number of pod objects per node. With more, almost all events would be scheduling.
 const MOST_PODS: usize = 24;
-/// When everything has calmed down, a pod must run within this time: longer than the longest hold, and than the
-/// scheduler lets a pod lie, twice.
+/// How long everything is left alone before the probe.
 const CALM: Time = 90 * S;
+/// Within this time the probe must run: longer than the longest hold, and than twice the time that the
+/// scheduler leaves a pod unschedulable.
 const PROBE: Time = 900 * S;
 
-/// What to walk over.
+/// The parameters of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walk {
     pub(crate) steps: u64,
     pub(crate) informer: Informer,
     pub(crate) cache: Cache,
     pub(crate) nudges: Nudges,
-    /// How long the exporter may take after it heard of a binding, beside its writes.
+    /// How long the exporter may take after receiving a binding, in addition to its writes.
     pub(crate) patience: Time,
-    /// How many nodes there are.
+    /// Number of nodes.
     pub(crate) nodes: usize,
-    /// Pods that others place, too, which no exporter can prevent from colliding with ours.
+    /// Whether other schedulers place pods, too, which no exporter can keep from colliding with ours.
     pub(crate) foreign: bool,
-    /// Exporters and kubelets restart, watches break.
+    /// Whether exporters and kubelets restart and watches break.
     pub(crate) faults: bool,
 }
 
 impl Default for Walk {
-    /// One node, nobody else, no faults.
+    /// One node, no other schedulers, no faults.
     fn default() -> Self {
         Self {
             steps: 0,
@@ -51,18 +52,18 @@ impl Default for Walk {
     }
 }
 
-/// What came of one walk.
+/// The result of one walk.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
     pub(crate) seed: u64,
     pub(crate) steps: u64,
     pub(crate) figures: Figures,
     pub(crate) placed: u64,
-    /// Samples of how many CPUs were left idle though somebody waited for them, in thousandths of all.
+    /// Mean of the CPUs that were idle while pods waited for them, in thousandths of all.
     pub(crate) idle: u64,
-    /// The pod that was to run at last did not.
+    /// Whether the probe, the last pod of the walk, did not run.
     pub(crate) frozen: bool,
-    /// How long it took.
+    /// How long the probe took.
     pub(crate) probe: Time,
     /// Virtual time.
     pub(crate) time: Time,
@@ -74,7 +75,7 @@ impl Report {
     }
 }
 
-/// Draws the conditions of one walk.
+/// Draws the settings of one walk.
 pub(crate) fn settings(walk: &Walk, dice: &mut Dice) -> Settings {
     let zones: &[&[u32]] = &[&[7, 7], &[6, 8], &[4, 4, 4, 4], &[2, 3], &[12, 12], &[9]];
     let (first, longest) = dice.pick(&[(S, 10 * S), (S, 10 * S), (S, 2 * S)]);
@@ -239,7 +240,7 @@ impl Walker<'_> {
         }
     }
 
-    /// A pod of a set is deleted and another takes its name at once.
+    /// Replaces a pod by another with the same name, as happens in a set.
     fn replace(&mut self, world: &mut World) {
         let Some(id) = self.any(world) else { return };
         world.delete(id, true);
@@ -259,7 +260,7 @@ impl Walker<'_> {
         }
     }
 
-    /// Somebody tidies up: a pod that has ended goes.
+    /// Cleans up a terminated pod.
     fn sweep(&mut self, world: &mut World) {
         let over = |id: &&PodId| world.pods[**id].object.is_some_and(|seen| seen.phase.is_terminal());
         let over: Vec<PodId> = world.objects.iter().filter(over).copied().collect();
@@ -276,7 +277,7 @@ fn any_node(world: &mut World) -> NodeId {
     if nodes == 1 { 0 } else { world.dice.below(nodes) }
 }
 
-/// One walk.
+/// Runs one walk.
 pub(crate) fn run(walk: &Walk, seed: u64, who: Who) -> Report {
     let mut dice = Dice::new(seed);
     let settings = settings(walk, &mut dice);
@@ -306,7 +307,7 @@ pub(crate) fn run(walk: &Walk, seed: u64, who: Who) -> Report {
     }
 }
 
-/// Leaves everything alone until it is calm, makes sure that a CPU is free, and asks for one.
+/// Leaves everything alone until it is calm, makes sure that a CPU is free, and creates a pod that needs one.
 fn probe(world: &mut World, walker: &mut Walker<'_>) -> (bool, Time) {
     let waiting: Vec<PodId> = world.queue.waiting().collect();
     waiting.into_iter().for_each(|id| {
@@ -316,7 +317,7 @@ fn probe(world: &mut World, walker: &mut Walker<'_>) -> (bool, Time) {
     let total: u32 = world.settings.zones.iter().sum();
     let calm = world.now + CALM;
     world.run_until(calm, &mut |world, notice| walker.hear(world, notice));
-    // Nobody has to go but those that run on and on, and of them only so many that there is room on the first node.
+    // Delete only pods that do not end by themselves, and only until there is room on the first node.
     let running: Vec<PodId> = world.nodes[0].kubelet.pods.keys().copied().collect();
     for id in running {
         let first = &world.nodes[0];

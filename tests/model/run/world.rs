@@ -1,4 +1,4 @@
-//! The cluster, the scheduler and the kubelet in virtual time: what happens when, and what it leads to.
+//! The cluster, the scheduler and the kubelet in virtual time: the events and their effects.
 
 mod api;
 mod controlling;
@@ -18,36 +18,36 @@ use super::kubelet::{Held, Kubelet, List, Stage};
 use super::plugin::{Cache, Expected, Filter, Informer, Plugin, agree};
 use super::queue::{BackOff, Move, Queue};
 
-/// How long everything takes.
+/// The latency of each operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Delays {
-    /// From the API server to one who watches pods: the scheduler, the plugin, the agent, the kubelet.
+    /// From the API server to a pod watcher: the scheduler, the plugin, the agent, the kubelet.
     pub(crate) watch: [Span; 4],
-    /// From the API server to one who watches the objects.
+    /// From the API server to a watcher of the objects.
     pub(crate) object_watch: Span,
     pub(crate) cycle: Span,
-    /// From the end of the cycle to the binding in the API server, and to the answer.
+    /// From the end of the cycle to the binding in the API server, and from there to the response.
     pub(crate) bind: [Span; 2],
-    /// How long a binding waits that waits for something.
+    /// Additional delay of a pod that binds late (`Pod::binds_late`).
     pub(crate) late_bind: Span,
-    /// From the end of a cycle to the condition in the pod's status that says why there is no node.
+    /// From the end of a cycle to the pod condition that explains why there is no node.
     pub(crate) condition: Span,
-    /// A GET of an object, then from the last answer of a tick to the flush.
+    /// A GET of an object; `flush` is from the last response of a tick to the flush.
     pub(crate) read: Span,
     pub(crate) flush: Span,
     /// A write of the object: to the API server, and back.
     pub(crate) write: [Span; 2],
-    /// A List: to the kubelet's answer, and back.
+    /// A List: to the kubelet's response, and back.
     pub(crate) list: [Span; 2],
     pub(crate) admission: Span,
     pub(crate) start: Span,
-    /// From what the kubelet knows to the API server.
+    /// From a change in the kubelet to the pod status in the API server.
     pub(crate) status: Span,
     /// From an admission to the event of the state file.
     pub(crate) file: Span,
     /// From a release to the event of the state file.
     pub(crate) file_release: Span,
-    /// From the end of a deleted pod's containers to the end of its object.
+    /// From the end of a deleted pod's containers to the removal of its object.
     pub(crate) removal: Span,
 }
 
@@ -74,7 +74,7 @@ impl Default for Delays {
     }
 }
 
-/// Everything that is set.
+/// All settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Allocatable CPUs of each zone of a node.
@@ -83,18 +83,19 @@ pub(crate) struct Settings {
     pub(crate) resync: Time,
     pub(crate) informer: Informer,
     pub(crate) back_off: BackOff,
-    /// Reserving clears the plugin's mark: v0.34.7 and before.
+    /// Whether reserving clears the plugin's mark, as in v0.34.7 and before.
     pub(crate) forgetful: bool,
-    /// The plugin is in use at all.
+    /// Whether the plugin is used at all.
     pub(crate) plugin: bool,
-    /// Requests per second of the plugin's client, and at once; none: as many as it likes.
+    /// Rate limit of the plugin's client: requests per second, and burst. `None`: unlimited.
     pub(crate) client: Option<(u32, u32)>,
     /// When the cluster's controller nudges.
     pub(crate) nudges: Nudges,
     pub(crate) delays: Delays,
-    /// How long after it heard of a binding the exporter may take to have it held or accounted for.
+    /// How long after receiving a binding the exporter may take until the object is held or accounts for the
+    /// pod.
     pub(crate) grace: Time,
-    /// An oracle moves rejected pods right after each flush.
+    /// Whether an oracle moves rejected pods right after each flush.
     pub(crate) oracle: bool,
 }
 
@@ -117,7 +118,7 @@ impl Default for Settings {
     }
 }
 
-/// Who follows the pods.
+/// The watchers of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watcher {
     Scheduler = 0,
@@ -126,7 +127,7 @@ pub(crate) enum Watcher {
     Kubelet = 3,
 }
 
-/// What a kubelet does some time later; void after its restart.
+/// A delayed action of a kubelet, void after its restart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Duty {
     Admit,
@@ -136,36 +137,36 @@ pub(crate) enum Duty {
     Stop(PodId),
     Report(PodId),
     Remove(PodId),
-    /// Show the copy of a static pod.
+    /// Create the mirror pod of a static pod.
     Mirror(PodId),
-    /// Know one pod more, or, at last, all.
+    /// Load one more pod or, with `None`, finish loading.
     Load(Option<PodId>),
 }
 
-/// What the exporter is told.
+/// An input of the exporter.
 #[derive(Clone, Debug)]
 pub(crate) enum Signal {
-    /// A process starts; what it reads first is in the world.
+    /// Its process starts. It reads its initial state from the world.
     Started,
-    /// It was told to end, and may write once more.
+    /// It received the signal to stop, and may write once more.
     Stopping,
-    /// One pod; `None`: it is gone.
+    /// One pod; `None` if it is gone.
     Pod(PodId, Option<Seen>),
-    /// All pods of its node, anew.
+    /// A relist: all pods of its node.
     Pods(Vec<(PodId, Seen)>),
-    /// Nobody tells of pods any more.
+    /// The pod watch is broken.
     WatchLost,
     /// A state file of the kubelet changed.
     File,
-    /// The kubelet's socket is there again.
+    /// The kubelet's socket is back.
     KubeletStarted,
     Listed(List),
-    /// The write in flight is done.
+    /// The write in flight is complete.
     Written,
     Timer(u32),
 }
 
-/// What happens.
+/// An event of the simulation.
 #[derive(Clone, Debug)]
 enum Event {
     Seen {
@@ -179,12 +180,12 @@ enum Event {
         epoch: u32,
         pods: Vec<(PodId, Seen)>,
     },
-    /// The scheduler hears that an object was written.
+    /// The scheduler's watch reports a write of an object.
     ObjectChanged,
-    /// The plugin's watch hears of other attributes.
+    /// The plugin's watch reports changed attributes.
     ObjectSeen(NodeId, Box<Object>),
     Cycle,
-    /// The objects are read that the cycle looks at.
+    /// The cycle reads the objects.
     CycleReads(PodId),
     CycleEnds {
         pod: PodId,
@@ -218,36 +219,36 @@ enum Event {
         signal: Box<Signal>,
     },
     Controller(Heard),
-    /// The controller's write arrives.
+    /// The controller's write arrives at the API server.
     Nudge,
     Drive(u64),
 }
 
-/// What a cycle comes to.
+/// The result of a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Node(NodeId),
-    /// The plugin rejected the pod on some node; if not, no node has enough in total.
+    /// Whether the plugin rejected the pod on some node; if not, no node has enough in total.
     None {
         by_plugin: bool,
     },
 }
 
-/// What the controller hears of.
+/// An input of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// An object changed by itself.
+    /// An exporter changed an object.
     Object,
     /// The plugin rejects this pod.
     Waits(PodId),
-    /// It does not any more, or the pod was bound, or is gone.
+    /// It no longer does, or the pod was bound or is gone.
     WaitsNoMore(PodId),
-    /// Its write was answered.
+    /// Its write is complete.
     Nudged,
     Timer(u32),
 }
 
-/// One tick of the plugin: who is still to be read, and what was believed.
+/// One tick of the plugin: the nodes still to be read, and the objects that were accepted.
 #[derive(Debug, Default)]
 struct Ticking {
     dirty: VecDeque<(NodeId, Option<Expected>)>,
@@ -280,38 +281,38 @@ impl Ord for Due {
     }
 }
 
-/// What the driver of the run wants to know.
+/// A notification for the driver of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// It is the driver's turn.
+    /// A timer of the driver.
     Drive(u64),
     Refused(PodId),
-    /// Its status says that it runs.
+    /// The pod's status is Running.
     Runs(PodId),
-    /// Its status says that it has ended.
+    /// The pod's status is terminal.
     Ended(PodId),
 }
 
-/// A node, and who stands for it elsewhere.
+/// A node and its counterparts in the other components.
 pub(crate) struct Node {
-    /// Pods that were placed here, by us or by others, and have not ended.
+    /// Pods that were placed here, by the scheduler or by others, and have not ended.
     pub(crate) placed: BTreeSet<PodId>,
     /// Its NodeResourceTopology.
     pub(crate) object: Option<Object>,
     pub(crate) kubelet: Kubelet,
-    /// What the plugin knows of it.
+    /// The plugin's state for this node.
     pub(crate) plugin: Plugin,
     exporter: Option<Box<dyn Exporter>>,
-    /// Counts the exporter's processes and its watches, so that what earlier ones are told is void.
+    /// Number of the exporter's processes and of its watches, to drop inputs of earlier ones.
     process: u32,
     watch: u32,
     watching: bool,
     exporting: bool,
-    /// The pods that the scheduler's own cache has here.
+    /// The pods on this node in the scheduler's own cache.
     on_node: Vec<PodId>,
-    /// Since when the object and the plugin have not agreed.
+    /// When the object and the plugin began to disagree.
     disagrees: Option<Time>,
-    /// The exporter and the kubelet hear no later event before an earlier one.
+    /// Latest delivery times, which keep the events of the exporter and the kubelet in order.
     last_told: [Time; 2],
 }
 
@@ -330,20 +331,21 @@ pub(crate) struct World {
     controller: Controller,
     scheduling: bool,
     ticking: Ticking,
-    /// Requests that the plugin's client may send at once, in millionths, and when that was so.
+    /// The tokens of the plugin's client in millionths of a request, and their time.
     tokens: (u64, Time),
     heap: BinaryHeap<Reverse<Due>>,
     number: u64,
-    /// The scheduler, the plugin and those who watch the objects hear no later event before an earlier one.
+    /// Latest delivery times, which keep the events of the scheduler, the plugin and the object watchers in
+    /// order.
     last_told: [Time; 3],
 }
 
-/// Who watches the objects, in `World::last_told`.
+/// Index of the object watchers in `World::last_told`.
 const OBJECTS: usize = 2;
 
 impl Delays {
-    /// How long after it heard of a binding an exporter of this patience may need: a write in flight ends, a List is
-    /// answered, its own write arrives.
+    /// How long after receiving a binding an exporter of this patience may need: a write in flight completes,
+    /// a List returns, and its own write arrives.
     pub(crate) fn grace(&self, patience: Time) -> Time {
         let [list_there, list_back] = self.list;
         let [write_there, write_back] = self.write;
@@ -352,8 +354,8 @@ impl Delays {
 }
 
 impl World {
-    /// A world at its beginning, a node for each exporter: they have written their first objects, then the scheduler has
-    /// started.
+    /// Creates a world with one node for each exporter. The exporters have written their first objects, and
+    /// then the scheduler has started.
     pub(crate) fn new(settings: Settings, seed: u64, exporters: Vec<Box<dyn Exporter>>) -> Self {
         let mut dice = Dice::new(seed);
         let nodes = exporters.into_iter().map(|exporter| Node::new(&settings, &mut dice, exporter)).collect();
@@ -393,7 +395,7 @@ impl World {
         world
     }
 
-    /// Where a pod was placed. Nobody asks about another.
+    /// The node on which a pod was placed. For other pods it is 0, which no caller relies on.
     fn node_of(&self, id: PodId) -> NodeId {
         self.pods[id].node.unwrap_or_default()
     }
@@ -408,12 +410,12 @@ impl World {
         self.at(at, event);
     }
 
-    /// Lets the driver know at that time.
+    /// Notifies the driver at this time.
     pub(crate) fn drive_at(&mut self, at: Time, token: u64) {
         self.at(at, Event::Drive(token));
     }
 
-    /// Goes on until `end`; after each event the driver hears what it wants to know.
+    /// Runs until `end`; after each event the driver receives the notices.
     pub(crate) fn run_until(&mut self, end: Time, driver: &mut dyn FnMut(&mut Self, Notice)) {
         while self.heap.peek().is_some_and(|Reverse(due)| due.at <= end) {
             let Some(Reverse(due)) = self.heap.pop() else { return };
@@ -507,7 +509,7 @@ impl Node {
         }
     }
 
-    /// CPUs that are free in each zone, without those of pods that are placed and not admitted yet.
+    /// Free CPUs in each zone, without those for pods that are placed but not admitted yet.
     fn free_by_zone(&self, pods: &[Pod]) -> Vec<u32> {
         let mut free = self.kubelet.free_by_zone();
         let admitted = |id: &PodId| self.kubelet.pods.get(id).is_some_and(|held| held.stage != Stage::Known);
@@ -520,11 +522,11 @@ impl Node {
     }
 }
 
-/// Tokens of [`World::comes_back`], together with the node's number.
+/// Tokens of [`World::comes_back`], combined with the node's number.
 const BACK: u64 = 1 << 60;
 const WATCH_BACK: u64 = 1 << 61;
 
-/// A Guaranteed pod that a load would create.
+/// Creates a Guaranteed pod, as in a load.
 pub(crate) fn guaranteed(name: String, cpus: u32, now: Time) -> Pod {
     Pod::new(name, Request::whole(cpus), now)
 }

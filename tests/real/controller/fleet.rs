@@ -1,4 +1,4 @@
-//! A cluster full of Nodes and objects that nobody runs: what a controller sees of a fleet.
+//! A cluster full of Nodes and objects without kubelets: a fleet as the controller sees it.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -19,29 +19,29 @@ use serde_json::{Value, json};
 use crate::support::Cluster;
 use crate::support::wait::until;
 
-/// Where the controller, its DaemonSet and its Lease are.
+/// The namespace of the controller, its DaemonSet and its Lease.
 pub(crate) const NAMESPACE: &str = "numacast";
 pub(crate) const DAEMON_SET: &str = "numacast-agent";
 pub(crate) const LEASE: &str = "numacast-controller";
 /// The service account with the rights of docs/controller.md.
 const ACCOUNT: &str = "system:serviceaccount:numacast:controller";
-/// Calls at a time.
+/// Concurrent requests.
 const AT_ONCE: usize = 24;
 
-/// Makes and removes what a fleet is made of.
+/// Creates and deletes a fleet's objects.
 pub(crate) struct Fleet<'a> {
     cluster: &'a Cluster,
     client: Client,
 }
 
-/// The API of the objects.
+/// Returns the API of the objects.
 pub(crate) fn objects(client: &Client) -> Api<DynamicObject> {
     let version = numacast::nrt::Version::V1alpha2;
     Api::all_with(client.clone(), &version.resource())
 }
 
 impl<'a> Fleet<'a> {
-    /// With the namespace, and the rights of a controller and nothing more.
+    /// Creates the namespace and grants the controller's rights, nothing more.
     pub(crate) async fn new(cluster: &'a Cluster) -> Result<Self> {
         let fleet = Self { cluster, client: cluster.client() };
         let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
@@ -50,7 +50,7 @@ impl<'a> Fleet<'a> {
         Ok(fleet)
     }
 
-    /// The rights that docs/controller.md lists.
+    /// Grants the rights that docs/controller.md lists.
     async fn grant(&self) -> Result<()> {
         let role: ClusterRole =
             serde_json::from_value(json!({"metadata": {"name": "controller"}, "rules": [
@@ -82,12 +82,12 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// A kubeconfig with these rights.
+    /// Returns a kubeconfig with these rights.
     pub(crate) fn kubeconfig(&self) -> Result<PathBuf> {
         self.cluster.kubeconfig_as(ACCOUNT, &[])
     }
 
-    /// The Lease, as the chart makes it: without a holder.
+    /// Creates the Lease as the chart does: without a holder.
     pub(crate) async fn add_lease(&self) -> Result<()> {
         let lease: Lease = serde_json::from_value(json!({"metadata": {"name": LEASE}}))?;
         self.namespaced::<Lease>().create(&PostParams::default(), &lease).await?;
@@ -101,18 +101,18 @@ impl<'a> Fleet<'a> {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
-    /// Who leads.
+    /// Returns the leader.
     pub(crate) async fn holder(&self) -> Result<Option<String>> {
         let lease = self.namespaced::<Lease>().get(LEASE).await?;
         Ok(lease.spec.and_then(|spec| spec.holder_identity))
     }
 
-    /// Ready Nodes, as large as real ones are.
+    /// Creates Ready Nodes of realistic size.
     pub(crate) async fn add_nodes(&self, names: &[String]) -> Result<()> {
         let api: Api<Node> = Api::all(self.client.clone());
         each(names, async |name| {
             let node: Node = serde_json::from_value(node(name))?;
-            // The server taints whoever is new.
+            // The API server taints new Nodes.
             let mut made = api.create(&PostParams::default(), &node).await?;
             if let Some(spec) = made.spec.as_mut() {
                 spec.taints = None;
@@ -133,7 +133,7 @@ impl<'a> Fleet<'a> {
         each(names, delete).await
     }
 
-    /// Objects whose zones `manager` wrote.
+    /// Creates objects as the field manager `manager`.
     pub(crate) async fn add_objects(&self, names: &[String], manager: &str) -> Result<()> {
         each(names, async |name| self.add_object(object(name), manager).await).await
     }
@@ -150,7 +150,7 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// The names of all objects.
+    /// Returns the names of all objects.
     pub(crate) async fn object_names(&self) -> Result<BTreeSet<String>> {
         Ok(objects(&self.client)
             .list_metadata(&ListParams::default())
@@ -161,7 +161,7 @@ impl<'a> Fleet<'a> {
             .collect())
     }
 
-    /// Agents that tolerate everything, on Nodes with this label if any.
+    /// Creates the agents' DaemonSet with all tolerations, and a node selector if any.
     pub(crate) async fn add_daemon_set(&self, selector: Value) -> Result<()> {
         let labels = json!({"app": "agent"});
         let daemon_set: DaemonSet = serde_json::from_value(json!({
@@ -174,7 +174,7 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// The agent's pod of a Node.
+    /// Creates the agent's pod on a Node.
     pub(crate) async fn add_agent(&self, node: &str, ready: bool) -> Result<()> {
         let name = format!("agent-{node}");
         let pod: Pod = serde_json::from_value(json!({
@@ -196,13 +196,14 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// When an object was created.
+    /// Returns an object's creation time.
     pub(crate) async fn created(&self, name: &str) -> Result<Time> {
         let object = objects(&self.client).get_metadata(name).await?;
         object.metadata.creation_timestamp.context("when was it created?")
     }
 
-    /// An object whose time of creation, which has whole seconds, is later than that of another one.
+    /// Creates an object with a later creation time than another one's; creation times have a resolution of
+    /// one second.
     pub(crate) async fn add_later(&self, name: &str, than: &str) -> Result<()> {
         let before = self.created(than).await?;
         until("the next second", async || {
@@ -216,7 +217,7 @@ impl<'a> Fleet<'a> {
         .await
     }
 
-    /// A scheduler's pod with the status that a kubelet reports for a container started at `since`.
+    /// Creates a scheduler pod with the status that a kubelet reports for a container started at `since`.
     pub(crate) async fn run_scheduler(&self, since: Time) -> Result<()> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), "kube-system");
         let pod = json!({
@@ -232,14 +233,14 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// At once, as a kubelet does it in the end.
+    /// Deletes the agent's pod at once, as the kubelet finally does.
     pub(crate) async fn delete_agent(&self, node: &str) -> Result<()> {
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.namespaced::<Pod>().delete(&format!("agent-{node}"), &now).await?;
         Ok(())
     }
 
-    /// Notes of Events, by reason, about `name`.
+    /// Returns the notes of Events with this reason about `name`.
     pub(crate) async fn events(&self, reason: &str, name: &str) -> Result<Vec<String>> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), "default");
         let events = api.list(&ListParams::default()).await?.items.into_iter();
@@ -251,7 +252,7 @@ impl<'a> Fleet<'a> {
     }
 }
 
-/// Does something with many names, some at a time.
+/// Runs `work` for many names, some concurrently.
 async fn each(names: &[String], work: impl AsyncFn(&str) -> Result<()>) -> Result<()> {
     stream::iter(names).map(|name| work(name)).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await?;
     Ok(())
@@ -265,12 +266,12 @@ fn binding(kind: &str, name: &str) -> Value {
     })
 }
 
-/// `<prefix>-0000` and so on.
+/// Returns `<prefix>-00000` and so on.
 pub(crate) fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|n| format!("{prefix}-{n:05}")).collect()
 }
 
-/// A Node with what a real one has most of: labels, annotations and images.
+/// Returns a Node with what makes up most of a real one: labels, annotations and images.
 fn node(name: &str) -> Value {
     let labels = (0..20).map(|n| (format!("feature.node.kubernetes.io/some-feature-{n:02}"), json!("true")));
     let labels: serde_json::Map<String, Value> =
@@ -297,7 +298,7 @@ fn node(name: &str) -> Value {
     })
 }
 
-/// An object of two zones with what there usually is.
+/// Returns an object with two zones of typical content.
 pub(crate) fn object(name: &str) -> Value {
     let resource = |name: &str, capacity: &str, available: &str| json!({"name": name, "capacity": capacity, "allocatable": capacity, "available": available});
     let zone = |id: usize| {
@@ -318,7 +319,7 @@ pub(crate) fn object(name: &str) -> Value {
     })
 }
 
-/// Fails with the difference.
+/// Fails with the difference if the sets are not equal.
 pub(crate) fn same(found: &BTreeSet<String>, expected: &BTreeSet<String>) -> Result<()> {
     let some = |names: Vec<&String>| names.into_iter().take(5).cloned().collect::<Vec<_>>();
     let (left, lost) = (found.difference(expected).collect(), expected.difference(found).collect());

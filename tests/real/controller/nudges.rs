@@ -1,4 +1,4 @@
-//! Nudges, with just the rights that the chart gives and under its admission policies.
+//! Nudges, with only the rights that the chart grants and under its admission policies.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::support::{Cluster, Needs, Parts, tokens};
 
 const ACCOUNT: &str = "numacast-controller";
 const NUDGE: &str = "numacast.io/nudge";
-/// The first object by name is large: the policy compares all of it.
+/// The first object by name, a large one, since the policy compares all of it.
 const FIRST: &str = "a-large-one";
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
     let mut controller =
         Controller::start("controller", &cluster, &cluster.kubeconfig_of(ACCOUNT, &token)?, &[])?;
 
-    // No pod waits because of the plugin.
+    // A pod that waits for another reason causes no nudge.
     add_pod(&fleet, "large", "0/3 nodes are available: 3 Insufficient cpu.").await?;
     controller.shows("numacast_rejected_pods", 0.0).await?;
     ensure!(controller.metric("numacast_nudges_total").await? == 0.0);
@@ -55,7 +55,7 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
     let nudge = first["metadata"]["annotations"].as_object_mut().and_then(|all| all.remove(NUDGE));
     ensure!(nudge.is_some(), "{first}");
     for (name, object) in &mut now {
-        // Who wrote is written down, and annotations were none.
+        // The nudge changed the managed fields, and annotated an object without annotations.
         for key in ["annotations", "managedFields", "resourceVersion"] {
             let metadata = object["metadata"].as_object_mut().context("no metadata")?;
             let (is, was) = (metadata.remove(key), before[name]["metadata"].get(key));
@@ -67,7 +67,7 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
         ensure!(*object == old, "{object} is not {old}");
     }
 
-    // It is bound: the others have nobody to be tried for.
+    // Once the pod is bound, no pod is left to nudge for.
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "db"},
                          "target": {"apiVersion": "v1", "kind": "Node", "name": nodes[0]}});
     let pods = fleet.namespaced::<Pod>();
@@ -93,7 +93,7 @@ fn large() -> Value {
     large
 }
 
-/// A pod without a node, of which the scheduler says this.
+/// Creates a pod without a node that the scheduler rejected with this message.
 async fn add_pod(fleet: &Fleet<'_>, name: &str, message: &str) -> Result<()> {
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": name}, "spec": {"containers": [{"name": "main", "image": "pause:latest"}]},
@@ -128,7 +128,7 @@ async fn all(client: &Client) -> Result<BTreeMap<String, Value>> {
     all.map(named).collect()
 }
 
-/// The API server found the pods without a node by its index and in its cache.
+/// Checks that the API server listed the unbound pods by index from its cache.
 async fn by_the_index(client: &Client) -> Result<()> {
     let request = tonic::codegen::http::Request::get("/metrics").body(Vec::new())?;
     let metrics = client.request_text(request).await?;

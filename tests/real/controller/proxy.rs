@@ -1,4 +1,4 @@
-//! Stands between a client and the API server, over plain HTTP on loopback, and tells lies about Nodes.
+//! A proxy between a client and the API server, over plain HTTP on loopback, that falsifies Nodes.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,24 +14,24 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// What is said of Nodes.
+/// How responses about Nodes are falsified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lie {
-    /// The truth.
+    /// Not at all.
     None,
-    /// Nobody may list them.
+    /// Requests are forbidden.
     Forbidden,
     /// The server fails.
     Failure,
-    /// There are none.
+    /// There are no Nodes.
     Empty,
-    /// Half of them are there, whoever asks and however.
+    /// Only half of the Nodes exist, for every request.
     Half,
-    /// Half of them are listed, but all are counted.
+    /// Half of the Nodes are listed, but all are counted.
     HalfListed,
-    /// Those whose names end in 7 are not listed, but they are there for whoever asks for one.
+    /// Nodes whose names end in 7 are not listed, but a Get finds them.
     Hidden,
-    /// Something in between knows no path to a single one.
+    /// A proxy in between returns 404 for the path of a single Node.
     Nowhere,
 }
 
@@ -112,14 +112,14 @@ async fn pass(State(shared): State<Shared>, request: Request) -> Response<Body> 
     }
 }
 
-/// Every second name.
+/// Returns true for every second name.
 fn is_of_half(name: &str) -> bool {
     name.bytes().last().is_some_and(|byte| byte % 2 == 0)
 }
 
 async fn forward(client: &Client, request: Request) -> Result<Response<Body>> {
     let (mut parts, body) = request.into_parts();
-    // Those of the next connection are its own; a body that is cut must not be compressed.
+    // Hop-by-hop headers; and a body that will be cut must not be compressed.
     for header in ["host", "connection", "accept-encoding"] {
         parts.headers.remove(header);
     }
@@ -132,7 +132,7 @@ async fn forward(client: &Client, request: Request) -> Result<Response<Body>> {
     Ok(Response::from_parts(parts, Body::new(body)))
 }
 
-/// The same list with some of its items, one in so many; what is left to read shrinks alike.
+/// Keeps a list's items that satisfy `stays`, and reduces `remainingItemCount` in the ratio `one_in`.
 async fn cut(answer: Response<Body>, one_in: u64, stays: impl Fn(&str) -> bool) -> Response<Body> {
     let (parts, body) = answer.into_parts();
     let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();

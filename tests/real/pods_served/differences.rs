@@ -1,33 +1,34 @@
-//! In what those who serve pods differ, and why that is right. A row that nobody needs any more fails the test.
+//! The differences between the servers of pods, and the reasons for them. A row that is no longer needed
+//! fails the test.
 
 use super::world::Difference;
 
-/// Where the pods come from.
+/// The source of a server's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Source {
-    /// The kubelet serves them itself.
+    /// The kubelet's own Pods API.
     Kubelet,
-    /// Ours, behind the kubelet's Pods API.
+    /// numacast, with the kubelet's Pods API as its source.
     PodsApi,
-    /// Ours, on a watch of the API server.
+    /// numacast, with a watch of the API server.
     ApiServer,
-    /// Ours, of the kubelet's `/pods`: PodInfo alone.
+    /// numacast, with the kubelet's `/pods`: PodInfo only.
     Page,
 }
 
 impl Source {
-    /// How ours is told; none for the kubelet itself.
+    /// Returns numacast's settings; none for the kubelet itself.
     pub(super) fn settings(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Kubelet => None,
             Self::PodsApi => Some(&["podsApi.source=podsApi"]),
-            // As on a kubelet that does not have the Pods API.
+            // As on a kubelet without the Pods API.
             Self::ApiServer => Some(&["podsApi.source=auto", "kubelet.podsSocket=/nowhere/pods-api.sock"]),
             Self::Page => Some(&["podsApi.source=kubelet", "pods.interval=1s"]),
         }
     }
 
-    /// In the names of files.
+    /// Returns the source's name in file names.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Kubelet => "kubelet",
@@ -37,37 +38,37 @@ impl Source {
         }
     }
 
-    /// Whether it has `v1alpha1.Pods`.
+    /// Returns whether it serves `v1alpha1.Pods`.
     pub(super) fn serves_pods(self) -> bool {
         self != Self::Page
     }
 
-    /// Whether static pods are there as the kubelet has them, not as the API server's mirrors.
+    /// Returns whether static pods are those of the kubelet rather than the API server's mirror pods.
     pub(super) fn knows_static_pods(self) -> bool {
         matches!(self, Self::Kubelet | Self::PodsApi)
     }
 }
 
-/// A row: where and when something is not as the API server has it.
+/// A row of the table: where and when a server differs from the API server.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) sources: &'static [Source],
-    /// The scenarios; none: whatever is done.
+    /// The scenarios; empty for all.
     pub(super) scenarios: &'static [&'static str],
-    /// Of which pods.
+    /// Which pods it applies to.
     pub(super) pods: Pods,
-    /// The aspect, or what it begins with, before a `*`.
+    /// The aspect, or its prefix followed by `*`.
     pub(super) aspect: &'static str,
-    /// The same for who reads the document.
+    /// The aspect in words, for the document.
     pub(super) what: &'static str,
     pub(super) why: &'static str,
-    /// Whether it shows depends on who is faster: a run may do without it.
+    /// Whether it depends on a race: a run may not need it.
     pub(super) sometimes: bool,
-    /// The last kubelet (1.36 is 36) that it is needed with; none: the newest too.
+    /// The last kubelet minor version (36 for 1.36) that needs it; `None`: the newest does too.
     pub(super) until: Option<u32>,
 }
 
-/// Of any pod, at any time, on any kubelet.
+/// Defaults: any pod, any scenario, any kubelet.
 const ROW: Row = Row {
     sources: &[],
     scenarios: &[],
@@ -83,14 +84,14 @@ const ROW: Row = Row {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pods {
     Any,
-    /// Those of files on the node.
+    /// Static pods.
     Static,
-    /// Those that end and stay.
+    /// Pods that end and whose objects remain.
     Ended,
 }
 
 impl Row {
-    /// Whether it is needed with this kubelet.
+    /// Returns whether this kubelet version needs it.
     pub(super) fn is_of(&self, minor: u32) -> bool {
         self.until.is_none_or(|until| minor <= until)
     }
@@ -115,7 +116,7 @@ const OURS: &[Source] = &[Source::PodsApi, Source::ApiServer];
 const ENDED: [&str; 5] =
     ["default/succeeded", "default/failed", "default/refused", "default/ends", "default/kept"];
 
-/// Those that know pods by the kubelet.
+/// Sources that identify pods as the kubelet does.
 const KUBELETS: &[Source] = &[Source::Kubelet, Source::PodsApi];
 
 /// The table.
@@ -299,12 +300,12 @@ pub(super) const DIFFERENCES: &[Row] = &[
     },
 ];
 
-/// The row that excuses a difference with this kubelet.
+/// Returns the index of the row that excuses a difference with this kubelet version.
 pub(super) fn excuse(minor: u32, scenario: &str, source: Source, difference: &Difference) -> Option<usize> {
     DIFFERENCES.iter().position(|row| row.is_of(minor) && row.excuses(scenario, source, difference))
 }
 
-/// The table for people.
+/// Returns the table in Markdown.
 pub(super) fn table() -> String {
     let mut table = String::from(
         "| in this | the kubelet | ours, `podsApi` | ours, `apiServer` | why |\n|---|---|---|---|---|\n",

@@ -1,5 +1,5 @@
-//! The API server and its etcd are stopped, for seconds here and for as long as `NUMACAST_OUTAGE` says (in seconds): ours goes on,
-//! tells what its sources can know, and is right afterwards.
+//! The API server and its etcd are down, for a few seconds or for `NUMACAST_OUTAGE` seconds: numacast's
+//! server stays up, serves what its sources can know, and is correct afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use crate::support::pod;
 use crate::support::pods_clients::{Pod, Who};
 use crate::support::wait::until;
 
-/// How long it lasts unless somebody says otherwise.
+/// Default duration in seconds.
 const SHORT: u64 = 5;
 
-/// What was asked of one place while it lasted.
+/// Statistics of the requests to one place during the outage.
 #[derive(Debug, Default)]
 struct Asked {
     lists: usize,
@@ -64,7 +64,7 @@ impl World {
         self.write_static("static-late")?;
         std::fs::remove_file(self.manifest("static-early"))?;
         self.node.exit("ends", 0)?;
-        // Who is told by the kubelet knows.
+        // Sources that read from the kubelet are up to date.
         for source in [Source::Kubelet, Source::PodsApi] {
             until(&format!("{source:?} tells what the kubelet knows"), async || {
                 let listed = self.listed(source).await?;
@@ -93,7 +93,7 @@ impl World {
             Ok(())
         })
         .await?;
-        // The other source is silent, which can be seen, and what it said stays.
+        // The API server source is down, as the metric shows, and its last state is still served.
         let api_server = self.at(Source::ApiServer)?;
         let up = [r#"source="api_server""#];
         until("it is counted that the API server does not tell", async || {
@@ -129,7 +129,7 @@ impl World {
             page.served.as_ref().context("ours")?.last_words()
         );
 
-        // It reads seldom, and what it tells is looked at elsewhere.
+        // `/pods` is polled rarely, and another scenario checks it.
         self.places.pop();
         self.cluster.signal_etcd("CONT")?;
         self.cluster.restart_api_server().await?;
@@ -145,7 +145,7 @@ impl World {
         self.clients.list(Who::Go, &self.at(source)?.socket).await?.pods()
     }
 
-    /// List, Get of each tenth pod and a new Watch tell the same.
+    /// Checks that List, Get of every tenth pod and a new watch return the same.
     async fn asks_everything(&self, source: Source, asked: &mut Asked) -> Result<()> {
         let socket = &self.at(source)?.socket;
         let begun = Instant::now();

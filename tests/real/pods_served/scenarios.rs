@@ -1,4 +1,4 @@
-//! What happens to pods, one thing after the other, on one node.
+//! What happens to pods: a sequence of scenarios on one node.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -13,7 +13,7 @@ use crate::support::pods_clients::Who;
 use crate::support::wait::until;
 use crate::support::{Stop, pod};
 
-/// A condition that somebody else decides about.
+/// A readiness gate that the test sets.
 const GATE: &str = "example.com/ready";
 
 impl World {
@@ -26,7 +26,7 @@ impl World {
         Ok(())
     }
 
-    /// Binds a pod whose readiness is somebody else's affair, with so many bytes of an annotation.
+    /// Creates a bound pod with a readiness gate and an annotation of `bytes` bytes.
     async fn submit_gated(&self, name: &str, bytes: usize) -> Result<()> {
         let mut object = serde_json::to_value(
             pod(name).annotation("example.com/long", &"x".repeat(bytes)).bound_to(self.node.name())?,
@@ -36,7 +36,7 @@ impl World {
         Ok(())
     }
 
-    /// Says whether a gated pod is ready, which the kubelet makes a condition of.
+    /// Sets a gated pod's readiness gate, from which the kubelet derives the Ready condition.
     async fn say_ready(&self, name: &str, ready: bool) -> Result<()> {
         let status = if ready { "True" } else { "False" };
         let conditions = json!({ "status": { "conditions": [{ "type": GATE, "status": status }] } });
@@ -45,7 +45,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until the kubelet says so, too.
+    /// Waits until the kubelet reports the same.
     async fn is_ready(&self, name: &str, ready: bool) -> Result<()> {
         let right = if ready { "True" } else { "False" };
         until(&format!("{name} is ready: {ready}"), async || {
@@ -57,7 +57,8 @@ impl World {
         .await
     }
 
-    /// One after the other: binding many at once is for the scheduler to try.
+    /// Creates pods one after another and waits until they run: binding many concurrently is up to the
+    /// scheduler.
     async fn run_all(&self, names: &[String]) -> Result<()> {
         for name in names {
             self.node.submit(&pod(name)).await?;
@@ -68,7 +69,7 @@ impl World {
         Ok(())
     }
 
-    /// Deletes some of the many together.
+    /// Deletes a range of the `many-` pods together.
     async fn delete_all(&self, which: std::ops::Range<usize>) -> Result<()> {
         let names: Vec<String> = which.map(|index| format!("many-{index}")).collect();
         for name in &names {
@@ -93,7 +94,7 @@ impl World {
             .run(whole.init("first").cpus(1).memory("64Mi").sidecar("side").cpus(1).memory("64Mi"))
             .await?;
         self.quiet("they run").await?;
-        // Python's client has the same pods from the same bytes.
+        // Python's client decodes the same pods from the same bytes.
         for place in self.places.iter().filter(|place| place.source.serves_pods()) {
             let go = self.clients.list(Who::Go, &place.socket).await?.pods()?;
             let python = self.clients.list(Who::Python, &place.socket).await?.pods()?;
@@ -209,7 +210,7 @@ impl World {
         self.quiet("it keeps the deleted pod").await
     }
 
-    /// Of what the kubelet's `/pods` tells PodInfo is served, and nothing else.
+    /// With the kubelet's `/pods` as the source, only PodInfo is served.
     pub(super) async fn the_page(&mut self) -> Result<()> {
         let manifest = self.cluster.dir().join("manifests/static.yaml");
         std::fs::write(&manifest, serde_json::to_vec(&pod("static").bound_to("")?)?)?;
@@ -269,7 +270,7 @@ impl World {
         Ok(())
     }
 
-    /// A client that is away hears of what was deleted by its not being in the list.
+    /// A client that was disconnected notices deletions by the pods' absence from the list.
     pub(super) async fn deletions_while_disconnected(&mut self) -> Result<()> {
         for place in &mut self.places {
             place.listeners.clear();
@@ -280,7 +281,7 @@ impl World {
         self.quiet("everybody is back").await
     }
 
-    /// Ready and not ready, until whoever takes nothing is far behind.
+    /// Toggles readiness until a client that does not read is far behind.
     pub(super) async fn a_slow_watcher(&mut self) -> Result<()> {
         let names: Vec<String> = (0..25).map(|index| format!("long-{index}")).collect();
         for name in &names {
@@ -296,7 +297,7 @@ impl World {
             watcher.synced().await?;
             slow.push((place.source, watcher));
         }
-        // 100 events are kept for it, and some 200 KiB lie between it and the server.
+        // The server buffers 100 events for it, and the transport some 200 KiB.
         for round in 0..8 {
             for name in &names {
                 self.say_ready(name, round % 2 == 0).await?;
@@ -328,7 +329,7 @@ impl World {
         self.quiet("they are gone").await
     }
 
-    /// Requests that make no sense get one answer everywhere.
+    /// Invalid requests get the same response everywhere.
     pub(super) async fn bad_requests(&mut self) -> Result<()> {
         let uid = |uid: &str| [&[10, u8::try_from(uid.len()).unwrap_or(0)], uid.as_bytes()].concat();
         let requests: Vec<(&str, &str, Vec<u8>)> = vec![
@@ -376,7 +377,7 @@ impl World {
         Ok(())
     }
 
-    /// Ours is replaced, or killed: clients come back and know what they knew.
+    /// numacast's server is restarted or killed: clients reconnect and have the same state.
     pub(super) async fn ours_restarts(&mut self) -> Result<()> {
         for how in [Stop::Term, Stop::Kill] {
             for place in &mut self.places {
@@ -393,7 +394,7 @@ impl World {
         Ok(())
     }
 
-    /// The kubelet is killed: who follows ours does not hear of it.
+    /// The kubelet is killed: watches of numacast's server are not interrupted.
     pub(super) async fn the_kubelet_restarts(&mut self) -> Result<()> {
         self.node.stop_kubelet(Stop::Kill)?;
         self.node.force_delete("many-10").await?;
@@ -412,7 +413,7 @@ impl World {
         self.quiet("it is back").await
     }
 
-    /// No watch of ours has ended.
+    /// Checks that no watch of numacast's server has ended.
     pub(super) fn ours_goes_on(&mut self, when: &str) -> Result<()> {
         for place in &mut self.places {
             let Some(served) = &mut place.served else { continue };
@@ -425,7 +426,7 @@ impl World {
         Ok(())
     }
 
-    /// Nobody has told anybody anything: the kubelet has just started, ours too, and there is no API server.
+    /// Nothing is synced: the kubelet and numacast's server have just started, and there is no API server.
     pub(super) async fn start_up(&mut self) -> Result<()> {
         for place in &mut self.places {
             place.listeners.clear();
@@ -459,7 +460,7 @@ impl World {
         self.quiet("the API server is back").await
     }
 
-    /// Ours says that there is no answer yet.
+    /// Checks that numacast's server reports that it is not ready.
     async fn before_anything(&self, when: &str) -> Result<()> {
         const RIGHT: (&str, &str) = ("FailedPrecondition", "Kubelet is initializing");
         for place in self.places.iter().filter(|place| place.served.is_some() && place.source.serves_pods()) {

@@ -1,4 +1,4 @@
-//! The Pods API under test: the real binary before a real node's kubelet and API server.
+//! The Pods API under test: the real binary with a real node's kubelet and API server as its sources.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Starts it for one source, and waits until somebody listens.
+    /// Starts it with one source, and waits until it serves.
     pub(super) async fn start(node: &RealNode, source: Source, settings: &[&str]) -> Result<Self> {
         let dir = node.dir().join(format!("served-{}", source.name()));
         let metrics = format!("127.0.0.1:{}", free_port()?);
@@ -65,22 +65,22 @@ impl Served {
         .await
     }
 
-    /// Where it serves.
+    /// Returns the socket it serves.
     pub(super) fn socket(&self) -> PathBuf {
         self.dir.join("pods-api.sock")
     }
 
-    /// Fails when it has ended.
+    /// Returns an error if it has exited.
     pub(super) fn still_runs(&mut self) -> Result<()> {
         self.process.still_runs()
     }
 
-    /// The end of its log.
+    /// Returns the end of its log.
     pub(super) fn last_words(&self) -> String {
         format!("{}:\n{}", self.name, self.process.last_words())
     }
 
-    /// Ends it, in order or not.
+    /// Stops it, gracefully or not.
     pub(super) fn end(&mut self, how: Stop) -> Result<()> {
         if let Stop::Kill = how {
             return self.process.kill();
@@ -91,13 +91,14 @@ impl Served {
         Ok(())
     }
 
-    /// Starts it at the same place, where it has ended; it serves then.
+    /// Restarts it with the same arguments after it has ended, and waits until it serves.
     pub(super) async fn start_again(&mut self) -> Result<()> {
         self.process = Self::launch(&self.name, &self.logs, &self.arguments)?;
         self.serves().await
     }
 
-    /// The sum of a metric over those of its labels that have all of `labels` in them; none where it is not there.
+    /// Returns the sum of a metric over the series whose labels contain all of `labels`; `None` if there is
+    /// none.
     pub(super) async fn sum(&self, metric: &str, labels: &[&str]) -> Result<Option<f64>> {
         let mut stream = tokio::net::TcpStream::connect(&self.metrics).await?;
         let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.metrics);

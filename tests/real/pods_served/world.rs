@@ -1,4 +1,4 @@
-//! One node, and everything that serves its pods: what clients hear there is compared with what the API server has.
+//! A node and everything that serves its pods: what clients receive is compared with the API server's pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,20 +13,20 @@ use crate::support::pods_clients::{Answer, Clients, Known, Pod, Watcher, Who};
 use crate::support::wait::until;
 use crate::support::{Cluster, Parts, RealNode};
 
-/// What takes longer is worth a line.
+/// Longer waits are printed with `NUMACAST_MEASURE`.
 const TOLD_AFTER: Duration = Duration::from_secs(2);
 
-/// Where pods are served, and who listens there.
+/// A server of pods, and its watchers.
 pub(super) struct Place {
     pub(super) source: Source,
     pub(super) socket: PathBuf,
-    /// Ours.
+    /// numacast's server; `None` for the kubelet's own.
     pub(super) served: Option<Served>,
-    /// They go on through all scenarios.
+    /// Watchers that stay connected through all scenarios.
     pub(super) listeners: Vec<Listener>,
 }
 
-/// Who follows what.
+/// What a watcher watches, and which client it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hears {
     Pods(Who),
@@ -34,29 +34,29 @@ pub(super) enum Hears {
     Conditions,
 }
 
-/// Someone who follows, and connects again when that ends.
+/// A watcher that reconnects when its watch ends.
 pub(super) struct Listener {
     pub(super) hears: Hears,
     pub(super) watcher: Watcher,
-    /// How many words it had heard when a scenario last looked, and how many were doubled.
+    /// The numbers of events and of redundant ones at the last check.
     marked: (usize, usize),
 }
 
-/// A node, its clients and the scenario that is under way.
+/// A node, its clients and the current scenario.
 pub(super) struct World {
     pub(super) clients: Clients,
     pub(super) places: Vec<Place>,
     pub(super) node: RealNode,
     pub(super) cluster: Cluster,
     pub(super) scenario: &'static str,
-    /// Rows of the table that were needed.
+    /// Rows of the table of differences that were needed.
     pub(super) used: BTreeSet<usize>,
 }
 
-/// Something that is not as it should be, at one place.
+/// A deviation from the API server, at one place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Difference {
-    /// What it is about: `too few`, `not heard`, `field metadata uid`.
+    /// What differs: `too few`, `not heard`, `field metadata uid`.
     pub(super) aspect: String,
     /// `namespace/name`.
     pub(super) pod: String,
@@ -73,7 +73,8 @@ impl World {
     pub(super) async fn start(parts: &Parts, sources: &[Source]) -> Result<Self> {
         let cluster = Cluster::start(parts).await?;
         let node = RealNode::on("two-by-eight")?
-            // Fifty calls per second, its default, and a look at its files every 20 s would be what these tests wait for.
+            // The defaults, 50 requests per second and a check of the manifests every 20 s, would dominate
+            // the test's duration.
             .kubelet("kubeAPIQPS", 500.into())
             .kubelet("kubeAPIBurst", 500.into())
             .kubelet("fileCheckFrequency", "1s".into())
@@ -90,7 +91,7 @@ impl World {
         Ok(world)
     }
 
-    /// New listeners everywhere.
+    /// Starts new watchers everywhere.
     pub(super) fn listen(&mut self) -> Result<()> {
         let clients = self.clients.clone();
         for place in &mut self.places {
@@ -105,7 +106,7 @@ impl World {
         Ok(())
     }
 
-    /// What the API server has of the node's pods.
+    /// Returns the node's pods from the API server.
     pub(super) async fn truth(&self) -> Result<Vec<Value>> {
         let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", self.node.name());
         let request = tonic::codegen::http::Request::get(path).body(Vec::new())?;
@@ -113,7 +114,8 @@ impl World {
         Ok(list["items"].as_array_mut().map(std::mem::take).unwrap_or_default())
     }
 
-    /// Waits until everybody hears what there is, but for what the table excuses; what of the table is needed is noted.
+    /// Waits until all watchers and lists are up to date, except for the table's rows; records the rows that
+    /// were needed.
     pub(super) async fn quiet(&mut self, when: &str) -> Result<()> {
         let (scenario, minor) = (self.scenario, self.node.minor());
         let begun = Instant::now();
@@ -124,7 +126,7 @@ impl World {
             let truth = self.truth().await?;
             let mut excused = BTreeSet::new();
             let mut wrong = Vec::new();
-            // Whoever listens to PodInfo costs nothing to look at, a client that asks for it does.
+            // PodInfo watchers cost nothing to compare, a PodInfo List does.
             for look in 0..3 {
                 for place in &mut self.places {
                     let found = match look {
@@ -159,14 +161,14 @@ impl World {
         self.log_is_sound(when)
     }
 
-    /// The ends of the logs of ours.
+    /// Returns the last log lines of numacast's servers.
     pub(super) fn last_words(&self) -> String {
         let words: Vec<String> =
             self.places.iter().filter_map(|place| place.served.as_ref()).map(Served::last_words).collect();
         words.join("\n")
     }
 
-    /// Whoever's watch has ended follows again: it begins with nothing.
+    /// Restarts watches that have ended: a new one starts empty.
     pub(super) fn connect_again(&mut self) -> Result<()> {
         let clients = self.clients.clone();
         for place in &mut self.places {
@@ -185,8 +187,8 @@ impl World {
         Ok(())
     }
 
-    /// Since this was asked last nobody has heard that a pod is gone which is there still, nothing was said twice, and nothing
-    /// that nobody may say.
+    /// Checks the events since the last call: no DELETED for a pod that still exists, and no redundant or
+    /// invalid event.
     pub(super) fn log_is_sound(&mut self, when: &str) -> Result<()> {
         let mut found = Vec::new();
         for place in &mut self.places {
@@ -224,12 +226,12 @@ impl World {
         Ok(())
     }
 
-    /// The place of a source.
+    /// Returns the place of a source.
     pub(super) fn at(&self, source: Source) -> Result<&Place> {
         self.places.iter().find(|place| place.source == source).context("there is no such place")
     }
 
-    /// Notes that something is not as it is elsewhere, which the table has to excuse.
+    /// Records a difference, which the table must excuse.
     pub(super) fn note(&mut self, source: Source, aspect: &str, detail: &str) -> Result<()> {
         let difference = Difference::new(aspect, "", detail);
         let row = excuse(self.node.minor(), self.scenario, source, &difference);
@@ -247,7 +249,7 @@ impl Listener {
 }
 
 impl Place {
-    /// Nobody listens yet.
+    /// Starts the server, without watchers.
     pub(super) async fn start(node: &RealNode, source: Source) -> Result<Self> {
         let served = match source.settings() {
             Some(settings) => Some(Served::start(node, source, settings).await?),
@@ -260,7 +262,7 @@ impl Place {
         Ok(Self { source, socket, served, listeners: Vec::new() })
     }
 
-    /// Someone more who listens.
+    /// Adds a watcher.
     pub(super) fn listen(&mut self, clients: &Clients, hears: Hears) -> Result<()> {
         let watcher = match hears {
             Hears::Pods(who) => clients.watch(who, &self.socket, &[])?,
@@ -270,7 +272,7 @@ impl Place {
         Ok(())
     }
 
-    /// What is not in the list as the API server has it, and what watchers believe that is not in the list.
+    /// Returns where the list differs from the API server, and where watchers differ from the list.
     async fn of_pods(&mut self, clients: &Clients, truth: &[Value]) -> Result<Vec<Difference>> {
         if let Some(served) = &mut self.served {
             served.still_runs()?;
@@ -288,7 +290,7 @@ impl Place {
         })
     }
 
-    /// What watchers of PodInfo believe that is not so.
+    /// Returns where watchers of PodInfo differ from the API server.
     fn of_conditions_heard(&self, truth: &[Value]) -> Vec<Difference> {
         let listeners = self.listeners.iter().filter(|listener| listener.hears == Hears::Conditions);
         let known =
@@ -296,7 +298,8 @@ impl Place {
         known.flat_map(|pods| of_infos(&pods, truth)).collect()
     }
 
-    /// What PodInfo lists that is not so, and what its watchers believe that it does not list.
+    /// Returns where a List of PodInfo differs from the API server, and where its watchers differ from the
+    /// List.
     async fn of_conditions(&self, clients: &Clients, truth: &[Value]) -> Result<Vec<Difference>> {
         if self.served.is_none() {
             return Ok(Vec::new());
@@ -340,13 +343,14 @@ impl Place {
         found
     }
 
-    /// What this place calls a pod of the API server: the kubelet knows static pods by another UID than their mirrors'.
+    /// Returns the UID by which this place identifies an API server's pod: the kubelet's UID of a static pod
+    /// is not its mirror pod's.
     fn uid_of<'a>(&self, pod: &'a Value) -> &'a str {
         if self.source.knows_static_pods() { kubelets_uid(pod) } else { text(&pod["metadata"]["uid"]) }
     }
 }
 
-/// The pods of an answer, or that there is none.
+/// Returns the pods of a response, or the difference that it failed.
 fn of(answer: Answer) -> Result<Vec<Pod>, Difference> {
     let refused = format!("{}: {}", answer.code, answer.text);
     answer.pods().map_err(|_| Difference::new("refused", "", refused))
@@ -371,7 +375,7 @@ fn order(listed: &[Pod], aspect: &str) -> Vec<Difference> {
     (!sorted).then(|| Difference::new(aspect, "", format!("{uids:?}"))).into_iter().collect()
 }
 
-/// What somebody believes that is not in the list.
+/// Returns where a watcher's state differs from the list.
 fn of_known(known: &Known, listed: &[Pod], aspect: &str, hears: Hears) -> Vec<Difference> {
     let mut found = Vec::new();
     if known.synced == 0 {
@@ -396,7 +400,7 @@ fn of_known(known: &Known, listed: &[Pod], aspect: &str, hears: Hears) -> Vec<Di
     found
 }
 
-/// What PodInfo has that does not follow from what the API server has.
+/// Returns where PodInfo differs from what the API server's pods imply.
 fn of_infos(listed: &[Pod], truth: &[Value]) -> Vec<Difference> {
     let mut found = order(listed, "info order");
     let mut unlisted: BTreeMap<&str, &Value> = truth.iter().map(|pod| (kubelets_uid(pod), pod)).collect();
@@ -416,12 +420,12 @@ fn of_infos(listed: &[Pod], truth: &[Value]) -> Vec<Difference> {
     found
 }
 
-/// A pod of the API server as PodInfo shows it, in protobuf's JSON.
+/// Returns a pod of the API server as PodInfo shows it, in protobuf JSON.
 fn info_of(pod: &Value) -> Value {
     let (metadata, status) = (&pod["metadata"], &pod["status"]);
     let mut conditions = status["conditions"].clone();
     for condition in conditions.as_array_mut().into_iter().flatten() {
-        // Numbers of 64 bits are texts.
+        // Protobuf JSON writes 64-bit numbers as strings.
         if let Some(generation) = condition["observedGeneration"].as_u64() {
             condition["observedGeneration"] = json!(generation.to_string());
         }
@@ -440,7 +444,7 @@ fn info_of(pod: &Value) -> Value {
     info
 }
 
-/// Takes off what is nothing: a time that is not set is the epoch in protocol buffers.
+/// Removes empty values: an unset time is the epoch in protobuf.
 fn without_epoch(value: &mut Value) {
     match value {
         Value::Object(object) => {
@@ -452,7 +456,7 @@ fn without_epoch(value: &mut Value) {
     }
 }
 
-/// Paths of what two values do not have in common, a list being one thing unless both have as many in it.
+/// Returns the paths at which two values differ; lists of different lengths differ as a whole.
 pub(super) fn paths(one: &Value, other: &Value) -> Vec<String> {
     let mut found = Vec::new();
     walk(one, other, &mut Vec::new(), &mut found);
@@ -462,7 +466,7 @@ pub(super) fn paths(one: &Value, other: &Value) -> Vec<String> {
 fn walk(one: &Value, other: &Value, path: &mut Vec<String>, found: &mut Vec<String>) {
     match (one, other) {
         _ if one == other => {}
-        // An empty object is left out.
+        // An empty object is omitted.
         (Value::Object(_), Value::Null) => walk(one, &json!({}), path, found),
         (Value::Null, Value::Object(_)) => walk(&json!({}), other, path, found),
         (Value::Object(a), Value::Object(b)) => {
@@ -484,7 +488,7 @@ fn walk(one: &Value, other: &Value, path: &mut Vec<String>, found: &mut Vec<Stri
     }
 }
 
-/// What is at a path.
+/// Returns the value at a path.
 fn at<'a>(value: &'a Value, path: &str) -> &'a Value {
     path.split(' ').filter(|key| !key.is_empty()).fold(value, |value, key| match key.parse::<usize>() {
         Ok(index) if value.is_array() => &value[index],

@@ -1,4 +1,4 @@
-//! The agent under test: the real binary, on a real node's files and sockets.
+//! The agent under test: the real binary, with a real node's files and sockets.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,12 +16,13 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent of a node, with further arguments.
+    /// Starts a node's agent, with additional arguments.
     pub(crate) fn start(node: &RealNode, arguments: &[&str]) -> Result<Self> {
         Self::start_with(Self::places(node), node, arguments)
     }
 
-    /// The same, with only those of the kubelet's directories that the chart mounts by default, and its configuration.
+    /// Like [`Agent::start`], with only those kubelet directories that the chart mounts by default, and the
+    /// kubelet's configuration file.
     pub(crate) fn start_with_default_mounts(node: &RealNode) -> Result<Self> {
         let mounted = node.dir().join("mounted");
         std::fs::create_dir(&mounted)?;
@@ -39,13 +40,13 @@ impl Agent {
         let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
         command.args(["agent", "--node-name", node.name()]);
         command.arg("--kubeconfig").arg(node.agent_kubeconfig());
-        // Several agents of one test run would want the same ports.
+        // Agents of concurrent tests would use the same ports.
         command.args(["--metrics-address", "none", "--health-address", "none"]);
         command.args(places).args(arguments);
         Ok(Self { process: Process::start("agent", node.dir(), command)? })
     }
 
-    /// The arguments by which the agent finds a node's files.
+    /// Returns the flags that point the agent to a node's files.
     pub(crate) fn places(node: &RealNode) -> [OsString; 6] {
         let of = |flag: &str, path: PathBuf| [flag.into(), path.into_os_string()];
         let [sys, at_sys] = of("--sys-dir", node.dir().join("sys"));
@@ -54,7 +55,7 @@ impl Agent {
         [sys, at_sys, proc, at_proc, kubelet, at_kubelet]
     }
 
-    /// Fails when the agent has ended: it never may.
+    /// Returns an error if the agent has exited: it never should.
     pub(crate) fn still_runs(&mut self) -> Result<()> {
         self.process.still_runs()
     }
@@ -64,7 +65,7 @@ impl Agent {
         self.process.kill()
     }
 
-    /// Asks the agent to end, and waits until it has.
+    /// Terminates the agent and waits until it has exited.
     pub(crate) async fn end(&mut self) -> Result<()> {
         self.process.signal("TERM")?;
         until("the agent has ended", async || {
@@ -75,7 +76,7 @@ impl Agent {
         .await
     }
 
-    /// Waits until the published object says what the oracle says.
+    /// Waits until the published object matches the oracle.
     pub(crate) async fn tells_the_truth(&mut self, node: &RealNode) -> Result<()> {
         until("the published object equals the oracle", async || {
             self.still_runs()?;

@@ -1,9 +1,9 @@
-//! A node's own place in the machine's cgroups. A kubelet applies an in-place resize to a pod's cgroup, and one
-//! that keeps none panics there.
+//! A node's own cgroups. The kubelet applies an in-place resize to a pod's cgroup, and panics there if it
+//! manages no cgroups.
 
 use std::path::{Path, PathBuf};
 
-/// A cgroup of one name in every hierarchy, with everything below it; it goes with this value.
+/// A cgroup of one name in every hierarchy, with everything below it; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     name: String,
@@ -11,18 +11,18 @@ pub(crate) struct Cgroups {
 }
 
 impl Cgroups {
-    /// Makes them. `None`: this machine has no hierarchies of version 1, or lets nobody make anything there.
+    /// Creates the cgroups. `None`: this machine has no v1 hierarchies, or cgroups cannot be created there.
     pub(crate) fn make(name: &str) -> Option<Self> {
         let mut made = Self { name: name.to_owned(), places: Vec::new() };
         for hierarchy in hierarchies() {
             let place = hierarchy.join(name);
-            std::fs::create_dir(&place).ok()?; // what was made so far goes with `made`
+            std::fs::create_dir(&place).ok()?; // dropping `made` removes what was created so far
             made.places.push(place);
         }
         (!made.places.is_empty()).then_some(made)
     }
 
-    /// As `cgroupRoot` of a kubelet names them.
+    /// Returns the kubelet's `cgroupRoot`.
     pub(crate) fn root(&self) -> String {
         format!("/{}", self.name)
     }
@@ -34,8 +34,8 @@ impl Drop for Cgroups {
     }
 }
 
-/// Removes a cgroup and those below it. Nothing runs in them, so that the kernel has no reason to refuse; if it
-/// does, an empty cgroup stays, which harms nobody.
+/// Removes a cgroup and those below it. No process runs in them, so the kernel should not refuse; if it does,
+/// a harmless empty cgroup remains.
 fn remove(place: &Path) {
     for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -45,7 +45,7 @@ fn remove(place: &Path) {
     let _ = std::fs::remove_dir(place);
 }
 
-/// Where hierarchies are mounted; none where they are all of version 2, in which no test has been run.
+/// Returns where hierarchies are mounted; empty if all are v2, which no test has been run with.
 fn hierarchies() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let of_kind = |wanted: &'static str| {
@@ -56,6 +56,6 @@ fn hierarchies() -> Vec<PathBuf> {
         })
     };
     let first: Vec<PathBuf> = of_kind("cgroup").collect();
-    // Beside those of version 1 the kubelet uses that of version 2 too.
+    // The kubelet uses the v2 hierarchy beside the v1 ones.
     if first.is_empty() { first } else { first.into_iter().chain(of_kind("cgroup2")).collect() }
 }

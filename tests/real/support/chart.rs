@@ -1,4 +1,4 @@
-//! The chart as real Helm renders it.
+//! The Helm chart as rendered by real Helm.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,10 +15,10 @@ use super::parts::{Parts, repository};
 use super::wait::until;
 use super::{nrt, tokens};
 
-/// The release, and the namespace that it is installed into.
+/// The name of the release and of its namespace.
 pub(crate) const RELEASE: &str = "numacast";
 
-/// Everything that a release consists of, hooks included.
+/// All objects of a release, including hooks.
 #[derive(Clone, Debug)]
 pub(crate) struct Chart {
     objects: Vec<DynamicObject>,
@@ -26,7 +26,7 @@ pub(crate) struct Chart {
 
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 impl Chart {
-    /// Renders it with these values over its own.
+    /// Renders the chart with these values over the defaults.
     pub(crate) fn render(parts: &Parts, values: &Value) -> Result<Self> {
         let file = tempfile::Builder::new().suffix(".json").tempfile()?;
         std::fs::write(file.path(), values.to_string())?;
@@ -48,19 +48,19 @@ impl Chart {
         Ok(Self { objects })
     }
 
-    /// Its objects of these kinds.
+    /// Returns the objects of these kinds.
     pub(crate) fn of_kinds<'a>(&'a self, kinds: &'a [&str]) -> impl Iterator<Item = &'a DynamicObject> {
         self.objects.iter().filter(|object| kinds.contains(&kind(object)))
     }
 
-    /// One of its objects.
+    /// Returns one object.
     pub(crate) fn object(&self, of_kind: &str, name: &str) -> Result<&DynamicObject> {
         let named = |object: &&DynamicObject| object.metadata.name.as_deref() == Some(name);
         let mut found = self.objects.iter().filter(|object| kind(object) == of_kind).filter(named);
         found.next().with_context(|| format!("the chart has no {of_kind} {name}"))
     }
 
-    /// Makes its objects of these kinds, or makes them like this.
+    /// Applies the objects of these kinds.
     pub(crate) async fn install(&self, client: &Client, kinds: &[&str]) -> Result<()> {
         for object in self.of_kinds(kinds) {
             let params = PatchParams::apply("tests").force().validation_strict();
@@ -72,8 +72,8 @@ impl Chart {
     }
 }
 
-/// Installs rights and policies, and gives the kubeconfig that the agent of a node has, as soon as all of it is in force.
-/// The Node must be there; nobody may run its pods.
+/// Installs RBAC and policies, and returns the kubeconfig of a node's agent once all of it is in force. The
+/// Node must exist, and no kubelet may run its pods.
 pub(crate) async fn agent_of(cluster: &Cluster, chart: &Chart, node: &str) -> Result<PathBuf> {
     let admin = cluster.client();
     tokens::namespace(&admin, RELEASE).await?;
@@ -99,8 +99,8 @@ pub(crate) async fn agent_of(cluster: &Cluster, chart: &Chart, node: &str) -> Re
     cluster.kubeconfig_of(AGENT, &token)
 }
 
-/// As [`agent_of`], for a node whose kubelet would run the agent's pod: the token names no node, which the policies let pass,
-/// and the rest of them holds.
+/// Like [`agent_of`], for a node whose kubelet would run the agent's pod: the token has no node claim, which
+/// the policies are configured to allow, while their other rules apply.
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 pub(crate) async fn agent_without_a_pod(cluster: &Cluster, parts: &Parts) -> Result<PathBuf> {
     let admin = cluster.client();
@@ -128,17 +128,17 @@ pub(crate) async fn agent_without_a_pod(cluster: &Cluster, parts: &Parts) -> Res
 
 /// The agent's service account.
 pub(crate) const AGENT: &str = "numacast-agent";
-/// What gives and takes rights.
+/// The kinds of RBAC objects.
 pub(crate) const RIGHTS: [&str; 5] =
     ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
-/// What admits.
+/// The kinds of admission policy objects.
 pub(crate) const POLICIES: [&str; 2] = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
 
 fn kind(object: &DynamicObject) -> &str {
     object.types.as_ref().map_or("", |types| &types.kind)
 }
 
-/// Where an object is.
+/// Returns an API for an object's kind and namespace.
 pub(crate) fn api(client: &Client, object: &DynamicObject) -> Result<Api<DynamicObject>> {
     let types = object.types.clone().context("an object of no kind")?;
     let mut resource = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);

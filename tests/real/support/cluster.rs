@@ -18,16 +18,16 @@ use super::parts::{self, Parts};
 use super::process::{Process, tethered};
 use super::wait::until;
 
-/// The administrator's token; the server forgets it with its directory.
+/// The administrator's token; the server's token file is in its temporary directory.
 const ADMIN_TOKEN: &str = "admin-of-a-test";
 
 /// etcd and an API server in which the CRDs of `crds/` are established.
 pub(crate) struct Cluster {
-    // Processes first: they end before their directory goes.
+    // Processes first: they must end before their directory is removed.
     api_server: Process,
     etcd: Process,
     etcd_url: String,
-    /// The command that starts the API server, for another start at the same address.
+    /// The command that starts the API server, to restart it at the same address.
     again: Vec<OsString>,
     client: Client,
     url: String,
@@ -35,23 +35,23 @@ pub(crate) struct Cluster {
     dir: TempDir,
 }
 
-/// How an API server is started where that is not as usual.
+/// Deviations from the default API server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unusual<'a> {
-    /// Another program than that of the parts.
+    /// A program other than the default one.
     pub(crate) program: Option<PathBuf>,
-    /// Further admission plugins.
+    /// Additional admission plugins.
     pub(crate) admission: &'a [&'a str],
-    /// Write down the requests of everybody but the administrator and the API server itself ([`Cluster::audit_log`]).
+    /// Audit all requests but those of administrators and of the API server itself ([`Cluster::audit_log`]).
     pub(crate) audit: bool,
-    /// Further arguments.
+    /// Additional arguments.
     pub(crate) arguments: &'a [&'a str],
 }
 
-/// The file with the requests, in the cluster's directory.
+/// The audit log's name in the cluster's directory.
 const AUDIT_LOG: &str = "audit.log";
 
-/// Which requests are written down: what an administrator does is the test's own.
+/// The audit policy: an administrator's requests are the test's own and are omitted.
 const AUDIT_POLICY: &str = r#"{
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -67,21 +67,21 @@ pub(crate) struct Programs {
 }
 
 impl Cluster {
-    /// Starts both and waits until they are ready.
+    /// Starts etcd and the API server and waits until they are ready.
     pub(crate) async fn start(parts: &Parts) -> Result<Self> {
         Self::start_with(parts, &[]).await
     }
 
-    /// As [`Cluster::start`], with further admission plugins.
+    /// Like [`Cluster::start`], with additional admission plugins.
     pub(crate) async fn start_with(parts: &Parts, admission: &[&str]) -> Result<Self> {
         Self::start_unusual(parts, &Unusual { admission, ..Unusual::default() }).await
     }
 
-    /// As [`Cluster::start`], with an API server that is not as usual.
+    /// Like [`Cluster::start`], with a customized API server.
     pub(crate) async fn start_unusual(parts: &Parts, unusual: &Unusual<'_>) -> Result<Self> {
         install_tls();
         let mut dir = tempfile::Builder::new().prefix("numacast-").tempdir()?;
-        // Whoever looks into a failure wants the logs.
+        // The logs are needed to debug a failure.
         dir.disable_cleanup(std::env::var_os("NUMACAST_KEEP").is_some());
         let programs = Programs { kubelet: parts.program("kubelet"), fakenode: parts.program("fakenode") };
         let (etcd, etcd_url) = start_etcd(parts, dir.path())?;
@@ -95,60 +95,60 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A client with every right.
+    /// Returns a client with every right.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// A directory that goes with the cluster.
+    /// Returns a directory that is removed with the cluster.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// What nodes run.
+    /// Returns the programs that nodes run.
     pub(crate) fn programs(&self) -> &Programs {
         &self.programs
     }
 
-    /// Where it answers: `127.0.0.1:40123`.
+    /// Returns the API server's address: `127.0.0.1:40123`.
     pub(crate) fn address(&self) -> &str {
         self.url.trim_start_matches("https://")
     }
 
-    /// Its certificate and that of the authority behind it (PEM).
+    /// Returns the API server's certificate and its CA's (PEM).
     pub(crate) fn certificates(&self) -> Result<String> {
         Ok(std::fs::read_to_string(self.dir.path().join("certificates/apiserver.crt"))?)
     }
 
-    /// The administrator's kubeconfig.
+    /// Returns the path of the administrator's kubeconfig.
     pub(crate) fn admin_kubeconfig(&self) -> PathBuf {
         self.dir.path().join("admin.kubeconfig")
     }
 
-    /// A kubeconfig that acts as someone else, with that one's rights.
+    /// Writes a kubeconfig that impersonates a user and groups.
     pub(crate) fn kubeconfig_as(&self, user: &str, groups: &[&str]) -> Result<PathBuf> {
         let name = user.replace([':', '/'], "-");
         let who = json!({ "token": ADMIN_TOKEN, "as": user, "as-groups": groups });
         write_kubeconfig(self.dir.path(), &self.url, &name, &who)
     }
 
-    /// A kubeconfig with a token of its own.
+    /// Writes a kubeconfig with its own token.
     pub(crate) fn kubeconfig_of(&self, name: &str, token: &str) -> Result<PathBuf> {
         write_kubeconfig(self.dir.path(), &self.url, name, &json!({ "token": token }))
     }
 
-    /// A client with a token of its own.
+    /// Returns a client with its own token.
     pub(crate) async fn client_of(&self, name: &str, token: &str) -> Result<Client> {
         client_of(self.dir.path(), &self.kubeconfig_of(name, token)?).await
     }
 
-    /// How many writes of a resource the API server has answered, by its own count: one that changes nothing
+    /// Returns how many writes of a resource the API server has served, by its own metric: a no-op write
     /// leaves no other trace.
     pub(crate) async fn writes_of(&self, resource: &str) -> Result<u64> {
         self.requests_of(resource, &["APPLY", "PATCH", "PUT", "POST", "DELETE"]).await
     }
 
-    /// How many requests for a resource with one of these verbs the API server has answered.
+    /// Returns how many requests for a resource with one of these verbs the API server has served.
     pub(crate) async fn requests_of(&self, resource: &str, verbs: &[&str]) -> Result<u64> {
         let metrics = self.text_of("/metrics").await?;
         let whose = format!("resource=\"{resource}\"");
@@ -162,33 +162,33 @@ impl Cluster {
         Ok(counts.sum::<Result<u64, _>>()?)
     }
 
-    /// Where requests are written down, an event in a line each.
+    /// Returns the path of the audit log, one event per line.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) fn audit_log(&self) -> PathBuf {
         self.dir.path().join(AUDIT_LOG)
     }
 
-    /// What the API server counts, in the Prometheus text format.
+    /// Returns the API server's metrics in the Prometheus text format.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) async fn metrics(&self) -> Result<String> {
         let request = tonic::codegen::http::Request::get("/metrics").body(Vec::new())?;
         Ok(self.new_client().await?.request_text(request).await?)
     }
 
-    /// A client with every right and with connections of its own. The API server closes what was idle for 90 s, and a client
-    /// may learn of it when it asks again.
+    /// Returns a client with every right and its own connections. The API server closes connections that were
+    /// idle for 90 s, and a client may notice only at its next request.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) async fn new_client(&self) -> Result<Client> {
         client_of(self.dir.path(), &self.admin_kubeconfig()).await
     }
 
-    /// Where etcd answers its clients.
+    /// Returns etcd's client URL.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) fn etcd_url(&self) -> &str {
         &self.etcd_url
     }
 
-    /// Sends the API server a signal: `STOP` freezes it, `CONT` lets it go on.
+    /// Sends the API server a signal: `STOP` freezes it, `CONT` resumes it.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) fn signal_api_server(&self, name: &str) -> Result<()> {
         self.api_server.signal(name)
@@ -200,20 +200,20 @@ impl Cluster {
         self.etcd.signal(name)
     }
 
-    /// Kills the API server; what it knows is in etcd.
+    /// Kills the API server; its data is in etcd.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) fn kill_api_server(&mut self) -> Result<()> {
         self.api_server.kill()
     }
 
-    /// Starts the API server that was killed, and waits until it is ready.
+    /// Restarts the killed API server and waits until it is ready.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) async fn restart_api_server(&mut self) -> Result<()> {
         self.api_server = start_api_server(self.dir.path(), &self.again)?;
         self.wait_until_ready().await
     }
 
-    /// What the API server answers to an administrator.
+    /// Returns the response body to an administrator's GET.
     pub(crate) async fn text_of(&self, path: &str) -> Result<String> {
         let request = tonic::codegen::http::Request::get(path).body(Vec::new())?;
         Ok(self.client.request_text(request).await?)
@@ -251,13 +251,13 @@ impl Cluster {
     }
 }
 
-/// Below the ports that the kernel gives to whoever connects: one of those may be taken before it is used.
+/// Below the kernel's ephemeral ports: one of those may be taken before it is used.
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
 
-/// A port of loopback that is free now, and that no other call of this process was given.
+/// Returns a loopback port that is free now and that no other call in this process has returned.
 pub(crate) fn free_port() -> Result<u16> {
     static NEXT: OnceLock<AtomicU16> = OnceLock::new();
-    // Other test programs begin elsewhere.
+    // Other test programs start at other ports.
     let next = NEXT.get_or_init(|| AtomicU16::new(fastrand::u16(PORTS)));
     for _ in PORTS {
         let port = PORTS.start + next.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
@@ -270,7 +270,7 @@ pub(crate) fn free_port() -> Result<u16> {
 
 fn install_tls() {
     static DONE: Once = Once::new();
-    // It fails only when another one is installed, and then that one does.
+    // It fails only if another provider is installed, which works as well.
     DONE.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
 }
 
@@ -292,7 +292,7 @@ fn start_api_server(dir: &Path, command: &[OsString]) -> Result<Process> {
     Process::start("kube-apiserver", dir, command)
 }
 
-/// The API server's program and arguments, and where it will answer.
+/// Returns the API server's program and arguments, and its URL.
 fn api_server_command(
     parts: &Parts,
     programs: &Programs,
@@ -322,7 +322,7 @@ fn api_server_command(
             "--enable-admission-plugins={}",
             [&["NodeRestriction"], unusual.admission].concat().join(",")
         ),
-        // Nobody makes the service account that it would give every pod.
+        // No controller creates the service accounts that this plugin would require.
         "--disable-admission-plugins=ServiceAccount".to_owned(),
         with("--token-auth-file", &tokens),
         "--allow-privileged".to_owned(),
@@ -357,12 +357,12 @@ fn write_kubeconfig(dir: &Path, url: &str, name: &str, user: &Value) -> Result<P
     Ok(path)
 }
 
-/// A client from a kubeconfig, as soon as the server has written the certificate that the file names.
+/// Returns a client from a kubeconfig, once the server has written the certificate that the file refers to.
 async fn client_of(dir: &Path, kubeconfig: &Path) -> Result<Client> {
     let certificate = dir.join("certificates/apiserver.crt");
     until("the API server has a certificate", async || {
         let pem = std::fs::read_to_string(&certificate)?;
-        // The server's own and that of the authority behind it.
+        // The server's own certificate and its CA's.
         ensure!(pem.matches("END CERTIFICATE").count() >= 2, "it is not all there");
         Ok(())
     })

@@ -1,11 +1,11 @@
-//! Documents that tests make.
+//! Sections of documents that tests generate.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-/// Checks what a document has between `<!-- name -->` and `<!-- end of name -->`; `NUMACAST_WRITE_DOCS=1` writes it instead.
-/// `test` is what `cargo test` is told to run: `--test real security`.
+/// Checks a document's text between `<!-- name -->` and `<!-- end of name -->`; `NUMACAST_WRITE_DOCS=1`
+/// writes it instead. `test` is the argument of `cargo test` to regenerate it: `--test real security`.
 pub(crate) fn section(file: &str, name: &str, right: &str, test: &str) -> Result<()> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = std::fs::read_to_string(&path)?;

@@ -1,7 +1,8 @@
-//! Faults of real parts, one after another, with pods that come and go before, during and after each.
+//! Injects faults into real components, one after another, with pods created and deleted before, during and
+//! after each.
 //!
-//! After each fault the object must say what the oracle says, and no version of it, at no moment, may have promised
-//! more than was free before it, is free after it, or came free by a pod's end meanwhile.
+//! After each fault the object must match the oracle, and no version of it may ever have reported more as
+//! available than was free before the fault, is free after it, or was released by a pod that ended meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,14 +27,14 @@ use super::oracle;
 use super::pods::{PodSpec, pod};
 use super::wait::until;
 
-/// Pods at a time.
+/// Maximum number of pods at a time.
 const CROWD: usize = 7;
 
 const NRT_PATH: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 const AGENT: &str = "numacast-agent";
 
-/// What goes wrong.
+/// The injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
     KubeletEnds,
@@ -78,7 +79,7 @@ impl Fault {
         Self::NodeMadeAnew,
     ];
 
-    /// Whether pods can come and go while it lasts.
+    /// Returns whether pods can be created and deleted during the fault.
     fn leaves_the_api_server(self) -> bool {
         !matches!(
             self,
@@ -90,7 +91,7 @@ impl Fault {
         )
     }
 
-    /// Whether the kubelet is another one afterwards.
+    /// Returns whether the fault restarts the kubelet.
     pub(crate) fn restarts_the_kubelet(self) -> bool {
         matches!(
             self,
@@ -129,18 +130,18 @@ impl fmt::Display for Fault {
     }
 }
 
-/// How a fault ended.
+/// The result of one fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
-    /// From the moment at which every part was back and every pod had its fate to the truth in the object.
+    /// Time from when every component was back and every pod had its outcome until the object was correct.
     pub(crate) until_true: Duration,
-    /// Versions of the object that were written meanwhile.
+    /// Versions of the object written meanwhile.
     pub(crate) versions: usize,
 }
 
 /// A node, its agent, and everything that can happen to them.
 pub(crate) struct Faults {
-    // The agent ends before its kubelet, and that before its API server.
+    // Dropped in this order: the agent before its kubelet, the kubelet before its API server.
     agent: Option<Agent>,
     node: RealNode,
     cluster: Cluster,
@@ -149,21 +150,21 @@ pub(crate) struct Faults {
     random: Rng,
     pods: Vec<String>,
     started: usize,
-    /// What is told of the fault that happens.
+    /// Log of the current fault.
     notes: Vec<String>,
-    /// Versions that somebody else wrote.
+    /// Resource versions written by other managers.
     foreign: BTreeSet<u64>,
-    /// What pods have now is not what they had before.
+    /// The kubelet's checkpoints were removed, so running pods were allocated resources anew.
     books_lost: bool,
-    /// The manifest of a static pod lies where the kubelet looks.
+    /// Whether the static pod's manifest exists.
     static_pod: bool,
-    /// Resources of plugins, for a device's health.
+    /// Resource -> whether half of its devices are unhealthy.
     sick: BTreeMap<String, bool>,
-    /// How many devices became well during this fault, by resource.
+    /// How many devices recovered during this fault, by resource.
     well: BTreeMap<String, u64>,
 }
 
-/// Which pods end, and which start, when.
+/// Which pods end and start, and when.
 #[derive(Debug, Default)]
 struct Plan {
     ending: Vec<(When, String)>,
@@ -212,17 +213,17 @@ impl Faults {
         Ok(faults)
     }
 
-    /// Any fault.
+    /// Returns a random fault.
     pub(crate) fn any_of(&mut self, faults: &[Fault]) -> Fault {
         faults[self.random.usize(..faults.len())]
     }
 
-    /// What was done besides the fault itself.
+    /// Returns what was done besides the fault itself.
     pub(crate) fn notes(&self) -> String {
         self.notes.join(", ")
     }
 
-    /// Lets one fault happen and judges what came of it.
+    /// Injects one fault and checks the outcome.
     pub(crate) async fn happen(&mut self, fault: Fault) -> Result<Outcome> {
         self.notes.clear();
         self.well.clear();
@@ -293,7 +294,7 @@ impl Faults {
         }
     }
 
-    /// What the plan has for this moment; nothing is waited for.
+    /// Executes the plan's changes for this moment, without waiting for the pods.
     async fn change(&mut self, plan: &Plan, now: When) -> Result<()> {
         for (_, name) in plan.ending.iter().filter(|(when, _)| *when == now) {
             self.notes.push(format!("{name} deleted {now:?}"));
@@ -320,7 +321,7 @@ impl Faults {
         Ok(())
     }
 
-    /// Every part is back, every pod has its fate, and whoever was to go is gone.
+    /// Waits until every component is back, every pod has its outcome, and all deleted pods are gone.
     async fn is_calm(&mut self) -> Result<()> {
         self.node.kubelet_is_ready().await?;
         let mut here = Vec::new();
@@ -347,13 +348,13 @@ impl Faults {
         }
     }
 
-    /// Waits until the static pod runs or is refused because the node is full. A refused one is removed: a restarted kubelet
-    /// would admit it again.
+    /// Waits until the static pod is running or rejected because the node is full. A rejected one is removed:
+    /// a restarted kubelet would admit it again.
     async fn static_pod_settles(&mut self) -> Result<()> {
         let refused = |why: &str| {
             ["UnexpectedAdmissionError", "TopologyAffinityError"].iter().any(|end| why.ends_with(end))
         };
-        // The copy of the one before may be there for a while.
+        // The previous mirror pod may remain for a while.
         let fate = until("the static pod runs or is refused", async || {
             let fate = self.node.fate_of(&self.static_name()).await?;
             let settled = match &fate {
@@ -402,7 +403,7 @@ impl Faults {
                 let resource = self.change_health()?;
                 self.change(plan, When::During).await?;
                 self.linger(0..800).await;
-                // Not well for a moment only: what was free then is free neither before nor after.
+                // Only from sick to healthy: devices healthy for a moment are free neither before nor after.
                 if self.sick[&resource] && self.random.bool() {
                     self.toggle_health(&resource)?;
                 }
@@ -441,7 +442,7 @@ impl Faults {
             }
             Fault::OtherManager => {
                 self.replace(plan).await?;
-                // A rival is not answered: it is our next change that makes the object true.
+                // The agent does not overwrite another manager at once: its next change corrects the object.
                 self.change_health().map(drop)
             }
             Fault::NoRights => {
@@ -457,7 +458,8 @@ impl Faults {
         }
     }
 
-    /// A kubelet that takes a pod again panics when nobody lists the pod's device.
+    /// Returns true if a restarted kubelet would panic: it does when it readmits a pod whose device no plugin
+    /// lists.
     async fn would_panic(&self) -> Result<bool> {
         let in_use = oracle::devices_in_use(&self.node).await?;
         Ok(in_use.iter().any(|(resource, id)| !self.node.lists_device(resource, id)))
@@ -474,8 +476,8 @@ impl Faults {
         self.node.kubelet_is_ready().await
     }
 
-    /// Ends the kubelet at any moment but one: between two steps of its own bookkeeping, after which it never starts
-    /// again.
+    /// Stops the kubelet at any moment except between two steps of writing its checkpoints, after which it
+    /// would never start again.
     async fn end_kubelet(&mut self, how: Stop) -> Result<()> {
         self.linger(0..60).await;
         until("the kubelet's books are whole", async || {
@@ -489,7 +491,8 @@ impl Faults {
         .await?;
         self.node.stop_kubelet(how)?;
         if oracle::books_are_whole(&self.node).is_err() {
-            // In order, it came to it all the same. Somebody removes the books, and every pod gets something new.
+            // SIGTERM may still end it there. The checkpoints are removed, and every pod is allocated
+            // resources anew.
             self.notes.push("the kubelet ended between two steps of its books".to_owned());
             self.node.forget_books()?;
             self.books_lost = true;
@@ -497,7 +500,7 @@ impl Faults {
         Ok(())
     }
 
-    /// The kubelet starts first: it has all but its pods, for as long as it waits for the API server.
+    /// Restarts the kubelet first: it reports everything but its pods while it waits for the API server.
     async fn restart_both(&mut self, with_static_pod: bool) -> Result<()> {
         self.end_kubelet(Stop::Kill).await?;
         self.cluster.kill_api_server()?;
@@ -514,7 +517,7 @@ impl Faults {
         format!("static-{}", self.node.name())
     }
 
-    /// A static pod, for which the kubelet needs no API server.
+    /// Adds or removes a static pod, for which the kubelet needs no API server.
     fn come_or_go(&mut self) -> Result<()> {
         let manifest = self.cluster.dir().join("manifests/static.yaml");
         self.static_pod = !self.static_pod;
@@ -522,13 +525,13 @@ impl Faults {
         if !self.static_pod {
             return Ok(std::fs::remove_file(manifest)?);
         }
-        // Another one each time: the kubelet tells static pods apart by what their manifests say.
+        // A different manifest each time: the kubelet identifies static pods by their content.
         let turn = self.random.u64(..).to_string();
         let one = pod("static").cpus(1).memory("64Mi").annotation("turn", &turn).bound_to("")?;
         Ok(std::fs::write(manifest, serde_json::to_vec(&one)?)?)
     }
 
-    /// Another Node of the same name. No garbage collector runs here: the object stays, owned by one that is gone.
+    /// Recreates the Node. No garbage collector runs here: the object remains, with a stale owner reference.
     async fn make_the_node_anew(&mut self, plan: &Plan) -> Result<()> {
         let nodes = Api::<Node>::all(self.cluster.client());
         self.end_kubelet(Stop::Term).await?;
@@ -552,7 +555,7 @@ impl Faults {
         resources[self.random.usize(..resources.len())].clone()
     }
 
-    /// Half of any plugin's devices fall ill, or all are well again.
+    /// Makes half of a random plugin's devices unhealthy, or all of them healthy again.
     fn change_health(&mut self) -> Result<String> {
         let resource = self.any_resource();
         self.toggle_health(&resource)?;
@@ -592,7 +595,7 @@ impl Faults {
         self.change(plan, When::During).await
     }
 
-    /// Another manager puts an object of its own in place of ours.
+    /// Replaces the object as another field manager.
     async fn replace(&mut self, plan: &Plan) -> Result<()> {
         let path = format!("{NRT_PATH}/{}", self.node.name());
         let client = self.cluster.client();
@@ -644,7 +647,7 @@ impl Faults {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Some milliseconds.
+    /// Sleeps for a random number of milliseconds.
     async fn linger(&mut self, range: std::ops::Range<u64>) {
         tokio::time::sleep(Duration::from_millis(self.random.u64(range))).await;
     }
@@ -665,7 +668,7 @@ fn binding() -> Result<ClusterRoleBinding> {
     }))?)
 }
 
-/// The rights that the agent asks for with every feature on.
+/// Grants the rights that the agent needs with every feature enabled.
 async fn grant(cluster: &Cluster) -> Result<()> {
     let nrt = json!({ "apiGroups": ["topology.node.k8s.io"], "resources": ["noderesourcetopologies"],
         "verbs": ["get", "list", "watch", "create", "patch"] });

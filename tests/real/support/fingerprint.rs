@@ -1,4 +1,5 @@
-//! The fingerprint that the scheduler plugin expects, by upstream's own library from the API server's pods.
+//! The fingerprint that the scheduler plugin expects, computed by upstream's own library from the API
+//! server's pods.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -12,29 +13,29 @@ use serde_json::{Value, json};
 use super::nrt::Seen;
 use super::parts::Parts;
 
-/// What numacast writes into an object that must not be believed: a value that no set of pods has.
+/// Published while the object is held: a value that no set of pods has.
 pub(crate) const HELD: &str = "pfp0v0010000000000000000";
 
-/// One way in which a plugin counts pods.
+/// How a plugin selects the pods that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counting {
     /// `dedicated` or `shared`.
     pub(crate) informer: &'static str,
     /// `all` or `with-exclusive-resources`.
     pub(crate) method: &'static str,
-    /// The plugin's release, as the agent's configuration has it.
+    /// The plugin's release, as in the agent's configuration.
     pub(crate) plugin: &'static str,
 }
 
-/// What a plugin expects.
+/// The fingerprint and the pods that a plugin expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) fingerprint: String,
-    /// `namespace/name` of the pods that count.
+    /// `namespace/name` of the counted pods.
     pub(crate) pods: BTreeSet<String>,
 }
 
-/// Upstream's library, as a program.
+/// Upstream's library, wrapped in a program.
 #[derive(Debug)]
 pub(crate) struct Upstream {
     program: PathBuf,
@@ -45,7 +46,7 @@ impl Upstream {
         Self { program: parts.program("fingerprint") }
     }
 
-    /// What the plugin expects of a node with these pods, and zones with these resources.
+    /// Returns what the plugin expects of a node with these pods, and zones with these resources.
     pub(crate) fn expects(&self, counting: Counting, pods: &[Pod], object: &Seen) -> Result<Expected> {
         let mut command = Command::new(&self.program);
         command.args(["--informer", counting.informer, "--method", counting.method]);
@@ -63,7 +64,7 @@ impl Upstream {
     }
 }
 
-/// What a program says of pods.
+/// Runs a program with pods as its input and returns its JSON output.
 pub(crate) fn said_of(program: &Path, arguments: &[&str], pods: &[Value]) -> Result<Value> {
     let mut command = Command::new(program);
     command.args(arguments);
@@ -79,13 +80,13 @@ fn ask(mut command: Command, program: &Path, question: &Value) -> Result<Value> 
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// An attribute of an object.
+/// Returns an attribute of an object.
 pub(crate) fn attribute<'a>(object: &'a Seen, name: &str) -> Option<&'a str> {
     let attributes = object.content["attributes"].as_array()?;
     attributes.iter().find(|attribute| attribute["name"] == name)?["value"].as_str()
 }
 
-/// The fingerprint of an object.
+/// Returns the fingerprint of an object.
 pub(crate) fn published(object: &Seen) -> Option<&str> {
     attribute(object, "nodeTopologyPodsFingerprint")
 }

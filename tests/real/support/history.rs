@@ -1,5 +1,5 @@
-//! Every version that the node's object ever had, as etcd keeps them: none is missed, whatever becomes of the API
-//! server that wrote them.
+//! Every version of the node's object, as stored in etcd: none is missed, whatever happens to the API server
+//! that writes them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,16 +14,16 @@ use tonic::codegen::http::Request;
 use super::nrt::{Zones, zones_of};
 use super::wait::until;
 
-/// One version of the object, or its end.
+/// One version of the object, or its deletion.
 #[derive(Clone, Debug)]
 pub(crate) struct Version {
-    /// etcd's revision, which is the object's `resourceVersion`.
+    /// etcd's revision, equal to the object's `resourceVersion`.
     pub(crate) revision: u64,
     /// `None`: the object was deleted.
     pub(crate) zones: Option<Zones>,
 }
 
-/// Someone who watches etcd and remembers every version.
+/// Watches etcd and records every version.
 pub(crate) struct History {
     seen: Arc<Mutex<Vec<Version>>>,
     etcd: Client,
@@ -32,7 +32,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Remembers from now on; the version that the object has is the first.
+    /// Starts recording; the object's current version is the first.
     pub(crate) async fn start(etcd_url: &str, node: &str) -> Result<Self> {
         let etcd = Client::try_from(kube::Config::new(etcd_url.parse()?))?;
         let key = format!("/registry/topology.node.k8s.io/noderesourcetopologies/{node}");
@@ -43,13 +43,13 @@ impl History {
         Ok(Self { seen, etcd, key, watching })
     }
 
-    /// How many versions there were so far; the newest one is among them.
+    /// Returns the number of versions so far, including the current one.
     pub(crate) async fn mark(&self) -> Result<usize> {
         self.catch_up().await?;
         Ok(held(&self.seen).len())
     }
 
-    /// Every version since a mark.
+    /// Returns every version since a mark.
     pub(crate) async fn since(&self, mark: usize) -> Result<Vec<Version>> {
         self.catch_up().await?;
         Ok(held(&self.seen)[mark..].to_vec())
@@ -78,7 +78,7 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// etcd's gateway takes and gives keys and values in base64.
+/// Encodes a key: etcd's gateway uses base64 for keys and values.
 fn base64(text: &str) -> ByteString {
     ByteString(text.as_bytes().to_vec())
 }
@@ -87,7 +87,7 @@ fn post(path: &str, body: &Value) -> Result<Request<Vec<u8>>> {
     Ok(Request::post(path).header("content-type", "application/json").body(serde_json::to_vec(body)?)?)
 }
 
-/// The version that the object has now.
+/// Returns the object's current version.
 async fn newest(etcd: &Client, key: &str) -> Result<Option<Version>> {
     let text = etcd.request_text(post("/v3/kv/range", &json!({ "key": base64(key) }))?).await?;
     let answer: Value = serde_json::from_str(&text)?;
@@ -104,10 +104,10 @@ fn version(entry: &Value, deleted: bool) -> Result<Version> {
     Ok(Version { revision, zones: Some(zones_of(&object)?) })
 }
 
-/// Watches for as long as it is let; a watch that ends goes on where it stopped.
+/// Watches until aborted; a watch that ends is resumed.
 async fn watch(etcd: Client, key: String, mut from: u64, seen: Arc<Mutex<Vec<Version>>>) {
     loop {
-        // What went wrong shows when somebody wants to catch up.
+        // An error shows up in `catch_up`.
         let _ = watch_once(&etcd, &key, &mut from, &seen).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -1,4 +1,5 @@
-//! What Koordinator writes: the Device of a node, and the annotation by which its scheduler gives devices to a pod.
+//! Koordinator's objects: a node's Device, and the annotations in which its scheduler allocates devices to a
+//! pod.
 
 use anyhow::Result;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::wait::until;
 
-/// The annotation with a pod's devices.
+/// The annotation with a pod's allocated devices.
 pub(crate) const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 
 /// The annotation with a pod's CPUs and memory.
@@ -23,7 +24,7 @@ fn resource() -> ApiResource {
     ApiResource::from_gvk_with_plural(&kind, "devices")
 }
 
-/// Makes the kind known to the API server.
+/// Installs the Device CRD.
 pub(crate) async fn install(client: &Client) -> Result<()> {
     let crd: CustomResourceDefinition = serde_json::from_value(serde_saphyr::from_str::<Value>(CRD)?)?;
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -36,17 +37,17 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
     .await
 }
 
-/// All Devices.
+/// Returns the API of all Devices.
 pub(crate) fn devices(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &resource())
 }
 
-/// Says which devices a node has.
+/// Writes the Device of a node.
 pub(crate) async fn describe(client: &Client, node: &str, has: Value) -> Result<()> {
     describe_labelled(client, node, json!({}), has).await
 }
 
-/// As [`describe`], with labels: `node.koordinator.sh/gpu-vendor` is one.
+/// Like [`describe`], with labels such as `node.koordinator.sh/gpu-vendor`.
 pub(crate) async fn describe_labelled(client: &Client, node: &str, labels: Value, has: Value) -> Result<()> {
     let object = json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1",

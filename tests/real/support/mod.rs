@@ -1,5 +1,5 @@
-//! What the tests on real parts stand on: a real API server, a real kubelet on a described machine, the
-//! agent under test, and an oracle that reads the kubelet's own state files.
+//! Test support: a real API server, a real kubelet on a described machine, the agent under test, and an
+//! oracle that reads the kubelet's own state files.
 
 pub(crate) mod agent;
 pub(crate) mod cgroups;

@@ -20,26 +20,26 @@ use super::pods::PodSpec;
 use super::process::{Process, tethered};
 use super::wait::until;
 
-/// How a kubelet ends.
+/// How a kubelet is stopped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stop {
-    /// In order.
+    /// Gracefully: SIGTERM.
     Term,
-    /// `kill -9`.
+    /// SIGKILL.
     Kill,
 }
 
-/// What became of a pod.
+/// A pod's outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It runs.
+    /// The pod is running.
     Running,
-    /// The kubelet refused it, or it ended: the phase and the reason.
+    /// The kubelet rejected the pod, or it ended: the phase and the reason.
     Ended(String),
 }
 
-/// Feature gates that a test may set, and the minor version of Kubernetes 1 that brought each: a kubelet ends
-/// over one that it does not know.
+/// Feature gates that a test may set, and the minor version of Kubernetes 1 that introduced each: a kubelet
+/// exits if given an unknown gate.
 const GATES: [(&str, u32); 4] = [
     ("InPlacePodVerticalScalingExclusiveCPUs", 32),
     ("InPlacePodVerticalScalingExclusiveMemory", 34),
@@ -47,43 +47,43 @@ const GATES: [(&str, u32); 4] = [
     ("PodsAPI", 36),
 ];
 
-/// A machine that is about to get its kubelet.
+/// A machine whose kubelet is not yet started.
 #[derive(Clone)]
 pub(crate) struct NodeSetup {
     name: String,
     machine: MachineSpec,
-    /// `1.33`; `None` is the one that everything else is of.
+    /// For example `1.33`; `None` is the version of all other components.
     version: Option<String>,
     gates: BTreeSet<String>,
     flags: Vec<String>,
     runs_pods: bool,
 }
 
-/// A machine whose kubelet runs and has joined the cluster. The node is called like its machine.
+/// A machine with a running kubelet that has joined the cluster. The node has the machine's name.
 pub(crate) struct RealNode {
     kubelet: RefCell<Option<Process>>,
-    // One conversation: a request and its answer belong together.
+    // Borrowed for a whole request and response, so that these do not interleave.
     fakenode: RefCell<FakeNode>,
     name: String,
     dir: PathBuf,
     machine: MachineSpec,
-    /// The minor version of its kubelet: 37 of 1.37.
+    /// The kubelet's minor version: 37 for 1.37.
     minor: u32,
-    /// Feature gates that are on.
+    /// Enabled feature gates.
     gates: Map<String, Value>,
-    /// Further flags of its kubelet.
+    /// Additional kubelet flags.
     flags: Vec<String>,
-    /// The cgroups of its pods, where the machine lets a kubelet keep any. They go after the kubelet.
+    /// The cgroups of its pods, where the host lets a kubelet create them. Dropped after the kubelet.
     cgroups: Option<Cgroups>,
     client: Client,
     programs: Programs,
     kubeconfig: PathBuf,
     agent_kubeconfig: PathBuf,
-    /// Every device that a plugin ever had, for those that are gone and still in use.
+    /// Every device that a plugin ever listed, including removed ones that are still in use.
     inventory: BTreeMap<String, BTreeMap<String, BTreeSet<u16>>>,
-    /// Devices that running plugins call healthy.
+    /// Devices that running plugins report as healthy.
     healthy: BTreeMap<String, BTreeSet<String>>,
-    /// Plugins that were ended, and what they will have again.
+    /// Stopped plugins and the healthy devices they will have when started again.
     stopped: BTreeMap<String, BTreeSet<String>>,
     /// Every device that a plugin lists now, healthy or not.
     listed: BTreeMap<String, BTreeSet<String>>,
@@ -97,13 +97,13 @@ struct FakeNode {
 
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 impl NodeSetup {
-    /// Another name than the machine's.
+    /// Sets a name other than the machine's.
     pub(crate) fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
         self
     }
 
-    /// A key of the `KubeletConfiguration`, in place of the machine's own; `null` leaves it off.
+    /// Overrides a key of the machine's `KubeletConfiguration`; `null` removes it.
     pub(crate) fn kubelet(mut self, key: &str, value: Value) -> Self {
         match value {
             Value::Null => self.machine.kubelet.remove(key),
@@ -112,39 +112,39 @@ impl NodeSetup {
         self
     }
 
-    /// Its static pods are those in `manifests`, beside the node's directory.
+    /// Makes the kubelet read static pods from `manifests`, beside the node's directory.
     pub(crate) fn static_pods(self, cluster: &Cluster) -> Result<Self> {
         let manifests = cluster.dir().join("manifests");
         std::fs::create_dir(&manifests)?;
         Ok(self.kubelet("staticPodPath", manifests.to_string_lossy().into()))
     }
 
-    /// The kubelet of a minor version, such as `1.33`. Everything else stays as it is.
+    /// Uses the kubelet of a minor version, such as `1.33`. The other components are unchanged.
     pub(crate) fn version(mut self, minor: &str) -> Self {
         self.version = Some(minor.to_owned());
         self
     }
 
-    /// A further flag of the kubelet's command line.
+    /// Adds a kubelet flag.
     pub(crate) fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
         self
     }
 
-    /// Pods of other images than the fakes are run for real, in containers of `tests/parts/in-pod`: the binary under test is
-    /// their image.
+    /// Runs pods whose image is not one of the fakes for real, in containers of `tests/parts/in-pod`: the
+    /// binary under test is their image.
     pub(crate) fn running_pods(mut self) -> Self {
         self.runs_pods = true;
         self
     }
 
-    /// Turns a feature gate on, where the kubelet's version has it.
+    /// Enables a feature gate, if the kubelet's version has it.
     pub(crate) fn gate(mut self, name: &str) -> Self {
         self.gates.insert(name.to_owned());
         self
     }
 
-    /// Starts everything and waits until the node is Ready and offers its devices.
+    /// Starts everything and waits until the node is Ready and reports its devices.
     pub(crate) async fn start(self, cluster: &Cluster) -> Result<RealNode> {
         let Self { name, machine, version, gates, flags, runs_pods } = self;
         let dir = cluster.dir().join(&name);
@@ -156,8 +156,8 @@ impl NodeSetup {
         }
         let minor = minor_of(&programs.kubelet)?;
         let gates = known_gates(&gates, minor)?;
-        // With the CPU Manager none a kubelet puts the described CPUs into the cpuset of its pods, and the real
-        // machine may have fewer.
+        // With CPU Manager policy "none" the kubelet writes the described CPUs into the cpuset of its pods,
+        // and the real machine may have fewer.
         let pins = machine.kubelet.get("cpuManagerPolicy").is_some_and(|policy| policy == "static");
         let place = format!("numacast-{}-{name}", std::process::id());
         let cgroups = pins.then(|| Cgroups::make(&place)).flatten();
@@ -192,14 +192,14 @@ impl NodeSetup {
 
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 impl RealNode {
-    /// The machine of `tests/machines/<machine>.yaml`.
+    /// Returns the setup for the machine of `tests/machines/<machine>.yaml`.
     pub(crate) fn on(machine: &str) -> Result<NodeSetup> {
         let path = parts::repository().join(format!("tests/machines/{machine}.yaml"));
         let spec = MachineSpec::read(&path).map_err(anyhow::Error::msg)?;
         Ok(Self::of(machine, spec))
     }
 
-    /// A machine that is described elsewhere.
+    /// Returns the setup for a machine described elsewhere.
     pub(crate) fn of(name: &str, machine: MachineSpec) -> NodeSetup {
         let gates = BTreeSet::from(["PodsAPI".to_owned()]);
         NodeSetup {
@@ -212,76 +212,76 @@ impl RealNode {
         }
     }
 
-    /// The node's name.
+    /// Returns the node's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The machine's directory: `sys/`, `proc/`, `kubelet/`.
+    /// Returns the machine's directory: `sys/`, `proc/`, `kubelet/`.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What the kubelet sees as `/var/lib/kubelet`.
+    /// Returns the host path of the kubelet's `/var/lib/kubelet`.
     pub(crate) fn kubelet_dir(&self) -> PathBuf {
         self.dir.join("kubelet")
     }
 
-    /// The machine, with the kubelet's configuration as this node has it.
+    /// Returns the machine, with this node's kubelet configuration.
     pub(crate) fn machine(&self) -> &MachineSpec {
         &self.machine
     }
 
-    /// The minor version of its kubelet: 37 of 1.37.
+    /// Returns the kubelet's minor version: 37 for 1.37.
     pub(crate) fn minor(&self) -> u32 {
         self.minor
     }
 
-    /// Whether a feature gate is on.
+    /// Returns whether a feature gate is enabled.
     pub(crate) fn has_gate(&self, name: &str) -> bool {
         self.gates.contains_key(name)
     }
 
-    /// Whether the kubelet survives a resize: without cgroups it panics when it applies one.
+    /// Returns whether the kubelet survives a resize: without cgroups it panics when applying one.
     pub(crate) fn can_resize(&self) -> bool {
         self.cgroups.is_some()
     }
 
-    /// What the kubelet has written to its log since its first start.
+    /// Returns the kubelet's log since its first start.
     pub(crate) fn kubelet_log(&self) -> Result<String> {
         let path = self.dir.join("kubelet.log");
         Ok(String::from_utf8_lossy(&std::fs::read(&path).with_context(|| path.display().to_string())?)
             .into_owned())
     }
 
-    /// A client with every right.
+    /// Returns a client with every right.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// Gives the agent under test another kubeconfig than the administrator's.
+    /// Gives the agent under test a kubeconfig other than the administrator's.
     pub(crate) fn act_as(&mut self, kubeconfig: PathBuf) {
         self.agent_kubeconfig = kubeconfig;
     }
 
-    /// The kubeconfig for the agent under test.
+    /// Returns the kubeconfig of the agent under test.
     pub(crate) fn agent_kubeconfig(&self) -> &Path {
         &self.agent_kubeconfig
     }
 
-    /// Every device that a plugin ever had: resource -> id -> NUMA nodes.
+    /// Returns every device that a plugin ever listed: resource -> id -> NUMA nodes.
     pub(crate) fn inventory(&self) -> &BTreeMap<String, BTreeMap<String, BTreeSet<u16>>> {
         &self.inventory
     }
 
-    /// Devices of a resource that a running plugin calls healthy.
+    /// Returns the devices of a resource that a running plugin reports as healthy.
     pub(crate) fn healthy_devices(&self, resource: &str) -> BTreeSet<String> {
         self.healthy.get(resource).cloned().unwrap_or_default()
     }
 
     // ---- pods
 
-    /// Starts a pod and waits until it runs.
+    /// Creates a pod and waits until it is running.
     pub(crate) async fn run(&self, spec: PodSpec) -> Result<()> {
         match self.try_to_run(spec.clone()).await? {
             Fate::Running => Ok(()),
@@ -289,19 +289,19 @@ impl RealNode {
         }
     }
 
-    /// Starts a pod and waits for its fate: the kubelet may refuse it.
+    /// Creates a pod and waits for its outcome: the kubelet may reject it.
     pub(crate) async fn try_to_run(&self, spec: PodSpec) -> Result<Fate> {
         self.submit(&spec).await?;
         self.fate_of(spec.name()).await
     }
 
-    /// Creates a pod and does not wait for anything.
+    /// Creates a pod without waiting.
     pub(crate) async fn submit(&self, spec: &PodSpec) -> Result<()> {
         self.pods_api().create(&PostParams::default(), &spec.bound_to(&self.name)?).await?;
         Ok(())
     }
 
-    /// Waits until a pod runs or has ended.
+    /// Waits until a pod is running or has ended.
     pub(crate) async fn fate_of(&self, name: &str) -> Result<Fate> {
         until(&format!("pod {name} runs or has ended"), async || {
             self.kubelet_still_runs()?;
@@ -316,8 +316,8 @@ impl RealNode {
         .await
     }
 
-    /// Asks for other CPUs and memory for a container of a running pod, and waits for what the kubelet makes of
-    /// it: its answer, in its own words.
+    /// Requests other CPUs and memory for a container of a running pod, waits until the kubelet has processed
+    /// the resize, and returns the kubelet's verdict in its own words.
     pub(crate) async fn resize(&self, pod: &str, container: &str, to: &PodSpec) -> Result<String> {
         let change = json!({ "name": container, "resources": to.resources() });
         let patch = Patch::Strategic(json!({ "spec": { "containers": [change] } }));
@@ -347,7 +347,7 @@ impl RealNode {
         .await
     }
 
-    /// Ends a pod's containers with an exit code and waits until the pod is Succeeded or Failed.
+    /// Makes a pod's containers exit with a code and waits until the pod is Succeeded or Failed.
     pub(crate) async fn finish(&self, pod: &str, code: i32) -> Result<()> {
         self.exit(pod, code)?;
         until(&format!("pod {pod} has ended"), async || {
@@ -359,7 +359,7 @@ impl RealNode {
         .await
     }
 
-    /// Ends a pod's containers with an exit code and does not wait for the kubelet.
+    /// Makes a pod's containers exit with a code, without waiting for the kubelet.
     pub(crate) fn exit(&self, pod: &str, code: i32) -> Result<()> {
         self.ask(&json!({
             "do": "exitContainers", "namespace": "default", "pod": pod, "code": code,
@@ -372,32 +372,32 @@ impl RealNode {
         self.is_gone(name).await
     }
 
-    /// Every pod object that is bound to the node.
+    /// Lists every pod bound to the node.
     pub(crate) async fn pods(&self) -> Result<Vec<Pod>> {
         let bound = ListParams::default().fields(&format!("spec.nodeName={}", self.name));
         Ok(Api::all(self.client()).list(&bound).await?.items)
     }
 
-    /// Asks for a pod's end and does not wait for it.
+    /// Deletes a pod without waiting until it is gone.
     pub(crate) async fn ask_to_delete(&self, name: &str) -> Result<()> {
         self.pods_api().delete(name, &DeleteParams::default()).await?;
         Ok(())
     }
 
-    /// Takes a pod's object away at once, whatever the kubelet has of it still.
+    /// Deletes a pod object at once (grace period 0), even if the kubelet still has the pod.
     pub(crate) async fn force_delete(&self, name: &str) -> Result<()> {
         self.pods_api().delete(name, &DeleteParams::default().grace_period(0)).await?;
         Ok(())
     }
 
-    /// Takes every finalizer off a pod.
+    /// Removes every finalizer from a pod.
     pub(crate) async fn drop_finalizers(&self, name: &str) -> Result<()> {
         let none = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
         self.pods_api().patch(name, &PatchParams::default(), &none).await?;
         Ok(())
     }
 
-    /// Waits until a pod's status says this, anywhere in it.
+    /// Waits until a pod's status contains `word` anywhere.
     pub(crate) async fn says(&self, name: &str, word: &str) -> Result<()> {
         until(&format!("pod {name} says {word}"), async || {
             self.kubelet_still_runs()?;
@@ -424,7 +424,7 @@ impl RealNode {
 
     // ---- devices
 
-    /// Says what a plugin has from now on; its first words start it.
+    /// Sets a plugin's devices; the first call starts the plugin.
     pub(crate) fn set_devices(&mut self, resource: &str, devices: &[Device]) -> Result<()> {
         let known = self.inventory.entry(resource.to_owned()).or_default();
         known.extend(devices.iter().map(|d| (d.id.clone(), d.numa.iter().copied().collect())));
@@ -435,7 +435,7 @@ impl RealNode {
         self.ask(&json!({ "do": "setDevices", "resource": resource, "devices": devices }))
     }
 
-    /// Ends a plugin; its devices become unhealthy, and after five minutes the kubelet forgets them.
+    /// Stops a plugin; its devices become unhealthy, and the kubelet forgets them after five minutes.
     pub(crate) fn stop_plugin(&mut self, resource: &str) -> Result<()> {
         if let Some((resource, devices)) = self.healthy.remove_entry(resource) {
             self.stopped.insert(resource, devices);
@@ -443,7 +443,7 @@ impl RealNode {
         self.ask(&json!({ "do": "stopPlugin", "resource": resource }))
     }
 
-    /// Starts a plugin that was ended.
+    /// Starts a plugin that was stopped.
     pub(crate) fn start_plugin(&mut self, resource: &str) -> Result<()> {
         if let Some((resource, devices)) = self.stopped.remove_entry(resource) {
             self.healthy.insert(resource, devices);
@@ -451,7 +451,7 @@ impl RealNode {
         self.ask(&json!({ "do": "startPlugin", "resource": resource }))
     }
 
-    /// Whether a running plugin lists a device, healthy or not.
+    /// Returns whether a running plugin lists a device, healthy or not.
     pub(crate) fn lists_device(&self, resource: &str, id: &str) -> bool {
         let listed = self.listed.get(resource).is_some_and(|ids| ids.contains(id));
         listed && !self.stopped.contains_key(resource)
@@ -463,13 +463,13 @@ impl RealNode {
 
     // ---- the kubelet
 
-    /// Starts the kubelet and waits until the node is Ready and offers every device.
+    /// Starts the kubelet and waits until the node is Ready and reports every device.
     pub(crate) async fn start_kubelet(&mut self) -> Result<()> {
         self.launch_kubelet()?;
         self.kubelet_is_ready().await
     }
 
-    /// Waits until the node is Ready and offers every device.
+    /// Waits until the node is Ready and reports every device.
     pub(crate) async fn kubelet_is_ready(&self) -> Result<()> {
         let ready = until("the node is ready", async || {
             self.kubelet_still_runs()?;
@@ -478,7 +478,7 @@ impl RealNode {
         ready.await.with_context(|| self.kubelet_last_words())
     }
 
-    /// Starts the kubelet and does not wait for anything.
+    /// Starts the kubelet without waiting.
     pub(crate) fn launch_kubelet(&mut self) -> Result<()> {
         let mut command = self.inside()?;
         command.arg(&self.programs.kubelet);
@@ -489,10 +489,10 @@ impl RealNode {
         Ok(())
     }
 
-    /// A command that runs what is added to it on the described machine.
+    /// Returns a command that runs what is appended to it on the described machine.
     pub(crate) fn inside(&self) -> Result<Command> {
-        // The fake runtime gives containers no log path, and the kubelet, collecting garbage, then removes `*` in
-        // its working directory. nsenter's own is `/`: a machine loses its `/bin` that way.
+        // The fake runtime gives containers no log path, so the kubelet's garbage collection removes `*` in
+        // its working directory. nsenter's default is `/`, which would delete the machine's `/bin`.
         let nowhere = self.dir.join("nowhere");
         std::fs::create_dir_all(&nowhere)?;
         let mut command = tethered("nsenter");
@@ -505,34 +505,34 @@ impl RealNode {
         self.kubelet.borrow().as_ref().map(Process::last_words).unwrap_or_default()
     }
 
-    /// Sends the kubelet a signal: `STOP` freezes it, `CONT` lets it go on.
+    /// Sends the kubelet a signal: `STOP` freezes it, `CONT` resumes it.
     pub(crate) fn signal_kubelet(&self, name: &str) -> Result<()> {
         self.kubelet.borrow().as_ref().context("the kubelet does not run")?.signal(name)
     }
 
-    /// The kubelet's process.
+    /// Returns the kubelet's process id.
     pub(crate) fn kubelet_pid(&self) -> Result<u32> {
         Ok(self.kubelet.borrow().as_ref().context("the kubelet does not run")?.id())
     }
 
-    /// What pods that are run for real reach: the address that they know, and the one where it is.
+    /// Maps the addresses that really running pods connect to, to the real ones.
     pub(crate) fn pods_reach(&self, reach: &BTreeMap<String, String>) -> Result<()> {
         Ok(std::fs::write(self.dir.join("reach.json"), serde_json::to_vec(reach)?)?)
     }
 
-    /// Where the kubelet's HTTPS port is, and the certificate that it made for it.
+    /// Returns the address of the kubelet's HTTPS port and the path of its serving certificate.
     pub(crate) fn https_port(&self) -> Result<(String, PathBuf)> {
         let config: Value = serde_json::from_slice(&std::fs::read(self.kubelet_dir().join("config.yaml"))?)?;
         let certificate = self.dir.join("kubelet-certificates/kubelet.crt");
         Ok((format!("127.0.0.1:{}", config["port"]), certificate))
     }
 
-    /// The podresources socket.
+    /// Returns the path of the podresources socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.kubelet_dir().join("pod-resources/kubelet.sock")
     }
 
-    /// Ends the kubelet, whose pods go on, and waits until it is gone.
+    /// Stops the kubelet and waits until it is gone. Its pods keep running.
     pub(crate) fn stop_kubelet(&mut self, how: Stop) -> Result<()> {
         let mut kubelet = self.kubelet.get_mut().take().context("the kubelet does not run")?;
         match how {
@@ -545,18 +545,19 @@ impl RealNode {
         Ok(())
     }
 
-    /// Ends the kubelet and starts it again.
+    /// Stops the kubelet and starts it again.
     pub(crate) async fn restart_kubelet(&mut self, how: Stop) -> Result<()> {
         self.stop_kubelet(how)?;
         self.start_kubelet().await
     }
 
-    /// Fails when the kubelet has ended although nobody asked it to: it panics on some inputs.
+    /// Returns an error if the kubelet has exited unexpectedly: it panics on some inputs.
     pub(crate) fn kubelet_still_runs(&self) -> Result<()> {
         self.kubelet.borrow_mut().as_mut().map_or(Ok(()), Process::still_runs)
     }
 
-    /// Removes what the CPU and the Memory Manager remember, as a kubelet asks for that cannot start with it.
+    /// Removes the checkpoints of the CPU Manager and the Memory Manager, as a kubelet requires that cannot
+    /// start with them.
     pub(crate) fn forget_books(&self) -> Result<()> {
         for file in ["cpu_manager_state", "memory_manager_state"] {
             std::fs::remove_file(self.kubelet_dir().join(file))?;
@@ -564,14 +565,14 @@ impl RealNode {
         Ok(())
     }
 
-    /// Deletes the directory of the podresources socket and makes it again, empty.
+    /// Deletes the directory of the podresources socket and recreates it, empty.
     pub(crate) fn recreate_pod_resources_dir(&self) -> Result<()> {
         let dir = self.kubelet_dir().join("pod-resources");
         std::fs::remove_dir_all(&dir)?;
         Ok(std::fs::create_dir(&dir)?)
     }
 
-    /// The node's object is Ready, the kubelet listens, and it knows every device.
+    /// Checks that the Node is Ready, the kubelet listens, and it has registered every device.
     async fn is_ready(&self) -> Result<()> {
         let node = Api::<Node>::all(self.client()).get(&self.name).await?;
         let status = node.status.clone().unwrap_or_default();
@@ -617,14 +618,14 @@ impl FakeNode {
     }
 }
 
-/// The minor version that a kubelet is of, by the directory that `tests/parts/build` put it into.
+/// Returns a kubelet's minor version, taken from the directory that `tests/parts/build` put it into.
 fn minor_of(kubelet: &Path) -> Result<u32> {
     let version = kubelet.parent().and_then(Path::file_name).and_then(|name| name.to_str());
     let minor = version.and_then(|version| version.split('.').nth(1)?.parse().ok());
     minor.with_context(|| format!("{} lies in no directory called like its version", kubelet.display()))
 }
 
-/// Those of the gates that a kubelet of this version knows.
+/// Returns the gates that a kubelet of this version has.
 fn known_gates(wanted: &BTreeSet<String>, minor: u32) -> Result<Map<String, Value>> {
     let mut known = Map::new();
     for name in wanted {
@@ -637,7 +638,8 @@ fn known_gates(wanted: &BTreeSet<String>, minor: u32) -> Result<Map<String, Valu
     Ok(known)
 }
 
-/// A configuration that works without systemd, with or without cgroups, with the machine's own keys.
+/// Returns a configuration that works without systemd, with or without cgroups, merged with the machine's own
+/// keys.
 fn kubelet_config(
     machine: &MachineSpec,
     dir: &Path,
@@ -664,7 +666,7 @@ fn kubelet_config(
         "resolvConf": "",
         "podLogsDir": dir.join("pod-logs"),
         "featureGates": gates,
-        // The disks are the host's, however full they are.
+        // The disks are the host's, and may be full.
         "evictionHard": {
             "memory.available": "100Mi",
             "nodefs.available": "0%",

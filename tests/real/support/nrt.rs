@@ -1,4 +1,4 @@
-//! `NodeResourceTopology` objects as the API server has them, read without the types of the agent.
+//! `NodeResourceTopology` objects as the API server returns them, read without the agent's types.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use super::wait::until;
 /// Zone -> resource -> figures.
 pub(crate) type Zones = BTreeMap<String, BTreeMap<String, Figures>>;
 
-/// What a zone has of a resource.
+/// The figures of one resource in a zone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) capacity: u64,
@@ -29,16 +29,16 @@ pub(crate) struct Figures {
 pub(crate) struct Seen {
     pub(crate) version: String,
     pub(crate) zones: Zones,
-    /// Everything but the metadata, in which only the API server counts.
+    /// Everything but the metadata.
     pub(crate) content: Value,
 }
 
-/// The node's object as it is now.
+/// Returns the node's current object.
 pub(crate) async fn read(client: &Client, node: &str) -> Result<Seen> {
     Seen::of(&api(client).get(node).await?)
 }
 
-/// The objects as nobody has typed them.
+/// Returns an untyped API for the objects.
 pub(crate) fn api(client: &Client) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("topology.node.k8s.io", "v1alpha2", "NodeResourceTopology");
     Api::all_with(client.clone(), &ApiResource::from_gvk_with_plural(&kind, "noderesourcetopologies"))
@@ -51,7 +51,7 @@ impl Seen {
     }
 }
 
-/// The zones of an object.
+/// Returns the zones of an object.
 pub(crate) fn zones_of(object: &Value) -> Result<Zones> {
     let mut zones = Zones::new();
     for zone in object["zones"].as_array().context("the object has no zones")? {
@@ -85,10 +85,10 @@ fn text(value: &Value) -> Result<String> {
     Ok(value.as_str().with_context(|| format!("{value} is no text"))?.to_owned())
 }
 
-/// What was seen, in order; text where it was no object in order.
+/// Observed versions in order; an error message for an invalid object.
 type Record = Arc<Mutex<Vec<Result<Seen, String>>>>;
 
-/// Someone who watches the node's object and remembers every version.
+/// Watches the node's object and records every version.
 pub(crate) struct Observer {
     seen: Record,
     client: Client,
@@ -97,7 +97,7 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// Starts to watch; the object as it is now is the first that is seen.
+    /// Starts the watch; the current object is the first version.
     pub(crate) async fn start(client: &Client, node: &str) -> Result<Self> {
         let first = read(client, node).await?;
         let version = first.version.clone();
@@ -106,7 +106,7 @@ impl Observer {
         Ok(Self { seen, client: client.clone(), node: node.to_owned(), watching })
     }
 
-    /// Every version up to the one that the object has now.
+    /// Returns every version up to the object's current one.
     pub(crate) async fn everything_so_far(&self) -> Result<Vec<Seen>> {
         until("the observer has seen the newest version", async || {
             let newest = read(&self.client, &self.node).await?.version;
@@ -126,7 +126,7 @@ impl Drop for Observer {
     }
 }
 
-/// Watches for as long as it is let; a watch that the server ends goes on where it stopped.
+/// Watches until aborted; a watch that the server ends is resumed.
 async fn watch(api: Api<DynamicObject>, node: String, mut version: String, seen: Record) {
     let only = WatchParams::default().fields(&format!("metadata.name={node}"));
     loop {

@@ -1,4 +1,4 @@
-//! Whoever runs the cluster: Helm and kubectl with an administrator's rights.
+//! The cluster operator: Helm and kubectl with an administrator's rights.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::cluster::Cluster;
 use super::parts::{Parts, repository};
 
-/// Helm and kubectl on a cluster, as an administrator.
+/// Helm and kubectl for a cluster, as an administrator.
 #[derive(Clone, Debug)]
 pub(crate) struct Operator {
     helm: PathBuf,
@@ -19,18 +19,19 @@ pub(crate) struct Operator {
 
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 impl Operator {
-    /// Of this cluster.
+    /// Creates the operator of a cluster.
     pub(crate) fn of(parts: &Parts, cluster: &Cluster) -> Self {
         let (helm, kubectl) = (parts.program("helm"), parts.program("kubectl"));
         Self { helm, kubectl, kubeconfig: cluster.admin_kubeconfig(), home: cluster.dir().to_owned() }
     }
 
-    /// `helm` or `kubectl` with the words of a line, in the repository's directory; what it wrote to standard output.
+    /// Runs `helm` or `kubectl` with the words of `line` in the repository's directory; returns standard
+    /// output.
     pub(crate) fn run(&self, program: &str, line: &str) -> Result<String> {
         Ok(self.run_and_hear(program, line)?.0)
     }
 
-    /// What it wrote to standard output, and what to standard error.
+    /// Like [`Operator::run`]; returns standard output and standard error.
     pub(crate) fn run_and_hear(&self, program: &str, line: &str) -> Result<(String, String)> {
         let output = self.try_to(program, line)?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -39,7 +40,7 @@ impl Operator {
         Ok((said, error))
     }
 
-    /// Runs it, whatever comes of it.
+    /// Runs the program and returns its output even if it fails.
     pub(crate) fn try_to(&self, program: &str, line: &str) -> Result<Output> {
         let path = if program == "helm" { &self.helm } else { &self.kubectl };
         let mut command = Command::new(path);

@@ -1,17 +1,19 @@
-//! What the object must say, computed from the machine's description and the kubelet's own state files.
+//! The expected content of the object, computed from the machine's description and the kubelet's own state
+//! files.
 //!
-//! It shares no code with the agent's accounting. The kubelet removes a dead pod's entries late (CPUs within
-//! its reconcile period, memory and devices at the next admission), so entries count only for pods that are
-//! alive: that is what the kubelet's List says too.
+//! Shares no code with the agent's accounting. The kubelet removes a dead pod's entries late (CPUs within its
+//! reconcile period, memory and devices at the next admission), so only entries of live pods count, as in the
+//! kubelet's List.
 //!
-//! Which devices are healthy comes from what the plugins were told. The checkpoint names them too, but the
-//! kubelet collects it and writes it under no common lock, and when two plugins speak within a millisecond
-//! the older one of two checkpoints may stay.
+//! Which devices are healthy is taken from what the plugins were set to. The checkpoint lists them too, but
+//! the kubelet collects and writes it without a common lock, so when two plugins update within a millisecond
+//! the older of two checkpoints may persist.
 //!
-//! What a plain init container holds counts for as long as the kubelet keeps it, which the List never shows. Its
-//! CPUs and its devices are the pod's until the pod ends: the other containers take from them what they can use,
-//! and nobody takes the rest. Its memory is given back as soon as a later container starts; but a kubelet that
-//! starts again allocates it anew, for a container that ended long ago, and then keeps it until the pod ends.
+//! Resources of an ordinary init container count for as long as the kubelet keeps them allocated, which the
+//! List never shows. Its CPUs and devices belong to the pod until the pod ends: the other containers reuse
+//! what they can, and the rest is available to nobody. Its memory is released as soon as a later container
+//! starts; but a restarted kubelet allocates it again, for a container that ended long ago, and then keeps it
+//! until the pod ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,23 +28,24 @@ use serde_json::Value;
 use super::node::RealNode;
 use super::nrt::{Figures, Zones};
 
-/// The last zone that the scheduler can hold; nodes with higher ids are not published.
+/// The highest zone that the scheduler supports; NUMA nodes with higher ids are not published.
 const HIGHEST_ZONE: u16 = 63;
 
-/// The truth about a node.
+/// The expected zones of a node.
 pub(crate) struct Expected {
     zones: Zones,
-    /// Memory that the kubelet handed out over several nodes. Only the sum over them is certain.
+    /// Memory allocated across several NUMA nodes. Only the sum over them is certain.
     groups: Vec<Group>,
 }
 
-/// A resource that some pod has from several nodes together.
+/// A resource that some pod is allocated from several NUMA nodes together.
 struct Group {
     resource: String,
     zones: BTreeSet<String>,
 }
 
-/// Ids that no node has, below the highest one: zones that have nothing, of each resource that any zone has.
+/// Adds empty zones for ids below the highest one that no NUMA node has, with every resource that any zone
+/// has.
 fn fill_gaps(zones: &mut Zones, machine: &MachineSpec) {
     let resources: BTreeSet<String> = zones.values().flat_map(BTreeMap::keys).cloned().collect();
     let published = machine.nodes.iter().map(|node| node.id).filter(|id| *id <= HIGHEST_ZONE);
@@ -53,7 +56,7 @@ fn fill_gaps(zones: &mut Zones, machine: &MachineSpec) {
     }
 }
 
-/// The truth about a node now. It fails while a state file does not yet speak of every running pod.
+/// Returns the expected zones now. Fails while a state file does not yet cover every running pod.
 pub(crate) async fn expected(node: &RealNode) -> Result<Expected> {
     let pods = node.pods().await?;
     let state = State::read(node, &pods)?;
@@ -71,8 +74,8 @@ pub(crate) async fn expected(node: &RealNode) -> Result<Expected> {
     Ok(expected)
 }
 
-/// The most that may be free while some pods end: the truth now, but for these, whose end nobody can foresee to the
-/// moment.
+/// Returns the most that may be available while some pods end: the expected zones now, without the pods in
+/// `ending`, since the exact moment of their end is unknown.
 pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> Result<Expected> {
     let mut pods = node.pods().await?;
     State::read(node, &pods)?.speaks_of_every_running_pod(&pods)?;
@@ -86,8 +89,8 @@ pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> 
     Ok(Expected { groups: state.take_memory(&mut zones)?, zones })
 }
 
-/// Whether a kubelet that starts now would take its own books: it writes them in several steps, and one that was
-/// killed between two of them refuses to start until somebody removes them.
+/// Checks that a kubelet started now would accept its own checkpoints. The kubelet writes them in several
+/// steps, and refuses to start if it was killed between two of them, until somebody removes the files.
 pub(crate) fn books_are_whole(node: &RealNode) -> Result<()> {
     let dir = node.kubelet_dir();
     let cpus: CpuState = read_json(&dir.join("cpu_manager_state"))?;
@@ -110,7 +113,7 @@ pub(crate) fn books_are_whole(node: &RealNode) -> Result<()> {
     Ok(())
 }
 
-/// Devices that living pods hold: resource and id.
+/// Returns the devices allocated to live pods: resource and id.
 pub(crate) async fn devices_in_use(node: &RealNode) -> Result<BTreeSet<(String, String)>> {
     let pods = node.pods().await?;
     let state = State::read(node, &pods)?;
@@ -121,13 +124,13 @@ pub(crate) async fn devices_in_use(node: &RealNode) -> Result<BTreeSet<(String, 
 }
 
 impl Expected {
-    /// What one zone has of one resource.
+    /// Returns the figures of one resource in one zone.
     pub(crate) fn figures(&self, zone: &str, resource: &str) -> Result<Figures> {
         let found = self.zones.get(zone).and_then(|resources| resources.get(resource));
         found.copied().with_context(|| format!("{zone} has no {resource}"))
     }
 
-    /// Every difference to what was published, one sentence each.
+    /// Returns every difference from the published zones, one sentence each.
     pub(crate) fn differences(&self, published: &Zones) -> Vec<String> {
         let mut found = Vec::new();
         let names = |zones: &Zones| zones.keys().cloned().collect::<Vec<_>>();
@@ -178,7 +181,7 @@ impl Expected {
         }
     }
 
-    /// What is free here or there.
+    /// Returns the maximum of both availabilities.
     pub(crate) fn or(mut self, other: &Self) -> Self {
         for (zone, resources) in &mut self.zones {
             for (name, figures) in resources {
@@ -189,7 +192,8 @@ impl Expected {
         self
     }
 
-    /// With so many devices more that may be free for a while: those that are well again, until somebody takes them.
+    /// Adds `devices` to what may be available: devices that recovered are available until they are
+    /// allocated.
     pub(crate) fn and_more(mut self, resource: &str, devices: u64) -> Self {
         for figures in self.zones.values_mut().filter_map(|resources| resources.get_mut(resource)) {
             figures.available += devices;
@@ -197,12 +201,13 @@ impl Expected {
         self
     }
 
-    /// The zones.
+    /// Returns the zones.
     pub(crate) fn into_zones(self) -> Zones {
         self.zones
     }
 
-    /// Where a published object promises more than there is: what a scheduler would be misled by.
+    /// Lists where a published object reports more as available than there is, which would mislead a
+    /// scheduler.
     pub(crate) fn promises_beyond(&self, published: &Zones) -> Vec<String> {
         let mut found = Vec::new();
         for (zone, resources) in &self.zones {
@@ -289,20 +294,20 @@ struct DeviceEntry {
     container: String,
     #[serde(rename = "ResourceName")]
     resource: String,
-    /// NUMA node -> ids; `-1` for devices that are near none.
+    /// NUMA node -> ids; `-1` for devices without affinity.
     #[serde(rename = "DeviceIDs")]
     ids: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// The files of one moment, with the entries of dead pods left out.
+/// The state files at one moment, without the entries of dead pods.
 struct State<'a> {
     node: &'a RealNode,
     machine: &'a MachineSpec,
     cpus: CpuState,
-    /// `None` under the policy None.
+    /// `None` under the Memory Manager policy None.
     memory: Option<MemoryState>,
     devices: Vec<DeviceEntry>,
-    /// No entry of a dead pod was in the files: then their totals are of the living too.
+    /// Whether the files had no entry of a dead pod, so that their totals cover live pods only.
     settled: bool,
 }
 
@@ -337,7 +342,7 @@ impl<'a> State<'a> {
         })
     }
 
-    /// All that a zone has, with the memory of pods not yet taken off.
+    /// Returns the figures of a zone, with the memory of pods not yet subtracted.
     fn zone(&self, numa: &NodeSpec) -> Result<BTreeMap<String, Figures>> {
         let mut resources = BTreeMap::from([("cpu".to_owned(), self.cpu(numa)?)]);
         resources.extend(self.memory(numa)?);
@@ -376,7 +381,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// The CPUs that the kubelet reserved by itself, when it was told only how many: it writes them to its log.
+    /// Returns the CPUs that the kubelet chose to reserve if only their number is configured: it logs them.
     fn chosen_cpus(&self) -> Result<BTreeSet<u16>> {
         let log = self.node.kubelet_log()?;
         let said = log
@@ -405,7 +410,7 @@ impl<'a> State<'a> {
         Ok(figures)
     }
 
-    /// What the kubelet says may be handed out, which must be what the description comes to.
+    /// Returns the allocatable memory and checks that the kubelet's state agrees with the description.
     fn allocatable_memory(&self, numa: u16, resource: &str, described: u64) -> Result<u64> {
         if let Some(state) = &self.memory {
             let of_node = state.machine_state.get(&numa).and_then(|node| node.memory_map.get(resource));
@@ -429,8 +434,9 @@ impl<'a> State<'a> {
         Ok(reserved)
     }
 
-    /// Takes what pods have off the zones. How the kubelet split what comes from several nodes it writes beside
-    /// the entries, as what each node has left; while dead pods are still among those only the sum is certain.
+    /// Subtracts the memory of pods from the zones. How the kubelet split an allocation across several nodes
+    /// is recorded beside the entries, as what each node has left; while these totals still include dead
+    /// pods, only the sum is certain.
     fn take_memory(&self, zones: &mut Zones) -> Result<Vec<Group>> {
         let mut groups = Vec::new();
         let Some(state) = &self.memory else { return Ok(groups) };
@@ -446,7 +452,7 @@ impl<'a> State<'a> {
         Ok(groups)
     }
 
-    /// Replaces what entries leave in the zones of groups by what the kubelet says that each of them has left.
+    /// Replaces the computed availability in the zones of groups by what the kubelet recorded for each.
     fn settle_groups(&self, expected: &mut Expected) -> Result<()> {
         for Group { resource, zones } in std::mem::take(&mut expected.groups) {
             for zone in &zones {
@@ -493,12 +499,13 @@ impl<'a> State<'a> {
 
     // ---- doubts about the oracle itself
 
-    /// A pod that runs has what its spec asks for: else a file is older than the pod, or was not understood.
+    /// Checks that every running pod has what its spec requests: otherwise a file is older than the pod, or
+    /// was misread.
     fn speaks_of_every_running_pod(&self, pods: &[Pod]) -> Result<()> {
         let running = |pod: &&Pod| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Running"));
         for pod in pods.iter().filter(running) {
             let uid = uid_of(pod).context("a pod without a uid")?;
-            // The API server's copy of a static pod is of another class than the pod.
+            // The mirror pod may have a different QoS class than the static pod.
             if pod.uid().as_ref() != Some(&uid) {
                 continue;
             }
@@ -518,7 +525,7 @@ impl<'a> State<'a> {
             Some(list) => cpu_list(list)?,
             None => BTreeSet::new(),
         };
-        // A pod whose resources were changed has what it had; what it asks for now it may never get.
+        // A resized pod may still have its old resources; it may never get the new ones.
         let as_created = pod.metadata.generation.is_none_or(|generation| generation <= 1);
         let wanted = if pins { asked.cpus } else { 0 };
         ensure!(count(has.len()) == wanted || !as_created, "it has CPUs {has:?}, and asked for {wanted}");
@@ -536,7 +543,7 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// The kubelet keeps totals beside the entries. As no dead pod is among these, both must say the same.
+    /// Checks the entries against the kubelet's totals. Without dead pods among the entries, both must agree.
     fn agrees_with_itself(&self, expected: &Expected) -> Result<()> {
         let shared = cpu_list(&self.cpus.default_cpu_set)?;
         let reserved = self.reserved_cpus()?;
@@ -560,7 +567,7 @@ impl<'a> State<'a> {
         };
         for (resource, MemoryFigures { free, .. }) in &of_node.memory_map {
             let name = zone_name(numa.id);
-            // Of a group only the sum can be computed.
+            // For a group only the sum can be computed.
             if let Some(group) = groups.iter().find(|g| g.resource == *resource && g.zones.contains(&name)) {
                 let mut stated = 0;
                 for zone in &group.zones {
@@ -581,7 +588,8 @@ impl<'a> State<'a> {
     }
 }
 
-/// What a container's spec makes the kubelet give to it alone: the CPUs where its pod is Guaranteed.
+/// What the kubelet allocates exclusively to a container according to its spec: CPUs if its pod is
+/// Guaranteed, and devices.
 struct Asked {
     cpus: u64,
     devices: BTreeMap<String, u64>,
@@ -609,13 +617,13 @@ fn containers(pod: &Pod) -> Vec<Container> {
     spec.init_containers.into_iter().flatten().chain(spec.containers).collect()
 }
 
-/// An init container that ends before the others start.
+/// Returns true for an init container that ends before the others start.
 fn is_plain_init(pod: &Pod, container: &str) -> bool {
     let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     inits.filter(|c| c.restart_policy.is_none()).any(|c| c.name == container)
 }
 
-/// Takes a block off its nodes, each giving what it has left.
+/// Subtracts a block from its NUMA nodes in order, from each what it has left.
 fn take(zones: &mut Zones, block: &Block) -> Result<()> {
     let mut left = block.size;
     for numa in &block.numa_affinity {
@@ -629,7 +637,7 @@ fn take(zones: &mut Zones, block: &Block) -> Result<()> {
     Ok(())
 }
 
-/// The uid by which the kubelet calls a pod: that of a static pod is not that of its copy in the API server.
+/// Returns the uid that the kubelet uses for a pod: for a static pod it differs from its mirror pod's.
 fn uid_of(pod: &Pod) -> Option<String> {
     pod.annotations().get("kubernetes.io/config.hash").cloned().or_else(|| pod.uid())
 }
@@ -655,7 +663,7 @@ fn count(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
-/// The kernel's list syntax: `0-3,8`.
+/// Parses the kernel's list syntax: `0-3,8`.
 fn cpu_list(text: &str) -> Result<BTreeSet<u16>> {
     let mut ids = BTreeSet::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {

@@ -1,4 +1,4 @@
-//! Where the real programs are, and whether this machine can run them.
+//! Locates the real programs and checks whether this machine can run them.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,28 +14,28 @@ pub(crate) enum Needs {
     /// etcd and an API server.
     #[allow(dead_code, reason = "for tests that need no node")]
     ApiServer,
-    /// These and a kubelet on a described machine.
+    /// An API server with etcd, and a kubelet on a described machine.
     Kubelet,
 }
 
-/// The real programs, for three tests at a time: they wait for most of their time, but more kubelets under load share two
-/// cores badly.
+/// The real programs, for at most three tests at a time: they mostly wait, but more kubelets slow each other
+/// down on two cores.
 #[derive(Debug)]
 pub(crate) struct Parts {
     dir: PathBuf,
-    /// The kubelet and the API server of the version that `NUMACAST_KUBERNETES` names, where it names one.
+    /// The kubelet and the API server of version `NUMACAST_KUBERNETES`, if set.
     chosen: Vec<PathBuf>,
     _turn: SemaphorePermit<'static>,
 }
 
 static TURNS: Semaphore = Semaphore::const_new(3);
 
-/// The exit status by which `tests/parts/build` says that it cannot build here at all.
+/// The exit status of `tests/parts/build` if it cannot build on this machine.
 const CANNOT_BUILD: i32 = 69;
 
 impl Parts {
-    /// Waits for this test's turn and sees to it that every program is built. `None`: they cannot run here,
-    /// which has been said, and is an error where `CI=true`.
+    /// Waits for this test's turn and builds missing programs. `None`: they cannot run here, which is printed
+    /// once, and an error under `CI=true`.
     pub(crate) async fn for_test(needs: Needs) -> Result<Option<Self>> {
         let turn = TURNS.acquire().await?;
         let version = std::env::var("NUMACAST_KUBERNETES").ok();
@@ -50,28 +50,28 @@ impl Parts {
         Ok(dir_of(found)?.map(|dir| Self { dir, chosen, _turn: turn }))
     }
 
-    /// As [`Parts::for_test`], and Helm beside them.
+    /// Like [`Parts::for_test`], with Helm.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) async fn with_helm(needs: Needs) -> Result<Option<Self>> {
         let Some(parts) = Self::for_test(needs).await? else { return Ok(None) };
         Ok(fetched(&["helm"])?.map(|_| parts))
     }
 
-    /// As [`Parts::for_test`], and clients of the podresources socket in Go and Python beside them.
+    /// Like [`Parts::for_test`], with podresources clients in Go and Python.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) async fn with_clients(needs: Needs) -> Result<Option<Self>> {
         let Some(parts) = Self::for_test(needs).await? else { return Ok(None) };
         Ok(fetched(&["podresources", "grpcio"])?.map(|_| parts))
     }
 
-    /// As [`Parts::for_test`], and clients of the Pods API in Go and Python beside them.
+    /// Like [`Parts::for_test`], with Pods API clients in Go and Python.
     #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
     pub(crate) async fn with_pods_clients(needs: Needs) -> Result<Option<Self>> {
         let Some(parts) = Self::for_test(needs).await? else { return Ok(None) };
         Ok(fetched(&["pods", "grpcio-pods"])?.map(|_| parts))
     }
 
-    /// A program's path; what the person brought along comes first, but for another version that was asked for.
+    /// Returns a program's path: of an explicitly selected version first, then from `KUBEBUILDER_ASSETS`.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         if let Some(path) = self.chosen.iter().find(|path| path.ends_with(name)) {
             return path.clone();
@@ -81,13 +81,14 @@ impl Parts {
     }
 }
 
-/// The directory in which `names`, parts that need neither root nor Go, are then. `None` as for [`Parts::for_test`].
+/// Builds `names`, parts that need neither root nor Go, and returns their directory. `None` as for
+/// [`Parts::for_test`].
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 pub(crate) fn fetched(names: &[&str]) -> Result<Option<PathBuf>> {
     dir_of(build(&[&["--only"], names].concat())?)
 }
 
-/// The directory that the script named, or what follows from its being unable to.
+/// Returns the directory that the script printed, or handles its failure.
 fn dir_of(found: Result<String, String>) -> Result<Option<PathBuf>> {
     match found {
         Ok(said) => {
@@ -104,23 +105,23 @@ fn dir_of(found: Result<String, String>) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The `kubelet` or `kube-apiserver` of a minor version, such as `1.33`, built where it is missing.
+/// Returns the `kubelet` or `kube-apiserver` of a minor version, such as `1.33`; builds it if missing.
 pub(crate) fn program_of(version: &str, name: &str) -> Result<PathBuf> {
     let said = build(&["--only", &format!("{name}@{version}")])?.map_err(anyhow::Error::msg)?;
     Ok(PathBuf::from(said.lines().next().context("tests/parts/build names no program")?))
 }
 
-/// A file of `tests/parts/`.
+/// Returns the path of a file in `tests/parts/`.
 pub(crate) fn script(name: &str) -> PathBuf {
     repository().join("tests/parts").join(name)
 }
 
-/// The directory of the repository.
+/// Returns the repository's directory.
 pub(crate) fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Why the machine cannot run the parts, as far as that shows before anything is built.
+/// Returns why this machine cannot run the programs, as far as is known before the build.
 fn missing(needs: Needs) -> Option<String> {
     if needs == Needs::ApiServer {
         return None;
@@ -137,7 +138,8 @@ fn missing(needs: Needs) -> Option<String> {
     Some(format!("a described machine is put over {absent}, which this kernel does not have"))
 }
 
-/// Builds what is missing and gives what the script says. The inner error says why nothing can be built here.
+/// Builds what is missing and returns the script's output. The inner error is the reason why nothing can be
+/// built here.
 fn build(arguments: &[&str]) -> Result<Result<String, String>> {
     let output = Command::new(script("build")).args(arguments).output();
     let output = output.context("cannot run tests/parts/build")?;
@@ -149,7 +151,7 @@ fn build(arguments: &[&str]) -> Result<Result<String, String>> {
     Ok(Ok(String::from_utf8(output.stdout)?))
 }
 
-/// One line for all tests together, past the test harness, which would keep it to itself.
+/// Prints one line for all tests together, directly to stderr, as the test harness would capture it.
 fn say_once(why: &str) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {

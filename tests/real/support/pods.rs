@@ -1,23 +1,23 @@
-//! Pods as a test describes them: `pod("a").cpus(2).memory("1Gi").device("example.com/nic", 1)`.
+//! Pod specs for tests: `pod("a").cpus(2).memory("1Gi").device("example.com/nic", 1)`.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Map, Value, json};
 
-/// A pod of one container, `main`, unless more are named. The methods for resources speak of the container
-/// that was named last.
+/// A pod with one container, `main`, unless more are added. Methods for resources apply to the container that
+/// was added last.
 ///
-/// What is asked for is limit and request alike: a pod whose containers have CPUs and memory is Guaranteed,
-/// one that asks for nothing BestEffort. [`PodSpec::burstable`] leaves the limits off.
+/// Quantities are both limit and request: a pod whose containers have CPUs and memory is Guaranteed, one
+/// without resources is BestEffort. [`PodSpec::burstable`] omits the limits.
 #[derive(Clone, Debug)]
 pub(crate) struct PodSpec {
     name: String,
     burstable: bool,
     annotations: Map<String, Value>,
     finalizers: Vec<String>,
-    /// Every container's, where it is not what its kind runs.
+    /// The image of every container; by default it depends on the container's kind.
     image: Option<String>,
-    /// What it asks for as a whole.
+    /// Pod-level resources.
     whole: Map<String, Value>,
     containers: Vec<Container>,
 }
@@ -36,7 +36,7 @@ enum Kind {
     Sidecar,
 }
 
-/// One line: the pod, and what each container asks for.
+/// One line: the pod, and each container's requests.
 impl std::fmt::Display for PodSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "pod {}{}", self.name, if self.burstable { " (burstable)" } else { "" })?;
@@ -50,7 +50,7 @@ impl std::fmt::Display for PodSpec {
     }
 }
 
-/// A pod that asks for nothing yet.
+/// Returns a pod without requests.
 pub(crate) fn pod(name: &str) -> PodSpec {
     let main = Container { name: "main".to_owned(), kind: Kind::App, resources: Map::new() };
     PodSpec {
@@ -66,93 +66,93 @@ pub(crate) fn pod(name: &str) -> PodSpec {
 
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 impl PodSpec {
-    /// The pod's name.
+    /// Returns the pod's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether a container asks for devices.
+    /// Returns whether a container requests devices.
     pub(crate) fn has_devices(&self) -> bool {
         self.containers.iter().any(|container| container.resources.keys().any(|name| name.contains('/')))
     }
 
-    /// Whether a container ends before the others start.
+    /// Returns whether a container ends before the others start.
     pub(crate) fn has_init(&self) -> bool {
         self.containers.iter().any(|container| container.kind == Kind::Init)
     }
 
-    /// Whole CPUs: exclusive ones when the pod is Guaranteed.
+    /// Requests whole CPUs: exclusive ones if the pod is Guaranteed.
     pub(crate) fn cpus(self, count: u32) -> Self {
         self.asks("cpu", count.to_string())
     }
 
-    /// Thousandths of a CPU: a share of the CPUs that nobody has to himself.
+    /// Requests millicores, from the shared pool.
     pub(crate) fn millicpus(self, count: u32) -> Self {
         self.asks("cpu", format!("{count}m"))
     }
 
-    /// CPU, as somebody may write it: `5e-1`.
+    /// Requests CPU as any quantity: `5e-1`.
     pub(crate) fn cpu(self, quantity: &str) -> Self {
         self.asks("cpu", quantity)
     }
 
-    /// Memory, such as `1Gi`.
+    /// Requests memory, such as `1Gi`.
     pub(crate) fn memory(self, quantity: &str) -> Self {
         self.asks("memory", quantity)
     }
 
-    /// Huge pages of one size: `hugepages("2Mi", "64Mi")`.
+    /// Requests huge pages of one size: `hugepages("2Mi", "64Mi")`.
     pub(crate) fn hugepages(self, size: &str, quantity: &str) -> Self {
         self.asks(&format!("hugepages-{size}"), quantity)
     }
 
-    /// Devices of a plugin.
+    /// Requests devices of a plugin.
     pub(crate) fn device(self, resource: &str, count: u32) -> Self {
         self.asks(resource, count.to_string())
     }
 
-    /// Whole CPUs and memory of the pod itself, which its containers have together.
+    /// Sets pod-level whole CPUs and memory, which its containers share.
     pub(crate) fn together(mut self, cpus: u32, memory: &str) -> Self {
         self.whole.insert("cpu".to_owned(), json!(cpus.to_string()));
         self.whole.insert("memory".to_owned(), json!(memory));
         self
     }
 
-    /// Requests without limits, of CPUs and memory.
+    /// Omits the limits of CPUs and memory.
     pub(crate) fn burstable(mut self) -> Self {
         self.burstable = true;
         self
     }
 
-    /// An annotation.
+    /// Adds an annotation.
     pub(crate) fn annotation(mut self, key: &str, value: &str) -> Self {
         self.annotations.insert(key.to_owned(), json!(value));
         self
     }
 
-    /// A finalizer: the object stays when the pod is deleted, until it is taken off.
+    /// Adds a finalizer: a deleted pod's object remains until it is removed.
     pub(crate) fn finalizer(mut self, name: &str) -> Self {
         self.finalizers.push(name.to_owned());
         self
     }
 
-    /// Names an image that the node does not have and never pulls: the pod is admitted, and stays Pending.
+    /// Uses an image that the node does not have and never pulls: the pod is admitted, and stays Pending.
     pub(crate) fn unpullable(mut self) -> Self {
         self.image = Some("absent:latest".to_owned());
         self
     }
 
-    /// Another container.
+    /// Adds a container.
     pub(crate) fn container(self, name: &str) -> Self {
         self.and(name, Kind::App)
     }
 
-    /// A container that ends by itself, before the others start.
+    /// Adds an init container that ends before the others start.
     pub(crate) fn init(self, name: &str) -> Self {
         self.and(name, Kind::Init)
     }
 
-    /// An init container that goes on running beside the others.
+    /// Adds a sidecar: an init container that keeps running beside the others.
     pub(crate) fn sidecar(self, name: &str) -> Self {
         self.and(name, Kind::Sidecar)
     }
@@ -169,17 +169,17 @@ impl PodSpec {
         self
     }
 
-    /// The object, bound to a node.
+    /// Returns the object, bound to a node.
     pub(crate) fn bound_to(&self, node: &str) -> Result<Pod> {
         self.object(json!({ "nodeName": node }))
     }
 
-    /// The object, for a scheduler to bind.
+    /// Returns the object, to be bound by a scheduler.
     pub(crate) fn scheduled_by(&self, scheduler: &str) -> Result<Pod> {
         self.object(json!({ "schedulerName": scheduler }))
     }
 
-    /// The object, with more in its specification.
+    /// Returns the object, with `more` merged into its spec.
     fn object(&self, more: Value) -> Result<Pod> {
         let (apps, inits): (Vec<&Container>, Vec<&Container>) =
             self.containers.iter().partition(|container| container.kind == Kind::App);
@@ -213,7 +213,7 @@ impl PodSpec {
         Ok(serde_json::from_value(object)?)
     }
 
-    /// What the container that was named last asks for, as its spec says it.
+    /// Returns the resources of the container that was added last, as in its spec.
     pub(crate) fn resources(&self) -> Value {
         self.containers.last().map(|container| self.resources_of(container)).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
-//! Clients of the Pods API in Go and Python, by upstream's own definitions, and what they hear.
+//! Clients of the Pods API in Go and Python, from upstream's own definitions, and their responses.
 //!
-//! Nothing here shares code with what serves it or with our own client.
+//! Shares no code with the server or with numacast's client.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,25 +18,26 @@ use super::parts::Parts;
 use super::process::tethered;
 use super::wait::until;
 
-/// Who asks.
+/// Which client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// grpc-go, upstream's generated code, `k8s.io/api`.
     Go,
-    /// grpcio, and what grpcio-tools makes of upstream's definitions.
+    /// grpcio with stubs that grpcio-tools generates from upstream's definitions.
     Python,
 }
 
-/// A pod as a client has it.
+/// A pod as a client received it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Pod {
-    /// Of the bytes as they came.
+    /// Hash of the encoded pod as received.
     pub(crate) hash: String,
     pub(crate) bytes: usize,
-    /// Whether the decoded pod, encoded again, is what came; Python cannot tell.
+    /// Whether re-encoding the decoded pod gives the received bytes; unknown to the Python client.
     #[serde(default)]
     pub(crate) exact: Option<bool>,
-    /// The Pod as JSON, as Kubernetes' own library has it; Python's has other texts for times and quantities.
+    /// The Pod as JSON, as printed by Kubernetes' own library; Python formats times and quantities
+    /// differently.
     pub(crate) pod: Value,
 }
 
@@ -45,7 +46,7 @@ impl Pod {
         self.pod["metadata"]["uid"].as_str().unwrap_or_default()
     }
 
-    /// `namespace/name`.
+    /// Returns `namespace/name`.
     pub(crate) fn name(&self) -> String {
         let metadata = &self.pod["metadata"];
         format!(
@@ -56,32 +57,32 @@ impl Pod {
     }
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Answer {
-    /// As grpc-go calls it: `OK`, `NotFound`.
+    /// The status code in grpc-go's spelling: `OK`, `NotFound`.
     pub(crate) code: String,
     pub(crate) text: String,
     pub(crate) pods: Vec<Value>,
 }
 
 impl Answer {
-    /// Fails unless it is OK; gives its pods.
+    /// Returns the pods, or an error unless the status is `OK`.
     pub(crate) fn pods(self) -> Result<Vec<Pod>> {
         ensure!(self.code == "OK", "{}: {}", self.code, self.text);
         self.pods.into_iter().map(|pod| Ok(serde_json::from_value(pod)?)).collect()
     }
 
-    /// Code and text.
+    /// Returns code and message.
     pub(crate) fn status(&self) -> (&str, &str) {
         (&self.code, &self.text)
     }
 }
 
-/// A word of a watch.
+/// An event of a watch.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Event {
-    /// `ADDED` and the like; `ENDED` is the client's own, with code and text.
+    /// `ADDED` and so on; `ENDED` is the client's own, with code and message.
     #[serde(rename = "type")]
     pub(crate) kind: String,
     #[serde(default)]
@@ -104,7 +105,7 @@ impl Event {
     }
 }
 
-/// The clients' programs.
+/// The paths of the client programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Clients {
     go: PathBuf,
@@ -123,7 +124,7 @@ impl Clients {
         }
     }
 
-    /// Answers, one of each line that the client says.
+    /// Runs a client and returns its responses, one for each line of output.
     pub(crate) async fn ask(&self, who: Who, socket: &Path, arguments: &[&str]) -> Result<Vec<Answer>> {
         let mut command = tokio::process::Command::new(self.program(who));
         let (verb, more) = arguments.split_first().context("nothing is asked")?;
@@ -152,7 +153,7 @@ impl Clients {
         self.one(who, socket, &["get", "--uid", uid]).await
     }
 
-    /// What comes of bytes at any path, as the first message.
+    /// Sends an encoded request to any method and returns the first message.
     pub(crate) async fn call(&self, socket: &Path, rpc: &str, request: &[u8]) -> Result<Answer> {
         let mut file = tempfile::NamedTempFile::new()?;
         file.write_all(request)?;
@@ -160,37 +161,37 @@ impl Clients {
         self.one(Who::Go, socket, &["call", "--rpc", rpc, "--request", &path]).await
     }
 
-    /// Conditions by PodInfo: `list`, `get` with `--uid`.
+    /// Requests conditions by PodInfo: `list`, or `get` with `--uid`.
     pub(crate) async fn conditions(&self, socket: &Path, verb: &str, more: &[&str]) -> Result<Answer> {
         let verb = format!("conditions-{verb}");
         self.one(Who::Python, socket, &[&[verb.as_str()], more].concat()).await
     }
 
-    /// Follows what is served at a socket.
+    /// Starts a watch on a socket.
     pub(crate) fn watch(&self, who: Who, socket: &Path, more: &[&str]) -> Result<Watcher> {
         Watcher::start(self.program(who), "watch", socket, more)
     }
 
-    /// Follows the conditions there.
+    /// Starts a watch of conditions on a socket.
     pub(crate) fn watch_conditions(&self, socket: &Path) -> Result<Watcher> {
         Watcher::start(&self.python, "conditions-watch", socket, &[])
     }
 }
 
-/// What somebody knows who believes what a watch tells.
+/// The state of a client that trusts the watch.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// By UID.
+    /// Pods by UID.
     pub(crate) pods: BTreeMap<String, Pod>,
-    /// Every word so far.
+    /// Every event so far.
     pub(crate) events: Vec<Event>,
-    /// How many ends of initial lists there were.
+    /// Number of `INITIAL_SYNC_COMPLETE` events.
     pub(crate) synced: usize,
-    /// Code and text of its end.
+    /// Code and message of the watch's end.
     pub(crate) ended: Option<(String, String)>,
-    /// What makes no sense, whatever else is said.
+    /// Events that violate the protocol.
     pub(crate) nonsense: Vec<String>,
-    /// Pods of which the same was said twice, one after the other.
+    /// Pods with redundant events: the same content twice in a row, or the deletion of an unknown pod.
     pub(crate) doubled: Vec<String>,
 }
 
@@ -211,7 +212,7 @@ impl Known {
                 if uid.is_empty() || pod.name().len() < 3 {
                     self.nonsense.push(format!("{kind} of a pod without a name or UID: {}", pod.pod));
                 }
-                // Of a deleted pod there is little, which may be encoded in more than one way.
+                // The pod of a DELETED event has few fields, and may be encoded in more than one way.
                 if pod.exact == Some(false) && kind != "DELETED" {
                     self.nonsense.push(format!("{kind} of {} is not what is encoded again", pod.name()));
                 }
@@ -240,7 +241,7 @@ impl Known {
     }
 }
 
-/// A running client that follows; dropping it ends it.
+/// A running watch client; killed when dropped.
 pub(crate) struct Watcher {
     known: Arc<Mutex<Known>>,
     input: Option<ChildStdin>,
@@ -271,7 +272,7 @@ impl Watcher {
         lock(&self.known)
     }
 
-    /// Waits for the end of the initial list.
+    /// Waits until the initial list is complete.
     pub(crate) async fn synced(&self) -> Result<()> {
         until("the initial list is complete", async || {
             let known = self.known();
@@ -281,18 +282,18 @@ impl Watcher {
         .await
     }
 
-    /// Waits until it has ended; gives code and text.
+    /// Waits until the watch has ended; returns code and message.
     pub(crate) async fn ended(&self) -> Result<(String, String)> {
         until("the watch has ended", async || self.known().ended.clone().context("it goes on")).await
     }
 
-    /// Lets one that was started with `--stall` go on.
+    /// Resumes a client that was started with `--stall`.
     pub(crate) async fn go_on(&mut self) -> Result<()> {
         let Some(input) = &mut self.input else { bail!("it has no input") };
         Ok(input.write_all(b"\n").await?)
     }
 
-    /// Ends it.
+    /// Kills the client.
     pub(crate) async fn end(mut self) -> Result<()> {
         Ok(self.child.kill().await?)
     }

@@ -1,7 +1,7 @@
-//! Someone beside the agent who asks the kubelet what it says, over a connection of his own.
+//! Polls the kubelet beside the agent, over its own connection.
 //!
-//! He connects, asks and decodes by himself, on a thread of his own, and remembers every answer that differs from
-//! the one before, with the instants between which it was given.
+//! It connects, requests and decodes independently, on its own thread, and records every response that
+//! differs from the previous one, with the time range in which it was given.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -20,13 +20,13 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 use v1::pod_resources_lister_client::PodResourcesListerClient;
 
-/// No answer within this time is an answer too.
+/// Request timeout; a timeout is recorded as a response.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// What pods have, by name: that of one List.
+/// Each pod's resources by name, from one List.
 pub(crate) type Pods = BTreeMap<String, Has>;
 
-/// What all containers of a pod have together.
+/// The resources of all containers of a pod together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Has {
     pub(crate) cpus: BTreeSet<i64>,
@@ -35,7 +35,7 @@ pub(crate) struct Has {
     pub(crate) devices: BTreeSet<String>,
 }
 
-/// What may be handed out.
+/// The allocatable resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) cpus: usize,
@@ -45,38 +45,38 @@ pub(crate) struct Offer {
     pub(crate) devices: BTreeMap<String, usize>,
 }
 
-/// What came back.
+/// The content of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     Pods(Pods),
     Offer(Offer),
-    /// Nobody there, or an error.
+    /// No connection, or an error.
     Nothing(String),
 }
 
-/// One answer.
+/// A recorded response.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "tests and benchmarks read different parts")]
 pub(crate) struct Answer {
-    /// When the question went out; what is said was true at some moment after it.
+    /// When the request was sent; the response was true at some moment after it.
     pub(crate) asked: Instant,
     pub(crate) at: Instant,
-    /// Which socket it came from: another number after every restart.
+    /// Identifies the socket: changes with every restart.
     pub(crate) socket: u64,
     pub(crate) heard: Heard,
-    /// When the answer before this one, a different one, was asked for the last time.
+    /// When the previous, different response was last requested.
     pub(crate) last_other: Option<Instant>,
 }
 
-/// What he asks.
+/// What is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Questions {
     Lists,
-    /// List and `GetAllocatableResources` in turn.
+    /// List and `GetAllocatableResources` alternately.
     Both,
 }
 
-/// The thread that asks.
+/// The polling thread.
 pub(crate) struct Prober {
     answers: Arc<Mutex<Vec<Answer>>>,
     end: Arc<AtomicBool>,
@@ -88,7 +88,7 @@ pub(crate) struct Prober {
 
 #[allow(dead_code, reason = "tests and benchmarks use different parts")]
 impl Prober {
-    /// Asks a question every `pause` from now on.
+    /// Starts polling, with `pause` between requests.
     pub(crate) fn start(socket: PathBuf, questions: Questions, pause: Duration) -> Result<Self> {
         let answers = Arc::<Mutex<Vec<Answer>>>::default();
         let end = Arc::new(AtomicBool::new(false));
@@ -106,23 +106,23 @@ impl Prober {
         Ok(Self { answers, end, pause, now, thread: Some(thread) })
     }
 
-    /// Every answer so far that was not like the one before.
+    /// Returns every response so far that differed from the previous one.
     pub(crate) fn answers(&self) -> Vec<Answer> {
         held(&self.answers).clone()
     }
 
-    /// Asks at another pace from the next question on.
+    /// Changes the pause between requests.
     pub(crate) fn set_pause(&self, pause: Duration) {
         self.pause.store(micros(pause), Ordering::Relaxed);
         self.now.notify_one();
     }
 
-    /// Lets somebody else make him ask at once.
+    /// Returns a handle that triggers a request at once.
     pub(crate) fn bell(&self) -> Arc<Notify> {
         Arc::clone(&self.now)
     }
 
-    /// Forgets what he heard.
+    /// Clears the recorded responses.
     pub(crate) fn forget(&self) {
         held(&self.answers).clear();
     }
@@ -132,7 +132,7 @@ impl Drop for Prober {
     fn drop(&mut self) {
         self.end.store(true, Ordering::Relaxed);
         self.now.notify_one();
-        // A thread that panicked has said so itself.
+        // A thread that panicked has already printed its message.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -147,7 +147,7 @@ struct Asking {
     end: Arc<AtomicBool>,
     pause: Arc<AtomicU64>,
     now: Arc<Notify>,
-    /// The last answer to each kind of question, and when it was asked for the last time.
+    /// The last response to each kind of request, and when it was last requested.
     last: BTreeMap<bool, (u64, Heard, Instant)>,
 }
 
@@ -200,7 +200,7 @@ impl Asking {
         tokio::time::timeout(DEADLINE, answer).await.context("no answer")?
     }
 
-    /// Keeps an answer that is not like the one before.
+    /// Records a response that differs from the previous one.
     fn remember(&mut self, lists: bool, asked: Instant, socket: u64, heard: Heard) {
         if let Some((from, before, last)) = self.last.get_mut(&lists)
             && *from == socket
@@ -219,7 +219,7 @@ fn micros(pause: Duration) -> u64 {
     u64::try_from(pause.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The time of the inode's last change: inodes themselves are used again.
+/// Returns the ctime of the socket's inode: inode numbers are reused.
 fn identity(socket: &Path) -> Option<u64> {
     let meta = std::fs::metadata(socket).ok()?;
     u64::try_from(meta.ctime() * 1_000_000_000 + meta.ctime_nsec()).ok()

@@ -1,4 +1,4 @@
-//! Programs that a test starts, and that never outlive it.
+//! Programs that a test starts and that never outlive it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::wait::Hopeless;
 
-/// A running program; dropping it kills it.
+/// A running program; killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
     name: String,
@@ -16,8 +16,8 @@ pub(crate) struct Process {
     child: Child,
 }
 
-/// A command that the kernel kills when this thread ends: the safety net under [`Process`], for a test
-/// process that dies without dropping anything. So start processes in the test's own thread.
+/// Returns a command that the kernel kills when this thread ends: the safety net for [`Process`] if the test
+/// process dies without dropping anything. So start processes from the test's own thread.
 pub(crate) fn tethered(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program.as_ref());
@@ -25,7 +25,7 @@ pub(crate) fn tethered(program: impl AsRef<Path>) -> Command {
 }
 
 impl Process {
-    /// Starts a command; what it writes goes to `<logs>/<name>.log`, after what earlier ones of that name wrote.
+    /// Starts a command; its output is appended to `<logs>/<name>.log`.
     pub(crate) fn start(name: &str, logs: &Path, mut command: Command) -> Result<Self> {
         let path = logs.join(format!("{name}.log"));
         let log = File::options().create(true).append(true).open(&path)?;
@@ -34,7 +34,7 @@ impl Process {
         Ok(Self { name: name.to_owned(), log: path, child })
     }
 
-    /// Starts a command that is talked to over its standard input and output.
+    /// Starts a command with pipes to its standard input and output.
     pub(crate) fn start_to_talk(
         name: &str,
         logs: &Path,
@@ -48,12 +48,12 @@ impl Process {
         Ok((Self { name: name.to_owned(), log: path, child }, input, output))
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Fails, with the end of the log, when the program has ended.
+    /// Returns an error with the end of the log if the program has exited.
     pub(crate) fn still_runs(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             let end = format!("{} ended with {status}; its last words:\n{}", self.name, self.last_words());
@@ -76,17 +76,17 @@ impl Process {
         Ok(())
     }
 
-    /// How the program has ended, if it has.
+    /// Returns the exit status if the program has exited.
     pub(crate) fn has_ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// Waits until the program has ended by itself.
+    /// Waits until the program exits by itself.
     pub(crate) fn wait(&mut self) -> Result<ExitStatus> {
         Ok(self.child.wait()?)
     }
 
-    /// The end of what the program wrote.
+    /// Returns the last lines of the program's output.
     pub(crate) fn last_words(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -97,7 +97,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already; then there is nothing to kill, and nothing to say about it.
+        // It may have exited already; then there is nothing to do.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,5 @@
-//! The podresources proxy under test: the real binary, alone or as a part of the agent, before a real node's kubelet.
+//! The podresources proxy under test: the real binary, standalone or as part of the agent, in front of a real
+//! kubelet.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -30,12 +31,12 @@ pub(crate) enum Place {
 
 #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
 impl Proxy {
-    /// Starts it on a node, with further settings, and waits until it serves.
+    /// Starts a proxy on a node, with additional settings, and waits until it serves.
     pub(crate) async fn start(node: &RealNode, place: Place, settings: &[&str]) -> Result<Self> {
         Self::start_of(Path::new(env!("CARGO_BIN_EXE_numacast")), node, place, settings).await
     }
 
-    /// As [`Proxy::start`], of another binary.
+    /// Like [`Proxy::start`], with another binary.
     pub(crate) async fn start_of(
         binary: &Path,
         node: &RealNode,
@@ -50,7 +51,7 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// A single pass of an agent with these settings.
+    /// Runs an agent with these settings once (`--once`).
     pub(crate) async fn agent_once(node: &RealNode, settings: &[&str]) -> Result<()> {
         let binary = Path::new(env!("CARGO_BIN_EXE_numacast"));
         let mut command = Self::command(binary, node, Place::Agent, "none", settings);
@@ -79,7 +80,7 @@ impl Proxy {
         command
     }
 
-    /// Waits until somebody listens.
+    /// Waits until the socket accepts connections.
     pub(crate) async fn serves(&mut self) -> Result<()> {
         until("the proxy serves", async || {
             self.process.still_runs()?;
@@ -89,32 +90,32 @@ impl Proxy {
         .await
     }
 
-    /// Where it serves.
+    /// Returns the socket it serves.
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("kubelet.sock")
     }
 
-    /// Fails when it has ended.
+    /// Returns an error if the proxy has exited.
     pub(crate) fn still_runs(&mut self) -> Result<()> {
         self.process.still_runs()
     }
 
-    /// Kills it.
+    /// Kills the proxy.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.process.kill()
     }
 
-    /// The end of its log.
+    /// Returns the end of its log.
     pub(crate) fn last_words(&self) -> String {
         self.process.last_words()
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// What it counts.
+    /// Returns its metrics in the Prometheus text format.
     pub(crate) async fn metrics(&self) -> Result<String> {
         let mut stream = tokio::net::TcpStream::connect(&self.metrics).await?;
         let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.metrics);
@@ -124,7 +125,7 @@ impl Proxy {
         Ok(answer.split_once("\r\n\r\n").context("no answer of HTTP")?.1.to_owned())
     }
 
-    /// The sum of a metric over those of its labels that have all of `labels` in them.
+    /// Returns the sum of a metric over the series whose labels contain all of `labels`.
     pub(crate) async fn sum(&self, metric: &str, labels: &[&str]) -> Result<f64> {
         let text = self.metrics().await?;
         let mut sum = 0.0;

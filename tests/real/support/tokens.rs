@@ -1,4 +1,4 @@
-//! Tokens as the API server issues them.
+//! Service account tokens as issued by the API server.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
@@ -7,7 +7,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-/// Makes a namespace, if there is none.
+/// Creates a namespace if it does not exist.
 pub(crate) async fn namespace(client: &Client, name: &str) -> Result<()> {
     let namespace: Namespace =
         serde_json::from_value(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}))?;
@@ -16,7 +16,7 @@ pub(crate) async fn namespace(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes a pod of a service account, bound to a node if one is given, that nobody runs.
+/// Creates a pod of a service account, bound to a node if one is given; no kubelet runs it.
 pub(crate) async fn pod_of(
     client: &Client,
     namespace: &str,
@@ -35,7 +35,8 @@ pub(crate) async fn pod_of(
     Ok(Api::namespaced(client.clone(), namespace).create(&PostParams::default(), &pod).await?)
 }
 
-/// A token of a service account; bound to an object, if one is given, as the kubelet requests it for a pod.
+/// Requests a token of a service account, optionally bound to an object, as the kubelet requests it for a
+/// pod.
 pub(crate) async fn request(
     client: &Client,
     namespace: &str,
@@ -50,13 +51,13 @@ pub(crate) async fn request(
     Ok(answer.status.context("there is no token")?.token)
 }
 
-/// The reference by which a token is bound to a pod.
+/// Returns the reference that binds a token to a pod.
 pub(crate) fn to_pod(pod: &Pod) -> Value {
     json!({"kind": "Pod", "apiVersion": "v1", "name": pod.metadata.name, "uid": pod.metadata.uid})
 }
 
-/// The token that a pod of a service account on a node gets. The pod has ended, so that nobody waits for it; its token lives
-/// as long as its object.
+/// Returns the token of a service account's pod on a node. The pod is marked as ended, so that nothing waits
+/// for it; the token is valid as long as the object exists.
 pub(crate) async fn on_node(client: &Client, namespace: &str, account: &str, node: &str) -> Result<String> {
     let name = format!("{account}-on-{node}");
     let pod = pod_of(client, namespace, account, &name, Some(node)).await?;

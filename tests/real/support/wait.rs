@@ -1,16 +1,16 @@
-//! Waiting until something holds. No test asserts how long anything takes: the bound only ends a wait that
-//! has become hopeless.
+//! Waits until a condition holds. No test asserts durations: the timeout only ends a wait that has become
+//! hopeless.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// The longest wait for anything.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// How often a wait looks.
+/// Poll interval.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// What no wait can mend.
+/// An error that waiting cannot fix.
 #[derive(Debug)]
 pub(crate) struct Hopeless(pub(crate) String);
 
@@ -22,8 +22,8 @@ impl std::fmt::Display for Hopeless {
 
 impl std::error::Error for Hopeless {}
 
-/// Looks until `look` succeeds and gives what it found. Its last error, or
-/// the first [`Hopeless`] one, says what was missing.
+/// Polls `look` until it succeeds and returns its result. On timeout, or at the first [`Hopeless`] error,
+/// returns the last error.
 pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let started = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! A seeded walk over everything that changes what a node has free. After every step the published object must
-//! say what the kubelet's own files say.
+//! A seeded random walk over everything that changes a node's available resources. After every step the
+//! published object must match the kubelet's own state files.
 
 use std::collections::BTreeSet;
 
@@ -12,22 +12,22 @@ use super::node::{Fate, RealNode, Stop};
 use super::oracle;
 use super::pods::{PodSpec, pod};
 
-/// A walk over pods and devices that is the same again for the same seed.
+/// A random walk over pods and devices, reproducible by its seed.
 pub(crate) struct Walk {
     node: RealNode,
     agent: Agent,
     random: Rng,
     /// Pods that exist.
     pods: Vec<Walker>,
-    /// What the plugins say now.
+    /// The devices that the plugins list now.
     devices: Vec<DeviceSpec>,
-    /// Resources whose plugin was ended.
+    /// Resources whose plugin is stopped.
     stopped: BTreeSet<String>,
-    /// Devices that a plugin lost and will have again, by its place in `devices`.
+    /// Devices that a plugin lost and will list again, by the plugin's index in `devices`.
     lost: Vec<(usize, Device)>,
-    /// Deleting becomes as likely as starting from this many pods on.
+    /// From this number of pods on, pods are ended rather than started.
     crowd: usize,
-    /// The memory of a wide pod, in per cent of a node.
+    /// Memory request of a wide pod, in percent of the largest node's memory.
     wide: u64,
     started: usize,
     steps: usize,
@@ -40,7 +40,7 @@ struct Walker {
     runs: bool,
 }
 
-/// What decides whether a pod's CPUs and memory are its own.
+/// Decides whether a pod's CPUs and memory are exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Whole,
@@ -51,7 +51,7 @@ enum Class {
 
 #[allow(dead_code, reason = "tests and the matrix use different parts")]
 impl Walk {
-    /// A walk with up to some `crowd` of pods at a time.
+    /// Creates a walk with up to `crowd` pods at a time.
     pub(crate) fn new(node: RealNode, agent: Agent, crowd: usize, seed: u64) -> Self {
         let devices = node.machine().devices.clone();
         Self {
@@ -63,24 +63,24 @@ impl Walk {
             stopped: BTreeSet::new(),
             lost: Vec::new(),
             crowd,
-            // Two of them are more than a node can give, unless many pods are to find a place.
+            // Two of them exceed a node, unless many pods are to fit.
             wide: if crowd < 50 { 66 } else { 7 },
             started: 0,
             steps: 0,
         }
     }
 
-    /// The node that is walked on.
+    /// Returns the node.
     pub(crate) fn node(&self) -> &RealNode {
         &self.node
     }
 
-    /// Pods started so far.
+    /// Returns the number of pods started so far.
     pub(crate) fn started(&self) -> usize {
         self.started
     }
 
-    /// Starts many pods at once.
+    /// Starts `count` pods at once.
     pub(crate) async fn fill(&mut self, count: usize) -> Result<()> {
         let specs: Vec<(PodSpec, Class)> = (0..count).map(|_| self.next_pod()).collect();
         for (spec, _) in &specs {
@@ -95,7 +95,7 @@ impl Walk {
         self.is_true().await.context("the machine is full")
     }
 
-    /// Takes steps, and after each compares.
+    /// Takes `steps` steps and compares after each.
     pub(crate) async fn go(mut self, steps: usize) -> Result<()> {
         self.is_true().await.context("nothing has happened")?;
         for _ in 0..steps {
@@ -105,7 +105,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Takes one step and says what it was.
+    /// Takes one step and returns its description.
     pub(crate) async fn step(&mut self) -> Result<String> {
         self.steps += 1;
         let number = self.steps;
@@ -113,7 +113,7 @@ impl Walk {
         Ok(format!("step {number}: {what}"))
     }
 
-    /// The published object says what the kubelet's files say, sooner or later.
+    /// Waits until the published object matches the kubelet's files.
     pub(crate) async fn is_true(&mut self) -> Result<()> {
         self.agent.tells_the_truth(&self.node).await
     }
@@ -142,7 +142,7 @@ impl Walk {
         if one.runs && self.random.u8(..100) < 25 {
             let code = self.random.i32(0..2);
             let ended = self.node.finish(&name, code).await;
-            // The kubelet may have ended it first, when it was restarted and did not take the pod again.
+            // The kubelet may have ended it first, if it was restarted and did not readmit the pod.
             if let Err(error) = ended {
                 ensure!(self.node.fate_of(&name).await? != Fate::Running, error);
             }
@@ -162,10 +162,10 @@ impl Walk {
         Ok(what)
     }
 
-    /// A pod of any class, with anything the machine has.
+    /// Returns a pod of a random class, with random resources of the machine.
     fn next_pod(&mut self) -> (PodSpec, Class) {
         self.started += 1;
-        // Nodes of one cluster share a namespace.
+        // The nodes of a cluster share a namespace.
         let one = pod(&format!("{}-{}", self.node.name(), self.started));
         let whole = self.random.u32(1..=3);
         let other = self.random.u32(1..=4);
@@ -188,14 +188,14 @@ impl Walk {
             13 => Class::Fractional,
             _ => Class::Whole,
         };
-        // The rest have containers that start before the main one.
+        // The others have containers that start before the main one.
         let one = match class {
             Class::Fractional => one.millicpus(whole * 250).memory(&small),
             _ => one.cpus(whole).memory(&small),
         };
         let large = memory(self.node.machine(), 6);
         let one = match self.random.u8(..6) {
-            // Smaller than the main container, larger, or the same.
+            // Smaller than the main container, larger, or equal.
             0 => one.init("first").cpus(other).memory(&small),
             1 => one.init("first").cpus(other).memory(&large),
             2 => one.init("first").cpus(other).memory(&small).init("second").cpus(whole).memory(&large),
@@ -217,8 +217,8 @@ impl Walk {
         one.device(resource, self.random.u32(1..=2))
     }
 
-    /// Huge pages of one size or of every size. Where a node has no memory, and so none of them either, the
-    /// Memory Manager panics over such a pod.
+    /// Adds huge pages of one size or of every size. If a node has no memory, and so no huge pages, the
+    /// Memory Manager panics on such a pod.
     fn with_pages(&mut self, one: PodSpec) -> PodSpec {
         if self.node.machine().nodes.iter().any(|node| node.memory.ceil() == 0) {
             return one;
@@ -231,7 +231,7 @@ impl Walk {
         wanted.fold(one, |one, (_, size)| one.hugepages(size, size))
     }
 
-    /// Asks for other CPUs or memory for a pod that runs; the kubelet may say no.
+    /// Requests other CPUs or memory for a running pod; the kubelet may reject it.
     async fn resize_one(&mut self) -> Result<String> {
         let can = |pod: &Walker| pod.runs && self.may_resize(&pod.spec);
         let running: Vec<usize> = (0..self.pods.len()).filter(|index| can(&self.pods[*index])).collect();
@@ -255,9 +255,10 @@ impl Walk {
         Ok(format!("pod {name} was resized to {}: {answer}", to.resources()))
     }
 
-    /// A resize makes the kubelet admit the pod once more, and try that again later where it is put off. With a
-    /// device that its plugin has lost in the meantime it panics. And what it gives to init containers once more
-    /// it counts only in part: its own totals are then below its entries, and nobody can say which is right.
+    /// Returns whether a resize is safe. The kubelet admits a resized pod again, and retries later if the
+    /// resize is deferred: it panics if a device's plugin no longer lists the device. And what it allocates
+    /// to init containers a second time it counts only in part: its totals are then below its entries, and it
+    /// is unclear which is right.
     fn may_resize(&self, spec: &PodSpec) -> bool {
         let again = self.node.has_gate("InPlacePodVerticalScalingExclusiveCPUs") && spec.has_init();
         self.node.can_resize() && !spec.has_devices() && !again
@@ -309,7 +310,7 @@ impl Walk {
         Ok(format!("the plugin of {resource} was restarted"))
     }
 
-    /// Takes a device off a plugin's list, or puts one that was taken off back.
+    /// Removes a device from a plugin's list, or restores a removed one.
     fn lose_or_find_a_device(&mut self, which: usize) -> Result<String> {
         if let Some(found) = self.lost.iter().position(|(plugin, _)| *plugin == which) {
             let (_, device) = self.lost.swap_remove(found);
@@ -329,7 +330,7 @@ impl Walk {
         Ok(what)
     }
 
-    /// The plugin registers again and calls its devices otherwise; pods go on with the old ones.
+    /// Re-registers the plugin with renamed devices; pods keep the old ones.
     fn rename_devices(&mut self, which: usize) -> Result<String> {
         let resource = self.devices[which].resource.clone();
         self.node.stop_plugin(&resource)?;
@@ -353,18 +354,18 @@ impl Walk {
         if let Some((resource, id)) =
             in_use.iter().find(|(resource, id)| !self.node.lists_device(resource, id))
         {
-            // It would panic when it takes the pod again.
+            // It would panic when it readmits the pod.
             return Ok(format!("nothing: {id} of {resource} is in use and no plugin lists it"));
         }
         let how = if self.random.bool() { Stop::Kill } else { Stop::Term };
         self.node.restart_kubelet(how).await?;
-        // It takes its pods again one after the other, by age: once it has decided about a new one it has all.
+        // It readmits its pods one by one, by age: once it has decided about a new one it has readmitted all.
         let then = self.start_one().await?;
         Ok(format!("the kubelet was restarted ({how:?}), and {then}"))
     }
 }
 
-/// Some per cent of the largest node's memory.
+/// Returns a percentage of the largest node's memory without huge pages.
 fn memory(machine: &MachineSpec, percent: u64) -> String {
     let plain = machine.nodes.iter().map(|node| node.memory.ceil() - node.hugepage_bytes()).max();
     format!("{}Mi", ((plain.unwrap_or(0) >> 20) * percent / 100).max(1))

@@ -1,5 +1,6 @@
-//! In random schedules, in virtual time: no answer is older than its question, and the kubelet is called as seldom as was
-//! promised. `NUMACAST_SCHEDULES` makes more of them, `NUMACAST_SEED` repeats one that failed.
+//! Random schedules in virtual time: no response is older than its request, and the rate and concurrency
+//! limits towards the kubelet hold. `NUMACAST_SCHEDULES` sets their number, `NUMACAST_SEED` repeats one that
+//! failed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,13 +19,13 @@ use tonic::Code;
 use super::{Seen, TIMEOUT, busiest_second};
 use crate::support::machine;
 
-/// How many are tried if nobody says.
+/// Default number of schedules.
 const SCHEDULES: u64 = 60;
-/// How long each lasts.
+/// Duration of each schedule.
 const LENGTH: Duration = Duration::from_secs(3);
-/// Names that pods have, again and again.
+/// Number of distinct pod names, so that names are reused.
 const PODS: u64 = 4;
-/// A device of this resource says when it was offered.
+/// A resource whose device ID contains the time of its registration.
 const STAMP: &str = "example.com/stamp";
 
 /// What may happen in a schedule.
@@ -34,11 +35,11 @@ struct Weather {
     proxys: usize,
     agent: bool,
     refusals: bool,
-    /// Restarts, calls that hang, connections that break.
+    /// Restarts, hanging calls, broken connections.
     storms: bool,
 }
 
-/// What the kubelet knows: of each pod that runs, and of the device, when it was made.
+/// The kubelet's state: the change numbers at which each running pod and the device were created.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct State {
     pods: BTreeMap<String, u64>,
@@ -49,7 +50,7 @@ struct World {
     kubelet: SimKubelet,
     upstream: Upstream,
     weather: Weather,
-    /// Every state there was, the present one last.
+    /// All states so far, the current one last.
     history: RefCell<Vec<State>>,
     ends: Instant,
     tally: Cell<Tally>,
@@ -58,7 +59,7 @@ struct World {
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     answers: usize,
-    /// Whose answer is another than when they asked, or than when it came.
+    /// Responses during whose request the state changed.
     moved: usize,
     dropped: usize,
     refused: usize,
@@ -85,7 +86,7 @@ impl World {
         let options = Options {
             age: weather.age,
             release_lag: Duration::ZERO,
-            // Its clock is the real one; refusals come as faults.
+            // The limiter uses the real clock; its rejections are injected as faults instead.
             limited: false,
             ..Options::default()
         };
@@ -115,7 +116,7 @@ impl World {
         self.tally.set(tally);
     }
 
-    /// A pod comes or goes, or a device is another; at one moment, as far as anybody can see.
+    /// Starts or stops a pod, or replaces the device. Atomic for all observers.
     fn change(&self, rng: &mut Rng, device: bool) {
         let mut history = self.history.borrow_mut();
         let number = history.len() as u64;
@@ -141,7 +142,7 @@ impl World {
         self.kubelet.offer_devices(STAMP, &[device]);
     }
 
-    /// What becomes of the node.
+    /// Changes the node and injects faults until the schedule ends.
     async fn go_on(&self, mut rng: Rng) {
         while !self.is_over() {
             sleep(Duration::from_micros(rng.u64(..60_000))).await;
@@ -182,7 +183,7 @@ impl World {
                 }
                 self.kubelet.boot().unwrap();
                 self.kubelet.set_ready(true, true);
-                // Its plugin registers at once, as far as anybody can see.
+                // The plugin registers at once, as seen by all observers.
                 self.offer(self.history.borrow().last().unwrap().device);
             }
         }
@@ -224,7 +225,7 @@ impl World {
                 self.count(|tally| tally.answers += 1);
             }
             Told::Limited => {
-                // Behind a call that hung there was no time to wait for it.
+                // A call behind a hanging one may have no time left for a retry.
                 let heard = asker == Asker::Agent || self.weather.storms;
                 assert!(heard, "the proxy's clients do not hear of the limiter");
                 self.count(|tally| tally.refused += 1);
@@ -238,7 +239,7 @@ impl World {
 }
 
 enum Told {
-    /// Which states it fits, and when its call started.
+    /// The states that the response matches, and the start of its call.
     Answer(Box<dyn Fn(&State) -> bool>, Instant),
     Limited,
     Unavailable(String),
@@ -270,7 +271,7 @@ fn told(ask: &Ask, answer: Result<Arc<Flight>, Refusal>) -> Told {
             let words = format!("pod {name} in namespace default not found");
             assert_eq!((refusal.status.code(), refusal.status.message()), (Code::Unknown, &*words));
             let name = name.clone();
-            // It does not say when.
+            // A refusal carries no start time.
             Told::Answer(Box::new(move |state| !state.pods.contains_key(&name)), Instant::now())
         }
         (ask, Err(refusal)) => panic!("{ask:?}: {refusal:?}"),
@@ -292,7 +293,7 @@ fn any_call(rng: &mut Rng) -> Call {
 
 async fn run(spec: &MachineSpec, seed: u64) -> Tally {
     let mut rng = Rng::with_seed(seed);
-    // For what waits a random time.
+    // Seeds the random delays.
     fastrand::seed(seed);
     let (dir, seen) = (tempfile::tempdir().unwrap(), Arc::new(Seen::default()));
     let world = World::start(spec, dir.path(), Weather::of(&mut rng), &seen);
@@ -304,14 +305,14 @@ async fn run(spec: &MachineSpec, seed: u64) -> Tally {
     let (traffic, mut tally) = (world.kubelet.traffic(), world.tally.get());
     tally.most = seen.calls().most;
     assert!(tally.most <= 2, "{} calls in flight", tally.most);
-    // A connection that was given up may have calls on it that its kubelet has not heard the end of.
+    // An abandoned connection may have calls whose end its kubelet has not seen yet.
     if !world.weather.storms {
         assert!(traffic.all_at_once <= 2, "{} calls at once", traffic.all_at_once);
         assert!(traffic.at_once.values().all(|at_once| *at_once <= 1), "{:?}", traffic.at_once);
     }
     tally.calls = traffic.calls.len();
     tally.busiest = busiest_second(&traffic.calls.into_iter().map(|(_, at)| at).collect::<Vec<_>>());
-    // The agent has a budget of its own: here it asks ten times a second at most, each time twice if need be.
+    // The agent has a budget of its own: here at most ten requests per second with at most two calls each.
     let agents = if world.weather.agent { 20 } else { 0 };
     assert!(tally.busiest <= 30 + agents, "{} calls in one second", tally.busiest);
     tally
@@ -343,7 +344,7 @@ fn no_answer_is_older_than_its_question() {
     }
     eprintln!("{schedules} schedules: {sum:?}");
     if schedules >= SCHEDULES {
-        // It was no calm sea.
+        // The schedules were eventful enough.
         assert!(sum.moved * 20 > sum.answers, "{sum:?}");
         assert!(sum.dropped > 0 && sum.unavailable > 0 && sum.most == 2, "{sum:?}");
     }

@@ -5,11 +5,11 @@ use crate::core_v1::read_pod;
 use crate::pod::Wanted;
 use crate::wire::put_number;
 
-/// A pod changed, another was deleted, and in the end it was said how far the watch is.
+/// Two pods were added or changed, one was deleted, then a bookmark.
 const WATCH: &[u8] = include_bytes!("../seen/watch.pb");
 /// A watch from a version that was too old.
 const EXPIRED: &[u8] = include_bytes!("../seen/watch-expired.pb");
-/// To one who wants a watch from version `abc` on.
+/// The response to a watch from version `abc`.
 const NO_VERSION: &[u8] = include_bytes!("../seen/no-version.pb");
 
 fn event(what: &[u8], object: &[u8]) -> Vec<u8> {
@@ -60,7 +60,7 @@ fn a_refusal_is_read_whoever_wrote_it() {
     assert_eq!(told(429, b"Too many requests\n"), words(429, "", "Too many requests"));
     assert_eq!(told(502, b""), words(502, "", ""));
     assert_eq!(told(502, &b"x".repeat(1000)).2.len(), SHOWN);
-    // How long to wait, from one that says so.
+    // A status with a retry delay.
     let mut details = Vec::new();
     put_number(&mut details, 5, 17);
     let mut status = [record(3, b"busy"), record(5, &details)].concat();

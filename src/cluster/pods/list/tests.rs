@@ -3,16 +3,16 @@ use crate::cluster::pods::samples::{FORBIDDEN, enveloped, pod, record};
 use crate::core_v1::read_pod;
 use crate::pod::{Annotation, Phase, Pod, Wanted, Whole};
 
-/// What an API server of 1.36.3 answered: one pod of two, to who asked for one.
+/// The response of an API server 1.36.3: one pod of two, with `limit=1`.
 const LIST: &[u8] = include_bytes!("../seen/list.pb");
-/// A list of nothing.
+/// An empty list.
 const EMPTY: &[u8] = include_bytes!("../seen/list-empty.pb");
 
 fn list(records: &[&[u8]]) -> Vec<u8> {
     enveloped("PodList", &[&record(1, &record(2, b"7"))[..], &records.concat()].concat(), b"")
 }
 
-/// The pods of an answer that comes in pieces of this size, and how it ended; no more was held than is needed for one.
+/// Returns the pods of a response that arrives in chunks of this size, and the result of its end.
 fn read(answer: &[u8], size: usize) -> (Vec<Vec<u8>>, Result<String, Odd>) {
     let (mut list, mut pods) = (PodList::default(), Vec::new());
     for piece in answer.chunks(size) {
@@ -28,7 +28,7 @@ fn read(answer: &[u8], size: usize) -> (Vec<Vec<u8>>, Result<String, Odd>) {
     (pods, list.end())
 }
 
-/// The pods of an answer, which are the same however it comes in, and how it ended.
+/// Returns the pods of a response, which must not depend on the chunk size, and the result of its end.
 fn told(answer: &[u8]) -> (Vec<Result<Pod, String>>, Result<String, Odd>) {
     let (pods, end) = read(answer, usize::MAX);
     for size in [1, 2, 7, 100] {
@@ -55,7 +55,7 @@ fn a_list_of_a_real_api_server_is_read() {
     assert!(pod.guaranteed && pod.said_guaranteed);
     assert_eq!(pod.annotations, [("k".into(), Annotation::Text("v".into()))].into());
     assert_eq!((pod.containers[0].cpu_milli, pod.containers[0].memory), (1000, 1 << 30));
-    // The pod is all of the list but for what is before it and the end of the envelope.
+    // The pod is the whole list, except for what is before it and the end of the envelope.
     let Some(Whole::Protobuf(whole)) = pod.whole.as_deref() else { panic!("{pod:?}") };
     assert!(LIST[..LIST.len() - 4].ends_with(whole) && whole.starts_with(b"\x0a\xa4\x05\x0a\x01a"));
     assert_eq!(told(EMPTY), (vec![], Ok("234".to_owned())));
@@ -76,16 +76,16 @@ fn what_is_cut_off_anywhere_is_no_list() {
 
 #[test]
 fn lengths_that_lie_are_found() {
-    // A pod that claims more than its list has, in an envelope that fits.
+    // A pod that claims more bytes than its list has, in an envelope that fits.
     let mut long = record(2, &pod("a", b""));
     long[1] += 1;
     assert!(matches!(odd(&list(&[&long])), Odd::Wire(_)));
-    // Inside a pod it costs the pod alone.
+    // An error inside a pod affects only that pod.
     let mut broken = pod("a", b"");
     broken[1] += 1;
     let (pods, end) = told(&list(&[&record(2, &broken), &record(2, &pod("b", b""))]));
     assert_eq!((names(&pods), end), (vec!["!", "b"], Ok("7".to_owned())));
-    // Nobody waits for what nobody has, however long the list claims to be.
+    // An impossible length is rejected at once, however long the list claims to be.
     let about = record(1, b"\x0a\x02v1\x12\x07PodList");
     let endless = [&b"k8s\0"[..], &about, b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\x7f"].concat();
     for (record, most) in [(&b"\x12"[..], LARGEST), (b"\x0a", SMALL)] {
@@ -95,7 +95,7 @@ fn lengths_that_lie_are_found() {
     let huge = [&b"k8s\0\x0a"[..], &[0xff; 9], &[1]].concat();
     assert_eq!(odd(&huge), Odd::TooLarge(SMALL));
     assert!(matches!(odd(&[&b"k8s\0"[..], &[0xff; 12]].concat()), Odd::Wire(_)));
-    // A field that we do not know is passed over, and not kept.
+    // An unknown field is skipped without being buffered.
     let unknown = [&endless[..], b"\x1a\xff\xff\xff\xff\x0f"].concat();
     let mut list = PodList::default();
     list.put(&unknown);
@@ -107,7 +107,7 @@ fn lengths_that_lie_are_found() {
     assert!(matches!(list.end(), Err(Odd::Wire(_))));
 }
 
-/// The list of a full node, as large as they come, in the pieces in which HTTP hands it on.
+/// The list of a full node, of maximum size, in the chunks in which HTTP delivers it.
 #[test]
 fn no_more_is_held_than_one_pod() {
     let filler = record(12, &[record(1, b"other"), record(2, &vec![b'x'; 9 << 10])].concat());
@@ -157,16 +157,16 @@ fn content_of_another_kind_is_not_taken() {
     for nothing in [&b""[..], b"k8s", b"{\"kind\":\"PodList\"}", b"k8t\0"] {
         assert_eq!(odd(nothing), Odd::Magic);
     }
-    // Without its kind, and twice.
+    // Without its kind, and with two lists.
     assert!(matches!(odd(&[&b"k8s\0"[..], &record(2, &content)].concat()), Odd::Kind(..)));
     assert!(matches!(odd(&enveloped("PodList", &content, &record(2, &content))), Odd::Wire(_)));
     assert_eq!(odd(&enveloped("PodList", b"", b"")), Odd::NoVersion);
-    // A record of the right number that is no message.
+    // A field with the right number that is not a message.
     assert!(matches!(odd(&list(&[&[2 << 3, 1]])), Odd::Wire(_)));
 }
 
-/// The API server checks keys of annotations, and takes any bytes for a value from whoever writes protocol buffers (seen
-/// with 1.36.3).
+/// The API server checks the keys of annotations, but accepts any bytes as values from clients that use
+/// protocol buffers (seen with 1.36.3).
 #[test]
 fn bytes_that_are_no_text_do_not_cost_a_pod() {
     let annotation = record(12, &[record(1, b"k"), record(2, b"\xff\xfe")].concat());

@@ -1,10 +1,10 @@
-//! Annotations of others.
+//! Mapped annotations of other schedulers.
 
 use super::*;
 
 const KEY: &str = "example.com/devices";
 
-/// What a pod with these containers shows by a mapping, and its problems.
+/// What the List shows for a pod with these containers and a mapping, and its problems.
 fn mapped(mapping: &str, text: &str, containers: &[Container]) -> (Vec<String>, Vec<(&'static str, usize)>) {
     let yaml = format!(
         "{{koordinator: false, mappings: [{{annotation: {KEY}, resource: example.com/nic{mapping}}}]}}"
@@ -86,11 +86,11 @@ fn what_is_selected_is_bounded() {
     assert!(problems.is_empty(), "a thousand times the same");
     let all: String = (0..5000).map(|n| format!("{n},")).collect();
     assert_eq!(of_one("", &all).1, [("too_many", 1009)]);
-    // A key is repeated with all that is below it.
+    // The key is repeated for each value below it.
     let long = format!(r#"{{"{}":[1,2,3]}}"#, "k".repeat(30_000));
     assert_eq!(of_one(", path: '$.*[*]', id: '{1}{}'", &long).1, [("bad_id", 3)]);
     assert_eq!(of_one(", path: '$.*[*]', container: '{1}'", &long).1, [("no_container", 3)]);
-    // A container that is named has no more than it asks for.
+    // A container that is selected by name gets no more than it requests.
     let asks = [container("main", &[("example.com/nic", 20)])];
     let (_, problems) =
         mapped(", path: '$[*]', container: main", &format!("[{}0]", "1,2,3,4,5,6,7,8,9,".repeat(3)), &asks);

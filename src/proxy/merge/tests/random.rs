@@ -1,5 +1,5 @@
-//! Random answers, with fields that nobody knows at every level and everything in any order, against a model on decoded
-//! messages: what comes out is what came in and exactly what the plan has for it.
+//! Random responses, with unknown fields at every level and everything in any order, against a model on
+//! decoded messages: the result is the input plus exactly what the plan has for it.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::*;
 use crate::machine::IdSet;
 use crate::wire::{Field, Value, fields_in, put_bytes, put_number};
 
-/// Sorted, as a plan has them.
+/// Sorted, as in a plan.
 const RESOURCES: [&str; 3] = ["example.com/nic", "koordinator.sh/rdma", "nvidia.com/gpu"];
 const IDS: [&str; 8] = ["a", "b", "c", "0000:01:00.0", "a::1", "a0", "a::x", ""];
 const CONTAINERS: [&str; 3] = ["main", "next", "sidecar"];
@@ -35,7 +35,7 @@ fn record(number: u32, content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A record around a message, now and then with a length that takes more bytes than it has to.
+/// A record around a message, sometimes with a length that is encoded in more bytes than necessary.
 fn message(number: u8, content: &[u8], long: bool) -> Vec<u8> {
     if !long || content.len() >= 128 {
         return record(number.into(), content);
@@ -43,7 +43,7 @@ fn message(number: u8, content: &[u8], long: bool) -> Vec<u8> {
     [&[number << 3 | 2, content.len() as u8 | 0x80, 0x80, 0x00][..], content].concat()
 }
 
-/// Fields that no message has.
+/// Fields that no message defines.
 fn unknown() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let one = (20..40_u32, 0..5_u8, any::<u64>(), vec(any::<u8>(), 0..5)).prop_map(
         |(number, kind, value, bytes)| {
@@ -161,7 +161,7 @@ fn list_record() -> impl Strategy<Value = Bytes> {
     )
 }
 
-/// A plan for some of the pods that there may be.
+/// A plan for some of the possible pods.
 fn any_plan() -> impl Strategy<Value = Plan> {
     let device = (0..RESOURCES.len(), of(&IDS[..7]), vec(0..4_u16, 0..3));
     let device = device.prop_map(|(resource, id, nodes)| Planned {
@@ -199,7 +199,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// Every device that an answer lists.
+/// Every device that a response lists.
 fn listed_devices(pods: &[v1::PodResources]) -> Vec<(String, String)> {
     let groups = pods.iter().flat_map(|pod| &pod.containers).flat_map(|container| &container.devices);
     groups
@@ -207,7 +207,7 @@ fn listed_devices(pods: &[v1::PodResources]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Is one of two ids the other, or `<other>::<number>`?
+/// Whether one of two ids is the other, or `<other>::<number>`.
 fn same(one: &str, other: &str) -> bool {
     let is_part = |long: &str, short: &str| {
         let rest = long.strip_prefix(short).and_then(|rest| rest.strip_prefix("::"));
@@ -216,7 +216,8 @@ fn same(one: &str, other: &str) -> bool {
     one == other || is_part(one, other) || is_part(other, one)
 }
 
-/// Puts a pod's plan into it, on decoded messages; returns how many devices, and whether it is the pod that is meant.
+/// Merges a pod's plan into it, on decoded messages. Returns the number of devices, and whether it is the pod
+/// that is meant.
 fn model_pod(
     pod: &mut v1::PodResources,
     plan: &PodPlan,
@@ -301,8 +302,8 @@ fn model_list(answer: &mut v1::ListPodResourcesResponse, plan: &Plan, v1: bool) 
     count
 }
 
-/// Checks that the records in a part of `new` are those of a part of `old`, byte for byte, and after them only such as are
-/// in `may_follow`; those of `deeper` may be longer by the same rule.
+/// Checks that the records in a part of `new` are those of a part of `old`, byte for byte, followed only by
+/// fields in `may_follow`; fields numbered `deeper` may have grown by the same rule.
 fn check_kept(
     (old, old_part): (&[u8], Range<usize>),
     (new, new_part): (&[u8], Range<usize>),
@@ -327,7 +328,8 @@ fn check_kept(
     assert!(after[before.len()..].iter().all(|field| may_follow.contains(&field.number)));
 }
 
-/// In a List: nothing may follow the pods; CPUs and memory may follow what is in a pod, devices what is in a container.
+/// In a List: nothing may follow the pods; CPUs and memory may follow the fields of a pod, devices those of a
+/// container.
 const LEVELS: [(u32, &[u32]); 3] = [(1, &[]), (3, &[4, 5]), (0, &[2])];
 
 proptest! {
@@ -396,7 +398,7 @@ proptest! {
         prop_assert_eq!(all(&after.devices[before.devices.len()..]), missing);
     }
 
-    /// Whatever comes, nothing panics, and what is no message is not made one.
+    /// No input makes it panic, and an invalid message stays invalid.
     #[test]
     fn any_bytes_are_borne(bytes in vec(prop_oneof![any::<u8>(), Just(0x0a), Just(0x1a), Just(0x12), 0..6_u8], 0..80), plan in any_plan()) {
         let bytes = Bytes::from(bytes);

@@ -1,4 +1,4 @@
-//! What annotations say that is not so, or not as it should be; and where devices are.
+//! Wrong or malformed content of annotations, and the locations of devices.
 
 use super::*;
 
@@ -54,7 +54,7 @@ fn what_is_malformed_costs_no_more_than_itself() {
 
 #[test]
 fn depth_and_length_are_bounded() {
-    // The longest that is kept of an annotation is far shorter.
+    // Far longer than any annotation that is kept.
     for open in ["[", "{\"a\":", "{\"gpu\":["] {
         assert_eq!(problems(&planned(&open.repeat(1 << 20), &Node::default())), [("malformed", 0)]);
     }
@@ -167,7 +167,7 @@ fn a_pod_has_devices_of_a_few_types_and_many_such_pods_are_borne() {
     assert_eq!(plan.problems()[0].sentence, "pod ns/p0: it has devices of more than 16 types");
     let merged = plan.list(&bytes(&answer(&pods)), Version::V1).unwrap();
     assert_eq!((merged.pods, merged.devices), (100, 1600));
-    // What the kubelet lists of all of them is found in no more than a few steps each.
+    // Each listed device is found in the plan in a few steps.
     let listed = plan.list(&merged.bytes, Version::V1).unwrap();
     assert_eq!((listed.devices, listed.left_out.allocated), (0, 1600));
 }
@@ -274,7 +274,8 @@ fn numbers_of_parts_are_of_the_pod_and_differ_on_a_device() {
         };
         merged(&rules("{sharedIds: true}"), pods, &Node::default()).iter().map(of_line).collect()
     };
-    // The number depends on the pod's name and UID only. Among some hundred thousand pods, two have the same one.
+    // The number depends on the pod's name and UID only. Among some hundred thousand pods, two have the same
+    // number.
     let mut known = std::collections::HashMap::new();
     let (one, other) = (0_u32..)
         .find_map(|number| {
@@ -366,7 +367,8 @@ fn cpus_and_memory_of_the_pod_are_told_where_the_kubelet_is_silent() {
         let plan = rules("{cpus: true}").plan([of(nothing)].iter(), &Node::default());
         assert!(plan.is_empty() && plan.problems().is_empty(), "{nothing}: {:?}", plan.problems());
     }
-    // What the kubelet says, of the pod or of a container, is what is so; each for itself.
+    // What the kubelet reports, for the pod or for a container, takes precedence; CPUs and memory
+    // independently.
     let mut exclusive = silent.clone();
     exclusive.pod_resources[0].containers[0].cpu_ids = vec![1];
     assert_eq!(told(both, &exclusive), (vec![], expected));

@@ -1,4 +1,4 @@
-//! What the zones of a node come to with what is merged: from the plan to the account.
+//! The zones of a node with what is merged: from the plan to the topology.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,7 +76,7 @@ fn who_has_a_card_leaves_none_of_its_functions_free() {
     assert_eq!(zones(&format!(r#"{{"rdma":[{function}]}}"#)), [[2, 2, 1], [2, 2, 2]]);
     let card = r#"{"id":"0000:01:00.0","extension":{"vfs":[]}}"#;
     assert_eq!(zones(&format!(r#"{{"rdma":[{card}]}}"#)), [[1, 1, 0], [2, 2, 2]]);
-    // Both are never given, but whoever says so has both.
+    // Both are never allocated, but if an annotation names both, both count.
     assert_eq!(zones(&format!(r#"{{"rdma":[{card},{function}]}}"#)), [[2, 2, 0], [2, 2, 2]]);
 }
 

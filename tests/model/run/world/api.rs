@@ -1,9 +1,9 @@
-//! What the API server does, and who hears of it.
+//! The API server and the notification of its watchers.
 
 use super::*;
 
 impl World {
-    /// A new pod that nobody has placed.
+    /// Creates a pod that is not placed.
     pub(crate) fn create(&mut self, mut pod: Pod) -> PodId {
         let id = self.pods.len();
         pod.object = Some(Seen { bound: false, phase: Phase::Pending, deleted: false });
@@ -14,7 +14,7 @@ impl World {
         id
     }
 
-    /// A new pod that somebody else has placed on this node.
+    /// Creates a pod that another scheduler has placed on this node.
     pub(crate) fn create_bound(&mut self, mut pod: Pod, node: NodeId) -> PodId {
         (pod.ours, pod.node) = (false, Some(node));
         let id = self.create(pod);
@@ -24,7 +24,7 @@ impl World {
         id
     }
 
-    /// A new file on the node; the API server has a copy of the pod later.
+    /// Creates a static pod's file on the node. Its mirror pod follows later.
     pub(crate) fn create_static(&mut self, mut pod: Pod, node: NodeId) -> PodId {
         let id = self.pods.len();
         (pod.ours, pod.kind, pod.node) = (false, Kind::Static, Some(node));
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// Deletes a pod as people do; `force`: without waiting for the kubelet.
+    /// Deletes a pod as users do; with `force`, without waiting for the kubelet.
     pub(crate) fn delete(&mut self, id: PodId, force: bool) {
         let Some(seen) = self.pods[id].object else { return };
         if force || !seen.bound {
@@ -57,7 +57,7 @@ impl World {
         }
     }
 
-    /// Ends the object, unless a finalizer holds it.
+    /// Removes the object, unless it has a finalizer.
     pub(crate) fn remove(&mut self, id: PodId) {
         if self.pods[id].finalizer {
             self.change(id, |seen| seen.deleted = true);
@@ -68,7 +68,7 @@ impl World {
         }
     }
 
-    /// Nothing holds the object any more.
+    /// Removes the finalizer, and then the object if it is deleted and the kubelet is done with it.
     pub(crate) fn finalize(&mut self, id: PodId) {
         self.pods[id].finalizer = false;
         let kubelet = &self.nodes[self.node_of(id)].kubelet;
@@ -121,7 +121,7 @@ impl World {
                 }
             }
             Watcher::Exporter => {
-                // It follows the pods of its node.
+                // It only watches the pods of its node.
                 let bound = seen.map_or(self.pods[id].bound.is_some(), |seen| seen.bound);
                 if epoch == self.nodes[node].watch && bound {
                     self.heard(id);
@@ -169,7 +169,7 @@ impl World {
         self.look_at_agreement(node);
     }
 
-    /// Whoever watches the objects hears that one was written.
+    /// Notifies the object watchers of a write.
     pub(super) fn announce_object(&mut self) {
         let at = self.told_at(OBJECTS, self.settings.delays.object_watch);
         self.at(at, Event::ObjectChanged);

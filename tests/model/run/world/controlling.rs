@@ -1,16 +1,16 @@
-//! The cluster's controller: what it hears, and its nudges.
+//! The cluster's controller: its inputs and its nudges.
 
 use super::*;
 
 impl World {
-    /// What the controller hears of the API server, in order.
+    /// Sends the controller an event of the API server, with the latency of a watch.
     pub(super) fn controller_is_told(&mut self, heard: Heard) {
         if self.settings.nudges != Nudges::None {
             self.after(self.settings.delays.object_watch, Event::Controller(heard));
         }
     }
 
-    /// The scheduler writes the pod's condition, and the controller hears of it.
+    /// Writes the pod's condition as the scheduler does, and sends it to the controller.
     pub(super) fn write_condition(&mut self, id: PodId, by_plugin: bool) {
         if self.settings.nudges != Nudges::None {
             let heard = if by_plugin { Heard::Waits(id) } else { Heard::WaitsNoMore(id) };
@@ -24,7 +24,7 @@ impl World {
         let now = self.now;
         match heard {
             Heard::Object => self.controller.changed(now),
-            // A condition that comes after the binding is none of a pod that waits.
+            // Ignore a condition that arrives after the binding: the pod no longer waits.
             Heard::Waits(id) if self.pods[id].object.is_none_or(|seen| seen.bound) => {}
             Heard::Waits(id) => self.controller.waits(id, now),
             Heard::WaitsNoMore(id) => self.controller.waits_no_more(id, now),
@@ -55,7 +55,7 @@ impl World {
         }
     }
 
-    /// Any object does.
+    /// Applies a nudge to an arbitrary object.
     pub(super) fn take_nudge(&mut self) {
         if let Some(object) = self.nodes.iter_mut().find_map(|node| node.object.as_mut()) {
             object.nudges += 1;

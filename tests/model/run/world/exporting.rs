@@ -1,4 +1,4 @@
-//! The exporter, what happens to it, and what could be had.
+//! The exporter, its faults, and the CPUs that could be used.
 
 use super::*;
 
@@ -13,14 +13,14 @@ impl World {
         }
     }
 
-    /// Asks the kubelet; the answer is a signal.
+    /// Calls List; the response is a signal.
     pub(crate) fn list(&mut self, node: NodeId) {
         let [there, _] = self.settings.delays.list;
         self.figures.lists += 1;
         self.after(there, Event::List { node, epoch: self.nodes[node].process });
     }
 
-    /// Writes; that it is done is a signal.
+    /// Writes the object; the completion is a signal.
     pub(crate) fn write(&mut self, node: NodeId, object: Object) {
         let [there, back] = self.settings.delays.write;
         let at = self.now + self.dice.within(there);
@@ -30,13 +30,13 @@ impl World {
         self.at(done, Event::Signal { node, epoch, signal: Box::new(Signal::Written) });
     }
 
-    /// Wakes the exporter.
+    /// Sets a timer of the exporter.
     pub(crate) fn wake_at(&mut self, node: NodeId, at: Time, token: u32) {
         let epoch = self.nodes[node].process;
         self.at(at, Event::Signal { node, epoch, signal: Box::new(Signal::Timer(token)) });
     }
 
-    /// The exporter is told to end, or is killed, and is back after `away`.
+    /// Stops or kills the exporter; it is back after `away`.
     pub(crate) fn restart_exporter(&mut self, node: NodeId, away: Time, killed: bool) {
         if !killed {
             self.tell(node, Signal::Stopping);
@@ -47,7 +47,7 @@ impl World {
         there.process += 1;
         there.watch += 1;
         for id in &there.placed {
-            // What it heard without acting on it is forgotten.
+            // Bindings that it has received but not acted on are lost.
             if self.pods[*id].covered.is_none() {
                 self.pods[*id].heard = None;
             }
@@ -55,7 +55,7 @@ impl World {
         self.drive_at(self.now + away, BACK | node as u64);
     }
 
-    /// The exporter's watch of pods breaks and is back after `away`.
+    /// Breaks the exporter's pod watch; it is back after `away`.
     pub(crate) fn lose_watch(&mut self, node: NodeId, away: Time) {
         let there = &mut self.nodes[node];
         if there.watching && there.exporting {
@@ -66,7 +66,8 @@ impl World {
         }
     }
 
-    /// What the driver is to call with each token it does not know.
+    /// Brings back the process or watch of a token. The driver must call this with each token it does not
+    /// know.
     pub(crate) fn comes_back(&mut self, token: u64) {
         let (process, watch) = (token & BACK != 0, token & WATCH_BACK != 0);
         if !process && !watch {
@@ -93,7 +94,7 @@ impl World {
         }
     }
 
-    /// CPUs that pods which wait could have now, one after the other.
+    /// CPUs that waiting pods could be allocated now, one pod after another.
     pub(crate) fn idle(&self) -> u32 {
         let mut free: Vec<u32> = self.nodes.iter().flat_map(|node| node.free_by_zone(&self.pods)).collect();
         let mut idle = 0;

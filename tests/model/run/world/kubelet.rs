@@ -1,4 +1,4 @@
-//! The kubelet, from the pods that it hears of to their end.
+//! The kubelet, from the first event of a pod to its end.
 
 use super::*;
 
@@ -15,7 +15,7 @@ impl World {
     pub(super) fn kubelet_sees(&mut self, id: PodId, seen: Option<Seen>) {
         let node = self.node_of(id);
         let Some(seen) = seen else {
-            // Not its own doing: somebody has forced it.
+            // The kubelet did not remove it: it was deleted by force.
             self.nodes[node].kubelet.unreported.remove(&id);
             if self.nodes[node].kubelet.pods.contains_key(&id) && self.pods[id].kind != Kind::Static {
                 self.release(id);
@@ -44,7 +44,7 @@ impl World {
         }
     }
 
-    /// A deleted pod that nothing runs of: its object says how it ended, and goes.
+    /// Ends a deleted pod without running containers: reports its phase and removes its object.
     pub(super) fn conclude(&mut self, id: PodId) {
         let node = self.node_of(id);
         if self.pods[id].object.is_some_and(|seen| seen.phase.is_terminal()) {
@@ -79,7 +79,7 @@ impl World {
         }
     }
 
-    /// The kubelet has nothing to do with it any more, and its CPUs are free.
+    /// Removes the pod from the kubelet and releases its CPUs.
     pub(super) fn release(&mut self, id: PodId) {
         let node = self.node_of(id);
         self.nodes[node].kubelet.waiting.retain(|other| *other != id);
@@ -163,7 +163,7 @@ impl World {
         self.follow_running(id, ends);
     }
 
-    /// What is to come of a pod whose containers run.
+    /// Schedules the next duties for a pod with running containers.
     pub(super) fn follow_running(&mut self, id: PodId, ends: Time) {
         let node = self.node_of(id);
         self.duty(node, self.settings.delays.status, Duty::SayRunning(id));
@@ -207,7 +207,7 @@ impl World {
         }
     }
 
-    /// Ends a static pod: its file is gone.
+    /// Ends a static pod whose file was removed.
     pub(crate) fn remove_static(&mut self, id: PodId) {
         let node = self.node_of(id);
         if self.nodes[node].kubelet.pods.contains_key(&id) && !self.nodes[node].kubelet.down {
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// The kubelet ends; its containers go on. It is back after `away`.
+    /// Stops the kubelet; its containers keep running. It is back after `away`.
     pub(crate) fn restart_kubelet(&mut self, node: NodeId, away: Time) {
         if self.nodes[node].kubelet.down {
             return;
@@ -225,7 +225,7 @@ impl World {
         self.nodes[node].kubelet.down = true;
         self.nodes[node].kubelet.life += 1;
         self.nodes[node].kubelet.busy = false;
-        // Who was not admitted is new to the next one.
+        // Pods that were not admitted are new to the next process.
         let waiting: Vec<PodId> = self.nodes[node].kubelet.waiting.drain(..).collect();
         for id in waiting {
             self.nodes[node].kubelet.pods.remove(&id);

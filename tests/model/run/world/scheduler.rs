@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a cycle takes longer for each node.
+/// Additional duration of a cycle per node.
 const PER_NODE: Time = 40;
 
 impl World {
@@ -65,12 +65,12 @@ impl World {
         }
     }
 
-    /// The plugin reads the objects for every pod.
+    /// Returns true if the plugin reads the objects for every pod.
     fn reads_directly(&self) -> bool {
         self.settings.plugin && self.settings.cache != Cache::OverReserve
     }
 
-    /// How long the plugin's client takes until it may send so many requests.
+    /// How long the plugin's client waits until it may send this many requests.
     fn wait_for_client(&mut self, requests: u32) -> Time {
         self.figures.reads += u64::from(requests);
         let Some((rate, burst)) = self.settings.client else { return 0 };
@@ -83,14 +83,14 @@ impl World {
         wait
     }
 
-    /// The node with the best score of those that let the pod pass.
+    /// Chooses the node with the best score among those that the pod fits.
     pub(super) fn look_for_node(&mut self, id: PodId) {
         let (mut by_plugin, mut fit) = (false, 0);
         let mut best: Option<((u32, u64), NodeId)> = None;
         for node in 0..self.nodes.len() {
             let Some(score) = self.score(id, node, &mut by_plugin) else { continue };
             fit += 1;
-            // Among equals chance decides.
+            // Break ties at random.
             let score = (score, self.dice.seed());
             if best.is_none_or(|(before, _)| before < score) {
                 best = Some((score, node));
@@ -103,14 +103,14 @@ impl World {
             }
             None => Found::None { by_plugin },
         };
-        // Nothing is scored where one node alone fits.
+        // A single fitting node is not scored.
         let scored = if fit > 1 && self.reads_directly() { fit } else { 0 };
         let Span(first, last) = self.settings.delays.cycle;
         let longer = self.nodes.len() as Time * PER_NODE + self.wait_for_client(scored);
         self.after(Span(first + longer, last + longer), Event::CycleEnds { pod: id, found });
     }
 
-    /// How well the pod fits there; `None`: not at all.
+    /// The node's score for the pod; `None` if the pod does not fit.
     fn score(&mut self, id: PodId, node: NodeId, by_plugin: &mut bool) -> Option<u32> {
         let request = self.pods[id].request;
         let total = self.settings.zones.iter().sum::<u32>() * 1000;
@@ -130,7 +130,7 @@ impl World {
         Some(least_allocated + there.plugin.score(request, &self.pods, there.object.as_ref()))
     }
 
-    /// Which pods of the node the plugin did not know when it let this one pass.
+    /// Records which pods of the node the plugin did not know when it let this one pass.
     fn note_unknown(&mut self, id: PodId, node: NodeId) {
         let unknown = self.unknown_to_plugin(node);
         if self.reads_directly() {
@@ -140,7 +140,8 @@ impl World {
         self.pods[id].passed = Some(self.now);
     }
 
-    /// Placed pods with CPUs of their own that neither the plugin's object accounts for nor its memory.
+    /// Placed pods with exclusive CPUs that are neither accounted for in the plugin's object nor assumed by
+    /// it.
     pub(super) fn unknown_to_plugin(&self, node: NodeId) -> Vec<PodId> {
         let there = &self.nodes[node];
         let direct = self.settings.cache != Cache::OverReserve;
@@ -148,8 +149,8 @@ impl World {
         let accounts = object.map_or(&[][..], |object| &object.accounts);
         let unknown = |id: &&PodId| {
             let pod = &self.pods[**id];
-            // Who was deleted before the kubelet let it in will not get anything, and who was deleted by force loses it
-            // before the kubelet hears of the next pod.
+            // A pod deleted before its admission will not be allocated any CPUs, and a pod deleted by force
+            // loses them before the kubelet receives the next pod.
             let comes = pod.object.is_some_and(|seen| !seen.deleted) || pod.kind == Kind::Static;
             let holds = there.kubelet.pods.get(id).is_some_and(|held| held.cpus != 0);
             pod.request.exclusive() > 0
@@ -160,7 +161,7 @@ impl World {
         there.placed.iter().filter(unknown).copied().collect()
     }
 
-    /// The plugin does not know the pod any more since it read the object.
+    /// Records that the plugin no longer knows the pod, since it read the object at `read`.
     fn forget(&mut self, id: PodId, read: Time) {
         let grace = self.settings.grace;
         let pod = &mut self.pods[id];
@@ -203,7 +204,7 @@ impl World {
 
     pub(super) fn bind(&mut self, id: PodId) {
         if self.pods[id].object.is_none() {
-            // Deleted meanwhile.
+            // The pod was deleted meanwhile.
             let there = &mut self.nodes[self.pods[id].node.unwrap_or_default()];
             there.plugin.unreserve(id);
             there.on_node.retain(|other| *other != id);
@@ -231,7 +232,7 @@ impl World {
         self.after(self.settings.delays.read, Event::TickRead);
     }
 
-    /// One node after the other.
+    /// Reads the nodes one after another.
     pub(super) fn tick_read(&mut self) {
         let Some((node, expected)) = self.ticking.dirty.pop_front() else { return };
         self.figures.reads += 1;
@@ -245,7 +246,7 @@ impl World {
         }
     }
 
-    /// All that were believed at once.
+    /// Flushes all nodes whose object was accepted, at once.
     pub(super) fn tick_flush(&mut self) {
         self.at(self.now + self.settings.resync, Event::Tick);
         let believed = std::mem::take(&mut self.ticking.believed);
