@@ -1,10 +1,10 @@
-{{/* The chart's name, as the label app.kubernetes.io/name has it. */}}
+{{/* The value of the label app.kubernetes.io/name. */}}
 {{- define "numacast.name" -}}
 {{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* What the names of all objects begin with: 52 characters, so that the longest suffix fits. A Service's name has no dots
-     and begins with a letter, which a release's need not. */}}
+{{/* The prefix of all object names: at most 52 characters, so that the longest suffix fits. Unlike a release's name, a
+     Service's name has no dots and begins with a letter. */}}
 {{- define "numacast.fullname" -}}
 {{- $name := include "numacast.name" . }}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
@@ -12,7 +12,7 @@
 {{- .Values.fullnameOverride | default $full | trunc 52 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The selector of a component's pods, which can never change. Takes (dict "root" $ "component" "agent"). */}}
+{{/* The selector of a component's pods, which is immutable. Takes (dict "root" $ "component" "agent"). */}}
 {{- define "numacast.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "numacast.name" .root | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
@@ -28,15 +28,15 @@ app.kubernetes.io/component: {{ .component }}
 {{- mergeOverwrite (dict) (.root.Values.commonLabels | default dict) $own | toYaml }}
 {{- end }}
 
-{{/* The labels of a component's pods: nothing that changes with the chart's version alone.
+{{/* The labels of a component's pods, without those that change with the chart's version.
      Takes (dict "root" $ "component" "agent" "podLabels" ...). */}}
 {{- define "numacast.podLabels" -}}
 {{- $own := include "numacast.selectorLabels" . | fromYaml }}
 {{- mergeOverwrite (dict) (.root.Values.commonLabels | default dict) (.podLabels | default dict) $own | toYaml }}
 {{- end }}
 
-{{/* An object's metadata. Takes (dict "root" $ "component" "agent" "name" (its whole name) and perhaps
-     "annotations" (dict ...), "cluster" true for one without a namespace, "namespace" for another than the release's). */}}
+{{/* An object's metadata. Takes (dict "root" $ "component" "agent" "name" (its full name)), and optionally "annotations"
+     (dict ...), "cluster" true for a cluster-scoped object, and "namespace" if it is not the release's. */}}
 {{- define "numacast.metadata" -}}
 name: {{ .name | quote }}
 {{- if not .cluster }}
@@ -60,7 +60,8 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Takes (dict "root" $ "component" "agent"); components are agent, controller and purge. */}}
+{{/* The name of a component's service account. Takes (dict "root" $ "component" "agent"); components are agent,
+     controller and purge. */}}
 {{- define "numacast.serviceAccountName" -}}
 {{- $account := index .root.Values.serviceAccount .component }}
 {{- if and (not $account.create) (not $account.name) }}
@@ -69,25 +70,25 @@ annotations:
 {{- $account.name | default (printf "%s-%s" (include "numacast.fullname" .root) .component) }}
 {{- end }}
 
-{{/* Where the host's files are in the agent's container. */}}
+{{/* Where the host's files are mounted in the agent's container. */}}
 {{- define "numacast.hostRoot" -}}
 /host
 {{- end }}
 
-{{/* "true" where the objects are read at the ticks of the scheduler plugin's overreserving cache. */}}
+{{/* "true" if the scheduler plugin reads the objects into its overreserving cache. */}}
 {{- define "numacast.overReserves" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- if and (eq ($config.consumer | default "schedulerPlugins") "schedulerPlugins") (eq ($config.cache | default "overReserve") "overReserve") }}true{{ end }}
 {{- end }}
 
-{{/* "true" where the agents say on which NUMA node each container is: publish.placement, or what follows from who reads. */}}
+{{/* "true" if the agents publish the NUMA node of each container: publish.placement, or its default for the consumer. */}}
 {{- define "numacast.placement" -}}
 {{- $placement := dig "publish" "placement" nil (include "numacast.agentConfig" . | fromYaml) }}
 {{- if kindIs "invalid" $placement }}{{ include "numacast.overReserves" . }}{{ else if $placement }}true{{ end }}
 {{- end }}
 
-{{/* Who tells the agent of pods, as a YAML list: what follows from `consumer` and `cache` in its configuration, and the keys that are
-     set win. */}}
+{{/* The agent's pod sources, as a YAML list: the defaults for `consumer` and `cache` in its configuration, unless their own
+     keys are set. */}}
 {{- define "numacast.podTellers" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $direct := or (eq ($config.consumer | default "schedulerPlugins") "kai") (eq ($config.cache | default "overReserve") "direct") }}
@@ -107,13 +108,13 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* "true" where the kubelet's Pods API may be asked. */}}
+{{/* "true" if the kubelet's Pods API may be a source of pods. */}}
 {{- define "numacast.usesPodsApi" -}}
 {{- $served := include "numacast.podsApiSource" . }}
 {{- if or (has "podsApi" (include "numacast.podTellers" . | fromYamlArray)) (has $served (list "auto" "podsApi")) }}true{{ end }}
 {{- end }}
 
-{{/* "true" where the agent asks the kubelet's HTTPS port: for its configuration, or for its pods. */}}
+{{/* "true" if the agent reads from the kubelet's HTTPS port: the kubelet's configuration, or its pods. */}}
 {{- define "numacast.asksKubelet" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $pods := has "kubelet" (include "numacast.podTellers" . | fromYamlArray) }}
@@ -121,19 +122,19 @@ annotations:
 {{- if or $pods $served (has (dig "kubelet" "config" "source" "auto" $config) (list "auto" "configz")) }}true{{ end }}
 {{- end }}
 
-{{/* "true" where the agent serves the podresources proxy. */}}
+{{/* "true" if the agent serves the podresources proxy. */}}
 {{- define "numacast.proxies" -}}
 {{- if dig "proxy" "enabled" false (.Values.config | default dict) }}true{{ end }}
 {{- end }}
 
-{{/* Who tells the agent of the pods whose Pods API it serves: podsApi.source; `none` where it does not serve it. */}}
+{{/* The pod source of the Pods API that the agent serves: podsApi.source, or `none` if it does not serve one. */}}
 {{- define "numacast.podsApiSource" -}}
 {{- $config := .Values.config | default dict }}
 {{- if dig "podsApi" "enabled" false $config }}{{ dig "podsApi" "source" "auto" $config }}{{ else }}none{{ end }}
 {{- end }}
 
-{{/* What the agent serves on the host, as a YAML list of {key, volume, dir, mode, group, socket}; a directory is the same on the host and
-     in the agent's container. */}}
+{{/* The agent's sockets on the host, as a YAML list of {key, volume, dir, mode, group, socket}. A directory has the same
+     path on the host and in the agent's container. */}}
 {{- define "numacast.served" -}}
 {{- $config := .Values.config | default dict }}
 {{- $served := list }}
@@ -148,7 +149,7 @@ annotations:
 {{- toYaml $served }}
 {{- end }}
 
-{{/* The agent's pod is in the groups that it gives its sockets to: without capabilities root can give a file to no other. */}}
+{{/* The agent's pod is in the groups of its sockets: without capabilities, root can give files only to its own groups. */}}
 {{- define "numacast.agentPodSecurityContext" -}}
 {{- $context := deepCopy (.Values.agent.podSecurityContext | default dict) }}
 {{- range include "numacast.served" . | fromYamlArray }}
@@ -159,7 +160,7 @@ annotations:
 {{- toYaml $context }}
 {{- end }}
 
-{{/* Requests and limits of the agent's container; a memory limit that is not set follows what the agent serves. */}}
+{{/* Requests and limits of the agent's container. The default of the memory limit depends on what the agent serves. */}}
 {{- define "numacast.agentResources" -}}
 {{- $resources := deepCopy (.Values.agent.resources | default dict) }}
 {{- if hasKey $resources "limits" }}
@@ -171,7 +172,7 @@ annotations:
 {{- toYaml $resources }}
 {{- end }}
 
-{{/* Health and metrics on the pod's address, which the kubelet and a scraper reach. */}}
+{{/* Health and metrics on the pod's address, which the kubelet and Prometheus can reach. */}}
 {{- define "numacast.endpoints" -}}
 health:
   address: ":9743"
@@ -187,7 +188,7 @@ metrics:
   {{- end }}
 {{- end }}
 
-{{/* The agent's configuration file: the values' `config` over what the mounts say. */}}
+{{/* The agent's configuration file: `config` of the values overrides what the chart sets. */}}
 {{- define "numacast.agentConfig" -}}
 {{- include "numacast.refuse" . }}
 {{- $root := include "numacast.hostRoot" . }}
@@ -214,16 +215,16 @@ metrics:
 {{- toYaml $config }}
 {{- end }}
 
-{{/* The controller's configuration file, which the purge hook and `helm test` read as well. */}}
+{{/* The controller's configuration file, also used by the purge hook and `helm test`. */}}
 {{- define "numacast.controllerConfig" -}}
 {{- $fullname := include "numacast.fullname" . }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
 {{- $_ := set $own "controller" (dict "namespace" .Release.Namespace "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
 {{- with dig "publish" "apiVersion" "" (.Values.config | default dict) }}
-{{- /* The objects are read in the version in which the agents write them. */}}
+{{- /* The controller reads the objects in the version in which the agents write them. */}}
 {{- $_ := set $own "publish" (dict "apiVersion" .) }}
 {{- end }}
-{{- /* Who reads the objects without ticks has nothing of nudges. */}}
+{{- /* Nudges are of no use to consumers without the overreserving cache. */}}
 {{- $agents := .Values.config | default dict }}
 {{- if or (has (dig "consumer" "schedulerPlugins" $agents) (list "kai" "none")) (eq (dig "cache" "overReserve" $agents) "direct") }}
 {{- $_ := set $own.controller "nudge" "off" }}
@@ -233,7 +234,7 @@ metrics:
 {{- toYaml $config }}
 {{- end }}
 
-{{/* The port of an endpoint such as health.address; nothing for `none`.
+{{/* The port of an endpoint such as health.address; empty for `none`.
      Takes (dict "config" (the configuration) "key" "health" "of" "config"). */}}
 {{- define "numacast.port" -}}
 {{- $address := dig .key "address" "none" .config | toString }}
@@ -245,7 +246,7 @@ metrics:
 {{- end }}
 {{- end }}
 
-{{/* A container's ports. Takes the configuration's dict, as numacast.port does without the key. */}}
+{{/* A container's ports. Takes the dict of numacast.port, without the key. */}}
 {{- define "numacast.ports" -}}
 {{- $metrics := include "numacast.port" (merge (dict "key" "metrics") .) }}
 {{- $health := include "numacast.port" (merge (dict "key" "health") .) }}
@@ -260,7 +261,7 @@ ports:
 {{- end }}
 {{- end }}
 
-{{/* A container's probes; none where health is not served.
+{{/* A container's probes; none if health is not served.
      Takes (dict "probes" (the values) "config" ... "of" ...). */}}
 {{- define "numacast.probes" -}}
 {{- $port := include "numacast.port" (merge (dict "key" "health") .) }}
@@ -275,7 +276,7 @@ ports:
 {{- end }}
 {{- end }}
 
-{{/* The credentials of a pod: what the client library looks for, and no longer than an hour. */}}
+{{/* A pod's credentials, where client libraries look for them, with a token that is valid for an hour. */}}
 {{- define "numacast.tokenVolume" -}}
 name: api-access
 projected:
@@ -289,27 +290,27 @@ projected:
 {name: api-access, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
 
-{{/* "true" where what is below a path is seen through the mount of another. Takes (list path other). */}}
+{{/* "true" if a path is another path, or is below it. Takes (list path other). */}}
 {{- define "numacast.below" -}}
 {{- if hasPrefix (printf "%s/" (index . 1)) (printf "%s/" (index . 0)) }}true{{ end }}
 {{- end }}
 
-{{/* The host paths that the agent sees, as a YAML list of {name, path, type, mount}; `mount` is what is not as it is with most:
-     read-only and below /host. */}}
+{{/* The host paths that the agent mounts, as a YAML list of {name, path, type, mount}. `mount` overrides the default:
+     read-only, and below /host. */}}
 {{- define "numacast.hostPaths" -}}
 {{- $kubelet := .Values.kubelet }}
-{{- /* Not /sys itself: a mount is read-only for what is mounted below it only where runtime and kernel know how, and root
+{{- /* Not /sys itself: mounts below a read-only mount stay writable unless runtime and kernel support otherwise, so root
      could write to /sys/fs/cgroup. Nothing is mounted below these two. */}}
 {{- $paths := list (dict "name" "sys-devices" "path" "/sys/devices" "type" "Directory") (dict "name" "sys-mm" "path" "/sys/kernel/mm" "type" "Directory") }}
 {{- if $kubelet.mountDir }}
-{{- /* A mount that did not follow the host's would keep the volumes of pods that are gone. */}}
+{{- /* Without propagation, the mount would keep the volumes of deleted pods. */}}
 {{- $paths = append $paths (dict "name" "kubelet" "path" $kubelet.dir "type" "Directory" "mount" (dict "mountPropagation" "HostToContainer")) }}
 {{- end }}
 {{- if include "numacast.proxies" . }}
-{{- /* Where PCI addresses are found; what they link to is below /sys/devices. */}}
+{{- /* PCI addresses: links to directories below /sys/devices. */}}
 {{- $paths = append $paths (dict "name" "sys-pci" "path" "/sys/bus/pci/devices" "type" "Directory") }}
 {{- end }}
-{{- /* The only directories of the host in which anything is made: consumers mount them too, and find one path everywhere. */}}
+{{- /* The only writable directories of the host. Clients mount them too, at the same path. */}}
 {{- range include "numacast.served" . | fromYamlArray }}
 {{- $paths = append $paths (dict "name" .volume "path" .dir "type" "DirectoryOrCreate" "mount" (dict "mountPath" .dir "readOnly" false)) }}
 {{- end }}
@@ -318,7 +319,7 @@ projected:
 {{- $wanted = append $wanted (dict "name" "device-plugins" "path" . "type" "Directory") }}
 {{- end }}
 {{- if include "numacast.usesPodsApi" . }}
-{{- /* Kubelets that have no Pods API have no directory for it either. */}}
+{{- /* Kubelets without a Pods API do not have this directory. */}}
 {{- $wanted = append $wanted (dict "name" "pods-api" "path" (printf "%s/pods-api" $kubelet.dir) "type" "DirectoryOrCreate") }}
 {{- end }}
 {{- with $kubelet.configFile }}
@@ -335,8 +336,8 @@ projected:
 {{- toYaml $paths }}
 {{- end }}
 
-{{/* The part of a pod's spec that controller, purge hook and check share: who it is and where it runs.
-     Takes (dict "root" $ "component" "controller"), the component being that of the account. */}}
+{{/* The part of the pod spec that controller, purge hook and check share: account and scheduling.
+     Takes (dict "root" $ "component" "controller"); the component is that of the account. */}}
 {{- define "numacast.controllerPod" -}}
 {{- with .root.Values.controller -}}
 serviceAccountName: {{ include "numacast.serviceAccountName" $ | quote }}
@@ -369,7 +370,7 @@ tolerations:
 {{- end }}
 {{- end }}
 
-{{/* What their containers share. */}}
+{{/* The part of the container that they share. */}}
 {{- define "numacast.controllerContainer" -}}
 image: {{ include "numacast.image" .root | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
@@ -401,7 +402,8 @@ securityContext:
 - {{ include "numacast.tokenVolume" .root | nindent 2 | trim }}
 {{- end }}
 
-{{/* Who else owns the CRD of NodeResourceTopology; nothing where nobody does, or nobody can be asked. */}}
+{{/* The owner of the CRD of NodeResourceTopology; empty if this release owns it, there is no CRD, or the cluster cannot be
+     queried. */}}
 {{- define "numacast.crdOwner" -}}
 {{- if .Values.lookup }}
 {{- with lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "noderesourcetopologies.topology.node.k8s.io" }}
@@ -417,13 +419,13 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* The port at which the agent asks the kubelet. */}}
+{{/* The kubelet's HTTPS port. */}}
 {{- define "numacast.kubeletPort" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- regexFind "[0-9]+$" (regexFind "(^|[\\]a-z0-9.-]):[0-9]+$" (dig "kubelet" "address" "" $config)) | default "10250" }}
 {{- end }}
 
-{{/* Fails for values of `config` that contradict what the chart itself does. */}}
+{{/* Fails for values that contradict each other, or what the chart sets. */}}
 {{- define "numacast.refuse" -}}
 {{- $config := .Values.config | default dict }}
 {{- if $config.controller }}
@@ -474,8 +476,8 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* Fails for a directory of a socket that is no directory of its own, since the agent may write there, and for a group that its
-     mode keeps out. Takes (dict "root" $ "served" (one of numacast.served)). */}}
+{{/* Fails if a socket has no directory of its own, since the agent can write there, or if its mode excludes its group.
+     Takes (dict "root" $ "served" (one of numacast.served)). */}}
 {{- define "numacast.refuseServed" -}}
 {{- $dir := .served.dir }}
 {{- $key := printf "config.%s.dir" .served.key }}
@@ -506,7 +508,7 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* What an operator should know of this cluster and these values, as a YAML list of sentences. */}}
+{{/* Warnings about these values and this cluster, as a YAML list of sentences. */}}
 {{- define "numacast.warnings" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $told := list }}
@@ -535,7 +537,7 @@ securityContext:
 {{- toYaml $told }}
 {{- end }}
 
-{{/* Those for which the cluster is asked. */}}
+{{/* The warnings for which the cluster is queried. */}}
 {{- define "numacast.warningsOfTheCluster" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $told := list }}
@@ -578,7 +580,7 @@ securityContext:
 {{- toYaml $told }}
 {{- end }}
 
-{{/* Fails where health, which is plain HTTP, would share its address with metrics that are not. */}}
+{{/* Fails if health, which is plain HTTP, would share its address with metrics over TLS. */}}
 {{- define "numacast.refuseShared" -}}
 {{- $address := dig "metrics" "address" "" .config }}
 {{- if and (ne $address "none") (eq $address (dig "health" "address" "" .config)) (dig "metrics" "tls" "certFile" "" .config) }}

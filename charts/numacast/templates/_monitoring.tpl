@@ -1,5 +1,5 @@
-{{/* Metadata with the labels and annotations of a monitoring object's own values, which win.
-     Takes what numacast.metadata takes, and "values". */}}
+{{/* The metadata of a monitoring object. Labels and annotations of its own values override others.
+     Takes the dict of numacast.metadata, and "values". */}}
 {{- define "numacast.monitorMetadata" -}}
 {{- $metadata := include "numacast.metadata" . | fromYaml }}
 {{- $_ := set $metadata "labels" (mergeOverwrite $metadata.labels (.values.labels | default dict)) }}
@@ -24,7 +24,7 @@ interval: {{ . }}
 scrapeTimeout: {{ . }}
 {{- end }}
 relabelings:
-# Alerts and dashboard find the series by these.
+# Alerts and dashboard use these labels.
 - {targetLabel: job, replacement: {{ .job | quote }}}
 - {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
 {{- with .values.relabelings }}
@@ -46,7 +46,7 @@ metricRelabelings:
 {{- mergeOverwrite $own (deepCopy $tls) | toYaml }}
 {{- end }}
 
-{{/* By what alerts and dashboard find the series, as a YAML dict. */}}
+{{/* The series selectors of alerts and dashboard, as a YAML dict. */}}
 {{- define "numacast.selectors" -}}
 {{- $values := .Values.prometheusRule }}
 {{- $fullname := include "numacast.fullname" . }}
@@ -55,7 +55,7 @@ agent: {{ $values.agentSelector | default (printf $own $fullname "agent" .Releas
 controller: {{ $values.controllerSelector | default (printf $own $fullname "controller" .Release.Namespace) | quote }}
 {{- end }}
 
-{{/* A rule with what the values change about it; nothing where they switch it off.
+{{/* An alert with the changes from the values; empty if they disable it.
      Takes (dict "root" $ "rule" (of files/rules.yaml)). */}}
 {{- define "numacast.rule" -}}
 {{- $values := .root.Values.prometheusRule }}
