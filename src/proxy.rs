@@ -170,28 +170,27 @@ impl Proxy {
         }
     }
 
-    /// Returns a function that merges what is known into a `List` response; it returns the response unchanged
-    /// if it cannot. `None` if nothing is merged.
+    /// Returns a function that merges the annotated devices into a `List` response; it returns `None` until
+    /// these are known, and an invalid response unchanged. `None` if nothing is merged.
     #[must_use]
-    pub fn merging_lists(&self) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
+    pub fn merging_lists(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
         self.merging(|plan, bytes| plan.list(bytes, merge::Version::V1))
     }
 
-    /// Returns a function that merges the node's devices into a `GetAllocatableResources` response; it
-    /// returns the response unchanged if it cannot. `None` if nothing is merged.
+    /// As [`Proxy::merging_lists`], for the node's devices in a `GetAllocatableResources` response.
     #[must_use]
-    pub fn merging_allocatable(&self) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
+    pub fn merging_allocatable(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
         self.merging(Plan::allocatable)
     }
 
     fn merging(
         &self,
         merge: fn(&Plan, &Bytes) -> Result<Merged, WireError>,
-    ) -> Option<impl Fn(&Bytes) -> Bytes + Send + Sync + use<>> {
+    ) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
         let knowledge = Arc::clone(self.knowledge.as_ref()?);
         Some(move |bytes: &Bytes| {
-            let merged = knowledge.plan_of_zones().map(|plan| merge(&plan, bytes));
-            merged.and_then(Result::ok).map_or_else(|| bytes.clone(), |merged| merged.bytes)
+            let plan = knowledge.plan_of_zones()?;
+            Some(merge(&plan, bytes).map_or_else(|_| bytes.clone(), |merged| merged.bytes))
         })
     }
 

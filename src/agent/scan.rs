@@ -54,6 +54,12 @@ pub enum ScanError {
          (numacast needs kubelet 1.23 or later)"
     )]
     DevicesOnly,
+    /// Without the annotated devices, those in use would look free.
+    #[error(
+        "the devices in the pods' annotations are not known yet (`proxy.zones`): neither the pods nor the node's Koordinator \
+         Device were read since the start"
+    )]
+    AnnotationsUnknown,
     /// The responses of a scan never came from a single kubelet.
     #[error("the kubelet restarted during each of {ATTEMPTS} attempts to read it")]
     Restless,
@@ -80,8 +86,8 @@ pub struct Scanner {
     metrics: Option<Arc<Metrics>>,
 }
 
-/// Transforms a response before it is parsed.
-pub type MergeAnswer = Arc<dyn Fn(&Bytes) -> Bytes + Send + Sync>;
+/// Transforms a response before it is parsed; `None` while it is unknown what has to be merged.
+pub type MergeAnswer = Arc<dyn Fn(&Bytes) -> Option<Bytes> + Send + Sync>;
 
 /// What is merged into the kubelet's responses before they are parsed.
 #[derive(Clone, Default)]
@@ -214,13 +220,14 @@ impl Scanner {
             answer = self.ask(Ask::ListV1alpha1).await;
         }
         let told = answer.and_then(|flight| match is_old {
-            true => Ok((Usage::default(), flight)),
-            false => Ok((usage_of(merged(self.merge.list.as_ref(), &flight))?, flight)),
+            true => Ok((None, flight)),
+            false => Ok((merged(self.merge.list.as_ref(), &flight).map(usage_of).transpose()?, flight)),
         });
         self.called(&Ask::List, start, &told);
-        match told {
-            Ok(_) if is_old => Err(ScanError::DevicesOnly),
-            told => Ok(told?),
+        match told? {
+            _ if is_old => Err(ScanError::DevicesOnly),
+            (Some(usage), flight) => Ok((usage, flight)),
+            (None, _) => Err(ScanError::AnnotationsUnknown),
         }
     }
 
@@ -273,10 +280,12 @@ impl Scanner {
         self.calls += 1;
         let start = Instant::now();
         let answer = self.ask(Ask::Allocatable).await.and_then(|flight| {
-            Ok((allocatable_of(merged(self.merge.allocatable.as_ref(), &flight))?, flight))
+            let merged = merged(self.merge.allocatable.as_ref(), &flight);
+            Ok((merged.map(allocatable_of).transpose()?, flight))
         });
         self.called(&Ask::Allocatable, start, &answer);
         let (allocatable, flight) = answer?;
+        let allocatable = allocatable.ok_or(ScanError::AnnotationsUnknown)?;
         let connection = flight.connection;
         let inventory = match known.filter(|_| self.due < Depth::Everything) {
             Some(known) => Inventory {
@@ -334,7 +343,7 @@ fn name(state: &mut Arc<ManagerState>, names: Vec<(String, PodName)>) {
     }
 }
 
-/// Returns the response to parse.
-fn merged(merge: Option<&MergeAnswer>, flight: &Flight) -> Bytes {
-    merge.map_or_else(|| flight.bytes.clone(), |merge| merge(&flight.bytes))
+/// Returns the response to parse; `None` while it is unknown what has to be merged into it.
+fn merged(merge: Option<&MergeAnswer>, flight: &Flight) -> Option<Bytes> {
+    merge.map_or_else(|| Some(flight.bytes.clone()), |merge| merge(&flight.bytes))
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use numacast::agent::{self, Depth, Merge, MergeAnswer, ScanError, Scanner};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::kubelet::{Ask, Asker, Upstream, usage_of};
@@ -29,6 +30,8 @@ struct Served {
     server: ApiServer,
     metrics: Metrics,
     socket: PathBuf,
+    /// An agent's scanner that counts the annotated devices.
+    scanner: Scanner,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -51,10 +54,15 @@ impl Served {
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
         let proxy = Proxy::asking(settings, tellers, cluster, Arc::new(PodSourceCounts::default()));
         let (metrics, socket) = (proxy.metrics(), config.proxy.socket());
+        let mut scanner = Scanner::new(&agent::Settings::from_config(&config));
+        scanner.merge_with(Merge {
+            list: proxy.merging_lists().map(|merge| Arc::new(merge) as MergeAnswer),
+            allocatable: proxy.merging_allocatable().map(|merge| Arc::new(merge) as MergeAnswer),
+        });
         let started = proxy.start().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(proxy.run(Some(started), async { drop(stopped.await) }));
-        Self { node, server, metrics, socket, stop, task }
+        Self { node, server, metrics, socket, scanner, stop, task }
     }
 
     /// Waits until the pod source is synced.
@@ -132,6 +140,28 @@ async fn silenced(served: &Served) {
     while served.server.watchers(&PODS) > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+#[tokio::test]
+async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    server.add_node("worker").unwrap();
+    let get = Rule { verb: Some("get"), resource: Some("devices"), times: None, fault: Fault::Status(500) };
+    server.inject(get);
+    let mut served = Served::on(server, |_| {});
+    served.run("a", Some(&gpu("GPU-1"))).await;
+    for depth in [Depth::Everything, Depth::Usage] {
+        let scan = served.scanner.scan(depth).await;
+        assert!(matches!(scan, Err(ScanError::AnnotationsUnknown)), "GPU-1 would look free: {scan:?}");
+    }
+    served.server.clear_faults();
+    let mut served = served.known().await;
+    let scan = served.scanner.scan(Depth::Usage).await.unwrap();
+    let containers = scan.usage.pods.iter().flat_map(|pod| &pod.containers);
+    assert!(
+        containers.flat_map(|container| &container.devices).any(|group| group.ids.contains(&"GPU-1".into()))
+    );
+    served.end().await;
 }
 
 #[tokio::test]
