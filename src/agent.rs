@@ -96,6 +96,9 @@ const RETRY_LIMIT: Duration = Duration::from_secs(5);
 /// Maximum delay between two scans of a kubelet that is not ready.
 const SETTLE_RETRY: Duration = Duration::from_secs(1);
 
+/// Minimum interval between two checks whether the API server responds while a kubelet restarts.
+const CHECKED: Duration = Duration::from_secs(5);
+
 /// How many times [`Settings::settle`] the policies of the live object are carried over before that is
 /// reported.
 const CARRIED_UNREPORTED: u32 = 10;
@@ -218,8 +221,9 @@ pub struct Agent {
     knows: bool,
     carried: Carried,
     promise: Promise,
-    /// Whether the API server, from which the kubelet gets its pods, just failed to respond.
-    cut_off: bool,
+    /// Whether the API server, from which the kubelet gets its pods, failed to respond, and when that was checked.
+    /// Only while a restarted kubelet is waited for.
+    cut_off: Option<(bool, Instant)>,
     /// For checking whether the API server responds.
     cluster: Cluster,
     started: Instant,
@@ -293,7 +297,7 @@ impl Agent {
                 false => Carried::nothing(),
             },
             promise: Promise::default(),
-            cut_off: false,
+            cut_off: None,
             cluster,
             started: now,
             view: PodView::default(),
@@ -429,7 +433,11 @@ impl Agent {
         };
         self.metrics.scan_took(now.elapsed());
         debug!("read {depth:?} in {:?}", now.elapsed());
-        self.cut_off = self.settling.is_waiting() && self.is_cut_off().await;
+        if self.settling.is_waiting() {
+            self.check_api_server().await;
+        } else {
+            self.cut_off = None;
+        }
         // The calls that a scan made beyond the List count against the rate limit, too.
         for _ in 1..self.scanner.take_calls() {
             let _ = self.bucket.take(now);
@@ -454,11 +462,19 @@ impl Agent {
         next
     }
 
-    /// Returns true if the API server does not respond. A kubelet that started meanwhile cannot know its
-    /// pods.
-    async fn is_cut_off(&self) -> bool {
-        let answer = self.cluster.node_uid(&self.settings.node).await;
-        matches!(answer, Err(ClusterError::Unreachable { .. } | ClusterError::Deadline { .. }))
+    /// Checks whether the API server responds, unless that was checked lately: all agents of a cluster may be
+    /// waiting for their kubelets at the same time. The pods are followed meanwhile.
+    async fn check_api_server(&mut self) {
+        if self.cut_off.is_some_and(|(_, at)| at.elapsed() < CHECKED) {
+            return;
+        }
+        let (cluster, node) = (self.cluster.clone(), self.settings.node.clone());
+        let answer = tokio::select! {
+            answer = cluster.node_uid(&node) => answer,
+            never = self.accord.follow_on() => match never {},
+        };
+        let cut_off = matches!(answer, Err(ClusterError::Unreachable { .. } | ClusterError::Deadline { .. }));
+        self.cut_off = Some((cut_off, Instant::now()));
     }
 
     /// Waits for the next reason to scan, and merges a burst of triggers into one.
@@ -473,6 +489,7 @@ impl Agent {
                 Asked::Bound => ("bound", Depth::Usage),
             },
             Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
+            () = self.scanner.configured() => ("configuration", Depth::Everything),
             Ok(()) = self.standing.changed() => ("standing", Depth::Usage),
             () = sleep_until(next.at) => ("poll", next.depth),
         };
@@ -532,6 +549,11 @@ impl Agent {
             self.metrics.scanned(Outcome::Early);
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
+        if self.waits_for_configuration(&scan, now) {
+            // The response starts the next scan.
+            self.metrics.scanned(Outcome::Early);
+            return Next { at: self.started + AT_ONCE, depth: Depth::Everything };
+        }
         if self.carried.waits(certainty(&self.scanner, &scan), now) {
             let why =
                 self.scanner.config_problem().unwrap_or("the kubelet is being asked how it is configured");
@@ -549,6 +571,14 @@ impl Agent {
             Some(_) => Next { at: now + RETRY, depth: Depth::Everything },
             None => self.next(&scan, now),
         }
+    }
+
+    /// Returns true if the agent has just started and its first request for the kubelet's configuration is in
+    /// flight. Without it, reserved CPUs would look free for a moment.
+    fn waits_for_configuration(&self, scan: &Scan, now: Instant) -> bool {
+        scan.inventory.config.is_none()
+            && self.scanner.is_asking_for_config()
+            && now.duration_since(self.started) < AT_ONCE
     }
 
     /// Removes from `scan.terminal` the names that a new pod has taken. A terminated pod only releases
@@ -581,7 +611,7 @@ impl Agent {
     /// Decides whether a scan is complete. Returns what is still missing from one that may be published, or
     /// why it may not be.
     fn settle(&mut self, scan: &mut Scan, now: Instant) -> Result<Option<String>, String> {
-        let cut_off = self.cut_off || self.accord.publisher.in_trouble();
+        let cut_off = self.cut_off.is_some_and(|(cut_off, _)| cut_off) || self.accord.publisher.in_trouble();
         let lives = |name: &PodName| self.accord.pods.knows_living(name);
         let went = |name: &PodName| self.accord.pods.knows_gone(name);
         let lacks = |name: &PodName, after| self.accord.pods.lacks_since(name, after);

@@ -211,6 +211,9 @@ impl ConfigReader {
                 self.know(connection, read);
                 self.problems.extend(changed.as_deref().map(changed_problem));
                 self.doubtful = changed.is_some();
+                if self.doubtful {
+                    self.forget_managers();
+                }
                 return self.problems.clone();
             }
             Err(files) => files,
@@ -235,6 +238,15 @@ impl ConfigReader {
         self.asking = Asking::of(connection);
     }
 
+    /// Makes the managers' policies unknown where they are not given by hand: a kubelet that runs with `none`
+    /// lists no CPUs, which under `static` would mean that it has none to allocate.
+    fn forget_managers(&mut self) {
+        let Some((_, config)) = &mut self.known else { return };
+        let by_hand = &self.sources.by_hand;
+        config.cpu_manager_policy = by_hand.cpu_manager_policy.clone().unwrap_or_default();
+        config.memory_manager_policy = by_hand.memory_manager_policy.clone().unwrap_or_default();
+    }
+
     /// Asks the kubelet, if that is configured, possible and due.
     fn ask(&mut self, now: Instant) {
         let early = self.asking.again_at.is_some_and(|at| now < at);
@@ -245,6 +257,21 @@ impl ConfigReader {
         let (sources, (sender, receiver)) = (self.sources.clone(), oneshot::channel());
         tokio::spawn(async move { sender.send(sources.ask(&cluster).await) });
         self.asking.answer = Some(receiver);
+    }
+
+    /// Returns true if the kubelet is being asked.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asking.answer.is_some()
+    }
+
+    /// Waits for the response of the kubelet that is being asked; never completes if none is.
+    pub(super) async fn answered(&mut self) {
+        let Some(answer) = &mut self.asking.answer else { return std::future::pending().await };
+        match answer.await {
+            Ok(read) => self.take(read),
+            // The task that asks was dropped with its runtime.
+            Err(_) => self.asking.answer = None,
+        }
     }
 
     /// Takes a response that has arrived. One of an earlier kubelet is dropped.
@@ -372,6 +399,28 @@ mod tests {
         assert_eq!(reader.read(Connection::default().next(), None, Instant::now()), ["odd"]);
         assert!(reader.is_certain());
         assert_eq!(reader.read(Connection::default().next(), None, Instant::now()), ["odd"], "it still is");
+    }
+
+    #[test]
+    fn policies_of_a_file_that_changed_after_the_kubelet_started_are_unknown() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.yaml");
+        std::fs::write(&file, "cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n").unwrap();
+        let policies = |started: SystemTime, by_hand| {
+            let files = ConfigFiles { file: Some(file.clone()), ..ConfigFiles::default() };
+            let port = KubeletPort::default();
+            let sources = ConfigSources { source: ConfigSource::File, files, port, by_hand };
+            let mut reader = ConfigReader::new(sources);
+            reader.read(Connection::default(), Some(started), Instant::now());
+            let config = reader.config().unwrap();
+            (config.cpu_manager_policy.clone(), config.memory_manager_policy.clone())
+        };
+        let written = std::fs::metadata(&file).unwrap().modified().unwrap();
+        let (before, after) = (written - Duration::from_secs(60), written + Duration::from_secs(60));
+        assert_eq!(policies(after, ByHand::default()), ("static".into(), "Static".into()));
+        assert_eq!(policies(before, ByHand::default()), (String::new(), String::new()));
+        let by_hand = ByHand { cpu_manager_policy: Some("none".into()), ..ByHand::default() };
+        assert_eq!(policies(before, by_hand), ("none".into(), String::new()));
     }
 
     #[tokio::test]

@@ -156,6 +156,17 @@ impl Scanner {
         self.config.is_certain()
     }
 
+    /// Waits for the kubelet's response to a request for its configuration; never completes without one.
+    /// The next scan of everything uses it.
+    pub(super) async fn configured(&mut self) {
+        self.config.answered().await;
+    }
+
+    /// Returns true if the kubelet is being asked for its configuration.
+    pub(super) fn is_asking_for_config(&self) -> bool {
+        self.config.is_asking()
+    }
+
     /// Returns why the kubelet's configuration is unknown, if there is a reason.
     pub(super) fn config_problem(&self) -> Option<&str> {
         self.config.problem()

@@ -153,9 +153,12 @@ impl Settling {
         // free meanwhile.
         let proof = newcomers().any(|(_, name)| !name.ends_with(&self.static_suffix));
         let awaited = |name: &PodName| !proof || told.is_some_and(|told| (told.lives)(name));
+        // A pod that is being admitted again is listed with its devices before its CPUs.
+        let is_back =
+            |name: &PodName, pod: &PodUsage| now.get(name).is_some_and(|now| now.holds_as_much_as(pod));
         let missing: Vec<&PodUsage> = held
             .iter()
-            .filter(|(name, _)| !now.contains_key(*name) && awaited(name))
+            .filter(|(name, pod)| !is_back(name, pod) && awaited(name))
             .map(|(_, pod)| *pod)
             .collect();
         if proof && missing.is_empty() {
@@ -164,7 +167,7 @@ impl Settling {
         if !missing.is_empty() {
             let bound = if missing.len() == held.len() { self.bound * PATIENCE } else { self.bound };
             let reason = format!(
-                "the kubelet has restarted and does not list {} of the {} pods yet that held exclusive resources",
+                "the kubelet has restarted and does not list {} of the {} pods yet with the exclusive resources that they held",
                 missing.len(),
                 held.len()
             );
@@ -190,9 +193,14 @@ impl Settling {
         let offered = |look: fn(&Allocatable) -> bool| {
             self.before.as_ref().is_some_and(|before| look(&before.inventory.allocatable))
         };
-        let (cpus, memory) = match &inventory.config {
-            Some(config) => (config.cpu_manager_policy == "static", config.memory_manager_policy == "Static"),
-            None => (offered(|a| !a.cpus.is_empty()), offered(|a| !a.memory.is_empty())),
+        let config = inventory.config.as_ref();
+        let cpus = match config.map_or("", |config| &config.cpu_manager_policy) {
+            "" => offered(|a| !a.cpus.is_empty()),
+            policy => policy == "static",
+        };
+        let memory = match config.map_or("", |config| &config.memory_manager_policy) {
+            "" => offered(|a| !a.memory.is_empty()),
+            policy => policy == "Static",
         };
         let missing = if cpus && inventory.allocatable.cpus.is_empty() {
             "CPUs although its CPU manager policy is static"
@@ -319,6 +327,25 @@ mod tests {
         let (mut settling, _, start) = restarted();
         assert!(waits(&settling.judge(&partial, start, false, None), "1 of the 2"));
         assert!(matches!(settling.judge(&partial, start + BOUND, false, None), Verdict::GivenUp(_)));
+    }
+
+    #[test]
+    fn a_pod_is_back_with_as_much_as_it_had() {
+        let (mut settling, second, start) = restarted();
+        let with = |cpus: &str| {
+            let mut scan = scan(second, &["a", "b"], &["nic"]);
+            let usage = Arc::make_mut(&mut scan.usage);
+            let nic = DeviceGroup { resource: "nic".into(), ids: vec!["n".into()], ..DeviceGroup::default() };
+            usage.pods[1].containers[0] = ContainerUsage {
+                cpus: cpus.parse().unwrap(),
+                devices: vec![nic],
+                ..ContainerUsage::default()
+            };
+            scan
+        };
+        let admitted_in_part = settling.judge(&with(""), start, false, None);
+        assert!(waits(&admitted_in_part, "does not list 1 of the 2 pods"), "{admitted_in_part:?}");
+        assert_eq!(settling.judge(&with("7"), start, false, None), Verdict::Settled, "a CPU, if another one");
     }
 
     #[test]

@@ -105,6 +105,18 @@ impl PodUsage {
                 .iter()
                 .any(|(kind, bytes)| then.memory.get(kind).is_none_or(|before| bytes > before))
     }
+
+    /// Returns true if the pod has at least as many CPUs and devices, and as much memory, as in `before`,
+    /// whichever these are.
+    #[must_use]
+    pub fn holds_as_much_as(&self, before: &Self) -> bool {
+        let (now, then) = (Holdings::of(self), Holdings::of(before));
+        let devices =
+            |all: &Holdings<'_>, kind: &str| all.devices.iter().filter(|(of, _)| *of == kind).count();
+        now.cpus.len() >= then.cpus.len()
+            && then.memory.iter().all(|(kind, bytes)| now.memory.get(kind).is_some_and(|now| now >= bytes))
+            && then.devices.iter().all(|(kind, _)| devices(&now, kind) >= devices(&then, kind))
+    }
 }
 
 /// The allocations of all containers of a pod.
@@ -245,5 +257,12 @@ mod tests {
         }
         let pages = MemoryBlock { resource: "hugepages-2Mi".into(), bytes: 1, nodes: "0".parse().unwrap() };
         assert!(PodUsage { memory: vec![pages], ..PodUsage::default() }.holds_more_than(&before));
+        for enough in [pod("3-4", 4, &["c", "d"]), pod("1-3", 5, &["a", "b", "c"])] {
+            assert!(enough.holds_as_much_as(&before), "{enough:?}");
+        }
+        for less in [pod("1", 4, &["a", "b"]), pod("1-2", 3, &["a", "b"]), pod("1-2", 4, &["a"])] {
+            assert!(!less.holds_as_much_as(&before), "{less:?}");
+        }
+        assert!(before.holds_as_much_as(&PodUsage::default()));
     }
 }

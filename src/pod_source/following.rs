@@ -174,12 +174,13 @@ impl PodSource {
         lock(&self.pods).is_living(name)
     }
 
-    /// Returns true if this pod was recently deleted or terminated, and no pod with its name is running or
+    /// Returns true if this pod has terminated or was recently deleted, and no pod with its name is running or
     /// will run.
     #[must_use]
     pub fn knows_gone(&self, name: &PodName) -> bool {
         let pods = lock(&self.pods);
-        pods.departed.contains_key(name) && !pods.is_living(name)
+        let has_ended = pods.now.get(name).is_some_and(|pod| pod.life == Life::Ended);
+        (has_ended || pods.departed.contains_key(name)) && !pods.is_living(name)
     }
 
     /// Returns true if a complete list that was requested after `moment`, and the events since, lack this

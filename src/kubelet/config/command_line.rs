@@ -17,7 +17,8 @@ const TEXTS: [(&str, &str); 5] = [
     ("reserved-cpus", "reservedSystemCPUs"),
 ];
 /// Flags that set a map, in pairs like `cpu=1,memory=1Gi`. The first occurrence replaces the file's map.
-const MAPS: [(&str, &str); 3] = [
+const MAPS: [(&str, &str); 4] = [
+    ("cpu-manager-policy-options", "cpuManagerPolicyOptions"),
     ("topology-manager-policy-options", "topologyManagerPolicyOptions"),
     ("kube-reserved", "kubeReserved"),
     ("system-reserved", "systemReserved"),
