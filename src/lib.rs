@@ -21,6 +21,7 @@ pub mod json_path;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;
+mod one_item;
 pub mod pattern;
 pub mod pod;
 pub mod pod_source;

@@ -2,8 +2,7 @@
 
 use serde::Deserialize;
 
-/// Maximum size of an item. The API server accepts objects of up to some 3 MiB.
-const LARGEST: usize = 8 << 20;
+use crate::one_item::{LARGEST, OneItem};
 
 /// A streaming splitter. In a Kubernetes list only `items` is an array at the top level.
 #[derive(Debug, Default)]
@@ -17,7 +16,7 @@ pub(super) struct ListItems {
     /// Inside the array of items.
     within: bool,
     /// The item read so far.
-    item: Vec<u8>,
+    item: OneItem,
     /// The list without its items.
     list: Vec<u8>,
 }
@@ -34,7 +33,7 @@ struct ListMetadata {
 }
 
 impl ListItems {
-    /// Adds the next chunk, and passes each complete item to `take`.
+    /// Adds the next chunk, and passes each complete item to `take`, except those that are too large.
     ///
     /// # Errors
     /// The chunk is invalid, or `take` fails.
@@ -51,16 +50,15 @@ impl ListItems {
                 // Between two items.
                 (1, 1) => {}
                 (_, after) => {
-                    self.item.push(*byte);
+                    self.item.push(std::slice::from_ref(byte));
                     if after == 1 {
-                        take(&self.item)?;
-                        self.item.clear();
+                        self.item.end(&mut take).transpose()?;
                     }
                 }
             }
         }
-        match self.item.len().max(self.list.len()) > LARGEST {
-            true => Err(format!("an item of it is larger than {LARGEST} bytes")),
+        match self.list.len() > LARGEST {
+            true => Err(format!("it is larger than {LARGEST} bytes without its items")),
             false => Ok(()),
         }
     }
@@ -91,19 +89,20 @@ impl ListItems {
         Ok(())
     }
 
-    /// Returns the version of the list, after the last chunk.
+    /// Returns the version of the list, after the last chunk, and a message about items that were too large.
     ///
     /// # Errors
     /// The list is invalid or incomplete.
-    pub(super) fn finish(self) -> Result<String, String> {
+    pub(super) fn finish(self) -> Result<(String, Option<String>), String> {
         let list: List = serde_json::from_slice(&self.list).map_err(|error| error.to_string())?;
-        Ok(list.metadata.resource_version)
+        Ok((list.metadata.resource_version, self.item.left_out()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::one_item::tests::{ETCD, escaped_pod};
 
     /// Returns the items and the version of a list that arrives in chunks of this size.
     fn split(text: &str, size: usize) -> Result<(Vec<String>, String), String> {
@@ -114,7 +113,7 @@ mod tests {
                 Ok(())
             })?;
         }
-        list.finish().map(|version| (items, version))
+        list.finish().map(|(version, _)| (items, version))
     }
 
     #[test]
@@ -149,10 +148,37 @@ mod tests {
     }
 
     #[test]
-    fn an_item_without_end_is_given_up() {
+    fn an_item_that_is_too_large_hides_no_other() {
+        let pods = [
+            escaped_pod("a", 0),
+            escaped_pod("large", ETCD),
+            escaped_pod("too-large", LARGEST / 6),
+            escaped_pod("b", 0),
+        ];
+        let text =
+            format!("{{\"metadata\":{{\"resourceVersion\":\"7\"}},\"items\":[{}],\"x\":1}}", pods.join(","));
+        let (mut list, mut items) = (ListItems::default(), Vec::new());
+        for piece in text.as_bytes().chunks(1 << 16) {
+            let take = |item: &[u8]| {
+                items.push(String::from_utf8(item.to_vec()).unwrap());
+                Ok(())
+            };
+            list.push(piece, take).unwrap();
+        }
+        let (version, left_out) = list.finish().unwrap();
+        assert!(items == [&*pods[0], &*pods[1], &*pods[3]] && version == "7", "{} items", items.len());
+        assert!(left_out.unwrap().starts_with("ns/too-large: larger than"));
+    }
+
+    #[test]
+    fn what_has_no_end_fills_no_memory() {
         let mut list = ListItems::default();
         list.push(br#"{"items":[{"a":""#, |_| Ok(())).unwrap();
         let piece = vec![b'x'; LARGEST];
+        (0..3).for_each(|_| list.push(&piece, |_| Ok(())).unwrap());
+        assert!(list.finish().is_err(), "it is incomplete");
+        let mut list = ListItems::default();
+        list.push(br#"{"metadata":""#, |_| Ok(())).unwrap();
         assert!(list.push(&piece, |_| Ok(())).unwrap_err().contains("larger than"));
     }
 }

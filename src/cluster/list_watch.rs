@@ -1,6 +1,6 @@
 //! Lists and watches many objects, decoding only what is needed.
 //!
-//! The list is not paged: it is decoded item by item while it arrives. A watch that ends or breaks resumes
+//! The list is not paged: it is decoded item by item while it arrives, without items that are too large. A watch that ends or breaks resumes
 //! after the last event; if that is impossible, the objects are relisted after a backoff.
 
 use std::marker::PhantomData;
@@ -13,6 +13,7 @@ use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::Request;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
+use tracing::warn;
 
 use super::list_items::ListItems;
 use super::nodes::WATCH_SECONDS;
@@ -80,7 +81,19 @@ struct ListWatch<T> {
     not_before: Instant,
     /// Whether this API server has ever sent a bookmark.
     beats: bool,
+    /// Whether the last list had items that were too large.
+    left_out: bool,
     items: PhantomData<fn() -> T>,
+}
+
+/// A list that was read.
+#[derive(Debug)]
+struct Read<T> {
+    /// The kept objects.
+    kept: Vec<T>,
+    version: String,
+    /// A message about items that were too large.
+    left_out: Option<String>,
 }
 
 impl Cluster {
@@ -95,6 +108,7 @@ impl Cluster {
             failures: 0,
             not_before,
             beats: false,
+            left_out: false,
             items: PhantomData,
         };
         unfold(following, |mut following| async { Some((following.next().await, following)) }).boxed()
@@ -171,7 +185,13 @@ impl<T: Reduced> ListWatch<T> {
         let read = self.cluster.within(ANSWER, &what, call).await;
         let read = read.map_err(|failure| self.explain(failure, &what))?;
         let server = self.cluster.server.clone();
-        read.map_err(|reason| ClusterError::NotUnderstood { server, what, reason })
+        let not_understood = |reason| ClusterError::NotUnderstood { server, what: what.clone(), reason };
+        let Read { kept, version, left_out } = read.map_err(not_understood)?;
+        if let (false, Some(sentence)) = (self.left_out, &left_out) {
+            warn!("{what}: {sentence}");
+        }
+        self.left_out = left_out.is_some();
+        Ok((kept, version))
     }
 
     fn digest(&mut self, event: WatchEvent<T>) -> Option<Told<T>> {
@@ -221,16 +241,16 @@ impl<T: Reduced> ListWatch<T> {
     }
 }
 
-/// Reads a list as it arrives and returns the kept objects and the list's version; or what is wrong with it.
+/// Reads a list as it arrives; or returns what is wrong with it.
 async fn read_list<T: Reduced>(
     mut answer: Pin<&mut impl AsyncBufRead>,
-) -> kube::Result<Result<(Vec<T>, String), String>> {
+) -> kube::Result<Result<Read<T>, String>> {
     let (mut items, mut kept) = (ListItems::default(), Vec::new());
     loop {
         let piece = answer.fill_buf().await.map_err(|error| kube::Error::Service(error.into()))?;
         let length = piece.len();
         if length == 0 {
-            return Ok(items.finish().map(|version| (kept, version)));
+            return Ok(items.finish().map(|(version, left_out)| Read { kept, version, left_out }));
         }
         let pushed = items.push(piece, |item| {
             let item: T = serde_json::from_slice(item).map_err(|error| error.to_string())?;

@@ -12,17 +12,19 @@ use std::time::Duration;
 use futures::stream::{Stream, unfold};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
+use tracing::warn;
 
 use super::belief::{Belief, SOON, Teller};
 use super::https::Https;
 use crate::backoff::{back_off, jittered};
+use crate::one_item::LARGEST;
 use crate::pod::{Pod, PodEvent, Wanted};
 use split::Splitter;
 
 /// The path.
 const PATH: &str = "/pods";
-/// Maximum size of a response: more than that of a node with a thousand pods.
-const MOST: usize = 256 << 20;
+/// Maximum size of a response: 250 pods of the largest size. Only one of them is in memory at a time.
+const MOST: usize = 250 * LARGEST;
 
 /// The interval between reads is at least this many times the work of the last one.
 const SHARE: u32 = 1000;
@@ -61,6 +63,7 @@ where
         belief: Belief::default(),
         events: VecDeque::new(),
         failures: 0,
+        left_out: false,
         next: Instant::now(),
         not_before: Instant::now(),
     };
@@ -70,7 +73,8 @@ where
 /// Parses the pods of a response to `GET /pods`, given in pieces.
 ///
 /// # Errors
-/// If the response is invalid. One invalid pod fails the whole response, as the rest cannot be trusted.
+/// If the response is invalid. One invalid pod fails the whole response, as the rest cannot be trusted. One
+/// that is too large is left out.
 pub fn split_pods<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Pod>, String> {
     let mut splitter = Splitter::default();
     pieces.into_iter().for_each(|piece| splitter.push(piece));
@@ -88,6 +92,8 @@ struct Poll<C> {
     /// Events of the last read that were not returned yet.
     events: VecDeque<PodEvent>,
     failures: u32,
+    /// Whether the last response had pods that were too large.
+    left_out: bool,
     /// When to read again.
     next: Instant,
     /// No prompted read starts before this.
@@ -143,7 +149,12 @@ where
         };
         client.feed(PATH, MOST, sink).await.map_err(|error| error.to_string())?;
         let explain = |reason| format!("what the kubelet answers to GET {PATH} is not understood: {reason}");
+        let left_out = splitter.left_out();
         let pods = splitter.finish().map_err(explain)?;
+        if let (false, Some(sentence)) = (self.left_out, &left_out) {
+            warn!("what the kubelet answers to GET {PATH}: {sentence}");
+        }
+        self.left_out = left_out.is_some();
         self.events = self.belief.take(pods, Teller::Young, Instant::now()).into();
         Ok(work)
     }

@@ -1,10 +1,9 @@
-//! Splits a `PodList` in JSON while it arrives: one pod at a time is buffered and parsed.
+//! Splits a `PodList` in JSON while it arrives: one pod at a time is buffered and parsed. A pod that is too
+//! large is left out.
 
 use super::outline::outline;
+use crate::one_item::OneItem;
 use crate::pod::{Pod, Wanted, Whole};
-
-/// Maximum size of a pod. The API server accepts some 3 MiB.
-const LARGEST_POD: usize = 8 << 20;
 
 /// An incremental splitter.
 #[derive(Debug, Default)]
@@ -17,8 +16,8 @@ pub(super) struct Splitter {
     key: Vec<u8>,
     /// The position in the document.
     place: Place,
-    /// The bytes of the incoming pod.
-    pod: Vec<u8>,
+    /// The incoming pod.
+    pod: OneItem,
     pods: Vec<Pod>,
     wanted: Wanted,
     wrong: Option<String>,
@@ -66,6 +65,11 @@ impl Splitter {
         }
     }
 
+    /// Returns a message about the pods that were left out, if there are any.
+    pub(super) fn left_out(&self) -> Option<String> {
+        self.pod.left_out()
+    }
+
     /// Returns the pods once the whole document has arrived.
     pub(super) fn finish(self) -> Result<Vec<Pod>, String> {
         match (self.wrong, self.place) {
@@ -78,11 +82,7 @@ impl Splitter {
     /// Buffers bytes of the incoming pod, or of a string that may be a key.
     fn keep(&mut self, bytes: &[u8]) {
         if self.place == Place::Pods && self.depth > 2 {
-            if self.pod.len() + bytes.len() > LARGEST_POD {
-                self.wrong = Some(format!("a pod in it is larger than {LARGEST_POD} bytes"));
-                return;
-            }
-            self.pod.extend_from_slice(bytes);
+            self.pod.push(bytes);
         } else if self.depth == 1 && self.text.is_some() && self.key.len() <= "items".len() {
             self.key.extend(bytes.iter().take(8));
         }
@@ -127,10 +127,7 @@ impl Splitter {
         match (self.place, self.depth, byte) {
             (Place::Before, 0, b'{') => self.place = Place::Around,
             (Place::Around, 1, b'[') if self.is_items() => self.place = Place::Pods,
-            (Place::Pods, 2, b'{') => {
-                self.pod.clear();
-                self.pod.push(byte);
-            }
+            (Place::Pods, 2, b'{') => self.pod.push(&[byte]),
             (Place::Pods, 2, _) | (_, 0, _) => self.wrong = Some("it is no list of pods".to_owned()),
             _ => {}
         }
@@ -144,8 +141,8 @@ impl Splitter {
         };
         self.depth = depth;
         match (self.place, depth) {
-            (Place::Pods, 2) => match self.read() {
-                Ok(pod) => self.pods.push(pod),
+            (Place::Pods, 2) => match self.pod.end(|pod| read(pod, &self.wanted)).transpose() {
+                Ok(pod) => self.pods.extend(pod),
                 Err(reason) => self.wrong = Some(format!("a pod in it cannot be read: {reason}")),
             },
             (Place::Pods, 1) => self.place = Place::Behind,
@@ -154,15 +151,15 @@ impl Splitter {
             _ => {}
         }
     }
+}
 
-    /// Parses the buffered pod.
-    fn read(&self) -> Result<Pod, String> {
-        let mut pod = Pod::from_json(&self.pod)?.keeping(&self.wanted);
-        if self.wanted.wants_whole() {
-            pod.whole = outline(&self.pod)?.map(|outline| Box::new(Whole::Json(outline)));
-        }
-        Ok(pod)
+/// Parses a pod.
+fn read(json: &[u8], wanted: &Wanted) -> Result<Pod, String> {
+    let mut pod = Pod::from_json(json)?.keeping(wanted);
+    if wanted.wants_whole() {
+        pod.whole = outline(json)?.map(|outline| Box::new(Whole::Json(outline)));
     }
+    Ok(pod)
 }
 
 #[cfg(test)]
@@ -170,6 +167,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::one_item::LARGEST;
+    use crate::one_item::tests::{ETCD, escaped_pod};
 
     fn split(text: &str, pieces: usize) -> Result<String, String> {
         let mut splitter = Splitter::default();
@@ -230,6 +229,22 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_that_is_too_large_hides_no_other() {
+        let pods = [
+            escaped_pod("a", 0),
+            escaped_pod("large", ETCD),
+            escaped_pod("too-large", LARGEST / 6),
+            escaped_pod("b", 0),
+        ];
+        let list = format!(r#"{{"kind":"PodList","items":[{}]}}"#, pods.join(","));
+        let mut splitter = Splitter::keeping(Wanted::default().whole());
+        list.as_bytes().chunks(1 << 16).for_each(|piece| splitter.push(piece));
+        assert!(splitter.left_out().unwrap().starts_with("ns/too-large: larger than"));
+        let pods = splitter.finish().unwrap();
+        assert_eq!(pods.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), ["a", "large", "b"]);
+    }
+
+    #[test]
     fn what_is_no_complete_list_of_pods_is_refused() {
         let good = r#"{"items":[{"metadata":{"name":"a","namespace":"ns"}}]}"#;
         assert_eq!(split(good, 5).unwrap(), "a");
@@ -252,8 +267,8 @@ mod tests {
         ] {
             assert!(split(wrong, 4).is_err(), "{wrong}");
         }
-        let large = format!(r#"{{"items":[{{"x":"{}"#, "x".repeat(LARGEST_POD));
-        assert!(split(&large, 1 << 16).unwrap_err().contains("larger"));
+        let endless = format!(r#"{{"items":[{{"x":"{}"#, "x".repeat(LARGEST * 2));
+        assert!(split(&endless, 1 << 16).is_err());
         let deep = format!(r#"{{"items":[{}"#, r#"{"a":"#.repeat(1_000_000));
         assert!(split(&deep, 1 << 16).is_err());
     }
