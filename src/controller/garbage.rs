@@ -22,6 +22,8 @@ const RETRY: Duration = Duration::from_secs(60);
 const MOST_REFUSALS: usize = 10;
 /// Maximum number of other writers' objects read in one pass.
 const MOST_ASKED: usize = 500;
+/// Maximum number of objects read one by one in a pass. More are cheaper to list.
+const MOST_NAMED: usize = 50;
 
 /// The rules of garbage collection.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +51,8 @@ pub(super) struct Garbage {
     /// When objects were deleted, within the last interval.
     deleted: VecDeque<Instant>,
     last: Option<Instant>,
+    /// When all objects were listed, and how many there were.
+    listed: Option<(Instant, usize)>,
     /// Whether the last pass failed or did not delete all it should have.
     stuck: bool,
 }
@@ -90,14 +94,26 @@ impl Refusals {
     }
 }
 
-/// One pass over all objects.
+/// One pass over all objects, or over some.
 #[derive(Debug, Default)]
 pub(super) struct Pass {
     objects: usize,
     orphans: Vec<Mark>,
+    /// The names of the objects that were read; `None` if all were listed.
+    named: Option<Vec<Box<str>>>,
 }
 
 impl Pass {
+    /// Creates a pass over the objects of these names only.
+    pub(super) fn over(names: Vec<Box<str>>) -> Self {
+        Self { named: Some(names), ..Self::default() }
+    }
+
+    /// Returns true for a pass over all objects.
+    pub(super) fn is_over_all(&self) -> bool {
+        self.named.is_none()
+    }
+
     /// Records an object. One that was deleted and has finalizers needs no action.
     pub(super) fn look(&mut self, mark: Mark, has_node: bool) {
         self.objects += 1;
@@ -185,6 +201,7 @@ impl Garbage {
             refused: BTreeMap::new(),
             deleted: VecDeque::new(),
             last: None,
+            listed: None,
             stuck: false,
         }
     }
@@ -217,10 +234,41 @@ impl Garbage {
         if self.stuck {
             return last + RETRY.min(self.rules.interval);
         }
-        let regular = last + self.rules.interval;
+        let regular = self.listed.map_or(last, |(listed, _)| listed) + self.rules.interval;
         let Some(earliest) = self.gone.values().chain(self.waiting.values()).min() else { return regular };
         let spaced = last + SPACING.min(self.rules.grace);
         (*earliest + self.rules.grace).max(spaced).min(regular)
+    }
+
+    /// Returns the names of the objects that are due and may be read one by one; `None` if all objects must be
+    /// listed: at the start, at each interval, after a pass that was held back or failed, and if so many
+    /// Nodes are gone that their number must be compared with that of all objects. `known` is the number of
+    /// cached Nodes.
+    pub(super) fn named(&self, known: usize, now: Instant) -> Option<Vec<Box<str>>> {
+        let (listed, objects) = self.listed?;
+        if self.stuck || known == 0 || now >= listed + self.rules.interval {
+            return None;
+        }
+        let gone = self.gone.iter().filter(|(name, _)| !self.waiting.contains_key(*name));
+        let all: Vec<_> = self.waiting.iter().chain(gone).collect();
+        // Each is taken to have an object.
+        let objects = objects.min(known + all.len());
+        if all.len() + self.lately(now) > self.allowed(objects, self.lately(now)) {
+            return None;
+        }
+        let due = all.into_iter().filter(|(_, since)| now.duration_since(**since) >= self.rules.grace);
+        let due: Vec<Box<str>> = due.map(|(name, _)| name.clone()).collect();
+        (due.len() <= MOST_NAMED).then_some(due)
+    }
+
+    /// Returns the number of objects that were deleted within the last interval.
+    fn lately(&self, now: Instant) -> usize {
+        self.deleted.iter().filter(|at| now.duration_since(**at) < self.rules.interval).count()
+    }
+
+    /// Returns how many objects may have no Node or have been deleted lately.
+    fn allowed(&self, objects: usize, lately: usize) -> usize {
+        ((objects + lately) * usize::from(self.rules.most) / 100).max(FEW)
     }
 
     /// Returns the number of objects without a Node.
@@ -261,14 +309,33 @@ impl Garbage {
     /// Decides what to do after a pass. `known` is the number of cached Nodes, `counted` the API server's
     /// count.
     pub(super) fn conclude(&mut self, pass: Pass, known: usize, counted: u64, now: Instant) -> Verdict {
-        let Pass { objects, mut orphans } = pass;
+        let Pass { objects, mut orphans, named } = pass;
         self.last = Some(now);
-        self.forget(&orphans);
+        if named.is_none() {
+            self.listed = Some((now, objects));
+            self.forget(&orphans);
+        }
         orphans.retain(|mark| self.is_of_numa(mark) != Some(false));
-        self.waiting =
+        let found: BTreeMap<Box<str>, Instant> =
             orphans.iter().map(|mark| (mark.name.as_str().into(), self.since(&mark.name, now))).collect();
         // A Node that has been gone for longer has no object.
-        self.gone.retain(|_, since| now.duration_since(*since) < self.rules.grace);
+        let is_young = |since: &Instant| now.duration_since(*since) < self.rules.grace;
+        let objects = match named {
+            None => {
+                self.waiting = found;
+                self.gone.retain(|_, since| is_young(since));
+                objects
+            }
+            Some(names) => {
+                for name in &names {
+                    self.waiting.remove(name);
+                    self.gone.retain(|gone, since| gone != name || is_young(since));
+                }
+                self.waiting.extend(found);
+                let listed = self.listed.map_or(0, |(_, objects)| objects);
+                listed.min(known + self.waiting.len())
+            }
+        };
         while self.deleted.front().is_some_and(|at| now.duration_since(*at) >= self.rules.interval) {
             self.deleted.pop_front();
         }
@@ -317,7 +384,7 @@ impl Garbage {
             return Some(Held::Disagreement { known, counted });
         }
         let (lately, most) = (self.deleted.len(), self.rules.most);
-        let allowed = ((objects + lately) * usize::from(most) / 100).max(FEW);
+        let allowed = self.allowed(objects, lately);
         (orphans + lately > allowed).then_some(Held::TooMany { orphans, lately, objects, most })
     }
 
@@ -325,6 +392,9 @@ impl Garbage {
     pub(super) fn deleted(&mut self, name: &str, now: Instant) {
         self.waiting.remove(name);
         self.deleted.push_back(now);
+        if let Some((_, objects)) = &mut self.listed {
+            *objects = objects.saturating_sub(1);
+        }
     }
 
     /// The API server refused to delete an object.
@@ -414,6 +484,60 @@ mod tests {
         let (now, both) = (start + 80 * SECOND, names(2));
         // The other one's Node was added and deleted again between passes.
         assert_eq!(deletes(garbage.conclude(pass(98, &both), 98, 98, now)), ["without-0"]);
+    }
+
+    /// Returns a pass over these names, of which these have an object.
+    fn pass_over(names: Vec<Box<str>>, objects: &[&str]) -> Pass {
+        let mut pass = Pass::over(names);
+        objects.iter().for_each(|name| pass.look(mark(name), false));
+        pass
+    }
+
+    #[test]
+    fn objects_of_nodes_that_went_are_read_one_by_one_until_the_interval() {
+        let start = Instant::now();
+        let mut garbage = Garbage::new(RULES);
+        assert_eq!(garbage.named(100, start), None, "the start");
+        garbage.conclude(pass(100, &[]), 100, 100, start);
+        garbage.node_went("a".into(), start);
+        garbage.node_went("b".into(), start);
+        garbage.node_went("c".into(), start + 30 * SECOND);
+        let now = start + 60 * SECOND;
+        let named = garbage.named(97, now).unwrap();
+        assert_eq!(named, ["a".into(), "b".into()]);
+        assert_eq!(garbage.named(0, now), None, "without Nodes");
+        // The other one's object went with its Node.
+        assert_eq!(deletes(garbage.conclude(pass_over(named, &["b"]), 97, 97, now)), ["b"]);
+        assert_eq!(garbage.orphans(), 1);
+        garbage.deleted("b", now);
+        assert_eq!((garbage.orphans(), garbage.due(now)), (0, start + 90 * SECOND), "the third");
+        let now = start + 90 * SECOND;
+        let named = garbage.named(97, now).unwrap();
+        assert_eq!(named, ["c".into()]);
+        assert!(deletes(garbage.conclude(pass_over(named, &[]), 97, 97, now)).is_empty());
+        assert_eq!(garbage.due(now), start + RULES.interval, "since all were listed");
+        assert_eq!(garbage.named(97, start + RULES.interval), None);
+        garbage.gave_up();
+        assert_eq!(garbage.named(97, now), None, "something went wrong");
+    }
+
+    #[test]
+    fn all_objects_are_listed_if_many_nodes_went() {
+        let start = Instant::now();
+        let went = |nodes: usize, count: usize| {
+            let mut garbage = Garbage::new(RULES);
+            garbage.conclude(pass(nodes, &[]), nodes, nodes as u64, start);
+            names(count).into_iter().for_each(|name| garbage.node_went(name.into(), start + SECOND));
+            garbage
+        };
+        let (early, late) = (start + 2 * SECOND, start + 61 * SECOND);
+        assert_eq!(went(100, 20).named(80, late).map(|names| names.len()), Some(20));
+        assert_eq!(went(100, 21).named(79, early), None, "though none is due: they count");
+        assert_eq!(went(1000, MOST_NAMED).named(950, late).map(|names| names.len()), Some(MOST_NAMED));
+        assert_eq!(went(1000, MOST_NAMED + 1).named(949, late), None);
+        let mut garbage = went(100, 11);
+        (0..10).for_each(|n| garbage.deleted(&format!("deleted-{n}"), late));
+        assert_eq!(garbage.named(79, late), None, "deleted lately");
     }
 
     #[test]

@@ -43,7 +43,8 @@ enum Fate {
 }
 
 impl Work<'_> {
-    /// Makes a pass at the start, at each interval, and when a Node has been gone for the grace period.
+    /// Makes a pass over all objects at the start and at each interval, and one over the objects of the Nodes
+    /// that have been gone for the grace period.
     pub(super) async fn collect_garbage(&self) {
         let mut told = Told::default();
         self.wait_for_nodes(PATIENCE).await;
@@ -77,23 +78,20 @@ impl Work<'_> {
     }
 
     async fn look(&self, told: &mut Told) -> Result<(), ClusterError> {
-        if self.known().nodes.trusted(Instant::now()).is_none() {
-            self.known().garbage.failed(Instant::now());
+        let now = Instant::now();
+        let nodes = self.known().nodes.trusted(now).map(BTreeMap::len);
+        let Some(nodes) = nodes else {
+            self.known().garbage.failed(now);
             self.hold(&Held::NodesUnknown, told).await;
             return Ok(());
-        }
-        let mut pass = Pass::default();
-        let mut pages = self.cluster.marks();
-        while let Some(marks) = pages.next().await? {
-            let known = self.known();
-            // If the cache has become stale, that is handled below.
-            let nodes = known.nodes.trusted(Instant::now());
-            for mark in marks {
-                let has_node = nodes.is_none_or(|nodes| nodes.contains_key(mark.name.as_str()));
-                pass.look(mark, has_node);
-            }
-        }
+        };
+        let named = self.known().garbage.named(nodes, now);
+        let pass = match named {
+            Some(names) => self.look_at(names).await?,
+            None => self.look_at_all().await?,
+        };
         self.ask_of_others(&pass).await?;
+        let over_all = pass.is_over_all();
         let counted = if pass.has_orphans() { Some(self.cluster.node_count().await?) } else { None };
         let now = Instant::now();
         let (verdict, orphans) = {
@@ -107,7 +105,10 @@ impl Work<'_> {
             let verdict = known.garbage.conclude(pass, nodes, counted, now);
             (verdict, known.garbage.orphans())
         };
-        self.metrics.looked_for_garbage(orphans);
+        match over_all {
+            true => self.metrics.looked_for_garbage(orphans),
+            false => self.metrics.figures(|figures| figures.orphans = u64::try_from(orphans).ok()),
+        }
         match verdict {
             Verdict::Held(held) => self.hold(&held, told).await,
             Verdict::Delete(marks) => {
@@ -116,6 +117,35 @@ impl Work<'_> {
             }
         }
         Ok(())
+    }
+
+    async fn look_at_all(&self) -> Result<Pass, ClusterError> {
+        let mut pass = Pass::default();
+        let mut pages = self.cluster.marks();
+        while let Some(marks) = pages.next().await? {
+            self.enter(&mut pass, marks);
+        }
+        Ok(pass)
+    }
+
+    async fn look_at(&self, names: Vec<Box<str>>) -> Result<Pass, ClusterError> {
+        let mut marks = Vec::new();
+        for name in &names {
+            marks.extend(self.cluster.mark(name).await?);
+        }
+        let mut pass = Pass::over(names);
+        self.enter(&mut pass, marks);
+        Ok(pass)
+    }
+
+    fn enter(&self, pass: &mut Pass, marks: Vec<Mark>) {
+        let known = self.known();
+        // If the cache has become stale, that is handled at the end of the pass.
+        let nodes = known.nodes.trusted(Instant::now());
+        for mark in marks {
+            let has_node = nodes.is_none_or(|nodes| nodes.contains_key(mark.name.as_str()));
+            pass.look(mark, has_node);
+        }
     }
 
     /// Reads other writers' objects without a Node, which may be anything: only those that a scheduler reads
@@ -267,7 +297,78 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::Seen;
     use crate::controller::fake::{self, Parts};
+    use crate::controller::work::KnownNode;
+
+    fn node(name: &str) -> (Box<str>, KnownNode) {
+        (name.into(), KnownNode { uid: "u".into(), covered: false, ready: true })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_goes_causes_no_list_of_all_objects() {
+        let (calls, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let parts = Parts::new(fake::cluster(move |call| {
+            calls.send(call.clone()).unwrap();
+            let (method, path) = call.split_once(' ').unwrap();
+            let (kind, name) = path.rsplit_once('/').unwrap();
+            let object = |name: &str| {
+                let managed = json!([{"manager": "numacast", "fieldsV1": {"f:zones": {}}}]);
+                json!({"metadata": {
+                    "name": name, "uid": name, "resourceVersion": "1", "managedFields": managed,
+                }})
+            };
+            let details = json!({"name": name, "kind": kind.rsplit_once('/').unwrap().1});
+            let nothing = json!({"status": "Failure", "code": 404, "reason": "NotFound", "details": details});
+            let answer = match (method, name.split('?').next().unwrap()) {
+                ("GET", "nodes") => (200, json!({"metadata": {}, "items": [{}]})),
+                ("GET", "noderesourcetopologies") => {
+                    let items = ["a", "b", "c"].map(object);
+                    (200, json!({"metadata": {}, "items": items}))
+                }
+                ("GET", "b") if kind.ends_with("noderesourcetopologies") => (200, object("b")),
+                ("DELETE", _) => (200, json!({"status": "Success"})),
+                // The Nodes, and the object that the Node owned.
+                _ => (404, nothing),
+            };
+            async move { answer }
+        }));
+        let work = parts.work();
+        {
+            let mut known = work.known();
+            known.nodes.take(Seen::Listing);
+            for name in ["a", "b", "c"] {
+                known.nodes.take(Seen::Listed(node(name)));
+            }
+            known.nodes.take(Seen::Complete);
+        }
+        let grace = work.settings.garbage.grace;
+        assert!(tokio::time::timeout(grace, work.collect_garbage()).await.is_err());
+        let lists = |calls: &[String]| calls.iter().filter(|call| call.contains("limit=250")).count();
+        let mut first = Vec::new();
+        heard.recv_many(&mut first, 100).await;
+        assert_eq!((first.len(), lists(&first)), (1, 1), "the start: {first:?}");
+        {
+            let mut known = work.known();
+            for name in ["a", "b"] {
+                known.nodes.take(Seen::Gone(node(name)));
+                known.garbage.node_went(name.into(), Instant::now());
+            }
+        }
+        // Until just before the interval.
+        let interval = work.settings.garbage.interval;
+        assert!(tokio::time::timeout(interval - grace * 2, work.collect_garbage()).await.is_err());
+        let mut then = Vec::new();
+        heard.recv_many(&mut then, 100).await;
+        assert_eq!(lists(&then), 0, "{then:?}");
+        let deleted: Vec<_> = then.iter().filter(|call| call.starts_with("DELETE")).collect();
+        assert!(matches!(&*deleted, [call] if call.contains("noderesourcetopologies/b")), "{then:?}");
+        assert!(then.iter().any(|call| call.starts_with("GET") && call.contains("/nodes/b")), "{then:?}");
+        assert!(tokio::time::timeout(grace * 2, work.collect_garbage()).await.is_err());
+        let mut last = Vec::new();
+        heard.recv_many(&mut last, 100).await;
+        assert_eq!(lists(&last), 1, "the interval: {last:?}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_old_word_that_a_node_is_gone_is_asked_for_again() {
