@@ -290,15 +290,19 @@ impl Contract {
     /// Adds what ordinary init containers of accounted pods keep and the List does not show.
     fn look_for_surplus(&self, pods: &[&Pod], reading: &Reading<'_>, verdict: &mut Verdict) {
         let Some(unlisted) = reading.unlisted else { return };
+        let unseen = PodUsage::default();
         let waits = |pod: &Pod| matches!(self.pods.get(&pod.uid), Some(Standing::Waiting(_)));
         for pod in pods.iter().filter(|pod| has_plain_init(pod) && !pod.phase.is_terminal() && !waits(pod)) {
             let named = |row: &&PodUsage| row.name == pod.name && row.namespace == pod.namespace;
             let rows = reading.usage.pods.iter().filter(named);
             // If two entries share the name, the pod's is the one that shows what it requests.
-            if let Some(row) = rows.max_by_key(|row| reading.requirements.are_met(pod, row)) {
-                let surplus = unlisted.surplus(reading.requirements, reading.zones, pod, row);
-                verdict.reserved.extend(surplus);
-            }
+            let row = rows.max_by_key(|row| reading.requirements.are_met(pod, row));
+            // Nothing waits for a pod of which only init containers are allocated something, so the List may be
+            // older than its admission.
+            let only_init = row.is_none() && !is_leaving(pod) && !reading.requirements.concern(pod);
+            let row = row.or(only_init.then_some(&unseen));
+            let surplus = row.map(|row| unlisted.surplus(reading.requirements, reading.zones, pod, row));
+            verdict.reserved.extend(surplus.into_iter().flatten());
         }
     }
 
@@ -807,6 +811,14 @@ mod tests {
         assert_eq!(reserved(&with_init("1", Running), "b+"), "", "it is not listed any more");
         assert_eq!(reserved(&with_init("1", Succeeded), "a+"), "");
         assert_eq!(reserved(&pod("a", "2", Running), "a+"), "", "it has no init container");
+
+        // Only its init container has CPUs of its own: nothing waits until the List names the pod.
+        let mut only_init = with_init("3", Pending);
+        only_init.containers[1].cpu_milli = 1500;
+        assert_eq!(reserved(&only_init, ""), "ns/a: cpu 6 in every zone");
+        assert_eq!(reserved(&only_init, "a"), "ns/a: cpu 6 in every zone");
+        (only_init.phase, only_init.deleted) = (Running, true);
+        assert_eq!(reserved(&only_init, ""), "", "it is not listed any more");
     }
 
     #[test]
