@@ -4,7 +4,9 @@
 //! requests.
 
 pub(crate) mod raw;
+pub(crate) mod texts;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -65,11 +67,12 @@ pub enum Whole {
 }
 
 /// The value of an annotation. Untrusted: written by the pod's creator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Annotation {
     /// The text, shared by all copies of the pod.
     Text(Arc<str>),
-    /// The size in bytes of a text that was dropped because it exceeds [`Annotation::LONGEST`].
+    /// The size in bytes of a text that was dropped: it exceeds [`Annotation::LONGEST`], or is among the
+    /// longest of its pod or of the node's pods, whose texts exceed their maximum together.
     TooLong(usize),
 }
 
@@ -96,17 +99,22 @@ impl Annotation {
     }
 }
 
-/// Drops the longest annotations of a pod until the rest fit in [`Annotation::LONGEST`].
-fn keep_short(annotations: &mut [(Box<str>, Annotation)]) {
-    let mut bytes: usize = annotations.iter().map(|(_, annotation)| annotation.kept()).sum();
-    while bytes > Annotation::LONGEST {
-        let Some((_, longest)) = annotations.iter_mut().max_by_key(|(_, annotation)| annotation.kept())
-        else {
-            return;
-        };
-        bytes -= longest.kept();
-        *longest = Annotation::TooLong(longest.kept());
+/// Drops the longest of these annotations until the rest take at most `most` bytes. Returns how many bytes
+/// they take then.
+fn drop_longest<'a>(annotations: impl Iterator<Item = &'a mut Annotation>, most: usize) -> usize {
+    let mut texts: Vec<&mut Annotation> = annotations.filter(|annotation| annotation.kept() > 0).collect();
+    let mut bytes = texts.iter().map(|text| text.kept()).sum();
+    if bytes > most {
+        texts.sort_by_key(|text| Reverse(text.kept()));
+        for longest in texts {
+            if bytes <= most {
+                break;
+            }
+            bytes -= longest.kept();
+            *longest = Annotation::TooLong(longest.kept());
+        }
     }
+    bytes
 }
 
 /// The optional parts of a pod to cache: annotations by key, and the serialized pod. The rest is dropped when
@@ -276,14 +284,19 @@ impl Pod {
         }
     }
 
-    /// Drops everything that is not wanted.
+    /// Drops everything that is not wanted, and the annotations of a pod that has ended: it has no devices any
+    /// more.
     #[must_use]
     pub(crate) fn keeping(mut self, wanted: &Wanted) -> Self {
+        if self.life == Life::Ended {
+            self.annotations = Box::default();
+        }
         if !self.annotations.is_empty() {
             let keys = &wanted.annotations;
             let annotations = std::mem::take(&mut self.annotations).into_vec();
             self.annotations = annotations.into_iter().filter(|(key, _)| keys.contains(key)).collect();
-            keep_short(&mut self.annotations);
+            let annotations = self.annotations.iter_mut().map(|(_, annotation)| annotation);
+            drop_longest(annotations, Annotation::LONGEST);
         }
         if !wanted.whole {
             self.whole = None;

@@ -31,6 +31,22 @@ impl<T> Seen<T> {
         }
     }
 
+    /// Returns the object of the event.
+    pub const fn object(&self) -> Option<&T> {
+        match self {
+            Self::Listed(object) | Self::Is(object) | Self::Gone(object) => Some(object),
+            Self::Listing | Self::Complete | Self::Again => None,
+        }
+    }
+
+    /// Returns the object of the event, to change it.
+    pub const fn object_mut(&mut self) -> Option<&mut T> {
+        match self {
+            Self::Listed(object) | Self::Is(object) | Self::Gone(object) => Some(object),
+            Self::Listing | Self::Complete | Self::Again => None,
+        }
+    }
+
     /// Returns true if the event proves that the watch works. The start of a list is no proof: the list may
     /// still fail.
     #[must_use]

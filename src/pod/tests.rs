@@ -38,6 +38,15 @@ fn what_nobody_wants_is_dropped() {
     assert!(Wanted::default().whole().annotations.is_empty());
 }
 
+#[test]
+fn annotations_of_a_pod_that_has_ended_are_dropped() {
+    for (life, kept) in [(Life::Living, 1), (Life::Leaving, 1), (Life::Ended, 0)] {
+        let annotations = [("a".into(), Annotation::of("text"))].into();
+        let pod = Pod { life, annotations, ..Pod::default() };
+        assert_eq!(pod.keeping(&Wanted::of(["a"])).annotations.len(), kept, "{life:?}");
+    }
+}
+
 fn container(kind: ContainerKind, others: &[(&str, u64)]) -> Container {
     let others = others.iter().map(|(name, amount)| (Box::from(*name), *amount)).collect();
     Container { kind, cpu_milli: 1000, others, ..Container::default() }

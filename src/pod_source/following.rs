@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use super::tellers::{PodTeller, PodTellers, Telling};
 use crate::backoff::{back_off, jittered};
 use crate::cluster::Cluster;
+use crate::pod::texts::PodMap;
 use crate::pod::{Life, Pod, PodEvent, PodName, Terminal};
 
 /// The first kubelet whose List contains active pods only.
@@ -332,9 +333,9 @@ fn lock(pods: &Mutex<Pods>) -> MutexGuard<'_, Pods> {
 /// The node's pods as reported by the source.
 #[derive(Debug, Default)]
 struct Pods {
-    now: BTreeMap<PodName, Pod>,
+    now: PodMap<PodName>,
     /// The list being received, and when it was requested.
-    listed: Option<(BTreeMap<PodName, Pod>, Instant)>,
+    listed: Option<(PodMap<PodName>, Instant)>,
     /// When the last complete list was requested.
     listed_at: Option<Instant>,
     /// Whether all pods were listed once.
@@ -352,9 +353,9 @@ struct Pods {
 impl Pods {
     fn take(&mut self, event: PodEvent, at: Instant) {
         match event {
-            PodEvent::Listing => self.listed = Some((BTreeMap::new(), at)),
+            PodEvent::Listing => self.listed = Some((PodMap::default(), at)),
             PodEvent::Listed(pod) => {
-                let (listed, _) = self.listed.get_or_insert_with(|| (BTreeMap::new(), at));
+                let (listed, _) = self.listed.get_or_insert_with(|| (PodMap::default(), at));
                 listed.insert(pod.full_name(), pod);
             }
             PodEvent::Complete => self.replace(at),
@@ -366,7 +367,7 @@ impl Pods {
 
     /// Applies the new list. Pods missing from it were deleted unseen.
     fn replace(&mut self, at: Instant) {
-        let (listed, asked_at) = self.listed.take().unwrap_or_else(|| (BTreeMap::new(), at));
+        let (listed, asked_at) = self.listed.take().unwrap_or_else(|| (PodMap::default(), at));
         self.listed_at = Some(asked_at);
         let missing = self.now.iter().filter(|(name, _)| !listed.contains_key(*name));
         let missing: Vec<_> = missing.map(|(name, pod)| (name.clone(), pod.uid.clone())).collect();
@@ -448,6 +449,9 @@ fn lists_ended_pods(version: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod::Annotation;
+    use crate::pod::texts::TEXTS;
+    use crate::pod::texts::tests::annotated;
 
     #[test]
     fn kubelets_before_1_34_list_pods_that_have_ended() {
@@ -528,6 +532,27 @@ mod tests {
         pods.take(PodEvent::Complete, now);
         assert_eq!((names(&pods.ended()), names(pods.gone(now).keys())), ("b,c".into(), "a,b,c".into()));
         assert!(pods.complete);
+    }
+
+    #[test]
+    fn annotations_of_the_list_and_of_events_are_bounded_together() {
+        let (mut pods, now) = (Pods::default(), Instant::now());
+        let texts = |pods: &PodMap<PodName>| pods.values().map(Pod::texts).sum::<usize>();
+        let many = || (0..1000).map(|number| annotated(&number.to_string(), Annotation::LONGEST));
+        let small = || PodEvent::Is(annotated("small", 1000));
+        pods.take(PodEvent::Listing, now);
+        many().for_each(|pod| pods.take(PodEvent::Listed(pod), now));
+        assert!((TEXTS / 2..=TEXTS).contains(&texts(&pods.listed.as_ref().unwrap().0)));
+        pods.take(PodEvent::Complete, now);
+        assert!((TEXTS / 2..=TEXTS).contains(&texts(&pods.now)));
+        pods.take(small(), now);
+        let version = pods.version;
+        many().for_each(|pod| pods.take(PodEvent::Is(pod), now));
+        assert!((TEXTS / 2..=TEXTS).contains(&texts(&pods.now)));
+        assert_eq!(pods.now[&("ns".into(), "small".into())].texts(), 1000, "the longest go");
+        assert!(pods.version > version);
+        many().for_each(|pod| pods.take(PodEvent::Gone(pod), now));
+        assert_eq!(texts(&pods.now), 1000);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use tokio::task::{JoinHandle, yield_now};
 
 use super::PodTeller;
 use crate::core_v1::{BUDGET, keep_within};
+use crate::pod::texts::{PodMap, TEXTS, shorten};
 use crate::pod::{Life, Pod, PodEvent, PodName, Wanted};
 
 /// Queue length above which only the last event of each pod is kept.
@@ -68,10 +69,10 @@ impl fmt::Debug for Asked {
 /// want them keep them.
 #[derive(Default)]
 struct Heard {
-    pods: BTreeMap<Key, Pod>,
+    pods: PodMap<Key>,
     complete: bool,
     /// The list being received.
-    listing: Option<BTreeMap<Key, Pod>>,
+    listing: Option<PodMap<Key>>,
     /// The source's last error, while it is failing.
     trouble: Option<String>,
     listeners: BTreeMap<u64, Queue>,
@@ -86,6 +87,8 @@ struct Queue {
     /// Whether it wants serialized pods. Then, how many bytes of them are in the queue.
     whole: bool,
     bytes: usize,
+    /// How many bytes of annotations are in the queue.
+    texts: usize,
     /// The queue length above which superseded events are dropped.
     most: usize,
 }
@@ -185,17 +188,11 @@ async fn hear(mut events: Events, heard: Arc<Mutex<Heard>>, bell: Arc<watch::Sen
 }
 
 fn pod_of(told: &Told) -> Option<&Pod> {
-    match told {
-        Ok(PodEvent::Listed(pod) | PodEvent::Is(pod) | PodEvent::Gone(pod)) => Some(pod),
-        Ok(PodEvent::Listing | PodEvent::Complete | PodEvent::Again) | Err(_) => None,
-    }
+    told.as_ref().ok().and_then(PodEvent::object)
 }
 
 fn pod_of_mut(told: &mut Told) -> Option<&mut Pod> {
-    match told {
-        Ok(PodEvent::Listed(pod) | PodEvent::Is(pod) | PodEvent::Gone(pod)) => Some(pod),
-        Ok(PodEvent::Listing | PodEvent::Complete | PodEvent::Again) | Err(_) => None,
-    }
+    told.as_mut().ok().and_then(PodEvent::object_mut)
 }
 
 fn is_whole(told: &Told) -> bool {
@@ -206,6 +203,10 @@ fn whole_bytes(told: &Told) -> usize {
     pod_of(told).map_or(0, Pod::whole_bytes)
 }
 
+fn texts(told: &Told) -> usize {
+    pod_of(told).map_or(0, Pod::texts)
+}
+
 fn lock(heard: &Mutex<Heard>) -> MutexGuard<'_, Heard> {
     heard.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -213,7 +214,7 @@ fn lock(heard: &Mutex<Heard>) -> MutexGuard<'_, Heard> {
 impl Heard {
     fn take(&mut self, told: &Told) {
         match told {
-            Ok(PodEvent::Listing) => self.listing = Some(BTreeMap::new()),
+            Ok(PodEvent::Listing) => self.listing = Some(PodMap::default()),
             Ok(PodEvent::Listed(pod)) => {
                 self.listing.get_or_insert_default().insert(key(pod), without_whole(pod));
             }
@@ -221,8 +222,8 @@ impl Heard {
                 self.pods = self.listing.take().unwrap_or_default();
                 self.complete = true;
             }
-            Ok(PodEvent::Is(pod)) => drop(self.pods.insert(key(pod), without_whole(pod))),
-            Ok(PodEvent::Gone(pod)) => drop(self.pods.remove(&key(pod))),
+            Ok(PodEvent::Is(pod)) => self.pods.insert(key(pod), without_whole(pod)),
+            Ok(PodEvent::Gone(pod)) => self.pods.remove(&key(pod)),
             Ok(PodEvent::Again) | Err(_) => {}
         }
         match told {
@@ -287,22 +288,27 @@ impl Heard {
 
 impl Queue {
     fn of(told: impl IntoIterator<Item = Told>, awaits: Awaits) -> Self {
-        Self { told: told.into_iter().collect(), awaits, whole: false, bytes: 0, most: BEHIND }
+        let told: VecDeque<Told> = told.into_iter().collect();
+        let texts = told.iter().map(texts).sum();
+        Self { told, awaits, whole: false, bytes: 0, texts, most: BEHIND }
     }
 
     fn pop(&mut self) -> Option<Told> {
         let told = self.told.pop_front()?;
         self.bytes -= whole_bytes(&told);
+        self.texts -= texts(&told);
         Some(told)
     }
 
     fn push(&mut self, told: Told) {
         self.bytes += whole_bytes(&told);
+        self.texts += texts(&told);
         self.told.push_back(told);
-        if self.told.len() > self.most || self.bytes > BUDGET {
+        if self.told.len() > self.most || self.bytes > BUDGET || self.texts > TEXTS {
             self.shorten();
             self.most = BEHIND.max(2 * self.told.len());
             self.bytes = keep_within(BUDGET, self.told.iter_mut().filter_map(pod_of_mut));
+            self.texts = shorten(self.told.iter_mut().filter_map(pod_of_mut));
         }
     }
 
@@ -359,7 +365,8 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::pod::Whole;
+    use crate::pod::texts::tests::annotated;
+    use crate::pod::{Annotation, Whole};
 
     #[derive(Default)]
     struct Teller {
@@ -541,6 +548,36 @@ mod tests {
             "the largest are left out"
         );
         assert_eq!(lock(&asked.heard).listeners[&0].bytes, 0);
+    }
+
+    #[tokio::test]
+    async fn annotations_are_bounded_in_what_is_kept_and_in_what_waits() {
+        let teller = Teller::default();
+        let mut first = teller.listen(&Wanted::of(["a"]));
+        let asked = teller.relay.ask(PodTeller::ApiServer, false, |_| unreachable!());
+        let tell = |event| lock(&asked.heard).take(&Ok(event));
+        let bounded = |pods: &mut dyn Iterator<Item = &Pod>| {
+            let bytes: usize = pods.map(Pod::texts).sum();
+            assert!((TEXTS / 2..=TEXTS).contains(&bytes), "{bytes}");
+        };
+        let many = || (0..500).map(|number| annotated(&number.to_string(), Annotation::LONGEST));
+        tell(PodEvent::Listing);
+        tell(PodEvent::Listed(annotated("small", 1000)));
+        many().for_each(|pod| tell(PodEvent::Listed(pod)));
+        bounded(&mut lock(&asked.heard).listing.as_ref().unwrap().values());
+        bounded(&mut lock(&asked.heard).listeners[&0].told.iter().filter_map(pod_of));
+        tell(PodEvent::Complete);
+        many().for_each(|pod| tell(PodEvent::Is(pod)));
+        bounded(&mut lock(&asked.heard).pods.values());
+        bounded(&mut lock(&asked.heard).listeners[&0].told.iter().filter_map(pod_of));
+        for events in [&mut first, &mut teller.listen(&Wanted::of(["a"]))] {
+            let mut kept = Vec::new();
+            while let Some(Some(told)) = tokio::task::unconstrained(events.next()).now_or_never() {
+                kept.extend(pod_of(&told).map(Pod::texts));
+            }
+            assert!(kept.contains(&1000) && kept.len() > 500, "the longest go, and no pod");
+        }
+        assert!(lock(&asked.heard).listeners.values().all(|queue| queue.texts == 0));
     }
 
     #[tokio::test]

@@ -16,7 +16,8 @@ use crate::backoff::{back_off, jittered};
 use crate::cluster::Cluster;
 use crate::config::{self, Config};
 use crate::kubelet;
-use crate::pod::{PodEvent, Wanted};
+use crate::pod::texts::{TEXTS, shorten};
+use crate::pod::{Pod, PodEvent, Wanted};
 
 use super::{KubeletPort, Relay};
 
@@ -159,6 +160,8 @@ struct Better {
     /// `None` while none is tried.
     events: Option<Events>,
     told: VecDeque<PodEvent>,
+    /// How many bytes of annotations are in them.
+    texts: usize,
     /// When to try the first; the deadline for the one that is tried to list all pods.
     until: Instant,
 }
@@ -166,12 +169,25 @@ struct Better {
 impl Better {
     fn later() -> Self {
         let until = Instant::now() + jittered(BETTER);
-        Self { turn: 0, events: None, told: VecDeque::new(), until }
+        Self { turn: 0, events: None, told: VecDeque::new(), texts: 0, until }
     }
 
     fn try_one(turn: usize, events: Events) -> Self {
         let until = Instant::now() + TRIAL;
-        Self { turn, events: Some(events), told: VecDeque::new(), until }
+        Self { turn, events: Some(events), told: VecDeque::new(), texts: 0, until }
+    }
+
+    /// Keeps an event, and no more annotations than fit.
+    fn keep(&mut self, event: PodEvent) {
+        if event == PodEvent::Listing {
+            self.told.clear();
+            self.texts = 0;
+        }
+        self.texts += event.object().map_or(0, Pod::texts);
+        self.told.push_back(event);
+        if self.texts > TEXTS {
+            self.texts = shorten(self.told.iter_mut().filter_map(PodEvent::object_mut));
+        }
     }
 
     /// Returns the next event of the source that is tried; `None` if none is and it is time to. A timeout is
@@ -277,11 +293,8 @@ impl Telling {
         match told {
             None => self.better = Better::try_one(0, self.open(self.tellers.order[0])),
             Some(Ok(event)) => {
-                if event == PodEvent::Listing {
-                    self.better.told.clear();
-                }
                 let complete = event == PodEvent::Complete;
-                self.better.told.push_back(event);
+                self.better.keep(event);
                 if complete {
                     self.change_over();
                 }
@@ -384,6 +397,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::pod::Annotation;
+    use crate::pod::texts::tests::annotated;
     use crate::sim::api_server::{ApiServer, PODS};
     use crate::sim::pods_api::SimPodsApi;
 
@@ -407,6 +422,21 @@ mod tests {
                 Ok(_) => {}
                 Err(sentence) => trouble.push(sentence),
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_trial_keeps_bounded_annotations_of_the_list_that_it_began_last() {
+        let mut better = Better::later();
+        for _ in 0..2 {
+            better.keep(PodEvent::Listing);
+            better.keep(PodEvent::Listed(annotated("small", 1000)));
+            (0..500).for_each(|_| better.keep(PodEvent::Listed(annotated("large", Annotation::LONGEST))));
+            let sizes: Vec<_> =
+                better.told.iter().filter_map(|event| Some(event.object()?.texts())).collect();
+            let bytes: usize = sizes.iter().sum();
+            assert!((TEXTS / 2..=TEXTS).contains(&bytes) && better.texts == bytes, "{bytes}");
+            assert_eq!((sizes.len(), sizes[0]), (501, 1000), "the longest go, and no pod");
         }
     }
 

@@ -15,6 +15,7 @@ use super::devices::Follower;
 use super::merge::{Merged, Node, Plan, Rules, Version, WireError};
 use crate::bucket::Bucket;
 use crate::cluster::Cluster;
+use crate::pod::texts::shorten;
 use crate::pod::{Pod, PodName, Wanted};
 use crate::pod_source::PodSource;
 use crate::telemetry::proxy::Metrics;
@@ -419,6 +420,7 @@ impl Knowledge {
         let time = first.saturating_mul(1 << times.min(16)).min(LONGEST);
         if state.asked.len() < MOST_REMEMBERED || state.asked.contains_key(&name) {
             state.asked.insert(name, Answer { pod, until: Instant::now() + time, times });
+            shorten(state.asked.values_mut().filter_map(|answer| answer.pod.as_mut()?.as_mut()));
             if !same {
                 state.asks += 1;
             }

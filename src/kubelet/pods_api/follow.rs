@@ -21,6 +21,7 @@ use crate::core_v1::{keep_within, read_pod};
 use crate::kubelet::belief::{Belief, SOON, Teller};
 use crate::kubelet::client::{Identity, age, identity};
 use crate::kubelet::proto::pods::{EventType, GetPodRequest, GetPodResponse, WatchPodsEvent};
+use crate::pod::texts::PodMap;
 use crate::pod::{Life, Pod, PodEvent, Wanted, Whole};
 
 /// Interval of resyncs: the kubelet may drop an event silently. A new watch sends one pod at a time, while
@@ -87,21 +88,23 @@ struct Deleted {
     due: Instant,
 }
 
-/// A pod as returned by a lookup. A hash replaces the serialized pod, which may be large and is only
-/// compared.
+/// A pod as returned by a lookup. A hash replaces the serialized pod and the annotations, which may be large
+/// and are only compared.
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
     pod: Pod,
-    whole: u64,
+    rest: u64,
 }
 
 impl Found {
     fn of(pod: &Pod) -> Self {
         let mut hasher = DefaultHasher::new();
+        pod.annotations.hash(&mut hasher);
         if let Some(Whole::Protobuf(bytes)) = pod.whole.as_deref() {
             bytes.hash(&mut hasher);
         }
-        Self { pod: Pod { whole: None, ..pod.clone() }, whole: hasher.finish() }
+        let pod = Pod { whole: None, annotations: Box::default(), ..pod.clone() };
+        Self { pod, rest: hasher.finish() }
     }
 }
 
@@ -121,7 +124,7 @@ struct Watch {
     open: Open,
     told: Streaming<Bytes>,
     /// The incoming list, by UID: briefly there may be two pods of the same name.
-    listing: Option<BTreeMap<Key, Pod>>,
+    listing: Option<PodMap<Key>>,
     /// When to start the next watch.
     ends: Instant,
     /// When its list was complete.
@@ -244,7 +247,7 @@ impl PodsFollow {
         let Some(watch) = &mut self.watch else { return };
         let Some(listed) = watch.listing.take() else { return };
         watch.complete = Some(Instant::now());
-        let mut pods: Vec<Pod> = listed.into_values().collect();
+        let mut pods: Vec<Pod> = listed.into_iter().map(|(_, pod)| pod).collect();
         // If two pods share a name, emit the one that stays last, so name-keyed caches keep it.
         pods.sort_by_key(|pod| !goes(pod));
         if pods.iter().any(|pod| pod.life == Life::Ended) {
@@ -289,7 +292,7 @@ impl PodsFollow {
                 }
                 let due = Instant::now();
                 // A deletion needs only the pod's identity.
-                let pod = Pod { whole: None, ..pod };
+                let pod = Pod { whole: None, annotations: Box::default(), ..pod };
                 self.deleted.insert(key(&pod), Deleted { pod, left: None, looks: 0, due });
             }
             (EventType::Unspecified | EventType::InitialSyncComplete, _) => {
@@ -362,7 +365,7 @@ impl PodsFollow {
                 Ok((open, told)) => {
                     self.client.passed_over = reasons;
                     let ends = Instant::now() + jittered(ANEW);
-                    let listing = Some(BTreeMap::new());
+                    let listing = Some(PodMap::default());
                     return Ok(Watch { open, told, listing, ends, complete: None, complained: false });
                 }
                 Err(error) => {

@@ -3,6 +3,7 @@
 
 use super::outline::outline;
 use crate::one_item::OneItem;
+use crate::pod::texts::{TEXTS, shorten};
 use crate::pod::{Pod, Wanted, Whole};
 
 /// An incremental splitter.
@@ -19,6 +20,8 @@ pub(super) struct Splitter {
     /// The incoming pod.
     pod: OneItem,
     pods: Vec<Pod>,
+    /// How many bytes of annotations they have.
+    texts: usize,
     wanted: Wanted,
     wrong: Option<String>,
 }
@@ -142,13 +145,22 @@ impl Splitter {
         self.depth = depth;
         match (self.place, depth) {
             (Place::Pods, 2) => match self.pod.end(|pod| read(pod, &self.wanted)).transpose() {
-                Ok(pod) => self.pods.extend(pod),
+                Ok(pod) => pod.into_iter().for_each(|pod| self.add(pod)),
                 Err(reason) => self.wrong = Some(format!("a pod in it cannot be read: {reason}")),
             },
             (Place::Pods, 1) => self.place = Place::Behind,
             (Place::Behind, 0) => self.place = Place::End,
             (Place::Around, 0) => self.wrong = Some("it is no list of pods".to_owned()),
             _ => {}
+        }
+    }
+
+    /// Adds a pod, and keeps no more annotations than fit.
+    fn add(&mut self, pod: Pod) {
+        self.texts += pod.texts();
+        self.pods.push(pod);
+        if self.texts > TEXTS {
+            self.texts = shorten(self.pods.iter_mut());
         }
     }
 }
@@ -169,12 +181,29 @@ mod tests {
     use super::*;
     use crate::one_item::LARGEST;
     use crate::one_item::tests::{ETCD, escaped_pod};
+    use crate::pod::Annotation;
 
     fn split(text: &str, pieces: usize) -> Result<String, String> {
         let mut splitter = Splitter::default();
         text.as_bytes().chunks(pieces).for_each(|piece| splitter.push(piece));
         let pods = splitter.finish()?;
         Ok(pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>().join(","))
+    }
+
+    #[test]
+    fn annotations_of_a_list_are_bounded_together() {
+        let mut splitter = Splitter::keeping(Wanted::of(["a"]));
+        splitter.push(br#"{"items":[{"metadata":{"name":"small","namespace":"ns","annotations":{"a":"x"}}}"#);
+        for number in 0..500 {
+            let annotations = json!({"a": "x".repeat(Annotation::LONGEST)});
+            let metadata = json!({"name": number.to_string(), "namespace": "ns", "annotations": annotations});
+            splitter.push(format!(",{}", json!({"metadata": metadata})).as_bytes());
+        }
+        splitter.push(b"]}");
+        let pods = splitter.finish().unwrap();
+        let bytes: usize = pods.iter().map(Pod::texts).sum();
+        assert!((TEXTS / 2..=TEXTS).contains(&bytes), "{bytes}");
+        assert_eq!((pods.len(), pods[0].texts()), (501, 1), "the longest go, and no pod");
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub(in crate::telemetry) const PROBLEMS: Doc = Doc {
     kind: "gauge",
     labels: &[(
         "kind",
-        "`too_long`: the annotation has more than 64 KiB, or is the longest of several that have more together; `malformed`: not what it should be, as a whole or in a part; \
+        "`too_long`: the annotation has more than 64 KiB, or is among the longest of a pod's that have more together, or of a node's that have more than 8 MiB; `malformed`: not what it should be, as a whole or in a part; \
          `no_id`: neither an id nor a number that the Device knows; `bad_id`: no device can have this id; `unknown_id`: the \
          node has no such device, as its Device says; `too_many`: more ids than are put into answers; `no_container`: the \
          pod has none that the device could be given to; `claimed_twice`: another pod has the whole of the same device. The \
