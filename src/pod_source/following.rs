@@ -175,6 +175,13 @@ impl PodSource {
         lock(&self.pods).is_living(name)
     }
 
+    /// Returns true if there is a pod with this name, as of the last list and the events since, that is
+    /// running or will run, or has ended and is not being deleted: no other pod can have its name.
+    #[must_use]
+    pub fn knows_settled(&self, name: &PodName) -> bool {
+        lock(&self.pods).is_settled(name)
+    }
+
     /// Returns true if this pod has terminated or was recently deleted, and no pod with its name is running or
     /// will run.
     #[must_use]
@@ -424,6 +431,15 @@ impl Pods {
         self.now.get(name).is_some_and(|pod| pod.life == Life::Living)
     }
 
+    fn is_settled(&self, name: &PodName) -> bool {
+        let settled = |pod: &Pod| match pod.life {
+            Life::Living => true,
+            Life::Leaving => false,
+            Life::Ended => !pod.deleted,
+        };
+        self.now.get(name).is_some_and(settled)
+    }
+
     fn ended(&self) -> BTreeSet<PodName> {
         let ended = self.now.iter().filter(|(_, pod)| pod.life == Life::Ended);
         ended.map(|(name, _)| name.clone()).collect()
@@ -511,6 +527,23 @@ mod tests {
         assert!(one.asks_for_a_look(&gone(&[])) && both.asks_for_a_look(&one) && next.asks_for_a_look(&one));
         assert!(gone(&[("a", later)]).asks_for_a_look(&one), "another pod of that name");
         assert!(!next.asks_for_a_look(&both) && !one.asks_for_a_look(&one));
+    }
+
+    #[test]
+    fn a_name_may_be_another_pods_once_its_pod_is_gone_or_leaves_or_is_deleted_and_has_ended() {
+        let mut pods = Pods::default();
+        let name = ("ns".to_owned(), "a".to_owned());
+        assert!(!pods.is_settled(&name));
+        for (life, deleted, settled) in [
+            (Life::Living, false, true),
+            (Life::Living, true, true),
+            (Life::Leaving, true, false),
+            (Life::Ended, false, true),
+            (Life::Ended, true, false),
+        ] {
+            pods.take(PodEvent::Is(Pod { deleted, ..pod("a", "1", life) }), Instant::now());
+            assert_eq!(pods.is_settled(&name), settled, "{life:?} {deleted}");
+        }
     }
 
     #[test]

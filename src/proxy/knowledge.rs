@@ -218,7 +218,7 @@ impl Knowledge {
         let before = state.asked.len();
         // Results are kept a little longer than they are valid, to count how often they were the same.
         let now = Instant::now();
-        state.asked.retain(|name, answer| now < answer.until + LONGEST && !self.pods.knows_living(name));
+        state.asked.retain(|name, answer| now < answer.until + LONGEST && !self.pods.knows_settled(name));
         if state.asked.len() != before {
             state.asks += 1;
         }
@@ -327,7 +327,7 @@ impl Knowledge {
     /// new pod of that name.
     fn listed_unknown(&self, merged: &Merged) -> Vec<PodName> {
         let names = merged.listed.names().map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
-        names.filter(|name| !self.pods.knows_living(name)).collect()
+        names.filter(|name| !self.pods.knows_settled(name)).collect()
     }
 
     /// Returns those of them that need a lookup.
@@ -360,7 +360,7 @@ impl Knowledge {
         let mut source = self.pods.clone();
         let told = async {
             source.hurry();
-            while !unknown.iter().all(|name| source.knows_living(name)) {
+            while !unknown.iter().all(|name| source.knows_settled(name)) {
                 source.changed().await;
             }
         };
@@ -377,7 +377,7 @@ impl Knowledge {
         }
         // Caches the failed lookups, so that no response waits for these pods again too soon.
         for name in unknown {
-            if !self.pods.knows_living(&name) && !self.state().has_asked(&name) {
+            if !self.pods.knows_settled(&name) && !self.state().has_asked(&name) {
                 self.remember(name, None);
             }
         }

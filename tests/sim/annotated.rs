@@ -205,6 +205,30 @@ async fn a_pod_that_the_watch_has_not_told_of_is_asked_for() {
 }
 
 #[tokio::test]
+async fn one_that_has_ended_is_asked_for_only_if_it_is_being_deleted() {
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    server.add_node("worker").unwrap();
+    for (name, phase) in [("done", "Succeeded"), ("refused", "Failed"), ("leaving", "Failed")] {
+        let mut ended = object(name, Some(&gpu("GPU-1")));
+        ended["status"]["phase"] = phase.into();
+        if name == "leaving" {
+            ended["metadata"]["deletionTimestamp"] = "2026-11-21T14:00:00Z".into();
+        }
+        server.put(&PODS, ended).unwrap();
+    }
+    let served = Served::on(server, |settings| settings.wait = Duration::from_secs(3600)).known().await;
+    // Kubelets before 1.34 list pods that have ended.
+    for name in ["done", "refused", "leaving"] {
+        served.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
+    }
+    assert!(served.list().await.unwrap().is_empty());
+    let asked: Vec<String> = served.server.asked(&PODS).into_iter().map(|asked| asked.query).collect();
+    let times = |name: &str| asked.iter().filter(|query| query.contains(&format!("name%3D{name}"))).count();
+    assert_eq!(["done", "refused", "leaving"].map(times), [0, 0, 1], "{asked:?}");
+    served.end().await;
+}
+
+#[tokio::test]
 async fn one_that_nobody_can_tell_of_is_waited_for_once_and_then_served_without_or_refused() {
     for fail_closed in [false, true] {
         let settings = |settings: &mut Settings| {
