@@ -1,16 +1,18 @@
 //! HTTP server for metrics and health, with one request per connection. Any host that can reach the port can
 //! connect, so connections are limited in number, per address, in time and in bytes. A new one is always
 //! accepted, by closing an older one, preferably one that has sent no request. Otherwise idle connections
-//! would block the kubelet's probes and cause it to restart the container.
+//! would block the kubelet's probes and cause it to restart the container. Only while an address makes too
+//! many requests ([`Rates`]), its connections are closed at once.
+
+mod rates;
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -23,10 +25,13 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet, yield_now};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::rustls::server::Acceptor;
 
 use super::tls::Tls;
 use crate::config::Endpoint;
+use rates::Rates;
 
 /// Maximum number of open connections. An idle one takes about 10 KiB.
 const CONNECTIONS: usize = 64;
@@ -43,6 +48,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 const HEADER_BYTES: usize = 8192;
 /// Delay after a failed accept, for example if descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long encoded metrics are reused.
+const REUSE: Duration = Duration::from_millis(100);
 
 /// A source of metrics.
 pub trait Exposition: Debug + Send + Sync {
@@ -188,7 +195,8 @@ impl Server {
         };
         // The actual port if the configured one is 0.
         let address = listener.local_addr().map_err(explain)?;
-        let task = tokio::spawn(accept(listener, endpoints, tls.map(Arc::new)));
+        let shared = Shared { endpoints, tls, rates: Rates::new(), encoded: Mutex::default() };
+        let task = tokio::spawn(accept(listener, Arc::new(shared)));
         Ok(Some(Self { address, task }))
     }
 
@@ -231,17 +239,43 @@ fn listen_on(socket: TcpSocket, address: SocketAddr) -> io::Result<TcpListener> 
     socket.listen(BACKLOG)
 }
 
-async fn accept(listener: TcpListener, endpoints: Endpoints, tls: Option<Arc<Tls>>) {
+/// What all connections share.
+struct Shared {
+    endpoints: Endpoints,
+    tls: Option<Tls>,
+    rates: Rates,
+    /// The metrics as encoded last, and when.
+    encoded: Mutex<Option<(Instant, Bytes)>>,
+}
+
+impl Shared {
+    /// Returns the encoded metrics, not older than [`REUSE`].
+    fn encode(&self, metrics: &dyn Exposition) -> Bytes {
+        let mut encoded = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, text)) = &*encoded
+            && at.elapsed() < REUSE
+        {
+            return text.clone();
+        }
+        let text = Bytes::from(metrics.encode());
+        *encoded = Some((Instant::now(), text.clone()));
+        text
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let (mut tasks, mut connections) = (JoinSet::new(), Connections::default());
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, address)) => {
-                    let requested = Arc::new(AtomicBool::new(false));
-                    let connection = serve(stream, endpoints.clone(), tls.clone(), Arc::clone(&requested));
                     // On a dual-stack socket IPv4 addresses appear as IPv4-mapped IPv6.
                     let address = address.ip().to_canonical();
-                    connections.add(Connection { address, requested, task: tasks.spawn(connection) });
+                    if shared.rates.allow(address) {
+                        let requested = Arc::new(AtomicBool::new(false));
+                        let connection = serve(stream, address, Arc::clone(&shared), Arc::clone(&requested));
+                        connections.add(Connection { address, requested, task: tasks.spawn(connection) });
+                    }
                     // Lets a request that is already there be read before another connection can replace this
                     // one.
                     yield_now().await;
@@ -302,25 +336,37 @@ impl Connections {
 }
 
 /// Serves one request within the timeouts. Errors are ignored: the client left or does not speak HTTP.
-async fn serve(stream: TcpStream, endpoints: Endpoints, tls: Option<Arc<Tls>>, requested: Arc<AtomicBool>) {
-    let connection = async {
-        let Some(tls) = tls else { return converse(stream, endpoints, &requested).await };
-        let Some(acceptor) = tls.acceptor() else { return };
-        if let Ok(stream) = acceptor.accept(stream).await {
-            converse(stream, endpoints, &requested).await;
-        }
-    };
-    let mut connection = pin!(connection);
+async fn serve(stream: TcpStream, address: IpAddr, shared: Arc<Shared>, requested: Arc<AtomicBool>) {
+    let mut connection = pin!(connection(stream, address, &shared, &requested));
     if timeout(HEADER_TIMEOUT, &mut connection).await.is_err() && requested.load(Ordering::Relaxed) {
         let _ = timeout(ANSWER_TIMEOUT, connection).await;
     }
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, endpoints: Endpoints, requested: &AtomicBool) {
+/// Serves one request, which is counted once it is there, but before the TLS handshake if there is one.
+async fn connection(stream: TcpStream, address: IpAddr, shared: &Shared, requested: &AtomicBool) {
+    let take = || shared.rates.take(address);
+    let Some(tls) = &shared.tls else { return converse(stream, shared, requested, take).await };
+    let Some(acceptor) = tls.acceptor() else { return };
+    let Ok(hello) = LazyConfigAcceptor::new(Acceptor::default(), stream).await else { return };
+    if take()
+        && let Ok(stream) = hello.into_stream(Arc::clone(acceptor.config())).await
+    {
+        converse(stream, shared, requested, || true).await;
+    }
+}
+
+/// Serves one request if it is allowed, otherwise closes the connection.
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    shared: &Shared,
+    requested: &AtomicBool,
+    allowed: impl Fn() -> bool,
+) {
     let service = service_fn(|request: Request<Incoming>| {
         requested.store(true, Ordering::Relaxed);
-        let answer = answer(&endpoints, request.method(), request.uri().path());
-        async move { Ok::<_, Infallible>(answer) }
+        let answer = allowed().then(|| answer(shared, request.method(), request.uri().path()));
+        async move { answer.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted)) }
     });
     let mut http = http1::Builder::new();
     http.keep_alive(false).max_buf_size(HEADER_BYTES);
@@ -328,22 +374,25 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, endpoints: Endpoi
 }
 
 /// Returns the response for a method and path. hyper omits the body of responses to HEAD.
-fn answer(endpoints: &Endpoints, method: &Method, path: &str) -> Response<Full<Bytes>> {
+fn answer(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
         let mut refusal = respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET and HEAD\n".into());
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refusal;
     }
-    let Endpoints { metrics, health } = endpoints;
+    let Endpoints { metrics, health } = &shared.endpoints;
     let found = match path {
-        "/metrics" => metrics.as_ref().map(|metrics| respond(StatusCode::OK, OPEN_METRICS, metrics.encode())),
+        "/metrics" => {
+            metrics.as_ref().map(|metrics| respond(StatusCode::OK, OPEN_METRICS, shared.encode(&**metrics)))
+        }
         "/livez" => health.as_ref().map(|health| verdict(health.live())),
         "/readyz" => health.as_ref().map(|health| verdict(health.ready())),
         "/startupz" => health.as_ref().map(|health| verdict(health.started())),
         _ => None,
     };
     found.unwrap_or_else(|| {
-        respond(StatusCode::NOT_FOUND, PLAIN, format!("there is only {}\n", endpoints.paths()))
+        let text = format!("there is only {}\n", shared.endpoints.paths());
+        respond(StatusCode::NOT_FOUND, PLAIN, text.into())
     })
 }
 
@@ -351,12 +400,12 @@ fn answer(endpoints: &Endpoints, method: &Method, path: &str) -> Response<Full<B
 fn verdict(verdict: Result<(), Vec<String>>) -> Response<Full<Bytes>> {
     match verdict {
         Ok(()) => respond(StatusCode::OK, PLAIN, "ok\n".into()),
-        Err(reasons) => respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, reasons.join("\n") + "\n"),
+        Err(reasons) => respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, (reasons.join("\n") + "\n").into()),
     }
 }
 
-fn respond(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+fn respond(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response

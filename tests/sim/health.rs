@@ -70,12 +70,13 @@ impl World {
     }
 
     async fn until(&self, path: &str, wanted: impl Fn(&str) -> bool) {
-        for _ in 0..3000 {
+        for _ in 0..1200 {
             assert!(!self.agent.is_finished(), "the agent has ended");
             if wanted(&get(self.address(), path).await) {
                 return;
             }
-            sleep(Duration::from_millis(10)).await;
+            // Within the rate of an address.
+            sleep(Duration::from_millis(25)).await;
         }
         panic!("{path} stays {:?}", self.probe(path).await);
     }

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use numacast::agent::{Agent, Settings};
@@ -10,11 +11,11 @@ use numacast::config::{Config, Endpoint};
 use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::{Call, Fault};
 use numacast::telemetry::metrics::Metrics;
-use numacast::telemetry::server::{Endpoints, Server};
+use numacast::telemetry::server::{Endpoints, Exposition, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::time::Instant;
+use tokio::time::{Instant, advance};
 
 use crate::support::{ANYWHERE, SimNode, ask, at_one_moment, get};
 
@@ -52,7 +53,8 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
             break answer;
         }
         assert!(!agent.is_finished(), "the agent has ended");
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        // Within the rate of an address.
+        tokio::time::sleep(Duration::from_millis(25)).await;
     };
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"));
@@ -157,6 +159,74 @@ async fn connections_of_one_address_close_none_of_another() {
     });
     let answer = answer.await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+}
+
+/// Makes this many requests from `source`, one after another, and returns how many are answered.
+async fn answered(source: Ipv4Addr, to: SocketAddr, count: usize) -> usize {
+    let mut answered = 0;
+    for _ in 0..count {
+        let mut stream = connect(source, to, "").await;
+        // The server may have closed it already.
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: numacast\r\n\r\n").await;
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+        answered += usize::from(answer.starts_with(b"HTTP/1.1 200 OK\r\n"));
+    }
+    answered
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_one_address_are_limited_and_those_of_another_are_answered() {
+    let server = server().await;
+    let (attacker, kubelet) = (Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::LOCALHOST);
+    at_one_moment(async {
+        assert_eq!(answered(attacker, server.address(), 200).await, 100);
+        assert_eq!(answered(kubelet, server.address(), 8).await, 8);
+    })
+    .await;
+    advance(Duration::from_secs(1)).await;
+    let again = at_one_moment(answered(attacker, server.address(), 200)).await;
+    assert_eq!(again, 50);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_all_addresses_are_limited_and_each_has_a_few() {
+    let server = server().await;
+    at_one_moment(async {
+        let mut all = 0;
+        for last in 2..10 {
+            all += answered(Ipv4Addr::new(127, 0, 0, last), server.address(), 110).await;
+        }
+        assert_eq!(all, 400 + 8 * 8);
+        assert_eq!(answered(Ipv4Addr::LOCALHOST, server.address(), 8).await, 8);
+    })
+    .await;
+}
+
+/// Counts how often it is encoded.
+#[derive(Debug, Default)]
+struct Counted(AtomicUsize);
+
+impl Exposition for Counted {
+    fn encode(&self) -> String {
+        format!("{}\n", self.0.fetch_add(1, Ordering::SeqCst))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn metrics_are_encoded_at_most_ten_times_a_second() {
+    let endpoints = Endpoints { metrics: Some(Arc::<Counted>::default()), health: None };
+    let server = Server::start(Endpoint::At(ANYWHERE), endpoints, None).await.unwrap().unwrap();
+    for round in 0..3 {
+        at_one_moment(async {
+            for _ in 0..5 {
+                let answer = get(server.address(), "/metrics").await;
+                assert!(answer.ends_with(&format!("\r\n\r\n{round}\n")), "{answer}");
+            }
+        })
+        .await;
+        advance(Duration::from_millis(100)).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -176,3 +176,22 @@ async fn idle_connections_and_half_handshakes_delay_no_scrape() {
     assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
     assert!(start.elapsed() < Duration::from_secs(3), "by the virtual clock: {:?}", start.elapsed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn handshakes_of_one_address_are_limited() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let server = server(ca.write(dir.path())).await;
+    let client = client(&ca, None, &rustls::version::TLS13);
+    at_one_moment(async {
+        let name = || ServerName::try_from("localhost").unwrap();
+        let mut shaken = 0;
+        for _ in 0..150 {
+            let stream = TcpStream::connect(server.address()).await.unwrap();
+            shaken += usize::from(client.connect(name(), stream).await.is_ok());
+        }
+        assert_eq!(shaken, 100);
+    })
+    .await;
+    advance(Duration::from_secs(1)).await;
+    assert!(at_one_moment(scrape(server.address(), &client)).await.is_ok());
+}
