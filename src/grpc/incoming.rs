@@ -53,6 +53,8 @@ const REQUEST: usize = 16;
 const FIELD: usize = 1;
 /// Bytes of header fields that cost one more unit, for Huffman decoding.
 const BYTES_OF_FIELDS: usize = 128;
+/// Bytes of a Huffman-coded `:authority` that cost one more unit: it is decoded and encoded here bit by bit.
+const BYTES_OF_AUTHORITY: usize = 6;
 /// Maximum number of fields charged for a frame that was not understood: a frame with more closes the
 /// connection.
 const MOST_FIELDS: usize = 1024;
@@ -144,12 +146,13 @@ impl<T, P: Pace> Incoming<T, P> {
                 return Ok(cost);
             };
             let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
-            let mut fields = length.min(MOST_FIELDS);
+            let (mut fields, mut coded) = (length.min(MOST_FIELDS), 0);
             if *kind == HEADERS && length <= MAX_FRAME {
                 // The rest of the frame has not arrived yet.
                 let Some(payload) = payload.get_mut(..length) else { return Ok(cost) };
                 self.table.frame(self.position);
-                let known = block(payload, *flags).and_then(|block| overwrite(block, &mut self.table));
+                let known =
+                    block(payload, *flags).and_then(|block| overwrite(block, &mut self.table, &mut coded));
                 fields = known.unwrap_or(fields);
                 if known.is_none() || *flags & END_HEADERS == 0 {
                     self.table.unknown();
@@ -166,7 +169,9 @@ impl<T, P: Pace> Incoming<T, P> {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "its fields take too much room"));
             }
             cost += match *kind {
-                HEADERS | CONTINUATION => REQUEST + FIELD * fields + length / BYTES_OF_FIELDS,
+                HEADERS | CONTINUATION => {
+                    REQUEST + FIELD * fields + length / BYTES_OF_FIELDS + coded / BYTES_OF_AUTHORITY
+                }
                 WINDOW_UPDATE => CHEAP,
                 DATA if length > 0 => CHEAP + length / BYTES,
                 _ => DEAR + length / BYTES,
@@ -343,13 +348,14 @@ impl Table {
     }
 }
 
-/// Overwrites every value of `:authority` and returns the number of fields; `None` if the block could not be
-/// parsed to its end.
-fn overwrite(mut block: &mut [u8], table: &mut Table) -> Option<usize> {
+/// Overwrites every value of `:authority`, adds the bytes of those that are Huffman-coded to `coded`, and
+/// returns the number of fields; `None` if the block could not be parsed to its end.
+fn overwrite(mut block: &mut [u8], table: &mut Table, coded: &mut usize) -> Option<usize> {
     let mut fields = 0;
     while !block.is_empty() {
         let (value, rest) = field(block, table)?;
         if let Some(value) = value {
+            *coded += if value.coded { value.bytes.len() } else { 0 };
             value.blank();
         }
         block = rest;

@@ -409,6 +409,17 @@ fn what_fields_cost_grows_with_their_number_and_their_length() {
     write_integer(&mut long, 0, 7, 8000);
     long.extend([b'y'; 8000]);
     assert_eq!(whole(&long), REQUEST + 4 + 62);
+    // An `:authority` is overwritten, bit by bit if it is coded.
+    let authority = |coded: u8| {
+        let mut field = vec![0x01];
+        write_integer(&mut field, coded, 7, 6000);
+        field.extend([0x18; 6000]);
+        field
+    };
+    assert_eq!(whole(&authority(0)), REQUEST + 4 + 46);
+    assert_eq!(whole(&authority(0x80)), REQUEST + 4 + 46 + 1000);
+    let broken = [authority(0x80), vec![0xff; 6]].concat();
+    assert_eq!(whole(&broken), REQUEST + MOST_FIELDS + 46 + 1000, "also in a frame that is not understood");
     // A frame that is not understood is charged for the most fields it may contain.
     assert_eq!(whole(&[0xbe, 0xff, 0xff, 0xff, 0xff, 0xff]), REQUEST + 9);
     assert_eq!(cost(&[0xbe; 500], CONTINUATION, 0), REQUEST + 500 + 3);
