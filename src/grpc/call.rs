@@ -281,9 +281,9 @@ impl Work<'_> {
         let (mut received, mut room) = (Vec::new(), None);
         loop {
             if let Some(length) = length(&received)? {
-                if received.len() >= PREFIX + length {
-                    received.truncate(PREFIX + length);
-                    return Ok((Bytes::from(received).slice(PREFIX..), room));
+                if let Some(message) = received.get(PREFIX..PREFIX + length) {
+                    // Copied, because the buffer has room for all that came behind the message.
+                    return Ok((Bytes::copy_from_slice(message), room));
                 }
                 if length > SHORT && room.is_none() {
                     room = Some(self.room(length)?);

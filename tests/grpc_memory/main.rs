@@ -162,6 +162,9 @@ impl Kind {
 /// Maximum memory of any call, in bytes: see `Limits::open`.
 const CALL: usize = 3 << 10;
 
+/// Maximum size of a frame.
+const FRAME: usize = 1 << 14;
+
 /// Encodes the header of a call, with additional fields.
 fn head(stream: u32, method: &str, more: &[u8]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &[&request(method)[..], more].concat())
@@ -236,6 +239,13 @@ const KINDS: &[Kind] = &[
     Kind::new("with data behind its message", |stream| {
         [[head(stream, "Hang", &[]), empty(0, stream)].concat(), frame(DATA, 0, stream, &[1; 256])]
     }),
+    Kind::new("with a frame full of data behind its message", |stream| {
+        // A message of one byte; an empty one keeps no buffer.
+        let mut data = [0; FRAME];
+        data[4] = 1;
+        let data = frame(DATA, 0, stream, &data);
+        [[head(stream, "Hang", &[]), data].concat(), Vec::new()]
+    }),
     Kind::new("of which the head came", |stream| [head(stream, "Hang", &[]), Vec::new()]),
     Kind::new("of which half a message came", |stream| {
         let half = frame(DATA, 0, stream, &[0, 0, 0, 1, 0, 1, 2, 3]);
@@ -279,6 +289,10 @@ fn call(kind: &Kind) -> usize {
             let stream = 2 * u32::try_from(number).unwrap() + 1;
             let bytes = &(kind.script)(stream)[part];
             clients.iter_mut().for_each(|client| client.send(bytes));
+            if bytes.len() > FRAME {
+                // The connection's window has room for three of them.
+                clients.iter_mut().for_each(Client::settle);
+            }
         }
         clients.iter_mut().for_each(Client::settle);
     }
