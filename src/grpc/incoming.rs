@@ -64,6 +64,8 @@ const DEAR: usize = 4;
 const CHEAP: usize = 2;
 /// Bytes of any frame that cost one more unit.
 const BYTES: usize = 1024;
+/// The minimum cost of what arrives with one read, for which the connection's task was woken.
+const READ: usize = 8;
 
 /// A client's stream, with every `:authority` overwritten. Where frames flood, it is read no faster than
 /// [`Pace::pace`] allows.
@@ -180,8 +182,9 @@ impl<T, P: Pace> Incoming<T, P> {
         }
     }
 
-    fn look_and_pay(&mut self) -> io::Result<()> {
-        let cost = self.look()?;
+    /// Inspects received bytes and pays for them, at least `least`.
+    fn look_and_pay(&mut self, least: usize) -> io::Result<()> {
+        let cost = self.look()?.max(least);
         if cost > 0 {
             let pause = self.pace.pace(cost);
             self.pause = (!pause.is_zero()).then(|| Box::pin(sleep(pause)));
@@ -228,7 +231,7 @@ impl<T: AsyncRead + Unpin, P: Pace + Unpin> AsyncRead for Incoming<T, P> {
                 ready!(pause.as_mut().poll(cx));
                 self.pause = None;
             }
-            self.look_and_pay()?;
+            self.look_and_pay(0)?;
             if self.given < self.seen {
                 break;
             }
@@ -241,7 +244,7 @@ impl<T: AsyncRead + Unpin, P: Pace + Unpin> AsyncRead for Incoming<T, P> {
                 break;
             }
             self.held.extend_from_slice(chunk.filled());
-            self.look_and_pay()?;
+            self.look_and_pay(READ)?;
         }
         self.give(out);
         Poll::Ready(Ok(()))

@@ -1,7 +1,8 @@
 //! Tests what h2 accepts, with our own encoder: h2's cannot write what Go's does.
 
 use std::collections::VecDeque;
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use h2::server;
 use hyper::body::Bytes;
@@ -426,6 +427,42 @@ fn what_fields_cost_grows_with_their_number_and_their_length() {
     assert_eq!(cost(&[0; 5], DATA, 0), CHEAP);
     assert_eq!(cost(&[0; 16_000], DATA, 0), CHEAP + 15);
     assert_eq!(cost(&[0; 8], 6, 0), DEAR);
+}
+
+/// Adds up what is charged.
+#[derive(Clone, Default)]
+struct Charged(Arc<AtomicUsize>);
+
+impl Pace for Charged {
+    fn pace(&self, cost: usize) -> Duration {
+        self.0.fetch_add(cost, Ordering::SeqCst);
+        Duration::ZERO
+    }
+
+    fn keep(&mut self, _: u32) -> bool {
+        true
+    }
+
+    fn blocked(&self, _: bool) {}
+}
+
+#[tokio::test]
+async fn bytes_that_trickle_are_charged_for_each_read() {
+    let (mut client, server) = duplex(1 << 20);
+    let charged = Charged::default();
+    let mut incoming = Incoming::new(server, charged.clone());
+    let mut sent = requests(GO, &[]);
+    sent.extend(frame(DATA, 0, 1, &[0; 1000]));
+    let mut read = [0; 64];
+    for byte in &sent {
+        client.write_all(&[*byte]).await.unwrap();
+        // The head of a frame is held back until it is complete.
+        let _ = futures::poll!(std::pin::pin!(incoming.read(&mut read)));
+    }
+    assert_eq!(charged.0.swap(0, Ordering::SeqCst), READ * sent.len());
+    client.write_all(&frame(6, 0, 0, &[0; 8]).repeat(10)).await.unwrap();
+    incoming.read_exact(&mut [0; 10 * (HEAD + 8)]).await.unwrap();
+    assert_eq!(charged.0.load(Ordering::SeqCst), 10 * DEAR, "frames that come together");
 }
 
 const fn endless_head() -> usize {
