@@ -12,6 +12,7 @@ mod follow;
 mod lease;
 mod list_items;
 mod list_watch;
+mod metadata;
 mod nodes;
 mod objects;
 mod pages;
@@ -28,12 +29,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{DynamicObject, ObjectMeta, Patch, PatchParams};
+use kube::api::{GetParams, ObjectMeta, Patch, PatchParams};
+use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::Status;
-use kube::{Api, ResourceExt};
+use kube::core::{Request, Status, request};
+use kube::{Resource, ResourceExt};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::causes::chain;
@@ -45,6 +50,7 @@ pub use device::{Device, Devices};
 pub use events::{EVENTS_NAMESPACE, Regarding, Report};
 pub use follow::{Follow, Glimpse};
 pub use list_watch::{Tellings, Told};
+use metadata::OnlyMetadata;
 use nodes::KubeletNode;
 pub use nodes::{KubeletEndpoint, SlimNode};
 pub use objects::{Brief, KEEP, Mark, Sum, Writers, is_native};
@@ -307,9 +313,9 @@ impl Cluster {
     /// # Errors
     /// See [`ClusterError`]; only calls for a Node return [`ClusterError::NoSuchNode`].
     pub async fn node_uid(&self, name: &str) -> Result<String, ClusterError> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = self.get_node(name, nodes.get_metadata(name)).await?;
-        Ok(node.uid().unwrap_or_default())
+        let request = nodes().get_metadata(name, &GetParams::default());
+        let node = self.get_node(name, self.read::<OnlyMetadata>(request)).await?;
+        Ok(node.metadata.uid.unwrap_or_default())
     }
 
     /// Returns the version that a node's kubelet reported, such as `v1.36.3`; empty if it has not yet.
@@ -317,8 +323,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::node_uid`].
     pub async fn kubelet_version(&self, name: &str) -> Result<String, ClusterError> {
-        let nodes: Api<KubeletNode> = Api::all(self.client.clone());
-        Ok(self.get_node(name, nodes.get(name)).await?.version())
+        Ok(self.get_node(name, self.kubelet_node(name)).await?.version())
     }
 
     /// Returns the address of a kubelet's HTTPS port, as it reported it.
@@ -326,8 +331,11 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::node_uid`].
     pub async fn kubelet_endpoint(&self, name: &str) -> Result<KubeletEndpoint, ClusterError> {
-        let nodes: Api<KubeletNode> = Api::all(self.client.clone());
-        Ok(self.get_node(name, nodes.get(name)).await?.endpoint())
+        Ok(self.get_node(name, self.kubelet_node(name)).await?.endpoint())
+    }
+
+    async fn kubelet_node(&self, name: &str) -> Result<KubeletNode, kube::Error> {
+        self.read(nodes().get(name, &GetParams::default())).await
     }
 
     /// Runs a request for a Node, or for a part of it.
@@ -349,13 +357,12 @@ impl Cluster {
     /// See [`ClusterError`]; only calls for an object return [`ClusterError::NoCrd`].
     pub async fn topology(&self, name: &str) -> Result<Option<NodeResourceTopology>, ClusterError> {
         let what = format!("get noderesourcetopology {name}");
-        let api = self.topologies();
-        match self.in_time(&what, api.get(name)).await {
-            Ok(DynamicObject { metadata, data, .. }) => {
-                // Unreadable content counts as empty: a foreign writer must not lock us out.
-                let spec: Fields = serde_json::from_value(data).unwrap_or_default();
-                Ok(Some(self.form.read(NodeResourceTopology { metadata, spec })))
-            }
+        let call = async {
+            let bytes = self.bytes(self.topologies().get(name, &GetParams::default())).await?;
+            read_topology(&bytes).map_err(kube::Error::SerdeError)
+        };
+        match self.in_time(&what, call).await {
+            Ok(object) => Ok(Some(self.form.read(object))),
             // If the resource itself is unknown, the 404 has no reason.
             Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(None),
             Err(failure) => Err(self.explain_object(failure, &what)),
@@ -404,13 +411,24 @@ impl Cluster {
         params: &PatchParams,
         patch: &Patch<P>,
     ) -> Result<ObjectMeta, ClusterError> {
-        let api = self.topologies();
-        let patched = self.in_time(what, api.patch_metadata(name, params, patch)).await;
+        let request = self.topologies().patch_metadata(name, params, patch);
+        let patched = self.in_time(what, self.read::<OnlyMetadata>(request)).await;
         patched.map(|object| object.metadata).map_err(|failure| self.explain_object(failure, what))
     }
 
-    fn topologies(&self) -> Api<DynamicObject> {
-        Api::all_with(self.client.clone(), &self.form.version.resource())
+    fn topologies(&self) -> Request {
+        Request::new(self.topologies_path())
+    }
+
+    /// Runs a request and decodes the response.
+    async fn read<T: DeserializeOwned>(&self, request: Built) -> Result<T, kube::Error> {
+        serde_json::from_slice(&self.bytes(request).await?).map_err(kube::Error::SerdeError)
+    }
+
+    /// Runs a request and returns the response.
+    async fn bytes(&self, request: Built) -> Result<Bytes, kube::Error> {
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        Ok(self.send(request.map(Body::from)).await?.collect().await?.to_bytes())
     }
 
     /// Maps a failed call for an object: the resource itself may be unknown.
@@ -459,6 +477,20 @@ impl Cluster {
             }
         }
     }
+}
+
+/// A request that kube has built, unless that failed.
+type Built = Result<hyper::Request<Vec<u8>>, request::Error>;
+
+fn nodes() -> Request {
+    Request::new(Node::url_path(&(), None))
+}
+
+/// Decodes an object of ours. Unreadable content counts as empty: a foreign writer must not lock us out.
+fn read_topology(bytes: &[u8]) -> Result<NodeResourceTopology, serde_json::Error> {
+    let OnlyMetadata { metadata } = serde_json::from_slice(bytes)?;
+    let spec: Fields = serde_json::from_slice(bytes).unwrap_or_default();
+    Ok(NodeResourceTopology { metadata, spec })
 }
 
 enum Failure {

@@ -7,9 +7,9 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{NodeAffinity, NodeSelector, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use kube::api::{DeleteParams, ListParams, Preconditions, WatchParams};
-use kube::core::Selector;
-use kube::{Api, ResourceExt};
+use kube::api::{DeleteParams, GetParams, ListParams, Preconditions, WatchParams};
+use kube::core::{Request, Selector};
+use kube::{Resource, ResourceExt};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -196,9 +196,13 @@ impl Cluster {
         namespace: &str,
         name: &str,
     ) -> Result<Option<SlimDaemonSet>, ClusterError> {
-        let api: Api<SlimDaemonSet> = Api::namespaced(self.client.clone(), namespace);
         let what = format!("get daemonset {namespace}/{name}");
-        self.in_time(&what, api.get_opt(name)).await.map_err(|failure| failure.explain(&what))
+        let request = daemon_sets(namespace).get(name, &GetParams::default());
+        match self.in_time(&what, self.read(request)).await {
+            Ok(daemon_set) => Ok(Some(daemon_set)),
+            Err(Failure::Status(status)) if status.is_not_found() => Ok(None),
+            Err(failure) => Err(failure.explain(&what)),
+        }
     }
 
     /// Deletes exactly this DaemonSet, and leaves its pods to garbage collection; returns false if it is
@@ -208,11 +212,11 @@ impl Cluster {
     /// See [`ClusterError`].
     pub async fn delete_daemon_set(&self, namespace: &str, of: &SlimDaemonSet) -> Result<bool, ClusterError> {
         let name = &of.name_any();
-        let api: Api<SlimDaemonSet> = Api::namespaced(self.client.clone(), namespace);
         let what = format!("delete daemonset {namespace}/{name}");
         let preconditions = Preconditions { uid: of.uid(), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
-        match self.in_time(&what, api.delete(name, &params)).await {
+        let request = daemon_sets(namespace).delete(name, &params);
+        match self.in_time(&what, self.bytes(request)).await {
             Ok(_) => Ok(true),
             Err(Failure::Status(status)) if status.code == 404 => Ok(false),
             Err(failure) => Err(failure.explain(&what)),
@@ -256,6 +260,10 @@ impl Cluster {
         };
         Pages::new(self.clone(), listing)
     }
+}
+
+fn daemon_sets(namespace: &str) -> Request {
+    Request::new(DaemonSet::url_path(&(), Some(namespace)))
 }
 
 fn pods_path(namespace: &str) -> String {

@@ -2,7 +2,7 @@
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::client::Body;
-use kube::core::{Request, Status};
+use kube::core::Request;
 
 use super::{Cluster, ClusterError, Devices, Failure};
 
@@ -31,22 +31,14 @@ impl Cluster {
     async fn read_devices(&self, node: &str) -> Result<Devices, kube::Error> {
         let request = Request::new(PATH).get(node, &kube::api::GetParams::default());
         let request = request.map_err(kube::Error::BuildRequest)?;
-        let answer = self.client.send(request.map(Body::from)).await?;
-        let code = answer.status();
-        let bytes = match Limited::new(answer.into_body(), LIMIT).collect().await {
-            Ok(body) => body.to_bytes(),
+        let body = self.send(request.map(Body::from)).await?;
+        match Limited::new(body, LIMIT).collect().await {
+            Ok(body) => serde_json::from_slice(&body.to_bytes()).map_err(kube::Error::SerdeError),
             Err(error) if error.is::<LengthLimitError>() => {
                 let reason = format!("it has more than {LIMIT} bytes");
-                return Err(kube::Error::SerdeError(serde::de::Error::custom(reason)));
+                Err(kube::Error::SerdeError(serde::de::Error::custom(reason)))
             }
-            Err(error) => return Err(kube::Error::Service(error)),
-        };
-        if !code.is_client_error() && !code.is_server_error() {
-            return serde_json::from_slice(&bytes).map_err(kube::Error::SerdeError);
+            Err(error) => Err(kube::Error::Service(error)),
         }
-        // A proxy in between may respond without a status.
-        let mut status: Status = serde_json::from_slice(&bytes).unwrap_or_default();
-        status.code = code.as_u16();
-        Err(kube::Error::Api(Box::new(status)))
     }
 }

@@ -3,8 +3,10 @@
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use kube::Api;
+use kube::Resource;
 use kube::api::{ObjectMeta, PostParams};
+use kube::core::Request;
+use kube::core::request::Error;
 
 use super::{Cluster, ClusterError, FIELD_MANAGER};
 
@@ -102,8 +104,10 @@ impl Cluster {
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let what = format!("create an event about {}", regarding.name());
-        let api: Api<Event> = Api::namespaced(self.client.clone(), EVENTS_NAMESPACE);
-        let made = self.in_time(&what, api.create(&params, &event)).await;
+        let events = Request::new(Event::url_path(&(), Some(EVENTS_NAMESPACE)));
+        let event = serde_json::to_vec(&event).map_err(Error::SerializeBody);
+        let request = event.and_then(|event| events.create(&params, event));
+        let made = self.in_time(&what, self.bytes(request)).await;
         made.map(drop).map_err(|failure| failure.explain(&what))
     }
 }

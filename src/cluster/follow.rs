@@ -2,9 +2,9 @@
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
-use kube::api::{DynamicObject, ObjectMeta, WatchEvent};
-use kube::core::PartialObjectMeta;
+use kube::api::{GetParams, ObjectMeta, WatchEvent};
 
+use super::metadata::OnlyMetadata;
 use super::pods::{Frames, Odd};
 use super::watch::{Heard, Lost, Told, Watch, Watched};
 use super::{Cluster, ClusterError, Failure};
@@ -78,8 +78,8 @@ impl Watched for Object {
     }
 
     fn read(&self, frame: &[u8]) -> Result<Told<Glimpse>, Odd> {
-        type Event = WatchEvent<PartialObjectMeta<DynamicObject>>;
-        let event: Event = serde_json::from_slice(frame).map_err(|error| Odd::Line(error.to_string()))?;
+        let event: WatchEvent<OnlyMetadata> =
+            serde_json::from_slice(frame).map_err(|error| Odd::Line(error.to_string()))?;
         let version = |metadata: &ObjectMeta| metadata.resource_version.clone().ok_or(Odd::NoVersion);
         Ok(match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
@@ -131,9 +131,10 @@ impl Following {
     async fn look(&mut self) -> Result<Option<Glimpse>, ClusterError> {
         let cluster = self.watch.cluster.clone();
         let what = format!("get noderesourcetopology {}", self.name);
-        let glimpse = match cluster.in_time(&what, cluster.topologies().get_metadata_opt(&self.name)).await {
-            Ok(Some(object)) => Some(Glimpse::Is(Box::new(object.metadata))),
-            Ok(None) => Some(Glimpse::Gone(None)),
+        let request = cluster.topologies().get_metadata(&self.name, &GetParams::default());
+        let glimpse = match cluster.in_time(&what, cluster.read::<OnlyMetadata>(request)).await {
+            Ok(object) => Some(Glimpse::Is(Box::new(object.metadata))),
+            Err(Failure::Status(status)) if status.is_not_found() => Some(Glimpse::Gone(None)),
             Err(failure) => match cluster.explain_object(failure, &what) {
                 // Then the watch alone has to suffice.
                 error if error.is_forbidden() => None,

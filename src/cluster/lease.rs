@@ -1,10 +1,12 @@
 //! The Lease for leader election.
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use kube::Api;
-use kube::api::{ObjectMeta, PostParams};
+use kube::Resource;
+use kube::api::{GetParams, ObjectMeta, PostParams};
+use kube::core::Request;
+use kube::core::request::Error;
 
-use super::{Cluster, ClusterError, FIELD_MANAGER};
+use super::{Built, Cluster, ClusterError, FIELD_MANAGER, Failure};
 
 impl Cluster {
     /// Returns a Lease; `None` if there is none.
@@ -13,8 +15,11 @@ impl Cluster {
     /// See [`ClusterError`].
     pub async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Lease>, ClusterError> {
         let what = format!("get lease {namespace}/{name}");
-        let api = self.leases(namespace);
-        self.in_time(&what, api.get_opt(name)).await.map_err(|failure| failure.explain(&what))
+        match self.read_lease(&what, leases(namespace).get(name, &GetParams::default())).await {
+            Ok(lease) => Ok(Some(lease)),
+            Err(Failure::Status(status)) if status.is_not_found() => Ok(None),
+            Err(failure) => Err(failure.explain(&what)),
+        }
     }
 
     /// Creates a Lease.
@@ -30,8 +35,8 @@ impl Cluster {
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
         let what = format!("create lease {namespace}/{name}");
         let lease = Lease { metadata, spec: Some(spec) };
-        let api = self.leases(namespace);
-        let made = self.in_time(&what, api.create(&by_us(), &lease)).await;
+        let request = encoded(&lease).and_then(|lease| leases(namespace).create(&by_us(), lease));
+        let made = self.read_lease(&what, request).await;
         made.map_err(|failure| failure.explain(&what))
     }
 
@@ -44,14 +49,22 @@ impl Cluster {
         lease.metadata.managed_fields = None;
         let name = lease.metadata.name.clone().unwrap_or_default();
         let what = format!("update lease {namespace}/{name}");
-        let api = self.leases(namespace);
-        let replaced = self.in_time(&what, api.replace(&name, &by_us(), &lease)).await;
+        let request = encoded(&lease).and_then(|lease| leases(namespace).replace(&name, &by_us(), lease));
+        let replaced = self.read_lease(&what, request).await;
         replaced.map_err(|failure| failure.explain(&what))
     }
 
-    fn leases(&self, namespace: &str) -> Api<Lease> {
-        Api::namespaced(self.client.clone(), namespace)
+    async fn read_lease(&self, what: &str, request: Built) -> Result<Lease, Failure> {
+        self.in_time(what, self.read(request)).await
     }
+}
+
+fn leases(namespace: &str) -> Request {
+    Request::new(Lease::url_path(&(), Some(namespace)))
+}
+
+fn encoded(lease: &Lease) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(lease).map_err(Error::SerializeBody)
 }
 
 fn by_us() -> PostParams {

@@ -4,12 +4,13 @@
 //! after the last event; if that is impossible, the objects are relisted after a backoff.
 
 use std::marker::PhantomData;
-use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use futures::stream::{BoxStream, unfold};
-use futures::{AsyncBufRead, AsyncBufReadExt, StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt};
+use http_body_util::BodyExt;
 use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::client::Body;
 use kube::core::Request;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -17,7 +18,7 @@ use tracing::warn;
 
 use super::list_items::ListItems;
 use super::nodes::WATCH_SECONDS;
-use super::watch::{ANSWER, is_useless};
+use super::watch::{ANSWER, ASKED_LIMIT, is_useless};
 use super::{Cluster, ClusterError, Failure};
 use crate::backoff::back_off;
 
@@ -128,6 +129,8 @@ impl<T: Reduced> ListWatch<T> {
                             true => self.lose(),
                             false => self.interrupt(),
                         }
+                        let asked = error.retry_after().unwrap_or_default().min(ASKED_LIMIT);
+                        self.not_before = self.not_before.max(Instant::now() + asked);
                         return Err(error);
                     }
                 }
@@ -181,7 +184,7 @@ impl<T: Reduced> ListWatch<T> {
         let request = Request::new(path.clone());
         let request = if *metadata { request.list_metadata(list) } else { request.list(list) };
         let request = request.map_err(kube::Error::BuildRequest);
-        let call = async { read_list(pin!(self.cluster.client.request_stream(request?).await?)).await };
+        let call = async { read_list(self.cluster.send(request?.map(Body::from)).await?).await };
         let read = self.cluster.within(ANSWER, &what, call).await;
         let read = read.map_err(|failure| self.explain(failure, &what))?;
         let server = self.cluster.server.clone();
@@ -242,17 +245,13 @@ impl<T: Reduced> ListWatch<T> {
 }
 
 /// Reads a list as it arrives; or returns what is wrong with it.
-async fn read_list<T: Reduced>(
-    mut answer: Pin<&mut impl AsyncBufRead>,
-) -> kube::Result<Result<Read<T>, String>> {
+async fn read_list<T: Reduced>(mut body: Body) -> kube::Result<Result<Read<T>, String>> {
     let (mut items, mut kept) = (ListItems::default(), Vec::new());
-    loop {
-        let piece = answer.fill_buf().await.map_err(|error| kube::Error::Service(error.into()))?;
-        let length = piece.len();
-        if length == 0 {
-            return Ok(items.finish().map(|(version, left_out)| Read { kept, version, left_out }));
-        }
-        let pushed = items.push(piece, |item| {
+    while let Some(frame) = body.frame().await {
+        let Ok(piece) = frame.map_err(|error| kube::Error::Service(error.into()))?.into_data() else {
+            continue;
+        };
+        let pushed = items.push(&piece, |item| {
             let item: T = serde_json::from_slice(item).map_err(|error| error.to_string())?;
             kept.extend(Some(item).filter(Reduced::is_kept));
             Ok(())
@@ -260,6 +259,6 @@ async fn read_list<T: Reduced>(
         if let Err(reason) = pushed {
             return Ok(Err(reason));
         }
-        answer.as_mut().consume(length);
     }
+    Ok(items.finish().map(|(version, left_out)| Read { kept, version, left_out }))
 }

@@ -6,10 +6,12 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, NodeSystemInfo, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
+use kube::api::GetParams;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use serde::Deserialize;
 
+use super::metadata::OnlyMetadata;
 use super::pages::{Listing, Pages};
 use super::slim::reads_as;
 use super::steady::Steady;
@@ -112,7 +114,6 @@ reads_as!(SlimNode, Node);
 /// The part of a Node that describes its kubelet. A whole Node also lists its images, some 15 KiB.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct KubeletNode {
-    metadata: ObjectMeta,
     #[serde(default)]
     status: KubeletStatus,
 }
@@ -142,8 +143,6 @@ impl KubeletNode {
         }
     }
 }
-
-reads_as!(KubeletNode, Node);
 
 /// The address of a kubelet's HTTPS port, as far as reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -194,9 +193,9 @@ impl Cluster {
     /// # Errors
     /// See [`ClusterError`].
     pub async fn has_no_node(&self, name: &str) -> Result<bool, ClusterError> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
         let what = format!("get node {name}");
-        match self.in_time(&what, nodes.get_metadata(name)).await {
+        let request = super::nodes().get_metadata(name, &GetParams::default());
+        match self.in_time(&what, self.read::<OnlyMetadata>(request)).await {
             Ok(_) => Ok(false),
             Err(Failure::Status(status)) if status.code == 404 => {
                 // A proxy in between that does not know the path responds with 404 as well.

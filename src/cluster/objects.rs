@@ -355,8 +355,9 @@ impl Cluster {
     async fn delete_if(&self, name: &str, preconditions: Preconditions) -> Result<bool, ClusterError> {
         let what = format!("delete noderesourcetopology {name}");
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
-        let api = self.topologies();
-        match self.in_time(&what, api.delete(name, &params)).await {
+        // The response may be the object itself.
+        let request = self.topologies().delete(name, &params);
+        match self.in_time(&what, self.bytes(request)).await {
             Ok(_) => Ok(true),
             Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(false),
             Err(failure) => Err(self.explain_object(failure, &what)),

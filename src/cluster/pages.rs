@@ -86,9 +86,9 @@ impl Cluster {
         params.continue_token = Some(next.to_owned()).filter(|next| !next.is_empty());
         let request = Request::new(path.clone());
         let request = if *metadata { request.list_metadata(&params) } else { request.list(&params) };
-        let request = request.map_err(kube::Error::BuildRequest);
-        let call = async { self.client.request::<Page<T>>(request?).await };
-        self.in_time(what, call).await.map_err(|failure| self.explain_list(failure, listing))
+        self.in_time(what, self.read::<Page<T>>(request))
+            .await
+            .map_err(|failure| self.explain_list(failure, listing))
     }
 
     /// Returns the number of objects, without reading them.

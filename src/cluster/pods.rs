@@ -136,6 +136,12 @@ impl Cluster {
         let mut request = request.map(Body::from);
         request.headers_mut().insert(ACCEPT, HeaderValue::from_static(accept));
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        self.send(request).await
+    }
+
+    /// Sends a request and returns the body of the response; an error response becomes a status, with the
+    /// delay before a retry that the server asks for.
+    pub(super) async fn send(&self, request: Request<Body>) -> Result<Body, kube::Error> {
         let (head, mut body) = self.client.send(request).await?.into_parts();
         if head.status.is_success() {
             return Ok(body);

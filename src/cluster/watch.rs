@@ -44,7 +44,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Maximum width after many failures.
 const WINDOW_LIMIT: Duration = Duration::from_secs(30);
 /// The longest retry delay that the API server may ask for.
-const ASKED_LIMIT: Duration = Duration::from_secs(300);
+pub(super) const ASKED_LIMIT: Duration = Duration::from_secs(300);
 
 /// The earliest time of the next request.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::ApiResource;
 use numacast::cluster::Cluster as ApiServer;
 use numacast::core_v1::decode_pod;
-use numacast::pod::{Annotation, Pod, PodEvent, Wanted, Whole};
+use numacast::pod::{Annotation, Life, Pod, PodEvent, Wanted, Whole};
 use numacast::wire::put_bytes;
 use serde_json::json;
 use tokio::time::timeout;
@@ -103,8 +103,9 @@ impl Listener {
                 }
                 (_, whole) => bail!("{name}: {whole:?}"),
             }
-            // Only wanted annotations are kept, in this test one.
-            let annotations = right.annotations.iter().filter(|(key, _)| &**key == "wanted").cloned();
+            // Only wanted annotations are kept, in this test one, and none of pods that have ended.
+            let is_kept = |key: &str| key == "wanted" && right.life != Life::Ended;
+            let annotations = right.annotations.iter().filter(|(key, _)| is_kept(key)).cloned();
             let right = Pod { annotations: annotations.collect(), ..right.clone() };
             let told = Pod { whole: None, ..told.clone() };
             ensure!(told == right, "{name}:\n{told:?}\n{right:?}");

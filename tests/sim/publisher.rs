@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use numacast::agent::{Agent, Settings};
-use numacast::cluster::Cluster;
+use numacast::cluster::{Cluster, ClusterError, Regarding, Report};
 use numacast::config::{Config, RivalsMode};
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::api_server::{ApiServer, Change, EVENTS, Fault, NODES, TOPOLOGIES};
+use numacast::sim::api_server::{ApiServer, Change, EVENTS, Fault, NODES, PODS, Rule, TOPOLOGIES};
 use numacast::sim::kubelet::PodSpec;
 use numacast::telemetry::server::Exposition;
 use serde_json::{Value, json};
@@ -545,4 +546,74 @@ async fn a_start_and_a_watch_that_are_frozen_do_not_stop_the_end() {
     let world = started(|_| {}).await;
     world.server.set_frozen(true);
     tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
+}
+
+#[tokio::test]
+async fn every_call_says_how_long_the_server_wants_to_be_left_alone() {
+    let server = server().await;
+    server.set_koordinator(true);
+    let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
+    let object: NodeResourceTopology = serde_json::from_value(left_behind(&POLICIES, &["cpu"])).unwrap();
+    cluster.apply(&object).await.unwrap();
+    let mark = cluster.marks().next().await.unwrap().unwrap().remove(0);
+    let lease = cluster.create_lease("default", "l", Default::default()).await.unwrap();
+    let report = Report {
+        regarding: Regarding::Objects,
+        reporter: "numacast/agent",
+        instance: "i",
+        action: "Act",
+        warning: false,
+        reason: "Reason",
+        note: "note",
+    };
+    let fault = Fault::TooManyRequests { retry_after: 3 };
+    server.inject(Rule { verb: None, resource: None, times: None, fault });
+    fn asked<T>(what: &str, answer: Result<T, ClusterError>) {
+        let error = answer.err().unwrap();
+        assert_eq!(error.kind(), "too_many_requests", "{what}: {error}");
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(3)), "{what}");
+    }
+    asked("get object", cluster.topology("worker").await);
+    asked("apply", cluster.apply(&object).await);
+    asked("merge", cluster.nudge("worker", "now").await);
+    asked("delete", cluster.delete_object(&mark).await);
+    asked("list objects", cluster.briefs().next().await);
+    asked("get node", cluster.node_uid("worker").await);
+    asked("get kubelet", cluster.kubelet_endpoint("worker").await);
+    asked("look for node", cluster.has_no_node("worker").await);
+    asked("count nodes", cluster.node_count().await);
+    asked("get daemonset", cluster.daemon_set("default", "d").await);
+    asked("get lease", cluster.lease("default", "l").await);
+    asked("create lease", cluster.create_lease("default", "l", Default::default()).await);
+    asked("replace lease", cluster.replace_lease("default", lease).await);
+    asked("get device", cluster.devices_of("worker").await);
+    asked("create event", cluster.post_event(report).await);
+    let mut pods = cluster.unscheduled_pods();
+    asked("list and watch", pods.next().await.unwrap());
+    server.clear_faults();
+    pods.next().await.unwrap().unwrap();
+    let lists: Vec<_> = server.asked(&PODS).into_iter().map(|asked| asked.at).collect();
+    let waited = lists[1] - lists[0];
+    assert!(waited >= Duration::from_secs(3), "{waited:?}");
+}
+
+#[tokio::test]
+async fn an_agent_that_is_throttled_waits_as_long_as_it_is_told() {
+    let world = World::start(quick()).await;
+    world.agrees().await;
+    let patches = || {
+        let all = world.server.asked(&TOPOLOGIES).into_iter().filter(|asked| asked.verb == "patch");
+        all.map(|asked| asked.at).collect::<Vec<_>>()
+    };
+    let before = patches().len();
+    world.server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::TooManyRequests { retry_after: 3 });
+    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, GIB)).await.unwrap();
+    world.until(|| (patches().len() > before).then_some(())).await;
+    // What is new does not cut the wait short.
+    world.node.kubelet.start_pod(PodSpec::guaranteed("b", 1, GIB)).await.unwrap();
+    world.agrees().await;
+    let patches = patches();
+    let waited = patches[before + 1] - patches[before];
+    assert!(waited >= Duration::from_secs(3), "{waited:?}");
+    world.stop().await;
 }
