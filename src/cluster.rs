@@ -516,3 +516,21 @@ impl Failure {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_read_whatever_its_managed_fields_are() {
+        for levels in [1, 130, 10_000] {
+            let zones = r#"[{"name":"node-0","type":"Node"}]"#;
+            let object = format!(r#"{{"metadata":{},"zones":{zones}}}"#, metadata::nested(levels));
+            let object = read_topology(object.as_bytes()).unwrap();
+            assert_eq!((object.name_any().as_str(), object.spec.zones.len()), ("w", 1));
+        }
+        let odd = read_topology(br#"{"metadata":{"name":"w"},"zones":7}"#).unwrap();
+        assert_eq!(odd, NodeResourceTopology::new("w", Fields::default()));
+        assert!(read_topology(b"<html>").is_err());
+    }
+}

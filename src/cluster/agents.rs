@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::list_watch::{Reduced, Told, Which};
+use super::metadata::metadata;
 use super::nodes::RawStatus;
 use super::pages::{Listing, Pages};
 use super::slim::reads_as;
@@ -93,7 +94,7 @@ impl Reduced for AgentPod {
 /// mostly for volumes.
 #[derive(Clone, Debug, Deserialize)]
 pub struct SlimDaemonSet {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata")]
     metadata: ObjectMeta,
     spec: Option<DaemonSetSpec>,
 }
@@ -307,6 +308,15 @@ mod tests {
         assert!(!runs(json!({"name": "a", "command": ["/numacast"], "args": ["controller"]})));
         assert!(!runs(json!({"name": "kube-proxy", "image": "k8s/kube-proxy", "command": ["kube-proxy"]})));
         assert!(!runs(json!({"name": "a", "image": "datadog/agent", "command": ["agent"]})));
+    }
+
+    #[test]
+    fn a_daemon_set_is_read_whatever_its_managed_fields_are() {
+        for levels in [1, 130, 10_000] {
+            let nested = crate::cluster::metadata::nested(levels);
+            let read: SlimDaemonSet = serde_json::from_str(&format!(r#"{{"metadata":{nested}}}"#)).unwrap();
+            assert_eq!(read.name_any(), "w");
+        }
     }
 
     #[test]

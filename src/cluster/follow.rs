@@ -149,3 +149,21 @@ impl Following {
         Ok(glimpse)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::metadata::nested;
+
+    #[test]
+    fn an_event_is_read_whatever_the_managed_fields_are() {
+        let object = Object { name: "w".to_owned(), path: String::new() };
+        for levels in [1, 130, 10_000] {
+            for kind in ["ADDED", "MODIFIED", "DELETED"] {
+                let event = format!(r#"{{"type":"{kind}","object":{{"metadata":{}}}}}"#, nested(levels));
+                let told = object.read(event.as_bytes()).map_err(|odd| odd.to_string());
+                assert!(matches!(told, Ok(Told::Event(_, version)) if version == "7"), "{kind}, {levels}");
+            }
+        }
+    }
+}

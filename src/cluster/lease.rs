@@ -5,8 +5,18 @@ use kube::Resource;
 use kube::api::{GetParams, ObjectMeta, PostParams};
 use kube::core::Request;
 use kube::core::request::Error;
+use serde::Deserialize;
 
+use super::metadata::metadata;
 use super::{Built, Cluster, ClusterError, FIELD_MANAGER, Failure};
+
+/// A Lease whose `managedFields` may contain anything.
+#[derive(Deserialize)]
+struct RawLease {
+    #[serde(default, deserialize_with = "metadata")]
+    metadata: ObjectMeta,
+    spec: Option<LeaseSpec>,
+}
 
 impl Cluster {
     /// Returns a Lease; `None` if there is none.
@@ -55,7 +65,8 @@ impl Cluster {
     }
 
     async fn read_lease(&self, what: &str, request: Built) -> Result<Lease, Failure> {
-        self.in_time(what, self.read(request)).await
+        let RawLease { metadata, spec } = self.in_time(what, self.read(request)).await?;
+        Ok(Lease { metadata, spec })
     }
 }
 
@@ -69,4 +80,20 @@ fn encoded(lease: &Lease) -> Result<Vec<u8>, Error> {
 
 fn by_us() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::metadata::nested;
+
+    #[test]
+    fn a_lease_is_read_whatever_its_managed_fields_are() {
+        for levels in [1, 130, 10_000] {
+            let lease = format!(r#"{{"metadata":{},"spec":{{"holderIdentity":"a"}}}}"#, nested(levels));
+            let RawLease { metadata, spec } = serde_json::from_str(&lease).unwrap();
+            assert_eq!(metadata.name.as_deref(), Some("w"));
+            assert_eq!(spec.unwrap().holder_identity.as_deref(), Some("a"));
+        }
+    }
 }

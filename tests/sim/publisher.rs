@@ -548,6 +548,51 @@ async fn a_start_and_a_watch_that_are_frozen_do_not_stop_the_end() {
     tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
 }
 
+/// Returns `object` with an entry in its `managedFields` that is nested deeper than serde_json decodes values.
+fn nested(mut object: Value) -> Value {
+    let fields = (0..200).fold(json!({}), |below, _| json!({"f:a": below}));
+    let entry = json!({"manager": "x", "operation": "Update", "apiVersion": "topology.node.k8s.io/v1alpha2",
+        "time": "2026-01-01T00:00:00Z", "fieldsType": "FieldsV1", "fieldsV1": fields});
+    match object["metadata"]["managedFields"].as_array_mut() {
+        Some(entries) => entries.push(entry),
+        None => object["metadata"]["managedFields"] = json!([entry]),
+    }
+    object
+}
+
+fn is_nested(server: &ApiServer) -> bool {
+    let object = server.get(&TOPOLOGIES, "", "worker").unwrap();
+    object["metadata"]["managedFields"].as_array().unwrap().iter().any(|entry| entry["manager"] == "x")
+}
+
+#[tokio::test]
+async fn managed_fields_that_are_nested_deeply_lock_no_agent_out() {
+    let server = server().await;
+    server.put(&TOPOLOGIES, nested(left_behind(&POLICIES, &["cpu"]))).unwrap();
+    let world = World::with(SimNode::with(quick()), server, |_| {});
+    world.agrees().await;
+    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    world.agrees().await;
+    assert!(is_nested(&world.server), "an apply leaves the entry");
+    let world = world.halt().await.again(|_| {});
+    world.node.kubelet.start_pod(PodSpec::guaranteed("b", 2, GIB)).await.unwrap();
+    world.agrees().await;
+    assert!(is_nested(&world.server));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_entry_that_comes_later_does_not_end_the_watch() {
+    let world = World::start(quick()).await;
+    world.agrees().await;
+    let mut edited = nested((*world.server.get(&TOPOLOGIES, "", "worker").unwrap()).clone());
+    edited["zones"] = json!([zone(&["cpu"])]);
+    world.server.put(&TOPOLOGIES, edited).unwrap();
+    world.agrees().await;
+    assert!(is_nested(&world.server));
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn every_call_says_how_long_the_server_wants_to_be_left_alone() {
     let server = server().await;

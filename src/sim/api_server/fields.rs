@@ -88,7 +88,9 @@ pub(super) fn apply(
 
 /// `new` with its changes from `live` recorded as owned by the updating manager.
 pub(super) fn update(live: Option<&Value>, mut new: Value, writer: &Writer<'_>) -> Value {
-    let mut entries = live.map(entries).unwrap_or_default();
+    // The writer may replace the entries, by others that own anything.
+    let given = Some(entries(&new)).filter(|entries| !entries.is_empty());
+    let mut entries = given.or_else(|| live.map(entries)).unwrap_or_default();
     let (after, before) = (leaves(&new), live.map(leaves).unwrap_or_default());
     let changed: BTreeSet<Path> = after
         .iter()
@@ -97,7 +99,8 @@ pub(super) fn update(live: Option<&Value>, mut new: Value, writer: &Writer<'_>) 
         .collect();
     let mine = |entry: &Entry| !entry.apply && entry.manager == writer.manager;
     for entry in &mut entries {
-        let keeps = |path: &Path| after.contains_key(path) && (mine(entry) || !changed.contains(path));
+        let removed = |path: &Path| before.contains_key(path) && !after.contains_key(path);
+        let keeps = |path: &Path| !removed(path) && (mine(entry) || !changed.contains(path));
         entry.fields = entry.fields.iter().filter(|path| keeps(path)).cloned().collect();
     }
     let old = entries.iter().position(mine).map(|at| entries.remove(at));

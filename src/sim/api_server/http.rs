@@ -596,7 +596,8 @@ fn told(change: &Change, target: &Target, selector: &Selector, shape: Shape) -> 
 }
 
 fn line(event: &str, object: &Value) -> Bytes {
-    Bytes::from(format!("{}\n", json!({"type": event, "object": object})))
+    // In the order of a real server: kube buffers an object that comes before its type.
+    Bytes::from(format!("{{\"type\":{},\"object\":{object}}}\n", json!(event)))
 }
 
 impl Target {
