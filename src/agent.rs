@@ -221,8 +221,8 @@ pub struct Agent {
     knows: bool,
     carried: Carried,
     promise: Promise,
-    /// Whether the API server, from which the kubelet gets its pods, failed to respond, and when that was checked.
-    /// Only while a restarted kubelet is waited for.
+    /// Whether the API server, from which the kubelet gets its pods, failed to respond, and when that was
+    /// checked. `None` unless a restarted kubelet is being waited for.
     cut_off: Option<(bool, Instant)>,
     /// For checking whether the API server responds.
     cluster: Cluster,
@@ -611,7 +611,8 @@ impl Agent {
     /// Decides whether a scan is complete. Returns what is still missing from one that may be published, or
     /// why it may not be.
     fn settle(&mut self, scan: &mut Scan, now: Instant) -> Result<Option<String>, String> {
-        let cut_off = self.cut_off.is_some_and(|(cut_off, _)| cut_off) || self.accord.publisher.in_trouble();
+        let failed = self.cut_off.is_some_and(|(failed, _)| failed);
+        let cut_off = failed || self.accord.publisher.in_trouble();
         let lives = |name: &PodName| self.accord.pods.knows_living(name);
         let went = |name: &PodName| self.accord.pods.knows_gone(name);
         let lacks = |name: &PodName, after| self.accord.pods.lacks_since(name, after);

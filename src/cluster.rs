@@ -351,18 +351,27 @@ impl Cluster {
         })
     }
 
-    /// Returns the object of a node; `None` if there is none.
+    /// Returns the object of a node; `None` if it does not exist.
     ///
     /// # Errors
     /// See [`ClusterError`]; only calls for an object return [`ClusterError::NoCrd`].
     pub async fn topology(&self, name: &str) -> Result<Option<NodeResourceTopology>, ClusterError> {
-        let what = format!("get noderesourcetopology {name}");
         let call = async {
             let bytes = self.bytes(self.topologies().get(name, &GetParams::default())).await?;
             read_topology(&bytes).map_err(kube::Error::SerdeError)
         };
+        Ok(self.get_topology(name, call).await?.map(|object| self.form.read(object)))
+    }
+
+    /// Runs a request for an object, or for a part of it; `None` if the object does not exist.
+    async fn get_topology<T>(
+        &self,
+        name: &str,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<Option<T>, ClusterError> {
+        let what = format!("get noderesourcetopology {name}");
         match self.in_time(&what, call).await {
-            Ok(object) => Ok(Some(self.form.read(object))),
+            Ok(read) => Ok(Some(read)),
             // If the resource itself is unknown, the 404 has no reason.
             Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(None),
             Err(failure) => Err(self.explain_object(failure, &what)),
@@ -425,6 +434,19 @@ impl Cluster {
         serde_json::from_slice(&self.bytes(request).await?).map_err(kube::Error::SerdeError)
     }
 
+    /// As [`Cluster::read`]; `None` if the object does not exist.
+    async fn read_opt<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        request: Built,
+    ) -> Result<Option<T>, ClusterError> {
+        match self.in_time(what, self.read(request)).await {
+            Ok(object) => Ok(Some(object)),
+            Err(Failure::Status(status)) if status.is_not_found() => Ok(None),
+            Err(failure) => Err(failure.explain(what)),
+        }
+    }
+
     /// Runs a request and returns the response.
     async fn bytes(&self, request: Built) -> Result<Bytes, kube::Error> {
         let request = request.map_err(kube::Error::BuildRequest)?;
@@ -481,6 +503,11 @@ impl Cluster {
 
 /// A request that kube has built, unless that failed.
 type Built = Result<hyper::Request<Vec<u8>>, request::Error>;
+
+/// Encodes the body of a request.
+fn encoded(object: &impl Serialize) -> Result<Vec<u8>, request::Error> {
+    serde_json::to_vec(object).map_err(request::Error::SerializeBody)
+}
 
 fn nodes() -> Request {
     Request::new(Node::url_path(&(), None))

@@ -1,6 +1,8 @@
 //! The item of a JSON list that is just arriving. One that is too large is left out: its creator must not be
 //! able to hide all others.
 
+use tracing::warn;
+
 /// Maximum size of an item in JSON. etcd accepts 1.5 MiB by default, and JSON writers of Go escape characters
 /// such as `<` as six bytes: 9 MiB.
 pub(crate) const LARGEST: usize = 10 << 20;
@@ -57,6 +59,22 @@ impl OneItem {
     }
 }
 
+/// Logs that items were left out: once, until a list has none.
+#[derive(Debug, Default)]
+pub(crate) struct LeftOutLog {
+    logged: bool,
+}
+
+impl LeftOutLog {
+    /// Logs the [message](OneItem::left_out) of a list, if there is one and the last list had none.
+    pub(crate) fn log(&mut self, list: &str, message: Option<String>) {
+        if let (false, Some(message)) = (self.logged, &message) {
+            warn!("{list}: {message}");
+        }
+        self.logged = message.is_some();
+    }
+}
+
 /// Returns namespace and name from the beginning of an object as Kubernetes writes it in a list.
 fn name(beginning: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(beginning);
@@ -70,7 +88,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Returns a pod as Go writes it, whose arguments are this many characters that are escaped.
-    pub(crate) fn escaped_pod(name: &str, characters: usize) -> String {
+    fn escaped_pod(name: &str, characters: usize) -> String {
         let text = r"\u003c".repeat(characters);
         format!(
             r#"{{"metadata":{{"name":"{name}","namespace":"ns","resourceVersion":"3"}},"spec":{{"containers":[{{"name":"c","args":["]}}\"{text}"]}}]}}}}"#
@@ -78,7 +96,13 @@ pub(crate) mod tests {
     }
 
     /// Characters that fit into etcd's limit of 1.5 MiB.
-    pub(crate) const ETCD: usize = 1_450_000;
+    const ETCD: usize = 1_450_000;
+
+    /// Returns pods of which only `too-large` exceeds [`LARGEST`]; `large` is as large as etcd accepts.
+    pub(crate) fn pods() -> [String; 4] {
+        let sizes = [("a", 0), ("large", ETCD), ("too-large", LARGEST / 6), ("b", 0)];
+        sizes.map(|(name, characters)| escaped_pod(name, characters))
+    }
 
     #[test]
     fn an_item_that_is_just_small_enough_is_read_whatever_its_pieces() {

@@ -242,9 +242,9 @@ impl ConfigReader {
     /// lists no CPUs, which under `static` would mean that it has none to allocate.
     fn forget_managers(&mut self) {
         let Some((_, config)) = &mut self.known else { return };
-        let by_hand = &self.sources.by_hand;
-        config.cpu_manager_policy = by_hand.cpu_manager_policy.clone().unwrap_or_default();
-        config.memory_manager_policy = by_hand.memory_manager_policy.clone().unwrap_or_default();
+        config.cpu_manager_policy.clear();
+        config.memory_manager_policy.clear();
+        self.sources.by_hand.apply(config);
     }
 
     /// Asks the kubelet, if that is configured, possible and due.

@@ -69,13 +69,13 @@ pub struct Recording {
     pub terminal: BTreeSet<(String, String)>,
 }
 
-/// A response, or one sentence why there is none.
+/// A response, or the error in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Answer<T> {
     /// The response.
     Answer(T),
-    /// Why there is none.
+    /// The error, in one sentence.
     Error(String),
 }
 

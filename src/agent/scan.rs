@@ -56,8 +56,8 @@ pub enum ScanError {
     DevicesOnly,
     /// Without the annotated devices, those in use would look free.
     #[error(
-        "the devices in the pods' annotations are not known yet (`proxy.zones`): neither the pods nor the node's Koordinator \
-         Device were read since the start"
+        "the devices in the pods' annotations are not known yet (`proxy.zones`): the pods, or the node's Koordinator \
+         Device, have not been read since the start"
     )]
     AnnotationsUnknown,
     /// The responses of a scan never came from a single kubelet.

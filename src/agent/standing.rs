@@ -96,7 +96,7 @@ pub(super) enum Others {
     Agree,
     /// The List lacks some, or the source has not synced yet. The text is the reason.
     Miss(String),
-    /// The source does not work, or there is none.
+    /// No pod source is configured, or it does not work.
     Silent,
 }
 

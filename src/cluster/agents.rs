@@ -188,7 +188,7 @@ pub fn runs_agents(of: &SlimDaemonSet) -> bool {
 }
 
 impl Cluster {
-    /// Returns a DaemonSet; `None` if there is none.
+    /// Returns a DaemonSet; `None` if it does not exist.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -199,11 +199,7 @@ impl Cluster {
     ) -> Result<Option<SlimDaemonSet>, ClusterError> {
         let what = format!("get daemonset {namespace}/{name}");
         let request = daemon_sets(namespace).get(name, &GetParams::default());
-        match self.in_time(&what, self.read(request)).await {
-            Ok(daemon_set) => Ok(Some(daemon_set)),
-            Err(Failure::Status(status)) if status.is_not_found() => Ok(None),
-            Err(failure) => Err(failure.explain(&what)),
-        }
+        self.read_opt(&what, request).await
     }
 
     /// Deletes exactly this DaemonSet, and leaves its pods to garbage collection; returns false if it is

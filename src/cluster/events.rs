@@ -6,9 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Resource;
 use kube::api::{ObjectMeta, PostParams};
 use kube::core::Request;
-use kube::core::request::Error;
 
-use super::{Cluster, ClusterError, FIELD_MANAGER};
+use super::{Cluster, ClusterError, FIELD_MANAGER, encoded};
 
 /// Namespace of Events about cluster-scoped objects.
 pub const EVENTS_NAMESPACE: &str = "default";
@@ -105,8 +104,7 @@ impl Cluster {
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let what = format!("create an event about {}", regarding.name());
         let events = Request::new(Event::url_path(&(), Some(EVENTS_NAMESPACE)));
-        let event = serde_json::to_vec(&event).map_err(Error::SerializeBody);
-        let request = event.and_then(|event| events.create(&params, event));
+        let request = encoded(&event).and_then(|event| events.create(&params, event));
         let made = self.in_time(&what, self.bytes(request)).await;
         made.map(drop).map_err(|failure| failure.explain(&what))
     }

@@ -4,11 +4,10 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::Resource;
 use kube::api::{GetParams, ObjectMeta, PostParams};
 use kube::core::Request;
-use kube::core::request::Error;
 use serde::Deserialize;
 
 use super::metadata::metadata;
-use super::{Built, Cluster, ClusterError, FIELD_MANAGER, Failure};
+use super::{Built, Cluster, ClusterError, FIELD_MANAGER, encoded};
 
 /// A Lease whose `managedFields` may contain anything.
 #[derive(Deserialize)]
@@ -18,18 +17,21 @@ struct RawLease {
     spec: Option<LeaseSpec>,
 }
 
+impl From<RawLease> for Lease {
+    fn from(RawLease { metadata, spec }: RawLease) -> Self {
+        Self { metadata, spec }
+    }
+}
+
 impl Cluster {
-    /// Returns a Lease; `None` if there is none.
+    /// Returns a Lease; `None` if it does not exist.
     ///
     /// # Errors
     /// See [`ClusterError`].
     pub async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Lease>, ClusterError> {
         let what = format!("get lease {namespace}/{name}");
-        match self.read_lease(&what, leases(namespace).get(name, &GetParams::default())).await {
-            Ok(lease) => Ok(Some(lease)),
-            Err(Failure::Status(status)) if status.is_not_found() => Ok(None),
-            Err(failure) => Err(failure.explain(&what)),
-        }
+        let request = leases(namespace).get(name, &GetParams::default());
+        Ok(self.read_opt::<RawLease>(&what, request).await?.map(Lease::from))
     }
 
     /// Creates a Lease.
@@ -46,8 +48,7 @@ impl Cluster {
         let what = format!("create lease {namespace}/{name}");
         let lease = Lease { metadata, spec: Some(spec) };
         let request = encoded(&lease).and_then(|lease| leases(namespace).create(&by_us(), lease));
-        let made = self.read_lease(&what, request).await;
-        made.map_err(|failure| failure.explain(&what))
+        self.write_lease(&what, request).await
     }
 
     /// Replaces a Lease that was read.
@@ -60,22 +61,17 @@ impl Cluster {
         let name = lease.metadata.name.clone().unwrap_or_default();
         let what = format!("update lease {namespace}/{name}");
         let request = encoded(&lease).and_then(|lease| leases(namespace).replace(&name, &by_us(), lease));
-        let replaced = self.read_lease(&what, request).await;
-        replaced.map_err(|failure| failure.explain(&what))
+        self.write_lease(&what, request).await
     }
 
-    async fn read_lease(&self, what: &str, request: Built) -> Result<Lease, Failure> {
-        let RawLease { metadata, spec } = self.in_time(what, self.read(request)).await?;
-        Ok(Lease { metadata, spec })
+    async fn write_lease(&self, what: &str, request: Built) -> Result<Lease, ClusterError> {
+        let written = self.in_time(what, self.read::<RawLease>(request)).await;
+        written.map(Lease::from).map_err(|failure| failure.explain(what))
     }
 }
 
 fn leases(namespace: &str) -> Request {
     Request::new(Lease::url_path(&(), Some(namespace)))
-}
-
-fn encoded(lease: &Lease) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(lease).map_err(Error::SerializeBody)
 }
 
 fn by_us() -> PostParams {

@@ -102,7 +102,7 @@ impl ListItems {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::one_item::tests::{ETCD, escaped_pod};
+    use crate::one_item;
 
     /// Returns the items and the version of a list that arrives in chunks of this size.
     fn split(text: &str, size: usize) -> Result<(Vec<String>, String), String> {
@@ -149,12 +149,7 @@ mod tests {
 
     #[test]
     fn an_item_that_is_too_large_hides_no_other() {
-        let pods = [
-            escaped_pod("a", 0),
-            escaped_pod("large", ETCD),
-            escaped_pod("too-large", LARGEST / 6),
-            escaped_pod("b", 0),
-        ];
+        let pods = one_item::tests::pods();
         let text =
             format!("{{\"metadata\":{{\"resourceVersion\":\"7\"}},\"items\":[{}],\"x\":1}}", pods.join(","));
         let (mut list, mut items) = (ListItems::default(), Vec::new());

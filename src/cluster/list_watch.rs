@@ -1,7 +1,8 @@
 //! Lists and watches many objects, decoding only what is needed.
 //!
-//! The list is not paged: it is decoded item by item while it arrives, without items that are too large. A watch that ends or breaks resumes
-//! after the last event; if that is impossible, the objects are relisted after a backoff.
+//! The list is not paged: it is decoded item by item while it arrives, without items that are too large. A
+//! watch that ends or breaks resumes after the last event; if that is impossible, the objects are relisted
+//! after a backoff.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -14,13 +15,13 @@ use kube::client::Body;
 use kube::core::Request;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::warn;
 
 use super::list_items::ListItems;
 use super::nodes::WATCH_SECONDS;
 use super::watch::{ANSWER, ASKED_LIMIT, is_useless};
 use super::{Cluster, ClusterError, Failure};
 use crate::backoff::back_off;
+use crate::one_item::LeftOutLog;
 
 /// A connection still silent this long after the watch should have ended is dead.
 const GRACE: Duration = Duration::from_secs(15);
@@ -82,8 +83,7 @@ struct ListWatch<T> {
     not_before: Instant,
     /// Whether this API server has ever sent a bookmark.
     beats: bool,
-    /// Whether the last list had items that were too large.
-    left_out: bool,
+    left_out: LeftOutLog,
     items: PhantomData<fn() -> T>,
 }
 
@@ -109,7 +109,7 @@ impl Cluster {
             failures: 0,
             not_before,
             beats: false,
-            left_out: false,
+            left_out: LeftOutLog::default(),
             items: PhantomData,
         };
         unfold(following, |mut following| async { Some((following.next().await, following)) }).boxed()
@@ -190,10 +190,7 @@ impl<T: Reduced> ListWatch<T> {
         let server = self.cluster.server.clone();
         let not_understood = |reason| ClusterError::NotUnderstood { server, what: what.clone(), reason };
         let Read { kept, version, left_out } = read.map_err(not_understood)?;
-        if let (false, Some(sentence)) = (self.left_out, &left_out) {
-            warn!("{what}: {sentence}");
-        }
-        self.left_out = left_out.is_some();
+        self.left_out.log(&what, left_out);
         Ok((kept, version))
     }
 

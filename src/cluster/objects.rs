@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use kube::api::{DeleteParams, GetParams, Preconditions};
-use kube::core::Request;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -298,20 +297,13 @@ impl Cluster {
         Pages::new(self.clone(), self.listing_of_objects(MARKS, true))
     }
 
-    /// Reads the metadata of an object; `None` if there is none.
+    /// Reads the metadata of an object; `None` if it does not exist.
     ///
     /// # Errors
     /// As [`Cluster::topology`].
     pub async fn mark(&self, name: &str) -> Result<Option<Mark>, ClusterError> {
-        let what = format!("get noderesourcetopology {name}");
-        let request = Request::new(self.topologies_path()).get_metadata(name, &GetParams::default());
-        let request = request.map_err(kube::Error::BuildRequest);
-        let call = async { self.client.request::<Mark>(request?).await };
-        match self.in_time(&what, call).await {
-            Ok(mark) => Ok(Some(mark)),
-            Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(None),
-            Err(failure) => Err(self.explain_object(failure, &what)),
-        }
+        let request = self.topologies().get_metadata(name, &GetParams::default());
+        self.get_topology(name, self.read(request)).await
     }
 
     /// Lists all objects.

@@ -97,7 +97,7 @@ impl Answers {
 
     /// Counts a response as being sent. Each of its slices holds the returned pin.
     pub(super) fn pin(self: &Arc<Self>, answer: &Message, connection: &Arc<Connection>) -> Arc<Pin> {
-        let (client, key) = (connection.client, (answer.body.as_ptr() as usize, answer.body.len()));
+        let (client, key) = (connection.peer.client, (answer.body.as_ptr() as usize, answer.body.len()));
         let (left, now) = (Arc::new(AtomicUsize::new(answer.len() + PREFIX)), Instant::now());
         let state = &mut *self.state();
         let id = state.next;
@@ -119,7 +119,7 @@ impl Answers {
             sent.values_mut().for_each(|sent| (sent.since, sent.mark.1) = (now, now));
         }
         let stalled = |sent: &mut Sent| {
-            let short = self.short(&state, sent.connection.client);
+            let short = self.short(&state, sent.connection.peer.client);
             sent.stalled(short, if short { SHORT_PATIENCE } else { self.unread }, now)
         };
         let connections = sent.values_mut().filter_map(|sent| stalled(sent).then(|| sent.connection.clone()));

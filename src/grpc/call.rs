@@ -49,7 +49,7 @@ pub(super) fn serve(
     let started = Instant::now();
     let (parts, body) = request.into_parts();
     let asked = Asked::new(parts, started);
-    let admitted = inner.turns.enter(connection.client);
+    let admitted = inner.turns.enter(connection.peer.client);
     async move {
         let path = asked.as_ref().map(|asked| asked.path.clone()).unwrap_or_default();
         let mut ended = Ended { started, connection: &connection, inner: &inner, path, outcome: None };
@@ -241,7 +241,7 @@ impl Work<'_> {
     }
 
     async fn ask_in_turn(&self, asked: &Asked, message: Bytes, admitted: &Admitted) -> Result<Reply, Status> {
-        let client = self.connection.client;
+        let client = self.connection.peer.client;
         let turn = async {
             loop {
                 // Waiting for room must not occupy a turn.
@@ -454,7 +454,7 @@ async fn drain(body: &mut RecvStream) -> Infallible {
 /// Delays the responses to a client's failed calls if it makes hundreds per second, so that garbage does not
 /// keep us busy.
 async fn delay(connection: &Connection, inner: &Inner) {
-    let wait = inner.clients.failed(connection.client).min(inner.limits.patience);
+    let wait = inner.clients.failed(connection.peer.client).min(inner.limits.patience);
     if wait.is_zero() {
         return;
     }

@@ -37,8 +37,6 @@ const COMMON: f64 = 262_144.0;
 #[derive(Debug)]
 pub(super) struct Connection {
     id: u64,
-    /// The client: a process, or the connection itself if the process is unknown.
-    pub(super) client: u64,
     pub(super) peer: Arc<Peer>,
     /// Whether a call on it has succeeded.
     answered: AtomicBool,
@@ -183,7 +181,6 @@ impl Clients {
         }
         let connection = Arc::new(Connection {
             id,
-            client,
             peer,
             answered: AtomicBool::new(false),
             calls: AtomicUsize::new(0),
@@ -221,7 +218,7 @@ impl Clients {
     pub(super) fn pace(&self, connection: &Connection, cost: usize) -> Pause {
         let (state, now) = (&mut *self.state(), Instant::now());
         let part = cost as f64 * state.clients.len() as f64 / SHARES;
-        let Some(client) = state.clients.get_mut(&connection.client) else { return Pause::default() };
+        let Some(client) = state.clients.get_mut(&connection.peer.client) else { return Pause::default() };
         let cost = u32::try_from(cost).unwrap_or(u32::MAX);
         let own = client.frames.take_many(cost, now);
         if client.share.take_unless_in_debt(part, now) {
@@ -254,7 +251,7 @@ impl Client {
 impl State {
     /// Returns the oldest idle connection of this client.
     fn idle(&self, client: u64) -> Option<Arc<Connection>> {
-        self.connections.values().find(|one| one.client == client && one.is_idle()).cloned()
+        self.connections.values().find(|one| one.peer.client == client && one.is_idle()).cloned()
     }
 
     /// Chooses the connection to close for a new one of a client that has `own` connections. A user with more
@@ -262,15 +259,16 @@ impl State {
     /// have only one, the least used one.
     fn crowded(&self, own: usize, most: usize) -> Option<Arc<Connection>> {
         let pool = self.pool();
-        let count = |one: &Connection| self.clients.get(&one.client).map_or(0, |client| client.connections);
+        let count =
+            |one: &Connection| self.clients.get(&one.peer.client).map_or(0, |client| client.connections);
         let single: Vec<_> = pool.iter().copied().filter(|one| count(one) == 1).collect();
         let largest = pool.iter().max_by_key(|one| count(one))?;
         let most_each = count(largest);
         if most_each == 1 || single.len() > most / 2 {
             return least(&single, most / NEWCOMERS).cloned();
         }
-        let oldest = || pool.iter().find(|one| one.client == largest.client).copied().cloned();
-        self.idle(largest.client).or_else(|| (most_each > own + 1).then(oldest).flatten())
+        let oldest = || pool.iter().find(|one| one.peer.client == largest.peer.client).copied().cloned();
+        self.idle(largest.peer.client).or_else(|| (most_each > own + 1).then(oldest).flatten())
     }
 
     /// Returns the connections of the user that has more than half of them, else all; the oldest first.
@@ -286,10 +284,10 @@ impl State {
         if self.connections.remove(&connection.id).is_none() {
             return;
         }
-        let Some(client) = self.clients.get_mut(&connection.client) else { return };
+        let Some(client) = self.clients.get_mut(&connection.peer.client) else { return };
         client.connections -= 1;
         if client.connections == 0 {
-            self.clients.remove(&connection.client);
+            self.clients.remove(&connection.peer.client);
         }
     }
 }

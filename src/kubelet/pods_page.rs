@@ -12,12 +12,11 @@ use std::time::Duration;
 use futures::stream::{Stream, unfold};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use tracing::warn;
 
 use super::belief::{Belief, SOON, Teller};
 use super::https::Https;
 use crate::backoff::{back_off, jittered};
-use crate::one_item::LARGEST;
+use crate::one_item::{LARGEST, LeftOutLog};
 use crate::pod::{Pod, PodEvent, Wanted};
 use split::Splitter;
 
@@ -63,7 +62,7 @@ where
         belief: Belief::default(),
         events: VecDeque::new(),
         failures: 0,
-        left_out: false,
+        left_out: LeftOutLog::default(),
         next: Instant::now(),
         not_before: Instant::now(),
     };
@@ -92,8 +91,7 @@ struct Poll<C> {
     /// Events of the last read that were not returned yet.
     events: VecDeque<PodEvent>,
     failures: u32,
-    /// Whether the last response had pods that were too large.
-    left_out: bool,
+    left_out: LeftOutLog,
     /// When to read again.
     next: Instant,
     /// No prompted read starts before this.
@@ -151,10 +149,7 @@ where
         let explain = |reason| format!("what the kubelet answers to GET {PATH} is not understood: {reason}");
         let left_out = splitter.left_out();
         let pods = splitter.finish().map_err(explain)?;
-        if let (false, Some(sentence)) = (self.left_out, &left_out) {
-            warn!("what the kubelet answers to GET {PATH}: {sentence}");
-        }
-        self.left_out = left_out.is_some();
+        self.left_out.log(&format!("what the kubelet answers to GET {PATH}"), left_out);
         self.events = self.belief.take(pods, Teller::Young, Instant::now()).into();
         Ok(work)
     }

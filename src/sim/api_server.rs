@@ -180,7 +180,7 @@ impl ApiServer {
     /// Starts a server on any free port of the loopback address.
     ///
     /// # Errors
-    /// When there is none.
+    /// If no port is free.
     pub async fn start_anywhere(seed: u64) -> io::Result<Self> {
         Self::start(SocketAddr::from(([127, 0, 0, 1], 0)), seed).await
     }

@@ -22,7 +22,7 @@ const FRESH: Duration = Duration::from_secs(10);
 enum Own {
     /// Not read yet, or we may not read it.
     Unknown,
-    /// There is none.
+    /// There is no object.
     Missing,
     /// An object with this metadata.
     Is(Box<ObjectMeta>),

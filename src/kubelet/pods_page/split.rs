@@ -179,8 +179,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::one_item;
     use crate::one_item::LARGEST;
-    use crate::one_item::tests::{ETCD, escaped_pod};
     use crate::pod::Annotation;
 
     fn split(text: &str, pieces: usize) -> Result<String, String> {
@@ -259,12 +259,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_too_large_hides_no_other() {
-        let pods = [
-            escaped_pod("a", 0),
-            escaped_pod("large", ETCD),
-            escaped_pod("too-large", LARGEST / 6),
-            escaped_pod("b", 0),
-        ];
+        let pods = one_item::tests::pods();
         let list = format!(r#"{{"kind":"PodList","items":[{}]}}"#, pods.join(","));
         let mut splitter = Splitter::keeping(Wanted::default().whole());
         list.as_bytes().chunks(1 << 16).for_each(|piece| splitter.push(piece));
