@@ -156,7 +156,13 @@ async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
     }
     served.server.clear_faults();
     let mut served = served.known().await;
-    let scan = served.scanner.scan(Depth::Usage).await.unwrap();
+    let scan = loop {
+        match served.scanner.scan(Depth::Usage).await {
+            // The proxy is ready before the Device is read again.
+            Err(ScanError::AnnotationsUnknown) => tokio::time::sleep(Duration::from_millis(10)).await,
+            scan => break scan.unwrap(),
+        }
+    };
     let containers = scan.usage.pods.iter().flat_map(|pod| &pod.containers);
     assert!(
         containers.flat_map(|container| &container.devices).any(|group| group.ids.contains(&"GPU-1".into()))
