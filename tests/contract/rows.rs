@@ -10,6 +10,9 @@ const LEAST_OF_IDEAL: f64 = 0.9;
 /// reservation of the previous one is written. Without reservations it is about 7 %.
 const MOST_REFUSED: f64 = 4.0;
 
+/// Like [`MOST_REFUSED`], with the overreserving cache: those that it places after a tick between a bind and the write for it.
+const MOST_REFUSED_BY_TICKS: f64 = 2.0;
+
 /// A row of the table: a scheduler, and what else is on the node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
@@ -82,8 +85,12 @@ impl Row {
         if total.frozen > 0 {
             broken.push(format!("{} runs with a frozen node", total.frozen));
         }
-        if self.cache == Cache::OverReserve && total.refused > 0 {
-            broken.push(format!("{} refused pods", total.refused));
+        if self.cache == Cache::OverReserve && total.preventable > 0 {
+            broken
+                .push(format!("{} refused pods that a held object would have prevented", total.preventable));
+        }
+        if self.cache == Cache::OverReserve && total.refused_percent() > MOST_REFUSED_BY_TICKS {
+            broken.push(format!("{:.1} % of the pods refused", total.refused_percent()));
         }
         if self.cache.is_direct() && self.reserves {
             // With Passthrough, the next pod is placed before the previous one is bound.
