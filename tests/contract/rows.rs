@@ -7,7 +7,7 @@ use crate::scheduler::{Cache, Clocks};
 const LEAST_OF_IDEAL: f64 = 0.9;
 
 /// With DiscardReserved, the maximum percentage of refused pods. Some are always refused: the scheduler may place a pod before the
-/// reservation of the previous one is written. Without reservations it is about 7 %.
+/// reservation of the previous one is written. Without reservations it is 5 to 7 %.
 const MOST_REFUSED: f64 = 4.0;
 
 /// Like [`MOST_REFUSED`], with the overreserving cache: those that it places after a tick between a bind and the write for it.
@@ -79,6 +79,16 @@ impl Row {
         if self.cache.is_direct() { &["controller.nudge=off"] } else { &[] }
     }
 
+    /// Returns the maximum percentage of refused pods. With Passthrough there is none: the next pod is placed before the previous
+    /// one is bound.
+    fn most_refused(&self) -> Option<f64> {
+        match self.cache {
+            Cache::OverReserve => Some(MOST_REFUSED_BY_TICKS),
+            Cache::DiscardReserved => self.reserves.then_some(MOST_REFUSED),
+            Cache::Passthrough => None,
+        }
+    }
+
     /// Returns the requirements that numacast violated.
     pub(crate) fn broken(&self, total: &Total) -> Vec<String> {
         let mut broken = Vec::new();
@@ -89,21 +99,15 @@ impl Row {
             broken
                 .push(format!("{} refused pods that a held object would have prevented", total.preventable));
         }
-        if self.cache == Cache::OverReserve && total.refused_percent() > MOST_REFUSED_BY_TICKS {
+        if self.most_refused().is_some_and(|most| total.refused_percent() > most) {
             broken.push(format!("{:.1} % of the pods refused", total.refused_percent()));
         }
-        if self.cache.is_direct() && self.reserves {
-            // With Passthrough, the next pod is placed before the previous one is bound.
-            if self.cache == Cache::DiscardReserved && total.refused_percent() > MOST_REFUSED {
-                broken.push(format!("{:.1} % of the pods refused", total.refused_percent()));
-            }
-            if total.busy() < LEAST_OF_IDEAL * total.ideal() {
-                broken.push(format!(
-                    "{:.0} % of the CPUs busy, where {:.0} % can be",
-                    100.0 * total.busy(),
-                    100.0 * total.ideal()
-                ));
-            }
+        if self.cache.is_direct() && self.reserves && total.busy() < LEAST_OF_IDEAL * total.ideal() {
+            broken.push(format!(
+                "{:.0} % of the CPUs busy, where {:.0} % can be",
+                100.0 * total.busy(),
+                100.0 * total.ideal()
+            ));
         }
         broken
     }
