@@ -29,7 +29,7 @@ pub enum Fault {
     Oversize(usize),
     /// An empty response.
     Empty,
-    /// A List of at most this many pods.
+    /// A List of at most this many pods, the oldest.
     Partial(usize),
     /// No response ever.
     Hang,

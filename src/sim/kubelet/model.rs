@@ -74,6 +74,8 @@ pub struct Pod {
     pub spec: PodSpec,
     /// The lifecycle stage.
     pub stage: Stage,
+    /// Its place in the order in which the kubelet learned of the pods.
+    pub(super) order: u64,
 }
 
 impl Pod {
@@ -190,7 +192,8 @@ impl Model {
                 message: format!("pods \"{}\" already exists", spec.name),
             });
         }
-        self.pods.insert(spec.uid.clone(), Pod { spec, stage: Stage::Announced });
+        let order = self.pods.values().map(|pod| pod.order + 1).max().unwrap_or_default();
+        self.pods.insert(spec.uid.clone(), Pod { spec, stage: Stage::Announced, order });
         Ok(())
     }
 

@@ -103,7 +103,7 @@ impl State {
             true => answers::list(&mut self.model, &mut self.rng).pod_resources,
             false => Vec::new(),
         };
-        pods.truncate(most(fault));
+        self.keep_oldest(most(fault), &mut pods, |pod| (&pod.namespace, &pod.name));
         if self.journal.is_some() {
             let told = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
             self.note(Call::List, fault, self.model.restricted_to(&told));
@@ -116,8 +116,24 @@ impl State {
             return Vec::new();
         }
         let mut pods = answers::list_alpha(&mut self.model, &mut self.rng).pod_resources;
-        pods.truncate(most(fault));
+        self.keep_oldest(most(fault), &mut pods, |pod| (&pod.namespace, &pod.name));
         pods
+    }
+
+    /// Cuts a List to its oldest pods: a kubelet that does not know all of its pods yet never lists a pod
+    /// without the older ones (tests/real/order.rs).
+    fn keep_oldest<P>(&self, count: usize, pods: &mut Vec<P>, name: impl Fn(&P) -> (&str, &str)) {
+        if count >= pods.len() {
+            return;
+        }
+        let order = |pod: &P| {
+            let (namespace, name) = name(pod);
+            self.model.pod(namespace, name).map(|pod| pod.order)
+        };
+        let mut orders: Vec<_> = pods.iter().map(order).collect();
+        orders.sort_unstable();
+        let listed = &orders[..count];
+        pods.retain(|pod| listed.contains(&order(pod)));
     }
 
     fn allocatable(&mut self, fault: Option<&Fault>) -> v1::AllocatableResourcesResponse {

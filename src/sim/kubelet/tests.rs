@@ -493,7 +493,7 @@ async fn old_kubelets_lack_methods() {
 #[tokio::test]
 async fn faults_hit_the_next_calls_in_order() {
     let mut node = Node::new(&spec("best-effort"), at_once());
-    for name in ["a", "b", "c"] {
+    for name in ["c", "b", "a"] {
         node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
     }
     let kubelet = &node.kubelet;
@@ -505,7 +505,10 @@ async fn faults_hit_the_next_calls_in_order() {
     let error = node.client.list().await.unwrap_err();
     assert_eq!(error.to_string(), "the kubelet answered List with Internal: broken");
     assert_eq!(node.client.list().await.unwrap().0.pods.len(), 0);
-    assert_eq!(node.client.list().await.unwrap().0.pods.len(), 2);
+    let mut oldest: Vec<_> =
+        node.client.list().await.unwrap().0.pods.iter().map(|pod| pod.name.clone()).collect();
+    oldest.sort();
+    assert_eq!(oldest, ["b", "c"]);
     let error = node.client.list().await.unwrap_err();
     assert!(matches!(error, ClientError::TooLarge { .. }), "{error}");
     assert_eq!(node.client.list().await.unwrap().0.pods.len(), 3);
