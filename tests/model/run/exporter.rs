@@ -45,6 +45,8 @@ pub(crate) enum Who {
     Broken(Flaw),
 }
 
+/// How long a restarted kubelet is not trusted about pods that it does not list.
+pub(crate) const SETTLE: Time = 20 * S;
 /// numacast's own defaults.
 pub(crate) const PATIENCE: Time = 50 * MS;
 pub(crate) const JOIN: Time = 50 * MS;

@@ -10,7 +10,7 @@ use numacast::topology::{Amounts, Zone};
 
 use super::chance::{MS, NEVER, S, Time};
 use super::cluster::{NAMESPACE, NodeId, Object, Phase, Pod, PodId, Seen};
-use super::exporter::Exporter;
+use super::exporter::{Exporter, SETTLE};
 use super::fingerprint;
 use super::kubelet::{List, Listed, left_over};
 use super::world::{Signal, World};
@@ -25,8 +25,6 @@ const LATE: Time = S;
 const POLL: Time = 5 * S;
 /// The same while the pods are not watched.
 const POLL_BLIND: Time = 800 * MS;
-/// How long a restarted kubelet is not trusted about pods that it does not list.
-const SETTLE: Time = 20 * S;
 /// How long the existing object is trusted while the node cannot be read.
 const UNREAD: Time = 500 * MS;
 /// How long an agent with reservations waits for the pods before its first object.

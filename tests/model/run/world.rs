@@ -308,6 +308,9 @@ pub(crate) struct Node {
     watch: u32,
     watching: bool,
     exporting: bool,
+    /// Until when a new exporter that found the kubelet starting, and has written nothing since, may not know
+    /// the node.
+    reading_until: Time,
     /// The pods on this node in the scheduler's own cache.
     on_node: Vec<PodId>,
     /// When the object and the plugin began to disagree.
@@ -503,6 +506,7 @@ impl Node {
             watch: 0,
             watching: true,
             exporting: true,
+            reading_until: 0,
             on_node: Vec::new(),
             disagrees: None,
             last_told: [0; 2],

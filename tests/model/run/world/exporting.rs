@@ -1,6 +1,7 @@
 //! The exporter, its faults, and the CPUs that could be used.
 
 use super::*;
+use crate::run::exporter::SETTLE;
 
 impl World {
     pub(super) fn tell(&mut self, node: NodeId, signal: Signal) {
@@ -75,7 +76,10 @@ impl World {
         }
         let node = (token & !(BACK | WATCH_BACK)) as NodeId;
         if process && !self.nodes[node].exporting {
-            self.nodes[node].exporting = true;
+            let there = &mut self.nodes[node];
+            there.exporting = true;
+            let starts = there.kubelet.down || there.kubelet.loading;
+            there.reading_until = if starts { self.now + SETTLE } else { 0 };
             self.figures.restarts += 1;
             self.tell(node, Signal::Started);
         }

@@ -143,33 +143,46 @@ impl World {
     /// Placed pods with exclusive CPUs that are neither accounted for in the plugin's object nor assumed by
     /// it.
     pub(super) fn unknown_to_plugin(&self, node: NodeId) -> Vec<PodId> {
+        let mut unknown = self.absent_from_plugin(node);
+        unknown.retain(|id| self.takes_cpus(node, *id));
+        unknown
+    }
+
+    /// The same, with pods that were deleted and have no CPUs. The kubelet may still admit one of them if it
+    /// has not heard of the deletion.
+    fn absent_from_plugin(&self, node: NodeId) -> Vec<PodId> {
         let there = &self.nodes[node];
         let direct = self.settings.cache != Cache::OverReserve;
         let object = if direct { there.object.as_ref() } else { there.plugin.cached.as_ref() };
         let accounts = object.map_or(&[][..], |object| &object.accounts);
-        let unknown = |id: &&PodId| {
-            let pod = &self.pods[**id];
-            // A pod deleted before its admission will not be allocated any CPUs, and a pod deleted by force
-            // loses them before the kubelet receives the next pod.
-            let comes = pod.object.is_some_and(|seen| !seen.deleted) || pod.kind == Kind::Static;
-            let holds = there.kubelet.pods.get(id).is_some_and(|held| held.cpus != 0);
-            pod.request.exclusive() > 0
-                && (comes || holds && pod.object.is_some())
+        let absent = |id: &&PodId| {
+            self.pods[**id].request.exclusive() > 0
                 && !there.plugin.assumed.contains(id)
                 && accounts.binary_search(id).is_err()
         };
-        there.placed.iter().filter(unknown).copied().collect()
+        there.placed.iter().filter(absent).copied().collect()
+    }
+
+    fn takes_cpus(&self, node: NodeId, id: PodId) -> bool {
+        let pod = &self.pods[id];
+        // A pod deleted before its admission is hardly ever allocated any CPUs, and a pod deleted by force
+        // loses them before the kubelet receives the next pod.
+        let comes = pod.object.is_some_and(|seen| !seen.deleted) || pod.kind == Kind::Static;
+        let holds = self.nodes[node].kubelet.pods.get(&id).is_some_and(|held| held.cpus != 0);
+        comes || holds && pod.object.is_some()
     }
 
     /// Records that the plugin no longer knows the pod, since it read the object at `read`.
     fn forget(&mut self, id: PodId, read: Time) {
         let grace = self.settings.grace;
         let pod = &mut self.pods[id];
-        let excused = pod.heard.is_none_or(|heard| read <= heard + grace);
+        let reading = pod.node.is_some_and(|node| read < self.nodes[node].reading_until);
+        let excused = reading || pod.heard.is_none_or(|heard| read <= heard + grace);
         let unbound = pod.bound.is_none_or(|bound| read <= bound);
         pod.forgotten = Some(Forgotten { excused, unbound });
-        self.figures.forgotten += 1;
-        self.figures.forgotten_late += u64::from(!excused);
+        let counts = pod.node.is_some_and(|node| self.takes_cpus(node, id));
+        self.figures.forgotten += u64::from(counts);
+        self.figures.forgotten_late += u64::from(counts && !excused);
     }
 
     pub(super) fn cycle_ends(&mut self, id: PodId, found: Found) {
@@ -254,9 +267,9 @@ impl World {
             self.at(self.now + MS, Event::ObjectChanged);
         }
         for (node, object, read) in believed {
-            let before = self.unknown_to_plugin(node);
+            let before = self.absent_from_plugin(node);
             self.nodes[node].plugin.flush(object);
-            for id in self.unknown_to_plugin(node) {
+            for id in self.absent_from_plugin(node) {
                 if !before.contains(&id) {
                     self.forget(id, read);
                 }
