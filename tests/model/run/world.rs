@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use super::chance::{Dice, MS, S, Span, Time};
 use super::cluster::{Forgotten, Kind, NodeId, Object, Phase, Pod, PodId, Request, Seen};
 use super::controller::{Controller, Nudges};
-use super::exporter::Exporter;
+use super::exporter::{Exporter, SETTLE};
 use super::figures::Figures;
 use super::kubelet::{Held, Kubelet, List, Stage};
 use super::plugin::{Cache, Expected, Filter, Informer, Plugin, agree};

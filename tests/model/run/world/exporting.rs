@@ -1,7 +1,6 @@
 //! The exporter, its faults, and the CPUs that could be used.
 
 use super::*;
-use crate::run::exporter::SETTLE;
 
 impl World {
     pub(super) fn tell(&mut self, node: NodeId, signal: Signal) {
