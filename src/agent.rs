@@ -221,9 +221,9 @@ pub struct Agent {
     knows: bool,
     carried: Carried,
     promise: Promise,
-    /// Whether the API server, from which the kubelet gets its pods, failed to respond, and when that was
-    /// checked. `None` unless a restarted kubelet is being waited for.
-    api_server_down: Option<(bool, Instant)>,
+    /// Whether the last check of the API server, from which the kubelet gets its pods, failed, and the time of
+    /// the check. `None` unless the agent is waiting for a restarted kubelet.
+    api_server_check: Option<(bool, Instant)>,
     /// For checking whether the API server responds.
     cluster: Cluster,
     started: Instant,
@@ -297,7 +297,7 @@ impl Agent {
                 false => Carried::nothing(),
             },
             promise: Promise::default(),
-            api_server_down: None,
+            api_server_check: None,
             cluster,
             started: now,
             view: PodView::default(),
@@ -436,7 +436,7 @@ impl Agent {
         if self.settling.is_waiting() {
             self.check_api_server().await;
         } else {
-            self.api_server_down = None;
+            self.api_server_check = None;
         }
         // The calls that a scan made beyond the List count against the rate limit, too.
         for _ in 1..self.scanner.take_calls() {
@@ -465,7 +465,7 @@ impl Agent {
     /// Checks whether the API server responds, unless that was checked lately: all agents of a cluster may be
     /// waiting for their kubelets at the same time. The pods are followed meanwhile.
     async fn check_api_server(&mut self) {
-        if self.api_server_down.is_some_and(|(_, at)| at.elapsed() < CHECKED) {
+        if self.api_server_check.is_some_and(|(_, at)| at.elapsed() < CHECKED) {
             return;
         }
         let (cluster, node) = (self.cluster.clone(), self.settings.node.clone());
@@ -473,8 +473,8 @@ impl Agent {
             answer = cluster.node_uid(&node) => answer,
             never = self.accord.follow_on() => match never {},
         };
-        let down = matches!(answer, Err(ClusterError::Unreachable { .. } | ClusterError::Deadline { .. }));
-        self.api_server_down = Some((down, Instant::now()));
+        let failed = matches!(answer, Err(ClusterError::Unreachable { .. } | ClusterError::Deadline { .. }));
+        self.api_server_check = Some((failed, Instant::now()));
     }
 
     /// Waits for the next reason to scan, and merges a burst of triggers into one.
@@ -611,8 +611,8 @@ impl Agent {
     /// Decides whether a scan is complete. Returns what is still missing from one that may be published, or
     /// why it may not be.
     fn settle(&mut self, scan: &mut Scan, now: Instant) -> Result<Option<String>, String> {
-        let check_failed = self.api_server_down.is_some_and(|(down, _)| down);
-        let api_server_down = check_failed || self.accord.publisher.in_trouble();
+        let check_failed = self.api_server_check.is_some_and(|(failed, _)| failed);
+        let api_server_down = check_failed || self.accord.publisher.is_failing();
         let lives = |name: &PodName| self.accord.pods.knows_living(name);
         let went = |name: &PodName| self.accord.pods.knows_gone(name);
         let lacks = |name: &PodName, after| self.accord.pods.lacks_since(name, after);

@@ -110,7 +110,7 @@ impl Publisher {
     }
 
     /// Returns true while the API server rejects our calls or does not respond.
-    pub(super) fn in_trouble(&self) -> bool {
+    pub(super) fn is_failing(&self) -> bool {
         self.published.borrow().trouble.is_some()
     }
 

@@ -79,8 +79,8 @@ impl Row {
         if self.cache.is_direct() { &["controller.nudge=off"] } else { &[] }
     }
 
-    /// Returns the maximum percentage of refused pods. With Passthrough there is none: the next pod is placed before the previous
-    /// one is bound.
+    /// Returns the maximum percentage of pods that the kubelet may refuse, or `None` if there is no limit. Passthrough has no limit
+    /// because the scheduler may place a pod before the previous pod is bound.
     fn most_refused(&self) -> Option<f64> {
         match self.cache {
             Cache::OverReserve => Some(MOST_REFUSED_BY_TICKS),

@@ -103,10 +103,9 @@ pub(crate) const ALL: &[Table] = &[
     Table {
         name: "walk",
         title: "The random walk. Overcommits: pods that the plugin placed and the kubelet had to refuse; *in the window*: the \
-                agent had not heard of the other pod's binding for long enough to act, or had started beside a kubelet that did not \
-                list its pods yet. The others were avoidable, but for pods \
-                that somebody else placed at the same moment (not counted here). Frozen: at the end a pod that fits does not run within 15 \
-                minutes:",
+                agent had received the other pod's binding too recently to act, or had started while the kubelet did not list its \
+                pods yet. The others were avoidable. Conflicts with pods that another scheduler placed at the same time are not \
+                counted. Frozen: at the end a pod that fits does not run within 15 minutes:",
         make: walks,
     },
 ];

@@ -13,32 +13,44 @@ impl Model {
     /// The responses of a ready kubelet to `GetAllocatableResources` and `List`, in the agent's types.
     #[must_use]
     pub fn answers(&self, rng: &mut Rng) -> (Allocatable, Usage) {
-        (allocatable(self, true, rng).into(), list(&mut self.clone(), rng).into())
+        (allocatable(self, true, rng).into(), list(&mut self.clone(), usize::MAX, rng).into())
     }
 }
 
-/// The response to `List`.
-pub(super) fn list(model: &mut Model, rng: &mut Rng) -> v1::ListPodResourcesResponse {
+/// The response to `List`, with at most `most` pods.
+pub(super) fn list(model: &mut Model, most: usize, rng: &mut Rng) -> v1::ListPodResourcesResponse {
     model.collect_devices();
     let terminated = model.age < Age::V1_34;
+    let pods = listed(model, terminated, most);
     let mut pod_resources: Vec<v1::PodResources> =
-        listed(model, terminated).map(|pod| self::pod(model, pod, rng)).collect();
+        pods.into_iter().map(|pod| self::pod(model, pod, rng)).collect();
     rng.shuffle(&mut pod_resources);
     v1::ListPodResourcesResponse { pod_resources }
 }
 
-fn listed(model: &Model, terminated: bool) -> impl Iterator<Item = &Pod> {
-    model.pods().values().filter(move |pod| match pod.stage {
+/// The oldest pods, at most `most`: a kubelet that does not know all of its pods yet never lists a pod without
+/// the older ones (tests/real/order.rs).
+fn listed(model: &Model, terminated: bool, most: usize) -> Vec<&Pod> {
+    let is_listed = |pod: &&Pod| match pod.stage {
         Stage::Announced | Stage::Active => true,
         Stage::Finished => terminated,
         Stage::Gone => false,
-    })
+    };
+    let mut pods: Vec<&Pod> = model.pods().values().filter(is_listed).collect();
+    pods.sort_unstable_by_key(|pod| pod.order);
+    pods.truncate(most);
+    pods
 }
 
 /// The response to v1alpha1's `List`: devices only, no sidecars, terminated pods included.
-pub(super) fn list_alpha(model: &mut Model, rng: &mut Rng) -> v1alpha1::ListPodResourcesResponse {
+pub(super) fn list_alpha(
+    model: &mut Model,
+    most: usize,
+    rng: &mut Rng,
+) -> v1alpha1::ListPodResourcesResponse {
     model.collect_devices();
-    let mut pods: Vec<v1alpha1::PodResources> = listed(model, true)
+    let mut pods: Vec<v1alpha1::PodResources> = listed(model, true, most)
+        .into_iter()
         .map(|pod| {
             let apps = pod.spec.containers.iter().filter(|container| container.role == Role::App);
             let containers = apps.map(|container| {

@@ -74,7 +74,7 @@ pub struct Pod {
     pub spec: PodSpec,
     /// The lifecycle stage.
     pub stage: Stage,
-    /// Its place in the order in which the kubelet learned of the pods.
+    /// Increases from pod to pod in the order in which the kubelet received them.
     pub(super) order: u64,
 }
 

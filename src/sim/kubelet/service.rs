@@ -99,11 +99,10 @@ fn most(fault: Option<&Fault>) -> usize {
 
 impl State {
     fn list(&mut self, fault: Option<&Fault>) -> Vec<v1::PodResources> {
-        let mut pods = match self.pods_are_known {
-            true => answers::list(&mut self.model, &mut self.rng).pod_resources,
+        let pods = match self.pods_are_known {
+            true => answers::list(&mut self.model, most(fault), &mut self.rng).pod_resources,
             false => Vec::new(),
         };
-        self.keep_oldest(most(fault), &mut pods, |pod| (&pod.namespace, &pod.name));
         if self.journal.is_some() {
             let told = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
             self.note(Call::List, fault, self.model.restricted_to(&told));
@@ -115,25 +114,7 @@ impl State {
         if !self.pods_are_known {
             return Vec::new();
         }
-        let mut pods = answers::list_alpha(&mut self.model, &mut self.rng).pod_resources;
-        self.keep_oldest(most(fault), &mut pods, |pod| (&pod.namespace, &pod.name));
-        pods
-    }
-
-    /// Cuts a List to its oldest pods: a kubelet that does not know all of its pods yet never lists a pod
-    /// without the older ones (tests/real/order.rs).
-    fn keep_oldest<P>(&self, count: usize, pods: &mut Vec<P>, name: impl Fn(&P) -> (&str, &str)) {
-        if count >= pods.len() {
-            return;
-        }
-        let order = |pod: &P| {
-            let (namespace, name) = name(pod);
-            self.model.pod(namespace, name).map(|pod| pod.order)
-        };
-        let mut orders: Vec<_> = pods.iter().map(order).collect();
-        orders.sort_unstable();
-        let listed = &orders[..count];
-        pods.retain(|pod| listed.contains(&order(pod)));
+        answers::list_alpha(&mut self.model, most(fault), &mut self.rng).pod_resources
     }
 
     fn allocatable(&mut self, fault: Option<&Fault>) -> v1::AllocatableResourcesResponse {
@@ -227,7 +208,7 @@ impl State {
             Call::Allocatable => {
                 answers::allocatable(&self.model, self.managers_are_ready, &mut self.rng).encode_to_vec()
             }
-            _ => answers::list(&mut self.model, &mut self.rng).encode_to_vec(),
+            _ => answers::list(&mut self.model, usize::MAX, &mut self.rng).encode_to_vec(),
         }
     }
 }

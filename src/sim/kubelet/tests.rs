@@ -732,7 +732,7 @@ async fn claimed_devices_are_listed_with_piling_cdi_names_and_are_in_no_zone() {
     assert_eq!(node.kubelet.expected(), empty);
     let mut rng = Rng::with_seed(1);
     let told = |node: &Node, rng: &mut Rng| {
-        let answer = node.kubelet.with_model(|model| answers::list(&mut model.clone(), rng));
+        let answer = node.kubelet.with_model(|model| answers::list(&mut model.clone(), usize::MAX, rng));
         answer.pod_resources[0].containers[0].dynamic_resources.clone()
     };
     let resources = told(&node, &mut rng);

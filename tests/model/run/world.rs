@@ -308,8 +308,8 @@ pub(crate) struct Node {
     watch: u32,
     watching: bool,
     exporting: bool,
-    /// Until when a new exporter that found the kubelet starting, and has written nothing since, may not know
-    /// the node.
+    /// An exporter that started while the kubelet was starting may not know the node until this time, or until
+    /// its first write.
     reading_until: Time,
     /// The pods on this node in the scheduler's own cache.
     on_node: Vec<PodId>,

@@ -142,10 +142,9 @@ impl World {
     }
 
     pub(super) fn commit(&mut self, node: NodeId, mut object: Object) {
-        let before = self.nodes[node].object.as_ref();
-        object.nudges = before.map_or(0, |before| before.nudges);
         self.nodes[node].reading_until = 0;
         let before = self.nodes[node].object.as_ref();
+        object.nudges = before.map_or(0, |before| before.nudges);
         if before == Some(&object) {
             return;
         }

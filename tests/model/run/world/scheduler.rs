@@ -148,8 +148,8 @@ impl World {
         unknown
     }
 
-    /// The same, with pods that were deleted and have no CPUs. The kubelet may still admit one of them if it
-    /// has not heard of the deletion.
+    /// Like [`World::unknown_to_plugin`], including deleted pods without CPUs: the kubelet may still admit a
+    /// pod whose deletion it has not received yet.
     fn absent_from_plugin(&self, node: NodeId) -> Vec<PodId> {
         let there = &self.nodes[node];
         let direct = self.settings.cache != Cache::OverReserve;
@@ -163,9 +163,10 @@ impl World {
         there.placed.iter().filter(absent).copied().collect()
     }
 
+    /// Returns true if the pod has CPUs or is expected to be allocated some.
     fn takes_cpus(&self, node: NodeId, id: PodId) -> bool {
         let pod = &self.pods[id];
-        // A pod deleted before its admission is hardly ever allocated any CPUs, and a pod deleted by force
+        // A pod deleted before its admission is rarely allocated CPUs, and a pod deleted by force
         // loses them before the kubelet receives the next pod.
         let comes = pod.object.is_some_and(|seen| !seen.deleted) || pod.kind == Kind::Static;
         let holds = self.nodes[node].kubelet.pods.get(&id).is_some_and(|held| held.cpus != 0);
