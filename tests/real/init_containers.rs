@@ -63,12 +63,17 @@ impl Shape {
         ask(one.init("first"), self.init)
     }
 
+    /// Returns the pod's requests: CPUs, memory and devices.
+    fn requests(&self) -> [u64; 3] {
+        let most = |of: fn(&Amounts) -> u64| of(&self.init).max(self.apps.iter().map(of).sum());
+        [most(cpus), most(memory), most(devices)]
+    }
+
     /// Returns whether the whole pod fits into one zone, as seen by the scheduler. The kubelet places the
     /// init container first, and rejects the pod if the others do not fit there: so they must fit wherever
     /// the init container does according to `truth`.
     fn fits(&self, published: &Zones, truth: &Zones) -> bool {
-        let most = |of: fn(&Amounts) -> u64| of(&self.init).max(self.apps.iter().map(of).sum());
-        let all = [most(cpus), most(memory), most(devices)];
+        let all = self.requests();
         let init = [cpus(&self.init), memory(&self.init), devices(&self.init)];
         let has = |zone: &BTreeMap<String, Figures>, amounts: [u64; 3]| {
             let free = |name: &str| zone.get(name).map_or(0, |figures| figures.available);
@@ -77,6 +82,16 @@ impl Shape {
         published.values().any(|zone| has(zone, all))
             && truth.values().all(|zone| !has(zone, init) || has(zone, all))
     }
+}
+
+/// Returns whether the requests of these pods together are at most what the node has allocatable. The
+/// scheduler checks that as well (NodeResourcesFit), and the kubelet rejects a pod with `OutOfmemory` otherwise.
+fn fit_node<'a>(pods: impl Iterator<Item = &'a Shape> + Clone, zones: &Zones) -> bool {
+    ["cpu", "memory", NIC].iter().enumerate().all(|(index, name)| {
+        let requested: u64 = pods.clone().map(|shape| shape.requests()[index]).sum();
+        let figures = zones.values().filter_map(|zone| zone.get(*name));
+        requested <= figures.map(|figures| figures.allocatable).sum()
+    })
 }
 
 fn cpus(amounts: &Amounts) -> u64 {
@@ -105,12 +120,15 @@ async fn walk(policy: &str, scope: &str) -> Result<()> {
         .await?;
     let mut agent = Agent::start_with_default_mounts(&node)?;
     let upstream = Upstream::of(&parts);
-    let (mut pods, mut history): (Vec<String>, String) = (Vec::new(), String::new());
+    let (mut pods, mut history): (Vec<(String, Shape)>, String) = (Vec::new(), String::new());
     for step in 0..STEPS {
         let (zones, truth) = agreed(&node, &mut agent, &upstream).await.with_context(|| history.clone())?;
-        let fitting = (0..8).map(|_| Shape::any(&mut random)).find(|shape| shape.fits(&zones, &truth));
+        let fits_node = |shape: &Shape| fit_node(pods.iter().map(|(_, pod)| pod).chain([shape]), &zones);
+        let fitting = (0..8)
+            .map(|_| Shape::any(&mut random))
+            .find(|shape| shape.fits(&zones, &truth) && fits_node(shape));
         let Some(shape) = fitting else {
-            let name = pods.swap_remove(random.usize(..pods.len()));
+            let (name, _) = pods.swap_remove(random.usize(..pods.len()));
             node.delete(&name).await?;
             writeln!(history, "{name} was deleted")?;
             continue;
@@ -120,7 +138,7 @@ async fn walk(policy: &str, scope: &str) -> Result<()> {
         writeln!(history, "{spec} was started beside {}", free(&zones))?;
         let fate = node.try_to_run(spec).await?;
         ensure!(fate == Fate::Running, "the kubelet refused a pod that fits: {fate:?}\n{history}");
-        pods.push(name);
+        pods.push((name, shape));
     }
     Ok(())
 }
