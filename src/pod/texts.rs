@@ -116,4 +116,30 @@ pub(crate) mod tests {
         (0..3000).for_each(|number| pods.remove(&number));
         assert_eq!(kept(&pods), (vec![], 0));
     }
+
+    #[test]
+    fn annotations_that_just_fit_are_kept_and_one_byte_more_makes_room() {
+        let mut pods = PodMap::default();
+        let fit = TEXTS / Annotation::LONGEST;
+        (0..fit).for_each(|number| pods.insert(number, annotated("a", Annotation::LONGEST)));
+        assert_eq!(kept(&pods), (vec![Annotation::LONGEST; fit], 0));
+        pods.insert(fit, annotated("b", 1));
+        let (texts, dropped) = kept(&pods);
+        assert_eq!((texts.iter().sum::<usize>(), dropped), (LEFT - Annotation::LONGEST + 1, fit / 8 + 1));
+    }
+
+    #[test]
+    fn annotations_of_pods_that_are_replaced_or_removed_do_not_count() {
+        let mut pods = PodMap::default();
+        for length in [1000, 10, 500] {
+            pods.insert("a", annotated("a", length));
+            assert_eq!(kept(&pods), (vec![length], 0));
+        }
+        pods.insert("b", annotated("b", 7));
+        pods.values_mut().for_each(|pod| pod.deleted = true);
+        pods.remove(&"a");
+        assert_eq!(kept(&pods), (vec![7], 0));
+        let left: Vec<_> = pods.into_iter().map(|(key, pod)| (key, pod.deleted)).collect();
+        assert_eq!(left, [("b", true)]);
+    }
 }
