@@ -193,10 +193,11 @@ impl Accord {
         }
     }
 
-    /// Records that a scan failed, or is not complete yet.
+    /// Records that a scan failed, or is not complete yet. Changes of the pods that were left to its result
+    /// ([`Accord::hold`]) are published without it: the next result may be long in coming.
     pub(super) fn silent(&mut self) {
         self.answers = false;
-        self.hold();
+        self.agree();
         self.look_at = None;
     }
 

@@ -107,6 +107,23 @@ async fn the_object_is_held_although_the_kubelet_does_not_answer() {
 }
 
 #[tokio::test]
+async fn a_pod_that_is_deleted_while_the_kubelet_does_not_answer_holds_nothing() {
+    let world = world(|_| {}).await;
+    // Scans fail at once, so the agent is nearly always between two of them.
+    world.node.kubelet.fail_next(
+        Call::List,
+        1000,
+        &Limit::Status(tonic::Code::Unavailable, "not now".into()),
+    );
+    show(&world, &db("a"), "Pending");
+    is_held(&world).await;
+    world.lists_reach(world.node.kubelet.calls().list + 2).await;
+    assert!(world.server.delete(&PODS, "default", "a"));
+    says(&world, "").await;
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn pods_that_cannot_start_or_have_ended_freeze_nothing() {
     let world = world(|_| {}).await;
     // Admitted, but its image can never be pulled.
