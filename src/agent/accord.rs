@@ -193,8 +193,8 @@ impl Accord {
         }
     }
 
-    /// Records that a scan failed, or is not complete yet. Changes of the pods that were left to its result
-    /// ([`Accord::hold`]) are published without it: the next result may be long in coming.
+    /// Records that a scan failed or is incomplete. Publishes the pod changes that [`Accord::hold`] deferred to
+    /// its result, because the following scans may fail too.
     pub(super) fn silent(&mut self) {
         self.answers = false;
         self.agree();

@@ -36,11 +36,13 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
+
+use crate::support::at_one_moment;
 
 const NODE: &str = "worker";
 
@@ -137,18 +139,6 @@ impl Served {
 
     fn shows(&self, sample: &str) -> bool {
         self.metrics.beside().encode().contains(sample)
-    }
-
-    /// Waits until the metrics have this sample. It waits in real time, since sockets are real: virtual time
-    /// may pass before the other end of a connection is heard.
-    async fn comes_to_show(&self, sample: &str) {
-        for _ in 0..3000 {
-            if self.shows(sample) {
-                return;
-            }
-            spawn_blocking(|| std::thread::sleep(Duration::from_millis(10))).await.unwrap();
-        }
-        panic!("no {sample} in {}", self.metrics.beside().encode());
     }
 
     async fn stop(mut self) {
@@ -526,8 +516,16 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
     served.listed().await;
     let mut watching = served.watch().await;
     kubelet.stop();
+    let down = r#"numacast_pods_api_source_up{source="pods_api"} 0"#;
+    // The broken connection is noticed in real time.
+    at_one_moment(async {
+        while !served.shows(down) {
+            yield_now().await;
+        }
+    })
+    .await;
     watching.hears_nothing().await;
-    served.comes_to_show(r#"numacast_pods_api_source_up{source="pods_api"} 0"#).await;
+    assert!(served.shows(down));
     assert_eq!(served.listed().await, ["1", "2", "3", "4", "5"], "the last known state");
     // `b` changes, `c` is deleted, `d` is replaced by another pod of the same name, and `f` is added.
     kubelet.set_silently(&pod("b", "2", "Failed"));
@@ -550,7 +548,7 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
     ];
     assert_eq!(heard, expected.map(|(kind, uid)| (kind, uid.to_owned())));
     watching.hears_nothing().await;
-    served.comes_to_show(r#"numacast_pods_api_source_up{source="pods_api"} 1"#).await;
+    assert!(served.shows(r#"numacast_pods_api_source_up{source="pods_api"} 1"#));
     // A broken connection causes no event either.
     kubelet.cut_connections();
     watching.hears_nothing().await;
@@ -611,7 +609,7 @@ async fn the_api_server_takes_over_and_the_kubelet_takes_it_back() {
     assert!(heard.is_err(), "nothing that PodInfo shows is another: {heard:?}");
     assert_eq!(served.listed().await, ["2", "3", "hash"]);
     for sample in [r#"up{source="pods_api"} 1"#, r#"up{source="api_server"} 0"#] {
-        served.comes_to_show(&format!("numacast_pods_api_source_{sample}")).await;
+        assert!(served.shows(&format!("numacast_pods_api_source_{sample}")), "{sample}");
     }
     served.stop().await;
 }
@@ -664,7 +662,7 @@ async fn the_kubelets_page_stands_in_for_podinfo_and_never_for_pods() {
     page.set(vec![object("a", "1", "Failed")]);
     let event = watch.message().await.unwrap().unwrap();
     assert_eq!((event.r#type(), &*event.pod.unwrap().phase), (InfoType::Modified, "Failed"));
-    served.comes_to_show(r#"numacast_pods_api_source_up{source="kubelet"} 1"#).await;
+    assert!(served.shows(r#"numacast_pods_api_source_up{source="kubelet"} 1"#));
     watching.hears_nothing().await;
     let pods = served.pods().await.list_pods(ListPodsRequest {}).await.unwrap().into_inner().pods;
     assert_eq!(pods, [pod("a", "1", "Running").encode_to_vec()], "as it was told last");
@@ -674,7 +672,7 @@ async fn the_kubelets_page_stands_in_for_podinfo_and_never_for_pods() {
     assert_eq!(watching.hears().await, (EventType::Modified, "1".to_owned()));
     let event = watch.message().await.unwrap().unwrap();
     assert_eq!((event.r#type(), &*event.pod.unwrap().phase), (InfoType::Modified, "Succeeded"));
-    served.comes_to_show(r#"numacast_pods_api_source_up{source="kubelet"} 0"#).await;
+    assert!(served.shows(r#"numacast_pods_api_source_up{source="kubelet"} 0"#));
     let heard = timeout(Duration::from_secs(60), watch.message()).await;
     assert!(heard.is_err(), "/pods is not read any more: {heard:?}");
     served.stop().await;
