@@ -22,7 +22,7 @@ mod standing;
 mod status_file;
 mod triggers;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -232,8 +232,10 @@ pub struct Agent {
     waited_for: BTreeSet<PodName>,
     /// The List of the last accepted scan.
     previous: Arc<Usage>,
-    /// Names of terminated pods that a new pod has taken.
-    returned: BTreeSet<PodName>,
+    /// The terminated pods of that scan, with their UIDs.
+    previous_terminal: Arc<BTreeMap<PodName, String>>,
+    /// Names of terminated pods that a new pod has taken, with the terminated pods' UIDs.
+    returned: BTreeMap<PodName, String>,
     /// What was warned about in the previous iteration.
     told: BTreeSet<String>,
     failures: u32,
@@ -306,7 +308,8 @@ impl Agent {
             known: KnownDevices::default(),
             waited_for: BTreeSet::new(),
             previous: Arc::default(),
-            returned: BTreeSet::new(),
+            previous_terminal: Arc::default(),
+            returned: BTreeMap::new(),
             told: BTreeSet::new(),
             failures: 0,
             failed: None,
@@ -426,7 +429,10 @@ impl Agent {
             depth = Depth::Everything;
         }
         self.view = self.accord.pods.now();
-        self.scanner.set_terminal(Arc::clone(&self.view.terminal));
+        let terminal = &self.view.terminal;
+        self.returned.retain(|name, uid| terminal.get(name) == Some(uid));
+        let terminal = terminal.keys().filter(|name| !self.returned.contains_key(*name));
+        self.scanner.set_terminal(Arc::new(terminal.cloned().collect()));
         let scan = tokio::select! {
             scan = self.scanner.scan(depth) => scan,
             never = self.accord.follow_on() => match never {},
@@ -540,6 +546,7 @@ impl Agent {
             Err(reason) => return self.wait_to_settle(reason),
         };
         self.previous = Arc::clone(&scan.usage);
+        self.previous_terminal = Arc::clone(&self.view.terminal);
         if self.still_being_admitted(&scan) {
             self.metrics.scanned(Outcome::Admitting);
             return Next { at: now + FOLD, depth: Depth::Usage };
@@ -583,14 +590,13 @@ impl Agent {
 
     /// Removes from `scan.terminal` the names that a new pod has taken. A terminated pod only releases
     /// resources: if a name is allocated more than in the last accepted List, it is that of a new pod which
-    /// the API server has not reported yet. Lists of a kubelet that is still starting are not compared: they
-    /// may be incomplete.
+    /// the API server has not reported yet, unless it has reported another terminated pod of that name since.
+    /// Lists of a kubelet that is still starting are not compared: they may be incomplete.
     fn tell_returned(&mut self, scan: &mut Scan) {
-        let before = Arc::clone(&self.previous);
-        self.returned.retain(|name| scan.terminal.contains(name));
         if scan.terminal.is_empty() {
             return;
         }
+        let before = Arc::clone(&self.previous);
         let follows = self.view.follows;
         let grew = |pod: &&PodUsage| {
             let earlier = |old: &&PodUsage| old.name == pod.name && old.namespace == pod.namespace;
@@ -600,12 +606,17 @@ impl Agent {
                 None => !follows && pod.holds_anything(),
             }
         };
+        let mut terminal = BTreeSet::clone(&scan.terminal);
         let ended = |pod: &&PodUsage| scan.terminal.contains(&pod.full_name());
-        let returned = scan.usage.pods.iter().filter(ended).filter(grew);
-        self.returned.extend(returned.map(PodUsage::full_name));
-        if !self.returned.is_empty() {
-            scan.terminal = Arc::new(&*scan.terminal - &self.returned);
+        for name in scan.usage.pods.iter().filter(ended).filter(grew).map(PodUsage::full_name) {
+            let reported = self.view.terminal.get(&name);
+            let earlier = self.previous_terminal.get(&name);
+            if let Some(uid) = reported.filter(|_| earlier.is_none() || earlier == reported) {
+                terminal.remove(&name);
+                self.returned.insert(name, uid.clone());
+            }
         }
+        scan.terminal = Arc::new(terminal);
     }
 
     /// Decides whether a scan is complete. Returns what is still missing from one that may be published, or

@@ -18,7 +18,7 @@ use super::tellers::{PodTeller, PodTellers, Telling};
 use crate::backoff::{back_off, jittered};
 use crate::cluster::Cluster;
 use crate::pod::texts::PodMap;
-use crate::pod::{Life, Pod, PodEvent, PodName, Terminal};
+use crate::pod::{Life, Pod, PodEvent, PodName};
 
 /// The first kubelet whose List contains active pods only.
 const ACTIVE_PODS_ONLY: (u32, u32) = (1, 34);
@@ -47,9 +47,9 @@ const MOST_DEPARTED: usize = 1024;
 pub struct PodView {
     /// Whether the watch is up and everything was listed once. If not, the agent has to poll for releases.
     pub follows: bool,
-    /// Pods that are allocated nothing although the kubelet lists them; empty for kubelets that do not list
-    /// terminated pods.
-    pub terminal: Terminal,
+    /// Pods that are allocated nothing although the kubelet lists them, with their UIDs; empty for kubelets
+    /// that do not list terminated pods.
+    pub terminal: Arc<BTreeMap<PodName, String>>,
     /// Pods that were recently deleted or terminated, with the time: the List will follow.
     pub gone: Arc<BTreeMap<PodName, Instant>>,
     /// Changes whenever any pod changes.
@@ -285,7 +285,7 @@ impl Follower {
         let stale = self.broken.is_some_and(|since| since.elapsed() > STALE);
         let believed = self.lists_ended == Some(true) && !stale;
         let mut pods = lock(&self.pods);
-        let terminal = if believed { pods.ended() } else { BTreeSet::new() };
+        let terminal = if believed { pods.ended() } else { BTreeMap::new() };
         let up = pods.complete && self.broken.is_none();
         self.tally.told(teller.label(), up);
         // A polled source reports deletions too late to rely on it for releases.
@@ -440,9 +440,9 @@ impl Pods {
         self.now.get(name).is_some_and(settled)
     }
 
-    fn ended(&self) -> BTreeSet<PodName> {
+    fn ended(&self) -> BTreeMap<PodName, String> {
         let ended = self.now.iter().filter(|(_, pod)| pod.life == Life::Ended);
-        ended.map(|(name, _)| name.clone()).collect()
+        ended.map(|(name, pod)| (name.clone(), pod.uid.clone())).collect()
     }
 
     fn gone(&mut self, now: Instant) -> &BTreeMap<PodName, Instant> {
@@ -560,10 +560,13 @@ mod tests {
         ] {
             pods.take(event, now);
         }
-        assert_eq!((names(&pods.ended()), names(pods.gone(now).keys())), ("b".into(), "b".into()));
+        assert_eq!((names(pods.ended().keys()), names(pods.gone(now).keys())), ("b".into(), "b".into()));
         assert!(!pods.complete);
         pods.take(PodEvent::Complete, now);
-        assert_eq!((names(&pods.ended()), names(pods.gone(now).keys())), ("b,c".into(), "a,b,c".into()));
+        assert_eq!(
+            (names(pods.ended().keys()), names(pods.gone(now).keys())),
+            ("b,c".into(), "a,b,c".into())
+        );
         assert!(pods.complete);
     }
 

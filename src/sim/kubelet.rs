@@ -34,7 +34,7 @@ use tonic::service::Routes;
 pub use device_manager::HeldDevices;
 pub use faults::{Age, Call, Fault, Told};
 pub use model::{Block, Given, Model, Pod, Refusal, Stage};
-pub use oracle::{Amounts, Expected, Split};
+pub use oracle::{Amounts, DeviceId, Expected, Split};
 pub use pod::{Claimed, ContainerSpec, PodLevel, PodSpec, Role};
 pub use traffic::Traffic;
 

@@ -165,6 +165,15 @@ async fn a_name_that_comes_back_while_nobody_tells_is_another_pod() {
     world.node.kubelet.start_pod(PodSpec { uid: "again".into(), ..db() }).await.unwrap();
     world.agrees().await;
     assert_eq!(world.available(0, "example.com/nic"), 1);
+    // The new pod terminates as well, before the API server can report it as running.
+    assert!(world.node.kubelet.finish_pod("default", "db"));
+    let again = PodSpec { uid: "again".into(), ..db() };
+    assert!(world.server.delete(&PODS, "default", "db"));
+    world.server.put(&PODS, again.object("worker", "Succeeded")).unwrap();
+    world.server.clear_faults();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 2);
     world.stop().await;
 }
 

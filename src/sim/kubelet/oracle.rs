@@ -33,6 +33,9 @@ pub struct Expected {
     pub groups: BTreeSet<BTreeSet<Id>>,
 }
 
+/// Resource and id of a device.
+pub type DeviceId<'a> = (&'a str, &'a str);
+
 /// How available memory is compared within a group of nodes joined by a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
@@ -111,6 +114,22 @@ impl Model {
         }
         let groups = settled.nodes.into_values().map(|node| node.cells).filter(|cells| cells.len() > 1);
         Expected { zones, groups: groups.collect() }
+    }
+
+    /// The devices that are allocated to active pods.
+    #[must_use]
+    pub fn held_devices(&self) -> BTreeSet<DeviceId<'_>> {
+        let entries = self.active().filter_map(|uid| self.devices.entries.get(uid));
+        let of_containers = entries.flat_map(BTreeMap::values).flatten();
+        of_containers
+            .flat_map(|(resource, devices)| devices.keys().map(move |id| (&**resource, &**id)))
+            .collect()
+    }
+
+    /// The healthy devices of registered plugins.
+    #[must_use]
+    pub fn offered_devices(&self) -> BTreeSet<DeviceId<'_>> {
+        self.devices.offered().map(|(resource, id, _)| (&**resource, &**id)).collect()
     }
 
     /// The Memory Manager's state after releasing the memory of pods that are not active.

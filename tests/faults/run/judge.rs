@@ -19,7 +19,7 @@
 //! responses. If memory blocks join nodes, the sum over all nodes is compared, since the List does not report
 //! how a block is split.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use numacast::cluster::FIELD_MANAGER;
 use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{Change, ChangeKind, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, Expected, Fault, SimKubelet, Told};
+use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, SimKubelet, Told};
 use tokio::sync::broadcast;
 
 /// Maximum time from a response to the write that it leads to: the timeout of a write, and more than that
@@ -191,24 +191,19 @@ impl Judge {
     }
 }
 
-/// The expected zones for every pair of these responses.
+/// The expected zones for every pair of these responses. Responses with the same amounts may differ in which
+/// devices they name, and so in what they imply together with another one.
 fn truths(lists: &[&Told], offers: &[&Told]) -> Vec<Expected> {
-    let mut usages: Vec<(Expected, &Told)> = Vec::new();
+    let mut usages: Vec<((Expected, BTreeSet<DeviceId<'_>>), &Told)> = Vec::new();
     for told in lists {
-        let truth = told.model.expected();
+        let truth = (told.model.expected(), told.model.held_devices());
         if !usages.iter().any(|(known, _)| *known == truth) {
             usages.push((truth, told));
         }
     }
-    let Some((_, any)) = usages.first() else { return Vec::new() };
-    let mut inventories: Vec<(Expected, &Told)> = Vec::new();
-    for told in offers {
-        let truth = any.model.offering(&told.model).expected();
-        if !inventories.iter().any(|(known, _)| *known == truth) {
-            inventories.push((truth, told));
-        }
-    }
-    let pairs = usages.iter().flat_map(|(_, list)| inventories.iter().map(move |(_, offer)| (list, offer)));
+    let inventories: BTreeMap<BTreeSet<DeviceId<'_>>, &Told> =
+        offers.iter().map(|told| (told.model.offered_devices(), *told)).collect();
+    let pairs = usages.iter().flat_map(|(_, list)| inventories.values().map(move |offer| (list, offer)));
     pairs.map(|(list, offer)| list.model.offering(&offer.model).expected()).collect()
 }
 
