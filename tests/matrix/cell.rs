@@ -48,7 +48,7 @@ pub(crate) struct Outcome {
     pub(crate) steps: usize,
     /// Differences between the published object and the oracle, one entry per step.
     pub(crate) differences: Vec<String>,
-    /// The kubelet's error, if it is known not to start on this machine.
+    /// The kubelet's error, if it is known not to start on this machine, or rejects its own checkpoint.
     pub(crate) refused: Option<String>,
     /// Why the walk was aborted.
     pub(crate) broken: Option<String>,
@@ -60,7 +60,7 @@ impl Outcome {
         Self { seed, pods: 0, steps: 0, differences: Vec::new(), refused: None, broken: None }
     }
 
-    /// Returns true if nothing failed. A kubelet known not to start on this machine is no failure.
+    /// Returns true if nothing failed. A kubelet known not to start is no failure.
     pub(crate) fn is_good(&self) -> bool {
         self.differences.is_empty() && self.broken.is_none()
     }
@@ -99,10 +99,10 @@ impl fmt::Display for Policies {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, pods, steps, differences, refused, broken } = self;
-        if let Some(refused) = refused {
-            return write!(f, "the kubelet refuses: {refused}");
-        }
         write!(f, "{steps} steps, {pods} pods, {} differences, seed {seed}", differences.len())?;
+        if let Some(refused) = refused {
+            write!(f, "; the kubelet does not start: {refused}")?;
+        }
         broken.as_ref().map_or(Ok(()), |why| write!(f, "; broken off: {why}"))
     }
 }

@@ -24,6 +24,11 @@ const COMMON: &str = "two-by-eight";
 /// is a failure.
 const REFUSED: [(&str, &str); 1] = [("memory-less-bare", "could not detect number of cpus")];
 
+/// The error of a kubelet that rejects its own checkpoint at a restart: once pods shared memory of several
+/// NUMA nodes, it may record groups of nodes that it does not compute again. It starts when the file is
+/// removed.
+const OWN_STATE_REJECTED: &str = "[memorymanager] the expected machine state is different from the real one";
+
 /// Machines on which a kubelet before 1.36 takes practically forever: its device hints try every subset of
 /// the NUMA nodes, here 2^34.
 const NEWEST_ONLY: [&str; 1] = ["gb200"];
@@ -114,7 +119,11 @@ pub(crate) async fn run(cell: &Cell, index: usize, cluster: &Cluster, steps: usi
     match started {
         Ok(node) => {
             if let Err(error) = walk(node, cell, steps, &mut outcome).await {
-                outcome.broken = Some(format!("{error:#}"));
+                let error = format!("{error:#}");
+                match error.contains(OWN_STATE_REJECTED) {
+                    true => outcome.refused = Some(OWN_STATE_REJECTED.to_owned()),
+                    false => outcome.broken = Some(error),
+                }
             }
         }
         Err(error) => {

@@ -22,7 +22,7 @@ impl fmt::Display for Table<'_> {
         for (row, (_, outcome)) in rows.iter().zip(self.0) {
             line(f, row, &widths)?;
             if let Some(refused) = &outcome.refused {
-                writeln!(f, "|   no walk; the kubelet's own words: {refused}")?;
+                writeln!(f, "|   the kubelet does not start: {refused}")?;
             }
         }
         self.totals(f)?;
@@ -36,7 +36,7 @@ impl Table<'_> {
             |count: fn(&Outcome) -> usize| self.0.iter().map(|(_, outcome)| count(outcome)).sum::<usize>();
         writeln!(
             f,
-            "\n{} cells ({} refused by the kubelet, {} broken off), {} pods, {} steps, {} differences",
+            "\n{} cells ({} ended by a kubelet that does not start, {} broken off), {} pods, {} steps, {} differences",
             self.0.len(),
             sum(|outcome| usize::from(outcome.refused.is_some())),
             sum(|outcome| usize::from(outcome.broken.is_some())),
