@@ -234,8 +234,9 @@ pub struct Agent {
     previous: Arc<Usage>,
     /// The terminated pods of that scan, with their UIDs.
     previous_terminal: Arc<BTreeMap<PodName, String>>,
-    /// Names of terminated pods that a new pod has taken, with the terminated pods' UIDs.
-    returned: BTreeMap<PodName, String>,
+    /// Names of terminated pods that a new pod has taken, with the terminated pods' UIDs, and when the List
+    /// showed it.
+    returned: BTreeMap<PodName, (String, Instant)>,
     /// What was warned about in the previous iteration.
     told: BTreeSet<String>,
     failures: u32,
@@ -429,8 +430,9 @@ impl Agent {
             depth = Depth::Everything;
         }
         self.view = self.accord.pods.now();
-        let terminal = &self.view.terminal;
-        self.returned.retain(|name, uid| terminal.get(name) == Some(uid));
+        let (terminal, pods) = (&self.view.terminal, &self.accord.pods);
+        // A pod that a later list still reports as terminated has not been replaced.
+        self.returned.retain(|name, (uid, at)| terminal.get(name) == Some(uid) && !pods.listed_since(*at));
         let terminal = terminal.keys().filter(|name| !self.returned.contains_key(*name));
         self.scanner.set_terminal(Arc::new(terminal.cloned().collect()));
         let scan = tokio::select! {
@@ -588,32 +590,29 @@ impl Agent {
             && now.duration_since(self.started) < AT_ONCE
     }
 
-    /// Removes from `scan.terminal` the names that a new pod has taken. A terminated pod only releases
-    /// resources: if a name is allocated more than in the last accepted List, it is that of a new pod which
-    /// the API server has not reported yet, unless it has reported another terminated pod of that name since.
-    /// Lists of a kubelet that is still starting are not compared: they may be incomplete.
+    /// Removes from `scan.terminal` the names that a new pod has taken, which the API server has not reported
+    /// yet. A terminated pod only releases resources: if it had terminated before the last accepted List and
+    /// its name is allocated more now, that is by another pod. Lists of a kubelet that is still starting are
+    /// not compared: they may be incomplete.
     fn tell_returned(&mut self, scan: &mut Scan) {
         if scan.terminal.is_empty() {
             return;
         }
-        let before = Arc::clone(&self.previous);
-        let follows = self.view.follows;
-        let grew = |pod: &&PodUsage| {
-            let earlier = |old: &&PodUsage| old.name == pod.name && old.namespace == pod.namespace;
-            match before.pods.iter().find(earlier) {
-                Some(old) => pod.holds_more_than(old),
-                // It was not listed before. A live pod source knows which pods have terminated.
-                None => !follows && pod.holds_anything(),
-            }
-        };
         let mut terminal = BTreeSet::clone(&scan.terminal);
-        let ended = |pod: &&PodUsage| scan.terminal.contains(&pod.full_name());
-        for name in scan.usage.pods.iter().filter(ended).filter(grew).map(PodUsage::full_name) {
-            let reported = self.view.terminal.get(&name);
-            let earlier = self.previous_terminal.get(&name);
-            if let Some(uid) = reported.filter(|_| earlier.is_none() || earlier == reported) {
+        for pod in &scan.usage.pods {
+            let name = pod.full_name();
+            let Some(uid) = self.view.terminal.get(&name).filter(|_| scan.terminal.contains(&name)) else {
+                continue;
+            };
+            let earlier = |old: &&PodUsage| old.name == pod.name && old.namespace == pod.namespace;
+            let reused = match self.previous.pods.iter().find(earlier) {
+                Some(old) => pod.holds_more_than(old) && self.previous_terminal.get(&name) == Some(uid),
+                // It was not listed before. A live pod source knows which pods have terminated.
+                None => !self.view.follows && pod.holds_anything(),
+            };
+            if reused {
                 terminal.remove(&name);
-                self.returned.insert(name, uid.clone());
+                self.returned.insert(name, (uid.clone(), Instant::now()));
             }
         }
         scan.terminal = Arc::new(terminal);

@@ -199,6 +199,13 @@ impl PodSource {
         pods.listed_at.is_some_and(|at| at > moment) && !pods.now.contains_key(name)
     }
 
+    /// Returns true if the pods are those of a complete list that was requested after `moment`, and of the
+    /// events since.
+    #[must_use]
+    pub fn listed_since(&self, moment: Instant) -> bool {
+        lock(&self.pods).listed_at.is_some_and(|at| at > moment)
+    }
+
     /// Returns the number of pods that are running or will run and are not among `listed`.
     #[must_use]
     pub fn living_besides(&self, listed: &BTreeSet<PodName>) -> usize {

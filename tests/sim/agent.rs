@@ -171,6 +171,32 @@ async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() 
     world.stop().await;
 }
 
+#[tokio::test]
+async fn a_pod_that_is_allocated_more_and_refused_at_once_holds_nothing() {
+    // Resources of ended pods stay listed until the next admission, which here never comes.
+    let options = Options { age: Age::V1_29, release_lag: Duration::from_secs(3600), ..quick() };
+    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let node =
+        json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
+    server.put(&NODES, node).unwrap();
+    let world = World::with(SimNode::with(options), server, |_| {});
+    let pod = PodSpec::guaranteed("refused", 2, GIB).devices("example.com/nic", 1);
+    world.agrees().await;
+    world.server.put(&PODS, pod.object("worker", "Pending")).unwrap();
+    world.node.kubelet.announce_pod(pod.clone()).unwrap();
+    world.lists_reach(world.node.kubelet.calls().list + 2).await;
+    // Between two Lists the pod is allocated its resources, and then refused.
+    world.node.kubelet.admit_pod(&pod.uid).unwrap();
+    assert!(world.node.kubelet.finish_pod("default", "refused"));
+    world.server.put(&PODS, pod.object("worker", "Failed")).unwrap();
+    world.lists_reach(world.node.kubelet.calls().list + 3).await;
+    // The CPU Manager releases CPUs by itself, memory and devices stay.
+    world.node.kubelet.reconcile();
+    world.agrees().await;
+    assert_eq!(world.available(0, "example.com/nic"), 2);
+    world.stop().await;
+}
+
 /// An old kubelet lists a pod that has ended, and the existing object names devices whose plugin is not
 /// running.
 #[tokio::test]
