@@ -447,7 +447,12 @@ async fn drop_ins_whose_directory_was_replaced_are_not_believed() -> Result<()> 
         Ok(())
     })
     .await?;
-    // Its liveness probe restarts the container.
+    // Its liveness probe restarts the container. It fails for up to 90 seconds first.
+    until("the container is stopped", async || {
+        ensure!(agent.log().contains("SIGTERM received"), "{}", agent.last_words());
+        Ok(())
+    })
+    .await?;
     says(&world.node.client(), "none").await.with_context(|| agent.last_words())
 }
 
