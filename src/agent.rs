@@ -37,7 +37,7 @@ use crate::backoff::{back_off, jittered};
 use crate::bucket::Bucket;
 use crate::cluster::{Cluster, ClusterError};
 use crate::kubelet::{PodUsage, Upstream, Usage};
-use crate::pod::{Pod, PodEvent, PodName, Wanted};
+use crate::pod::{Pod, PodEvent, PodName, Terminal, Wanted};
 use crate::pod_source::{LINGER, PodSource, PodView};
 use crate::scheduler::{self, Contract, Reading, Requirements, Reservation};
 use crate::telemetry::health::{Bounds, Health};
@@ -430,11 +430,11 @@ impl Agent {
             depth = Depth::Everything;
         }
         self.view = self.accord.pods.now();
-        let (terminal, pods) = (&self.view.terminal, &self.accord.pods);
         // A pod that a later list still reports as terminated has not been replaced.
-        self.returned.retain(|name, (uid, at)| terminal.get(name) == Some(uid) && !pods.listed_since(*at));
-        let terminal = terminal.keys().filter(|name| !self.returned.contains_key(*name));
-        self.scanner.set_terminal(Arc::new(terminal.cloned().collect()));
+        self.returned.retain(|name, (uid, at)| {
+            self.view.terminal.get(name) == Some(uid) && !self.accord.pods.listed_since(*at)
+        });
+        self.scanner.set_terminal(self.terminal());
         let scan = tokio::select! {
             scan = self.scanner.scan(depth) => scan,
             never = self.accord.follow_on() => match never {},
@@ -542,7 +542,7 @@ impl Agent {
 
     fn digest(&mut self, mut scan: Scan) -> Next {
         let now = Instant::now();
-        self.tell_returned(&mut scan);
+        self.tell_returned(&mut scan, now);
         let doubt = match self.settle(&mut scan, now) {
             Ok(doubt) => doubt,
             Err(reason) => return self.wait_to_settle(reason),
@@ -590,15 +590,21 @@ impl Agent {
             && now.duration_since(self.started) < AT_ONCE
     }
 
+    /// Returns the terminated pods without the names that a new pod has taken.
+    fn terminal(&self) -> Terminal {
+        let names = self.view.terminal.keys().filter(|name| !self.returned.contains_key(*name));
+        Arc::new(names.cloned().collect())
+    }
+
     /// Removes from `scan.terminal` the names that a new pod has taken, which the API server has not reported
     /// yet. A terminated pod only releases resources: if it had terminated before the last accepted List and
     /// its name is allocated more now, that is by another pod. Lists of a kubelet that is still starting are
     /// not compared: they may be incomplete.
-    fn tell_returned(&mut self, scan: &mut Scan) {
+    fn tell_returned(&mut self, scan: &mut Scan, now: Instant) {
         if scan.terminal.is_empty() {
             return;
         }
-        let mut terminal = BTreeSet::clone(&scan.terminal);
+        let known = self.returned.len();
         for pod in &scan.usage.pods {
             let name = pod.full_name();
             let Some(uid) = self.view.terminal.get(&name).filter(|_| scan.terminal.contains(&name)) else {
@@ -611,11 +617,12 @@ impl Agent {
                 None => !self.view.follows && pod.holds_anything(),
             };
             if reused {
-                terminal.remove(&name);
-                self.returned.insert(name, (uid.clone(), Instant::now()));
+                self.returned.insert(name, (uid.clone(), now));
             }
         }
-        scan.terminal = Arc::new(terminal);
+        if self.returned.len() > known {
+            scan.terminal = self.terminal();
+        }
     }
 
     /// Decides whether a scan is complete. Returns what is still missing from one that may be published, or

@@ -196,14 +196,14 @@ impl PodSource {
     #[must_use]
     pub fn lacks_since(&self, name: &PodName, moment: Instant) -> bool {
         let pods = lock(&self.pods);
-        pods.listed_at.is_some_and(|at| at > moment) && !pods.now.contains_key(name)
+        pods.listed_since(moment) && !pods.now.contains_key(name)
     }
 
     /// Returns true if the pods are those of a complete list that was requested after `moment`, and of the
     /// events since.
     #[must_use]
     pub fn listed_since(&self, moment: Instant) -> bool {
-        lock(&self.pods).listed_at.is_some_and(|at| at > moment)
+        lock(&self.pods).listed_since(moment)
     }
 
     /// Returns the number of pods that are running or will run and are not among `listed`.
@@ -436,6 +436,10 @@ impl Pods {
 
     fn is_living(&self, name: &PodName) -> bool {
         self.now.get(name).is_some_and(|pod| pod.life == Life::Living)
+    }
+
+    fn listed_since(&self, moment: Instant) -> bool {
+        self.listed_at.is_some_and(|at| at > moment)
     }
 
     fn is_settled(&self, name: &PodName) -> bool {

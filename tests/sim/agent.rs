@@ -141,15 +141,21 @@ pub(crate) async fn server() -> ApiServer {
     server
 }
 
-#[tokio::test]
-async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() {
-    // Resources of ended pods stay listed until the next admission, which here never comes.
-    let options = Options { age: Age::V1_29, release_lag: Duration::from_secs(3600), ..quick() };
+/// Starts an agent with a kubelet that lists terminated pods with what they were allocated, as those before
+/// 1.34 do.
+pub(crate) async fn with_terminated_pods_listed(options: Options) -> World {
     let server = ApiServer::start_anywhere(0).await.unwrap();
     let node =
         json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
     server.put(&NODES, node).unwrap();
-    let world = World::with(SimNode::with(options), server, |_| {});
+    World::with(SimNode::with(Options { age: Age::V1_29, ..options }), server, |_| {})
+}
+
+#[tokio::test]
+async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() {
+    // Resources of ended pods stay listed until the next admission, which here never comes.
+    let options = Options { release_lag: Duration::from_secs(3600), ..quick() };
+    let world = with_terminated_pods_listed(options).await;
     let job = PodSpec::guaranteed("job", 2, GIB).devices("example.com/nic", 1);
     let show = |phase: &str| world.server.put(&PODS, job.object("worker", phase)).unwrap();
     world.node.kubelet.start_pod(job.clone()).await.unwrap();
@@ -174,12 +180,8 @@ async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() 
 #[tokio::test]
 async fn a_pod_that_is_allocated_more_and_refused_at_once_holds_nothing() {
     // Resources of ended pods stay listed until the next admission, which here never comes.
-    let options = Options { age: Age::V1_29, release_lag: Duration::from_secs(3600), ..quick() };
-    let server = ApiServer::start_anywhere(0).await.unwrap();
-    let node =
-        json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
-    server.put(&NODES, node).unwrap();
-    let world = World::with(SimNode::with(options), server, |_| {});
+    let options = Options { release_lag: Duration::from_secs(3600), ..quick() };
+    let world = with_terminated_pods_listed(options).await;
     let pod = PodSpec::guaranteed("refused", 2, GIB).devices("example.com/nic", 1);
     world.agrees().await;
     world.server.put(&PODS, pod.object("worker", "Pending")).unwrap();
@@ -201,12 +203,7 @@ async fn a_pod_that_is_allocated_more_and_refused_at_once_holds_nothing() {
 /// running.
 #[tokio::test]
 async fn a_single_pass_says_what_an_agent_says_that_goes_on() {
-    let options = Options { age: Age::V1_29, ..quick() };
-    let server = ApiServer::start_anywhere(0).await.unwrap();
-    let node =
-        json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
-    server.put(&NODES, node).unwrap();
-    let world = World::with(SimNode::with(options), server, |_| {});
+    let world = with_terminated_pods_listed(quick()).await;
     let job = PodSpec::guaranteed("job", 2, GIB).devices("example.com/nic", 1);
     world.node.kubelet.start_pod(job.clone()).await.unwrap();
     world.server.put(&PODS, job.object("worker", "Running")).unwrap();

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use numacast::agent::Settings;
-use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, Rule};
-use numacast::sim::kubelet::{Age, Options, PodSpec};
+use numacast::sim::api_server::{Fault, PODS, Rule};
+use numacast::sim::kubelet::{Options, PodSpec};
 use serde_json::json;
 
-use crate::agent::{World, quick, server};
+use crate::agent::{World, quick, server, with_terminated_pods_listed};
 use crate::support::SimNode;
 
 const GIB: u64 = 1 << 30;
@@ -144,13 +144,7 @@ async fn an_agent_that_starts_with_its_kubelet_does_not_make_a_full_node_look_fr
 
 #[tokio::test]
 async fn a_name_that_comes_back_while_nobody_tells_is_another_pod() {
-    // A kubelet that lists terminal pods with the resources they released.
-    let options = Options { age: Age::V1_29, ..silent() };
-    let server = ApiServer::start_anywhere(0).await.unwrap();
-    let node =
-        json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
-    server.put(&NODES, node).unwrap();
-    let world = World::with(SimNode::with(options), server, |_| {});
+    let world = with_terminated_pods_listed(silent()).await;
     let show = |phase: &str| world.server.put(&PODS, db().object("worker", phase)).unwrap();
     world.node.kubelet.start_pod(db()).await.unwrap();
     show("Running");
@@ -171,7 +165,10 @@ async fn a_name_that_comes_back_while_nobody_tells_is_another_pod() {
     assert!(world.server.delete(&PODS, "default", "db"));
     world.server.put(&PODS, again.object("worker", "Succeeded")).unwrap();
     world.server.clear_faults();
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    // The agent lists the pods again after a backoff.
+    while world.server.watchers(&PODS) == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     world.agrees().await;
     assert_eq!(world.available(0, "example.com/nic"), 2);
     world.stop().await;

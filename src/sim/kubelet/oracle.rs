@@ -119,10 +119,17 @@ impl Model {
     /// The devices that are allocated to active pods.
     #[must_use]
     pub fn held_devices(&self) -> BTreeSet<DeviceId<'_>> {
+        self.held().into_keys().collect()
+    }
+
+    /// The devices that are allocated to active pods, with the NUMA nodes that their plugin reported then.
+    fn held(&self) -> BTreeMap<DeviceId<'_>, &IdSet> {
         let entries = self.active().filter_map(|uid| self.devices.entries.get(uid));
         let of_containers = entries.flat_map(BTreeMap::values).flatten();
         of_containers
-            .flat_map(|(resource, devices)| devices.keys().map(move |id| (&**resource, &**id)))
+            .flat_map(|(resource, devices)| {
+                devices.iter().map(move |(id, nodes)| ((&**resource, &**id), nodes))
+            })
             .collect()
     }
 
@@ -181,20 +188,17 @@ impl Model {
     /// Allocated devices that are no longer offered, or now on other nodes, count as capacity on the nodes of
     /// their allocation.
     fn device_amounts(&self) -> BTreeMap<String, BTreeMap<Id, Amounts>> {
-        let mut held: BTreeMap<(&String, &String), &IdSet> = BTreeMap::new();
-        let entries = self.active().filter_map(|uid| self.devices.entries.get(uid));
-        for (resource, devices) in entries.flat_map(BTreeMap::values).flatten() {
-            held.extend(devices.iter().map(|(id, nodes)| ((resource, id), nodes)));
-        }
-        let names = self.devices.plugins.keys().chain(held.keys().map(|(resource, _)| *resource));
+        let held = self.held();
+        let plugins = self.devices.plugins.keys().map(String::as_str);
+        let names = plugins.chain(held.keys().map(|(resource, _)| *resource));
         let mut all: BTreeMap<String, BTreeMap<Id, Amounts>> =
-            names.map(|name| (name.clone(), BTreeMap::new())).collect();
-        let mut counted: BTreeSet<(&String, &String, Id)> = BTreeSet::new();
+            names.map(|name| (name.to_owned(), BTreeMap::new())).collect();
+        let mut counted: BTreeSet<(&str, &str, Id)> = BTreeSet::new();
         for (resource, id, nodes) in self.devices.offered() {
-            let free = !held.contains_key(&(resource, id));
+            let free = !held.contains_key(&(&**resource, &**id));
             for node in nodes.iter() {
-                counted.insert((resource, id, node));
-                let amounts = all.entry(resource.clone()).or_default().entry(node).or_default();
+                counted.insert((&**resource, &**id, node));
+                let amounts = all.entry(resource.to_owned()).or_default().entry(node).or_default();
                 amounts.capacity += 1;
                 amounts.allocatable += 1;
                 amounts.available += u64::from(free);
@@ -202,7 +206,7 @@ impl Model {
         }
         for ((resource, id), nodes) in held {
             for node in nodes.iter().filter(|node| !counted.contains(&(resource, id, *node))) {
-                all.entry(resource.clone()).or_default().entry(node).or_default().capacity += 1;
+                all.entry(resource.to_owned()).or_default().entry(node).or_default().capacity += 1;
             }
         }
         all

@@ -94,10 +94,8 @@ pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> 
 pub(crate) fn books_are_whole(node: &RealNode) -> Result<()> {
     let dir = node.kubelet_dir();
     let cpus: CpuState = read_json(&dir.join("cpu_manager_state"))?;
-    let mut known = cpu_list(&cpus.default_cpu_set)?;
-    for list in cpus.entries.values().flat_map(BTreeMap::values) {
-        known.extend(cpu_list(list)?);
-    }
+    let mut known = cpus.assigned()?;
+    known.extend(cpu_list(&cpus.default_cpu_set)?);
     let online: BTreeSet<u16> = node.machine().nodes.iter().flat_map(|numa| numa.cpus.iter()).collect();
     ensure!(known == online, "the books have CPUs {known:?} of {online:?}");
     let memory: MemoryState = read_json(&dir.join("memory_manager_state"))?;
@@ -243,6 +241,17 @@ struct CpuState {
     default_cpu_set: String,
     #[serde(default)]
     entries: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl CpuState {
+    /// Returns the CPUs that are assigned to containers.
+    fn assigned(&self) -> Result<BTreeSet<u16>> {
+        let mut assigned = BTreeSet::new();
+        for list in self.entries.values().flat_map(BTreeMap::values) {
+            assigned.extend(cpu_list(list)?);
+        }
+        Ok(assigned)
+    }
 }
 
 #[derive(Deserialize)]
@@ -549,11 +558,8 @@ impl<'a> State<'a> {
     fn agrees_with_itself(&self, expected: &Expected) -> Result<()> {
         let shared = cpu_list(&self.cpus.default_cpu_set)?;
         let reserved = self.reserved_cpus()?;
-        let mut assigned = BTreeSet::new();
-        for cpus in self.cpus.entries.values().flat_map(BTreeMap::values) {
-            assigned.append(&mut cpu_list(cpus)?);
-        }
-        let shares_assigned = !self.machine.core_types.is_empty() && !shared.is_disjoint(&assigned);
+        let hybrid = !self.machine.core_types.is_empty();
+        let shares_assigned = hybrid && !shared.is_disjoint(&self.cpus.assigned()?);
         for numa in self.machine.nodes.iter().filter(|numa| numa.id <= HIGHEST_ZONE) {
             let zone = &expected.zones[&zone_name(numa.id)];
             let free = numa.cpus.iter().filter(|cpu| shared.contains(cpu) && !reserved.contains(cpu)).count();
