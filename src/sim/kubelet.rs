@@ -49,8 +49,9 @@ use crate::kubelet::proto::{v1, v1alpha1};
 pub struct Options {
     /// Seed for the order of the items in responses.
     pub seed: u64,
-    /// Time from a pod's removal from the List until the CPU Manager releases its CPUs; with `Duration::MAX`
-    /// it does so only on [`SimKubelet::reconcile`]. The other managers release at the next admission.
+    /// Time from a pod's removal from the List, or its rejection, until the CPU Manager releases its CPUs; with
+    /// `Duration::MAX` it does so only on [`SimKubelet::reconcile`]. The other managers release at the next
+    /// admission.
     pub release_lag: Duration,
     /// Time from a pod's appearance in the List to its admission.
     pub admission_lag: Duration,
@@ -317,10 +318,17 @@ impl SimKubelet {
     /// # Errors
     /// The kubelet's rejection; the pod is no longer listed.
     pub fn admit_pod(&self, uid: &str) -> Result<Vec<Given>, Refusal> {
-        let state = &mut *self.shared.lock();
-        let outcome = state.model.admit(uid);
-        self.shared.write_state_or_say(state);
-        state.changed = Instant::now();
+        let outcome = {
+            let state = &mut *self.shared.lock();
+            let outcome = state.model.admit(uid);
+            self.shared.write_state_or_say(state);
+            state.changed = Instant::now();
+            outcome
+        };
+        if outcome.is_err() {
+            // The managers that came before the refusing one have allocated already.
+            self.settle_later();
+        }
         outcome
     }
 
