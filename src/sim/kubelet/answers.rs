@@ -20,12 +20,20 @@ impl Model {
 /// The response to `List`, with at most `most` pods.
 pub(super) fn list(model: &mut Model, most: usize, rng: &mut Rng) -> v1::ListPodResourcesResponse {
     model.collect_devices();
-    let terminated = model.age < Age::V1_34;
-    let pods = listed(model, terminated, most);
+    let pods = listed(model, lists_terminated(model), most);
     let mut pod_resources: Vec<v1::PodResources> =
         pods.into_iter().map(|pod| self::pod(model, pod, rng)).collect();
     rng.shuffle(&mut pod_resources);
     v1::ListPodResourcesResponse { pod_resources }
+}
+
+/// Returns true if a `List` of at most `most` pods omits some.
+pub(super) fn omits_pods(model: &Model, most: usize) -> bool {
+    listed(model, lists_terminated(model), usize::MAX).len() > most
+}
+
+fn lists_terminated(model: &Model) -> bool {
+    model.age < Age::V1_34
 }
 
 /// The oldest pods, at most `most`: a kubelet that does not know all of its pods yet never lists a pod without
