@@ -8,8 +8,8 @@
 //! - For each method, the last correct and complete response that was at least [`PIPELINE`] before `w` and
 //!   outside any trouble of the kubelet, and every later one. The agent cannot legitimately use an older one
 //!   any more: writing it that late means that writes were queued.
-//! - During a trouble of the kubelet (from the fault until the object is correct again), no response
-//!   supersedes the one before the fault, since the agent may keep the last good object.
+//! - During a trouble of the kubelet (from the fault until [`SETTLE`] after the object is correct again), no
+//!   response supersedes the one before the fault, since the agent may keep the last good object.
 //! - A restarted kubelet that does not know its pods yet, or lists only some of them, is no excuse: such a
 //!   response never counts, since the pods' resources stay allocated. An inventory that lacks CPUs or memory
 //!   just after a restart counts as complete; one that lacks device plugins counts as it is.
@@ -29,6 +29,8 @@ use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{Change, ChangeKind, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, SimKubelet, Told};
 use tokio::sync::broadcast;
+
+use super::SETTLE;
 
 /// Maximum time from a response to the write that it leads to: the timeout of a write, and more than that
 /// again for a busy machine.
@@ -82,7 +84,7 @@ impl Judge {
         if let [Some(list), Some(allocatable)] = oldest {
             let oldest = list.min(allocatable);
             self.told.retain(|told| told.at >= oldest);
-            self.troubles.retain(|trouble| trouble.end.is_none_or(|end| end >= oldest));
+            self.troubles.retain(|trouble| trouble.end.is_none_or(|end| end + SETTLE >= oldest));
         }
     }
 
@@ -152,7 +154,10 @@ impl Judge {
     }
 
     fn is_calm(&self, at: Instant) -> bool {
-        self.troubles.iter().all(|trouble| trouble.is_apart(at, at + PIPELINE))
+        // After a new connection the agent may wait for devices that are missing, although the object was correct
+        // before.
+        let from = at.checked_sub(SETTLE).unwrap_or(at);
+        self.troubles.iter().all(|trouble| trouble.is_apart(from, at + PIPELINE))
     }
 
     /// Returns true unless this is a partial response that is not authoritative.
