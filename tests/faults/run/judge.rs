@@ -111,6 +111,11 @@ impl Judge {
         changes.iter().filter(ours).try_for_each(|change| self.judge(change))
     }
 
+    /// Returns true if the kubelet has listed its pods correctly since `start`.
+    pub(crate) fn has_list_since(&self, start: Instant) -> bool {
+        self.told.iter().any(|told| told.call == Call::List && told.fault.is_none() && told.at > start)
+    }
+
     fn judge(&mut self, change: &Change) -> Result<(), String> {
         self.versions += 1;
         let object: NodeResourceTopology =

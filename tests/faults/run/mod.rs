@@ -164,7 +164,9 @@ impl Run {
             }
         }
         if kinds.contains(&Kind::Rival) {
-            // The agent does not fight a rival, but publishes the next change, correctly.
+            // The agent does not fight a rival, but publishes the next change, correctly. It must have seen the
+            // changes so far: one that is undone before that is none.
+            self.is_scanned().await?;
             self.world.change(&mut life).await;
         } else if life.bool() {
             self.world.live(&mut life).await;
@@ -173,6 +175,19 @@ impl Run {
         let took = self.agrees(bound * self.patience).await?;
         self.judge.trouble_is_over();
         Ok(took)
+    }
+
+    /// Waits until the agent has listed the pods as they are now.
+    async fn is_scanned(&mut self) -> Result<(), String> {
+        let start = Instant::now();
+        while !self.judge.has_list_since(start) {
+            if start.elapsed() > Kind::Rival.bound() * self.patience {
+                return Err("the agent does not list the pods any more".to_owned());
+            }
+            sleep(LOOK).await;
+            self.judge.look(&self.world.node.kubelet)?;
+        }
+        Ok(())
     }
 
     /// Waits until the object is correct; returns how long that took. The bound starts when the agent watches

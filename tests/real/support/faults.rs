@@ -597,22 +597,34 @@ impl Faults {
 
     /// Replaces the object as another field manager.
     async fn replace(&mut self, plan: &Plan) -> Result<()> {
+        // The agent may write between our read and our write, as any two clients do: read again then.
+        let version = loop {
+            match self.replace_once().await {
+                Err(kube::Error::Api(status)) if status.is_conflict() => {}
+                replaced => break replaced?,
+            }
+        };
+        self.foreign.insert(version.parse()?);
+        self.change(plan, When::During).await
+    }
+
+    /// Reads the object, makes everything in it available and writes it; returns its new resource version.
+    async fn replace_once(&self) -> kube::Result<String> {
         let path = format!("{NRT_PATH}/{}", self.node.name());
         let client = self.cluster.client();
-        let text = client.request_text(Request::get(&path).body(Vec::new())?).await?;
-        let mut object: Value = serde_json::from_str(&text)?;
+        let get = Request::get(&path).body(Vec::new()).map_err(kube::Error::HttpError)?;
+        let mut object: Value = client.request(get).await?;
         for zone in object["zones"].as_array_mut().into_iter().flatten() {
             for resource in zone["resources"].as_array_mut().into_iter().flatten() {
                 resource["available"] = resource["capacity"].clone();
             }
         }
-        let request = Request::put(format!("{path}?fieldManager=nfd-topology-updater"))
+        let put = Request::put(format!("{path}?fieldManager=nfd-topology-updater"))
             .header("content-type", "application/json")
-            .body(serde_json::to_vec(&object)?)?;
-        let answer: Value = serde_json::from_str(&client.request_text(request).await?)?;
-        let version = answer["metadata"]["resourceVersion"].as_str().context("no version")?;
-        self.foreign.insert(version.parse()?);
-        self.change(plan, When::During).await
+            .body(object.to_string().into_bytes())
+            .map_err(kube::Error::HttpError)?;
+        let replaced: Value = client.request(put).await?;
+        Ok(replaced["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned())
     }
 
     async fn lose_the_crd(&mut self, plan: &Plan) -> Result<()> {
