@@ -27,9 +27,10 @@ pub(super) fn list(model: &mut Model, most: usize, rng: &mut Rng) -> v1::ListPod
     v1::ListPodResourcesResponse { pod_resources }
 }
 
-/// Returns true if a `List` of at most `most` pods omits some.
-pub(super) fn omits_pods(model: &Model, most: usize) -> bool {
-    listed(model, lists_terminated(model), usize::MAX).len() > most
+/// Returns true if a `List` of at most `most` pods omits resources that are allocated.
+pub(super) fn omits_resources(model: &Model, most: usize) -> bool {
+    let pods = listed(model, lists_terminated(model), usize::MAX);
+    pods.iter().skip(most).any(|pod| pod.stage == Stage::Active)
 }
 
 fn lists_terminated(model: &Model) -> bool {

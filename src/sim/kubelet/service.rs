@@ -104,9 +104,9 @@ impl State {
             false => Vec::new(),
         };
         if self.journal.is_some() {
-            // A limit that omits no pod makes no difference: the response is correct.
+            // A limit that omits nothing allocated makes no difference: the response is correct.
             let is_limit = matches!(fault, Some(Fault::Partial(_) | Fault::Empty));
-            let fault = fault.filter(|_| !is_limit || answers::omits_pods(&self.model, most(fault)));
+            let fault = fault.filter(|_| !is_limit || answers::omits_resources(&self.model, most(fault)));
             let told = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
             self.note(Call::List, fault, self.model.restricted_to(&told));
         }
