@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use numacast::cluster::FIELD_MANAGER;
 use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{Change, ChangeKind, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, SimKubelet, Told};
+use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, SimKubelet, Stage, Told};
 use tokio::sync::broadcast;
 
 use super::SETTLE;
@@ -195,6 +195,11 @@ impl Judge {
             );
             if let Some(fault) = fault {
                 let _ = write!(text, ", {fault:?}");
+            }
+            if *call == Call::List {
+                let pods = told.model.pods().values().filter(|pod| pod.stage == Stage::Active);
+                let names: Vec<&str> = pods.map(|pod| pod.spec.name.as_str()).collect();
+                let _ = write!(text, ", active: {}", names.join(" "));
             }
         }
         text
