@@ -326,7 +326,7 @@ impl SimKubelet {
             outcome
         };
         if outcome.is_err() {
-            // The managers that came before the refusing one have allocated already.
+            // Some managers may have allocated resources before another one rejected the pod.
             self.settle_later();
         }
         outcome

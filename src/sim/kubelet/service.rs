@@ -99,14 +99,15 @@ fn most(fault: Option<&Fault>) -> usize {
 
 impl State {
     fn list(&mut self, fault: Option<&Fault>) -> Vec<v1::PodResources> {
+        let most = most(fault);
         let pods = match self.pods_are_known {
-            true => answers::list(&mut self.model, most(fault), &mut self.rng).pod_resources,
+            true => answers::list(&mut self.model, most, &mut self.rng).pod_resources,
             false => Vec::new(),
         };
         if self.journal.is_some() {
-            // A limit that omits nothing allocated makes no difference: the response is correct.
-            let is_limit = matches!(fault, Some(Fault::Partial(_) | Fault::Empty));
-            let fault = fault.filter(|_| !is_limit || answers::omits_resources(&self.model, most(fault)));
+            // A response that omits nothing allocated is correct, although it was limited.
+            let is_whole = most < usize::MAX && !answers::omits_resources(&self.model, most);
+            let fault = fault.filter(|_| !is_whole);
             let told = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
             self.note(Call::List, fault, self.model.restricted_to(&told));
         }

@@ -159,8 +159,7 @@ impl Judge {
     }
 
     fn is_calm(&self, at: Instant) -> bool {
-        // After a new connection the agent may wait for devices that are missing, although the object was correct
-        // before.
+        // After a new connection the agent waits for missing devices, even if the object was already correct.
         let from = at.checked_sub(SETTLE).unwrap_or(at);
         self.troubles.iter().all(|trouble| trouble.is_apart(from, at + PIPELINE))
     }

@@ -164,9 +164,9 @@ impl Run {
             }
         }
         if kinds.contains(&Kind::Rival) {
-            // The agent does not fight a rival, but publishes the next change, correctly. It must have seen the
-            // changes so far: one that is undone before that is none.
-            self.is_scanned().await?;
+            // The agent does not overwrite a rival's object at once; it publishes its next change. A change that
+            // is reverted before the agent lists the pods is not published, so wait for a List first.
+            self.wait_for_list().await?;
             self.world.change(&mut life).await;
         } else if life.bool() {
             self.world.live(&mut life).await;
@@ -178,11 +178,11 @@ impl Run {
     }
 
     /// Waits until the agent has listed the pods as they are now.
-    async fn is_scanned(&mut self) -> Result<(), String> {
+    async fn wait_for_list(&mut self) -> Result<(), String> {
         let start = Instant::now();
         while !self.judge.has_list_since(start) {
             if start.elapsed() > Kind::Rival.bound() * self.patience {
-                return Err("the agent does not list the pods any more".to_owned());
+                return Err("the agent no longer lists the pods".to_owned());
             }
             sleep(LOOK).await;
             self.judge.look(&self.world.node.kubelet)?;

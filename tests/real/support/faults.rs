@@ -16,13 +16,13 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
-use serde_json::{Value, json};
-use tonic::codegen::http::Request;
+use serde_json::json;
 
 use super::agent::Agent;
 use super::cluster::Cluster;
 use super::history::History;
 use super::node::{Fate, RealNode, Stop};
+use super::nrt;
 use super::oracle;
 use super::pods::{PodSpec, pod};
 use super::wait::until;
@@ -30,7 +30,6 @@ use super::wait::until;
 /// Maximum number of pods at a time.
 const CROWD: usize = 7;
 
-const NRT_PATH: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 const AGENT: &str = "numacast-agent";
 
@@ -595,36 +594,27 @@ impl Faults {
         self.change(plan, When::During).await
     }
 
-    /// Replaces the object as another field manager.
+    /// Replaces the object as another field manager, with everything available.
     async fn replace(&mut self, plan: &Plan) -> Result<()> {
-        // The agent may write between our read and our write, as any two clients do: read again then.
-        let version = loop {
-            match self.replace_once().await {
+        let api = nrt::api(&self.cluster.client());
+        let params =
+            PostParams { field_manager: Some("nfd-topology-updater".to_owned()), ..PostParams::default() };
+        let replaced = loop {
+            let mut object = api.get(self.node.name()).await?;
+            for zone in object.data["zones"].as_array_mut().into_iter().flatten() {
+                for resource in zone["resources"].as_array_mut().into_iter().flatten() {
+                    resource["available"] = resource["capacity"].clone();
+                }
+            }
+            match api.replace(self.node.name(), &params, &object).await {
+                // The agent has written since the object was read.
                 Err(kube::Error::Api(status)) if status.is_conflict() => {}
                 replaced => break replaced?,
             }
         };
+        let version = replaced.resource_version().context("no version")?;
         self.foreign.insert(version.parse()?);
         self.change(plan, When::During).await
-    }
-
-    /// Reads the object, makes everything in it available and writes it; returns its new resource version.
-    async fn replace_once(&self) -> kube::Result<String> {
-        let path = format!("{NRT_PATH}/{}", self.node.name());
-        let client = self.cluster.client();
-        let get = Request::get(&path).body(Vec::new()).map_err(kube::Error::HttpError)?;
-        let mut object: Value = client.request(get).await?;
-        for zone in object["zones"].as_array_mut().into_iter().flatten() {
-            for resource in zone["resources"].as_array_mut().into_iter().flatten() {
-                resource["available"] = resource["capacity"].clone();
-            }
-        }
-        let put = Request::put(format!("{path}?fieldManager=nfd-topology-updater"))
-            .header("content-type", "application/json")
-            .body(object.to_string().into_bytes())
-            .map_err(kube::Error::HttpError)?;
-        let replaced: Value = client.request(put).await?;
-        Ok(replaced["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned())
     }
 
     async fn lose_the_crd(&mut self, plan: &Plan) -> Result<()> {
