@@ -13,7 +13,7 @@ use numacast::cluster::{self, Devices, Frames, News, PodList};
 use numacast::config::{Config, Layers, ProxyAnnotations, ProxyMapping};
 use numacast::core_v1::{self, decode_pod, pod_json, read_pod};
 use numacast::grpc;
-use numacast::json_path::{JsonPath, Template};
+use numacast::util::json_path::{JsonPath, Template};
 use numacast::kubelet::proto::{v1, v1alpha1};
 use numacast::kubelet::{
     self, Allocatable, ContainerUsage, KubeletConfig, ManagerState, MemoryBlock, PodUsage, Usage,
@@ -23,7 +23,7 @@ use numacast::pod::{Annotation, Container, ContainerKind, Life, Pod, Wanted, Who
 use numacast::proxy::merge::{self, Merged, Plan, Version};
 use numacast::quantity::Quantity;
 use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
-use numacast::wire::put_bytes;
+use numacast::util::wire::put_bytes;
 use prost::Message;
 use prost::bytes::Bytes;
 

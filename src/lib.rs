@@ -17,12 +17,10 @@ pub mod core_v1;
 #[cfg(test)]
 mod generated;
 pub mod grpc;
-pub mod json_path;
 pub mod kubelet;
 pub mod machine;
 pub mod nrt;
 mod one_item;
-pub mod pattern;
 pub mod pod;
 pub mod pod_source;
 pub mod pods_api;
@@ -36,4 +34,4 @@ pub mod seen;
 pub mod sim;
 pub mod telemetry;
 pub mod topology;
-pub mod wire;
+pub mod util;

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::names::{check_device, is_dns_name, is_qualified};
-use crate::json_path::{JsonPath, Template};
+use crate::util::json_path::{JsonPath, Template};
 
 /// What is merged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

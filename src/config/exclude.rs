@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::names::{is_device, is_dns_name};
 use super::schema;
-use crate::pattern::PodPattern;
+use crate::util::glob::PodPattern;
 use crate::quantity::{Quantity, hugepages_name};
 
 /// The key for every node, as in NFD and RTE.

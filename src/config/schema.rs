@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use super::{Address, Endpoint, Nudge, Percent, Period, SchedulerPods, SocketMode};
-use crate::json_path::{JsonPath, Template};
+use crate::util::json_path::{JsonPath, Template};
 
 /// The JSON Schema (draft 7) of a configuration file. It covers keys and types; conflicts between keys are
 /// found only by the model itself (`numacast config check`).
@@ -41,7 +41,7 @@ text! {
     Nudge: {"type": ["string", "boolean"]},
 }
 
-/// As people write it: [`crate::pattern::PodPattern`].
+/// As people write it: [`crate::util::glob::PodPattern`].
 #[derive(JsonSchema)]
 #[schemars(deny_unknown_fields)]
 #[allow(dead_code, reason = "for its schema")]

@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json};
 
 use super::text;
 use crate::quantity::Parsed;
-use crate::wire::{Value, WireError, fields, fields_in};
+use crate::util::wire::{Value, WireError, fields, fields_in};
 
 /// The table. Each message has a line with its name, followed by a line for each field: its number, its name
 /// (`-` for an embedded message, whose fields are inlined), and its kind. Prefixes of the kind: `?` omitted
@@ -400,7 +400,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::wire::{put_bytes, put_number};
+    use crate::util::wire::{put_bytes, put_number};
 
     fn message(records: &[(u32, &[u8])]) -> Vec<u8> {
         let mut out = Vec::new();

@@ -7,7 +7,7 @@ use std::ops::Range;
 use prost::bytes::Bytes;
 
 use crate::pod::{Pod, Whole};
-use crate::wire::{self, Field, Value, WireError};
+use crate::util::wire::{self, Field, Value, WireError};
 
 /// Maximum size, in bytes, of all serialized pods that are cached or buffered in one place. Above it, the
 /// largest pods are replaced by outlines ([`Whole::Outline`]). A thousand typical pods take 10 MiB. gRPC

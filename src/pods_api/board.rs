@@ -14,7 +14,7 @@ use tonic::Status;
 use super::records::{Limit, Record, Records, TooLarge};
 use super::watchers::{Tally, Watchers};
 use crate::grpc::{Feed, Message};
-use crate::wire::{put_bytes, put_head, put_number};
+use crate::util::wire::{put_bytes, put_head, put_number};
 
 /// The event types.
 pub(super) const ADDED: u64 = 1;

@@ -22,7 +22,7 @@ use super::watchers::Tally;
 use crate::core_v1::{BUDGET, outline};
 use crate::kubelet::proto::pods::{EventType, ListPodsResponse, WatchPodsEvent};
 use crate::pod::{Pod, PodEvent, Whole};
-use crate::wire::put_bytes;
+use crate::util::wire::put_bytes;
 
 #[derive(Debug)]
 struct Nobody;

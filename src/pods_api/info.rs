@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::core_v1;
 use crate::pod::{Pod, Whole};
-use crate::wire::{Field, Value, WireError, fields, fields_in, put_bytes, put_number};
+use crate::util::wire::{Field, Value, WireError, fields, fields_in, put_bytes, put_number};
 
 /// Where the kubelet has the pod from: `api`, or for static pods `file` or `http`.
 const SOURCE: &str = "kubernetes.io/config.source";

@@ -16,7 +16,7 @@ use crate::bucket::Bucket;
 use crate::grpc::{self, Call, Peer, Reply};
 use crate::kubelet::proto::pods::GetPodRequest;
 use crate::telemetry::pods_api::Metrics;
-use crate::wire;
+use crate::util::wire;
 
 /// The kubelet's service.
 pub(super) const PODS: &str = "v1alpha1.Pods";

@@ -25,7 +25,7 @@ use crate::core_v1::proto as core;
 use crate::grpc::Feed;
 use crate::kubelet::proto::pods::{EventType, ListPodsResponse, WatchPodsEvent};
 use crate::pod::{Pod, PodEvent, Whole};
-use crate::wire::{put_bytes, put_number};
+use crate::util::wire::{put_bytes, put_number};
 
 #[derive(Debug, Default)]
 struct Count {

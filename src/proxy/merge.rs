@@ -23,8 +23,8 @@ pub use problem::{Kind, Problem};
 pub use rules::Rules;
 pub use splice::{LeftOut, Listed, Merged, Version};
 
-use crate::json_path::Template;
-pub use crate::wire::WireError;
+use crate::util::json_path::Template;
+pub use crate::util::wire::WireError;
 
 /// Maximum length of an id in bytes.
 const ID_LIMIT: usize = Template::LONGEST;

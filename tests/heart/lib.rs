@@ -65,7 +65,7 @@ mod src {
 
         use schemars::{JsonSchema, Schema, SchemaGenerator};
 
-        use crate::json_path::{JsonPath, Template};
+        use crate::util::json_path::{JsonPath, Template};
 
         pub use annotations::{ProxyAnnotations, ProxyMapping};
         pub(crate) use names::is_device;

@@ -15,7 +15,7 @@ use kube::discovery::ApiResource;
 use numacast::cluster::Cluster as ApiServer;
 use numacast::core_v1::decode_pod;
 use numacast::pod::{Annotation, Life, Pod, PodEvent, Wanted, Whole};
-use numacast::wire::put_bytes;
+use numacast::util::wire::put_bytes;
 use serde_json::json;
 use tokio::time::timeout;
 

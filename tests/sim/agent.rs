@@ -6,7 +6,7 @@ use std::time::Duration;
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
-use numacast::pattern::PodPattern;
+use numacast::util::glob::PodPattern;
 use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Age, Call, ContainerSpec, Options, PodSpec, RestartTiming, Role, Split};
 use numacast::telemetry::metrics::Metrics;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use numacast::agent::Settings;
 use numacast::config::{Cache, Config, Consumer, PodSource};
-use numacast::pattern::PodPattern;
+use numacast::util::glob::PodPattern;
 use numacast::sim::api_server::{EVENTS, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, Fault, PodSpec};
 use numacast::telemetry::server::Exposition as _;

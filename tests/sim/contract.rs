@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use numacast::agent::Settings;
-use numacast::pattern::PodPattern;
+use numacast::util::glob::PodPattern;
 use numacast::scheduler::{Informer, View};
 use numacast::sim::api_server::{ApiServer, EVENTS, Fault, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, Fault as Limit, PodSpec, Role};

@@ -12,7 +12,7 @@ use numacast::cluster::Cluster;
 use numacast::core_v1::decode_pod;
 use numacast::pod::{Pod, PodEvent, Wanted, Whole};
 use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS};
-use numacast::wire::put_bytes;
+use numacast::util::wire::put_bytes;
 use serde_json::json;
 use tokio::time::Instant;
 

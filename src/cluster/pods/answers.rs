@@ -9,7 +9,7 @@ use std::ops::Range;
 use kube::core::Status;
 use kube::core::response::StatusDetails;
 
-use crate::wire::{self, Value, WireError};
+use crate::util::wire::{self, Value, WireError};
 
 /// The magic bytes before every envelope.
 pub(super) const MAGIC: &[u8] = b"k8s\0";

@@ -6,7 +6,7 @@
 use super::answers::{CONTENT, MAGIC, SHOWN, last, last_text, version};
 use super::frames::{Buffer, LARGEST};
 use super::{KIND, Odd};
-use crate::wire::{self, Head, WireError};
+use crate::util::wire::{self, Head, WireError};
 
 /// Maximum size of everything that is not a pod: the type of the object, and the list's metadata.
 const SMALL: usize = 64 << 10;

@@ -1,6 +1,6 @@
 //! Protocol buffers messages for tests, as an API server sends them.
 
-use crate::wire::put_bytes;
+use crate::util::wire::put_bytes;
 
 /// The response of an API server 1.36.3 to a client that may not list pods.
 pub(super) const FORBIDDEN: &[u8] = include_bytes!("seen/forbidden.pb");

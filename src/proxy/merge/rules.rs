@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::koordinator::{DEVICES, STATUS};
 use crate::config::{ProxyAnnotations, ProxyMapping};
-use crate::json_path::{JsonPath, Template};
+use crate::util::json_path::{JsonPath, Template};
 
 /// What is read from pods, and what it means.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use prost::bytes::Bytes;
 
 use super::plan::{Device, Given, Plan, PodPlan, Table, is_same};
 use crate::machine::IdSet;
-use crate::wire::{Value, WireError, fields_in, put_bytes, put_head, put_number, put_varint};
+use crate::util::wire::{Value, WireError, fields_in, put_bytes, put_head, put_number, put_varint};
 
 /// The field numbers, the same in both API versions (v1alpha1 has fewer of the fields). Fields that are not
 /// listed are not needed.

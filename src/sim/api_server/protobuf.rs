@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::wire::{put_bytes, put_number};
+use crate::util::wire::{put_bytes, put_number};
 
 /// The media type in the `Accept` header of clients that want protocol buffers.
 pub(super) const CONTENT: &str = "application/vnd.kubernetes.protobuf";

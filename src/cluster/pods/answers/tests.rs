@@ -3,7 +3,7 @@ use crate::cluster::pods::Frames;
 use crate::cluster::pods::samples::{FORBIDDEN, enveloped, pod, record};
 use crate::core_v1::read_pod;
 use crate::pod::Wanted;
-use crate::wire::put_number;
+use crate::util::wire::put_number;
 
 /// Two pods were added or changed, one was deleted, then a bookmark.
 const WATCH: &[u8] = include_bytes!("../seen/watch.pb");

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::super::plan::{Device as Planned, Given, PodPlan, Table};
 use super::*;
 use crate::machine::IdSet;
-use crate::wire::{Field, Value, fields_in, put_bytes, put_number};
+use crate::util::wire::{Field, Value, fields_in, put_bytes, put_number};
 
 /// Sorted, as in a plan.
 const RESOURCES: [&str; 3] = ["example.com/nic", "koordinator.sh/rdma", "nvidia.com/gpu"];
@@ -52,17 +52,17 @@ fn unknown() -> impl Strategy<Value = Vec<Vec<u8>>> {
                 0 => put_number(&mut out, number, value),
                 1 => put_bytes(&mut out, number, &bytes),
                 2 => {
-                    crate::wire::put_varint(&mut out, u64::from(number) << 3 | 5);
+                    crate::util::wire::put_varint(&mut out, u64::from(number) << 3 | 5);
                     out.extend(&value.to_le_bytes()[..4]);
                 }
                 3 => {
-                    crate::wire::put_varint(&mut out, u64::from(number) << 3 | 1);
+                    crate::util::wire::put_varint(&mut out, u64::from(number) << 3 | 1);
                     out.extend(value.to_le_bytes());
                 }
                 _ => {
-                    crate::wire::put_varint(&mut out, u64::from(number) << 3 | 3);
+                    crate::util::wire::put_varint(&mut out, u64::from(number) << 3 | 3);
                     put_number(&mut out, 3, value);
-                    crate::wire::put_varint(&mut out, u64::from(number) << 3 | 4);
+                    crate::util::wire::put_varint(&mut out, u64::from(number) << 3 | 4);
                 }
             }
             out

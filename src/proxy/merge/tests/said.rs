@@ -382,9 +382,9 @@ fn cpus_and_memory_of_the_pod_are_told_where_the_kubelet_is_silent() {
     assert_eq!(told(both, &of_pod), (vec![9], vec!["memory=7@[]".to_owned()]));
     // An empty list of CPUs counts as no list.
     let mut pod = silent.pod_resources[0].encode_to_vec();
-    crate::wire::put_bytes(&mut pod, 4, b"");
+    crate::util::wire::put_bytes(&mut pod, 4, b"");
     let mut empty = Vec::new();
-    crate::wire::put_bytes(&mut empty, 1, &pod);
+    crate::util::wire::put_bytes(&mut empty, 1, &pod);
     let plan = rules("{cpus: true}").plan([of(both)].iter(), &Node::default());
     let merged = plan.list(&empty.into(), Version::V1).unwrap().bytes;
     let merged = v1::ListPodResourcesResponse::decode(merged).unwrap();
