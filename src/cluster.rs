@@ -41,8 +41,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::causes::chain;
 use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Fields};
+use crate::util::error_chain::chain;
 
 pub use crate::seen::Seen;
 pub use agents::{AgentPod, SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};

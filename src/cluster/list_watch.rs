@@ -20,8 +20,8 @@ use super::list_items::ListItems;
 use super::nodes::WATCH_SECONDS;
 use super::watch::{ANSWER, ASKED_LIMIT, is_useless};
 use super::{Cluster, ClusterError, Failure};
-use crate::backoff::back_off;
 use crate::one_item::LeftOutLog;
+use crate::util::backoff::back_off;
 
 /// A connection still silent this long after the watch should have ended is dead.
 const GRACE: Duration = Duration::from_secs(15);

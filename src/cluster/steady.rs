@@ -7,7 +7,7 @@ use std::time::Duration;
 use kube::runtime::utils::Backoff;
 use tokio::time::Instant;
 
-use crate::backoff::back_off;
+use crate::util::backoff::back_off;
 
 /// Delay after the first failure.
 const FIRST: Duration = Duration::from_secs(1);

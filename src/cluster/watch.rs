@@ -15,7 +15,7 @@ use tracing::debug;
 
 use super::pods::{Frames, Odd};
 use super::{Cluster, ClusterError, Failure, chain};
-use crate::backoff::{spread, within};
+use crate::util::backoff::{random_back_off, random_delay};
 
 /// Minimum of the requested watch timeout, which is random up to twice this, as in Kubernetes' own clients.
 /// At 5,000 nodes that is some 11 requests per second.
@@ -65,14 +65,14 @@ impl Pace {
     /// Called when a working watch has ended. An agent cannot know whether it alone lost its watch: if all
     /// did, the API server that went away refuses this attempt, and the ones after it are spread.
     fn ended(&mut self) {
-        self.not_before = Instant::now() + within(RECONNECT);
+        self.not_before = Instant::now() + random_delay(RECONNECT);
     }
 
     /// Called when the API server refused a request, with the delay that it asks for, or cannot be reached:
     /// other clients likely fail too.
     pub(super) fn failed(&mut self, asked: Option<Duration>) {
         let least = asked.unwrap_or_default().clamp(LEAST, ASKED_LIMIT);
-        self.not_before = Instant::now() + spread(&mut self.failures, least, WINDOW, WINDOW_LIMIT);
+        self.not_before = Instant::now() + random_back_off(&mut self.failures, least, WINDOW, WINDOW_LIMIT);
     }
 
     pub(super) fn worked(&mut self) {
