@@ -1,5 +1,9 @@
 //! Helpers that know nothing of Kubernetes.
 
+pub(crate) mod backoff;
+pub(crate) mod error_chain;
 pub mod glob;
 pub mod json_path;
+pub(crate) mod log_once;
+pub(crate) mod token_bucket;
 pub mod wire;
