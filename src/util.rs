@@ -5,5 +5,7 @@ pub(crate) mod error_chain;
 pub mod glob;
 pub mod json_path;
 pub(crate) mod log_once;
+pub mod log_throttle;
+pub mod task;
 pub(crate) mod token_bucket;
 pub mod wire;

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Remembers what was last logged, so that it is logged once until it changes.
+/// Remembers the state that was last logged, so that it is logged once until it changes. For a message that
+/// says it all, see [`super::log_once::LogOnce`].
 #[derive(Debug)]
-pub struct LogOnce<T = ()>(Mutex<Option<T>>);
+pub struct LastLogged<T = ()>(Mutex<Option<T>>);
 
-impl<T: PartialEq> LogOnce<T> {
+impl<T: PartialEq> LastLogged<T> {
     /// Returns true if `value` is not the last one recorded, and records it: the caller should log it.
     pub fn is_new(&self, value: T) -> bool {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -25,7 +26,7 @@ impl<T: PartialEq> LogOnce<T> {
     }
 }
 
-impl<T> Default for LogOnce<T> {
+impl<T> Default for LastLogged<T> {
     fn default() -> Self {
         Self(Mutex::default())
     }
@@ -70,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_value_is_new_until_it_is_repeated() {
-        let log = LogOnce::default();
+        let log = LastLogged::default();
         assert_eq!([1, 1, 2, 1].map(|value| log.is_new(value)), [true, false, true, true]);
         assert!(log.reset() && !log.reset());
         assert!(log.is_new(1));
