@@ -133,7 +133,7 @@ pub(crate) fn state(data: &[u8]) {
         ..PodUsage::default()
     };
     let pods = state.pods.iter().step_by(2).map(listed).collect();
-    let mut node = Node { usage: Usage { pods }, state: Some(state), ..Node::default() };
+    let mut node = Node { usage: Usage { pods }, checkpoints: Some(state), ..Node::default() };
     node.allocatable.cpus = (0..8).collect();
     let account = node.account();
     check(&account);
@@ -637,7 +637,7 @@ struct Node {
     machine: Machine,
     allocatable: Allocatable,
     usage: Usage,
-    state: Option<ManagerState>,
+    checkpoints: Option<ManagerState>,
     config: Option<KubeletConfig>,
 }
 
@@ -659,7 +659,7 @@ impl Default for Node {
         let allocatable = Allocatable { memory: vec![memory(0), memory(2)], ..Allocatable::default() };
         let machine =
             Machine { nodes: vec![node(0, "0-3"), node(2, "4-7")], numa: true, ..Machine::default() };
-        Self { machine, allocatable, usage: Usage::default(), state: None, config: None }
+        Self { machine, allocatable, usage: Usage::default(), checkpoints: None, config: None }
     }
 }
 
@@ -670,9 +670,10 @@ impl Node {
             allocatable: &self.allocatable,
             usage: &self.usage,
             terminal: &BTreeSet::new(),
-            state: self.state.as_ref(),
+            checkpoints: self.checkpoints.as_ref(),
             config: self.config.as_ref(),
-            known: &BTreeSet::new(),
+            policies: None,
+            remembered: &BTreeSet::new(),
             rules: &Rules { fillers: true, ..Rules::default() },
         })
     }

@@ -8,22 +8,20 @@
 mod attributes;
 mod cpus;
 mod devices;
-mod fingerprint;
-mod hidden;
+mod finding;
 mod memory;
-mod placement;
 mod rules;
+mod unlisted;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, ManagerState, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
-pub use fingerprint::{Fingerprint, Method, PodSet, pod_hash};
-pub use hidden::{Links, links};
-pub use placement::{Placed, Placement, home, placement};
+pub use attributes::is_policy as is_policy_attribute;
+pub use finding::Finding;
 pub use rules::{Exclude, Rules};
+pub use unlisted::{UidMatches, match_uids};
 
 /// The highest zone id that fits the scheduler's 64-bit masks; a zone `node-64` makes it panic.
 pub const HIGHEST_ZONE: Id = 63;
@@ -54,11 +52,13 @@ pub struct Inputs<'a> {
     /// released.
     pub terminal: &'a BTreeSet<(String, String)>,
     /// The resource managers' checkpoints, if they can be read.
-    pub state: Option<&'a ManagerState>,
+    pub checkpoints: Option<&'a ManagerState>,
     /// The kubelet's configuration, if known.
     pub config: Option<&'a KubeletConfig>,
+    /// Policy attributes that replace those of `config`: names and values.
+    pub policies: Option<&'a [(String, String)]>,
     /// Device resources that every zone lists even if no device is reported: their plugin may be restarting.
-    pub known: &'a BTreeSet<String>,
+    pub remembered: &'a BTreeSet<String>,
     /// The configured exclusions and filler zones.
     pub rules: &'a Rules,
 }
@@ -69,8 +69,8 @@ pub fn active_pods<'a>(
     terminal: &'a BTreeSet<(String, String)>,
 ) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
     // Avoids copying the names if no pod has terminated.
-    let ended = move |pod: &PodUsage| !terminal.is_empty() && terminal.contains(&pod.full_name());
-    usage.pods.iter().filter(move |pod| !ended(pod))
+    let has_terminated = move |pod: &PodUsage| !terminal.is_empty() && terminal.contains(&pod.full_name());
+    usage.pods.iter().filter(move |pod| !has_terminated(pod))
 }
 
 impl<'a> Inputs<'a> {
@@ -87,19 +87,22 @@ impl<'a> Inputs<'a> {
 /// Everything in use: what the List reports, and what only the managers' checkpoints show.
 struct InUse<'a> {
     pods: Vec<&'a PodUsage>,
-    hidden: hidden::Hidden<'a>,
+    unlisted: unlisted::Unlisted<'a>,
 }
 
 impl<'a> InUse<'a> {
     fn of(inputs: &Inputs<'a>) -> Self {
-        let hidden = inputs.state.map(|state| hidden::of(inputs, state)).unwrap_or_default();
-        Self { pods: inputs.active_pods().filter(|pod| inputs.counts(pod)).collect(), hidden }
+        let unlisted = inputs.checkpoints.map(|checkpoints| unlisted::of(inputs, checkpoints));
+        Self {
+            pods: inputs.active_pods().filter(|pod| inputs.counts(pod)).collect(),
+            unlisted: unlisted.unwrap_or_default(),
+        }
     }
 
     /// Returns the containers with allocated resources, listed or not.
     fn containers(&self) -> impl Iterator<Item = &'a ContainerUsage> {
         let listed = self.pods.iter().flat_map(|pod| &pod.containers);
-        listed.chain(self.hidden.containers.iter().copied())
+        listed.chain(self.unlisted.containers.iter().copied())
     }
 }
 
@@ -110,9 +113,6 @@ pub struct Topology {
     pub zones: Vec<Zone>,
     /// Names and values, in a fixed order; no policies while the kubelet's configuration is unknown.
     pub attributes: Vec<(String, String)>,
-    /// The fingerprint of the pods that the topology accounts for; set once the scheduler's contract allows
-    /// it.
-    pub pods: Option<PodSet>,
     /// Inconsistencies in the inputs, for the logs; sorted.
     pub findings: BTreeSet<Finding>,
 }
@@ -126,8 +126,6 @@ pub struct Zone {
     pub costs: BTreeMap<Id, u32>,
     /// Resource name to amounts. Every zone lists the same names.
     pub resources: BTreeMap<String, Amounts>,
-    /// Names and values, in a fixed order.
-    pub attributes: Vec<(String, String)>,
 }
 
 /// CPUs, bytes or devices of one resource in one zone.
@@ -151,151 +149,60 @@ impl Amounts {
     }
 }
 
-/// An inconsistency in the inputs. The published amounts are safe regardless. The same inconsistency on
-/// several NUMA nodes is one finding, since a machine may have dozens of nodes.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Finding {
-    /// NUMA nodes whose ids exceed the scheduler's limit.
-    UnpublishedNodes(IdSet),
-    /// The kubelet reports CPUs that are in no zone.
-    UnknownCpus(String),
-    /// The kubelet reports much more allocatable memory than each of these nodes has.
-    ImpossibleMemory {
-        /// The NUMA nodes.
-        nodes: IdSet,
-        /// `memory` or `hugepages-<size>`.
-        resource: String,
-        /// The largest amount reported for one of them, in bytes.
-        bytes: u64,
-    },
-    /// More memory is in use than a group of nodes has, or than each of several nodes has.
-    OverusedMemory {
-        /// The nodes.
-        nodes: IdSet,
-        /// `memory` or `hugepages-<size>`.
-        resource: String,
-    },
-    /// Devices are reported on nodes that are not online, or not published.
-    DevicesOnUnknownNodes {
-        /// The devices' resource.
-        resource: String,
-        /// The NUMA nodes.
-        nodes: IdSet,
-    },
-}
-
-impl Finding {
-    /// Returns the resource concerned, if any.
-    fn resource(&self) -> Option<&str> {
-        match self {
-            Self::UnpublishedNodes(_) => None,
-            Self::UnknownCpus(_) => Some("cpu"),
-            Self::ImpossibleMemory { resource, .. }
-            | Self::OverusedMemory { resource, .. }
-            | Self::DevicesOnUnknownNodes { resource, .. } => Some(resource),
-        }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnpublishedNodes(nodes) => {
-                let are = if nodes.len() == 1 { "is" } else { "are" };
-                write!(
-                    f,
-                    "{} {are} not published: the scheduler holds ids 0 to {HIGHEST_ZONE} only",
-                    named(nodes)
-                )
-            }
-            Self::UnknownCpus(cpus) => {
-                write!(f, "the kubelet names CPUs {cpus}, which are in no zone; they are left out")
-            }
-            Self::ImpossibleMemory { nodes, resource, bytes } if nodes.len() == 1 => write!(
-                f,
-                "the kubelet offers {bytes} bytes of {resource} on {}, more than it has; clamped",
-                named(nodes)
-            ),
-            Self::ImpossibleMemory { nodes, resource, bytes } => write!(
-                f,
-                "the kubelet offers up to {bytes} bytes of {resource} on each of {}, more than they have; clamped",
-                named(nodes)
-            ),
-            Self::OverusedMemory { nodes, resource } => {
-                let they = if nodes.len() == 1 { "it" } else { "they" };
-                write!(f, "more {resource} is in use on {} than {they} can have", named(nodes))
-            }
-            Self::DevicesOnUnknownNodes { resource, nodes } => {
-                let have = if nodes.len() == 1 { "has" } else { "have" };
-                write!(
-                    f,
-                    "devices of {resource} are on {}, which {have} no zone; left out there",
-                    named(nodes)
-                )
-            }
-        }
-    }
-}
-
-/// Formats node ids: `NUMA node 1`, `NUMA nodes 1-3`.
-fn named(nodes: &IdSet) -> String {
-    format!("NUMA node{} {nodes}", if nodes.len() == 1 { "" } else { "s" })
-}
-
 /// Computes the topology.
 #[must_use]
 pub fn account(inputs: &Inputs<'_>) -> Topology {
     let mut findings = BTreeSet::new();
     let ids = zone_ids(inputs, &mut findings);
-    let mut ledger = Ledger::new(&ids, &inputs.rules.exclude.resources);
+    let mut builder = ZoneBuilder::new(&ids, &inputs.rules.exclude.resources);
     let in_use = InUse::of(inputs);
-    cpus::account(inputs, &in_use, &mut ledger, &mut findings);
-    memory::account(inputs, &in_use, &mut ledger, &mut findings);
-    devices::account(inputs, &in_use, &mut ledger, &mut findings);
+    cpus::account(inputs, &in_use, &mut builder, &mut findings);
+    memory::account(inputs, &in_use, &mut builder, &mut findings);
+    devices::account(inputs, &in_use, &mut builder, &mut findings);
     let costs = |id| ids.iter().map(|peer| (peer, cost(inputs.machine, id, peer))).collect();
-    let zone = |(id, resources)| Zone { id, costs: costs(id), resources, attributes: Vec::new() };
-    let zones = ledger.zones.into_iter().map(zone).collect();
+    let zones = builder.zones.into_iter().map(|(id, resources)| Zone { id, costs: costs(id), resources });
+    let zones = zones.collect();
     findings.retain(|finding| {
         finding.resource().is_none_or(|resource| !inputs.rules.exclude.resources.contains(resource))
     });
-    let attributes = attributes::of(inputs.config, inputs.machine);
-    Topology { zones, attributes, pods: None, findings }
+    Topology { zones, attributes: attributes::of(inputs), findings }
 }
 
 /// Returns the zones to publish: the online nodes whose ids the scheduler can handle, and fillers for the
 /// gaps.
 fn zone_ids(inputs: &Inputs<'_>, findings: &mut BTreeSet<Finding>) -> IdSet {
-    let (held, beyond): (Vec<Id>, Vec<Id>) =
+    let (supported, beyond): (Vec<Id>, Vec<Id>) =
         inputs.machine.nodes.iter().map(|node| node.id).partition(|id| *id <= HIGHEST_ZONE);
     if !beyond.is_empty() {
         findings.insert(Finding::UnpublishedNodes(beyond.into_iter().collect()));
     }
-    match held.last() {
+    match supported.last() {
         Some(last) if inputs.rules.fillers => (0..=*last).collect(),
-        _ => held.into_iter().collect(),
+        _ => supported.into_iter().collect(),
     }
 }
 
 fn cost(machine: &Machine, from: Id, to: Id) -> u32 {
-    let told = machine.node(from).and_then(|node| node.distances.get(&to).copied());
-    let silent = if from == to && machine.node(from).is_some() { SELF_COST } else { UNKNOWN_COST };
-    told.unwrap_or(silent).min(UNKNOWN_COST)
+    let node = machine.node(from);
+    let reported = node.and_then(|node| node.distances.get(&to).copied());
+    let default = if from == to && node.is_some() { SELF_COST } else { UNKNOWN_COST };
+    reported.unwrap_or(default).min(UNKNOWN_COST)
 }
 
 /// The zones under construction.
-struct Ledger<'a> {
+struct ZoneBuilder<'a> {
     zones: BTreeMap<Id, BTreeMap<String, Amounts>>,
     /// Resources that are never listed.
     excluded: &'a BTreeSet<String>,
 }
 
-impl<'a> Ledger<'a> {
+impl<'a> ZoneBuilder<'a> {
     fn new(ids: &IdSet, excluded: &'a BTreeSet<String>) -> Self {
         Self { zones: ids.iter().map(|id| (id, BTreeMap::new())).collect(), excluded }
     }
 
     /// Adds `resource` to every zone with the amounts that `amounts` returns, unless it is excluded.
-    fn enter(&mut self, resource: &str, mut amounts: impl FnMut(Id) -> Amounts) {
+    fn add(&mut self, resource: &str, mut amounts: impl FnMut(Id) -> Amounts) {
         if self.excluded.contains(resource) {
             return;
         }

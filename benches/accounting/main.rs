@@ -90,9 +90,9 @@ fn check(node: &Node, topology: &Topology) -> Result<()> {
     ensure!(total("cpu", |cpu| cpu.available) == 0, "free CPUs");
     // Every eighth device is on two nodes.
     let devices = u64::from(node.shape.devices);
-    let counted: u64 = node.known.iter().map(|name| total(name, |devices| devices.allocatable)).sum();
+    let counted: u64 = node.remembered.iter().map(|name| total(name, |devices| devices.allocatable)).sum();
     ensure!(counted == devices + devices.div_ceil(8), "{counted} devices");
-    let free: u64 = node.known.iter().map(|name| total(name, |devices| devices.available)).sum();
+    let free: u64 = node.remembered.iter().map(|name| total(name, |devices| devices.available)).sum();
     ensure!(free == if node.shape.full { 0 } else { counted }, "{free} free devices");
     Ok(())
 }

@@ -2,35 +2,35 @@
 
 use std::collections::BTreeSet;
 
-use super::{Amounts, Finding, InUse, Inputs, Ledger};
+use super::{Amounts, Finding, InUse, Inputs, ZoneBuilder};
 use crate::kubelet::{KubeletConfig, NO_CPU};
 use crate::machine::{IdSet, Machine};
 
 pub(super) fn account(
     inputs: &Inputs<'_>,
     in_use: &InUse<'_>,
-    ledger: &mut Ledger<'_>,
+    builder: &mut ZoneBuilder<'_>,
     findings: &mut BTreeSet<Finding>,
 ) {
     let online = online(inputs.machine);
     let allocatable = &inputs.allocatable.cpus;
     // The kubelet lists no CPUs at all under the CPU manager policy `none`. Under `static` it lists none only
     // before it has started: then it offers none.
-    let derived = inputs.config.is_none_or(|config| config.cpu_manager_policy != "static");
-    let offered = if allocatable.is_empty() && derived {
+    let is_derived = inputs.config.is_none_or(|config| config.cpu_manager_policy != "static");
+    let offered = if allocatable.is_empty() && is_derived {
         online.difference(&reserved(inputs.config, &online))
     } else {
         allocatable.clone()
     };
     let used = used(in_use);
-    let mut named = offered.clone();
-    named.union_with(&used);
-    let unknown = named.difference(&online);
+    let mut listed = offered.clone();
+    listed.union_with(&used);
+    let unknown = listed.difference(&online);
     if !unknown.is_empty() {
         let beyond = if unknown.contains(NO_CPU) { " and above" } else { "" };
         findings.insert(Finding::UnknownCpus(format!("{unknown}{beyond}")));
     }
-    ledger.enter("cpu", |id| {
+    builder.add("cpu", |id| {
         let Some(node) = inputs.machine.node(id) else { return Amounts::default() };
         let offered = offered.intersection(&node.cpus);
         Amounts {
@@ -62,7 +62,7 @@ fn reserved(config: Option<&KubeletConfig>, online: &IdSet) -> IdSet {
 /// Returns the exclusive CPUs of all pods. Pod-level sets overlap those of the containers: a union, never a
 /// sum.
 fn used(in_use: &InUse<'_>) -> IdSet {
-    let mut used = in_use.hidden.cpus.clone();
+    let mut used = in_use.unlisted.cpus.clone();
     in_use.pods.iter().for_each(|pod| used.union_with(&pod.cpus));
     in_use.containers().for_each(|container| used.union_with(&container.cpus));
     used

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{Amounts, Finding, HIGHEST_ZONE, InUse, Inputs, Ledger};
+use super::{Amounts, Finding, HIGHEST_ZONE, InUse, Inputs, ZoneBuilder};
 use crate::kubelet::DeviceGroup;
 use crate::machine::{Id, IdSet};
 
@@ -28,37 +28,37 @@ struct Devices<'a> {
 pub(super) fn account<'a>(
     inputs: &Inputs<'a>,
     in_use: &InUse<'a>,
-    ledger: &mut Ledger<'_>,
+    builder: &mut ZoneBuilder<'_>,
     findings: &mut BTreeSet<Finding>,
 ) {
     let mut resources: BTreeMap<&str, Devices<'a>> = BTreeMap::new();
     for group in &inputs.allocatable.devices {
-        note(&mut resources, group, |device, zones| device.offered |= zones);
+        record(&mut resources, group, |device, zones| device.offered |= zones);
     }
     for group in in_use.containers().flat_map(|container| &container.devices) {
-        note(&mut resources, group, |device, _| device.used = true);
+        record(&mut resources, group, |device, _| device.used = true);
     }
     // A filler has no node, so it has no devices.
-    let zones = ledger.mask(|id| inputs.machine.node(id).is_some());
+    let zones = builder.mask(|id| inputs.machine.node(id).is_some());
     for (resource, devices) in &resources {
         // Devices without topology belong to no zone; a resource with only such devices is not published.
         if devices.nodes.low_mask() & zones != 0 {
-            enter(ledger, resource, devices, zones);
+            add(builder, resource, devices, zones);
         }
-        let is_homeless = |node: &Id| *node > HIGHEST_ZONE || zones & (1 << node) == 0;
-        let nodes: IdSet = devices.nodes.iter().filter(is_homeless).collect();
+        let has_no_zone = |node: &Id| *node > HIGHEST_ZONE || zones & (1 << node) == 0;
+        let nodes: IdSet = devices.nodes.iter().filter(has_no_zone).collect();
         if !nodes.is_empty() {
             findings.insert(Finding::DevicesOnUnknownNodes { resource: (*resource).to_owned(), nodes });
         }
     }
-    for resource in inputs.known.iter().filter(|name| !ledger.lists(name)).collect::<Vec<_>>() {
-        ledger.enter(resource, |_| Amounts::default());
+    for resource in inputs.remembered.iter().filter(|name| !builder.lists(name)).collect::<Vec<_>>() {
+        builder.add(resource, |_| Amounts::default());
     }
 }
 
 /// Records the devices of a group. The kubelet repeats a device for each of its nodes, so the sets are
 /// united.
-fn note<'a>(
+fn record<'a>(
     resources: &mut BTreeMap<&'a str, Devices<'a>>,
     group: &'a DeviceGroup,
     mark: impl Fn(&mut Device, u64),
@@ -73,7 +73,7 @@ fn note<'a>(
     }
 }
 
-fn enter(ledger: &mut Ledger<'_>, resource: &str, devices: &Devices<'_>, published: u64) {
+fn add(builder: &mut ZoneBuilder<'_>, resource: &str, devices: &Devices<'_>, published: u64) {
     let mut totals = [Amounts::default(); 64];
     for device in devices.by_id.values() {
         let mut zones = device.zones & published;
@@ -87,5 +87,5 @@ fn enter(ledger: &mut Ledger<'_>, resource: &str, devices: &Devices<'_>, publish
             amounts.available += u64::from(offered && !device.used);
         }
     }
-    ledger.enter(resource, |id| totals.get(usize::from(id)).copied().unwrap_or_default());
+    builder.add(resource, |id| totals.get(usize::from(id)).copied().unwrap_or_default());
 }

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash64;
 
 /// The prefix of every fingerprint, which includes the version of the algorithm.
@@ -15,7 +17,8 @@ pub fn pod_hash(namespace: &str, name: &str) -> u64 {
 }
 
 /// Which pods a fingerprint covers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Method {
     /// All pods.
     #[default]

@@ -2,47 +2,47 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Amounts, Finding, InUse, Inputs, Ledger};
+use super::{Amounts, Finding, InUse, Inputs, ZoneBuilder};
 use crate::kubelet::{ManagerState, MemoryBlock, PodUsage};
 use crate::machine::{Id, IdSet, NumaNode};
 use crate::quantity::hugepages_name;
 
 const MEMORY: &str = "memory";
 
-/// MemTotal changes by a few pages from boot to boot, and the kubelet keeps the value from its start. A block
-/// that exceeds MemTotal by up to one part in 32 is such a drift; anything more is an underflow.
+/// MemTotal changes by a few pages from boot to boot, and the kubelet keeps the value from its start. An
+/// excess of up to one part in 32 is such a drift; anything more is an underflow.
 const DRIFT: u64 = 32;
 
 pub(super) fn account(
     inputs: &Inputs<'_>,
     in_use: &InUse<'_>,
-    ledger: &mut Ledger<'_>,
+    builder: &mut ZoneBuilder<'_>,
     findings: &mut BTreeSet<Finding>,
 ) {
     let offered = offered(&inputs.allocatable.memory);
     let mut used = used(in_use);
     for resource in resources(inputs) {
         let mut pools = BTreeMap::new();
-        let (mut impossible, mut most) = (IdSet::new(), 0);
+        let (mut impossible, mut largest) = (IdSet::new(), 0);
         for node in &inputs.machine.nodes {
-            let (pool, too_much) = pool(inputs, node, &resource, &offered);
+            let (pool, excessive) = pool(inputs, node, &resource, &offered);
             pools.insert(node.id, pool);
-            if let Some(bytes) = too_much {
+            if let Some(bytes) = excessive {
                 impossible.insert(node.id);
-                most = bytes.max(most);
+                largest = bytes.max(largest);
             }
         }
         if !impossible.is_empty() {
             let resource = resource.clone();
-            findings.insert(Finding::ImpossibleMemory { nodes: impossible, resource, bytes: most });
+            findings.insert(Finding::ImpossibleMemory { nodes: impossible, resource, bytes: largest });
         }
         let used = used.remove(resource.as_str()).unwrap_or_default();
-        take(&mut pools, &resource, used, inputs.state, findings);
-        ledger.enter(&resource, |id| {
+        subtract(&mut pools, &resource, used, inputs.checkpoints, findings);
+        builder.add(&resource, |id| {
             pools.get(&id).map_or(Amounts::default(), |pool| Amounts {
                 capacity: pool.capacity,
                 allocatable: pool.allocatable,
-                available: pool.left,
+                available: pool.available,
             })
         });
     }
@@ -52,7 +52,7 @@ pub(super) fn account(
 struct Pool {
     capacity: u64,
     allocatable: u64,
-    left: u64,
+    available: u64,
 }
 
 /// Returns `memory` and every page size known to the kernel or the kubelet.
@@ -83,8 +83,8 @@ fn pool(
 ) -> (Pool, Option<u64>) {
     let hardware = capacity(node, resource);
     let derived = derived(inputs, node, resource, hardware);
-    let unmanaged = inputs.config.is_none_or(|config| config.memory_manager_policy != "Static");
-    let (allocatable, impossible) = if inputs.allocatable.memory.is_empty() && unmanaged {
+    let is_unmanaged = inputs.config.is_none_or(|config| config.memory_manager_policy != "Static");
+    let (allocatable, impossible) = if inputs.allocatable.memory.is_empty() && is_unmanaged {
         (derived, None) // Memory Manager `None`
     } else {
         // The kubelet omits entries that are 0.
@@ -92,7 +92,7 @@ fn pool(
         let is_impossible = bytes > node.memory.saturating_add(node.memory / DRIFT);
         if is_impossible { (derived, Some(bytes)) } else { (bytes, None) }
     };
-    (Pool { capacity: hardware.max(allocatable), allocatable, left: allocatable }, impossible)
+    (Pool { capacity: hardware.max(allocatable), allocatable, available: allocatable }, impossible)
 }
 
 fn capacity(node: &NumaNode, resource: &str) -> u64 {
@@ -103,10 +103,10 @@ fn capacity(node: &NumaNode, resource: &str) -> u64 {
     pools.map(|(size, pages)| size.saturating_mul(*pages)).sum()
 }
 
-/// Returns what the kubelet would offer: the hardware minus its reservation, and for memory minus the huge
+/// Returns what the kubelet would report: the hardware minus its reservation, and for memory minus the huge
 /// pages.
 fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) -> u64 {
-    // It is unknown how much memory the huge pages take, so none is offered.
+    // It is unknown how much memory the huge pages take, so nothing is allocatable.
     if resource == MEMORY && node.hugepages_unread {
         return 0;
     }
@@ -122,9 +122,9 @@ type Groups<'a> = BTreeMap<Vec<Id>, (&'a IdSet, u64)>;
 /// Returns the memory in use, by resource.
 fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
     let listed = in_use.pods.iter().flat_map(|pod| blocks(pod));
-    let hidden = in_use.hidden.memory.iter().copied();
+    let unlisted = in_use.unlisted.memory.iter().copied();
     let mut used: BTreeMap<&str, Groups<'a>> = BTreeMap::new();
-    for block in listed.chain(hidden) {
+    for block in listed.chain(unlisted) {
         let groups = used.entry(&block.resource).or_default();
         let group = groups.entry(block.nodes.iter().collect()).or_insert((&block.nodes, 0));
         group.1 = group.1.saturating_add(block.bytes);
@@ -133,11 +133,11 @@ fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
 }
 
 /// Subtracts the memory in use. Blocks of one node first, so that the split of the others sees what is left.
-fn take(
+fn subtract(
     pools: &mut BTreeMap<Id, Pool>,
     resource: &str,
     used: Groups<'_>,
-    state: Option<&ManagerState>,
+    checkpoints: Option<&ManagerState>,
     findings: &mut BTreeSet<Finding>,
 ) {
     let (single, several): (Vec<_>, Vec<_>) = used.into_iter().partition(|(nodes, _)| nodes.len() == 1);
@@ -145,12 +145,12 @@ fn take(
         findings.insert(Finding::OverusedMemory { nodes, resource: resource.to_owned() });
     };
     let mut overused_alone = IdSet::new();
-    let mut shares = shares(state, resource);
+    let mut shares = shares(checkpoints, resource);
     for (nodes, (set, bytes)) in single {
         if let Some(share) = shares.get_mut(&nodes[0]) {
             *share = share.saturating_sub(bytes);
         }
-        if spread(pools, &nodes, bytes) > 0 {
+        if subtract_ascending(pools, &nodes, bytes) > 0 {
             overused_alone.union_with(set);
         }
     }
@@ -159,8 +159,8 @@ fn take(
     }
     // A block without nodes has no affinity and is subtracted from no zone.
     for (nodes, (set, bytes)) in several.into_iter().filter(|(nodes, _)| !nodes.is_empty()) {
-        let bytes = spread_as_written(pools, &nodes, bytes, &mut shares);
-        if spread(pools, &nodes, bytes) > 0 {
+        let bytes = subtract_shares(pools, &nodes, bytes, &mut shares);
+        if subtract_ascending(pools, &nodes, bytes) > 0 {
             overused(set.clone());
         }
     }
@@ -169,16 +169,16 @@ fn take(
 /// Returns the bytes of a resource that each node contributes according to the Memory Manager's checkpoint.
 /// How a block on several nodes is split depends on what was free when it was allocated, so only the
 /// checkpoint shows it.
-fn shares(state: Option<&ManagerState>, resource: &str) -> BTreeMap<Id, u64> {
-    let nodes = state.into_iter().flat_map(|state| &state.reserved);
-    nodes.filter_map(|(node, given)| Some((*node, *given.get(resource)?))).collect()
+fn shares(checkpoints: Option<&ManagerState>, resource: &str) -> BTreeMap<Id, u64> {
+    let nodes = checkpoints.into_iter().flat_map(|checkpoints| &checkpoints.reserved);
+    nodes.filter_map(|(node, reserved)| Some((*node, *reserved.get(resource)?))).collect()
 }
 
 /// Subtracts `bytes` from the nodes, from each at most what it contributes according to the checkpoint, and
 /// returns the rest. The total comes from the List, since the checkpoint may be older or newer. A checkpoint
 /// with more than the List still contains terminated pods; the Memory Manager releases memory on the lowest
 /// nodes first, so what remains in use is on the highest.
-fn spread_as_written(
+fn subtract_shares(
     pools: &mut BTreeMap<Id, Pool>,
     nodes: &[Id],
     mut bytes: u64,
@@ -186,21 +186,22 @@ fn spread_as_written(
 ) -> u64 {
     for node in nodes.iter().rev() {
         let (Some(pool), Some(share)) = (pools.get_mut(node), shares.get_mut(node)) else { continue };
-        let given = bytes.min(pool.left).min(*share);
-        pool.left -= given;
-        *share -= given;
-        bytes -= given;
+        let part = bytes.min(pool.available).min(*share);
+        pool.available -= part;
+        *share -= part;
+        bytes -= part;
     }
     bytes
 }
 
-/// Subtracts `bytes` from the nodes in ascending order, from each at most what is left, and returns the rest.
-fn spread(pools: &mut BTreeMap<Id, Pool>, nodes: &[Id], mut bytes: u64) -> u64 {
+/// Subtracts `bytes` from the nodes in ascending order, from each at most what is available, and returns the
+/// rest.
+fn subtract_ascending(pools: &mut BTreeMap<Id, Pool>, nodes: &[Id], mut bytes: u64) -> u64 {
     for node in nodes {
         let Some(pool) = pools.get_mut(node) else { continue };
-        let given = bytes.min(pool.left);
-        pool.left -= given;
-        bytes -= given;
+        let part = bytes.min(pool.available);
+        pool.available -= part;
+        bytes -= part;
     }
     bytes
 }

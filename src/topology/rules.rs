@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pattern::PodPattern;
+use crate::util::glob::PodPattern;
 
 /// Configured exclusions and filler zones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Emit empty zones for missing ids, so that position equals id for the scheduler.
+    /// Whether to publish empty zones for missing ids, so that position equals id for the scheduler.
     pub fillers: bool,
     /// What to exclude on this node.
     pub exclude: Exclude,
@@ -64,7 +64,7 @@ fn resource_warning(name: &str) -> String {
     let consequence = if is_native(name) {
         "under the policy single-numa-node the scheduler plugin rejects the node for every pod that requests it"
     } else {
-        "the scheduler plugin does not check it, and the kubelet refuses pods that it cannot align \
+        "the scheduler plugin does not check it, and the kubelet rejects pods that it cannot align \
          (TopologyAffinityError)"
     };
     format!("{name} is excluded: {consequence}")
@@ -72,8 +72,8 @@ fn resource_warning(name: &str) -> String {
 
 fn pods_warning(pods: &str) -> String {
     format!(
-        "{pods} are excluded: what they hold looks free, and the kubelet refuses pods that are sent for it \
-         (TopologyAffinityError)"
+        "{pods} are excluded: what they are allocated looks free, and the kubelet rejects pods that are sent for \
+         it (TopologyAffinityError)"
     )
 }
 

@@ -132,7 +132,7 @@ fn an_exclusion_is_right_and_comes_with_a_warning() {
     let starts = [
         "numacast: warning: every node: memory is excluded: under the policy single-numa-node",
         "numacast: warning: node worker: example.com/nic is excluded: the scheduler plugin does not check it",
-        "numacast: warning: pods */a, */b are excluded: what they hold looks free",
+        "numacast: warning: pods */a, */b are excluded: what they are allocated looks free",
     ];
     assert_eq!(outcome.stderr.lines().count(), starts.len(), "{}", outcome.stderr);
     for (line, start) in outcome.stderr.lines().zip(starts) {

@@ -45,7 +45,7 @@ fn object(topology: &Topology) -> NodeResourceTopology {
 }
 
 /// Returns the expected zones, as far as they can be published.
-fn truth(model: &Model) -> Expected {
+fn expected(model: &Model) -> Expected {
     let mut expected = model.expected();
     expected.zones.retain(|id, _| *id < 64);
     expected
@@ -68,26 +68,26 @@ fn check_scheduler_rules(topology: &Topology, machine: &Machine, context: &str) 
         assert_eq!(zone.costs.keys().copied().collect::<Vec<_>>(), zones, "{context}: costs");
         let node = machine.nodes.iter().find(|node| node.id == zone.id);
         for (peer, cost) in &zone.costs {
-            let told = node.and_then(|node| node.distances.get(peer).copied());
-            let silent = if node.is_some() && *peer == zone.id { 10 } else { 255 };
-            assert_eq!(*cost, told.unwrap_or(silent), "{context}: cost to {peer}");
+            let reported = node.and_then(|node| node.distances.get(peer).copied());
+            let default = if node.is_some() && *peer == zone.id { 10 } else { 255 };
+            assert_eq!(*cost, reported.unwrap_or(default), "{context}: cost to {peer}");
         }
         if node.is_none() {
             assert!(zone.resources.values().all(|amounts| *amounts == Amounts::default()), "{context}");
         }
     }
     let beyond: BTreeSet<Id> = machine.nodes.iter().map(|node| node.id).filter(|id| *id >= 64).collect();
-    let told = topology.findings.iter().filter_map(|finding| match finding {
+    let reported = topology.findings.iter().filter_map(|finding| match finding {
         Finding::UnpublishedNodes(ids) => Some(ids.iter()),
         _ => None,
     });
-    assert_eq!(told.flatten().collect::<BTreeSet<_>>(), beyond, "{context}");
+    assert_eq!(reported.flatten().collect::<BTreeSet<_>>(), beyond, "{context}");
 }
 
 fn check(spec: &MachineSpec, model: &Model, rng: &mut Rng, context: &str) {
     let case = case(spec, model, rng);
     let topology = case.account();
-    let differences = truth(model).differences(&object(&topology), Split::PerGroup);
+    let differences = expected(model).differences(&object(&topology), Split::PerGroup);
     assert_eq!(differences, Vec::<String>::new(), "{context}");
     check_scheduler_rules(&topology, &case.machine, context);
     let far = |finding: &Finding| match finding {
@@ -135,7 +135,7 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn every_machine_is_accounted_truly_empty_and_busy() {
+fn every_described_machine_is_accounted_correctly() {
     let seed = seed();
     println!("NUMACAST_SEED={seed}");
     let mut rng = Rng::with_seed(seed);
@@ -169,7 +169,7 @@ fn every_machine_is_accounted_truly_empty_and_busy() {
 
 /// The largest machine that the scheduler can handle.
 #[test]
-fn sixty_four_zones_with_a_thousand_cpus_are_accounted_truly() {
+fn sixty_four_zones_with_a_thousand_cpus_are_accounted_correctly() {
     let mut spec = crate::sim::scenario::machine(64);
     for node in &mut spec.nodes {
         let first = 512 + node.id * 8;
@@ -199,7 +199,7 @@ fn changed(name: &str) -> Case {
 }
 
 #[test]
-fn memory_that_drifted_since_the_kubelets_start_is_no_alarm() {
+fn memory_that_drifted_since_the_kubelet_started_is_no_finding() {
     let case = changed("drift");
     let offered = |reserved| 8 * GIB - 128 * MIB - reserved;
     assert_eq!(
@@ -213,7 +213,7 @@ fn memory_that_drifted_since_the_kubelets_start_is_no_alarm() {
 }
 
 #[test]
-fn cpus_count_while_they_are_online_and_the_kubelet_knows_them() {
+fn cpus_count_if_they_are_online_and_known_to_the_kubelet() {
     let case = changed("hotplug");
     // Reserved: 0. Removed: 3. Added, and unknown to the kubelet until it restarts: 6 to 9.
     assert_eq!(case.of("cpu"), [(0, [3, 2, 2]), (1, [6, 2, 2])]);
@@ -221,7 +221,7 @@ fn cpus_count_while_they_are_online_and_the_kubelet_knows_them() {
 }
 
 #[test]
-fn memory_that_came_later_is_there_and_not_on_offer() {
+fn memory_that_was_added_later_is_capacity_but_not_allocatable() {
     let case = changed("late-gpu-memory");
     let memory: BTreeMap<Id, [u64; 3]> = case.of("memory").into_iter().collect();
     assert_eq!(memory.keys().copied().collect::<Vec<_>>(), (0..=10).collect::<Vec<_>>());

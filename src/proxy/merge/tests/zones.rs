@@ -34,9 +34,10 @@ fn accounted(
         allocatable: &Allocatable::from(v1::AllocatableResourcesResponse::decode(allocatable).unwrap()),
         usage: &Usage::from(v1::ListPodResourcesResponse::decode(listed).unwrap()),
         terminal: &BTreeSet::new(),
-        state: None,
+        checkpoints: None,
         config: None,
-        known: &BTreeSet::new(),
+        policies: None,
+        remembered: &BTreeSet::new(),
         rules: &topology::Rules::default(),
     });
     let amounts = |zone: &topology::Zone| {
@@ -54,7 +55,7 @@ fn parts_of_a_device_are_that_device() {
     let pods = ["p", "q"].map(|name| pod(name, DEVICES, half, &[container("main", &[])]));
     let node = reported("", &[device("gpu", "GPU-a", 0, Some(0)), device("gpu", "GPU-b", 1, Some(0))]);
     let zones = |rules: &Rules| accounted(rules, &pods, &node, &Default::default())[&(0, GPU.to_owned())];
-    let shared = rules("# allocatable\n{sharedIds: true}");
+    let shared = rules("{koordinator: [devices, sharedIds, allocatable]}");
     assert_eq!(zones(&shared.without_shared_ids()), [2, 2, 1]);
     assert_eq!(zones(&shared), [4, 2, 2], "what it would be");
 }
@@ -65,7 +66,7 @@ fn who_has_a_card_leaves_none_of_its_functions_free() {
     cards[0].functions = ["0000:01:00.1".into(), "0000:01:00.2".into()].into();
     cards[1].functions = ["0000:02:00.1".into(), "0000:02:00.2".into()].into();
     let node = reported("", &cards);
-    let rules = rules("# allocatable\n{}");
+    let rules = rules("{koordinator: [devices, allocatable]}");
     let zones = |text: &str| {
         let pods = [pod("p", DEVICES, text, &[container("main", &[])])];
         let all = accounted(&rules, &pods, &node, &Default::default());
@@ -101,5 +102,5 @@ fn cpus_and_memory_of_annotations_leave_the_zones_too() {
         ["cpu", "memory"].map(|name| [0, 1].map(|zone| all[&(zone, name.to_owned())][2]))
     };
     assert_eq!(available("{}"), [[4, 4], [8 << 30, 8 << 30]]);
-    assert_eq!(available("{cpus: true}"), [[2, 4], [8 << 30, 7 << 30]]);
+    assert_eq!(available("{koordinator: [devices, cpus]}"), [[2, 4], [8 << 30, 7 << 30]]);
 }

@@ -16,7 +16,7 @@ use crate::machine::{Id, IdSet};
 
 /// What the checkpoints show beyond the List.
 #[derive(Debug, Default)]
-pub(super) struct Hidden<'a> {
+pub(super) struct Unlisted<'a> {
     /// Containers of listed pods that are missing from the List.
     pub(super) containers: Vec<&'a ContainerUsage>,
     /// The memory of such containers, unless their pod has pod-level memory, which already includes it.
@@ -30,107 +30,111 @@ pub(super) struct Hidden<'a> {
 
 /// UIDs in the checkpoints, matched with the listed pods.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Links<'a> {
+pub struct UidMatches<'a> {
     /// UIDs of listed pods, with the containers that the List names for the pod. If several pods may have the
     /// UID, only the containers that are listed for all of them.
-    pub alive: BTreeMap<&'a str, BTreeSet<&'a str>>,
+    pub listed: BTreeMap<&'a str, BTreeSet<&'a str>>,
     /// UIDs whose listed pod has pod-level memory (kubelet 1.37).
-    pub whole: BTreeSet<&'a str>,
+    pub pod_level_memory: BTreeSet<&'a str>,
     /// UIDs that match exactly one listed pod; to be stored in [`ManagerState::names`].
     pub certain: BTreeMap<&'a str, &'a PodUsage>,
 }
 
-pub(super) fn of<'a>(inputs: &Inputs<'a>, state: &'a ManagerState) -> Hidden<'a> {
-    let Links { alive: counted, whole, .. } =
-        links(inputs.active_pods().filter(|pod| inputs.counts(pod)), state);
+pub(super) fn of<'a>(inputs: &Inputs<'a>, checkpoints: &'a ManagerState) -> Unlisted<'a> {
+    let UidMatches { listed: counted, pod_level_memory, .. } =
+        match_uids(inputs.active_pods().filter(|pod| inputs.counts(pod)), checkpoints);
     // Entries of excluded pods must not count either.
-    let left_out = inputs.active_pods().any(|pod| !inputs.counts(pod));
-    let alive = if left_out { links(inputs.active_pods(), state).alive } else { BTreeMap::new() };
-    let mut hidden = Hidden::default();
-    for (uid, containers) in &state.pods {
+    let excludes_any = inputs.active_pods().any(|pod| !inputs.counts(pod));
+    let all =
+        if excludes_any { match_uids(inputs.active_pods(), checkpoints).listed } else { BTreeMap::new() };
+    let mut unlisted = Unlisted::default();
+    for (uid, containers) in &checkpoints.pods {
         match counted.get(uid.as_str()) {
             Some(listed) => {
-                let unlisted = || containers.iter().filter(|c| !listed.contains(c.name.as_str()));
-                hidden.containers.extend(unlisted());
-                if !whole.contains(uid.as_str()) {
-                    hidden.memory.extend(unlisted().flat_map(|container| &container.memory));
+                let missing = || containers.iter().filter(|c| !listed.contains(c.name.as_str()));
+                unlisted.containers.extend(missing());
+                if !pod_level_memory.contains(uid.as_str()) {
+                    unlisted.memory.extend(missing().flat_map(|container| &container.memory));
                 }
             }
             // Its pod was listed before and no longer is (a leftover entry), or its pod is excluded.
-            None if state.names.contains_key(uid) || alive.contains_key(uid.as_str()) => continue,
+            None if checkpoints.names.contains_key(uid) || all.contains_key(uid.as_str()) => continue,
             None => {}
         }
-        containers.iter().for_each(|container| hidden.cpus.union_with(&container.cpus));
+        containers.iter().for_each(|container| unlisted.cpus.union_with(&container.cpus));
     }
-    hidden
+    unlisted
 }
 
-/// Joins the List and the checkpoints.
-pub fn links<'a>(pods: impl Iterator<Item = &'a PodUsage>, state: &'a ManagerState) -> Links<'a> {
-    let books = Books::new(state);
-    let mut links = Links::default();
-    let mut alike: BTreeMap<BTreeSet<Key<'a>>, Vec<&'a PodUsage>> = BTreeMap::new();
+/// Matches the pods of the List with the checkpoints' entries.
+pub fn match_uids<'a>(
+    pods: impl Iterator<Item = &'a PodUsage>,
+    checkpoints: &'a ManagerState,
+) -> UidMatches<'a> {
+    let index = Index::new(checkpoints);
+    let mut matches = UidMatches::default();
+    let mut ambiguous: BTreeMap<BTreeSet<Key<'a>>, Vec<&'a PodUsage>> = BTreeMap::new();
     for pod in pods {
-        match books.known(pod).or_else(|| books.owner(pod)) {
-            Some(uid) => links.claim_for_certain(uid, pod),
-            None => alike.entry(memory_of(pod)).or_default().push(pod),
+        match index.known(pod).or_else(|| index.owner(pod)) {
+            Some(uid) => matches.add_certain(uid, pod),
+            None => ambiguous.entry(memory_of(pod)).or_default().push(pod),
         }
     }
-    join_alike(&mut links, &books, alike);
-    links
+    match_by_memory(&mut matches, &index, ambiguous);
+    matches
 }
 
 /// Matches pods that differ only in their amounts of memory. If there are more UIDs than pods, those with the
 /// most memory are assumed to be alive, so that the available memory is never overstated.
-fn join_alike<'a>(
-    links: &mut Links<'a>,
-    books: &Books<'a>,
-    alike: BTreeMap<BTreeSet<Key<'a>>, Vec<&'a PodUsage>>,
+fn match_by_memory<'a>(
+    matches: &mut UidMatches<'a>,
+    index: &Index<'a>,
+    pods_by_memory: BTreeMap<BTreeSet<Key<'a>>, Vec<&'a PodUsage>>,
 ) {
-    let open = |uid: &&str, pods: &[&PodUsage]| {
-        !links.alive.contains_key(uid)
-            && !books.state.names.contains_key(*uid)
-            && pods.iter().any(|pod| books.has_no_more(uid, pod))
+    let is_candidate = |uid: &&str, pods: &[&PodUsage]| {
+        !matches.listed.contains_key(uid)
+            && !index.checkpoints.names.contains_key(*uid)
+            && pods.iter().any(|pod| index.has_no_more(uid, pod))
     };
-    let mut groups: Vec<(Vec<&'a str>, Vec<&'a PodUsage>)> = alike
+    let mut groups: Vec<(Vec<&'a str>, Vec<&'a PodUsage>)> = pods_by_memory
         .into_iter()
-        .map(|(memory, pods)| (books.holders(&memory), pods))
-        .map(|(uids, pods)| (uids.into_iter().filter(|uid| open(uid, &pods)).collect(), pods))
+        .map(|(memory, pods)| (index.with_memory(&memory), pods))
+        .map(|(uids, pods)| (uids.into_iter().filter(|uid| is_candidate(uid, &pods)).collect(), pods))
         .collect();
     // The groups with the fewest candidates first: a pod with one container may match a part of a larger pod.
     groups.sort_by_key(|(uids, _)| uids.len());
-    let rivals = |uid: &str| groups.iter().filter(|(uids, _)| uids.contains(&uid)).count();
+    let groups_with = |uid: &str| groups.iter().filter(|(uids, _)| uids.contains(&uid)).count();
     let mut chosen = BTreeSet::new();
     for (uids, pods) in &groups {
         if let ([uid], [pod]) = (&uids[..], &pods[..])
-            && rivals(uid) == 1
+            && groups_with(uid) == 1
         {
             chosen.insert(*uid);
-            links.claim_for_certain(uid, pod);
+            matches.add_certain(uid, pod);
             continue;
         }
-        let taken = books.most_memory_first(uids.iter().copied().filter(|uid| !chosen.contains(uid)));
-        for uid in taken.into_iter().take(pods.len()) {
+        let sorted = index.most_memory_first(uids.iter().copied().filter(|uid| !chosen.contains(uid)));
+        for uid in sorted.into_iter().take(pods.len()) {
             chosen.insert(uid);
-            pods.iter().for_each(|pod| links.claim(uid, pod));
+            pods.iter().for_each(|pod| matches.add(uid, pod));
         }
     }
 }
 
-impl<'a> Links<'a> {
+impl<'a> UidMatches<'a> {
     /// Records that only `pod` can have this UID.
-    fn claim_for_certain(&mut self, uid: &'a str, pod: &'a PodUsage) {
+    fn add_certain(&mut self, uid: &'a str, pod: &'a PodUsage) {
         self.certain.insert(uid, pod);
-        self.claim(uid, pod);
+        self.add(uid, pod);
     }
 
     /// Records that `pod` may have this UID.
-    fn claim(&mut self, uid: &'a str, pod: &'a PodUsage) {
+    fn add(&mut self, uid: &'a str, pod: &'a PodUsage) {
         let names = || pod.containers.iter().map(|container| container.name.as_str());
         if !pod.memory.is_empty() {
-            self.whole.insert(uid);
+            self.pod_level_memory.insert(uid);
         }
-        match self.alive.entry(uid) {
+        match self.listed.entry(uid) {
             Entry::Vacant(entry) => drop(entry.insert(names().collect())),
             Entry::Occupied(mut entry) => {
                 entry.get_mut().retain(|listed| names().any(|name| name == *listed))
@@ -141,8 +145,8 @@ impl<'a> Links<'a> {
 
 /// The checkpoints with their indexes. Indexes are built on first use, since in the long run every UID is
 /// known and most Lists need none of them.
-struct Books<'a> {
-    state: &'a ManagerState,
+struct Index<'a> {
+    checkpoints: &'a ManagerState,
     /// UIDs by the namespace and name of pods in earlier Lists.
     known: HashMap<(&'a str, &'a str), &'a str>,
     cpus: OnceCell<HashMap<Id, &'a str>>,
@@ -150,13 +154,13 @@ struct Books<'a> {
     memory: OnceCell<HashMap<Key<'a>, Vec<&'a str>>>,
 }
 
-impl<'a> Books<'a> {
-    fn new(state: &'a ManagerState) -> Self {
-        let known = state.names.iter().filter(|(uid, _)| state.pods.contains_key(*uid));
+impl<'a> Index<'a> {
+    fn new(checkpoints: &'a ManagerState) -> Self {
+        let known = checkpoints.names.iter().filter(|(uid, _)| checkpoints.pods.contains_key(*uid));
         Self {
-            state,
+            checkpoints,
             known: known
-                .map(|(uid, (space, name))| ((space.as_str(), name.as_str()), uid.as_str()))
+                .map(|(uid, (namespace, name))| ((namespace.as_str(), name.as_str()), uid.as_str()))
                 .collect(),
             cpus: OnceCell::new(),
             devices: OnceCell::new(),
@@ -166,7 +170,8 @@ impl<'a> Books<'a> {
 
     /// Returns every container in the checkpoints with its pod's UID.
     fn containers(&self) -> impl Iterator<Item = (&'a str, &'a ContainerUsage)> {
-        self.state.pods.iter().flat_map(|(uid, of)| of.iter().map(move |container| (uid.as_str(), container)))
+        let pods = self.checkpoints.pods.iter();
+        pods.flat_map(|(uid, of)| of.iter().map(move |container| (uid.as_str(), container)))
     }
 
     /// Returns the index by the lowest CPU of each container: equal CPU sets have the same lowest CPU.
@@ -180,9 +185,9 @@ impl<'a> Books<'a> {
 
     fn by_device(&self) -> &HashMap<Device<'a>, &'a str> {
         self.devices.get_or_init(|| {
-            let held =
+            let all =
                 self.containers().flat_map(|(uid, container)| devices(container).map(move |d| (d, uid)));
-            held.collect()
+            all.collect()
         })
     }
 
@@ -214,40 +219,40 @@ impl<'a> Books<'a> {
         let lowest = pod.containers.iter().filter_map(|container| container.cpus.iter().next()).min();
         let cpu = lowest.or_else(|| pod.cpus.iter().next());
         let by_cpu = cpu.and_then(|cpu| self.by_cpu().get(&cpu));
-        let mut held = pod.containers.iter().flat_map(devices).peekable();
-        let by_device = || held.peek().is_some().then(|| held.filter_map(|d| self.by_device().get(&d)).min());
+        let mut own = pod.containers.iter().flat_map(devices).peekable();
+        let by_device = || own.peek().is_some().then(|| own.filter_map(|d| self.by_device().get(&d)).min());
         let uid = by_cpu.or_else(|| by_device().flatten())?;
         // A UID that is already known belongs to another pod, whose entry is left over.
-        (self.agrees(uid, pod) && !self.state.names.contains_key(*uid)).then_some(*uid)
+        (self.has_cpus_of(uid, pod) && !self.checkpoints.names.contains_key(*uid)).then_some(*uid)
     }
 
     /// Whether the checkpoints give this UID's containers the CPUs that the List reports for the pod's.
-    fn agrees(&self, uid: &str, pod: &PodUsage) -> bool {
-        let books = &self.state.pods[uid];
-        let written = |name: &str| books.iter().find(|container| container.name == name);
+    fn has_cpus_of(&self, uid: &str, pod: &PodUsage) -> bool {
+        let entry = &self.checkpoints.pods[uid];
+        let find = |name: &str| entry.iter().find(|container| container.name == name);
         pod.containers
             .iter()
             .filter(|container| !container.cpus.is_empty())
-            .all(|container| written(&container.name).is_some_and(|written| written.cpus == container.cpus))
+            .all(|listed| find(&listed.name).is_some_and(|container| container.cpus == listed.cpus))
     }
 
     /// Whether the checkpoints give this UID's containers nothing that the List does not report for the
     /// pod's. Containers that use their pod's pod-level resources (kubelet 1.37) have CPUs only in the
     /// checkpoints.
     fn has_no_more(&self, uid: &str, pod: &PodUsage) -> bool {
-        let books = &self.state.pods[uid];
-        let whole = books.iter().find(|container| container.name.is_empty());
-        whole.is_none_or(|whole| whole.cpus == pod.cpus)
+        let entry = &self.checkpoints.pods[uid];
+        let pod_level = entry.iter().find(|container| container.name.is_empty());
+        pod_level.is_none_or(|pod_level| pod_level.cpus == pod.cpus)
             && pod.containers.iter().all(|listed| {
-                books.iter().find(|written| written.name == listed.name).is_none_or(|written| {
-                    (whole.is_some() || written.cpus == listed.cpus)
-                        && written.devices.is_empty() == listed.devices.is_empty()
+                entry.iter().find(|container| container.name == listed.name).is_none_or(|container| {
+                    (pod_level.is_some() || container.cpus == listed.cpus)
+                        && container.devices.is_empty() == listed.devices.is_empty()
                 })
             })
     }
 
     /// Returns the UIDs whose containers have all this memory, ascending; none if `memory` is empty.
-    fn holders(&self, memory: &BTreeSet<Key<'a>>) -> Vec<&'a str> {
+    fn with_memory(&self, memory: &BTreeSet<Key<'a>>) -> Vec<&'a str> {
         let mut keys = memory.iter();
         let mut uids = keys.next().and_then(|key| self.by_memory().get(key)).cloned().unwrap_or_default();
         for key in keys {
@@ -257,15 +262,14 @@ impl<'a> Books<'a> {
         uids
     }
 
-    /// Sorts UIDs by memory, most first: these are assumed to be alive, so that available memory is never
-    /// overstated.
+    /// Sorts UIDs by memory, most first.
     fn most_memory_first(&self, uids: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-        let held = |uid: &str| -> u64 {
-            let blocks = self.state.pods[uid].iter().flat_map(|container| &container.memory);
+        let bytes = |uid: &str| -> u64 {
+            let blocks = self.checkpoints.pods[uid].iter().flat_map(|container| &container.memory);
             blocks.fold(0, |sum, block| sum.saturating_add(block.bytes))
         };
         let mut uids: Vec<&str> = uids.collect();
-        uids.sort_by_cached_key(|uid| (Reverse(held(uid)), *uid));
+        uids.sort_by_cached_key(|uid| (Reverse(bytes(uid)), *uid));
         uids
     }
 }
@@ -303,38 +307,38 @@ mod tests {
         PodUsage { name: name.into(), containers: containers.to_vec(), ..PodUsage::default() }
     }
 
-    /// Returns the UIDs of live pods, each with the containers that the List names for it.
-    fn joined(pods: &[PodUsage], books: &[(&str, &[ContainerUsage])]) -> Vec<String> {
-        let pods_in_books = books.iter().map(|(uid, of)| ((*uid).to_owned(), of.to_vec()));
-        let state = ManagerState { pods: pods_in_books.collect(), ..ManagerState::default() };
-        let Links { alive, .. } = links(pods.iter(), &state);
-        alive.into_iter().map(|(uid, names)| format!("{uid} {names:?}")).collect()
+    /// Returns the matched UIDs, each with the containers that the List names for it.
+    fn matched(pods: &[PodUsage], entries: &[(&str, &[ContainerUsage])]) -> Vec<String> {
+        let entries = entries.iter().map(|(uid, of)| ((*uid).to_owned(), of.to_vec()));
+        let checkpoints = ManagerState { pods: entries.collect(), ..ManagerState::default() };
+        let UidMatches { listed, .. } = match_uids(pods.iter(), &checkpoints);
+        listed.into_iter().map(|(uid, names)| format!("{uid} {names:?}")).collect()
     }
 
     #[test]
-    fn a_pod_without_cpus_is_not_taken_for_one_that_had_some_and_as_much_memory() {
+    fn a_pod_without_cpus_does_not_match_an_entry_with_cpus_and_the_same_memory() {
         let (shared, pinned) = ([container("app", "", 64)], [container("app", "1-2", 64)]);
         let pods = [pod("shared", &shared)];
-        assert_eq!(joined(&pods, &[("u1", &pinned), ("u2", &shared)]), ["u2 {\"app\"}"]);
+        assert_eq!(matched(&pods, &[("u1", &pinned), ("u2", &shared)]), ["u2 {\"app\"}"]);
     }
 
     #[test]
-    fn a_pod_without_cpus_is_not_taken_for_one_that_has_some_as_a_whole() {
+    fn a_pod_without_cpus_does_not_match_an_entry_with_pod_level_cpus() {
         let shared = [container("app", "", 64)];
-        let whole = ContainerUsage { cpus: "1-2".parse().unwrap(), ..ContainerUsage::default() };
-        let of_whole = [whole, container("app", "", 64)];
+        let pod_level = ContainerUsage { cpus: "1-2".parse().unwrap(), ..ContainerUsage::default() };
+        let with_pod_level = [pod_level, container("app", "", 64)];
         let pods = [pod("shared", &shared)];
-        assert_eq!(joined(&pods, &[("u1", &of_whole), ("u2", &shared)]), ["u2 {\"app\"}"]);
+        assert_eq!(matched(&pods, &[("u1", &with_pod_level), ("u2", &shared)]), ["u2 {\"app\"}"]);
     }
 
     #[test]
-    fn a_small_pod_is_not_taken_for_a_large_one_that_has_a_container_like_its_own() {
+    fn a_small_pod_does_not_match_the_entry_of_a_larger_pod_with_an_equal_container() {
         let small = [container("app", "", 64)];
         let large = [container("app", "", 64), container("db", "", 512)];
         let pods = [pod("small", &small), pod("large", &large)];
-        let both = joined(&pods, &[("u1", &small), ("u2", &large)]);
+        let both = matched(&pods, &[("u1", &small), ("u2", &large)]);
         assert_eq!(both, ["u1 {\"app\"}", "u2 {\"app\", \"db\"}"]);
-        let both = joined(&pods, &[("u1", &large), ("u2", &small)]);
+        let both = matched(&pods, &[("u1", &large), ("u2", &small)]);
         assert_eq!(both, ["u1 {\"app\", \"db\"}", "u2 {\"app\"}"]);
     }
 }
