@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use numacast::agent::{self, Recording};
 use numacast::cluster::{self, Devices, Frames, News, PodList};
-use numacast::config::{Config, Layers, ProxyAnnotations, ProxyMapping};
+use numacast::config::{Config, Layers};
 use numacast::core_v1::{self, decode_pod, pod_json, read_pod};
 use numacast::grpc;
 use numacast::util::json_path::{JsonPath, Template};
@@ -20,7 +20,9 @@ use numacast::kubelet::{
 };
 use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recorder};
 use numacast::pod::{Annotation, Container, ContainerKind, Life, Pod, Wanted, Whole};
-use numacast::proxy::merge::{self, Merged, Plan, Version};
+use numacast::proxy::merge::{
+    self, AnnotationMapping, Annotations, Koordinator, Merged, Plan, Version,
+};
 use numacast::quantity::Quantity;
 use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
 use numacast::util::wire::put_bytes;
@@ -376,8 +378,7 @@ pub(crate) fn splice(data: &[u8]) {
         .zip(written)
         .map(|(name, text)| annotated(name, &[(DEVICES, text), (STATUS, status)]))
         .collect();
-    let wanted =
-        ProxyAnnotations { cpus: true, shared_ids: text.len() % 2 == 1, ..ProxyAnnotations::default() };
+    let wanted = Annotations { koordinator: koordinator(&text), ..Annotations::default() };
     let rules = merge::Rules::new(&wanted, true);
     let node = merge::Node::new(devices.map(Arc::new), Arc::default());
     let plan = rules.plan(pods.iter(), &node);
@@ -562,6 +563,12 @@ fn check_allocatable(plan: &Plan, answer: &Bytes) {
     assert!(after[before.len()..].iter().all(|(name, id, _)| !known.contains(&(name.as_str(), id.as_str()))));
 }
 
+/// Returns what is merged of Koordinator's; some texts without shared ids.
+fn koordinator(text: &str) -> BTreeSet<Koordinator> {
+    let shared = (text.len() % 2 == 1).then_some(Koordinator::SharedIds);
+    [Koordinator::Devices, Koordinator::Cpus].into_iter().chain(shared).collect()
+}
+
 /// Annotations: a line with a path, two with templates, and the text that every parser is given.
 pub(crate) fn annotations(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
@@ -570,19 +577,18 @@ pub(crate) fn annotations(data: &[u8]) {
     let path: Option<JsonPath> = read_and_written(line());
     let (id, container): (Option<Template>, Option<Template>) =
         (read_and_written(line()), read_and_written(line()));
-    let mapping = ProxyMapping {
+    let mapping = AnnotationMapping {
         annotation: "other".into(),
         path,
         resource: "example.com/nic".into(),
         id: id.unwrap_or_default(),
         container,
     };
-    let plain = ProxyMapping { path: None, container: None, ..mapping.clone() };
-    let wanted = ProxyAnnotations {
-        cpus: true,
-        shared_ids: text.len() % 2 == 1,
+    let plain = AnnotationMapping { path: None, container: None, ..mapping.clone() };
+    let wanted = Annotations {
+        koordinator: koordinator(&text),
         mappings: vec![mapping, plain],
-        ..ProxyAnnotations::default()
+        ..Annotations::default()
     };
     let rules = merge::Rules::new(&wanted, true);
     let text = line();

@@ -33,8 +33,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
-use crate::backoff::{back_off, jittered};
-use crate::bucket::Bucket;
 use crate::cluster::{Cluster, ClusterError};
 use crate::kubelet::{PodUsage, Upstream, Usage};
 use crate::pod::{Pod, PodEvent, PodName, Terminal, Wanted};
@@ -43,11 +41,13 @@ use crate::scheduler::{self, Contract, Reading, Requirements, Reservation};
 use crate::telemetry::health::{Bounds, Health};
 use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::topology::{self, Finding, Rules, Topology};
+use crate::util::backoff::{back_off, jittered};
+use crate::util::token_bucket::TokenBucket;
 
-pub use kubelet_config::ConfigSources;
+pub use kubelet_config::{ConfigSource, ConfigSources};
 pub use notices::Reason;
 pub use object::object;
-pub use publish::Published;
+pub use publish::{ConflictPolicy, Published};
 pub use recording::{Answer, Recording, RecordingError};
 pub use scan::{Depth, Inventory, Merge, MergeAnswer, Scan, ScanError, Scanner};
 pub use settings::Settings;
@@ -207,7 +207,7 @@ pub struct Agent {
     scanner: Scanner,
     settling: Settling,
     triggers: Triggers,
-    bucket: Bucket,
+    bucket: TokenBucket,
     /// Combines pods and topologies, and decides what to publish.
     accord: Accord,
     /// The pods as of the last scan.
@@ -284,7 +284,7 @@ impl Agent {
             scanner,
             settling: Settling::new(&settings.node, settings.settle),
             triggers: Triggers::start(directories),
-            bucket: Bucket::new(LISTS_PER_SECOND, LIST_BURST, now),
+            bucket: TokenBucket::new(LISTS_PER_SECOND, LIST_BURST, now),
             standing: publisher.standing(),
             accord: Accord::new(
                 &settings,

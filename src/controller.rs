@@ -17,6 +17,7 @@ mod notices;
 mod nudge;
 mod purge;
 mod said;
+mod scheduler_pods;
 mod settings;
 mod silence;
 mod work;
@@ -37,6 +38,7 @@ pub use garbage::Rules;
 pub use notices::Reason;
 pub use nudge::{Nudger, Plan};
 pub use purge::{PurgeError, Purged, purge};
+pub use scheduler_pods::SchedulerPods;
 pub use settings::{NoNamespace, Settings};
 
 use election::Election;

@@ -3,6 +3,7 @@
 //! The client converts the wire types of the podresources API to [`Allocatable`] and [`Usage`]; outside this
 //! module only servers (the proxy, the Pods API, the simulation) use [`proto`].
 
+mod address;
 mod answers;
 mod ask;
 mod belief;
@@ -16,6 +17,7 @@ mod state;
 mod types;
 mod upstream;
 
+pub use address::Address;
 pub use ask::{Ask, Refusal, allocatable_of, usage_of};
 pub use client::{Api, Client, ClientError};
 pub use config::{ByHand, ConfigFiles, KubeletConfig, Mounts, parse_config, parse_configz};

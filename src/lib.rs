@@ -6,9 +6,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a failing test reports its location
 
 pub mod agent;
-mod backoff;
-mod bucket;
-mod causes;
 pub mod cli;
 pub mod cluster;
 pub mod config;
@@ -19,6 +16,7 @@ mod generated;
 pub mod grpc;
 pub mod kubelet;
 pub mod machine;
+pub(crate) mod names;
 pub mod nrt;
 mod one_item;
 pub mod pod;

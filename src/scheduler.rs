@@ -16,6 +16,9 @@ mod placed;
 mod reserved;
 mod unlisted;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 pub use accounted::Requirements;
 pub use contract::{Contract, Reading, Stance, Terms, Verdict};
 pub use exclusive::{is_exclusive, is_exclusive_container};
@@ -23,7 +26,8 @@ pub use reserved::{Reservation, allowed, reserve, totals};
 pub use unlisted::Unlisted;
 
 /// Which pods the fingerprint covers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum View {
     /// The pods that the plugin counts; their source is the API server.
     #[default]
@@ -35,7 +39,8 @@ pub enum View {
 }
 
 /// Which pods the plugin's informer caches (`cache.informerMode`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Informer {
     /// All pods that are not Pending, including terminated ones.
     #[default]
@@ -45,13 +50,15 @@ pub enum Informer {
 }
 
 /// Which rule the plugin applies to pods with exclusive resources, by release of scheduler-plugins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PluginRelease {
     /// Tags up to v0.34.7, and v0.35.4-devel: every resource with a domain counts, and so do ordinary init
     /// containers.
+    #[serde(rename = "v0.34")]
     V0_34,
     /// v0.35.7 and later (upstream #978 and #984): only resources that some zone lists count, and ordinary
     /// init containers do not.
     #[default]
+    #[serde(rename = "v0.35")]
     V0_35,
 }

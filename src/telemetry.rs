@@ -1,6 +1,7 @@
 //! Logging, metrics and health endpoints of the process.
 
 pub mod controller;
+pub mod endpoint;
 pub mod health;
 pub mod metrics;
 pub mod pods;
@@ -12,6 +13,8 @@ pub mod tls;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt;
@@ -20,7 +23,34 @@ use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
-use crate::config::{Log, LogFormat, LogLevel};
+
+/// The least severe level that is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// Failures that need an operator.
+    Error,
+    /// Conditions that may need one.
+    Warn,
+    /// Changes.
+    #[default]
+    Info,
+    /// What was read and decided.
+    Debug,
+    /// As debug, and what libraries log.
+    Trace,
+}
+
+/// The format of log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For collectors.
+    Json,
+}
 
 /// Changes the log level at run time. Disabled events cost nothing in between: `tracing` caches at each call
 /// site that it is disabled.
@@ -62,18 +92,18 @@ impl LogSwitch {
 }
 
 /// Starts logging to standard error; standard output is reserved for the commands' output.
-pub fn start_logs(log: &Log) -> LogSwitch {
-    let layer: Box<dyn Layer<Registry> + Send + Sync> = match log.format {
+pub fn start_logs(level: LogLevel, format: LogFormat) -> LogSwitch {
+    let layer: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => {
             let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
             fmt::layer().with_writer(std::io::stderr).with_ansi(colour).with_target(false).boxed()
         }
         LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
     };
-    let (filter, handle) = reload::Layer::new(filter(log.level));
+    let (filter, handle) = reload::Layer::new(filter(level));
     // A second call (tests in one process) keeps the first subscriber.
     let _ = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
-    let level = Mutex::new(log.level);
+    let level = Mutex::new(level);
     LogSwitch(Arc::new(Switch { filter: handle, level, debugging: AtomicBool::new(false) }))
 }
 

@@ -7,14 +7,15 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::backoff::back_off;
 use crate::cluster::Cluster;
-use crate::config::ConfigSource;
 use crate::kubelet::{ByHand, ConfigFiles, Connection, KubeletConfig, parse_configz};
 use crate::pod_source::KubeletPort;
+use crate::util::backoff::back_off;
 
 /// Maximum size of a response. Real ones have a few KiB.
 const CONFIGZ_LIMIT: usize = 1 << 20;
@@ -23,6 +24,21 @@ const CONFIGZ_LIMIT: usize = 1 << 20;
 const AGAIN: Duration = Duration::from_secs(1);
 /// ...and the maximum: a missing permission may be granted at any time.
 const AGAIN_LIMIT: Duration = Duration::from_secs(60);
+
+/// Where the kubelet's configuration is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum ConfigSource {
+    /// As `File`; if the files cannot be read, as `Configz`.
+    #[default]
+    Auto,
+    /// Its files and its command line.
+    File,
+    /// The kubelet's HTTPS port.
+    Configz,
+    /// Only the overrides.
+    None,
+}
 
 /// The sources of the kubelet's configuration.
 #[derive(Clone, Debug, Default)]
@@ -318,7 +334,7 @@ pub(super) fn problem_of(problem: &str, known: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Address;
+    use crate::kubelet::Address;
 
     /// Returns a kubelet port without a listener, and a cluster with credentials.
     async fn nobody() -> (KubeletPort, Cluster) {

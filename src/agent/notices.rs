@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::bucket::Bucket;
 use crate::cluster::{Cluster, Regarding, Report};
 use crate::telemetry::metrics::Metrics;
+use crate::util::token_bucket::TokenBucket;
 
 /// The reporting component, as a qualified name.
 const REPORTER: &str = "numacast/agent";
@@ -95,7 +95,7 @@ impl Reason {
         match self {
             Self::RivalPublisher => (
                 "Somebody wrote the object again after it was taken over",
-                "Stop the other publisher (the note names its field manager). `publish.rivals: fight` answers every \
+                "Stop the other publisher (the note names its field manager). `publish.conflicts: overwrite` answers every \
                  rewrite instead, which costs both a write each time",
             ),
             Self::ObjectTakenOver => (
@@ -207,12 +207,12 @@ async fn post(
 /// Decides which Events are posted.
 struct Limiter {
     told: BTreeMap<Reason, (String, Instant)>,
-    bucket: Bucket,
+    bucket: TokenBucket,
 }
 
 impl Limiter {
     fn new(now: Instant) -> Self {
-        Self { told: BTreeMap::new(), bucket: Bucket::new(RATE, BURST, now) }
+        Self { told: BTreeMap::new(), bucket: TokenBucket::new(RATE, BURST, now) }
     }
 
     fn allows(&mut self, reason: Reason, note: &str, now: Instant) -> bool {

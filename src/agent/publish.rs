@@ -21,13 +21,14 @@ use super::Settings;
 use super::notices::{Notices, Reason};
 use super::object::held;
 use super::standing::Standing;
-use crate::backoff::{jittered, spread};
 use crate::cluster::{Cluster, ClusterError, Follow, Glimpse};
 use crate::nrt::NodeResourceTopology;
 use crate::scheduler::View;
 use crate::telemetry::metrics::{Metrics, WriteReason};
 use crate::topology::{Fingerprint, PodSet, Topology};
+use crate::util::backoff::{jittered, random_back_off};
 
+pub use rivals::ConflictPolicy;
 pub(super) use writer::Writer;
 
 use care::Care;
@@ -94,7 +95,7 @@ impl Publisher {
             pace: Pace::default(),
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
-            care: Care::new(settings.rivals, form),
+            care: Care::new(settings.conflicts, form),
             holds: settings.terms.view == View::Scheduler,
             unread: None,
             held: false,
@@ -152,7 +153,7 @@ struct Pace {
 impl Pace {
     fn failed(&mut self, error: &ClusterError, now: Instant) {
         // After an outage all agents of the cluster have something to write.
-        let own = spread(&mut self.failures, RETRY / 2, RETRY, RETRY_LIMIT);
+        let own = random_back_off(&mut self.failures, RETRY / 2, RETRY, RETRY_LIMIT);
         let asked = error.retry_after().map(|wait| wait.min(RETRY_LIMIT));
         self.asked = asked.is_some();
         self.not_before = Some(now + asked.unwrap_or_default() + own);
@@ -385,7 +386,6 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RivalsMode;
     use crate::nrt::Form;
 
     fn refused(code: u16, retry_after: Option<u64>) -> ClusterError {
@@ -423,7 +423,7 @@ mod tests {
     fn only_a_refusal_that_lasts_needs_an_operator() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut care = Care::new(RivalsMode::Report, Form::default());
+        let mut care = Care::new(ConflictPolicy::Report, Form::default());
         let forbidden = ClusterError::Forbidden("no".into());
         assert!(!care.is_refused_for_long(&forbidden, start));
         assert!(!care.is_refused_for_long(&forbidden, after(59)));

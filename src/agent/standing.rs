@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::is_device;
+use crate::names::is_device;
 use crate::nrt::{NodeResourceTopology, POLICY, SCOPE, ZONE_TYPE, Zone, zone_name};
 use crate::topology::{Amounts, Topology};
 

@@ -34,7 +34,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { once, settings: args } = args;
     let effective = args.clone().effective()?;
     let config = effective.config.clone();
-    let logs = telemetry::start_logs(&config.log);
+    let logs = telemetry::start_logs(config.log.level, config.log.format);
     if config.node_name.is_empty() {
         bail!(
             "the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName), `nodeName` or --node-name"

@@ -77,7 +77,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         // One-off commands do not take part in leader election.
         config.controller.lease.clear();
     }
-    let logs = telemetry::start_logs(&config.log);
+    let logs = telemetry::start_logs(config.log.level, config.log.format);
     let pod = std::env::var("POD_NAME").ok().filter(|name| !name.is_empty());
     let settings = Settings::from_config(&config, pod.as_deref())?;
     super::block_on(async move {

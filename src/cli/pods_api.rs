@@ -81,7 +81,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let args = SettingsArgs::from(args);
     let effective = args.clone().effective()?;
     let config = effective.config.clone().resolved();
-    let logs = telemetry::start_logs(&config.log);
+    let logs = telemetry::start_logs(config.log.level, config.log.format);
     let settings = Settings::from_config(&config);
     if config.node_name.is_empty() && settings.order != [PodTeller::PodsApi] {
         bail!(

@@ -96,7 +96,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let args = SettingsArgs::from(args);
     let effective = args.clone().effective()?;
     let config = effective.config.clone().resolved();
-    let logs = telemetry::start_logs(&config.log);
+    let logs = telemetry::start_logs(config.log.level, config.log.format);
     let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
     let settings = Settings::from_config(&config, &tellers.order);
     if settings.rules.is_some() && settings.node.is_empty() {

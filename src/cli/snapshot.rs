@@ -44,7 +44,7 @@ enum Output {
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { output, record, replay, settings } = args;
     let mut config = settings.effective()?.config;
-    telemetry::start_logs(&config.log);
+    telemetry::start_logs(config.log.level, config.log.format);
     if config.node_name.is_empty() {
         config.node_name = host_name(&config);
     }

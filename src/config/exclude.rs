@@ -7,8 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::names::{is_device, is_dns_name};
 use super::schema;
-use crate::util::glob::PodPattern;
 use crate::quantity::{Quantity, hugepages_name};
+use crate::util::glob::PodPattern;
 
 /// The key for every node, as in NFD and RTE.
 pub const EVERY_NODE: &str = "*";

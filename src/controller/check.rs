@@ -8,7 +8,6 @@ use super::fleet::{Fleet, NEWER, NO_SCHEDULER};
 use super::settings::Settings;
 use super::silence::Lack;
 use crate::cluster::{Brief, Cluster, ClusterError, pod_labels};
-use crate::config::SchedulerPods;
 
 /// Maximum number of problems of each kind in the report.
 const MOST: usize = 100;

@@ -4,6 +4,8 @@
 //! and all other attributes are omitted.
 
 use kube::core::{ApiResource, GroupVersionKind};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{AttributeInfo, NodeResourceTopology};
@@ -31,7 +33,8 @@ const SCOPES: [(&str, &str); 2] = [("container", "ContainerLevel"), ("pod", "Pod
 const NONE: &str = "None";
 
 /// A version of the API.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Version {
     /// For consumers that support no other.
     V1alpha1,

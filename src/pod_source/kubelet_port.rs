@@ -6,8 +6,7 @@ use std::time::Duration;
 use tracing::debug;
 
 use crate::cluster::{Cluster, KubeletEndpoint};
-use crate::config::{self, Address, Config};
-use crate::kubelet::{Https, PORT, Target};
+use crate::kubelet::{Address, Https, PORT, Target};
 
 /// How to reach the kubelet's HTTPS port.
 #[derive(Clone, Debug, Default)]
@@ -25,13 +24,6 @@ pub struct KubeletPort {
 }
 
 impl KubeletPort {
-    /// Returns the port of a resolved configuration.
-    #[must_use]
-    pub fn from_config(config: &Config) -> Self {
-        let config::Kubelet { address, ca_file, server_name, timeout, .. } = config.kubelet.clone();
-        Self { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
-    }
-
     /// Returns a client with the credentials of `cluster`. The address is read from the Node if none is
     /// configured.
     ///

@@ -5,6 +5,7 @@
 //! response goes through the plan: only the containers that get something change, everything else stays as it
 //! was, byte for byte.
 
+mod annotations;
 mod attribution;
 mod budget;
 mod koordinator;
@@ -17,6 +18,7 @@ mod splice;
 #[cfg(test)]
 mod tests;
 
+pub use annotations::{AnnotationMapping, Annotations, Koordinator};
 pub use node::{Node, Pci};
 pub use plan::Plan;
 pub use problem::{Kind, Problem};

@@ -7,7 +7,6 @@
 mod rates;
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
@@ -29,8 +28,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::rustls::server::Acceptor;
 
+use super::endpoint::Endpoint;
+use super::health::Probes;
+use super::registry::Registry;
 use super::tls::Tls;
-use crate::config::Endpoint;
 use rates::Rates;
 
 /// Maximum number of open connections. An idle one takes about 10 KiB.
@@ -51,78 +52,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long encoded metrics are reused.
 const REUSE: Duration = Duration::from_millis(100);
 
-/// A source of metrics.
-pub trait Exposition: Debug + Send + Sync {
-    /// Returns all metrics in the OpenMetrics text format.
-    fn encode(&self) -> String;
-}
-
-/// The kubelet's three probes. An error contains one sentence per reason.
-pub trait Probes: Debug + Send + Sync {
-    /// Liveness: fails if a restart may help.
-    ///
-    /// # Errors
-    /// The reasons why the probe fails.
-    fn live(&self) -> Result<(), Vec<String>>;
-
-    /// Readiness: fails if the work is not being done.
-    ///
-    /// # Errors
-    /// As [`Probes::live`].
-    fn ready(&self) -> Result<(), Vec<String>>;
-
-    /// Startup: succeeds once the start is complete.
-    ///
-    /// # Errors
-    /// As [`Probes::live`].
-    fn started(&self) -> Result<(), Vec<String>>;
-}
-
-/// Concatenates several sources of metrics.
-#[derive(Debug)]
-pub struct Together(pub Vec<Arc<dyn Exposition>>);
-
-/// The last line of the format.
-const END: &str = "# EOF\n";
-
-impl Exposition for Together {
-    fn encode(&self) -> String {
-        let mut text = String::new();
-        for part in &self.0 {
-            let part = part.encode();
-            text += part.strip_suffix(END).unwrap_or(&part);
-        }
-        text + END
-    }
-}
-
-/// Combines several probes: all of them must succeed.
-#[derive(Debug)]
-pub struct All(pub Vec<Arc<dyn Probes>>);
-
-impl All {
-    fn of(&self, ask: impl Fn(&dyn Probes) -> Result<(), Vec<String>>) -> Result<(), Vec<String>> {
-        let reasons: Vec<String> =
-            self.0.iter().filter_map(|probes| ask(&**probes).err()).flatten().collect();
-        if reasons.is_empty() { Ok(()) } else { Err(reasons) }
-    }
-}
-
-impl Probes for All {
-    fn live(&self) -> Result<(), Vec<String>> {
-        self.of(|probes| probes.live())
-    }
-
-    fn ready(&self) -> Result<(), Vec<String>> {
-        self.of(|probes| probes.ready())
-    }
-
-    fn started(&self) -> Result<(), Vec<String>> {
-        self.of(|probes| probes.started())
-    }
-}
-
-/// The content type of [`Exposition::encode`].
+/// The content type of [`Registry::encode`].
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
@@ -130,7 +60,7 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     /// Served at `/metrics`.
-    pub metrics: Option<Arc<dyn Exposition>>,
+    pub metrics: Option<Arc<Registry>>,
     /// Served at `/livez`, `/readyz` and `/startupz`.
     pub health: Option<Arc<dyn Probes>>,
 }
@@ -250,7 +180,7 @@ struct Shared {
 
 impl Shared {
     /// Returns the encoded metrics, not older than [`REUSE`].
-    fn encode(&self, metrics: &dyn Exposition) -> Bytes {
+    fn encode(&self, metrics: &Registry) -> Bytes {
         let mut encoded = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, text)) = &*encoded
             && at.elapsed() < REUSE
@@ -383,11 +313,11 @@ fn answer(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>>
     let Endpoints { metrics, health } = &shared.endpoints;
     let found = match path {
         "/metrics" => {
-            metrics.as_ref().map(|metrics| respond(StatusCode::OK, OPEN_METRICS, shared.encode(&**metrics)))
+            metrics.as_ref().map(|metrics| respond(StatusCode::OK, OPEN_METRICS, shared.encode(metrics)))
         }
-        "/livez" => health.as_ref().map(|health| verdict(health.live())),
-        "/readyz" => health.as_ref().map(|health| verdict(health.ready())),
-        "/startupz" => health.as_ref().map(|health| verdict(health.started())),
+        "/livez" => health.as_ref().map(|health| probe(health.live())),
+        "/readyz" => health.as_ref().map(|health| probe(health.ready())),
+        "/startupz" => health.as_ref().map(|health| probe(health.started())),
         _ => None,
     };
     found.unwrap_or_else(|| {
@@ -396,11 +326,11 @@ fn answer(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>>
     })
 }
 
-/// Returns `ok`, or the reasons, one per line.
-fn verdict(verdict: Result<(), Vec<String>>) -> Response<Full<Bytes>> {
-    match verdict {
-        Ok(()) => respond(StatusCode::OK, PLAIN, "ok\n".into()),
-        Err(reasons) => respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, (reasons.join("\n") + "\n").into()),
+/// Returns `ok`, or the reasons of a failing probe, one per line.
+fn probe(reasons: Vec<String>) -> Response<Full<Bytes>> {
+    match reasons.is_empty() {
+        true => respond(StatusCode::OK, PLAIN, "ok\n".into()),
+        false => respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, (reasons.join("\n") + "\n").into()),
     }
 }
 

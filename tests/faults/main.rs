@@ -62,7 +62,7 @@ fn main() -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if options.logs {
-        numacast::telemetry::start_logs(&numacast::config::Log::default());
+        numacast::telemetry::start_logs(Default::default(), Default::default());
     }
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;

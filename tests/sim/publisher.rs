@@ -10,7 +10,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::{Cluster, ClusterError, Regarding, Report};
-use numacast::config::{Config, RivalsMode};
+use numacast::config::Config;
 use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{ApiServer, Change, EVENTS, Fault, NODES, PODS, Rule, TOPOLOGIES};
 use numacast::sim::kubelet::PodSpec;
@@ -388,7 +388,7 @@ async fn a_publisher_that_rewrites_is_reported_and_not_answered() {
 
 #[tokio::test]
 async fn a_rival_is_fought_on_request() {
-    let world = started(|settings| settings.rivals = RivalsMode::Fight).await;
+    let world = started(|settings| settings.conflicts = ConflictPolicy::Overwrite).await;
     for turn in 0..4 {
         let zones = json!([zone(&["cpu", &format!("example.com/{turn}")])]);
         edit(&world.server, "rte", json!({"zones": zones})).await;

@@ -8,16 +8,15 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::drift::{Author, Leftovers, differing};
-use super::rivals::{Rivals, Verdict};
+use super::rivals::{ConflictPolicy, Rivals, Verdict};
 use super::{RETRY_LIMIT, Task};
 use crate::agent::notices::Reason;
 use crate::agent::object::object;
 use crate::agent::standing::Standing;
-use crate::backoff::jittered;
 use crate::cluster::ClusterError;
-use crate::config::RivalsMode;
 use crate::nrt::{Form, NodeResourceTopology};
 use crate::telemetry::metrics::WriteReason;
+use crate::util::backoff::jittered;
 
 /// How long garbage collection may take to delete the object of a Node that was recreated. A shorter refresh
 /// interval takes precedence.
@@ -50,7 +49,7 @@ pub(super) struct Care {
 }
 
 impl Care {
-    pub(super) fn new(mode: RivalsMode, form: Form) -> Self {
+    pub(super) fn new(mode: ConflictPolicy, form: Form) -> Self {
         Self {
             rivals: Rivals::new(mode),
             form,

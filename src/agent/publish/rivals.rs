@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::drift::Author;
-use crate::backoff::back_off;
-use crate::config::RivalsMode;
+use crate::util::backoff::back_off;
 
 /// How many times a person, or an agent that is being replaced, may write...
 const EDITS: usize = 3;
@@ -19,12 +20,23 @@ const EDITS: usize = 3;
 const EDITS_WITHIN: Duration = Duration::from_secs(600);
 /// A writer that was silent for this long is forgotten.
 const SILENCE: Duration = Duration::from_secs(3600);
-/// Initial backoff before a rival's change is overwritten, in [`RivalsMode::Fight`].
+/// Initial backoff before a rival's change is overwritten, in [`ConflictPolicy::Overwrite`].
 const ANSWER: Duration = Duration::from_millis(200);
 /// Maximum of that backoff.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum number of tracked writers, more than any cluster has. Their names are untrusted.
 const MOST: usize = 32;
+
+/// What to do about a publisher that keeps rewriting the object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ConflictPolicy {
+    /// Report it, and leave its changes.
+    #[default]
+    Report,
+    /// Report it, and overwrite each change, with a backoff.
+    Overwrite,
+}
 
 /// What to do about a change by another writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,12 +61,12 @@ struct Writer {
 /// Tracks other writers of the object.
 #[derive(Debug)]
 pub(super) struct Rivals {
-    mode: RivalsMode,
+    mode: ConflictPolicy,
     writers: BTreeMap<Author, Writer>,
 }
 
 impl Rivals {
-    pub(super) fn new(mode: RivalsMode) -> Self {
+    pub(super) fn new(mode: ConflictPolicy) -> Self {
         Self { mode, writers: BTreeMap::new() }
     }
 
@@ -84,8 +96,8 @@ impl Rivals {
             return Verdict::TakeOver;
         }
         match self.mode {
-            RivalsMode::Report => Verdict::Leave,
-            RivalsMode::Fight => Verdict::Answer(back_off(&mut writer.answers, ANSWER, ANSWER_LIMIT)),
+            ConflictPolicy::Report => Verdict::Leave,
+            ConflictPolicy::Overwrite => Verdict::Answer(back_off(&mut writer.answers, ANSWER, ANSWER_LIMIT)),
         }
     }
 
@@ -97,7 +109,7 @@ impl Rivals {
 
     /// Returns true if this is a rival that is left alone.
     pub(super) fn is_left(&self, author: &Author, now: Instant) -> bool {
-        self.mode == RivalsMode::Report && self.active(now).any(|rival| rival == author)
+        self.mode == ConflictPolicy::Report && self.active(now).any(|rival| rival == author)
     }
 
     /// Forgets silent writers, and the longest silent ones above the limit.
@@ -124,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_manager_is_taken_over_once_and_again_after_a_long_silence() {
-        let mut rivals = Rivals::new(RivalsMode::Report);
+        let mut rivals = Rivals::new(ConflictPolicy::Report);
         let start = Instant::now();
         assert_eq!(rivals.judge(&nfd(), true, start), Verdict::TakeOver);
         assert_eq!(rivals.active(start).count(), 0);
@@ -143,7 +155,7 @@ mod tests {
 
     #[test]
     fn each_manager_is_judged_by_itself() {
-        let mut rivals = Rivals::new(RivalsMode::Report);
+        let mut rivals = Rivals::new(ConflictPolicy::Report);
         let now = Instant::now();
         rivals.judge(&nfd(), true, now);
         rivals.judge(&nfd(), true, now);
@@ -153,7 +165,7 @@ mod tests {
     #[test]
     fn a_person_may_try_a_few_times() {
         for author in [Author::Person("kubectl-edit".into()), Author::Unknown, Author::Namesake] {
-            let mut rivals = Rivals::new(RivalsMode::Report);
+            let mut rivals = Rivals::new(ConflictPolicy::Report);
             let start = Instant::now();
             for edit in 0..3 {
                 let verdict = rivals.judge(&author, true, start + MINUTE * edit);
@@ -166,7 +178,7 @@ mod tests {
 
     #[test]
     fn who_fights_answers_ever_slower() {
-        let mut rivals = Rivals::new(RivalsMode::Fight);
+        let mut rivals = Rivals::new(ConflictPolicy::Overwrite);
         let now = Instant::now();
         assert_eq!(rivals.judge(&nfd(), true, now), Verdict::TakeOver);
         let waits: Vec<Duration> = (0..12)
@@ -184,7 +196,7 @@ mod tests {
 
     #[test]
     fn names_without_end_fill_no_memory() {
-        let mut rivals = Rivals::new(RivalsMode::Report);
+        let mut rivals = Rivals::new(ConflictPolicy::Report);
         let start = Instant::now();
         for n in 0..1000 {
             rivals.judge(&Author::Manager(n.to_string()), true, start + Duration::from_millis(n));

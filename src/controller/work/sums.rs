@@ -7,13 +7,13 @@ use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::Work;
-use crate::backoff::jittered;
 use crate::cluster::ClusterError;
-use crate::config::SchedulerPods;
+use crate::controller::SchedulerPods;
 use crate::controller::fleet::{Fleet, NEWER, NO_SCHEDULER};
 use crate::controller::notices::Reason;
 use crate::controller::said::{Said, first_of};
 use crate::controller::silence::Lack;
+use crate::util::backoff::jittered;
 
 /// How long the first pass waits for the Nodes.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::config::is_device;
+use crate::names::is_device;
 
 /// The type of accelerators, of any vendor.
 pub(super) const GPU: &str = "gpu";

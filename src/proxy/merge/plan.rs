@@ -15,9 +15,9 @@ use super::node::{Known, Node};
 use super::problem::{Kind, Problem, Problems};
 use super::rules::{Mapping, Rules};
 use super::{ID_LIMIT, IDS_LIMIT, NODE_BYTES, TYPES_LIMIT};
-use crate::util::json_path::{Match, Template};
 use crate::machine::IdSet;
 use crate::pod::{Annotation, Pod, PodName};
+use crate::util::json_path::{Match, Template};
 
 /// What to merge into responses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

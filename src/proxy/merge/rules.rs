@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::annotations::{AnnotationMapping, Annotations, Koordinator};
 use super::koordinator::{DEVICES, STATUS};
-use crate::config::{ProxyAnnotations, ProxyMapping};
 use crate::util::json_path::{JsonPath, Template};
 
 /// What is read from pods, and what it means.
@@ -29,18 +29,17 @@ pub(super) struct Mapping {
 }
 
 impl Rules {
-    /// Creates the rules from a validated configuration; with `allocatable`, they include the node's own
-    /// devices.
+    /// Creates the rules; with `zones`, they include the node's own devices.
     #[must_use]
-    pub fn new(annotations: &ProxyAnnotations, allocatable: bool) -> Self {
-        let ProxyAnnotations { koordinator, resources, cpus, shared_ids, mappings } = annotations;
+    pub fn new(annotations: &Annotations, zones: bool) -> Self {
+        let resources = annotations.resources.iter();
         Self {
-            koordinator: *koordinator,
-            resources: resources.iter().map(|(kind, name)| (kind.clone(), name.as_str().into())).collect(),
-            cpus: *cpus,
-            shared_ids: *shared_ids,
-            allocatable,
-            mappings: mappings.iter().map(Mapping::new).collect(),
+            koordinator: annotations.has(Koordinator::Devices),
+            resources: resources.map(|(kind, name)| (kind.clone(), name.as_str().into())).collect(),
+            cpus: annotations.has(Koordinator::Cpus),
+            shared_ids: annotations.has(Koordinator::SharedIds),
+            allocatable: zones || annotations.has(Koordinator::Allocatable),
+            mappings: annotations.mappings.iter().map(Mapping::new).collect(),
         }
     }
 
@@ -64,8 +63,8 @@ impl Rules {
 }
 
 impl Mapping {
-    fn new(mapping: &ProxyMapping) -> Self {
-        let ProxyMapping { annotation, path, resource, id, container } = mapping.clone();
+    fn new(mapping: &AnnotationMapping) -> Self {
+        let AnnotationMapping { annotation, path, resource, id, container } = mapping.clone();
         Self { annotation, path, resource: resource.into(), id, container }
     }
 }

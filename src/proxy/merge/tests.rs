@@ -13,7 +13,6 @@ use prost::bytes::Bytes;
 
 use super::*;
 use crate::cluster::{Device, Devices};
-use crate::config::ProxyAnnotations;
 use crate::kubelet::proto::{v1, v1alpha1};
 use crate::machine::{Id, RecordedFiles};
 use crate::pod::{Annotation, Container, ContainerKind, Life, Phase, Pod};
@@ -91,13 +90,12 @@ pub(super) fn bytes(message: &impl Message) -> Bytes {
 
 /// Rules as configured in YAML.
 pub(super) fn rules(yaml: &str) -> Rules {
-    let annotations: ProxyAnnotations = serde_saphyr::from_str(yaml).unwrap();
-    Rules::new(&annotations, yaml.contains("allocatable"))
+    Rules::new(&serde_saphyr::from_str(yaml).unwrap(), false)
 }
 
 /// The rules of the default configuration.
 fn plain() -> Rules {
-    Rules::new(&ProxyAnnotations::default(), false)
+    Rules::new(&Annotations::default(), false)
 }
 
 /// A device as Koordinator reports it.
@@ -444,7 +442,7 @@ fn a_part_of_a_device_is_that_device() {
     let devices =
         [device("gpu", "GPU-a", 0, None), device("gpu", "GPU-b", 1, None), device("gpu", "GPU-ab", 2, None)];
     let node = reported("", &[&devices[..], &[device("rdma", "r", 0, None)]].concat());
-    for yaml in ["# allocatable\n{sharedIds: true}", "# allocatable\n{}"] {
+    for yaml in ["{koordinator: [devices, sharedIds, allocatable]}", "{koordinator: [devices, allocatable]}"] {
         let plan = rules(yaml).plan(pods.iter(), &node);
         let mut kubelets = answer(&pods);
         // As plugins with time-slicing list it, for another pod.
@@ -609,7 +607,8 @@ fn defect_11_the_node_s_healthy_devices_are_allocatable() {
         (listed.as_ptr(), 0),
         "only where it is configured"
     );
-    let merged = rules("# allocatable\n{}").plan([].iter(), &node).allocatable(&listed).unwrap();
+    let rules = rules("{koordinator: [devices, allocatable]}");
+    let merged = rules.plan([].iter(), &node).allocatable(&listed).unwrap();
     let all = v1::AllocatableResourcesResponse::decode(merged.bytes).unwrap();
     let shown: Vec<String> = all
         .devices
@@ -630,7 +629,7 @@ fn defect_11_the_node_s_healthy_devices_are_allocatable() {
     );
     assert_eq!((all.cpu_ids, merged.devices, merged.left_out.listed), (vec![1, 2], 4, 1));
     let node = reported("", &devices[1..2]);
-    let none = rules("# allocatable\n{}").plan([].iter(), &node).allocatable(&listed).unwrap();
+    let none = rules.plan([].iter(), &node).allocatable(&listed).unwrap();
     assert_eq!((none.bytes.as_ptr(), none.devices), (listed.as_ptr(), 0), "nothing is new");
     assert_eq!(none.left_out, LeftOut { listed: 1, ..LeftOut::default() });
 }
@@ -677,7 +676,7 @@ fn what_is_put_in_is_written_as_others_write_it() {
 fn one_pod_in_several_records_is_one_pod() {
     // Valid, though no encoder writes it: the name at the end, in a record of its own.
     let pods = [pod("p", DEVICES, r#"{"gpu":[{"id":"GPU-a"}]}"#, &[container("main", &[])])];
-    let plan = rules("{cpus: true}").plan(pods.iter(), &Node::default());
+    let plan = rules("{koordinator: [devices, cpus]}").plan(pods.iter(), &Node::default());
     let part =
         |pod: v1::PodResources| v1::GetPodResourcesResponse { pod_resources: Some(pod) }.encode_to_vec();
     let whole = answer(&pods).pod_resources.remove(0);
@@ -740,8 +739,8 @@ fn what_the_answer_does_not_have_gets_nothing_and_is_counted() {
 #[test]
 fn answers_that_are_none_are_an_error() {
     let pods = [pod("p", DEVICES, r#"{"gpu":[{"id":"GPU-a"}]}"#, &[container("main", &[])])];
-    let plan =
-        rules("# allocatable\n{}").plan(pods.iter(), &reported("", &[device("gpu", "GPU-a", 0, None)]));
+    let plan = rules("{koordinator: [devices, allocatable]}")
+        .plan(pods.iter(), &reported("", &[device("gpu", "GPU-a", 0, None)]));
     let cut = Bytes::from_static(&[0x0a, 0x20, 0x0a, 0x01]);
     for error in [
         plan.list(&cut, Version::V1).unwrap_err(),

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-use crate::bucket::Bucket;
+use crate::util::token_bucket::TokenBucket;
 
 /// Requests per second of one address, and its burst. Prometheus, the kubelet and a person make a few.
 const EACH: [f64; 2] = [50.0, 100.0];
@@ -26,13 +26,13 @@ pub(super) struct Rates(Mutex<State>);
 #[derive(Debug)]
 struct State {
     addresses: HashMap<IpAddr, Address>,
-    all: Bucket,
+    all: TokenBucket,
 }
 
 #[derive(Debug)]
 struct Address {
-    each: Bucket,
-    reserved: Bucket,
+    each: TokenBucket,
+    reserved: TokenBucket,
     used: Instant,
 }
 
@@ -44,7 +44,7 @@ impl Rates {
     /// Returns true if a request of this address would be served now.
     pub(super) fn allow(&self, address: IpAddr) -> bool {
         let (state, now) = (self.state(), Instant::now());
-        let has = |bucket: &Bucket| bucket.wait(now).is_zero();
+        let has = |bucket: &TokenBucket| bucket.wait(now).is_zero();
         // An address that is not remembered has its reserve.
         state
             .addresses
@@ -73,8 +73,8 @@ impl Rates {
     }
 }
 
-fn bucket([per_second, burst]: [f64; 2], now: Instant) -> Bucket {
-    Bucket::new(per_second, burst, now)
+fn bucket([per_second, burst]: [f64; 2], now: Instant) -> TokenBucket {
+    TokenBucket::new(per_second, burst, now)
 }
 
 /// Forgets the address whose last request is the oldest; a client in a loop is remembered.

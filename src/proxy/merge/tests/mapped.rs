@@ -7,7 +7,7 @@ const KEY: &str = "example.com/devices";
 /// What the List shows for a pod with these containers and a mapping, and its problems.
 fn mapped(mapping: &str, text: &str, containers: &[Container]) -> (Vec<String>, Vec<(&'static str, usize)>) {
     let yaml = format!(
-        "{{koordinator: false, mappings: [{{annotation: {KEY}, resource: example.com/nic{mapping}}}]}}"
+        "{{koordinator: [], mappings: [{{annotation: {KEY}, resource: example.com/nic{mapping}}}]}}"
     );
     let (rules, pods) = (rules(&yaml), [pod("p", KEY, text, containers)]);
     let problems = problems(&rules.plan(pods.iter(), &Node::default()));

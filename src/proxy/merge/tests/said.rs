@@ -244,7 +244,7 @@ fn parts_have_ids_of_their_own_that_stay() {
     let half = r#"{"gpu":[{"id":"GPU-a","resources":{"koordinator.sh/gpu-core":50}},{"id":"GPU-b"}],
                    "rdma":[{"id":"r","resources":{"koordinator.sh/rdma":"1"}}]}"#;
     let of = |name: &str| pod(name, DEVICES, half, &[container("main", &[])]);
-    let shared = rules("{sharedIds: true}");
+    let shared = rules("{koordinator: [devices, sharedIds]}");
     let shown = |pods: &[Pod]| merged(&shared, pods, &Node::default());
     let both = shown(&[of("p"), of("q")]);
     let number = |line: &str| -> u64 {
@@ -272,7 +272,7 @@ fn numbers_of_parts_are_of_the_pod_and_differ_on_a_device() {
             let (_, ids) = line.split_once('=').unwrap();
             ids.split(',').map(|id| id.split_once("::").unwrap().1.parse().unwrap()).collect()
         };
-        merged(&rules("{sharedIds: true}"), pods, &Node::default()).iter().map(of_line).collect()
+        merged(&rules("{koordinator: [devices, sharedIds]}"), pods, &Node::default()).iter().map(of_line).collect()
     };
     // The number depends on the pod's name and UID only. Among some hundred thousand pods, two have the same
     // number.
@@ -341,7 +341,7 @@ fn cpus_and_memory_of_the_pod_are_told_where_the_kubelet_is_silent() {
     const STATUS: &str = "scheduling.koordinator.sh/resource-status";
     let of = |text: &str| pod("p", STATUS, text, &[container("main", &[])]);
     let told = |text: &str, kubelets: &v1::ListPodResourcesResponse| {
-        let plan = rules("{cpus: true}").plan([of(text)].iter(), &Node::default());
+        let plan = rules("{koordinator: [devices, cpus]}").plan([of(text)].iter(), &Node::default());
         let merged = plan.list(&bytes(kubelets), Version::V1).unwrap().bytes;
         let pod = v1::ListPodResourcesResponse::decode(merged).unwrap().pod_resources.remove(0);
         let block = |block: &v1::ContainerMemory| {
@@ -364,7 +364,7 @@ fn cpus_and_memory_of_the_pod_are_told_where_the_kubelet_is_silent() {
         r#"{"cpuset":null,"numaNodeResources":null}"#,
     ] {
         assert_eq!(told(nothing, &silent), (vec![], vec![]), "{nothing}");
-        let plan = rules("{cpus: true}").plan([of(nothing)].iter(), &Node::default());
+        let plan = rules("{koordinator: [devices, cpus]}").plan([of(nothing)].iter(), &Node::default());
         assert!(plan.is_empty() && plan.problems().is_empty(), "{nothing}: {:?}", plan.problems());
     }
     // What the kubelet reports, for the pod or for a container, takes precedence; CPUs and memory
@@ -385,12 +385,12 @@ fn cpus_and_memory_of_the_pod_are_told_where_the_kubelet_is_silent() {
     crate::util::wire::put_bytes(&mut pod, 4, b"");
     let mut empty = Vec::new();
     crate::util::wire::put_bytes(&mut empty, 1, &pod);
-    let plan = rules("{cpus: true}").plan([of(both)].iter(), &Node::default());
+    let plan = rules("{koordinator: [devices, cpus]}").plan([of(both)].iter(), &Node::default());
     let merged = plan.list(&empty.into(), Version::V1).unwrap().bytes;
     let merged = v1::ListPodResourcesResponse::decode(merged).unwrap();
     assert_eq!(merged.pod_resources[0].cpu_ids, [35, 36, 67, 68]);
     // v1alpha1 has neither, and the setting is off by default.
-    let plan = rules("{cpus: true}").plan([of(both)].iter(), &Node::default());
+    let plan = rules("{koordinator: [devices, cpus]}").plan([of(both)].iter(), &Node::default());
     let listed = bytes(&silent);
     assert_eq!(plan.list(&listed, Version::V1alpha1).unwrap().bytes.as_ptr(), listed.as_ptr());
     assert!(plain().plan([of(both)].iter(), &Node::default()).is_empty());
@@ -415,7 +415,7 @@ fn cpus_and_memory_of_the_pod_are_told_where_the_kubelet_is_silent() {
     ] {
         let (told_cpus, told_blocks) = told(text, &silent);
         assert_eq!((told_cpus.len(), told_blocks.len()), (cpus, blocks), "{text}");
-        let plan = rules("{cpus: true}").plan([of(text)].iter(), &Node::default());
+        let plan = rules("{koordinator: [devices, cpus]}").plan([of(text)].iter(), &Node::default());
         assert_eq!(problems(&plan), [("malformed", 0)], "{text}");
     }
 }

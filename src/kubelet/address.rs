@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_read_what_they_write() {
+    fn an_address_is_parsed_from_what_it_prints() {
         for (text, host, port) in [
             ("10.0.0.7", "10.0.0.7", None),
             ("10.0.0.7:10250", "10.0.0.7", Some(10250)),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_told() {
+    fn an_invalid_address_is_an_error_that_quotes_it() {
         for text in [
             "",
             ":1",

@@ -21,7 +21,8 @@ pub enum Endpoint {
 
 impl Endpoint {
     /// Returns an endpoint that is not reachable from outside the host or pod.
-    pub(super) fn loopback(port: u16) -> Self {
+    #[must_use]
+    pub fn loopback(port: u16) -> Self {
         Self::At(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 }
@@ -81,20 +82,14 @@ impl<'de> Deserialize<'de> for Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
     use super::*;
 
     #[test]
-    fn endpoints_read_what_they_write() {
+    fn a_listen_address_is_parsed_from_what_it_prints() {
         for text in ["127.0.0.1:9742", "0.0.0.0:0", "[::1]:80", ":9742", ":0", "none"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
         assert_eq!(":9742".parse(), Ok(Endpoint::Everywhere(9742)));
-        let Config { metrics, health, .. } = Config::default();
-        for address in [metrics.address, health.address] {
-            let Endpoint::At(default) = address else { panic!("served on loopback by default") };
-            assert!(default.ip().is_loopback());
-        }
         for text in
             ["", ":", ":+1", ":70000", "9742", "localhost:9742", "127.0.0.1", "127.0.0.1:70000", "off"]
         {

@@ -1,7 +1,7 @@
-//! Validation of Kubernetes names of resources and nodes.
+//! Validation of Kubernetes names: of nodes, resources, labels and annotations.
 
 /// Returns an error unless the name is that of a device resource.
-pub(super) fn check_device(name: &str) -> Result<(), String> {
+pub(crate) fn check_device(name: &str) -> Result<(), String> {
     match is_device(name) {
         true => Ok(()),
         false => Err(format!("`{name}` is no device; write a resource such as example.com/nic")),
@@ -15,7 +15,7 @@ pub(crate) fn is_device(name: &str) -> bool {
 }
 
 /// Returns true for a DNS subdomain, the form of node names and of the domains of resources.
-pub(super) fn is_dns_name(text: &str) -> bool {
+pub(crate) fn is_dns_name(text: &str) -> bool {
     let is_label = |label: &str| {
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
@@ -24,7 +24,7 @@ pub(super) fn is_dns_name(text: &str) -> bool {
 }
 
 /// Returns true if the text is valid after the `/` of a resource.
-pub(super) fn is_qualified(text: &str) -> bool {
+pub(crate) fn is_qualified(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     text.bytes().all(inner) && edge(text.as_bytes().first()) && edge(text.as_bytes().last())

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::names::{is_dns_name, is_qualified};
+use crate::names::{is_dns_name, is_qualified};
 
 /// The pods with these labels in this namespace: `kube-system/component=kube-scheduler`.
 #[derive(Clone, Debug, PartialEq, Eq)]
