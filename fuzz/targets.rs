@@ -13,7 +13,7 @@ use numacast::cluster::{self, Devices, Frames, News, PodList};
 use numacast::config::{Config, Layers};
 use numacast::core_v1::{self, decode_pod, pod_json, read_pod};
 use numacast::grpc;
-use numacast::util::json_path::{JsonPath, Template};
+use numacast::util::json_path::JsonPath;
 use numacast::kubelet::proto::{v1, v1alpha1};
 use numacast::kubelet::{
     self, Allocatable, ContainerUsage, KubeletConfig, ManagerState, MemoryBlock, PodUsage, Usage,
@@ -569,19 +569,17 @@ fn koordinator(text: &str) -> BTreeSet<Koordinator> {
     [Koordinator::Devices, Koordinator::Cpus].into_iter().chain(shared).collect()
 }
 
-/// Annotations: a line with a path, two with templates, and the text that every parser is given.
+/// Annotations: three lines with a path each, and the text that every parser is given.
 pub(crate) fn annotations(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.splitn(4, '\n');
     let mut line = || lines.next().unwrap_or_default();
-    let path: Option<JsonPath> = read_and_written(line());
-    let (id, container): (Option<Template>, Option<Template>) =
-        (read_and_written(line()), read_and_written(line()));
+    let [path, id, container]: [Option<JsonPath>; 3] = std::array::from_fn(|_| read_and_written(line()));
     let mapping = AnnotationMapping {
         annotation: "other".into(),
         path,
         resource: "example.com/nic".into(),
-        id: id.unwrap_or_default(),
+        id,
         container,
     };
     let plain = AnnotationMapping { path: None, container: None, ..mapping.clone() };

@@ -497,8 +497,8 @@ const EVERYTHING: [&str; 6] = [
     "proxy.annotations.cpus=true",
     concat!(
         "proxy.annotations.mappings=[",
-        "{annotation: example.com/accelerators, path: '$.*[*]', resource: example.com/accelerator, ",
-        "id: '{.uuid}', container: '{1}'}, ",
+        "{annotation: example.com/accelerators, path: '*.*', resource: example.com/accelerator, ",
+        "id: uuid, container: '*'}, ",
         "{annotation: example.com/cards, resource: example.com/card}]"
     ),
 ];

@@ -14,10 +14,10 @@ use tracing::{info, warn};
 
 use super::Settings;
 use super::merge::{Node, Pci};
-use crate::backoff::{back_off, jittered};
 use crate::cluster::{Cluster, ClusterError, Devices};
 use crate::machine::HostRoots;
 use crate::telemetry::proxy::Metrics;
+use crate::util::backoff::{back_off, jittered};
 
 /// Interval between two reads.
 const PERIOD: Duration = Duration::from_secs(60);

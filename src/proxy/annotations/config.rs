@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::names::{check_device, is_dns_name, is_qualified};
-use crate::util::json_path::{JsonPath, Template};
+use crate::util::json_path::JsonPath;
 
 /// Which annotations are merged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -28,19 +28,20 @@ pub struct Annotations {
     /// built-in names.
     #[serde(deserialize_with = "resources")]
     pub resources: BTreeMap<String, String>,
-    /// Other annotations that list devices: entries of `annotation` (its key), `resource`, `path` (a JSON path), and `id`
-    /// and `container` (templates).
+    /// Other annotations that list devices: entries of `annotation` (its key), `resource`, and the paths `path`, `id` and
+    /// `container`.
     ///
     /// They follow Koordinator's, in this order; a device that a pod gets twice counts for the first container.
     ///
-    /// In `path`, `$` is the annotation's JSON, `.name` or `['name']` a member, `[0]` an element, and `[*]` or `.*` all of
-    /// them: elements in their order, members sorted by name. Without `path`, the text is a list of ids, separated by
-    /// commas. A path that matches nothing yields no device and is no error.
+    /// `path` selects the devices in the annotation's JSON by names of fields and positions in lists, such as
+    /// `devices.0`. `*` is every element of a list, in order, or every field, sorted by name. A backslash escapes a
+    /// special character in a name: `nvidia\.com/gpu`. Without `path`, the text is a list of ids, separated by commas. A
+    /// path that selects nothing yields no device and is no error.
     ///
-    /// In `id` and `container`, `{}` is what the path found, `{.a.b}` what is below it, and `{1}` the name or index that
-    /// the first wildcard matched. Without `container`, the container is found as for Koordinator: the one that requests
-    /// the resource, else the first that is no sidecar. Nothing verifies such an annotation: anybody who creates a pod can
-    /// write it.
+    /// `id` and `container` are paths below a device. Without `id`, the device itself is the id. The container `*` is the
+    /// key of the first field that a `*` of `path` matched. Without `container`, it is found as for Koordinator: the one
+    /// that requests the resource, else the first that is no sidecar. Nothing verifies such an annotation: anybody who
+    /// creates a pod can write it.
     #[schemars(with = "Vec<RawMapping>")]
     pub mappings: Vec<AnnotationMapping>,
 }
@@ -65,29 +66,31 @@ pub enum Koordinator {
 pub struct AnnotationMapping {
     /// The annotation's key.
     pub annotation: String,
-    /// Where the values are in its JSON; without it, its text is a list of ids, separated by commas.
+    /// The path of the devices in its JSON; without it, its text is a list of ids, separated by commas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<JsonPath>,
     /// The resource that these devices are.
     pub resource: String,
-    /// The template of a device's id.
-    pub id: Template,
-    /// The template of the container's name; without it, the container is found by its requests.
+    /// The path from a device to its id; without it, the device is the id.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub container: Option<Template>,
+    pub id: Option<JsonPath>,
+    /// The path from a device to its container's name, or `*`: the key that a wildcard of `path` matched. Without
+    /// it, the container is found by its requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<JsonPath>,
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RawMapping {
     annotation: String,
-    #[schemars(with = "Option<String>", regex(pattern = r"^\$"))]
+    #[schemars(with = "Option<String>", length(min = 1))]
     path: Option<JsonPath>,
     resource: String,
     #[schemars(with = "Option<String>", length(min = 1))]
-    id: Option<Template>,
+    id: Option<JsonPath>,
     #[schemars(with = "Option<String>", length(min = 1))]
-    container: Option<Template>,
+    container: Option<JsonPath>,
 }
 
 impl TryFrom<RawMapping> for AnnotationMapping {
@@ -97,15 +100,16 @@ impl TryFrom<RawMapping> for AnnotationMapping {
         let RawMapping { annotation, path, resource, id, container } = raw;
         check_annotation(&annotation)?;
         check_device(&resource)?;
-        let id = id.unwrap_or_default();
-        if id.is_fixed() {
-            return Err(format!("with the id `{id}` all devices are one; write a placeholder such as {{}}"));
+        if path.is_none() && (id.is_some() || container.is_some()) {
+            return Err("`id` and `container` need a `path`".to_owned());
         }
-        let wildcards = path.as_ref().map_or(0, JsonPath::wildcards);
-        let too_high = |template: &&Template| template.wildcards() > wildcards;
-        if let Some(template) = [Some(&id), container.as_ref()].into_iter().flatten().find(too_high) {
-            let named = template.wildcards();
-            return Err(format!("`{template}` names wildcard {named} of the path, which has {wildcards}"));
+        let below = [id.as_ref(), container.as_ref().filter(|container| !container.is_wildcard())];
+        if let Some(several) = below.into_iter().flatten().find(|path| path.has_wildcard()) {
+            return Err(format!("`{several}` may select several values; a wildcard belongs in `path`"));
+        }
+        let has_key = path.as_ref().is_some_and(JsonPath::has_wildcard);
+        if container.as_ref().is_some_and(JsonPath::is_wildcard) && !has_key {
+            return Err("the container `*` needs a wildcard in `path`".to_owned());
         }
         Ok(Self { annotation, path, resource, id, container })
     }
@@ -175,13 +179,17 @@ mod tests {
             ("{mappings: [{resource: a.b/c}]}", "annotation"),
             ("{mappings: [{annotation: a.b/c, resource: a.b/c, ids: x}]}", "ids"),
             (
-                "{mappings: [{annotation: a, resource: a.b/c, path: '$.a['}]}",
-                "`$.a[` is no path: in brackets is a name in quotes, a position such as `[0]`, or `*`, at character 5",
+                "{mappings: [{annotation: a, resource: a.b/c, path: '$.a'}]}",
+                "`$.a` is not a path: a special character in a name needs a `\\`",
             ),
-            ("{mappings: [{annotation: a, resource: a.b/c, id: 'x'}]}", "with the id `x` all devices are one"),
+            ("{mappings: [{annotation: a, resource: a.b/c, id: x}]}", "`id` and `container` need a `path`"),
             (
-                "{mappings: [{annotation: a, resource: a.b/c, path: '$.*', container: 'c{2}'}]}",
-                "`c{2}` names wildcard 2 of the path, which has 1",
+                "{mappings: [{annotation: a, resource: a.b/c, path: '*', id: 'a.*'}]}",
+                "`a.*` may select several values",
+            ),
+            (
+                "{mappings: [{annotation: a, resource: a.b/c, path: a, container: '*'}]}",
+                "the container `*` needs a wildcard in `path`",
             ),
         ] {
             let error = read(yaml).unwrap_err();
@@ -189,6 +197,6 @@ mod tests {
         }
         let valid =
             read("{resources: {gpu/huawei: huawei.com/npu}, mappings: [{annotation: a, resource: a.b/c}]}");
-        assert_eq!(valid.unwrap().mappings[0].id.to_string(), "{}");
+        assert_eq!(valid.unwrap().mappings[0].id, None);
     }
 }

@@ -13,12 +13,12 @@ use tracing::{debug, warn};
 
 use super::devices::Follower;
 use super::merge::{Merged, Node, Plan, Rules, Version, WireError};
-use crate::bucket::Bucket;
 use crate::cluster::Cluster;
-use crate::pod::texts::shorten;
 use crate::pod::{Pod, PodName, Wanted};
+use crate::pod::texts::shorten;
 use crate::pod_source::PodSource;
 use crate::telemetry::proxy::Metrics;
+use crate::util::token_bucket::TokenBucket;
 
 /// How long the result of looking up a pod by name is valid; it doubles each time the result is the same...
 const FRESH: Duration = Duration::from_millis(250);
@@ -113,7 +113,7 @@ struct Answer {
 struct Told {
     /// When each kind of problem of a pod was last logged.
     problems: BTreeMap<(PodName, &'static str), Instant>,
-    lines: Bucket,
+    lines: TokenBucket,
     complaints: Vec<String>,
 }
 
@@ -126,7 +126,7 @@ impl Knowledge {
         (wait, last_known): (Duration, Duration),
         metrics: Metrics,
     ) -> Self {
-        let lines = Bucket::new(LINES.0, LINES.1, Instant::now());
+        let lines = TokenBucket::new(LINES.0, LINES.1, Instant::now());
         let state = Mutex::new(State {
             node,
             looks: 0,
