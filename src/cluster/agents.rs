@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{NodeAffinity, NodeSelector, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::api::{DeleteParams, GetParams, ListParams, Preconditions, WatchParams};
 use kube::core::{Request, Selector};
-use kube::{Resource, ResourceExt};
+use kube::Resource;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -18,7 +18,6 @@ use super::list_watch::{Reduced, Told, Which};
 use super::metadata::metadata;
 use super::nodes::RawStatus;
 use super::pages::{Listing, Pages};
-use super::slim::reads_as;
 use super::{Cluster, ClusterError, Failure};
 use crate::seen::Seen;
 
@@ -163,8 +162,6 @@ impl SlimPodSpec {
     }
 }
 
-reads_as!(SlimDaemonSet, DaemonSet);
-
 /// Returns the selector in query syntax; `None` for an empty one, which would select every pod.
 fn query(selector: &LabelSelector) -> Option<String> {
     let selector = Selector::try_from(selector.clone()).ok()?;
@@ -177,13 +174,14 @@ pub fn pod_labels(of: &SlimDaemonSet) -> Option<String> {
     of.spec.as_ref().and_then(|spec| query(&spec.selector))
 }
 
-/// Returns true if the DaemonSet runs our agents. This protects a DaemonSet that was configured by mistake.
+/// Returns true if the DaemonSet runs our agents, so that another one configured by mistake is not deleted.
 #[must_use]
 pub fn runs_agents(of: &SlimDaemonSet) -> bool {
     of.pod().into_iter().flat_map(|pod| pod.containers.iter().flatten()).any(|container| {
-        let words = || container.command.iter().chain(&container.args).flatten();
-        let named = |text: &String| text.rsplit('/').next().is_some_and(|name| name.starts_with("numacast"));
-        words().any(|word| word == "agent") && words().chain(&container.image).any(named)
+        let arguments = || container.command.iter().chain(&container.args).flatten();
+        let is_ours =
+            |path: &String| path.rsplit('/').next().is_some_and(|file| file.starts_with("numacast"));
+        arguments().any(|argument| argument == "agent") && arguments().chain(&container.image).any(is_ours)
     })
 }
 
@@ -208,9 +206,9 @@ impl Cluster {
     /// # Errors
     /// See [`ClusterError`].
     pub async fn delete_daemon_set(&self, namespace: &str, of: &SlimDaemonSet) -> Result<bool, ClusterError> {
-        let name = &of.name_any();
+        let name = of.metadata.name.as_deref().unwrap_or_default();
         let what = format!("delete daemonset {namespace}/{name}");
-        let preconditions = Preconditions { uid: of.uid(), resource_version: None };
+        let preconditions = Preconditions { uid: of.metadata.uid.clone(), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
         let request = daemon_sets(namespace).delete(name, &params);
         match self.in_time(&what, self.bytes(request)).await {
@@ -220,11 +218,10 @@ impl Cluster {
         }
     }
 
-    /// Lists and watches the pods with these labels. An error is one sentence; the watch continues after a
+    /// Lists and watches the pods with these labels. An error is one sentence; the watch resumes after a
     /// backoff.
     ///
-    /// The list is not paged: the API server serves it from its cache, but before 1.34 reads every page of a
-    /// paged list but the first from etcd.
+    /// The list is not paged: API servers before 1.34 serve only the first page from their cache.
     pub fn agents(
         &self,
         namespace: &str,
@@ -291,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_are_known_by_what_their_container_runs() {
+    fn agents_are_recognized_by_image_and_command() {
         let runs = |container: serde_json::Value| {
             let template = json!({"spec": {"containers": [container]}});
             let spec = json!({"selector": {}, "template": template});
@@ -311,18 +308,18 @@ mod tests {
         for levels in [1, 130, 10_000] {
             let nested = crate::cluster::metadata::nested(levels);
             let read: SlimDaemonSet = serde_json::from_str(&format!(r#"{{"metadata":{nested}}}"#)).unwrap();
-            assert_eq!(read.name_any(), "w");
+            assert_eq!(read.metadata.name.as_deref(), Some("w"));
         }
     }
 
     #[test]
-    fn a_selector_is_written_as_a_query_and_an_empty_one_is_none() {
+    fn an_empty_selector_selects_nothing() {
         let query = labels(json!({
             "matchLabels": {"app": "numacast"},
             "matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["a"]}],
         }));
         let query = query.unwrap();
         assert!(query.contains("app=numacast") && query.contains("tier notin (a)"), "{query}");
-        assert_eq!(labels(json!({})), None, "it would be every pod of the namespace");
+        assert_eq!(labels(json!({})), None, "as a query it would select every pod");
     }
 }

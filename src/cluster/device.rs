@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_cut_down_while_it_is_read() {
+    fn only_the_needed_part_of_a_device_is_decoded() {
         let devices: Devices = serde_json::from_value(json!({
             "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
             "metadata": {"name": "w", "labels": {"node.koordinator.sh/gpu-vendor": "huawei", "x": "y"}, "annotations": {}},

@@ -1,4 +1,7 @@
 //! Kubernetes Events about Nodes and about all our objects.
+//!
+//! kube-runtime's `Recorder` counts repetitions by patching Events, which needs one more permission, and its
+//! calls have no deadline.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -16,7 +19,7 @@ pub const EVENTS_NAMESPACE: &str = "default";
 const CRD_NAME: &str = "noderesourcetopologies.topology.node.k8s.io";
 
 /// Maximum size of a note that the API server accepts, in bytes.
-const NOTE: usize = 1023;
+const MAX_NOTE: usize = 1023;
 
 /// The subject of an Event.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +60,9 @@ impl Regarding<'_> {
     }
 }
 
-/// The content of an Event.
+/// An Event to create.
 #[derive(Clone, Copy, Debug)]
-pub struct Report<'a> {
+pub struct NewEvent<'a> {
     /// The subject.
     pub regarding: Regarding<'a>,
     /// The reporting controller, a qualified name.
@@ -81,9 +84,9 @@ impl Cluster {
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub async fn post_event(&self, told: Report<'_>) -> Result<(), ClusterError> {
-        let Report { regarding, reporter, instance, action, warning, reason, note } = told;
-        #[allow(clippy::disallowed_methods, reason = "an Event says when it was")]
+    pub async fn create_event(&self, event: NewEvent<'_>) -> Result<(), ClusterError> {
+        let NewEvent { regarding, reporter, instance, action, warning, reason, note } = event;
+        #[allow(clippy::disallowed_methods, reason = "an Event has the wall clock's time")]
         let now = jiff::Timestamp::now();
         let event = Event {
             metadata: ObjectMeta {
@@ -96,9 +99,9 @@ impl Cluster {
             type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(reason.to_owned()),
             action: Some(action.to_owned()),
-            note: Some(cut(note).to_owned()),
+            note: Some(truncate(note, MAX_NOTE).to_owned()),
             reporting_controller: Some(reporter.to_owned()),
-            reporting_instance: Some(cut_to(instance, 128).to_owned()),
+            reporting_instance: Some(truncate(instance, 128).to_owned()),
             ..Event::default()
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
@@ -114,16 +117,12 @@ impl Cluster {
 /// ends with a dot.
 fn name_for(node: &str) -> String {
     // Names have at most 253 characters.
-    let start = cut_to(node, 230).trim_end_matches(['.', '-']);
+    let start = truncate(node, 230).trim_end_matches(['.', '-']);
     format!("{start}.{:016x}", fastrand::u64(..))
 }
 
-fn cut(note: &str) -> &str {
-    cut_to(note, NOTE)
-}
-
 /// Truncates a text to `bytes`, at a character boundary.
-fn cut_to(text: &str, bytes: usize) -> &str {
+fn truncate(text: &str, bytes: usize) -> &str {
     let mut end = text.len().min(bytes);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -136,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_event_has_a_name_of_its_own() {
+    fn names_of_events_are_unique() {
         let (one, other) = (name_for("worker"), name_for("worker"));
         assert!(one.starts_with("worker.") && one.len() == 23 && one != other, "{one} {other}");
         let long = format!("{}.example.com", "a".repeat(229));
@@ -145,9 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn a_long_note_is_cut_between_characters() {
-        assert_eq!(cut("short"), "short");
-        let long = "é".repeat(NOTE);
-        assert_eq!(cut(&long).len(), NOTE - 1);
+    fn a_long_note_is_truncated_between_characters() {
+        assert_eq!(truncate("short", MAX_NOTE), "short");
+        let long = "é".repeat(MAX_NOTE);
+        assert_eq!(truncate(&long, MAX_NOTE).len(), MAX_NOTE - 1);
     }
 }

@@ -47,7 +47,7 @@ impl Cluster {
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
         let what = format!("create lease {namespace}/{name}");
         let lease = Lease { metadata, spec: Some(spec) };
-        let request = encoded(&lease).and_then(|lease| leases(namespace).create(&by_us(), lease));
+        let request = encoded(&lease).and_then(|lease| leases(namespace).create(&params(), lease));
         self.write_lease(&what, request).await
     }
 
@@ -60,7 +60,7 @@ impl Cluster {
         lease.metadata.managed_fields = None;
         let name = lease.metadata.name.clone().unwrap_or_default();
         let what = format!("update lease {namespace}/{name}");
-        let request = encoded(&lease).and_then(|lease| leases(namespace).replace(&name, &by_us(), lease));
+        let request = encoded(&lease).and_then(|lease| leases(namespace).replace(&name, &params(), lease));
         self.write_lease(&what, request).await
     }
 
@@ -74,7 +74,7 @@ fn leases(namespace: &str) -> Request {
     Request::new(Lease::url_path(&(), Some(namespace)))
 }
 
-fn by_us() -> PostParams {
+fn params() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }
 

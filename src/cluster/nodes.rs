@@ -1,14 +1,16 @@
-//! Lists and watches all Nodes, decoding only what decides whether a Node should have an agent.
+//! Nodes, decoding only what is needed: all Nodes for the controller, and the agent's own.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, NodeSystemInfo, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Api;
 use kube::api::GetParams;
+use kube::core::Request;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Resource};
 use serde::Deserialize;
 
 use super::metadata::OnlyMetadata;
@@ -41,9 +43,8 @@ pub struct SlimNode {
     pub ready: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default)]
-#[derive(Default)]
 struct RawNode {
     metadata: RawMetadata,
     spec: RawSpec,
@@ -153,6 +154,10 @@ pub struct KubeletEndpoint {
     pub port: Option<u16>,
 }
 
+fn nodes() -> Request {
+    Request::new(Node::url_path(&(), None))
+}
+
 fn listing() -> Listing {
     Listing {
         what: "list nodes".to_owned(),
@@ -164,7 +169,7 @@ fn listing() -> Listing {
 }
 
 impl Cluster {
-    /// Watches all Nodes. An error is one sentence; the watch continues after a backoff.
+    /// Watches all Nodes. An error is one sentence; the watch resumes after a backoff.
     pub fn nodes(&self) -> impl Stream<Item = Result<Seen<SlimNode>, String>> + Send + 'static {
         let nodes: Api<SlimNode> = Api::all(self.client_for_watcher());
         let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
@@ -194,7 +199,7 @@ impl Cluster {
     /// See [`ClusterError`].
     pub async fn has_no_node(&self, name: &str) -> Result<bool, ClusterError> {
         let what = format!("get node {name}");
-        let request = super::nodes().get_metadata(name, &GetParams::default());
+        let request = nodes().get_metadata(name, &GetParams::default());
         match self.in_time(&what, self.read::<OnlyMetadata>(request)).await {
             Ok(_) => Ok(false),
             Err(Failure::Status(status)) if status.code == 404 => {
@@ -209,6 +214,49 @@ impl Cluster {
             Err(failure) => Err(failure.explain(&what)),
         }
     }
+
+    /// Returns the UID of a Node, for the owner reference of its object.
+    ///
+    /// # Errors
+    /// See [`ClusterError`]; only calls for a Node return [`ClusterError::NoSuchNode`].
+    pub async fn node_uid(&self, name: &str) -> Result<String, ClusterError> {
+        let request = nodes().get_metadata(name, &GetParams::default());
+        let node = self.get_node(name, self.read::<OnlyMetadata>(request)).await?;
+        Ok(node.metadata.uid.unwrap_or_default())
+    }
+
+    /// Returns the version that a node's kubelet reported, such as `v1.36.3`; empty if it has not yet.
+    ///
+    /// # Errors
+    /// As [`Cluster::node_uid`].
+    pub async fn kubelet_version(&self, name: &str) -> Result<String, ClusterError> {
+        Ok(self.get_node(name, self.kubelet_node(name)).await?.version())
+    }
+
+    /// Returns the address of a kubelet's HTTPS port, as it reported it.
+    ///
+    /// # Errors
+    /// As [`Cluster::node_uid`].
+    pub async fn kubelet_endpoint(&self, name: &str) -> Result<KubeletEndpoint, ClusterError> {
+        Ok(self.get_node(name, self.kubelet_node(name)).await?.endpoint())
+    }
+
+    async fn kubelet_node(&self, name: &str) -> Result<KubeletNode, kube::Error> {
+        self.read(nodes().get(name, &GetParams::default())).await
+    }
+
+    /// Runs a request for a Node, or for a part of it.
+    async fn get_node<T>(
+        &self,
+        name: &str,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, ClusterError> {
+        let what = format!("get node {name}");
+        self.in_time(&what, call).await.map_err(|failure| match failure {
+            Failure::Status(status) if status.code == 404 => ClusterError::NoSuchNode(name.to_owned()),
+            failure => failure.explain(&what),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -218,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_cut_down_while_it_is_read() {
+    fn only_the_needed_part_of_a_node_is_decoded() {
         let node: SlimNode = serde_json::from_value(json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "labels": {"k": "v"},
@@ -238,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_tells_of_its_kubelet_what_it_has_reported() {
+    fn the_kubelets_version_and_address_are_those_reported() {
         let node = |status: serde_json::Value| {
             serde_json::from_value::<KubeletNode>(json!({"metadata": {"name": "a"}, "status": status}))
                 .unwrap()

@@ -1,5 +1,5 @@
-//! Pods that are pending because the scheduler plugin rejected them, and the objects whose updates trigger a
-//! retry.
+//! Pods that are pending because the scheduler plugin rejected nodes for them, and the objects whose updates
+//! make the scheduler retry them.
 
 use kube::api::{ListParams, WatchParams};
 use serde::Deserialize;
@@ -9,12 +9,12 @@ use tokio::time::Instant;
 use super::list_watch::{Reduced, Tellings, Which};
 use super::{Cluster, ClusterError};
 
-/// An annotation whose only purpose is that its change makes the scheduler retry pods.
+/// The annotation that a nudge changes.
 pub const NUDGE: &str = "numacast.io/nudge";
 
 /// Messages of `NodeResourceTopologyMatch` about a node that it rejects; the scheduler joins those of all
 /// plugins.
-const WORDS: [&str; 5] = [
+const MESSAGES: [&str; 5] = [
     "cannot align container",
     "cannot align init container",
     "cannot align sidecar container",
@@ -86,7 +86,7 @@ impl RawCondition {
         self.r#type == "PodScheduled"
             && self.status == "False"
             && self.reason == "Unschedulable"
-            && WORDS.iter().any(|words| self.message.contains(words))
+            && MESSAGES.iter().any(|message| self.message.contains(message))
     }
 }
 
@@ -94,10 +94,10 @@ impl From<RawPod> for UnscheduledPod {
     fn from(raw: RawPod) -> Self {
         let RawPod { metadata, status } = raw;
         // The scheduler skips pods that are being deleted or have terminated.
-        let waits = metadata.deletion_timestamp.is_none() && matches!(&*status.phase, "" | "Pending");
+        let is_pending = metadata.deletion_timestamp.is_none() && matches!(&*status.phase, "" | "Pending");
         Self {
             name: format!("{}/{}", metadata.namespace, metadata.name).into(),
-            rejected: waits && status.conditions.iter().flatten().any(RawCondition::is_rejection),
+            rejected: is_pending && status.conditions.iter().flatten().any(RawCondition::is_rejection),
             version: metadata.resource_version,
         }
     }
@@ -190,19 +190,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_waits_because_of_the_plugin_when_its_condition_says_so() {
+    fn a_pod_is_rejected_if_its_condition_has_a_message_of_the_plugin() {
         let found = read(rejected("0/50 nodes are available: 3 cannot align pod, 47 Insufficient cpu."));
         assert_eq!((&*found.name, found.rejected, found.version()), ("default/db-0", true, "7"));
-        for words in WORDS {
-            assert!(read(rejected(&format!("0/1 nodes are available: 1 {words}."))).rejected, "{words}");
+        for message in MESSAGES {
+            let all = format!("0/1 nodes are available: 1 {message}.");
+            assert!(read(rejected(&all)).rejected, "{message}");
         }
         assert!(!read(rejected("0/50 nodes are available: 50 Insufficient cpu.")).rejected);
         let bare = json!({"metadata": {"name": "new", "namespace": "a", "resourceVersion": "1"}});
-        assert!(!read(bare).rejected, "nobody tried it yet");
+        assert!(!read(bare).rejected, "not tried yet");
     }
 
     #[test]
-    fn pods_that_the_scheduler_does_not_try_do_not_count() {
+    fn pods_that_the_scheduler_skips_are_not_rejected() {
         let message = "0/1 nodes are available: 1 cannot align pod.";
         let gated = json!({"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": message});
         assert!(!read(pod(gated)).rejected);

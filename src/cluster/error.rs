@@ -1,0 +1,194 @@
+//! Errors of API server calls.
+
+use std::time::Duration;
+
+use kube::core::Status;
+
+/// An error of an API server call. Each message is one sentence for the cluster's administrator.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClusterError {
+    /// There is no usable client configuration.
+    #[error(
+        "no way to reach the API server: {0}; set `publish.kubeconfig` or run in a pod with a service account"
+    )]
+    NoConfig(String),
+    /// The connection failed.
+    #[error("the API server at {server} cannot be reached: {reason}")]
+    Unreachable {
+        /// The API server's URL.
+        server: String,
+        /// The connection error.
+        reason: String,
+    },
+    /// No response in time.
+    #[error("the API server did not answer within {after:?} ({what})")]
+    Deadline {
+        /// The request.
+        what: String,
+        /// The deadline.
+        after: Duration,
+    },
+    /// The response is not one of an API server.
+    #[error("the response of {server} ({what}) is not understood: {reason}; is it an API server?")]
+    NotUnderstood {
+        /// The API server's URL.
+        server: String,
+        /// The request.
+        what: String,
+        /// What is wrong with the response.
+        reason: String,
+    },
+    /// The CRD is not installed.
+    #[error(
+        "the API server does not know noderesourcetopologies.topology.node.k8s.io/{0}: install the CRD \
+         (`numacast crd | kubectl apply -f -`)"
+    )]
+    NoCrd(&'static str),
+    /// The API server rejected our credentials.
+    #[error("the API server does not accept our credentials: {0}")]
+    Unauthorized(String),
+    /// RBAC denies the request.
+    #[error("RBAC refuses: {0}")]
+    Forbidden(String),
+    /// The Node does not exist.
+    #[error(
+        "the cluster has no node `{0}`: is `nodeName` (NODE_NAME) right, and has the kubelet registered?"
+    )]
+    NoSuchNode(String),
+    /// The API server rejected the request.
+    #[error("the API server refused {what}: {message} ({code})")]
+    Refused {
+        /// The request.
+        what: String,
+        /// The HTTP status code.
+        code: u16,
+        /// The server's message.
+        message: String,
+        /// The delay before a retry that the server asks for.
+        retry_after: Option<Duration>,
+    },
+}
+
+impl ClusterError {
+    /// All values of [`ClusterError::kind`].
+    pub const KINDS: [&str; 13] = [
+        "no_config",
+        "unreachable",
+        "deadline",
+        "not_understood",
+        "no_crd",
+        "unauthorized",
+        "forbidden",
+        "no_such_node",
+        "conflict",
+        "too_many_requests",
+        "invalid",
+        "server_error",
+        "refused",
+    ];
+
+    /// Returns the kind of error, for a metric label.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::NoConfig(_) => "no_config",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Deadline { .. } => "deadline",
+            Self::NotUnderstood { .. } => "not_understood",
+            Self::NoCrd(_) => "no_crd",
+            Self::Unauthorized(_) => "unauthorized",
+            Self::Forbidden(_) => "forbidden",
+            Self::NoSuchNode(_) => "no_such_node",
+            Self::Refused { code: 409, .. } => "conflict",
+            Self::Refused { code: 429, .. } => "too_many_requests",
+            Self::Refused { code: 400 | 422, .. } => "invalid",
+            Self::Refused { code: 500.., .. } => "server_error",
+            Self::Refused { .. } => "refused",
+        }
+    }
+
+    /// Returns true if permission is missing, whether RBAC or an admission plugin denies it.
+    #[must_use]
+    pub const fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Forbidden(_) | Self::Refused { code: 403, .. })
+    }
+
+    /// Returns true if an admission plugin denied what RBAC allows.
+    #[must_use]
+    pub const fn is_denied(&self) -> bool {
+        matches!(self, Self::Refused { code: 403, .. })
+    }
+
+    /// Returns true if the object was written since it was read, or is not the one with the expected UID.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        match self {
+            Self::Refused { code: 409, .. } => true,
+            // The API server rejects an apply whose UID differs from the object's.
+            Self::Refused { code: 422, message, .. } => message.contains("metadata.uid"),
+            _ => false,
+        }
+    }
+
+    /// Returns true if the object does not exist.
+    #[must_use]
+    pub const fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused { code: 404, .. })
+    }
+
+    /// Returns true if the error persists until somebody fixes its cause.
+    #[must_use]
+    pub const fn is_permanent(&self) -> bool {
+        match self {
+            Self::NoConfig(_) | Self::NoCrd(_) | Self::Unauthorized(_) | Self::Forbidden(_) => true,
+            Self::Refused { code, .. } => matches!(code, 400..=499) && !matches!(code, 408 | 409 | 429),
+            _ => false,
+        }
+    }
+
+    /// Returns true if every other call would fail too. A 403 may concern a single object: RBAC and an
+    /// admission policy cannot be told apart.
+    #[must_use]
+    pub const fn affects_every_call(&self) -> bool {
+        match self {
+            Self::Refused { code, .. } => *code == 429,
+            Self::Forbidden(_) | Self::NoSuchNode(_) | Self::NotUnderstood { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// Returns the delay before a retry that the server asks for.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+/// Why a call failed: the API server's response, whose meaning depends on the call, or anything else.
+pub(super) enum Failure {
+    Status(Box<Status>),
+    Known(ClusterError),
+}
+
+impl Failure {
+    /// Maps the failure of the call `what`.
+    pub(super) fn explain(self, what: &str) -> ClusterError {
+        let status = match self {
+            Self::Known(error) => return error,
+            Self::Status(status) => status,
+        };
+        match status.code {
+            401 => ClusterError::Unauthorized(status.message),
+            // Admission plugins respond with 403 as well; only RBAC's message contains "cannot".
+            403 if status.message.contains(" cannot ") => ClusterError::Forbidden(status.message),
+            code => {
+                let seconds = status.details.map_or(0, |details| details.retry_after_seconds);
+                let retry_after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+                ClusterError::Refused { what: what.to_owned(), code, message: status.message, retry_after }
+            }
+        }
+    }
+}
