@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::kubelet::{ByHand, ConfigFiles, Connection, KubeletConfig, parse_configz};
+use crate::kubelet::{ConfigFiles, Connection, KubeletConfig, Overrides, parse_configz};
 use crate::pod_source::KubeletPort;
 use crate::util::backoff::back_off;
 
@@ -50,7 +50,7 @@ pub struct ConfigSources {
     /// The kubelet itself.
     pub port: KubeletPort,
     /// Values that override the sources.
-    pub by_hand: ByHand,
+    pub overrides: Overrides,
 }
 
 /// A configuration, and the invalid keys in it.
@@ -76,7 +76,7 @@ impl ConfigSources {
         match self.source {
             ConfigSource::Auto | ConfigSource::File => self.files.read().map_err(Some),
             ConfigSource::Configz => Err(None),
-            ConfigSource::None => match self.by_hand.alone() {
+            ConfigSource::None => match self.overrides.alone() {
                 Some(config) => Ok((config, Vec::new())),
                 None => Err(None),
             },
@@ -123,7 +123,7 @@ impl ConfigSources {
     }
 
     fn complete(&self, (mut config, problems): Read) -> Read {
-        self.by_hand.apply(&mut config);
+        self.overrides.apply(&mut config);
         (config, problems)
     }
 }
@@ -195,7 +195,7 @@ impl ConfigReader {
     /// Returns true if the kubelet runs with it, as far as can be determined.
     pub(super) fn is_certain(&self) -> bool {
         // Policies given by hand are certain.
-        self.known.is_some() && (!self.doubtful || self.sources.by_hand.topology_manager_policy.is_some())
+        self.known.is_some() && (!self.doubtful || self.sources.overrides.topology_manager_policy.is_some())
     }
 
     /// Returns why it is unknown, if there is a reason.
@@ -260,7 +260,7 @@ impl ConfigReader {
         let Some((_, config)) = &mut self.known else { return };
         config.cpu_manager_policy.clear();
         config.memory_manager_policy.clear();
-        self.sources.by_hand.apply(config);
+        self.sources.overrides.apply(config);
     }
 
     /// Asks the kubelet, if that is configured, possible and due.
@@ -361,9 +361,9 @@ mod tests {
         (port, Cluster::new(Some(&file), Duration::from_secs(20)).await.unwrap())
     }
 
-    fn reader(source: ConfigSource, port: KubeletPort, by_hand: ByHand) -> ConfigReader {
+    fn reader(source: ConfigSource, port: KubeletPort, overrides: Overrides) -> ConfigReader {
         let files = ConfigFiles { file: Some("/nowhere/config.yaml".into()), ..ConfigFiles::default() };
-        ConfigReader::new(ConfigSources { source, files, port, by_hand })
+        ConfigReader::new(ConfigSources { source, files, port, overrides })
     }
 
     /// Waits for the response of the kubelet that is being asked.
@@ -375,7 +375,7 @@ mod tests {
     #[tokio::test]
     async fn a_kubelet_that_does_not_tell_is_asked_again_later_and_the_next_one_at_once() {
         let (port, cluster) = nobody().await;
-        let mut reader = reader(ConfigSource::Auto, port, ByHand::default());
+        let mut reader = reader(ConfigSource::Auto, port, Overrides::default());
         reader.ask_through(cluster);
         let (first, start) = (Connection::default(), Instant::now());
         assert_eq!(reader.read(first, None, start), Vec::<String>::new(), "the answer may make it good");
@@ -401,7 +401,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_of_the_kubelet_before_is_none() {
-        let mut reader = reader(ConfigSource::Configz, KubeletPort::default(), ByHand::default());
+        let mut reader = reader(ConfigSource::Configz, KubeletPort::default(), Overrides::default());
         let (sender, receiver) = oneshot::channel();
         reader.asking.answer = Some(receiver);
         let _ = sender.send(Ok((KubeletConfig::default(), Vec::new())));
@@ -422,10 +422,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.yaml");
         std::fs::write(&file, "cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n").unwrap();
-        let policies = |started: SystemTime, by_hand| {
+        let policies = |started: SystemTime, overrides| {
             let files = ConfigFiles { file: Some(file.clone()), ..ConfigFiles::default() };
             let port = KubeletPort::default();
-            let sources = ConfigSources { source: ConfigSource::File, files, port, by_hand };
+            let sources = ConfigSources { source: ConfigSource::File, files, port, overrides };
             let mut reader = ConfigReader::new(sources);
             reader.read(Connection::default(), Some(started), Instant::now());
             let config = reader.config().unwrap();
@@ -433,23 +433,23 @@ mod tests {
         };
         let written = std::fs::metadata(&file).unwrap().modified().unwrap();
         let (before, after) = (written - Duration::from_secs(60), written + Duration::from_secs(60));
-        assert_eq!(policies(after, ByHand::default()), ("static".into(), "Static".into()));
-        assert_eq!(policies(before, ByHand::default()), (String::new(), String::new()));
-        let by_hand = ByHand { cpu_manager_policy: Some("none".into()), ..ByHand::default() };
-        assert_eq!(policies(before, by_hand), ("none".into(), String::new()));
+        assert_eq!(policies(after, Overrides::default()), ("static".into(), "Static".into()));
+        assert_eq!(policies(before, Overrides::default()), (String::new(), String::new()));
+        let overrides = Overrides { cpu_manager_policy: Some("none".into()), ..Overrides::default() };
+        assert_eq!(policies(before, overrides), ("none".into(), String::new()));
     }
 
     #[tokio::test]
     async fn what_is_given_by_hand_needs_nobody() {
-        let by_hand = ByHand { topology_manager_policy: Some("restricted".into()), ..ByHand::default() };
-        let mut given = reader(ConfigSource::None, KubeletPort::default(), by_hand);
+        let overrides = Overrides { topology_manager_policy: Some("restricted".into()), ..Overrides::default() };
+        let mut given = reader(ConfigSource::None, KubeletPort::default(), overrides);
         assert_eq!(given.read(Connection::default(), None, Instant::now()), Vec::<String>::new());
         let config = given.config().unwrap();
         assert_eq!(
             (config.topology_manager_policy.as_str(), config.cpu_manager_policy.as_str()),
             ("restricted", "")
         );
-        let mut nothing = reader(ConfigSource::None, KubeletPort::default(), ByHand::default());
+        let mut nothing = reader(ConfigSource::None, KubeletPort::default(), Overrides::default());
         assert_eq!(nothing.read(Connection::default(), None, Instant::now()), Vec::<String>::new());
         assert!(nothing.config().is_none());
         assert_eq!(nothing.sources.read(None).await, Ok(None));

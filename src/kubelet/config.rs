@@ -64,22 +64,60 @@ impl Default for KubeletConfig {
     }
 }
 
-/// Policies set by the user in place of the kubelet's own.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ByHand {
+/// Fields of a `KubeletConfiguration` that override the kubelet's own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Overrides {
     /// As [`KubeletConfig::cpu_manager_policy`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_manager_policy: Option<String>,
     /// As [`KubeletConfig::memory_manager_policy`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_manager_policy: Option<String>,
     /// As [`KubeletConfig::topology_manager_policy`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub topology_manager_policy: Option<String>,
     /// As [`KubeletConfig::topology_manager_scope`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub topology_manager_scope: Option<String>,
     /// Options by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub topology_manager_policy_options: BTreeMap<String, String>,
 }
 
-impl ByHand {
+/// The policies and scopes that a kubelet has.
+const CPU_MANAGER_POLICIES: [&str; 2] = ["none", "static"];
+const MEMORY_MANAGER_POLICIES: [&str; 2] = ["None", "Static"];
+const TOPOLOGY_MANAGER_POLICIES: [&str; 4] = ["none", "best-effort", "restricted", "single-numa-node"];
+const TOPOLOGY_MANAGER_SCOPES: [&str; 2] = ["container", "pod"];
+
+impl Overrides {
+    /// Checks the values.
+    ///
+    /// # Errors
+    /// For a policy or scope that no kubelet has, and for a policy without a scope or a scope without a policy.
+    pub fn check(&self) -> Result<(), String> {
+        for (field, value, known) in [
+            ("cpuManagerPolicy", &self.cpu_manager_policy, &CPU_MANAGER_POLICIES[..]),
+            ("memoryManagerPolicy", &self.memory_manager_policy, &MEMORY_MANAGER_POLICIES),
+            ("topologyManagerPolicy", &self.topology_manager_policy, &TOPOLOGY_MANAGER_POLICIES),
+            ("topologyManagerScope", &self.topology_manager_scope, &TOPOLOGY_MANAGER_SCOPES),
+        ] {
+            if let Some(value) = value.as_deref().filter(|value| !known.contains(value)) {
+                return Err(format!("{field}: unknown value `{value}`, expected one of {}", known.join(", ")));
+            }
+        }
+        match (&self.topology_manager_policy, &self.topology_manager_scope) {
+            (Some(_), None) => {
+                Err("consumers misread a policy without its scope: set topologyManagerScope as well".to_owned())
+            }
+            (None, Some(_)) => {
+                Err("a scope has no meaning without a policy: set topologyManagerPolicy as well".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Overrides the values in `config`.
     pub fn apply(&self, config: &mut KubeletConfig) {
         for (given, key) in [
@@ -355,22 +393,22 @@ mod tests {
 
     #[test]
     fn what_is_given_by_hand_wins_and_alone_says_nothing_else() {
-        assert_eq!(ByHand::default().alone(), None);
+        assert_eq!(Overrides::default().alone(), None);
         let options = |name: &str| BTreeMap::from([(name.to_owned(), "true".to_owned())]);
-        let by_hand = ByHand {
+        let overrides = Overrides {
             topology_manager_policy: Some("restricted".into()),
             topology_manager_scope: Some("pod".into()),
             topology_manager_policy_options: options("a"),
-            ..ByHand::default()
+            ..Overrides::default()
         };
-        let alone = by_hand.alone().unwrap();
+        let alone = overrides.alone().unwrap();
         assert_eq!(
             (alone.topology_manager_policy.as_str(), alone.cpu_manager_policy.as_str()),
             ("restricted", "")
         );
         let mut read =
             KubeletConfig { topology_manager_policy_options: options("b"), ..KubeletConfig::default() };
-        by_hand.apply(&mut read);
+        overrides.apply(&mut read);
         assert_eq!((read.topology_manager_scope.as_str(), read.cpu_manager_policy.as_str()), ("pod", "none"));
         assert_eq!(read.topology_manager_policy_options.len(), 2);
     }

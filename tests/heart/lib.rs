@@ -9,12 +9,9 @@
 // An inline module, so that its submodules resolve to numacast's source files.
 #[path = "../../src"]
 mod src {
-    pub mod backoff;
     pub mod core_v1;
-    pub mod json_path;
     pub mod machine;
     pub mod nrt;
-    pub mod pattern;
     pub mod pod;
     pub mod quantity;
     #[cfg(test)]
@@ -22,7 +19,13 @@ mod src {
     pub mod scheduler;
     pub mod seen;
     pub mod topology;
-    pub mod wire;
+
+    pub mod util {
+        pub mod backoff;
+        pub mod glob;
+        pub mod json_path;
+        pub mod wire;
+    }
 
     // Only the parts of these directories that do no I/O.
 
@@ -100,7 +103,7 @@ mod src {
         mod state;
         mod types;
 
-        pub use config::{ByHand, ConfigFiles, KubeletConfig, Mounts, parse_config, parse_configz};
+        pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
         pub use state::{
             ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state,
         };
@@ -144,6 +147,6 @@ mod corpus {
 #[cfg(test)]
 use src::randomised;
 pub use src::{
-    agent, backoff, cluster, config, core_v1, grpc, json_path, kubelet, machine, nrt, pattern, pod, pods_api, proxy, quantity,
-    scheduler, seen, topology, wire,
+    agent, cluster, config, core_v1, grpc, kubelet, machine, nrt, pod, pods_api, proxy, quantity, scheduler, seen,
+    topology, util,
 };
