@@ -99,9 +99,9 @@ impl Overrides {
     pub fn check(&self) -> Result<(), String> {
         for (field, value, known) in [
             ("cpuManagerPolicy", &self.cpu_manager_policy, &CPU_MANAGER_POLICIES[..]),
-            ("memoryManagerPolicy", &self.memory_manager_policy, &MEMORY_MANAGER_POLICIES),
-            ("topologyManagerPolicy", &self.topology_manager_policy, &TOPOLOGY_MANAGER_POLICIES),
-            ("topologyManagerScope", &self.topology_manager_scope, &TOPOLOGY_MANAGER_SCOPES),
+            ("memoryManagerPolicy", &self.memory_manager_policy, &MEMORY_MANAGER_POLICIES[..]),
+            ("topologyManagerPolicy", &self.topology_manager_policy, &TOPOLOGY_MANAGER_POLICIES[..]),
+            ("topologyManagerScope", &self.topology_manager_scope, &TOPOLOGY_MANAGER_SCOPES[..]),
         ] {
             if let Some(value) = value.as_deref().filter(|value| !known.contains(value)) {
                 return Err(format!("{field}: unknown value `{value}`, expected one of {}", known.join(", ")));
@@ -392,7 +392,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_by_hand_wins_and_alone_says_nothing_else() {
+    fn overrides_that_no_kubelet_has_are_errors() {
+        let check = |json: &str| serde_json::from_str::<Overrides>(json).unwrap().check();
+        assert_eq!(check("{}"), Ok(()));
+        assert_eq!(check(r#"{"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"}"#), Ok(()));
+        for (json, reason) in [
+            (
+                r#"{"topologyManagerPolicy": "strict", "topologyManagerScope": "pod"}"#,
+                "topologyManagerPolicy: unknown value `strict`, expected one of none, best-effort",
+            ),
+            (r#"{"memoryManagerPolicy": "static"}"#, "expected one of None, Static"),
+            (r#"{"topologyManagerPolicy": "restricted"}"#, "a policy without its scope"),
+            (r#"{"topologyManagerScope": "pod"}"#, "a scope has no meaning without a policy"),
+        ] {
+            let error = check(json).unwrap_err();
+            assert!(error.contains(reason), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn overrides_win_and_alone_leave_the_rest_empty() {
         assert_eq!(Overrides::default().alone(), None);
         let options = |name: &str| BTreeMap::from([(name.to_owned(), "true".to_owned())]);
         let overrides = Overrides {
