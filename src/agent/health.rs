@@ -1,0 +1,262 @@
+//! Health of the agent. All times use the monotonic clock, so changes to the wall clock have no effect.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::telemetry::health::{Probes, late, unless};
+
+/// Maximum number of calls in one iteration of the loop, each with its own deadline: a scan that is restarted
+/// twice.
+const CALLS: u32 = 6;
+/// Time that an iteration or a poll may take beyond its deadlines, for backoff and the rate limiter.
+const SLACK: Duration = Duration::from_secs(30);
+/// How long a new topology may be unpublished. Longer than the longest backoff between two attempts.
+const PENDING: Duration = Duration::from_secs(30);
+
+const UNPUBLISHED: &str = "nothing is published yet";
+
+/// Maximum ages before a probe fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    scan: Duration,
+    publish: Duration,
+    iteration: Duration,
+}
+
+impl Limits {
+    /// Returns the limits for the poll and refresh intervals and the deadline of a call to the kubelet.
+    #[must_use]
+    pub fn new(poll: Duration, call: Duration, refresh: Duration) -> Self {
+        Self {
+            // Two polls may be lost, each late by a tenth.
+            scan: poll.saturating_mul(3) + call,
+            publish: refresh.saturating_mul(2) + PENDING,
+            iteration: call.saturating_mul(CALLS) + poll.saturating_mul(2) + SLACK,
+        }
+    }
+}
+
+/// Times of the last occurrences.
+#[derive(Debug)]
+struct Times {
+    /// Last iteration of the loop.
+    iteration: Instant,
+    /// Last successful scan.
+    scan: Option<Instant>,
+    /// When the API server was last known to have a topology from this process.
+    publish: Option<Instant>,
+    /// Since when something is waiting to be written.
+    pending_since: Option<Instant>,
+    /// When the newest pending write was requested.
+    newest_pending: Option<Instant>,
+    /// A file that only a new container can read.
+    unreachable_file: Option<PathBuf>,
+}
+
+/// Updated by the tasks, read by the probes.
+#[derive(Debug)]
+pub struct Health {
+    limits: Limits,
+    times: Mutex<Times>,
+}
+
+impl Health {
+    /// Returns the state of a process that has just started; the start counts as an iteration.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        let times = Times {
+            iteration: Instant::now(),
+            scan: None,
+            publish: None,
+            pending_since: None,
+            newest_pending: None,
+            unreachable_file: None,
+        };
+        Self { limits, times: Mutex::new(times) }
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records an iteration of the loop.
+    pub fn loop_ran(&self) {
+        self.times().iteration = Instant::now();
+    }
+
+    /// Records a successful scan.
+    pub fn scanned(&self) {
+        self.times().scan = Some(Instant::now());
+    }
+
+    /// Records a pending write: a new topology, or one whose write failed or was undone.
+    pub fn write_pending(&self) {
+        let (mut times, now) = (self.times(), Instant::now());
+        times.pending_since.get_or_insert(now);
+        times.newest_pending = Some(now);
+    }
+
+    /// Records that the API server has the topology that was the newest `took` ago, whether or not it had to
+    /// be written. Later ones are still pending.
+    pub fn published(&self, took: Duration) {
+        let (mut times, now) = (self.times(), Instant::now());
+        times.publish = Some(now);
+        times.pending_since = times.newest_pending.filter(|newest| *newest + took > now);
+    }
+
+    /// Sets the path that this process can never read again but a new container can; `None` if there is none.
+    pub fn unreachable_file(&self, path: Option<PathBuf>) {
+        self.times().unreachable_file = path;
+    }
+}
+
+impl Probes for Health {
+    /// Fails if the loop is stuck, or if only a restart can help.
+    fn live(&self) -> Vec<String> {
+        let times = self.times();
+        let stuck = late("the main loop has not run", times.iteration.elapsed(), self.limits.iteration);
+        let stale = times.unreachable_file.as_ref().map(|path| {
+            format!("{} was replaced on the host, and only a new container sees the new one", path.display())
+        });
+        stuck.into_iter().chain(stale).collect()
+    }
+
+    /// Fails if the last scan or the last publish is too old.
+    fn ready(&self) -> Vec<String> {
+        let times = self.times();
+        let scan = match times.scan {
+            Some(at) => late("no scan of the node has succeeded", at.elapsed(), self.limits.scan),
+            None => Some("no scan of the node has succeeded yet".to_owned()),
+        };
+        let publish = match times.publish {
+            Some(at) => late("nothing was published", at.elapsed(), self.limits.publish),
+            None => Some(UNPUBLISHED.to_owned()),
+        };
+        let pending = times.publish.and(times.pending_since);
+        let pending =
+            pending.and_then(|at| late("the newest state was not published", at.elapsed(), PENDING));
+        [scan, publish, pending].into_iter().flatten().collect()
+    }
+
+    /// Succeeds once the object has been published.
+    fn started(&self) -> Vec<String> {
+        unless(self.times().publish.is_some(), UNPUBLISHED).into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const OK: [String; 0] = [];
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn health() -> Health {
+        Health::new(Limits::new(seconds(5), seconds(10), seconds(600)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_agent_has_started_once_the_object_is_published() {
+        let health = health();
+        assert_eq!(health.started(), [UNPUBLISHED]);
+        assert_eq!(health.ready()[0], "no scan of the node has succeeded yet");
+        health.scanned();
+        health.write_pending();
+        assert_eq!(health.ready(), [UNPUBLISHED]);
+        health.published(Duration::ZERO);
+        assert_eq!([health.started(), health.ready(), health.live()], [OK; 3]);
+        advance(seconds(86_400)).await;
+        assert_eq!(health.started(), OK, "it stays started");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_scan_may_be_three_polls_and_a_call_old() {
+        let health = health();
+        health.scanned();
+        health.published(Duration::ZERO);
+        advance(seconds(25)).await;
+        assert_eq!(health.ready(), OK);
+        advance(seconds(1)).await;
+        let expected = "no scan of the node has succeeded for 26 s, more than 25 s; see the log";
+        assert_eq!(health.ready(), [expected]);
+        health.scanned();
+        assert_eq!(health.ready(), OK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_may_not_be_pending_for_long_however_often_it_is_replaced() {
+        let health = health();
+        health.published(Duration::ZERO);
+        for _ in 0..4 {
+            health.write_pending();
+            health.scanned();
+            assert_eq!(health.ready(), OK);
+            advance(seconds(10)).await;
+        }
+        let expected = "the newest state was not published for 40 s, more than 30 s; see the log";
+        assert_eq!(health.ready(), [expected]);
+        health.published(Duration::ZERO);
+        assert_eq!(health.ready(), OK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_during_a_write_is_still_pending() {
+        let health = health();
+        health.write_pending();
+        advance(seconds(5)).await;
+        health.write_pending();
+        advance(seconds(2)).await;
+        // The write began between the two.
+        health.published(seconds(3));
+        health.scanned();
+        advance(seconds(25)).await;
+        assert_eq!(health.ready(), OK, "for 27 s");
+        advance(seconds(4)).await;
+        assert_eq!(health.ready().len(), 2, "for 31 s; and no scan for 29 s");
+        health.published(seconds(3));
+        health.scanned();
+        assert_eq!(health.ready(), OK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_missing_refresh_is_noticed() {
+        let health = health();
+        health.published(Duration::ZERO);
+        advance(seconds(1231)).await;
+        health.scanned();
+        let expected = "nothing was published for 1231 s, more than 1230 s; see the log";
+        assert_eq!(health.ready(), [expected]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_only_a_new_container_can_read_asks_for_a_restart() {
+        let health = health();
+        health.unreachable_file(Some("/host/config.yaml".into()));
+        let expected =
+            "/host/config.yaml was replaced on the host, and only a new container sees the new one";
+        assert_eq!(health.live(), [expected]);
+        health.unreachable_file(None);
+        assert_eq!(health.live(), OK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_runs_is_live_whatever_else_fails() {
+        let health = health();
+        for _ in 0..10 {
+            advance(seconds(100)).await;
+            assert_eq!(health.live(), OK);
+            assert_ne!(health.ready(), OK);
+            health.loop_ran();
+        }
+        advance(seconds(101)).await;
+        assert_eq!(health.live(), ["the main loop has not run for 101 s, more than 100 s; see the log"]);
+    }
+}

@@ -1,0 +1,373 @@
+//! Metrics of the agent. Label values from outside are limited in number and length.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::health::Health;
+use crate::kubelet::{ClaimedDevice, ClientError, RequestMetrics, Usage};
+use crate::nrt::zone_name;
+use crate::pod_source::PodSourceMetrics;
+use crate::scheduler::Publishable;
+use crate::telemetry::registry::{Counter, Family, Gauge, Histogram, Registry, label, unix_seconds};
+use crate::topology::{Finding, Topology, Zone};
+
+/// Name under which the agent appears in metrics that several components share.
+const COMPONENT: &str = "agent";
+
+/// The outcome of a scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It produced a topology.
+    Success,
+    /// It succeeded, but the current object in the API server is not known yet.
+    ObjectUnknown,
+    /// A pod was being admitted, so the scan is repeated.
+    PodAdmission,
+    /// The kubelet's state was not complete yet.
+    KubeletNotReady,
+    /// The kubelet or the hardware could not be read.
+    Failed,
+}
+
+impl Outcome {
+    const LABELS: [&str; 5] = ["success", "object_unknown", "pod_admission", "kubelet_not_ready", "failed"];
+
+    const fn label(self) -> &'static str {
+        Self::LABELS[self as usize]
+    }
+}
+
+/// Why the object was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteReason {
+    /// The first write of this process.
+    First,
+    /// The topology changed.
+    Change,
+    /// The refresh interval elapsed without a change.
+    Refresh,
+    /// The object was deleted or edited by someone else.
+    Repair,
+    /// The object belonged to another field manager that no longer writes it.
+    Takeover,
+}
+
+impl WriteReason {
+    const LABELS: [&str; 5] = ["first", "change", "refresh", "repair", "takeover"];
+
+    const fn label(self) -> &'static str {
+        Self::LABELS[self as usize]
+    }
+}
+
+/// Kinds of findings that are exposed as 0 while there are none. The last one is not a finding of the
+/// topology: something could not be read.
+const FINDINGS: [&str; 6] = [
+    "unpublished_node",
+    "unknown_cpus",
+    "impossible_memory",
+    "overused_memory",
+    "device_on_unknown_node",
+    UNREADABLE,
+];
+const UNREADABLE: &str = "unreadable";
+
+const fn finding_kind(finding: &Finding) -> &'static str {
+    match finding {
+        Finding::UnpublishedNodes(_) => "unpublished_node",
+        Finding::UnknownCpus(_) => "unknown_cpus",
+        Finding::ImpossibleMemory { .. } => "impossible_memory",
+        Finding::OverusedMemory { .. } => "overused_memory",
+        Finding::DevicesOnUnknownNodes { .. } => "device_on_unknown_node",
+    }
+}
+
+/// The agent's metrics. Updates also go to its health, so the two are consistent.
+#[derive(Debug)]
+pub struct Metrics {
+    health: Arc<Health>,
+    kubelet: RequestMetrics,
+    pod_source: PodSourceMetrics,
+    scans: Family<1, Counter>,
+    scan_seconds: Histogram,
+    last_scan: Gauge,
+    triggers: Family<1, Counter>,
+    findings: Family<1, Gauge>,
+    zones: Family<3, Gauge>,
+    dra_devices: Family<1, Gauge>,
+    withheld: Gauge,
+    unaccounted: Gauge,
+    reserved: Family<1, Gauge>,
+    admission_timeouts: Counter,
+    writes: Family<1, Counter>,
+    write_errors: Family<1, Counter>,
+    publish_seconds: Histogram,
+    last_publish: Gauge,
+    foreign_writes: Family<1, Counter>,
+    events: Family<1, Counter>,
+}
+
+impl Metrics {
+    /// Registers the agent's metrics.
+    pub fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+        let metrics = Self {
+            health,
+            scans: registry
+                .counters(
+                    "numacast_scans_total",
+                    "Scans of the node",
+                    [label(
+                        "outcome",
+                        "`success`; `object_unknown`: the current object in the API server was not known yet; \
+                         `pod_admission`: a pod was being admitted; `kubelet_not_ready`: the kubelet's state was \
+                         not complete yet; `failed`: the kubelet or the hardware could not be read",
+                    )],
+                )
+                .at_zero(Outcome::LABELS.map(|outcome| [outcome])),
+            scan_seconds: registry.histogram(
+                "numacast_scan_duration_seconds",
+                "Duration of a scan, whatever its outcome",
+            ),
+            last_scan: registry.gauge(
+                "numacast_last_scan_timestamp_seconds",
+                "Time of the last successful scan, as Unix time; 0 before",
+            ),
+            triggers: registry.counters(
+                "numacast_scan_triggers_total",
+                "Triggers of scans; a burst of the same trigger counts once",
+                [label(
+                    "trigger",
+                    "`cpus`, `memory`: a checkpoint of the kubelet; `devices`: the device plugins' directory; \
+                     `everything`: a new kubelet, other hardware, or changes that may have been missed; `notified`: \
+                     the notify file; `pods`: a pod ended; `bound`: a pod was bound; `configuration`: other rules, or \
+                     the kubelet's configuration became known; `live_object`: the object in the API server became \
+                     known; `poll`",
+                )],
+            ),
+            kubelet: RequestMetrics::register(registry, COMPONENT),
+            pod_source: PodSourceMetrics::register(registry, COMPONENT),
+            findings: registry.gauges(
+                "numacast_findings",
+                "Inconsistencies in the last scan, see the log; the same one on several NUMA nodes counts once",
+                [label(
+                    "kind",
+                    "`unpublished_node`, `unknown_cpus`, `impossible_memory`, `overused_memory`, \
+                     `device_on_unknown_node`; `unreadable`: hardware or kubelet configuration that cannot be read",
+                )],
+            ),
+            zones: registry.gauges(
+                "numacast_zone_resources",
+                "CPUs, bytes or devices of a zone in the last topology",
+                [
+                    label("zone", "such as `node-0`"),
+                    // A resource name: a DNS name, a slash and 63 characters. A node has about ten.
+                    label("resource", "such as `cpu`; `other` beyond 128, devices first").at_most(128, 317),
+                    label("type", "`capacity`, `allocatable` or `available`"),
+                ],
+            ),
+            dra_devices: registry.gauges(
+                "numacast_dra_allocated_devices",
+                "Devices allocated to containers by resource claims (DRA), which are therefore in no zone",
+                // The API server's limit for a driver name. A node has a few.
+                [label("driver", "`unknown` before kubelet 1.31, which lists claims only; `other` beyond 32")
+                    .at_most(32, 63)],
+            ),
+            withheld: registry.gauge(
+                "numacast_fingerprint_withheld",
+                "1 while the fingerprint of the newest object is withheld: the object has one that matches no pods",
+            ),
+            unaccounted: registry.gauge(
+                "numacast_unaccounted_pods",
+                "Pods bound to the node that are not in the zones yet; the fingerprint is withheld for them",
+            ),
+            reserved: registry.gauges(
+                "numacast_reserved_resources",
+                "CPUs, bytes or devices reserved in the zones for pods that the kubelet does not list yet, and for \
+                 init containers",
+                [label("resource", "such as `cpu`").at_most(128, 317)],
+            ),
+            admission_timeouts: registry.counter(
+                "numacast_pod_admission_timeouts_total",
+                "Pods that the kubelet neither admitted nor rejected in time; they are no longer waited for",
+            ),
+            writes: registry
+                .counters(
+                    "numacast_writes_total",
+                    "Writes of the object that the API server accepted",
+                    [label(
+                        "reason",
+                        "`first`; `change`: of the node; `refresh`; `repair`: the object was deleted or edited; \
+                         `takeover`: of another publisher's object that is no longer written",
+                    )],
+                )
+                .at_zero(WriteReason::LABELS.map(|reason| [reason])),
+            write_errors: registry.counters(
+                "numacast_publish_errors_total",
+                "Failed requests to the API server for the object",
+                [label("kind", "such as `unreachable`, `deadline`, `forbidden` or `no_crd`")],
+            ),
+            publish_seconds: registry.histogram(
+                "numacast_publish_duration_seconds",
+                "Duration of a write that the API server accepted",
+            ),
+            last_publish: registry.gauge(
+                "numacast_last_publish_timestamp_seconds",
+                "When the API server was last known to have the newest state, as Unix time; 0 before",
+            ),
+            foreign_writes: registry
+                .counters(
+                    "numacast_foreign_writes_total",
+                    "Writes of the object by others",
+                    [label("writer", "`person`: `kubectl`; `manager`: another publisher")],
+                )
+                .at_zero([["person"], ["manager"]]),
+            events: registry.counters(
+                "numacast_events_total",
+                "Kubernetes Events that were posted",
+                [label("reason", "of the Event")],
+            ),
+        };
+        metrics.set_findings(&BTreeSet::new(), 0);
+        metrics
+    }
+
+    /// Returns the agent's health, which is updated together with the metrics.
+    #[must_use]
+    pub const fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// Returns the metrics of the agent's pod source.
+    #[must_use]
+    pub fn pod_source(&self) -> PodSourceMetrics {
+        self.pod_source.clone()
+    }
+
+    /// Counts a scan by its outcome.
+    pub fn scanned(&self, outcome: Outcome) {
+        self.scans.with([outcome.label()]).inc();
+        if matches!(outcome, Outcome::Success | Outcome::ObjectUnknown) {
+            self.last_scan.set(unix_seconds());
+            self.health.scanned();
+        }
+    }
+
+    /// Observes the duration of a scan, whatever its outcome.
+    pub fn scan_took(&self, took: Duration) {
+        self.scan_seconds.observe(took.as_secs_f64());
+    }
+
+    /// Records a request to the kubelet.
+    pub fn kubelet_request(&self, method: &str, took: Duration, error: Option<&ClientError>) {
+        self.kubelet.record(method, took, error);
+    }
+
+    /// Records a scan that produced a topology: its devices of resource claims, its findings, and what could
+    /// not be read.
+    pub fn accounted(&self, usage: &Usage, unreadable: usize, topology: &Topology) {
+        self.scanned(Outcome::Success);
+        self.set_findings(&topology.findings, unreadable);
+        let devices = claimed_devices(usage);
+        self.dra_devices.replace(devices.into_iter().map(|(driver, devices)| ([driver], devices)));
+    }
+
+    /// Records a changed state, which is to be published.
+    pub fn changed(&self, newest: &Publishable) {
+        // Native resources first: excess devices are counted as `other`.
+        let is_device = |(_, resource, _, _): &(&Zone, &String, _, _)| resource.contains('/');
+        let amounts = newest.zones().iter().flat_map(|zone| {
+            zone.resources.iter().flat_map(move |(resource, amounts)| {
+                let amounts = [
+                    ("capacity", amounts.capacity),
+                    ("allocatable", amounts.allocatable),
+                    ("available", amounts.available),
+                ];
+                amounts.map(|(kind, amount)| (zone, resource, kind, amount))
+            })
+        });
+        let (devices, native): (Vec<_>, Vec<_>) = amounts.partition(is_device);
+        self.zones.replace(native.into_iter().chain(devices).map(|(zone, resource, kind, amount)| {
+            ([zone_name(zone.id), resource.clone(), kind.to_owned()], amount)
+        }));
+        self.withheld.set(u64::from(newest.fingerprint().is_some_and(|fingerprint| fingerprint.is_withheld())));
+        self.health.write_pending();
+    }
+
+    /// Sets the number of pods that are bound to the node but not accounted for in the zones.
+    pub fn unaccounted(&self, pods: usize) {
+        self.unaccounted.set(pods as u64);
+    }
+
+    /// Sets the reserved amounts by resource name.
+    pub fn reserved(&self, amounts: &BTreeMap<&str, u64>) {
+        self.reserved.replace(amounts.iter().map(|(resource, amount)| ([*resource], *amount)));
+    }
+
+    /// Counts a pod that is no longer waited for although the kubelet neither admitted nor rejected it.
+    pub fn pod_timed_out(&self) {
+        self.admission_timeouts.inc();
+    }
+
+    /// Counts a trigger of a scan.
+    pub fn triggered(&self, trigger: &str) {
+        self.triggers.with([trigger]).inc();
+    }
+
+    /// Records a successful write to the API server.
+    pub fn wrote(&self, reason: WriteReason, took: Duration) {
+        self.writes.with([reason.label()]).inc();
+        self.publish_seconds.observe(took.as_secs_f64());
+        self.last_publish.set(unix_seconds());
+        self.health.published(took);
+    }
+
+    /// Records that the object in the API server equals the newest topology, so no write is needed.
+    pub fn up_to_date(&self) {
+        self.last_publish.set(unix_seconds());
+        self.health.published(Duration::ZERO);
+    }
+
+    /// Counts a failed request to the API server for the object.
+    pub fn write_failed(&self, kind: &str) {
+        self.write_errors.with([kind]).inc();
+    }
+
+    /// Counts a write of the object by another field manager.
+    pub fn foreign_write(&self, by_person: bool) {
+        self.foreign_writes.with([if by_person { "person" } else { "manager" }]).inc();
+    }
+
+    /// Counts a posted Kubernetes Event.
+    pub fn event_posted(&self, reason: &str) {
+        self.events.with([reason]).inc();
+    }
+
+    fn set_findings(&self, findings: &BTreeSet<Finding>, unreadable: usize) {
+        let zero = FINDINGS.map(|kind| (kind, 0));
+        let found = findings.iter().map(|finding| (finding_kind(finding), 1));
+        let all = zero.into_iter().chain(found).chain([(UNREADABLE, unreadable as u64)]);
+        self.findings.replace(all.map(|(kind, count)| ([kind], count)));
+    }
+}
+
+/// Counts devices by driver. The kubelet lists a device once for each container that uses its claim.
+fn claimed_devices(usage: &Usage) -> BTreeMap<&str, u64> {
+    let containers = usage.pods.iter().flat_map(|pod| &pod.containers);
+    let devices: BTreeSet<_> = containers.flat_map(|container| &container.claimed).map(identity).collect();
+    let mut drivers = BTreeMap::new();
+    for (driver, ..) in devices {
+        *drivers.entry(if driver.is_empty() { "unknown" } else { driver }).or_default() += 1;
+    }
+    drivers
+}
+
+/// Returns a device's identity: driver, pool, device and share, or the claim if the kubelet reports only
+/// that.
+fn identity(device: &ClaimedDevice) -> (&str, &str, &str, Option<&str>, Option<&str>) {
+    let ClaimedDevice { claim, driver, pool, device, share } = device;
+    (driver, pool, device, share.as_deref(), driver.is_empty().then_some(claim))
+}
+
+#[cfg(test)]
+mod tests;

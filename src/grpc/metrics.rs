@@ -1,0 +1,54 @@
+//! Metrics of a gRPC server's clients, which the proxy and the Pods API share.
+
+use super::Violation;
+use crate::telemetry::registry::{Counter, Family, Gauge, Label, Registry, label};
+
+const COMPONENT: Label = label("component", "`proxy` or `pods_api`");
+
+/// Counts the clients of one component's server.
+#[derive(Clone, Debug)]
+pub struct ServerMetrics {
+    component: &'static str,
+    connections: Family<1, Gauge>,
+    limits_exceeded: Family<2, Counter>,
+}
+
+impl ServerMetrics {
+    /// Registers the metrics of `component`.
+    pub fn register(registry: &mut Registry, component: &'static str) -> Self {
+        Self {
+            component,
+            connections: registry.gauges("numacast_grpc_connections", "Connected clients", [COMPONENT]),
+            limits_exceeded: registry.counters(
+                "numacast_grpc_limits_exceeded_total",
+                "Clients whose connection was closed, or whose requests were rejected or slowed down; see the log",
+                [
+                    COMPONENT,
+                    label(
+                        "reason",
+                        "closed: `silent`: it sent nothing; `garbage`: it violated the protocol; `stalled`: it did \
+                         not read a response; `connections`: it had the most of too many connections. Rejected or \
+                         slowed down: `flood`: endless frames; `calls`: too many calls; `failures`: hundreds of \
+                         failing calls per second; `rate_limit`: more than 100 List and Get calls of the Pods API \
+                         per second",
+                    ),
+                ],
+            ),
+        }
+    }
+
+    /// Sets the number of connected clients.
+    pub fn connections(&self, count: usize) {
+        self.connections.with([self.component]).set(count as u64);
+    }
+
+    /// Counts a client that violated a limit or the protocol.
+    pub fn violation(&self, violation: Violation) {
+        self.limit_exceeded(violation.as_str());
+    }
+
+    /// Counts a client that exceeded a limit of the service itself.
+    pub fn limit_exceeded(&self, reason: &str) {
+        self.limits_exceeded.with([self.component, reason]).inc();
+    }
+}
