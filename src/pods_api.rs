@@ -5,10 +5,11 @@
 //! contents within a budget of bytes, and `watchers` its watchers. `info` builds the messages of `PodInfo`,
 //! `service` handles the calls, and `crate::grpc` is the server.
 
+pub mod health;
+pub mod metrics;
 pub mod proto;
 
 mod board;
-mod counted;
 mod info;
 mod records;
 mod service;
@@ -24,16 +25,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use tracing::{info, warn};
 
-use crate::backoff::back_off;
 use crate::cluster::Cluster;
 use crate::config::{Config, PodsApiSource};
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::pod::{PodEvent, Wanted};
 use crate::pod_source::{PodTeller, PodTellers, Telling};
-use crate::telemetry::pods_api::{Health, Metrics};
+use crate::telemetry::registry::Registry;
+use crate::util::backoff::back_off;
 
 use board::{Shared, lock};
-use counted::{Counted, Watching};
+use health::Health;
+use metrics::{INFO_VERSION, Metrics, PODS_VERSION, WatcherMetrics};
 use service::{Limiter, Service};
 use store::{LeftOut, Store};
 
@@ -95,10 +97,16 @@ impl PodsApi {
     /// Serves the pods of `node`, read from `tellers` in the order of the settings; without a cluster, only
     /// from the kubelet's own Pods API.
     #[must_use]
-    pub fn new(settings: Settings, tellers: PodTellers, node: String, cluster: Option<Cluster>) -> Self {
-        let metrics = Metrics::new(Arc::new(Health::new()));
-        let watching = |version| Arc::new(Watching { version, metrics: metrics.clone() });
-        let store = Store::new(watching("v1alpha1"), watching("podinfo.v1alpha1"));
+    pub fn new(
+        settings: Settings,
+        tellers: PodTellers,
+        node: String,
+        cluster: Option<Cluster>,
+        registry: &mut Registry,
+    ) -> Self {
+        let metrics = Metrics::register(registry, Arc::default());
+        let watchers = |version| Arc::new(WatcherMetrics { version, metrics: metrics.clone() });
+        let store = Store::new(watchers(PODS_VERSION), watchers(INFO_VERSION));
         let service = Arc::new(Service {
             pods: Arc::clone(&store.pods),
             infos: Arc::clone(&store.infos),
@@ -110,10 +118,10 @@ impl PodsApi {
         Self { settings, tellers, node, cluster, store, service, metrics }
     }
 
-    /// Returns the server's metrics.
+    /// Returns the server's health, to be served.
     #[must_use]
-    pub fn metrics(&self) -> Metrics {
-        self.metrics.clone()
+    pub fn health(&self) -> Arc<Health> {
+        Arc::clone(self.metrics.health())
     }
 
     /// Starts listening, and serves in tasks of its own.
@@ -171,8 +179,8 @@ fn ask_for_descriptors() {
 
 fn start(settings: &Settings, service: &Arc<Service>) -> Result<Server, ServeError> {
     ask_for_descriptors();
-    let counted = Arc::new(Counted(service.metrics.clone()));
-    let server = Server::start(settings.socket.clone(), limits(), Arc::new(Arc::clone(service)), counted)?;
+    let observer = Arc::new(service.metrics.clone());
+    let server = Server::start(settings.socket.clone(), limits(), Arc::new(Arc::clone(service)), observer)?;
     info!("Pods API at {}", settings.socket.path.display());
     Ok(server)
 }
@@ -222,7 +230,7 @@ async fn keep_served(
 
 fn beat(metrics: &Metrics, boards: &[Shared; 2], served: bool) {
     let told = boards.iter().any(|board| lock(board).has_told());
-    metrics.health().beat(served, told);
+    metrics.health().checked(served, told);
 }
 
 /// Follows the pod sources and updates the store.
@@ -273,7 +281,7 @@ impl Follow {
     async fn run(mut self) {
         let (page, whole): (Vec<_>, Vec<_>) =
             self.order.iter().partition(|teller| **teller == PodTeller::Kubelet);
-        whole.iter().for_each(|teller: &PodTeller| self.metrics.left(teller.label()));
+        whole.iter().for_each(|teller: &PodTeller| self.metrics.source_down(teller.label()));
         let tellers = whole;
         let mut whole = self.listen(tellers.clone());
         let mut pages: Option<Telling> = None;
@@ -284,7 +292,7 @@ impl Follow {
                     let teller = whole.as_ref().map_or(PodTeller::ApiServer, Telling::teller);
                     if self.take(told, teller) && pages.take().is_some() {
                         self.store.close_page();
-                        self.metrics.left(PodTeller::Kubelet.label());
+                        self.metrics.source_down(PodTeller::Kubelet.label());
                     }
                 }
                 told = next(&mut pages) => self.take_page(told, whole.is_some()),
@@ -346,7 +354,7 @@ impl Follow {
         if event == PodEvent::Complete
             && let Some(before) = self.teller.replace(teller).filter(|before| *before != teller)
         {
-            self.metrics.left(before.label());
+            self.metrics.source_down(before.label());
         }
         // A source that is being tried may report a pod before it has listed all.
         let leads = self.teller == Some(teller);
@@ -376,7 +384,7 @@ impl Follow {
 
     fn note(&mut self, teller: PodTeller, proof: bool, told: bool, left_out: Option<LeftOut>) {
         if proof {
-            self.metrics.told_by(teller.label(), told);
+            self.metrics.source_event(teller.label(), told);
             self.troubled[layer(teller)] = None;
         }
         if let Some(left_out) = left_out
@@ -389,7 +397,7 @@ impl Follow {
     }
 
     fn fail(&mut self, teller: PodTeller, sentence: String) {
-        self.metrics.lost(teller.label());
+        self.metrics.source_failed(teller.label());
         let troubled = &mut self.troubled[layer(teller)];
         if troubled.as_ref() != Some(&sentence) {
             match lock(&self.store.infos).has_told() {

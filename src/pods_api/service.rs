@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::board::{Missing, Shared, Watch, lock};
-use crate::bucket::Bucket;
+use super::metrics::Metrics;
 use crate::grpc::{self, Call, Peer, Reply};
 use crate::kubelet::proto::pods::GetPodRequest;
-use crate::telemetry::pods_api::Metrics;
+use crate::util::token_bucket::TokenBucket;
 use crate::util::wire;
 
 /// The kubelet's service.
@@ -148,7 +148,7 @@ impl Service {
 
 /// Limits `List` and `Get` calls per client.
 #[derive(Default)]
-pub(super) struct Limiter(Mutex<HashMap<u64, Bucket>>);
+pub(super) struct Limiter(Mutex<HashMap<u64, TokenBucket>>);
 
 impl Limiter {
     /// Returns true if the client may make a call now.
@@ -158,7 +158,7 @@ impl Limiter {
             // A full bucket is the same as a new one.
             buckets.retain(|_, bucket| !bucket.is_full(now));
         }
-        buckets.entry(peer.client).or_insert_with(|| Bucket::new(QPS, BURST, now)).take_now(now)
+        buckets.entry(peer.client).or_insert_with(|| TokenBucket::new(QPS, BURST, now)).take_now(now)
     }
 }
 
