@@ -1,0 +1,346 @@
+//! Metrics of the controller.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::fleet::Fleet;
+use super::health::Health;
+use crate::cluster::{ClusterError, is_native};
+use crate::telemetry::registry::{Counter, Family, Gauge, Registry, label, unix_seconds};
+
+/// A gauge that only the leader has, and only while the value is known.
+type LeaderGauge = Family<0, Gauge>;
+
+/// The controller's metrics. Updates also go to its health.
+#[derive(Debug)]
+pub struct Metrics {
+    health: Arc<Health>,
+    leader: Gauge,
+    errors: Family<2, Counter>,
+    events: Family<1, Counter>,
+    deleted: Counter,
+    held_back: Gauge,
+    nudges: Counter,
+    last_pass: Family<1, Gauge>,
+    nodes: Family<2, Gauge>,
+    resources: Family<2, Gauge>,
+    leader_gauges: LeaderGauges,
+}
+
+#[derive(Debug)]
+struct LeaderGauges {
+    garbage: LeaderGauge,
+    rejected_pods: LeaderGauge,
+    daemon_set: LeaderGauge,
+    covered: LeaderGauge,
+    silent: LeaderGauge,
+    missing: LeaderGauge,
+    foreign: LeaderGauge,
+    newer: LeaderGauge,
+}
+
+impl LeaderGauges {
+    fn register(registry: &mut Registry) -> Self {
+        let mut gauge = |name, help| registry.gauges(name, help, []);
+        Self {
+            garbage: gauge(
+                "numacast_garbage_objects",
+                "Objects without a Node in the last pass, those within `controller.garbage.grace` included",
+            ),
+            rejected_pods: gauge(
+                "numacast_rejected_pods",
+                "Pods that are pending because the scheduler plugin (NodeResourceTopologyMatch) rejected nodes for them; \
+                 missing with `controller.nudge: off`",
+            ),
+            daemon_set: gauge(
+                "numacast_fleet_daemonset",
+                "1 if the agents' DaemonSet exists, else 0, and silent agents are not detected; missing without \
+                 `controller.daemonSet`",
+            ),
+            covered: gauge(
+                "numacast_fleet_covered_nodes",
+                "Nodes that should have an agent by the DaemonSet's node selector, affinity and tolerations",
+            ),
+            silent: gauge(
+                "numacast_fleet_silent_nodes",
+                "Covered, Ready Nodes without a Ready agent for at least `controller.silent.after`",
+            ),
+            missing: gauge(
+                "numacast_fleet_missing_objects",
+                "Covered, Ready Nodes with a Ready agent and without an object",
+            ),
+            foreign: gauge(
+                "numacast_fleet_foreign_objects",
+                "Objects whose zones another field manager wrote",
+            ),
+            newer: gauge(
+                "numacast_fleet_objects_newer_than_scheduler",
+                "Objects created after the scheduler started: its plugin ignores them until the scheduler is restarted; \
+                 missing without `controller.scheduler`, and while none of its pods runs",
+            ),
+        }
+    }
+
+    fn clear(&self) {
+        let Self { garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer } = self;
+        for gauge in [garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer] {
+            gauge.clear();
+        }
+    }
+}
+
+/// Sets a gauge, or removes its sample if the value is unknown.
+fn set(gauge: &LeaderGauge, value: Option<u64>) {
+    match value {
+        Some(value) => {
+            gauge.with([]).set(value);
+        }
+        None => gauge.clear(),
+    }
+}
+
+impl Metrics {
+    /// Registers the controller's metrics.
+    pub fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+        Self {
+            health,
+            leader: registry.gauge(
+                "numacast_controller_leader",
+                "1 for the replica that leads; the others have no metrics of the fleet",
+            ),
+            errors: registry.counters(
+                "numacast_controller_errors_total",
+                "Failed requests to the API server, which are retried; see the log",
+                [
+                    label(
+                        "operation",
+                        "`delete`: of an object; `nudge`: of an object, most of them also as `request`; `request`: any \
+                         other",
+                    ),
+                    label(
+                        "kind",
+                        "such as `unreachable`, `deadline`, `forbidden` or `no_crd`; `conflict`: the object was just \
+                         written; `watch`: a watch failed",
+                    ),
+                ],
+            ),
+            events: registry.counters(
+                "numacast_events_total",
+                "Kubernetes Events that were posted",
+                [label("reason", "of the Event")],
+            ),
+            deleted: registry.counter("numacast_garbage_deleted_total", "Deleted objects of removed Nodes"),
+            held_back: registry.gauge(
+                "numacast_garbage_held_back",
+                "1 while nothing is deleted because the list of Nodes is unknown or implausible",
+            ),
+            nudges: registry.counter(
+                "numacast_nudges_total",
+                "Updates of an object that make the scheduler retry rejected pods",
+            ),
+            last_pass: registry
+                .gauges(
+                    "numacast_controller_last_pass_timestamp_seconds",
+                    "Time of the last pass over all objects, as Unix time; 0 before",
+                    [label("pass", "`garbage`: objects without a Node; `fleet`: sums over all objects")],
+                )
+                .at_zero([["garbage"], ["fleet"]]),
+            nodes: registry.gauges(
+                "numacast_fleet_nodes",
+                "Objects by Topology Manager policy and scope",
+                [
+                    label(
+                        "policy",
+                        "`none`, `best-effort`, `restricted`, `single-numa-node`, `other` or `unknown`",
+                    ),
+                    label("scope", "`container`, `pod`, `other` or `unknown`"),
+                ],
+            ),
+            resources: registry.gauges(
+                "numacast_fleet_resources",
+                "CPUs, bytes or devices in the zones of all objects; a device in several zones counts in each",
+                [
+                    // A resource name: a DNS name, a slash and 63 characters. A cluster has a few dozen.
+                    label("resource", "such as `cpu`; `other` beyond 128, devices first; at most 64 others of one object")
+                        .at_most(128, 317),
+                    label("type", "`capacity`, `allocatable` or `available`"),
+                ],
+            ),
+            leader_gauges: LeaderGauges::register(registry),
+        }
+    }
+
+    /// Returns the controller's health, which is updated together with the metrics.
+    #[must_use]
+    pub const fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// Sets whether this replica leads, and removes what only a leader knows.
+    pub fn leads(&self, leads: bool) {
+        self.leader.set(u64::from(leads));
+        self.health.leads(leads);
+        self.held_back.set(0);
+        self.nodes.clear();
+        self.resources.clear();
+        self.leader_gauges.clear();
+    }
+
+    /// Counts a failed request to the API server.
+    pub fn request_failed(&self, error: &ClusterError) {
+        self.errors.with(["request", error.kind()]).inc();
+    }
+
+    /// Counts a failed watch.
+    pub fn watch_failed(&self) {
+        self.errors.with(["request", "watch"]).inc();
+    }
+
+    /// Counts a failed deletion of an object.
+    pub fn delete_failed(&self, error: &ClusterError) {
+        self.errors.with(["delete", error.kind()]).inc();
+    }
+
+    /// Counts a failed nudge of an object.
+    pub fn nudge_failed(&self, error: &ClusterError) {
+        self.errors.with(["nudge", error.kind()]).inc();
+    }
+
+    /// Counts a posted Kubernetes Event.
+    pub fn event_posted(&self, reason: &str) {
+        self.events.with([reason]).inc();
+    }
+
+    /// Counts a deleted object.
+    pub fn deleted(&self) {
+        self.deleted.inc();
+    }
+
+    /// Records a garbage collection pass that found this many objects without a Node.
+    pub fn garbage_pass(&self, objects: usize) {
+        self.garbage_objects(objects);
+        self.last_pass.with(["garbage"]).set(unix_seconds());
+        self.health.garbage_pass();
+    }
+
+    /// Sets the number of objects without a Node.
+    pub fn garbage_objects(&self, objects: usize) {
+        set(&self.leader_gauges.garbage, Some(objects as u64));
+    }
+
+    /// Sets whether deletion is paused.
+    pub fn held_back(&self, is_held_back: bool) {
+        self.held_back.set(u64::from(is_held_back));
+    }
+
+    /// Counts a nudged object.
+    pub fn nudged(&self) {
+        self.nudges.inc();
+    }
+
+    /// Sets the number of pods that are pending because the scheduler plugin rejected nodes.
+    pub fn rejected_pods(&self, pods: usize) {
+        set(&self.leader_gauges.rejected_pods, Some(pods as u64));
+    }
+
+    /// Sets whether the agents' DaemonSet exists.
+    pub fn daemon_set(&self, exists: bool) {
+        set(&self.leader_gauges.daemon_set, Some(u64::from(exists)));
+    }
+
+    /// Sets the numbers of covered and of silent Nodes; `None` if they are unknown.
+    pub fn agents(&self, covered_and_silent: Option<(u64, usize)>) {
+        set(&self.leader_gauges.covered, covered_and_silent.map(|(covered, _)| covered));
+        set(&self.leader_gauges.silent, covered_and_silent.map(|(_, silent)| silent as u64));
+    }
+
+    /// Sets the sums over all objects, and the number of missing ones if that is known.
+    pub(super) fn fleet(&self, fleet: &Fleet, missing: Option<usize>) {
+        self.nodes.replace(fleet.nodes.iter().map(|((policy, scope), nodes)| ([*policy, *scope], *nodes)));
+        // Native resources first: excess devices are counted as `other`.
+        let native = fleet.resources.iter().filter(|(name, _)| is_native(name));
+        let others = fleet.resources.iter().filter(|(name, _)| !is_native(name));
+        self.resources.replace(native.chain(others).flat_map(|(name, totals)| {
+            [
+                ([name.as_str(), "capacity"], totals.capacity),
+                ([name.as_str(), "allocatable"], totals.allocatable),
+                ([name.as_str(), "available"], totals.available),
+            ]
+        }));
+        set(&self.leader_gauges.foreign, Some(fleet.foreign));
+        set(&self.leader_gauges.newer, fleet.newer_than_scheduler());
+        set(&self.leader_gauges.missing, missing.map(|missing| missing as u64));
+    }
+
+    /// Records that all objects were summed up. The next pass starts within `next`.
+    pub fn fleet_pass(&self, next: Duration) {
+        self.last_pass.with(["fleet"]).set(unix_seconds());
+        self.health.fleet_pass(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::health::Limits;
+    use super::*;
+    use crate::cluster::ResourceTotals;
+    use crate::telemetry::registry::samples;
+
+    fn registered() -> (Registry, Metrics) {
+        let limits =
+            Limits { lease: true, garbage: Duration::from_secs(600), fleet: Duration::from_secs(60) };
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry, Arc::new(Health::new(limits)));
+        (registry, metrics)
+    }
+
+    #[test]
+    fn only_a_leader_has_metrics_of_the_fleet() {
+        let (registry, metrics) = registered();
+        metrics.leads(true);
+        metrics.held_back(true);
+        let totals = ResourceTotals { capacity: 3, allocatable: 2, available: 1 };
+        let mut fleet = Fleet::new(None);
+        fleet.nodes = [(("restricted", "pod"), 5)].into();
+        fleet.resources = [("cpu".to_owned(), totals)].into();
+        fleet.foreign = 1;
+        metrics.fleet(&fleet, Some(2));
+        metrics.agents(Some((7, 1)));
+        metrics.rejected_pods(4);
+        let only_leaders = [
+            ("numacast_fleet_nodes", r#"{policy="restricted",scope="pod"} 5"#),
+            ("numacast_fleet_resources", r#"{resource="cpu",type="allocatable"} 2"#),
+            ("numacast_fleet_covered_nodes", " 7"),
+            ("numacast_fleet_silent_nodes", " 1"),
+            ("numacast_fleet_missing_objects", " 2"),
+            ("numacast_fleet_foreign_objects", " 1"),
+            ("numacast_rejected_pods", " 4"),
+        ];
+        for (name, expected) in only_leaders {
+            assert_eq!(samples(&registry, name)[0], expected, "{name}");
+        }
+        let newer = "numacast_fleet_objects_newer_than_scheduler";
+        assert!(samples(&registry, newer).is_empty(), "the scheduler is unknown");
+        metrics.leads(false);
+        for (name, _) in only_leaders {
+            assert!(samples(&registry, name).is_empty(), "{name}");
+        }
+        assert_eq!(samples(&registry, "numacast_garbage_held_back "), ["0"]);
+        assert_eq!(samples(&registry, "numacast_controller_leader "), ["0"]);
+    }
+
+    #[test]
+    fn resources_are_limited_and_native_ones_come_first() {
+        let (registry, metrics) = registered();
+        let totals = ResourceTotals::default();
+        let many = (0..1_000).map(|n| (format!("a.example.com/{n:04}-{}", "x".repeat(999)), totals));
+        let made_up = (0..1_000).map(|n| (format!("a{n}"), totals));
+        let mut fleet = Fleet::new(None);
+        fleet.resources = many.chain(made_up).chain([("memory".to_owned(), totals)]).collect();
+        metrics.fleet(&fleet, None);
+        let found = samples(&registry, "numacast_fleet_resources{");
+        assert_eq!(found.len(), 129 * 3);
+        assert!(found.iter().any(|line| line.contains("\"memory\"")), "{found:?}");
+        assert!(found.iter().all(|line| line.len() < 400), "{found:?}");
+    }
+}
