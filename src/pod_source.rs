@@ -4,10 +4,12 @@
 
 mod following;
 mod kubelet_port;
+mod metrics;
 mod relay;
 mod tellers;
 
-pub use following::{LINGER, PodSource, PodView, Tally};
+pub use following::{LINGER, PodSource, PodView};
 pub use kubelet_port::KubeletPort;
+pub use metrics::PodSourceMetrics;
 pub use relay::Relay;
 pub use tellers::{PodTeller, PodTellers, Telling};

@@ -1,12 +1,10 @@
-//! Logging, metrics and health endpoints of the process.
+//! Logs, and the kit for metrics and health with their HTTP server. It knows no other part of numacast: each
+//! registers its own metrics and has its own health.
 
-pub mod controller;
 pub mod endpoint;
 pub mod health;
-pub mod metrics;
-pub mod pods;
-pub mod pods_api;
-pub mod proxy;
+mod process;
+pub mod registry;
 pub mod server;
 pub mod tls;
 

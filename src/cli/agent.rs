@@ -18,8 +18,8 @@ use crate::pod_source::Relay;
 use crate::pods_api::{self, PodsApi};
 use crate::proxy::{self, Proxy};
 use crate::telemetry;
-use crate::telemetry::health::Health;
-use crate::telemetry::server::{All, Exposition, Probes, Together};
+use crate::telemetry::health::{All, Probes};
+use crate::telemetry::registry::Registry;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -60,12 +60,14 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         info!("numacast {} on node {}", env!("CARGO_PKG_VERSION"), settings.node);
         let shutdown = shutdown_signal()?;
-        let pods_api = pods_api.map(|pods_api| with_pods(&mut settings, pods_api, cluster.clone()));
-        let mut agent = Agent::new(settings, cluster.clone());
-        let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster));
+        let mut registry = Registry::of_process();
+        let pods_api =
+            pods_api.map(|pods_api| with_pods(&mut settings, pods_api, cluster.clone(), &mut registry));
+        let mut agent = Agent::new(settings, cluster.clone(), &mut registry);
+        let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster, &mut registry));
         let reload = Reload::of_agent(args, effective, logs, agent.rules())?;
-        let (metrics, health) = watched(&agent, proxy.as_ref(), pods_api.as_ref());
-        let _servers = serve(&config, metrics, health).await;
+        let health = health(&agent, proxy.as_ref(), pods_api.as_ref());
+        let _servers = serve(&config, registry, Arc::new(health)).await;
         drop(tokio::spawn(reload.run()));
         run_all(agent, proxy, pods_api, shutdown).await;
         Ok(ExitCode::SUCCESS)
@@ -79,8 +81,9 @@ async fn run_once(
     cluster: Cluster,
 ) -> anyhow::Result<()> {
     let node = settings.node.clone();
-    let mut agent = Agent::new(settings, cluster.clone());
-    let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster));
+    let mut unserved = Registry::default();
+    let mut agent = Agent::new(settings, cluster.clone(), &mut unserved);
+    let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster, &mut unserved));
     if let Some(proxy) = &proxy {
         proxy.first_words().await;
     }
@@ -90,9 +93,14 @@ async fn run_once(
 }
 
 /// Returns a proxy that shares the agent's kubelet connection and pod cache.
-fn beside(agent: &mut Agent, settings: proxy::Settings, cluster: Cluster) -> Proxy {
+fn beside(
+    agent: &mut Agent,
+    settings: proxy::Settings,
+    cluster: Cluster,
+    registry: &mut Registry,
+) -> Proxy {
     let zones = settings.zones;
-    let proxy = Proxy::new(settings, agent.pods(), Some(cluster));
+    let proxy = Proxy::new(settings, agent.pods(), Some(cluster), registry);
     agent.share(proxy.upstream());
     if zones {
         agent.merge_with(Merge {
@@ -105,28 +113,26 @@ fn beside(agent: &mut Agent, settings: proxy::Settings, cluster: Cluster) -> Pro
 
 /// Returns a Pods API server that shares the agent's pod sources: a source that both use is watched only
 /// once.
-fn with_pods(settings: &mut Settings, pods_api: pods_api::Settings, cluster: Cluster) -> PodsApi {
+fn with_pods(
+    settings: &mut Settings,
+    pods_api: pods_api::Settings,
+    cluster: Cluster,
+    registry: &mut Registry,
+) -> PodsApi {
     settings.pods.relay = Some(Relay::keeping(settings.pods.wanted.clone()));
-    PodsApi::new(pods_api, settings.pods.clone(), settings.node.clone(), Some(cluster))
+    PodsApi::new(pods_api, settings.pods.clone(), settings.node.clone(), Some(cluster), registry)
 }
 
-fn watched(
-    agent: &Agent,
-    proxy: Option<&Proxy>,
-    pods_api: Option<&PodsApi>,
-) -> (Arc<dyn Exposition>, Arc<dyn Probes>) {
-    let metrics = agent.metrics();
-    let mut probes: Vec<Arc<dyn Probes>> = vec![Arc::<Health>::clone(metrics.health())];
-    let mut counted: Vec<Arc<dyn Exposition>> = vec![metrics];
-    if let Some(metrics) = proxy.map(Proxy::metrics) {
-        probes.push(Arc::<telemetry::proxy::Health>::clone(metrics.health()));
-        counted.push(Arc::new(metrics.beside()));
+/// Combines the health of all parts of the process.
+fn health(agent: &Agent, proxy: Option<&Proxy>, pods_api: Option<&PodsApi>) -> All {
+    let mut probes: Vec<Arc<dyn Probes>> = vec![agent.health()];
+    if let Some(proxy) = proxy {
+        probes.push(proxy.health());
     }
-    if let Some(metrics) = pods_api.map(PodsApi::metrics) {
-        probes.push(Arc::<telemetry::pods_api::Health>::clone(metrics.health()));
-        counted.push(Arc::new(metrics.beside()));
+    if let Some(pods_api) = pods_api {
+        probes.push(pods_api.health());
     }
-    (Arc::new(Together(counted)), Arc::new(All(probes)))
+    All(probes)
 }
 
 /// Runs all of them until `shutdown`.

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use tracing::info;
 
@@ -12,6 +11,7 @@ use super::settings::{SettingsArgs, ToldArgs};
 use crate::cluster::Cluster;
 use crate::controller::{self, Controller, Settings};
 use crate::telemetry;
+use crate::telemetry::registry::Registry;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -95,11 +95,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         info!("numacast {} controller {}", env!("CARGO_PKG_VERSION"), settings.identity);
         let shutdown = shutdown_signal()?;
-        let controller = Controller::new(settings, cluster);
+        let mut registry = Registry::of_process();
+        let controller = Controller::new(settings, cluster, &mut registry);
         let reload = Reload::of_logs(args, effective, logs)?;
-        let metrics = controller.metrics();
-        let health = Arc::clone(metrics.health());
-        let _servers = serve(&config, metrics, health).await;
+        let _servers = serve(&config, registry, controller.health()).await;
         drop(tokio::spawn(reload.run()));
         controller.run(shutdown).await;
         Ok(ExitCode::SUCCESS)

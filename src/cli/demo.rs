@@ -27,6 +27,7 @@ use crate::nrt::NodeResourceTopology;
 use crate::sim::kubelet::{Given, Options, PodSpec, Split};
 use crate::sim::node::{NodeError, SimNode};
 use crate::sim::scenario::{Scenario, Step, machine};
+use crate::telemetry::registry::Registry;
 
 /// The simulated node's name.
 const NODE: &str = "sim-node";
@@ -142,7 +143,7 @@ impl Demo {
         let config = node.config();
         let cluster =
             Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;
-        let agent = Agent::new(Settings::from_config(&config), cluster);
+        let agent = Agent::new(Settings::from_config(&config), cluster, &mut Registry::default());
         let (sender, news) = mpsc::channel(64);
         let followers = follow::start(&node.server.client()?, NODE, &agent, &sender);
         let (stop_agent, mut stopped) = mpsc::channel(1);

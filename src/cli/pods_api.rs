@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::bail;
 use tracing::{info, warn};
@@ -15,6 +14,7 @@ use crate::config::Config;
 use crate::pod_source::{KubeletPort, PodTeller, PodTellers};
 use crate::pods_api::{PodsApi, Settings};
 use crate::telemetry;
+use crate::telemetry::registry::Registry;
 
 /// The agent serves it too (podsApi.enabled), and asks nobody twice. This one is for nodes where no agent runs. `numacast
 /// pods` reads from it.
@@ -100,11 +100,10 @@ async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<E
     let cluster = reach(&config, &mut settings).await?;
     let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
     let shutdown = shutdown_signal()?;
-    let server = PodsApi::new(settings, tellers, config.node_name.clone(), cluster);
+    let mut registry = Registry::of_process();
+    let server = PodsApi::new(settings, tellers, config.node_name.clone(), cluster, &mut registry);
     let started = server.start()?;
-    let metrics = server.metrics();
-    let health = Arc::clone(metrics.health());
-    let _servers = serve(&config, Arc::new(metrics.alone()), health).await;
+    let _servers = serve(&config, registry, server.health()).await;
     server.run(Some(started), shutdown).await;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::bail;
 use tracing::info;
@@ -15,7 +14,7 @@ use crate::config::Config;
 use crate::pod_source::{KubeletPort, PodSource, PodTellers};
 use crate::proxy::{Proxy, Settings};
 use crate::telemetry;
-use crate::telemetry::pods::PodSourceCounts;
+use crate::telemetry::registry::Registry;
 
 /// The agent serves it too (proxy.enabled), on the connection that it has to the kubelet anyway. This one is for nodes
 /// where no agent runs.
@@ -116,21 +115,19 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn serve_alone(config: Config, settings: Settings, tellers: PodTellers) -> anyhow::Result<ExitCode> {
     info!("numacast {} proxy", env!("CARGO_PKG_VERSION"));
-    let counts = Arc::new(PodSourceCounts::default());
+    let mut registry = Registry::of_process();
     let proxy = match settings.rules.is_some() {
         true => {
             let kubeconfig = config.publish.kubeconfig.as_deref();
             let cluster = Cluster::new(kubeconfig, config.publish.timeout.get()).await?;
-            Proxy::asking(settings, tellers, cluster, Arc::<PodSourceCounts>::clone(&counts))
+            Proxy::asking(settings, tellers, cluster, &mut registry)
         }
         // Without merging, only the kubelet is needed.
-        false => Proxy::new(settings, PodSource::none(), None),
+        false => Proxy::new(settings, PodSource::none(), None, &mut registry),
     };
     let shutdown = shutdown_signal()?;
     let server = proxy.start()?;
-    let metrics = proxy.metrics();
-    let health = Arc::clone(metrics.health());
-    let _servers = serve(&config, Arc::new(metrics.alone(&counts)), health).await;
+    let _servers = serve(&config, registry, proxy.health()).await;
     proxy.run(Some(server), shutdown).await;
     Ok(ExitCode::SUCCESS)
 }

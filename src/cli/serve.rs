@@ -8,16 +8,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::config::{self, Config, Endpoint};
-use crate::telemetry::server::{Endpoints, Exposition, Probes, Server};
+use crate::telemetry::health::Probes;
+use crate::telemetry::registry::Registry;
+use crate::telemetry::server::{Endpoints, Server};
 use crate::telemetry::tls::{Files, Tls};
 
 /// Serves metrics and health. An endpoint that cannot be served is not fatal: the work does not depend on it.
 pub(super) async fn serve(
     config: &Config,
-    metrics: Arc<dyn Exposition>,
+    metrics: Registry,
     health: Arc<dyn Probes>,
 ) -> Vec<Server> {
-    let (metrics, health) = (Some(metrics), Some(health));
+    let (metrics, health) = (Some(Arc::new(metrics)), Some(health));
     if config.metrics.address == config.health.address {
         return start(config.metrics.address, Endpoints { metrics, health }, None)
             .await

@@ -14,11 +14,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
+use super::metrics::PodSourceMetrics;
 use super::tellers::{PodTeller, PodTellers, Telling};
-use crate::backoff::{back_off, jittered};
 use crate::cluster::Cluster;
-use crate::pod::texts::PodMap;
 use crate::pod::{Life, Pod, PodEvent, PodName};
+use crate::pod::texts::PodMap;
+use crate::util::backoff::{back_off, jittered};
 
 /// The first kubelet whose List contains active pods only.
 const ACTIVE_PODS_ONLY: (u32, u32) = (1, 34);
@@ -68,15 +69,6 @@ impl PodView {
     }
 }
 
-/// Observes the pod sources, for metrics.
-pub trait Tally: Send + Sync {
-    /// Records whether this source is up, with all pods listed once.
-    fn told(&self, source: &'static str, up: bool);
-
-    /// Records that this source could not be reached, or its watch broke.
-    fn untold(&self, source: &'static str);
-}
-
 /// Handle to the node's pod cache. All clones see every change; the task behind them ends with the last one.
 #[derive(Clone, Debug)]
 pub struct PodSource {
@@ -106,7 +98,7 @@ impl PodSource {
 
     /// Watches the pods of `node` through `tellers`; without a source if there are none.
     #[must_use]
-    pub fn follow(tellers: PodTellers, node: String, cluster: Cluster, tally: Arc<dyn Tally>) -> Self {
+    pub fn follow(tellers: PodTellers, node: String, cluster: Cluster, metrics: PodSourceMetrics) -> Self {
         if tellers.order.is_empty() {
             return Self::none();
         }
@@ -114,7 +106,7 @@ impl PodSource {
         let prompt = telling.prompt();
         let (news, newest) = watch::channel(PodView::default());
         let pods = Arc::<Mutex<Pods>>::default();
-        let follower = Follower::new(node, cluster, news, Arc::clone(&pods), tally);
+        let follower = Follower::new(node, cluster, news, Arc::clone(&pods), metrics);
         let task = Some(Arc::new(Task(tokio::spawn(follower.run(telling)))));
         Self { newest, pods, prompt, _task: task }
     }
@@ -227,7 +219,7 @@ struct Follower {
     cluster: Cluster,
     news: watch::Sender<PodView>,
     pods: Arc<Mutex<Pods>>,
-    tally: Arc<dyn Tally>,
+    metrics: PodSourceMetrics,
     /// Whether this kubelet lists terminated pods. Unknown until its version was read.
     lists_ended: Option<bool>,
     /// Since when the watch is broken.
@@ -242,9 +234,9 @@ impl Follower {
         cluster: Cluster,
         news: watch::Sender<PodView>,
         pods: Arc<Mutex<Pods>>,
-        tally: Arc<dyn Tally>,
+        metrics: PodSourceMetrics,
     ) -> Self {
-        Self { node, cluster, news, pods, tally, lists_ended: None, broken: None, told: None }
+        Self { node, cluster, news, pods, metrics, lists_ended: None, broken: None, told: None }
     }
 
     async fn run(mut self, mut telling: Telling) {
@@ -274,7 +266,7 @@ impl Follower {
             Err(sentence) => {
                 let since = *self.broken.get_or_insert_with(Instant::now);
                 lock(&self.pods).silent = Some(since);
-                self.tally.untold(teller.label());
+                self.metrics.count_error(teller.label());
                 self.tell(sentence);
             }
         }
@@ -294,7 +286,7 @@ impl Follower {
         let mut pods = lock(&self.pods);
         let terminal = if believed { pods.ended() } else { BTreeMap::new() };
         let up = pods.complete && self.broken.is_none();
-        self.tally.told(teller.label(), up);
+        self.metrics.set_source(teller.label(), up);
         // A polled source reports deletions too late to rely on it for releases.
         let follows = up && teller.is_prompt();
         let version = pods.version;
