@@ -2,33 +2,41 @@
 //!
 //! The scheduler plugin trusts an object only if its fingerprint matches that of the pods the plugin itself
 //! counts on the node (nrt.md 5). So we publish a matching fingerprint only while the zones account for every
-//! pod bound to the node; otherwise the object is *held*: it carries a value that matches no set of pods.
+//! pod bound to the node; otherwise it is *withheld*: the object has a value that matches no set of pods.
 //!
 //! Consumers that read the object for each pod and trust it at once are served by reservations: what bound
 //! pods will be allocated is subtracted from the zones until the zones account for it.
 //!
 //! Pure: no I/O and no clock. Times are durations since an arbitrary fixed instant, the same for all calls.
 
-mod accounted;
-mod contract;
 mod exclusive;
-mod placed;
-mod reserved;
-mod unlisted;
+mod fingerprint;
+mod gate;
+mod init_containers;
+mod list_index;
+mod placement;
+mod publishable;
+mod requirements;
+mod reservation;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use accounted::Requirements;
-pub use contract::{Contract, Reading, Stance, Terms, Verdict};
+use crate::topology::Zone;
+
 pub use exclusive::{is_exclusive, is_exclusive_container};
-pub use reserved::{Reservation, allowed, reserve, totals};
-pub use unlisted::Unlisted;
+pub use fingerprint::{Fingerprint, FingerprintMethod, PodFingerprint, pod_hash};
+pub use gate::{Decision, FingerprintGate, GateInput, GateSettings, Verdict};
+pub use init_containers::NodeContext;
+pub use placement::Placement;
+pub use publishable::Publishable;
+pub use requirements::Requirements;
+pub use reservation::{Reservation, totals};
 
 /// Which pods the fingerprint covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum View {
+pub enum FingerprintView {
     /// The pods that the plugin counts; their source is the API server.
     #[default]
     Scheduler,
@@ -61,4 +69,9 @@ pub enum PluginRelease {
     #[default]
     #[serde(rename = "v0.35")]
     V0_35,
+}
+
+/// Returns true if some zone lists this resource.
+fn lists(zones: &[Zone], resource: &str) -> bool {
+    zones.iter().any(|zone| zone.resources.contains_key(resource))
 }

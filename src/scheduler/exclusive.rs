@@ -40,20 +40,20 @@ fn counts(
     release: PluginRelease,
     devices: u64,
 ) -> bool {
-    let old = release == PluginRelease::V0_34;
-    if container.kind == ContainerKind::Init && !old {
+    let is_old = release == PluginRelease::V0_34;
+    if container.kind == ContainerKind::Init && !is_old {
         return false;
     }
-    let is_device = |name: &str| !is_native(name) && (old || listed(name));
+    let is_device = |name: &str| !is_native(name) && (is_old || listed(name));
     if container.others.iter().any(|(name, amount)| is_device(name) && *amount >= devices) {
         return true;
     }
     let whole_cpus = container.cpu_milli > 0 && container.cpu_milli.is_multiple_of(1000);
-    let huge_pages = || container.wanted().any(|(name, _)| is_native(name) && is_huge_pages(name));
+    let huge_pages = || container.requested().any(|(name, _)| is_native(name) && is_huge_pages(name));
     pod.said_guaranteed && (whole_cpus || container.memory > 0 || huge_pages())
 }
 
-/// Reports whether Kubernetes treats the resource as native: no domain, or its own.
+/// Returns true if Kubernetes treats the resource as native: no domain, or its own.
 fn is_native(resource: &str) -> bool {
     !resource.contains('/') || resource.contains("kubernetes.io/")
 }
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_goes_by_what_is_asked_for() {
+    fn pods_are_exclusive_by_their_requests() {
         let listed = |name: &str| name == "example.com/nic";
         let check = |pod: Pod, both: [bool; 2]| {
             assert_eq!([V0_34, V0_35].map(|release| is_exclusive(&pod, &listed, release)), both, "{pod:?}");

@@ -18,38 +18,38 @@ pub struct Requirements {
 }
 
 impl Requirements {
-    /// Derives the requirements from the kubelet's allocatable resources. `known` are device resources whose
-    /// plugin may be temporarily absent.
+    /// Derives the requirements from the kubelet's allocatable resources. `remembered` are device resources
+    /// whose plugin may be temporarily absent.
     #[must_use]
-    pub fn of(allocatable: &Allocatable, known: &BTreeSet<String>) -> Self {
-        let offered = allocatable.devices.iter().map(|group| &group.resource);
+    pub fn of(allocatable: &Allocatable, remembered: &BTreeSet<String>) -> Self {
+        let reported = allocatable.devices.iter().map(|group| &group.resource);
         Self {
             cpus: !allocatable.cpus.is_empty(),
             memory: !allocatable.memory.is_empty(),
-            devices: offered.chain(known).cloned().collect(),
+            devices: reported.chain(remembered).cloned().collect(),
         }
     }
 
     /// Returns true if the List will show any resource of this pod.
-    pub(super) fn concern(&self, pod: &Pod) -> bool {
+    pub(super) fn apply_to(&self, pod: &Pod) -> bool {
         pod.containers.iter().any(|container| !self.listed(pod, container).is_empty())
     }
 
     /// Returns true if this List entry shows everything the pod is allocated. A pod that has left Pending may
     /// request more and wait for a resize: its entry need only show some of each resource.
-    pub(super) fn are_met(&self, pod: &Pod, row: &PodUsage) -> bool {
+    pub(super) fn are_met(&self, pod: &Pod, entry: &PodUsage) -> bool {
         pod.containers.iter().all(|container| {
-            let usage = row.containers.iter().find(|usage| *usage.name == *container.name);
+            let usage = entry.containers.iter().find(|usage| *usage.name == *container.name);
             let least = |amount: u64| if pod.phase == Phase::Pending { amount } else { amount.min(1) };
-            let met = |need: &Need<'_>| usage.is_some_and(|usage| need.shown(usage) >= least(need.amount));
+            let met = |need: &Need<'_>| usage.is_some_and(|usage| need.listed(usage) >= least(need.amount));
             self.listed(pod, container).iter().all(met)
         })
     }
 
     /// Returns what the kubelet will allocate to the pod beyond what this List entry shows, by resource:
     /// CPUs, bytes or devices. No zeros.
-    pub(super) fn missing(&self, pod: &Pod, row: Option<&PodUsage>) -> BTreeMap<String, u64> {
-        let demands = self.demands(pod, row).into_iter();
+    pub(super) fn missing(&self, pod: &Pod, entry: Option<&PodUsage>) -> BTreeMap<String, u64> {
+        let demands = self.demands(pod, entry).into_iter();
         let missing = demands.map(|(name, demand)| (name.to_owned(), demand.missing()));
         missing.filter(|(_, amount)| *amount > 0).collect()
     }
@@ -57,22 +57,22 @@ impl Requirements {
     /// Returns what the pod is allocated by resource, and how much of it this List entry shows. As in the
     /// kubelet and the scheduler, ordinary init containers run one after another, alongside the sidecars
     /// before them, and later containers reuse their resources.
-    pub(super) fn demands<'a>(&self, pod: &'a Pod, row: Option<&PodUsage>) -> BTreeMap<&'a str, Demand> {
+    pub(super) fn demands<'a>(&self, pod: &'a Pod, entry: Option<&PodUsage>) -> BTreeMap<&'a str, Demand> {
         let mut demands: BTreeMap<&str, Demand> = BTreeMap::new();
         for container in &pod.containers {
             let usage =
-                row.and_then(|row| row.containers.iter().find(|usage| *usage.name == *container.name));
+                entry.and_then(|entry| entry.containers.iter().find(|usage| *usage.name == *container.name));
             for need in self.of_container(pod, container) {
                 let demand = demands.entry(need.resource).or_default();
-                let now = demand.stays.saturating_add(need.amount);
-                demand.most = demand.most.max(now);
+                let now = demand.running.saturating_add(need.amount);
+                demand.peak = demand.peak.max(now);
                 if container.kind == ContainerKind::Init {
                     demand.init = demand.init.max(need.amount);
                     continue;
                 }
-                demand.stays = now;
-                let shown = usage.map_or(0, |usage| need.shown(usage).min(need.amount));
-                demand.shown = demand.shown.saturating_add(shown);
+                demand.running = now;
+                let listed = usage.map_or(0, |usage| need.listed(usage).min(need.amount));
+                demand.listed = demand.listed.saturating_add(listed);
             }
         }
         demands
@@ -103,19 +103,19 @@ impl Requirements {
         let managed = pod.guaranteed && !pod.pod_level;
         let (cpus, memory) = (self.cpus && managed, self.memory && managed);
         let mut needs = Vec::new();
-        let mut need = |what, resource, amount| needs.push(Need { what, resource, amount });
+        let mut need = |kind, resource, amount| needs.push(Need { kind, resource, amount });
         if cpus && container.cpu_milli > 0 && container.cpu_milli.is_multiple_of(1000) {
-            need(What::Cpus, "cpu", container.cpu_milli / 1000);
+            need(Kind::Cpus, "cpu", container.cpu_milli / 1000);
         }
         if memory && container.memory > 0 {
-            need(What::Memory, "memory", container.memory);
+            need(Kind::Memory, "memory", container.memory);
         }
-        for (name, amount) in container.wanted() {
+        for (name, amount) in container.requested() {
             if memory && is_huge_pages(name) {
-                need(What::Memory, name, amount);
+                need(Kind::Memory, name, amount);
             }
             if self.devices.contains(name) {
-                need(What::Devices, name, amount);
+                need(Kind::Devices, name, amount);
             }
         }
         needs
@@ -125,26 +125,26 @@ impl Requirements {
 /// Amounts of one resource that a pod is allocated: CPUs, bytes or devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
-    /// The most at one time.
-    pub(super) most: u64,
-    /// The most of any ordinary init container.
+    /// The maximum at one time.
+    pub(super) peak: u64,
+    /// The maximum of any ordinary init container.
     pub(super) init: u64,
     /// The sum over app containers and sidecars.
-    stays: u64,
-    /// How much of `stays` the List shows.
-    shown: u64,
+    running: u64,
+    /// How much of `running` the List shows.
+    listed: u64,
 }
 
 impl Demand {
     /// Returns the amount that the List does not show.
     pub(super) fn missing(&self) -> u64 {
-        self.most.saturating_sub(self.shown)
+        self.peak.saturating_sub(self.listed)
     }
 }
 
 /// A resource that a container is allocated exclusively.
 struct Need<'a> {
-    what: What,
+    kind: Kind,
     /// The resource name, as in the zones.
     resource: &'a str,
     /// CPUs, bytes or devices.
@@ -153,7 +153,7 @@ struct Need<'a> {
 
 /// Where the List reports the resource.
 #[derive(Clone, Copy)]
-enum What {
+enum Kind {
     Cpus,
     Memory,
     Devices,
@@ -161,17 +161,16 @@ enum What {
 
 impl Need<'_> {
     /// Returns how much of it the List shows.
-    fn shown(&self, usage: &ContainerUsage) -> u64 {
-        match self.what {
-            What::Cpus => usage.cpus.len(),
-            What::Memory => {
+    fn listed(&self, usage: &ContainerUsage) -> u64 {
+        match self.kind {
+            Kind::Cpus => usage.cpus.len(),
+            Kind::Memory => {
                 let blocks = usage.memory.iter().filter(|block| block.resource == self.resource);
                 blocks.map(|MemoryBlock { bytes, .. }| *bytes).fold(0, u64::saturating_add)
             }
-            // A DRA driver may provide the resource instead of a device plugin; what it allocates is in no
-            // zone.
-            What::Devices if !usage.claimed.is_empty() => self.amount,
-            What::Devices => {
+            // A DRA driver may provide the resource instead of a device plugin; its devices are in no zone.
+            Kind::Devices if !usage.claimed.is_empty() => self.amount,
+            Kind::Devices => {
                 let groups = usage.devices.iter().filter(|group| group.resource == self.resource);
                 groups.flat_map(|group| &group.ids).collect::<BTreeSet<&String>>().len() as u64
             }
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_accounted_when_the_list_shows_all_that_is_its_own() {
+    fn a_pod_is_accounted_when_the_list_shows_all_its_exclusive_resources() {
         let all = container(
             "main",
             ContainerKind::App,
@@ -235,7 +234,7 @@ mod tests {
             &[("example.com/nic", 2), ("example.com/unknown", 1), ("hugepages-2Mi", 4)],
         );
         let pod = pod(true, vec![all]);
-        assert!(requirements().concern(&pod));
+        assert!(requirements().apply_to(&pod));
         let met = |usage: &PodUsage| requirements().are_met(&pod, usage);
         let memory = [("memory", 64), ("hugepages-2Mi", 4)];
         assert!(met(&usage("main", "1-2", &memory, &["a", "b"])));
@@ -248,28 +247,28 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_of_the_list_that_it_never_shows() {
+    fn only_resources_that_the_list_shows_are_required() {
         use ContainerKind::{App, Init, Sidecar};
         let own = |kind| container("main", kind, 1000, 64, &[("hugepages-2Mi", 4)]);
         for (pod, what) in [
-            (pod(false, vec![own(App)]), "only Guaranteed pods have CPUs and memory of their own"),
-            (pod(true, vec![own(Init)]), "the others take over what an init container had"),
-            (Pod { pod_level: true, ..pod(true, vec![own(App)]) }, "managers leave it alone"),
-            (pod(true, vec![container("main", App, 0, 0, &[("example.com/unknown", 1)])]), "not a plugin's"),
+            (pod(false, vec![own(App)]), "only Guaranteed pods have exclusive CPUs and memory"),
+            (pod(true, vec![own(Init)]), "later containers reuse the resources of an init container"),
+            (Pod { pod_level: true, ..pod(true, vec![own(App)]) }, "the managers skip it"),
+            (pod(true, vec![container("main", App, 0, 0, &[("example.com/unknown", 1)])]), "no plugin"),
         ] {
-            assert!(!requirements().concern(&pod), "{what}");
+            assert!(!requirements().apply_to(&pod), "{what}");
             assert!(requirements().are_met(&pod, &PodUsage::default()), "{what}");
         }
         let fraction = pod(true, vec![container("main", App, 1500, 64, &[])]);
         assert!(requirements().are_met(&fraction, &usage("main", "", &[("memory", 64)], &[])));
         let none = Requirements::default();
-        assert!(none.are_met(&pod(true, vec![own(App)]), &PodUsage::default()), "no manager gives anything");
+        assert!(none.are_met(&pod(true, vec![own(App)]), &PodUsage::default()), "no manager allocates");
         let nic = pod(false, vec![container("main", Sidecar, 0, 0, &[("example.com/nic", 1)])]);
-        assert!(!none.concern(&nic) && requirements().concern(&nic));
+        assert!(!none.apply_to(&nic) && requirements().apply_to(&nic));
     }
 
     #[test]
-    fn a_device_behind_a_claim_is_no_plugins() {
+    fn a_device_of_a_claim_is_not_a_plugins() {
         let nic = pod(false, vec![container("main", ContainerKind::App, 0, 0, &[("example.com/nic", 1)])]);
         let mut listed = usage("main", "", &[], &[]);
         assert!(!requirements().are_met(&nic, &listed));
@@ -277,13 +276,13 @@ mod tests {
         assert!(requirements().are_met(&nic, &listed));
     }
 
-    fn missing(pod: &Pod, row: Option<&PodUsage>) -> String {
-        let missing = requirements().missing(pod, row);
+    fn missing(pod: &Pod, entry: Option<&PodUsage>) -> String {
+        let missing = requirements().missing(pod, entry);
         missing.iter().map(|(name, amount)| format!("{name} {amount}")).collect::<Vec<_>>().join(", ")
     }
 
     #[test]
-    fn what_the_list_does_not_show_yet_is_missing() {
+    fn unlisted_requests_are_missing() {
         use ContainerKind::App;
         let nic = [("example.com/nic", 2), ("example.com/unknown", 1)];
         let one = container("one", App, 2000, 64, &nic);
@@ -292,14 +291,14 @@ mod tests {
         assert_eq!(missing(&all, None), "cpu 5, example.com/nic 2, hugepages-2Mi 4, memory 100");
         let partly = usage("one", "1-2", &[("memory", 64)], &["a"]);
         assert_eq!(missing(&all, Some(&partly)), "cpu 3, example.com/nic 1, hugepages-2Mi 4, memory 36");
-        let mut shown = usage("two", "1-5", &[("memory", 36), ("hugepages-2Mi", 4)], &[]);
+        let mut listed = usage("two", "1-5", &[("memory", 36), ("hugepages-2Mi", 4)], &[]);
         assert_eq!(
-            missing(&all, Some(&shown)),
+            missing(&all, Some(&listed)),
             "cpu 2, example.com/nic 2, memory 64",
-            "what is not its own is not counted"
+            "what it did not request is not counted"
         );
-        shown.containers.extend(usage("one", "6-7", &[("memory", 64)], &["a", "b"]).containers);
-        assert_eq!(missing(&all, Some(&shown)), "");
+        listed.containers.extend(usage("one", "6-7", &[("memory", 64)], &["a", "b"]).containers);
+        assert_eq!(missing(&all, Some(&listed)), "");
         let burstable = Pod { guaranteed: false, ..all.clone() };
         assert_eq!(missing(&burstable, None), "example.com/nic 2");
         let running = Pod { phase: Phase::Running, ..all };
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_count_as_the_kubelet_needs_it() {
+    fn init_containers_run_one_after_another() {
         use ContainerKind::{App, Init, Sidecar};
         let of = |containers: &[(&str, ContainerKind, u64)]| {
             let one =
@@ -325,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_offered_is_required_and_devices_that_are_away() {
+    fn allocatable_and_remembered_resources_are_required() {
         let known = BTreeSet::from(["a.b/away".to_owned()]);
         let none = Requirements { devices: known.clone(), ..Requirements::default() };
         assert_eq!(Requirements::of(&Allocatable::default(), &known), none);
@@ -337,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_with_whole_cpus_have_them_alone() {
+    fn whole_cpus_are_exclusive() {
         let containers = vec![
             container("init", ContainerKind::Init, 3000, 1, &[]),
             container("main", ContainerKind::App, 2000, 1, &[]),

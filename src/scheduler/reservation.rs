@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::contract::lists;
+use super::lists;
 use crate::machine::IdSet;
 use crate::pod::PodName;
 use crate::topology::{Exclude, Zone};
 
-/// What one pod is allocated, or will be, and the List does not show.
+/// What one pod is, or will be, allocated without the List showing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// Namespace and name of the pod.
@@ -42,8 +42,7 @@ impl fmt::Display for Reservation {
 
 /// Returns the part of `reservations` to subtract from the zones: resources that the zones list, without pods
 /// excluded from the accounting.
-#[must_use]
-pub fn allowed(reservations: &[Reservation], exclude: &Exclude, zones: &[Zone]) -> Vec<Reservation> {
+pub(super) fn allowed(reservations: &[Reservation], exclude: &Exclude, zones: &[Zone]) -> Vec<Reservation> {
     let counted = reservations.iter().filter(|of| !exclude.pod(&of.pod.0, &of.pod.1));
     let listed = counted.map(|Reservation { pod, amounts, zones: of }| {
         let amounts = amounts.iter().filter(|(name, _)| lists(zones, name));
@@ -66,10 +65,10 @@ pub fn totals(reservations: &[Reservation]) -> BTreeMap<&str, u64> {
 
 /// Subtracts the reservations from what is available in their zones, down to zero. Capacity and allocatable
 /// stay.
-pub fn reserve(zones: &mut [Zone], reservations: &[Reservation]) {
+pub(super) fn subtract(zones: &mut [Zone], reservations: &[Reservation]) {
     for reservation in reservations {
-        let lack = |zone: &Zone| reservation.zones.as_ref().is_none_or(|of| of.contains(zone.id));
-        for zone in zones.iter_mut().filter(|zone| lack(zone)) {
+        let is_concerned = |zone: &Zone| reservation.zones.as_ref().is_none_or(|of| of.contains(zone.id));
+        for zone in zones.iter_mut().filter(|zone| is_concerned(zone)) {
             for (name, amount) in &reservation.amounts {
                 if let Some(amounts) = zone.resources.get_mut(name) {
                     amounts.available = amounts.available.saturating_sub(*amount);
@@ -85,8 +84,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::pattern::PodPattern;
     use crate::topology::Amounts;
+    use crate::util::glob::PodPattern;
 
     const NAMES: [&str; 3] = ["cpu", "memory", "example.com/nic"];
 
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn zones_lack_what_they_list_of_pods_that_count() {
+    fn reservations_are_limited_to_listed_resources_of_counted_pods() {
         let of = |pod: &str, amounts: &[(&str, u64)]| {
             let amounts = amounts.iter().map(|(name, amount)| ((*name).to_owned(), *amount));
             Reservation { pod: ("ns".into(), pod.into()), amounts: amounts.collect(), zones: None }
@@ -136,23 +135,24 @@ mod tests {
         let zones = [Zone::default(), Zone { resources, ..Zone::default() }];
         let mine = PodPattern { namespace: "ns".parse().unwrap(), name: "mine".parse().unwrap() };
         let exclude = Exclude { pods: vec![mine], ..Exclude::default() };
-        let told: Vec<String> = allowed(&all, &exclude, &zones).iter().map(ToString::to_string).collect();
-        assert_eq!(told, ["ns/a: cpu 2, memory 5 in every zone"]);
+        let allowed = allowed(&all, &exclude, &zones);
+        let allowed: Vec<String> = allowed.iter().map(ToString::to_string).collect();
+        assert_eq!(allowed, ["ns/a: cpu 2, memory 5 in every zone"]);
     }
 
     proptest! {
         #![proptest_config(crate::randomised::cases())]
 
         #[test]
-        fn only_what_is_available_shrinks_and_by_the_sum_at_most(
+        fn only_available_shrinks_and_at_most_by_the_sum(
             before in zones(),
             reservations in vec(reservation(), 0..5),
         ) {
             let mut after = before.clone();
-            reserve(&mut after, &reservations);
+            subtract(&mut after, &reservations);
             for (was, is) in before.iter().zip(&after) {
-                let concern = |of: &&Reservation| of.zones.as_ref().is_none_or(|zones| zones.contains(was.id));
-                let own: Vec<Reservation> = reservations.iter().filter(concern).cloned().collect();
+                let concerns = |of: &&Reservation| of.zones.as_ref().is_none_or(|ids| ids.contains(was.id));
+                let own: Vec<Reservation> = reservations.iter().filter(concerns).cloned().collect();
                 let totals = totals(&own);
                 for (name, was) in &was.resources {
                     let taken = totals.get(name.as_str()).copied().unwrap_or_default().min(was.available);
@@ -172,13 +172,13 @@ mod tests {
         ) {
             let after = |parts: &[&[Reservation]]| {
                 let mut zones = before.clone();
-                parts.iter().for_each(|part| reserve(&mut zones, part));
+                parts.iter().for_each(|part| subtract(&mut zones, part));
                 zones
             };
             let all = after(&[&reservations]);
-            let mut turned = reservations.clone();
-            turned.reverse();
-            prop_assert_eq!(&after(&[&turned]), &all);
+            let mut reversed = reservations.clone();
+            reversed.reverse();
+            prop_assert_eq!(&after(&[&reversed]), &all);
             let (one, other) = reservations.split_at(at.index(reservations.len() + 1));
             prop_assert_eq!(after(&[one, other]), all);
         }

@@ -16,10 +16,10 @@ pub fn pod_hash(namespace: &str, name: &str) -> u64 {
     XxHash64::oneshot(XxHash64::oneshot(0, namespace.as_bytes()), name.as_bytes())
 }
 
-/// Which pods a fingerprint covers.
+/// Which of the view's pods a fingerprint covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Method {
+pub enum FingerprintMethod {
     /// All pods.
     #[default]
     All,
@@ -27,7 +27,7 @@ pub enum Method {
     WithExclusiveResources,
 }
 
-impl Method {
+impl FingerprintMethod {
     /// Returns its name in the object.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -40,19 +40,24 @@ impl Method {
 
 /// The fingerprint that the object publishes, and how its pods were selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PodSet {
-    /// The fingerprint.
-    pub fingerprint: Fingerprint,
+pub struct PodFingerprint {
+    /// The fingerprint, or [`Fingerprint::WITHHELD`].
+    pub value: Fingerprint,
     /// How the pods were selected.
-    pub method: Method,
+    pub method: FingerprintMethod,
 }
 
-impl PodSet {
-    /// Whether the object is held (its fingerprint is withheld), so that the scheduler plugin's never matches
-    /// it.
+impl PodFingerprint {
+    /// Whether the fingerprint is withheld, so that the scheduler plugin's never matches it.
     #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.fingerprint == Fingerprint::HELD
+    pub fn is_withheld(&self) -> bool {
+        self.value == Fingerprint::WITHHELD
+    }
+
+    /// Returns the withheld fingerprint with the same method.
+    #[must_use]
+    pub const fn withheld(self) -> Self {
+        Self { value: Fingerprint::WITHHELD, ..self }
     }
 }
 
@@ -63,7 +68,7 @@ pub struct Fingerprint(u64);
 impl Fingerprint {
     /// A well-formed fingerprint of no real set of pods (except with probability 2^-64): it never matches the
     /// plugin's.
-    pub const HELD: Self = Self(0);
+    pub const WITHHELD: Self = Self(0);
 
     /// Returns the fingerprint of the pods with these hashes, in any order.
     #[must_use]
@@ -94,13 +99,14 @@ mod tests {
     }
 
     #[test]
-    fn methods_have_upstreams_names() {
-        let names = [Method::All, Method::WithExclusiveResources].map(Method::name);
+    fn methods_have_the_upstream_names() {
+        use FingerprintMethod::{All, WithExclusiveResources};
+        let names = [All, WithExclusiveResources].map(FingerprintMethod::name);
         assert_eq!(names, ["all", "with-exclusive-resources"]);
     }
 
     #[test]
-    fn single_pods_have_the_hashes_that_upstream_gives_them() {
+    fn pod_hashes_equal_the_upstream_ones() {
         assert_eq!(XxHash64::oneshot(0, b"ns1"), 0xd4f9_be77_dac1_e966);
         assert_eq!(XxHash64::oneshot(0, b"default"), 0xcb14_bd8a_5c56_1c96);
         for (pod, hash) in [
@@ -125,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_have_the_fingerprints_that_upstream_gives_them() {
+    fn fingerprints_equal_the_upstream_ones() {
         let coredns = "kube-system/coredns-5d78c9869d-abcde";
         let long = "default/very-long-pod-name-that-exceeds-thirty-two-bytes-0123456789";
         for (pods, expected) in [
@@ -148,9 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn the_value_of_a_held_object_is_well_formed() {
-        let held = Fingerprint::HELD.to_string();
-        assert_eq!((held.len(), &held[..8]), (24, PREFIX));
-        assert_ne!(held, fingerprint(&[]), "no pods are a set as well");
+    fn the_withheld_value_is_well_formed() {
+        let withheld = Fingerprint::WITHHELD.to_string();
+        assert_eq!((withheld.len(), &withheld[..8]), (24, PREFIX));
+        assert_ne!(withheld, fingerprint(&[]), "no pods are a set as well");
     }
 }

@@ -1,0 +1,240 @@
+//! Decides which fingerprint the object has, and when it is withheld.
+
+mod input;
+mod placement;
+mod pod_state;
+mod verdict;
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use super::exclusive::is_exclusive;
+use super::init_containers::has_init;
+use super::{
+    Fingerprint, FingerprintMethod, FingerprintView, Informer, PodFingerprint, Publishable, lists, pod_hash,
+    reservation,
+};
+use crate::kubelet::{ContainerUsage, PodUsage, Usage};
+use crate::pod::{Phase, Pod, PodName};
+use crate::topology::Zone;
+
+pub use input::{GateInput, GateSettings};
+pub use verdict::{Decision, Verdict};
+
+use pod_state::{Entry, PodState};
+
+/// A wait that new pods keep extending ends after this many times [`GateSettings::withhold_after`].
+const MAX_EXTENSION: u32 = 3;
+
+/// Keeps the published fingerprint in agreement with the plugin's.
+#[derive(Clone, Debug)]
+pub struct FingerprintGate {
+    settings: GateSettings,
+    /// By UID.
+    pods: BTreeMap<String, PodState>,
+    /// List entries by pod name, from when an entry showed everything of a pod until the pod is gone.
+    entries: BTreeMap<PodName, Entry>,
+    /// Whether any of `entries` belongs to a pod that is gone.
+    lists_gone_pods: bool,
+    /// Since when publishing has been deferred because pods are being admitted.
+    deferred_since: Option<Duration>,
+    /// What was available in the zones at the last evaluation; empty outside the scheduler's view.
+    available: Vec<u64>,
+    /// Whether this evaluation found more available than the one before.
+    has_releases: bool,
+}
+
+impl FingerprintGate {
+    /// Returns a gate that knows no pods yet.
+    #[must_use]
+    pub const fn new(settings: GateSettings) -> Self {
+        Self {
+            settings,
+            pods: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            lists_gone_pods: false,
+            deferred_since: None,
+            available: Vec::new(),
+            has_releases: false,
+        }
+    }
+
+    /// Returns the settings.
+    #[must_use]
+    pub const fn settings(&self) -> &GateSettings {
+        &self.settings
+    }
+
+    /// Decides what may be published for `input`. `pods` are the node's pods in the API server, `None` before
+    /// the first sync. Without them the fingerprint is withheld in the scheduler's view; in the other views
+    /// they determine which pods to wait for.
+    pub fn evaluate<'a>(
+        &mut self,
+        pods: Option<impl IntoIterator<Item = &'a Pod>>,
+        input: &GateInput<'_>,
+        now: Duration,
+    ) -> Verdict {
+        let mut verdict = Verdict::default();
+        let is_scheduler_view = self.settings.view == FingerprintView::Scheduler;
+        let pods: Option<Vec<&Pod>> = pods.map(|pods| pods.into_iter().collect());
+        if is_scheduler_view {
+            self.detect_releases(&input.topology.zones);
+        }
+        if let Some(pods) = &pods {
+            self.update_states(pods, input, now, &mut verdict);
+            self.remove_gone(pods, input.usage);
+            self.add_leftovers(pods, input, &mut verdict);
+        }
+        if is_scheduler_view {
+            verdict.decision =
+                if pods.is_some() { self.decide(&mut verdict, now) } else { Decision::Withhold };
+        }
+        let zones = &input.topology.zones;
+        let value = match (self.settings.view, verdict.decision) {
+            (FingerprintView::Scheduler, Decision::Withhold) => Some(Fingerprint::WITHHELD),
+            (FingerprintView::Scheduler, _) => {
+                Some(self.plugin_fingerprint(pods.as_deref().unwrap_or_default(), zones))
+            }
+            (FingerprintView::Kubelet, _) => Some(self.list_fingerprint(input.usage)),
+            (FingerprintView::None, _) => None,
+        };
+        verdict.fingerprint = value.map(|value| PodFingerprint { value, method: self.settings.method });
+        verdict.reservations = reservation::allowed(&verdict.reservations, input.exclude, zones);
+        verdict
+    }
+
+    /// Combines the last evaluation of `pods` and `input` with their topology.
+    pub fn publishable<'a>(
+        &self,
+        pods: Option<impl IntoIterator<Item = &'a Pod>>,
+        input: &GateInput<'_>,
+        verdict: &Verdict,
+    ) -> Publishable {
+        let placement = match verdict.decision {
+            Decision::Publish => self.placement(pods, input),
+            Decision::Wait | Decision::Withhold => None,
+        };
+        Publishable::new(input.topology, verdict.fingerprint, &verdict.reservations, placement)
+    }
+
+    /// Returns the pods that the fingerprint covers, as of the last evaluation.
+    pub fn covered_pods<'a>(
+        &self,
+        pods: Option<impl IntoIterator<Item = &'a Pod>>,
+        input: &GateInput<'_>,
+    ) -> Vec<PodName> {
+        match self.settings.view {
+            FingerprintView::Scheduler => {
+                let pods = pods.into_iter().flatten();
+                pods.filter(|pod| self.counts(pod, &input.topology.zones)).map(Pod::full_name).collect()
+            }
+            FingerprintView::Kubelet => self.listed(input.usage).map(PodUsage::full_name).collect(),
+            FingerprintView::None => Vec::new(),
+        }
+    }
+
+    /// Records whether any zone has more available than at the last evaluation.
+    fn detect_releases(&mut self, zones: &[Zone]) {
+        let amounts = zones.iter().flat_map(|zone| zone.resources.values());
+        let available: Vec<u64> = amounts.map(|amounts| amounts.available).collect();
+        let before = std::mem::replace(&mut self.available, available);
+        self.has_releases = before.len() != self.available.len()
+            || before.iter().zip(&self.available).any(|(before, now)| before < now);
+    }
+
+    /// Removes pods that are gone, and their List entries once the List no longer shows them.
+    fn remove_gone(&mut self, pods: &[&Pod], usage: &Usage) {
+        // Every pod in `pods` has a state by now, so any further state belongs to a pod that is gone.
+        if self.pods.len() == pods.len() && !self.lists_gone_pods {
+            return;
+        }
+        let present: HashSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+        self.pods.retain(|uid, _| present.contains(uid.as_str()));
+        let is_listed = |(namespace, name): &PodName| {
+            usage.pods.iter().any(|entry| entry.name == *name && entry.namespace == *namespace)
+        };
+        self.entries.retain(|name, entry| present.contains(entry.uid.as_str()) || is_listed(name));
+        self.lists_gone_pods = self.entries.values().any(|entry| !present.contains(entry.uid.as_str()));
+    }
+
+    /// Adds what ordinary init containers of accounted pods keep and the List does not show.
+    fn add_leftovers(&self, pods: &[&Pod], input: &GateInput<'_>, verdict: &mut Verdict) {
+        let unlisted = PodUsage::default();
+        let is_waiting = |pod: &Pod| matches!(self.pods.get(&pod.uid), Some(PodState::Waiting(_)));
+        for pod in pods.iter().filter(|pod| has_init(pod) && !pod.phase.is_terminal() && !is_waiting(pod)) {
+            let named = |entry: &&PodUsage| entry.name == pod.name && entry.namespace == pod.namespace;
+            let entries = input.usage.pods.iter().filter(named);
+            // If two entries share the name, the pod's is the one that shows what it requests.
+            let entry = entries.max_by_key(|entry| input.requirements.are_met(pod, entry));
+            // A pod whose init containers alone are allocated something is not waited for, so the List may be
+            // older than its admission.
+            let has_only_init =
+                entry.is_none() && !pod_state::is_terminating(pod) && !input.requirements.apply_to(pod);
+            let entry = entry.or(has_only_init.then_some(&unlisted));
+            let zones = &input.topology.zones;
+            let leftover = entry.map(|entry| input.node.leftover(input.requirements, zones, pod, entry));
+            verdict.reservations.extend(leftover.into_iter().flatten());
+        }
+    }
+
+    /// Withholds as soon as one pod has been waited for long enough.
+    fn decide(&mut self, verdict: &mut Verdict, now: Duration) -> Decision {
+        let waiting_since = self.pods.values().filter_map(PodState::waiting_since);
+        let Some(oldest) = waiting_since.min() else {
+            self.deferred_since = None;
+            return Decision::Publish;
+        };
+        let deferred_since = *self.deferred_since.get_or_insert(now);
+        let limit = if self.settings.reserve { Duration::ZERO } else { self.settings.withhold_after };
+        let until = (oldest + limit).min(deferred_since + limit * MAX_EXTENSION);
+        if now >= until {
+            return Decision::Withhold;
+        }
+        verdict.recheck_by(until);
+        Decision::Wait
+    }
+
+    /// Returns the fingerprint of the pods that the plugin counts.
+    fn plugin_fingerprint(&self, pods: &[&Pod], zones: &[Zone]) -> Fingerprint {
+        let counted = pods.iter().filter(|pod| self.counts(pod, zones));
+        Fingerprint::of(counted.map(|pod| pod_hash(&pod.namespace, &pod.name)))
+    }
+
+    /// Returns true if the plugin counts this pod, or is about to, as of the last evaluation.
+    fn counts(&self, pod: &Pod, zones: &[Zone]) -> bool {
+        let is_cached = match self.settings.informer {
+            _ if pod.phase == Phase::Pending => {
+                matches!(self.pods.get(&pod.uid), Some(PodState::Starting(_)))
+            }
+            Informer::Dedicated => true,
+            Informer::Shared => pod.phase == Phase::Running,
+        };
+        let GateSettings { method, release, .. } = self.settings;
+        let is_listed = |name: &str| lists(zones, name);
+        is_cached && (method == FingerprintMethod::All || is_exclusive(pod, &is_listed, release))
+    }
+
+    /// Returns the fingerprint of the pods in the List.
+    fn list_fingerprint(&self, usage: &Usage) -> Fingerprint {
+        Fingerprint::of(self.listed(usage).map(|pod| pod_hash(&pod.namespace, &pod.name)))
+    }
+
+    fn listed<'a>(&self, usage: &'a Usage) -> impl Iterator<Item = &'a PodUsage> + use<'a> {
+        let all = self.settings.method == FingerprintMethod::All;
+        usage.pods.iter().filter(move |pod| all || has_exclusive_allocations(pod))
+    }
+}
+
+/// Returns true if other publishers treat the pod as exclusive (peers.md 3): it has CPUs, or memory or
+/// devices with NUMA affinity.
+fn has_exclusive_allocations(pod: &PodUsage) -> bool {
+    let is_exclusive = |container: &ContainerUsage| {
+        !container.cpus.is_empty()
+            || container.memory.iter().any(|block| !block.nodes.is_empty())
+            || container.devices.iter().any(|group| !group.nodes.is_empty())
+    };
+    !pod.cpus.is_empty() || !pod.memory.is_empty() || pod.containers.iter().any(is_exclusive)
+}
+
+#[cfg(test)]
+mod tests;

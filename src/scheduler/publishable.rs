@@ -1,0 +1,119 @@
+//! The complete, immutable result for one node, from which the object is made.
+
+use super::reservation::subtract;
+use super::{Placement, PodFingerprint, Reservation};
+use crate::topology::{Topology, Zone};
+
+/// What the object of a node says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Publishable {
+    zones: Vec<Zone>,
+    attributes: Vec<(String, String)>,
+    fingerprint: Option<PodFingerprint>,
+    placement: Option<Placement>,
+}
+
+impl Publishable {
+    /// Combines a topology, minus `reservations`, with the fingerprint and the placement, if any.
+    #[must_use]
+    pub fn new(
+        topology: &Topology,
+        fingerprint: Option<PodFingerprint>,
+        reservations: &[Reservation],
+        placement: Option<Placement>,
+    ) -> Self {
+        let mut zones = topology.zones.clone();
+        subtract(&mut zones, reservations);
+        Self { zones, attributes: topology.attributes.clone(), fingerprint, placement }
+    }
+
+    /// Returns the zones, ascending by id.
+    #[must_use]
+    pub fn zones(&self) -> &[Zone] {
+        &self.zones
+    }
+
+    /// Returns names and values of the node's attributes, in a fixed order, without those of the fingerprint
+    /// and the placement.
+    #[must_use]
+    pub fn attributes(&self) -> &[(String, String)] {
+        &self.attributes
+    }
+
+    /// Returns the fingerprint, if one is published.
+    #[must_use]
+    pub const fn fingerprint(&self) -> Option<PodFingerprint> {
+        self.fingerprint
+    }
+
+    /// Returns the placement, if one is published.
+    #[must_use]
+    pub const fn placement(&self) -> Option<&Placement> {
+        self.placement.as_ref()
+    }
+
+    /// Returns true if the fingerprint is withheld.
+    #[must_use]
+    pub fn is_withheld(&self) -> bool {
+        self.fingerprint.is_some_and(|fingerprint| fingerprint.is_withheld())
+    }
+
+    /// Returns the same with its fingerprint, if any, withheld.
+    #[must_use]
+    pub fn withheld(&self) -> Self {
+        let fingerprint = self.fingerprint.map(PodFingerprint::withheld);
+        Self { fingerprint, ..self.clone() }
+    }
+
+    /// Returns true if the zones and attributes are equal: only fingerprint or placement may differ.
+    #[must_use]
+    pub fn differs_only_in_pods(&self, other: &Self) -> bool {
+        self.zones == other.zones && self.attributes == other.attributes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::{Fingerprint, FingerprintMethod};
+    use crate::topology::Amounts;
+
+    fn publishable(value: Fingerprint, available: u64, placement: Option<Placement>) -> Publishable {
+        let amounts = Amounts { capacity: 8, allocatable: 8, available };
+        let zone = Zone { resources: [("cpu".to_owned(), amounts)].into(), ..Zone::default() };
+        let topology = Topology { zones: vec![zone], ..Topology::default() };
+        let fingerprint = PodFingerprint { value, method: FingerprintMethod::All };
+        Publishable::new(&topology, Some(fingerprint), &[], placement)
+    }
+
+    #[test]
+    fn only_the_fingerprint_is_withheld() {
+        let published = publishable(Fingerprint::of([1]), 4, None);
+        let withheld = published.withheld();
+        assert!(withheld.is_withheld() && !published.is_withheld());
+        assert_eq!(withheld, publishable(Fingerprint::WITHHELD, 4, None));
+        let without = Publishable::new(&Topology::default(), None, &[], None);
+        assert_eq!(without.withheld(), without);
+    }
+
+    #[test]
+    fn reservations_are_subtracted_from_available() {
+        let published = publishable(Fingerprint::of([1]), 4, None);
+        let topology = Topology { zones: published.zones().to_vec(), ..Topology::default() };
+        let reservation =
+            Reservation { pod: ("ns".into(), "a".into()), amounts: [("cpu".into(), 3)].into(), zones: None };
+        let reserved = Publishable::new(&topology, published.fingerprint(), &[reservation], None);
+        assert_eq!(reserved, publishable(Fingerprint::of([1]), 1, None));
+    }
+
+    #[test]
+    fn zones_and_attributes_are_compared_without_fingerprint_and_placement() {
+        let placement = Placement { metadata: "m".into(), vectors: [(0, "v".into())].into() };
+        let published = publishable(Fingerprint::of([1]), 4, Some(placement));
+        assert!(published.differs_only_in_pods(&publishable(Fingerprint::of([2]), 4, None)));
+        assert!(!published.differs_only_in_pods(&publishable(Fingerprint::of([1]), 3, None)));
+        let attributes = vec![("a".to_owned(), "b".to_owned())];
+        let topology = Topology { zones: published.zones().to_vec(), attributes, ..Topology::default() };
+        assert!(!published.differs_only_in_pods(&Publishable::new(&topology, None, &[], None)));
+    }
+}
