@@ -201,7 +201,8 @@ impl FingerprintGate {
     }
 
     /// Returns true if the plugin counts this pod, or is about to, as of the last evaluation.
-    fn counts(&self, pod: &Pod, zones: &[Zone]) -> bool {
+    #[must_use]
+    pub fn counts(&self, pod: &Pod, zones: &[Zone]) -> bool {
         let is_cached = match self.settings.informer {
             _ if pod.phase == Phase::Pending => {
                 matches!(self.pods.get(&pod.uid), Some(PodState::Starting(_)))

@@ -11,7 +11,7 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams};
 use kube::core::GroupVersionKind;
 use numacast::cluster::Cluster as Client;
 use numacast::nrt::{NodeResourceTopology, NodeResourceTopologyFields};
-use numacast::topology::{Fingerprint, pod_hash};
+use numacast::scheduler::{Fingerprint, pod_hash};
 use serde_json::{Value, json};
 
 use crate::refusals::{agent, with_node};

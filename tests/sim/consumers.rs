@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use numacast::agent::Settings;
 use numacast::config::{Cache, Config, Consumer, PodSource};
-use numacast::util::glob::PodPattern;
+use numacast::scheduler::FingerprintMethod;
 use numacast::sim::api_server::{EVENTS, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, Fault, PodSpec};
 use numacast::telemetry::server::Exposition as _;
-use numacast::topology::{Exclude, Method};
+use numacast::topology::Exclude;
+use numacast::util::glob::PodPattern;
 use serde_json::{Value, json};
 
 use crate::agent::{World, quick, server};
@@ -182,13 +183,13 @@ async fn what_a_bound_pod_asks_for_is_taken_from_every_zone_until_the_list_shows
         frees(&world, [one - 2, other - 2]).await;
         assert_eq!(world.available(1, "memory"), memory - GIB);
         assert_eq!(metric(&world, "numacast_reserved_pods").as_deref(), Some("1"));
-        assert_eq!(metric(&world, r#"numacast_reserved{resource="cpu"}"#).as_deref(), Some("2"));
+        assert_eq!(metric(&world, r#"numacast_reserved_resources{resource="cpu"}"#).as_deref(), Some("2"));
         world.node.kubelet.start_pod(db("a").on([1])).await.unwrap();
         world.agrees().await;
         assert_eq!(free(&world), [one, other - 2]);
         assert_eq!(world.server.writes().changes, writes + 2, "{choice:?}: the binding, and the account");
         assert_eq!(metric(&world, "numacast_reserved_pods").as_deref(), Some("0"));
-        assert_eq!(metric(&world, r#"numacast_reserved{resource="cpu"}"#), None);
+        assert_eq!(metric(&world, r#"numacast_reserved_resources{resource="cpu"}"#), None);
         show(&world, &db("a"), "Running");
         assert!(world.node.kubelet.stop_pod("default", "a"));
         assert!(world.server.delete(&PODS, "default", "a"));
@@ -239,7 +240,7 @@ async fn a_reservation_goes_with_the_pod_and_with_its_refusal() {
 #[tokio::test]
 async fn nothing_is_reserved_for_a_pod_for_ever() {
     let world = world_with((Consumer::Kai, None), |settings| {
-        settings.terms.hold_limit = Duration::from_millis(700);
+        settings.gate.give_up_after = Duration::from_millis(700);
     })
     .await;
     let [one, other] = free(&world);
@@ -254,7 +255,7 @@ async fn nothing_is_reserved_for_a_pod_for_ever() {
         events.iter().any(|event| lost(event)).then_some(())
     };
     world.until(told).await;
-    assert_eq!(metric(&world, "numacast_pods_let_go_total").as_deref(), Some("1"));
+    assert_eq!(metric(&world, "numacast_pod_admission_timeouts_total").as_deref(), Some("1"));
     world.stop().await;
 }
 
@@ -320,10 +321,10 @@ enum Counted {
 async fn writes_in_a_life(choice: (Consumer, Option<Cache>), counted: Counted, pod: &PodSpec) -> u64 {
     let world = world_with(choice, |settings| {
         if let Counted::Exclusive = counted {
-            settings.terms.method = Method::WithExclusiveResources;
+            settings.gate.method = FingerprintMethod::WithExclusiveResources;
         }
         // On a busy machine this kubelet may take longer than a real one.
-        settings.terms.patience = Duration::from_secs(1);
+        settings.gate.withhold_after = Duration::from_secs(1);
     })
     .await;
     let before = world.server.writes().changes;

@@ -5,11 +5,11 @@
 use std::time::Duration;
 
 use numacast::agent::Settings;
-use numacast::util::glob::PodPattern;
-use numacast::scheduler::{Informer, View};
+use numacast::scheduler::{Fingerprint, FingerprintMethod, FingerprintView, Informer, pod_hash};
 use numacast::sim::api_server::{ApiServer, EVENTS, Fault, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, Fault as Limit, PodSpec, Role};
-use numacast::topology::{Exclude, Fingerprint, Method, pod_hash};
+use numacast::topology::Exclude;
+use numacast::util::glob::PodPattern;
 use serde_json::{Value, json};
 
 use crate::agent::{World, quick, server};
@@ -56,7 +56,7 @@ async fn says(world: &World, names: &str) {
 }
 
 async fn is_held(world: &World) {
-    let held = Fingerprint::HELD.to_string();
+    let held = Fingerprint::WITHHELD.to_string();
     world.until(|| (fingerprint(&world.server) == held).then_some(())).await;
 }
 
@@ -70,7 +70,7 @@ async fn a_pod_that_is_bound_holds_the_object_until_its_cpus_are_taken() {
     world.lists_reach(world.node.kubelet.calls().list + 2).await;
     assert_eq!(
         fingerprint(&world.server),
-        Fingerprint::HELD.to_string(),
+        Fingerprint::WITHHELD.to_string(),
         "it is named before it is admitted"
     );
     world.node.kubelet.admit_pod("uid-a").unwrap();
@@ -90,7 +90,7 @@ async fn a_pod_that_asks_for_nothing_of_its_own_never_holds() {
     show(&world, &PodSpec::new("modest"), "Running");
     says(&world, "modest").await;
     while let Ok(change) = changes.try_recv() {
-        assert!(!change.object.to_string().contains(&Fingerprint::HELD.to_string()), "{}", change.object);
+        assert!(!change.object.to_string().contains(&Fingerprint::WITHHELD.to_string()), "{}", change.object);
     }
     world.stop().await;
 }
@@ -157,7 +157,7 @@ async fn a_pod_that_is_deleted_before_it_was_admitted_holds_until_the_kubelet_is
     };
     deleted("Pending");
     world.lists_reach(world.node.kubelet.calls().list + 2).await;
-    assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
+    assert_eq!(fingerprint(&world.server), Fingerprint::WITHHELD.to_string());
     deleted("Failed");
     says(&world, "a").await;
     world.stop().await;
@@ -225,7 +225,7 @@ async fn a_pod_that_was_deleted_by_force_is_gone_and_so_is_its_name() {
     // Unless its removal is seen, the List's entry would be taken for the first pod's until the second one
     // runs.
     world.lists_reach(world.node.kubelet.calls().list + 2).await;
-    assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
+    assert_eq!(fingerprint(&world.server), Fingerprint::WITHHELD.to_string());
     world.node.kubelet.start_pod(again.clone()).await.unwrap();
     says(&world, "").await;
     show(&world, &again, "Running");
@@ -251,7 +251,7 @@ async fn a_static_pod_counts_when_its_copy_does() {
 
 #[tokio::test]
 async fn one_pod_does_not_hold_the_object_for_ever() {
-    let world = world(|settings| settings.terms.hold_limit = Duration::from_millis(700)).await;
+    let world = world(|settings| settings.gate.give_up_after = Duration::from_millis(700)).await;
     show(&world, &db("lost"), "Pending");
     is_held(&world).await;
     says(&world, "").await;
@@ -322,7 +322,7 @@ async fn an_agent_that_starts_again_says_at_once_what_holds() {
     is_held(&world).await;
     let mut agreed = 0;
     while let Ok(change) = changes.try_recv() {
-        let held = change.object.to_string().contains(&Fingerprint::HELD.to_string());
+        let held = change.object.to_string().contains(&Fingerprint::WITHHELD.to_string());
         agreed += usize::from(change.of == &TOPOLOGIES && !held);
     }
     assert_eq!(agreed, 0, "one pod is still not accounted");
@@ -338,7 +338,7 @@ async fn an_agent_that_stops_leaves_the_object_held() {
     says(&world, "a").await;
     let before = world.server.topology("worker").unwrap();
     let world = world.halt().await;
-    assert_eq!(fingerprint(&world.server), Fingerprint::HELD.to_string());
+    assert_eq!(fingerprint(&world.server), Fingerprint::WITHHELD.to_string());
     let after = world.server.topology("worker").unwrap();
     assert_eq!(before.spec.zones, after.spec.zones);
     let world = world.again(|_| {});
@@ -408,16 +408,17 @@ async fn other_informers_views_and_methods_have_other_sets() {
         show(world, &db("ended"), "Succeeded");
         show(world, &PodSpec::new("modest"), "Running");
     };
-    for (terms, names) in [
-        ((View::Scheduler, Method::All, Informer::Dedicated), Some("a ended modest")),
-        ((View::Scheduler, Method::All, Informer::Shared), Some("a modest")),
-        ((View::Scheduler, Method::WithExclusiveResources, Informer::Dedicated), Some("a ended")),
-        ((View::Kubelet, Method::All, Informer::Dedicated), Some("a listed")),
-        ((View::Kubelet, Method::WithExclusiveResources, Informer::Dedicated), Some("a")),
-        ((View::None, Method::All, Informer::Dedicated), None),
+    use FingerprintMethod::{All, WithExclusiveResources};
+    for (selection, names) in [
+        ((FingerprintView::Scheduler, All, Informer::Dedicated), Some("a ended modest")),
+        ((FingerprintView::Scheduler, All, Informer::Shared), Some("a modest")),
+        ((FingerprintView::Scheduler, WithExclusiveResources, Informer::Dedicated), Some("a ended")),
+        ((FingerprintView::Kubelet, All, Informer::Dedicated), Some("a listed")),
+        ((FingerprintView::Kubelet, WithExclusiveResources, Informer::Dedicated), Some("a")),
+        ((FingerprintView::None, All, Informer::Dedicated), None),
     ] {
         let world = world(|settings| {
-            (settings.terms.view, settings.terms.method, settings.terms.informer) = terms;
+            (settings.gate.view, settings.gate.method, settings.gate.informer) = selection;
         })
         .await;
         pods(&world);

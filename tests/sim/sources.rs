@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use numacast::agent::Settings;
 use numacast::pod_source::PodTeller;
-use numacast::scheduler::View;
+use numacast::scheduler::FingerprintView;
 use numacast::sim::api_server::{Fault, Rule};
 use numacast::sim::kubelet::{Options, PodSpec};
 use numacast::sim::pods_api::SimPodsApi;
@@ -17,7 +17,7 @@ use crate::support::SimNode;
 fn patient(settings: &mut Settings) {
     settings.poll = Duration::from_secs(3600);
     settings.settle = Duration::from_secs(3600);
-    settings.terms.view = View::Kubelet;
+    settings.gate.view = FingerprintView::Kubelet;
     settings.pods.order = vec![PodTeller::ApiServer, PodTeller::PodsApi];
 }
 

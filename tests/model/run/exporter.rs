@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use numacast::scheduler::{Informer, Terms, View};
+use numacast::scheduler::{FingerprintView, GateSettings, Informer};
 
 use super::chance::{MS, S, Time};
 use super::cluster::NodeId;
@@ -74,27 +74,28 @@ impl Who {
     }
 
     fn exporter(self, informer: plugin::Informer, node: NodeId) -> Box<dyn Exporter> {
-        let terms = |view, patience| Terms {
+        let settings = |view, patience| GateSettings {
             view,
             informer: match informer {
                 plugin::Informer::Dedicated => Informer::Dedicated,
                 plugin::Informer::Shared => Informer::Shared,
             },
-            patience: Duration::from_micros(patience),
-            ..Terms::default()
+            withhold_after: Duration::from_micros(patience),
+            ..GateSettings::default()
         };
-        let ours = |view, patience, join, flaw| Box::new(Ours::new(node, terms(view, patience), join, flaw));
+        let ours = |view, patience, join, flaw| Box::new(Ours::new(node, settings(view, patience), join, flaw));
         match self {
             Self::Nobody => Box::new(Nobody),
             Self::Nfd => Box::new(Nfd::new(node, 2)),
             Self::Rte => Box::new(Rte::new(node, S)),
-            Self::KubeletView => ours(View::Kubelet, PATIENCE, 0, Flaw::None),
-            Self::Ours { patience, join } => ours(View::Scheduler, patience, join, Flaw::None),
+            Self::KubeletView => ours(FingerprintView::Kubelet, PATIENCE, 0, Flaw::None),
+            Self::Ours { patience, join } => ours(FingerprintView::Scheduler, patience, join, Flaw::None),
             Self::Direct { reserves } => {
-                let terms = Terms { reserve: reserves, ..terms(View::None, PATIENCE) };
-                Box::new(Ours::new(node, terms, 0, Flaw::None))
+                let settings = settings(FingerprintView::None, PATIENCE);
+                let settings = GateSettings { reserve: reserves, ..settings };
+                Box::new(Ours::new(node, settings, 0, Flaw::None))
             }
-            Self::Broken(flaw) => ours(View::Scheduler, PATIENCE, 0, flaw),
+            Self::Broken(flaw) => ours(FingerprintView::Scheduler, PATIENCE, 0, flaw),
         }
     }
 }

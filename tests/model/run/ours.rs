@@ -1,12 +1,15 @@
-//! numacast's agent: its real contract, with an imitation of the loop around it.
+//! numacast's agent: its real fingerprint gate, with an imitation of the loop around it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use numacast::kubelet::{ContainerUsage, PodUsage, Usage};
+use numacast::machine::Machine;
 use numacast::pod;
-use numacast::scheduler::{Contract, Reading, Requirements, Stance, Terms, Verdict, View};
-use numacast::topology::{Amounts, Zone};
+use numacast::scheduler::{
+    Decision, FingerprintGate, FingerprintView, GateInput, GateSettings, NodeContext, Requirements, Verdict,
+};
+use numacast::topology::{Amounts, Exclude, Topology, Zone};
 
 use super::chance::{MS, NEVER, S, Time};
 use super::cluster::{NAMESPACE, NodeId, Object, Phase, Pod, PodId, Seen};
@@ -60,11 +63,11 @@ impl Flaw {
 /// numacast's agent.
 pub(crate) struct Ours {
     node: NodeId,
-    terms: Terms,
+    settings: GateSettings,
     /// How long a write that only makes the fingerprint agree waits for the next change.
     join: Time,
     flaw: Flaw,
-    contract: Contract,
+    gate: FingerprintGate,
     requirements: Requirements,
     /// The node's pods, from the watch.
     pods: Option<BTreeMap<PodId, pod::Pod>>,
@@ -75,7 +78,7 @@ pub(crate) struct Ours {
     /// Number of Lists so far.
     lists: u64,
     listed: Vec<Listed>,
-    zones: Vec<Zone>,
+    topology: Topology,
     read: bool,
     started: Time,
     answers: bool,
@@ -99,12 +102,12 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    pub(crate) fn new(node: NodeId, terms: Terms, join: Time, flaw: Flaw) -> Self {
+    pub(crate) fn new(node: NodeId, settings: GateSettings, join: Time, flaw: Flaw) -> Self {
         Self {
             node,
-            contract: Contract::new(terms.clone()),
+            gate: FingerprintGate::new(settings.clone()),
             requirements: Requirements { cpus: true, ..Requirements::default() },
-            terms,
+            settings,
             join,
             flaw,
             pods: None,
@@ -113,7 +116,7 @@ impl Ours {
             usage: Usage::default(),
             lists: 0,
             listed: Vec::new(),
-            zones: Vec::new(),
+            topology: Topology::default(),
             read: false,
             started: 0,
             answers: false,
@@ -134,7 +137,7 @@ impl Ours {
     }
 
     fn start(&mut self, world: &World) {
-        let new = Self::new(self.node, self.terms.clone(), self.join, self.flaw);
+        let new = Self::new(self.node, self.settings.clone(), self.join, self.flaw);
         *self = Self { timer: self.timer, started: world.now, ..new };
         // It first reads its own object. The kubelet's socket shows whether the kubelet started recently.
         let there = &world.nodes[self.node];
@@ -262,7 +265,7 @@ impl Ours {
         self.usage = Usage { pods: listed.iter().map(row).collect() };
         let used = listed.iter().fold(0, |used, pod| used | pod.cpus);
         let left = left_over(&world.nodes[self.node].kubelet.zones, used);
-        self.zones = left.iter().enumerate().map(|(id, free)| zone(id, *free)).collect();
+        self.topology.zones = left.iter().enumerate().map(|(id, free)| zone(id, *free)).collect();
         self.listed = listed;
         self.read = true;
     }
@@ -287,35 +290,37 @@ impl Ours {
             return self.hold_what_is_not_read(world);
         }
         let first_list = self.started + FIRST_LIST;
-        if self.terms.reserve && self.pods.is_none() && world.now < first_list {
+        if self.settings.reserve && self.pods.is_none() && world.now < first_list {
             self.ask_again = Some(first_list);
             return;
         }
         let now = Duration::from_micros(world.now);
-        let reading = Reading {
+        // The pods have no init containers, so the machine does not matter.
+        let (machine, exclude) = (Machine::default(), Exclude::default());
+        let input = GateInput {
             usage: &self.usage,
-            number: self.lists,
+            list_number: self.lists,
             requirements: &self.requirements,
-            zones: &self.zones,
-            answers: self.answers,
-            unlisted: None,
+            topology: &self.topology,
+            exclude: &exclude,
+            is_responding: self.answers,
+            node: NodeContext::of_machine(&machine),
         };
-        let pods = self.pods.as_ref().map(|pods| pods.values());
-        let verdict = self.contract.judge(pods, &reading, now);
-        self.ask_again = verdict.again.map(micros);
-        if verdict.stance == Stance::Wait && self.flaw == Flaw::None {
+        let pods = || self.pods.as_ref().map(|pods| pods.values());
+        let verdict = self.gate.evaluate(pods(), &input, now);
+        self.ask_again = verdict.recheck_at.map(micros);
+        if verdict.decision == Decision::Wait && self.flaw == Flaw::None {
             return;
         }
+        let published = self.gate.publishable(pods(), &input, &verdict);
         let accounts = self.listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect();
         let accounts = self.with_reserved(&verdict, accounts);
-        let mut zones = self.zones.clone();
-        numacast::scheduler::reserve(&mut zones, &verdict.reserved);
         let object = Object {
-            available: zones.iter().map(|zone| zone.resources["cpu"].available as u32).collect(),
+            available: published.zones().iter().map(|zone| zone.resources["cpu"].available as u32).collect(),
             policy: true,
             print: self.print(&verdict),
             accounts,
-            held: verdict.stance == Stance::Held && self.flaw == Flaw::None,
+            held: verdict.decision == Decision::Withhold && self.flaw == Flaw::None,
             ..Object::default()
         };
         if !self.may_wait(&object, world.now) {
@@ -326,7 +331,8 @@ impl Ours {
     /// Returns true if the object only makes the fingerprint agree and can wait for the next change.
     fn may_wait(&mut self, object: &Object, now: Time) -> bool {
         let joins = |newest: &&Object| *newest != object && newest.available == object.available;
-        if self.terms.view != View::Scheduler || object.held || self.newest().filter(joins).is_none() {
+        let is_scheduler_view = self.settings.view == FingerprintView::Scheduler;
+        if !is_scheduler_view || object.held || self.newest().filter(joins).is_none() {
             self.joins = None;
             return false;
         }
@@ -346,7 +352,7 @@ impl Ours {
 
     /// Adds the pods with reservations to those that are accounted for.
     fn with_reserved(&self, verdict: &Verdict, mut accounts: Vec<PodId>) -> Vec<PodId> {
-        let is_reserved = |pod: &pod::Pod| verdict.reserved.iter().any(|of| of.pod.1 == pod.name);
+        let is_reserved = |pod: &pod::Pod| verdict.reservations.iter().any(|of| of.pod.1 == pod.name);
         let pods = self.pods.iter().flatten().filter(|(_, pod)| is_reserved(pod));
         accounts.extend(pods.map(|(id, _)| *id));
         accounts.sort_unstable();
@@ -367,23 +373,24 @@ impl Ours {
 
     /// Holds the object without any other change.
     fn hold(&mut self, world: &mut World) {
-        if let (Some(last), View::Scheduler, Flaw::None) = (&self.last, self.terms.view, self.flaw) {
+        let view = self.settings.view;
+        if let (Some(last), FingerprintView::Scheduler, Flaw::None) = (&self.last, view, self.flaw) {
             let object = Object { print: Some(0), held: true, ..last.clone() };
             self.offer(world, object);
         }
     }
 
     fn print(&self, verdict: &Verdict) -> Option<u64> {
-        let print = verdict.pods?.fingerprint.to_string();
+        let print = verdict.fingerprint?.value.to_string();
         let value = u64::from_str_radix(&print["pfp0v001".len()..], 16).ok();
-        if self.flaw == Flaw::None || verdict.stance == Stance::Agreed {
+        if self.flaw == Flaw::None || verdict.decision == Decision::Publish {
             return value;
         }
         let waits = |pod: &pod::Pod| {
             self.flaw == Flaw::HoldsBySet && verdict.unaccounted.iter().any(|(_, name)| *name == pod.name)
         };
         let pods = self.pods.iter().flatten().map(|(_, pod)| pod);
-        let counted = pods.filter(|pod| self.contract.counts(pod, &self.zones) || waits(pod));
+        let counted = pods.filter(|pod| self.gate.counts(pod, &self.topology.zones) || waits(pod));
         Some(fingerprint::sum(counted.map(|pod| fingerprint::pod_hash(NAMESPACE, &pod.name))))
     }
 
@@ -489,7 +496,7 @@ fn told(id: PodId, pod: &Pod, seen: Seen) -> pod::Pod {
         },
         deleted: seen.deleted,
         guaranteed: pod.request.guaranteed,
-        said_guaranteed: pod.request.guaranteed,
+        qos_guaranteed: pod.request.guaranteed,
         containers: Box::new([container]),
         ..pod::Pod::default()
     }
