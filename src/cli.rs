@@ -6,6 +6,8 @@ mod controller;
 mod crd;
 #[cfg(feature = "sim")]
 mod demo;
+#[cfg(test)]
+mod metrics_document;
 mod pods;
 mod pods_api;
 mod proxy;

@@ -175,7 +175,7 @@ impl Metrics {
             ),
             withheld: registry.gauge(
                 "numacast_fingerprint_withheld",
-                "1 while the fingerprint of the newest object is withheld: the object has one that matches no pods",
+                "1 while the fingerprint of the newest object is withheld: its value matches no set of pods",
             ),
             unaccounted: registry.gauge(
                 "numacast_unaccounted_pods",
