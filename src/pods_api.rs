@@ -26,7 +26,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use tracing::{info, warn};
 
 use crate::cluster::Cluster;
-use crate::config::{Config, PodsApiSource};
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::pod::{PodEvent, Wanted};
 use crate::pod_source::{PodTeller, PodTellers, Telling};
@@ -55,7 +54,7 @@ const DESCRIPTORS: u64 = 4096;
 /// How long after the start full pods are still expected if only `/pods` was read. They may still come later.
 const EXPECTED: Duration = Duration::from_secs(60);
 
-/// The server's part of the configuration, paths resolved.
+/// The server's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The socket to serve on.
@@ -73,24 +72,6 @@ pub struct PodsApi {
     store: Store,
     service: Arc<Service>,
     metrics: Metrics,
-}
-
-impl Settings {
-    /// Returns the server's part of a configuration.
-    #[must_use]
-    pub fn from_config(config: &Config) -> Self {
-        use PodTeller::{ApiServer, Kubelet, PodsApi};
-        let config = config.clone().resolved();
-        let order = match config.pods_api.source {
-            // The kubelet's own Pods API comes first: it is the fastest, and has static pods instead of their
-            // mirrors.
-            PodsApiSource::Auto => vec![PodsApi, ApiServer, Kubelet],
-            PodsApiSource::PodsApi => vec![PodsApi],
-            PodsApiSource::ApiServer => vec![ApiServer],
-            PodsApiSource::Kubelet => vec![Kubelet],
-        };
-        Self { socket: config.pods_api.served().into(), order }
-    }
 }
 
 impl PodsApi {

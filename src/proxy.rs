@@ -6,9 +6,10 @@
 //! server.
 
 pub mod devices;
+pub mod health;
 pub mod merge;
+pub mod metrics;
 
-mod counted;
 mod knowledge;
 mod notices;
 mod service;
@@ -23,18 +24,18 @@ use prost::bytes::Bytes;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
-use crate::backoff::back_off;
 use crate::cluster::Cluster;
-use crate::config::Config;
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::kubelet::{Ask, Asker, Upstream};
 use crate::pod::Wanted;
-use crate::pod_source::{PodSource, PodTeller, PodTellers, Tally};
-use crate::telemetry::proxy::{Health, Metrics};
+use crate::pod_source::{PodSource, PodSourceMetrics, PodTellers};
+use crate::telemetry::registry::Registry;
+use crate::util::backoff::back_off;
 
-use counted::Counted;
+use health::Health;
 use knowledge::{Asking, Knowledge, Standing};
 use merge::{Merged, Plan, Rules, WireError};
+use metrics::Metrics;
 use notices::Notices;
 use service::Service;
 
@@ -47,7 +48,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Maximum delay between two retries.
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
-/// The proxy's part of the configuration, paths resolved.
+/// The proxy's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The node's name in the cluster.
@@ -87,34 +88,6 @@ pub struct Proxy {
 }
 
 impl Settings {
-    /// Takes the proxy's settings from the configuration.
-    #[must_use]
-    pub fn from_config(config: &Config, tellers: &[PodTeller]) -> Self {
-        let config = config.clone().resolved();
-        let paths = config.paths();
-        let annotations = &config.proxy.annotations;
-        let socket = config.proxy.served().into();
-        let rules = match annotations.are_wanted() {
-            true => Some(Rules::new(annotations, config.proxy.zones || config.proxy.allocatable)),
-            false => None,
-        };
-        Self {
-            node: config.node_name.clone(),
-            socket,
-            kubelet: paths.socket,
-            timeout: config.proxy.timeout.get(),
-            wait: config.proxy.wait.get(),
-            last_known: config.proxy.last_known.get(),
-            fail_closed: config.proxy.fail_closed,
-            allocatable: config.proxy.allocatable,
-            zones: config.proxy.zones,
-            reads_devices: annotations.koordinator,
-            asks_for_pods: tellers.contains(&PodTeller::ApiServer),
-            rules,
-            sys: paths.sys,
-        }
-    }
-
     /// Returns the annotations that a pod source has to keep.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
@@ -125,10 +98,15 @@ impl Settings {
 impl Proxy {
     /// Creates a proxy that takes the pods from `pods` and reads everything else from `cluster`.
     #[must_use]
-    pub fn new(settings: Settings, pods: PodSource, cluster: Option<Cluster>) -> Self {
-        let metrics = Metrics::new(Arc::new(Health::new(settings.rules.is_some())));
-        let counted = Arc::new(Counted::new(metrics.clone()));
-        let upstream = Upstream::start(settings.kubelet.clone(), settings.timeout, counted);
+    pub fn new(
+        settings: Settings,
+        pods: PodSource,
+        cluster: Option<Cluster>,
+        registry: &mut Registry,
+    ) -> Self {
+        let health = Arc::new(Health::new(settings.rules.is_some()));
+        let metrics = Metrics::register(registry, health);
+        let upstream = Upstream::start(settings.kubelet.clone(), settings.timeout, Arc::new(metrics.clone()));
         let node = devices::follow(&settings, cluster.clone(), &metrics);
         let asking = cluster.filter(|_| settings.asks_for_pods).map(|cluster| Asking {
             cluster,
@@ -145,10 +123,16 @@ impl Proxy {
 
     /// Creates a proxy that follows the pod sources in `tellers` itself, with the annotations that it needs.
     #[must_use]
-    pub fn asking(settings: Settings, tellers: PodTellers, cluster: Cluster, tally: Arc<dyn Tally>) -> Self {
+    pub fn asking(
+        settings: Settings,
+        tellers: PodTellers,
+        cluster: Cluster,
+        registry: &mut Registry,
+    ) -> Self {
         let tellers = PodTellers { wanted: settings.wanted(), ..tellers };
-        let pods = PodSource::follow(tellers, settings.node.clone(), cluster.clone(), tally);
-        Self::new(settings, pods, Some(cluster))
+        let metrics = PodSourceMetrics::register(registry, metrics::COMPONENT);
+        let pods = PodSource::follow(tellers, settings.node.clone(), cluster.clone(), metrics);
+        Self::new(settings, pods, Some(cluster), registry)
     }
 
     /// Returns the connection to the kubelet, for other callers.
@@ -157,10 +141,10 @@ impl Proxy {
         self.upstream.clone()
     }
 
-    /// Returns the metrics.
+    /// Returns the proxy's health, to be served.
     #[must_use]
-    pub fn metrics(&self) -> Metrics {
-        self.metrics.clone()
+    pub fn health(&self) -> Arc<Health> {
+        Arc::clone(self.metrics.health())
     }
 
     /// Waits until the pods and the node's devices are known, at most as long as a response may wait.
@@ -207,10 +191,10 @@ impl Proxy {
             metrics: self.metrics.clone(),
             notices: Notices::default(),
         });
-        let counted = Arc::new(Counted::new(self.metrics.clone()));
         // The wait for the call to the kubelet, and the call itself.
         let limits = Limits { answer: 2 * self.settings.timeout, ..Limits::default() };
-        let server = Server::start(self.settings.socket.clone(), limits, Arc::new(service), counted)?;
+        let (socket, observer) = (self.settings.socket.clone(), Arc::new(self.metrics.clone()));
+        let server = Server::start(socket, limits, Arc::new(service), observer)?;
         info!("podresources proxy at {}", self.settings.socket.path.display());
         Ok(server)
     }
@@ -246,7 +230,7 @@ impl Proxy {
 
     fn beat(&self, served: bool) {
         let told = self.knowledge.as_ref().is_some_and(|knowledge| knowledge.has_told());
-        self.metrics.health().beat(served, told);
+        self.metrics.health().checked(served, told);
         if let Some(knowledge) = &self.knowledge {
             self.metrics.passing_through(knowledge.standing() != Standing::Good);
         }

@@ -1,12 +1,11 @@
-//! Configuration of exclusions. Entries that could never have an effect are rejected.
+//! Keys of exclusions. Entries that could never have an effect are errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::names::{is_device, is_dns_name};
-use super::schema;
+use crate::names::{is_device, is_dns_name};
 use crate::quantity::{Quantity, hugepages_name};
 use crate::util::glob::PodPattern;
 
@@ -17,15 +16,43 @@ pub const EVERY_NODE: &str = "*";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Exclude {
-    /// Node name, or `*` for every node, to resources that no zone lists.
+    /// Resources that no zone lists, by node name, or `"*"` for every node. Both lists of a node apply.
+    ///
+    /// For example `{"*": [hugepages-1Gi], worker-1: [example.com/nic]}`, as NFD's `excludeList` and RTE's
+    /// `resourceExclude`. A layer that sets the key replaces the whole map. The fingerprint does not change.
+    ///
+    /// Under the policy `single-numa-node`, the scheduler plugin rejects the node for pods that request `cpu`, `memory` or
+    /// huge pages that no zone lists. It does not check unlisted devices, and a kubelet with the policy `restricted` or
+    /// `single-numa-node` rejects pods that it cannot align (`TopologyAffinityError`).
     #[serde(deserialize_with = "resources")]
     pub resources: BTreeMap<String, BTreeSet<String>>,
-    /// Pods whose resources look free.
-    #[schemars(with = "Vec<schema::PodPattern>")]
+    /// Pods whose resources count as free: entries of `namespace` and `name`, both patterns. A pod must match both; one
+    /// that is omitted matches every name.
+    ///
+    /// For example `[{namespace: "infra-*"}, {namespace: default, name: "debug-[0-9]"}]`. Patterns are those of RTE's
+    /// `podExclude`: `*` is any number of characters, `?` one character, `[a-z]` one of these, `[^a-z]` one that is not
+    /// among them, and a backslash escapes the next character. A layer that sets the key replaces the whole list.
+    ///
+    /// The zones then have more available than the kubelet. A kubelet with the policy `restricted` or `single-numa-node`
+    /// rejects pods that are scheduled onto it (`TopologyAffinityError`). The fingerprint still includes these pods, since
+    /// the scheduler plugin counts them; RTE's omits them, so it never matches while one of them runs.
+    #[schemars(with = "Vec<RawPattern>")]
     pub pods: Vec<PodPattern>,
-    /// The resources of all pods outside this namespace look free.
+    /// Count only pods of this namespace, as if `exclude.pods` named all others. Default: every pod counts
+    ///
+    /// It is the watch-namespace of NFD and RTE, and shows what one namespace uses. Do not set it where a scheduler reads
+    /// the object. `*` means every namespace.
     #[serde(deserialize_with = "namespace")]
     pub outside_namespace: Option<String>,
+}
+
+/// The form of [`PodPattern`] in a file.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[allow(dead_code, reason = "for its schema")]
+struct RawPattern {
+    namespace: Option<String>,
+    name: Option<String>,
 }
 
 impl Exclude {
@@ -106,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_can_have_no_effect_are_refused() {
+    fn names_that_can_have_no_effect_are_errors() {
         for name in [
             "",
             "CPU",
@@ -140,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn every_namespace_has_the_spellings_that_people_know() {
+    fn every_namespace_is_written_as_in_nfd_and_rte() {
         for text in ["outsideNamespace: '*'", "outsideNamespace: ''", "outsideNamespace:", "pods: []"] {
             assert_eq!(read(text).unwrap(), Exclude::default(), "{text}");
         }

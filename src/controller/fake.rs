@@ -11,10 +11,13 @@ use serde_json::Value;
 
 use super::notices::Notices;
 use super::settings::Settings;
+use super::{Plan, Rules};
 use super::work::Work;
 use crate::cluster::Cluster;
-use crate::config::Config;
-use crate::telemetry::controller::{Bounds, Health, Metrics};
+use crate::controller::health::{Health, Limits};
+use crate::controller::metrics::Metrics;
+use crate::nrt::Form;
+use crate::telemetry::registry::Registry;
 
 /// Returns a cluster served by `answer`, which gets the method and the path with query, and returns status
 /// code and body.
@@ -37,8 +40,8 @@ where
 }
 
 pub(super) fn metrics() -> Arc<Metrics> {
-    let bounds = Bounds { lease: true, garbage: Duration::from_secs(600), fleet: Duration::from_secs(60) };
-    Arc::new(Metrics::new(Arc::new(Health::new(bounds))))
+    let limits = Limits { lease: true, garbage: Duration::from_secs(600), fleet: Duration::from_secs(60) };
+    Arc::new(Metrics::register(&mut Registry::default(), Arc::new(Health::new(limits))))
 }
 
 /// The parts of a controller without a DaemonSet.
@@ -51,9 +54,24 @@ pub(super) struct Parts {
 
 impl Parts {
     pub(super) fn new(cluster: Cluster) -> Self {
-        let mut config = Config::default();
-        (config.controller.daemon_set, config.controller.lease) = (String::new(), String::new());
-        let settings = Settings::from_config(&config, None).unwrap();
+        let settings = Settings {
+            identity: "numacast_0".to_owned(),
+            namespace: String::new(),
+            daemon_set: None,
+            lease: None,
+            dry_run: false,
+            garbage: Rules {
+                interval: Duration::from_secs(600),
+                grace: Duration::from_secs(60),
+                max_percent: 20,
+            },
+            silent_after: Duration::from_secs(300),
+            fleet_interval: Duration::from_secs(60),
+            nudge: Some(Plan::default()),
+            scheduler: None,
+            form: Form::default(),
+            events: true,
+        };
         let metrics = metrics();
         let notices = Notices::new(cluster.clone(), "test".to_owned(), true, Arc::clone(&metrics));
         Self { settings, cluster, metrics, notices }

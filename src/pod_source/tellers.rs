@@ -12,12 +12,11 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
-use crate::backoff::{back_off, jittered};
 use crate::cluster::Cluster;
-use crate::config::{self, Config};
 use crate::kubelet;
-use crate::pod::texts::{TEXTS, shorten};
 use crate::pod::{Pod, PodEvent, Wanted};
+use crate::pod::texts::{TEXTS, shorten};
+use crate::util::backoff::{back_off, jittered};
 
 use super::{KubeletPort, Relay};
 
@@ -34,7 +33,7 @@ const RETRY_LIMIT: Duration = Duration::from_secs(60);
 const BETTER: Duration = Duration::from_secs(300);
 
 const NO_CREDENTIALS: &str =
-    "nobody said how to reach the API server: set `publish.kubeconfig` (--kubeconfig)";
+    "nobody said how to reach the API server: set --kubeconfig";
 
 /// A source of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,32 +98,6 @@ impl PodTellers {
     #[must_use]
     pub fn tell(self, node: String, cluster: Option<Cluster>) -> Telling {
         Telling::new(self, node, cluster)
-    }
-
-    /// Returns the sources of a configuration. Annotations are not kept.
-    #[must_use]
-    pub fn from_config(config: &Config, port: KubeletPort) -> Self {
-        Self {
-            order: order(&config.clone().resolved()),
-            socket: config.paths().pods_socket,
-            timeout: config.kubelet.timeout.get(),
-            interval: config.pods.interval.get(),
-            port,
-            wanted: Wanted::default(),
-            relay: None,
-        }
-    }
-}
-
-fn order(config: &Config) -> Vec<PodTeller> {
-    use PodTeller::{ApiServer, Kubelet, PodsApi};
-    match config.pods.source.unwrap_or_default() {
-        config::PodSource::Auto if config.needs_api_server_for_pods() => vec![ApiServer],
-        config::PodSource::Auto => vec![ApiServer, PodsApi, Kubelet],
-        config::PodSource::ApiServer => vec![ApiServer],
-        config::PodSource::PodsApi => vec![PodsApi],
-        config::PodSource::Kubelet => vec![Kubelet],
-        config::PodSource::None => Vec::new(),
     }
 }
 
@@ -401,15 +374,6 @@ mod tests {
     use crate::pod::texts::tests::annotated;
     use crate::sim::api_server::{ApiServer, PODS};
     use crate::sim::pods_api::SimPodsApi;
-
-    #[test]
-    fn a_configuration_that_is_not_resolved_leads_to_the_same() {
-        let config = Config { consumer: config::Consumer::Kai, ..Config::default() };
-        let of = |config: &Config| PodTellers::from_config(config, KubeletPort::from_config(config));
-        let (tellers, resolved) = (of(&config), of(&config.clone().resolved()));
-        assert_eq!(tellers.socket, std::path::Path::new("/var/lib/kubelet/pods-api/pods-api.sock"));
-        assert_eq!((tellers.socket, tellers.order), (resolved.socket, resolved.order));
-    }
 
     /// Waits for a complete list, and returns its source and pods. Errors are collected in `trouble`.
     async fn listed(telling: &mut Telling, trouble: &mut Vec<String>) -> (PodTeller, Vec<String>) {
