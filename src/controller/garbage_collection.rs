@@ -148,7 +148,7 @@ impl fmt::Display for Doubt {
             Self::TooMany { orphans, deleted, objects, max_percent } => write!(
                 f,
                 "{orphans} of {objects} objects have no Node{}, more than the {max_percent} % of \
-                 `controller.garbage.most`; if these Nodes are really gone, set it to 100 for once",
+                 `controller.garbage.maxPercent`; if these Nodes are really gone, set it to 100 until their objects are deleted",
                 match deleted {
                     0 => String::new(),
                     deleted => format!(" and {deleted} were deleted lately"),

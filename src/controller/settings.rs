@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::garbage_collection::Rules;
+use super::nudge::NudgePlan;
 use super::scheduler_pods::SchedulerPods;
-use super::{Plan, Rules};
 use crate::nrt::Form;
 
 /// The controller's settings.
@@ -17,16 +18,16 @@ pub struct Settings {
     pub daemon_set: Option<String>,
     /// The Lease for leader election; without it, every replica leads.
     pub lease: Option<String>,
-    /// Delete nothing.
+    /// Delete and nudge nothing.
     pub dry_run: bool,
     /// When objects may be deleted.
     pub garbage: Rules,
     /// How long an agent may be silent before it is reported.
     pub silent_after: Duration,
-    /// Interval of the sums over all objects.
+    /// Interval of the totals over all objects.
     pub fleet_interval: Duration,
     /// When to nudge while pods are pending because of the scheduler plugin; never if `None`.
-    pub nudge: Option<Plan>,
+    pub nudge: Option<NudgePlan>,
     /// The scheduler's pods. If set, objects created after they started are reported.
     pub scheduler: Option<SchedulerPods>,
     /// The API version in which objects are read.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use numacast::controller::Plan;
+use numacast::controller::NudgePlan;
 
 use crate::run::chance::{MS, S, Span, Time, seconds};
 use crate::run::controller::Nudges;
@@ -446,7 +446,7 @@ fn nudges(bench: &Bench) -> (String, Vec<String>) {
     let each = |ms: u64| (Nudges::Each(ms * MS, 12 * S), false);
     let plan = |first: u64, last: u64| {
         let (first, last) = (Duration::from_millis(first), Duration::from_millis(last));
-        (Nudges::Plan(Plan { first, last, ..Plan::default() }), false)
+        (Nudges::Plan(NudgePlan { first, last, ..NudgePlan::default() }), false)
     };
     let rows = [
         ("none", (Nudges::None, false)),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use numacast::controller::{Nudger, Plan};
+use numacast::controller::{NudgePlan, Nudger};
 
 use super::chance::{S, Time};
 use super::cluster::PodId;
@@ -14,7 +14,7 @@ pub(crate) enum Nudges {
     /// Never.
     None,
     /// As numacast does with this plan.
-    Plan(Plan),
+    Plan(NudgePlan),
     /// At this interval while pods wait, for this time after a change of an object. For comparison.
     Each(Time, Time),
 }
@@ -22,7 +22,7 @@ pub(crate) enum Nudges {
 impl Nudges {
     /// The default.
     pub(crate) fn usual() -> Self {
-        Self::Plan(Plan::default())
+        Self::Plan(NudgePlan::default())
     }
 
     pub(crate) fn name(self) -> String {
@@ -52,7 +52,7 @@ pub(crate) struct Controller {
 
 impl Controller {
     pub(crate) fn new(nudges: Nudges) -> Self {
-        let plan = if let Nudges::Plan(plan) = nudges { plan } else { Plan::default() };
+        let plan = if let Nudges::Plan(plan) = nudges { plan } else { NudgePlan::default() };
         let nudger = Nudger::new(plan);
         let waiting = BTreeSet::new();
         Self { nudges, nudger, each: None, waiting, writing: false, timer: 0, wakes: None }
@@ -71,13 +71,13 @@ impl Controller {
 
     pub(super) fn waits(&mut self, pod: PodId, now: Time) {
         if self.waiting.insert(pod) {
-            self.nudger.waiting(self.waiting.len(), Duration::from_micros(now));
+            self.nudger.set_pending(self.waiting.len(), Duration::from_micros(now));
         }
     }
 
     pub(super) fn waits_no_more(&mut self, pod: PodId, now: Time) {
         if self.waiting.remove(&pod) {
-            self.nudger.waiting(self.waiting.len(), Duration::from_micros(now));
+            self.nudger.set_pending(self.waiting.len(), Duration::from_micros(now));
         }
     }
 

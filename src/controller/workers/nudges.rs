@@ -7,27 +7,27 @@ use futures::StreamExt;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::Work;
-use crate::backoff::back_off;
+use super::Workers;
 use crate::cluster::{ChangedObject, ClusterError, Tellings, Told, UnscheduledPod};
-use crate::controller::said::Said;
-use crate::controller::{Nudger, Plan};
+use crate::controller::nudge::{NudgePlan, Nudger};
+use crate::util::backoff::back_off;
+use crate::util::log_once::LogOnce;
 
 /// Initial backoff after a failed nudge.
 const RETRY: Duration = Duration::from_secs(1);
 /// Maximum backoff.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 /// Minimum interval between two starts of the watch of objects, in case pods are pending only briefly.
-const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
+const WATCH_SPACING: Duration = Duration::from_secs(1);
 
 /// The state of pending pods and of objects during a term.
 struct Nudging<'a> {
-    work: &'a Work<'a>,
+    workers: &'a Workers<'a>,
     nudger: Nudger,
     /// The origin of the nudger's time.
     started: Instant,
     /// Pods that are pending because of the plugin.
-    waiting: BTreeSet<Box<str>>,
+    pending: BTreeSet<Box<str>>,
     /// The watch of objects, while pods are pending.
     changes: Option<Tellings<ChangedObject>>,
     /// When the watch of objects was last started.
@@ -40,12 +40,12 @@ struct Nudging<'a> {
     nudged: String,
     failures: u32,
     not_before: Instant,
-    pods_said: Said,
-    objects_said: Said,
-    nudges_said: Said,
+    pods_log: LogOnce,
+    objects_log: LogOnce,
+    nudges_log: LogOnce,
 }
 
-impl Work<'_> {
+impl Workers<'_> {
     /// Nudges as planned, if there is a plan.
     pub(super) async fn nudge(&self) {
         if let Some(plan) = self.settings.nudge {
@@ -55,13 +55,13 @@ impl Work<'_> {
 }
 
 impl<'a> Nudging<'a> {
-    fn new(work: &'a Work<'a>, plan: Plan) -> Self {
+    fn new(workers: &'a Workers<'a>, plan: NudgePlan) -> Self {
         let now = Instant::now();
         Self {
-            work,
+            workers,
             nudger: Nudger::new(plan),
             started: now,
-            waiting: BTreeSet::new(),
+            pending: BTreeSet::new(),
             changes: None,
             watched: None,
             listed: false,
@@ -69,20 +69,20 @@ impl<'a> Nudging<'a> {
             nudged: String::new(),
             failures: 0,
             not_before: now,
-            pods_said: Said::default(),
-            objects_said: Said::default(),
-            nudges_said: Said::default(),
+            pods_log: LogOnce::default(),
+            objects_log: LogOnce::default(),
+            nudges_log: LogOnce::default(),
         }
     }
 
     async fn run(&mut self) {
-        let mut pods = self.work.cluster.unscheduled_pods();
+        let mut pods = self.workers.cluster.unscheduled_pods();
         loop {
-            self.watch_while_pods_wait();
+            self.watch_objects_while_pending();
             let due = self.due();
             tokio::select! {
-                Some(told) = pods.next() => self.hear_of_pods(told),
-                Some(told) = next(&mut self.changes) => self.hear_of_objects(told),
+                Some(event) = pods.next() => self.apply_pods(event),
+                Some(event) = next(&mut self.changes) => self.apply_objects(event),
                 () = sleep_until(due.unwrap_or(self.started)), if due.is_some() => self.nudge().await,
             }
         }
@@ -95,50 +95,49 @@ impl<'a> Nudging<'a> {
     }
 
     /// The watch reports every change of every object, so it runs only while needed.
-    fn watch_while_pods_wait(&mut self) {
-        if self.waiting.is_empty() {
+    fn watch_objects_while_pending(&mut self) {
+        if self.pending.is_empty() {
             self.changes = None;
         } else if self.changes.is_none() {
             let now = Instant::now();
-            let not_before = self.watched.map_or(now, |last| now.max(last + BETWEEN_WATCHES));
-            self.changes = Some(self.work.cluster.changed_topologies(not_before));
+            let not_before = self.watched.map_or(now, |last| now.max(last + WATCH_SPACING));
+            self.changes = Some(self.workers.cluster.changed_topologies(not_before));
             (self.watched, self.listed) = (Some(not_before), false);
         }
     }
 
-    fn hear_of_pods(&mut self, told: Result<Told<UnscheduledPod>, ClusterError>) {
-        match told {
+    fn apply_pods(&mut self, event: Result<Told<UnscheduledPod>, ClusterError>) {
+        match event {
             Ok(Told::Listed(pods)) => {
-                self.pods_said.well("pods without a node can be watched again");
+                self.pods_log.recovered("pods without a node can be watched again");
                 let listed: BTreeSet<_> = pods.into_iter().map(|pod| pod.name).collect();
                 // Drop pods that are gone first, so that new ones count even if their number is the same.
-                self.waiting.retain(|name| listed.contains(name));
-                self.count();
-                self.waiting = listed;
+                self.pending.retain(|name| listed.contains(name));
+                self.update_count();
+                self.pending = listed;
             }
-            Ok(Told::Is(pod)) if pod.rejected => drop(self.waiting.insert(pod.name)),
-            Ok(Told::Is(pod) | Told::Gone(pod)) => drop(self.waiting.remove(&pod.name)),
+            Ok(Told::Is(pod)) if pod.rejected => drop(self.pending.insert(pod.name)),
+            Ok(Told::Is(pod) | Told::Gone(pod)) => drop(self.pending.remove(&pod.name)),
             Err(error) => {
-                self.work.metrics.call_failed(&error);
-                return self.pods_said.trouble(&format!(
-                    "which pods wait because of the scheduler plugin is not known, and no object is nudged for new ones: \
-                     {error}"
-                ));
+                self.workers.metrics.request_failed(&error);
+                let message = "rejected pods are unknown, and there are no nudges for new ones";
+                return self.pods_log.warn(&format!("{message}: {error}"));
             }
         }
-        self.count();
+        self.update_count();
     }
 
-    fn count(&mut self) {
-        let pods = self.waiting.len();
-        self.nudger.waiting(pods, self.started.elapsed());
-        self.work.metrics.figures(|figures| figures.rejected_pods = u64::try_from(pods).ok());
+    /// Updates the nudger and the metrics.
+    fn update_count(&mut self) {
+        let pods = self.pending.len();
+        self.nudger.set_pending(pods, self.started.elapsed());
+        self.workers.metrics.rejected_pods(pods);
     }
 
-    fn hear_of_objects(&mut self, told: Result<Told<ChangedObject>, ClusterError>) {
-        match told {
+    fn apply_objects(&mut self, event: Result<Told<ChangedObject>, ClusterError>) {
+        match event {
             Ok(Told::Listed(first)) => {
-                self.objects_said.well("the objects can be watched again");
+                self.objects_log.recovered("the objects can be watched again");
                 self.object = first.into_iter().next().map(|object| object.name);
                 // Changes since the last list may have been missed.
                 if self.listed {
@@ -151,40 +150,39 @@ impl<'a> Nudging<'a> {
                 self.object.get_or_insert(object.name);
                 self.nudger.changed(self.started.elapsed());
             }
-            Ok(Told::Gone(object)) if self.object.as_ref() == Some(&object.name) => self.choose_another(),
+            Ok(Told::Gone(object)) if self.object.as_ref() == Some(&object.name) => {
+                self.choose_another_object();
+            }
             Ok(Told::Gone(_)) => {}
             Err(error) => {
-                self.work.metrics.call_failed(&error);
-                self.objects_said
-                    .trouble(&format!("changes of objects are not seen while pods wait: {error}"));
+                self.workers.metrics.request_failed(&error);
+                self.objects_log.warn(&format!("the objects cannot be watched for nudges: {error}"));
             }
         }
     }
 
     /// Restarts the watch, whose initial list returns an object.
-    fn choose_another(&mut self) {
+    fn choose_another_object(&mut self) {
         (self.object, self.changes) = (None, None);
     }
 
     async fn nudge(&mut self) {
         let Some(name) = self.object.clone() else { return };
-        match self.work.cluster.nudge(&name, &now()).await {
+        match self.workers.cluster.nudge(&name, &now()).await {
             Ok(version) => {
-                debug!("nudged {name}: {} pods wait because of the scheduler plugin", self.waiting.len());
-                self.nudges_said.well("objects can be nudged again");
-                self.work.metrics.nudged();
+                debug!("nudged {name}: {} pods are pending because of the plugin", self.pending.len());
+                self.nudges_log.recovered("objects can be nudged again");
+                self.workers.metrics.nudged();
                 (self.nudged, self.failures) = (version, 0);
                 self.nudger.nudged(self.started.elapsed());
             }
             Err(error) => {
-                self.work.metrics.nudge_failed(&error);
+                self.workers.metrics.nudge_failed(&error);
                 if error.is_not_found() {
-                    self.choose_another();
+                    self.choose_another_object();
                 } else {
-                    self.work.metrics.call_failed(&error);
-                    self.nudges_said.trouble(&format!(
-                        "pods that the scheduler plugin rejected may wait longer: {error}"
-                    ));
+                    self.workers.metrics.request_failed(&error);
+                    self.nudges_log.warn(&format!("rejected pods may be pending for longer: {error}"));
                 }
                 self.retry();
             }
@@ -198,9 +196,9 @@ impl<'a> Nudging<'a> {
 }
 
 /// Returns the next event; waits forever without a watch.
-async fn next<T>(of: &mut Option<Tellings<T>>) -> Option<Result<Told<T>, ClusterError>> {
-    match of {
-        Some(tellings) => tellings.next().await,
+async fn next<T>(watch: &mut Option<Tellings<T>>) -> Option<Result<Told<T>, ClusterError>> {
+    match watch {
+        Some(events) => events.next().await,
         None => std::future::pending().await,
     }
 }
@@ -231,16 +229,16 @@ mod tests {
         patch: impl Fn(&str) -> u16 + Send + Sync + 'static,
     ) -> (Parts, Patches) {
         let (start, patches) = (Instant::now(), Patches::default());
-        let told = Arc::clone(&patches);
-        let answer = move |call: &str| -> (u16, Value) {
-            let version = told.lock().unwrap().iter().filter(|(.., code)| *code == 200).count() + 1;
+        let recorded = Arc::clone(&patches);
+        let respond = move |call: &str| -> (u16, Value) {
+            let version = recorded.lock().unwrap().iter().filter(|(.., code)| *code == 200).count() + 1;
             let pods = call.contains("/pods");
             let metadata =
                 json!({"name": "db", "namespace": "default", "resourceVersion": version.to_string()});
             if let Some((_, path)) = call.split_once("PATCH ") {
                 let name = path.rsplit('/').next().unwrap().split('?').next().unwrap().to_owned();
                 let code = patch(&name);
-                told.lock().unwrap().push((start.elapsed().as_millis(), name, code));
+                recorded.lock().unwrap().push((start.elapsed().as_millis(), name, code));
                 let metadata = json!({"name": "a", "resourceVersion": (version + 1).to_string()});
                 return (code, if code == 200 { json!({"metadata": metadata}) } else { status(code) });
             }
@@ -258,7 +256,7 @@ mod tests {
             };
             (200, json!({"metadata": {"resourceVersion": version.to_string()}, "items": [item]}))
         };
-        let parts = Parts::new(fake::cluster(move |call| std::future::ready(answer(&call))));
+        let parts = Parts::new(fake::cluster(move |call| std::future::ready(respond(&call))));
         (parts, patches)
     }
 
@@ -267,8 +265,8 @@ mod tests {
         json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": reason, "code": code})
     }
 
-    async fn nudge_for(parts: &Parts, time: Duration) {
-        let _ = timeout(time, parts.work().nudge()).await;
+    async fn nudge_during(parts: &Parts, time: Duration) {
+        let _ = timeout(time, parts.workers().nudge()).await;
     }
 
     fn times(patches: &Patches) -> Vec<u128> {
@@ -277,25 +275,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nudges_follow_the_plan_and_do_not_count_as_changes() {
+    async fn nudges_follow_the_plan_and_are_no_changes() {
         let (parts, patches) = cluster(|_| "a", |_| 200);
-        nudge_for(&parts, Duration::from_secs(80)).await;
+        nudge_during(&parts, Duration::from_secs(80)).await;
         assert_eq!(times(&patches), [1040, 2600, 5200, 10_400, 70_400]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nudges_that_fail_are_tried_again_less_and_less_often() {
+    async fn failed_nudges_are_retried_with_a_backoff() {
         let (parts, patches) = cluster(|_| "a", |_| 500);
-        nudge_for(&parts, Duration::from_secs(600)).await;
+        nudge_during(&parts, Duration::from_secs(600)).await;
         let count = patches.lock().unwrap().len();
         assert!((10..20).contains(&count), "{count} in ten minutes");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn another_object_is_nudged_when_one_is_gone() {
+    async fn if_an_object_is_gone_another_one_is_nudged() {
         let first = |passed: Duration| if passed < Duration::from_secs(1) { "a" } else { "b" };
         let (parts, patches) = cluster(first, |name| if name == "a" { 404 } else { 200 });
-        nudge_for(&parts, Duration::from_secs(8)).await;
+        nudge_during(&parts, Duration::from_secs(8)).await;
         let names: Vec<String> = patches.lock().unwrap().iter().map(|(_, name, _)| name.clone()).collect();
         assert_eq!(names[..2], ["a", "b"], "{names:?}");
         assert_eq!(names.iter().filter(|name| *name == "a").count(), 1);

@@ -6,16 +6,16 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::bucket::Bucket;
-use crate::cluster::{Cluster, Regarding, Report};
-use crate::telemetry::controller::Metrics;
+use super::metrics::Metrics;
+use crate::cluster::{Cluster, NewEvent, Regarding};
+use crate::util::token_bucket::TokenBucket;
 
 /// The reporting controller, a qualified name.
 const REPORTER: &str = "numacast/controller";
 /// Burst of Events about all Nodes together.
-const BURST: f64 = 20.0;
-/// Burst of Events about garbage.
-const FEW: f64 = 4.0;
+const NODE_BURST: f64 = 20.0;
+/// Burst of Events about garbage collection.
+const GARBAGE_BURST: f64 = 4.0;
 /// Events per second after the burst: one a minute.
 const RATE: f64 = 1.0 / 60.0;
 
@@ -47,26 +47,25 @@ impl Reason {
     /// Returns what the Event is about, when it is posted, and what to do; `docs/events.md` is generated from
     /// these.
     #[must_use]
-    pub const fn words(self) -> (&'static str, &'static str, &'static str) {
+    pub const fn documentation(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::AgentSilent => (
                 "the Node",
-                "A Ready Node that the DaemonSet covers has had no Ready agent for `controller.silent.after`; its object \
-                 gets old, and the scheduler goes by it",
+                "A Ready Node that the DaemonSet covers has had no Ready agent for five minutes; its object gets outdated, \
+                 and the scheduler still uses it",
                 "Look at the agent's pod on that Node, and at its log",
             ),
             Self::ObjectMissing => (
                 "the Node",
-                "A Ready Node with a Ready agent has had no NodeResourceTopology for `controller.silent.after`; the \
-                 scheduler plugin aligns nothing there",
-                "Look whether something deletes the object, and whether `nodeName` (NODE_NAME) of the agent is the Node's \
-                 name",
+                "A Ready Node with a Ready agent has had no NodeResourceTopology for five minutes; the scheduler plugin \
+                 aligns nothing there",
+                "Find what deletes the object, and check that the agent's node name (NODE_NAME) is the Node's name",
             ),
             Self::GarbageHeldBack => (
                 "the CustomResourceDefinition",
                 "So many objects have no Node that the list of Nodes may be wrong; nothing is deleted",
-                "Compare `kubectl get nodes` with what there should be. If these Nodes are really gone, set \
-                 `controller.garbage.most: 100` for once",
+                "Compare `kubectl get nodes` with what is expected. If these Nodes are really gone, set \
+                 `controller.garbage.maxPercent: 100` until their objects are deleted",
             ),
         }
     }
@@ -74,21 +73,22 @@ impl Reason {
 
 /// Posts Events, rate-limited.
 #[derive(Debug)]
-pub(super) struct Notices {
+pub(super) struct EventRecorder {
     cluster: Cluster,
     instance: String,
     metrics: Arc<Metrics>,
-    on: bool,
+    is_enabled: bool,
     /// Limits Events about Nodes.
-    nodes: Mutex<Bucket>,
-    /// Limits Events about garbage, separately, so that many silent Nodes do not suppress them.
-    garbage: Mutex<Bucket>,
+    nodes: Mutex<TokenBucket>,
+    /// Limits Events about garbage collection, separately, so that many silent agents do not suppress them.
+    garbage: Mutex<TokenBucket>,
 }
 
-impl Notices {
-    pub(super) fn new(cluster: Cluster, instance: String, on: bool, metrics: Arc<Metrics>) -> Self {
-        let bucket = |burst| Mutex::new(Bucket::new(RATE, burst, Instant::now()));
-        Self { cluster, instance, metrics, on, nodes: bucket(BURST), garbage: bucket(FEW) }
+impl EventRecorder {
+    pub(super) fn new(cluster: Cluster, instance: String, is_enabled: bool, metrics: Arc<Metrics>) -> Self {
+        let bucket = |burst| Mutex::new(TokenBucket::new(RATE, burst, Instant::now()));
+        let (nodes, garbage) = (bucket(NODE_BURST), bucket(GARBAGE_BURST));
+        Self { cluster, instance, metrics, is_enabled, nodes, garbage }
     }
 
     async fn may_post(&self, reason: Reason) -> bool {
@@ -101,13 +101,13 @@ impl Notices {
 
     /// Posts an Event. Returns false if it must be retried later because of the rate limit.
     pub(super) async fn post(&self, reason: Reason, regarding: Regarding<'_>, note: &str) -> bool {
-        if !self.on {
+        if !self.is_enabled {
             return true;
         }
         if !self.may_post(reason).await {
             return false;
         }
-        let report = Report {
+        let event = NewEvent {
             regarding,
             reporter: REPORTER,
             instance: &self.instance,
@@ -116,11 +116,11 @@ impl Notices {
             reason: reason.name(),
             note,
         };
-        match self.cluster.post_event(report).await {
+        match self.cluster.create_event(event).await {
             Ok(()) => self.metrics.event_posted(reason.name()),
             Err(error) => {
-                self.metrics.call_failed(&error);
-                debug!("no event {}: {error}", reason.name());
+                self.metrics.request_failed(&error);
+                debug!("cannot post the Event {}: {error}", reason.name());
             }
         }
         true
@@ -138,8 +138,8 @@ mod tests {
     fn the_document_lists_every_reason() {
         let mut table = "| reason | type | about | when | what to do |\n|---|---|---|---|---|\n".to_owned();
         for reason in Reason::ALL {
-            let (about, when, what) = reason.words();
-            writeln!(table, "| `{}` | Warning | {about} | {when} | {what} |", reason.name()).unwrap();
+            let (about, when, remedy) = reason.documentation();
+            writeln!(table, "| `{}` | Warning | {about} | {when} | {remedy} |", reason.name()).unwrap();
         }
         generated::section("docs/events.md", "events of the controller", &table);
     }

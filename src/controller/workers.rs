@@ -1,0 +1,135 @@
+//! The leader's workers: they watch the Nodes and the agents' pods, make passes over all objects, and nudge
+//! while pods are pending.
+//!
+//! kube-runtime's `Controller` does not fit: it reconciles single objects, while most decisions here compare
+//! all Nodes with all objects.
+
+mod agents;
+mod fleet;
+mod garbage_collection;
+mod nodes;
+mod nudges;
+mod silent_agents;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, watch};
+
+use super::coverage::Coverage;
+use super::events::EventRecorder;
+use super::followed::Followed;
+use super::garbage_collection::GarbageCollector;
+use super::metrics::Metrics;
+use super::node_problems::NodeProblems;
+use super::settings::Settings;
+use crate::cluster::Cluster;
+
+/// The cached state of a Node, some 150 bytes.
+#[derive(Clone, Debug)]
+struct CachedNode {
+    uid: Box<str>,
+    covered: bool,
+    ready: bool,
+}
+
+/// The cached state of an agent's pod.
+#[derive(Clone, Debug)]
+struct CachedAgent {
+    node: Box<str>,
+    ready: bool,
+}
+
+/// The state of the agents' DaemonSet.
+#[derive(Clone, Debug, Default, PartialEq)]
+enum DaemonSet {
+    /// Not read yet.
+    #[default]
+    Unknown,
+    /// There is none, or none is configured.
+    Missing,
+    /// The Nodes it covers, and the labels of its pods.
+    Present { coverage: Coverage, labels: String },
+}
+
+/// The state that the workers share.
+#[derive(Debug)]
+struct State {
+    nodes: Followed<CachedNode>,
+    agents: Followed<CachedAgent>,
+    garbage: GarbageCollector,
+    /// Nodes without a Ready agent.
+    silent: NodeProblems,
+    /// Nodes with a Ready agent but no object.
+    missing: NodeProblems,
+}
+
+impl State {
+    /// Creates an empty state, except for the recent deletions in `garbage`.
+    fn new(settings: &Settings, garbage: GarbageCollector) -> Self {
+        Self {
+            nodes: Followed::default(),
+            agents: Followed::default(),
+            garbage,
+            silent: NodeProblems::new(settings.silent_after),
+            missing: NodeProblems::new(settings.silent_after),
+        }
+    }
+}
+
+/// The leader's workers, in one term after another.
+pub(super) struct Workers<'a> {
+    settings: &'a Settings,
+    cluster: &'a Cluster,
+    metrics: &'a Metrics,
+    events: &'a EventRecorder,
+    state: Mutex<State>,
+    daemon_set: watch::Sender<DaemonSet>,
+    /// Notified when the Nodes were listed or some were deleted.
+    nodes_changed: Notify,
+}
+
+impl<'a> Workers<'a> {
+    pub(super) fn new(
+        settings: &'a Settings,
+        cluster: &'a Cluster,
+        metrics: &'a Metrics,
+        events: &'a EventRecorder,
+    ) -> Self {
+        let state = State::new(settings, GarbageCollector::new(settings.garbage));
+        Self {
+            settings,
+            cluster,
+            metrics,
+            events,
+            state: Mutex::new(state),
+            daemon_set: watch::Sender::new(DaemonSet::default()),
+            nodes_changed: Notify::new(),
+        }
+    }
+
+    /// Runs a term, forever. State from the previous term is dropped.
+    pub(super) async fn run(&self) {
+        self.begin_term();
+        tokio::join!(
+            self.poll_daemon_set(),
+            self.watch_agents(),
+            self.watch_nodes(),
+            self.collect_garbage(),
+            self.report_silent_agents(),
+            self.sum_up_fleet(),
+            self.nudge(),
+        );
+    }
+
+    fn begin_term(&self) {
+        let mut state = self.state();
+        let garbage = state.garbage.next_term();
+        *state = State::new(self.settings, garbage);
+        self.daemon_set.send_replace(DaemonSet::Unknown);
+    }
+
+    /// Locks the state. Never held across an await.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,124 @@
+//! Watches the Nodes.
+
+use std::time::Duration;
+
+use futures::{StreamExt, pin_mut};
+use tokio::time::{Instant, sleep};
+
+use super::{CachedNode, DaemonSet, Workers};
+use crate::cluster::{Seen, SlimNode};
+use crate::controller::coverage::Coverage;
+use crate::controller::followed::Change;
+use crate::util::backoff::jittered;
+use crate::util::log_once::LogOnce;
+
+/// How often all Nodes are relisted: a watch does not report a deletion that it missed, for example because
+/// etcd was restored.
+const RELIST: Duration = Duration::from_secs(3600);
+
+impl Workers<'_> {
+    /// Watches all Nodes. Starts anew when the DaemonSet's coverage changes, and periodically.
+    pub(super) async fn watch_nodes(&self) {
+        let mut daemon_set = self.daemon_set.subscribe();
+        loop {
+            let current = daemon_set.wait_for(|current| *current != DaemonSet::Unknown).await;
+            let Ok(current) = current.map(|current| current.clone()) else { return };
+            let coverage = coverage(&current);
+            let coverage_changed = daemon_set.wait_for(|now| self::coverage(now) != coverage);
+            tokio::select! {
+                () = self.watch_nodes_with(coverage) => {}
+                _ = coverage_changed => {}
+                () = sleep(jittered(RELIST)) => {}
+            }
+        }
+    }
+
+    async fn watch_nodes_with(&self, coverage: Option<&Coverage>) {
+        let events = self.cluster.nodes();
+        pin_mut!(events);
+        let mut log = LogOnce::default();
+        while let Some(event) = events.next().await {
+            let now = Instant::now();
+            match event {
+                Ok(seen) => {
+                    if seen.is_proof() {
+                        log.recovered("the Nodes can be watched again");
+                    }
+                    self.apply_event(seen, coverage, now);
+                }
+                Err(error) => {
+                    self.metrics.watch_failed();
+                    log.warn(&error);
+                    self.state().nodes.failed(now);
+                }
+            }
+        }
+    }
+
+    fn apply_event(&self, seen: Seen<SlimNode>, coverage: Option<&Coverage>, now: Instant) {
+        let is_complete = matches!(seen, Seen::Complete);
+        let reduced = seen.map(|node| {
+            let covered = coverage.is_some_and(|coverage| coverage.covers(&node));
+            (node.name.into(), CachedNode { uid: node.uid.into(), covered, ready: node.ready })
+        });
+        let mut state = self.state();
+        let state = &mut *state;
+        let change = state.nodes.take(reduced);
+        if is_complete {
+            state.garbage.nodes_listed(|name| state.nodes.knows(name));
+        }
+        match change {
+            Change::None => {}
+            Change::Came(name) => state.garbage.node_exists(&name),
+            Change::Gone(names) => {
+                let is_changed = is_complete || !names.is_empty();
+                names.into_iter().for_each(|name| state.garbage.node_deleted(name, now));
+                if is_changed {
+                    self.nodes_changed.notify_waiters();
+                }
+            }
+        }
+    }
+}
+
+fn coverage(daemon_set: &DaemonSet) -> Option<&Coverage> {
+    match daemon_set {
+        DaemonSet::Present { coverage, .. } => Some(coverage),
+        DaemonSet::Missing | DaemonSet::Unknown => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use serde_json::json;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::controller::fake::{self, Parts};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_missed_deletion_is_noticed_within_the_hour() {
+        let first = AtomicBool::new(true);
+        let parts = Parts::new(fake::cluster(move |call| {
+            let watch = call.contains("watch=");
+            let nodes =
+                if first.fetch_and(watch, Ordering::Relaxed) { vec!["a", "deleted"] } else { vec!["a"] };
+            let items: Vec<_> = nodes.iter().map(|name| json!({"metadata": {"name": name}})).collect();
+            async move {
+                if watch {
+                    std::future::pending::<()>().await;
+                }
+                (200, json!({"metadata": {"resourceVersion": "1"}, "items": items}))
+            }
+        }));
+        let workers = parts.workers();
+        workers.daemon_set.send_replace(DaemonSet::Missing);
+        let mut watch = Box::pin(workers.watch_nodes());
+        let _ = timeout(RELIST / 2, &mut watch).await;
+        assert!(workers.state().nodes.knows("deleted"));
+        let _ = timeout(RELIST, &mut watch).await;
+        assert!(workers.state().nodes.knows("a") && !workers.state().nodes.knows("deleted"));
+    }
+}
