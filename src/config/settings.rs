@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Config, Consumer, Nudge, Paths, PodSource, PodsApiSource};
 use crate::agent::{self, ConfigSources};
 use crate::cluster::{Cluster, ClusterError};
-use crate::controller::{self, NoNamespace, Plan};
+use crate::controller::{self, NoNamespace, NudgePlan};
 use crate::kubelet::{ConfigFiles, Mounts};
 use crate::machine::HostRoots;
 use crate::nrt::Form;
@@ -220,8 +220,8 @@ impl Config {
             fleet_interval: grace,
             nudge: match controller.nudge {
                 _ if controller.dry_run => None,
-                Nudge::Auto => Some(Plan::default()),
-                Nudge::Every(period) => Some(Plan::of_period(period.get())),
+                Nudge::Auto => Some(NudgePlan::default()),
+                Nudge::Every(period) => Some(NudgePlan::of_period(period.get())),
                 Nudge::Off => None,
             },
             scheduler: controller.scheduler.clone(),
@@ -250,8 +250,8 @@ mod tests {
             })
             .nudge
         };
-        assert_eq!(plan("auto", false), Some(Plan::default()));
-        assert_eq!(plan("5s", false), Some(Plan::of_period(Duration::from_secs(5))));
+        assert_eq!(plan("auto", false), Some(NudgePlan::default()));
+        assert_eq!(plan("5s", false), Some(NudgePlan::of_period(Duration::from_secs(5))));
         assert_eq!(plan("off", false), None);
         assert_eq!(plan("auto", true), None);
     }
